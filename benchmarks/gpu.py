@@ -28,9 +28,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lflops
 from lflops import Profile, Schedule, units
-from lflops.analyze.trace.summary import TraceSummary, summarise
-from lflops.report.lines.trace_summary import verdict
-from lflops.traces.read_trace import read_trace
+from lflops.trace_analysis.read_trace import read_trace
+from lflops.trace_analysis.sentences import verdict
+from lflops.trace_analysis.summary import TraceSummary, summarise
 
 TOTAL = 600
 """Seconds for all parts together."""

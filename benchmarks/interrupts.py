@@ -6,6 +6,8 @@ Slices: `--every 40 --from 0`, `--every 40 --from 1` and so on try other lines e
 """
 
 import argparse
+import contextlib
+import importlib
 import logging
 import os
 import shutil
@@ -28,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import lflops
 from lflops.traces import annotate_in_background
-from tests.support.interrupts import Outcome, interrupt_each, lines_in_a_child, look
+from tests.support.interrupts import NOT_REACHED, Outcome, interrupt_each, lines_in_a_child, look
 from tests.support.process_state import Facts
 
 SCHEDULE = lflops.Schedule(wait=2, warmup=1, active=1, repeat=1)
@@ -193,6 +195,8 @@ def main() -> int:
     asked.add_argument("--within", default="", help="only lines of files whose name has this, as session/")
     given = asked.parse_args()
     warnings.simplefilter("ignore")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pytorch_lightning")  # the monitor loads it, and it registers a filter of warnings
     for name in ("lightning", "lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lflops"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
@@ -210,17 +214,18 @@ def main() -> int:
             cold = [each for each in cold if each not in done]
         done |= {*warm, *cold}
         outcomes: list[Outcome] = []
-        for places, fresh in ((warm, False), (cold, True)):
-            for outcome in interrupt_each(train, places[given.first :: given.every], fresh=fresh, look_at=look_at_all):
+        for places in (warm, cold):
+            chosen = places[given.first :: given.every]
+            for outcome in interrupt_each(train, chosen, cold=places is cold, once=once, look_at=look_at_all):
                 outcomes.append(outcome)
                 if time.monotonic() - begun > 60 * given.minutes:
                     break
                 if outcome.left or outcome.came_out not in EXPECTED[name]:
                     print(f"  {outcome}", file=sys.stderr, flush=True)
-        others = [each for each in outcomes if each.came_out not in EXPECTED[name] | {"(not reached)"}]
+        others = [each for each in outcomes if each.came_out not in EXPECTED[name] | {NOT_REACHED}]
         left = [each for each in outcomes if each.left]
         counts = Counter(each.came_out for each in outcomes)
-        reached = len(outcomes) - counts["(not reached)"]
+        reached = len(outcomes) - counts[NOT_REACHED]
         print(
             f"| {name} | {len(warm) + len(cold)} | {reached} | {len(others)} | {len(left)} | {(time.monotonic() - begun) / 60:.1f} |",
             flush=True,

@@ -26,11 +26,11 @@ from transformers import BertConfig
 import lflops
 from lflops import FlopsMonitor, Schedule
 from lflops.collect.kineto import tracer as kineto
-from lflops.collect.kineto.events import STEP
 from lflops.collect.kineto.tracer import Tracer
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.traces.annotate import Calls
 from lflops.traces.annotate_in_background import AnnotationProcess
+from lflops.traces.recorded import STEP
 
 EVENTS = 200_000
 ACTIVE = 3

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
     from lflops.formulas.table import Cost
     from lflops.hardware.chips import Hardware
+    from lflops.ledger.account import Ledger
+    from lflops.ledger.run import load_run
     from lflops.lightning.monitor import FlopsMonitor
     from lflops.loops.monitor import monitor
     from lflops.merging.merge import merge
@@ -39,6 +41,7 @@ __all__ = [
     "FlopsProfiler",
     "Hardware",
     "HardwareError",
+    "Ledger",
     "LflopsError",
     "Profile",
     "ProfileError",
@@ -54,6 +57,7 @@ __all__ = [
     "imbalance",
     "largest_batch",
     "load",
+    "load_run",
     "measure",
     "merge",
     "monitor",
@@ -68,18 +72,18 @@ _HOMES = {
     **dict.fromkeys(["count", "counting"], "lflops.collect.count"),
     "Cost": "lflops.formulas.table",
     "register_formula": "lflops.collect.operator_costs.table",
-    **dict.fromkeys(["FlopsProfiler", "get_model_profile"], "lflops.deepspeed.api"),
     "FlopsMonitor": "lflops.lightning.monitor",
     "Hardware": "lflops.hardware.chips",
     "Profile": "lflops.profile.model",
     "Schedule": "lflops.schedule",
-    "best_checkpointing": "lflops.planning.best_checkpointing",
     "calibrate": "lflops.collect.calibration.calibrate",
     "diff": "lflops.analyze.compare.diff",
     "imbalance": "lflops.analyze.ranks.imbalance",
     "estimate": "lflops.collect.estimate.estimate",
     "largest_batch": "lflops.collect.estimate.largest_batch",
     "load": "lflops.profile.json_file",
+    "Ledger": "lflops.ledger.account",
+    "load_run": "lflops.ledger.run",
     "measure": "lflops.collect.measure",
     "merge": "lflops.merging.merge",
     "monitor": "lflops.loops.monitor",
@@ -100,10 +104,18 @@ def __getattr__(name: str) -> Any:
         return version("lflops")
     if name in _MODULES:
         return importlib.import_module(f"lflops.{name}")
-    if name not in _HOMES:
+    if name in _HOMES:
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in __all__:
+        from lflops.extras import offered
+
+        found = next(offered(name, f"lflops.{name}"), None)
+    else:
+        found = None
+    if found is None:
         raise AttributeError(f"module 'lflops' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-    return value
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -3,17 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = [
-    "CountError",
-    "HardwareError",
-    "LflopsError",
-    "MissingPackageError",
-    "ProfileError",
-    "ScheduleError",
-    "UnknownTorchError",
-    "needed_by",
-]
-
 
 class LflopsError(Exception):
     """The base of every error that lflops raises on purpose."""

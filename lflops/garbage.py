@@ -6,8 +6,6 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
-__all__ = ["SearchTimeout", "alive", "gc_paused"]
-
 LONGEST, CHUNK = 1.0, 100_000
 """Seconds that a search takes at most, and how many objects are looked at between two looks at the clock: about 2 ms."""
 

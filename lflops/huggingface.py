@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from lflops.errors import CountError, needed_by
+from lflops.ledger.account import Ledger
 from lflops.loops.monitor import LoopMonitor, monitor
 from lflops.profile.model import Profile
 from lflops.session.inputs.wrappers import wrap
@@ -19,8 +20,6 @@ from lflops.session.outlets.writer import loggers_of
 
 with needed_by("lflops.huggingface"):
     from transformers import TrainerCallback
-
-__all__ = ["FlopsCallback"]
 
 
 class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
@@ -52,11 +51,17 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._monitor: LoopMonitor | None = None
         self._batch: Any = None
         self._writer: Any = None
+        self._account: Ledger | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the profiles: a copy is a callback that has not begun."""
         kept = {"profiles": list(self.profiles), "_log": self._log, "_settings": self._settings}
-        return kept | {"_monitor": None, "_batch": None, "_writer": None}
+        return kept | {"_monitor": None, "_batch": None, "_writer": None, "_account": None}
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Every second of the last training so far, by category; `None` before it, and where no ledger is kept."""
+        return self._account if self._monitor is None else self._monitor.ledger
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to watch the Trainer that calls."""
@@ -89,6 +94,10 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     on_substep_end = on_step_end
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._monitor is not None:
+            self._monitor.epoch_ends()
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._monitor is not None:
             self._monitor.mark("checkpoint")
@@ -103,6 +112,8 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             "_prepare_inputs": _within(partial(phase, "transfer")),
             "training_step": self._training_step,
             "prediction_step": self._prediction_step,
+            "_save_checkpoint": _within(partial(watched.within, "checkpoint_save")),
+            "log": _within(partial(watched.within, "logging")),
             "evaluation_loop": _within(partial(stage, "validate")),
             "_run_epoch": self._run_epoch,  # the Trainer calls no callback when its loop is left by an exception
         }
@@ -136,6 +147,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         self._monitor = self._batch = self._writer = None
         if watched is not None:
             watched.__exit__(None if error is None else type(error), error, None)
+            self._account = watched.ledger
         if writer is not None:
             writer.close()  # the Trainer closed it at its end, and the last window was written after that
 

@@ -6,8 +6,6 @@ from typing import Literal, NamedTuple
 
 from lflops.errors import ScheduleError
 
-__all__ = ["Plan", "Position", "Schedule"]
-
 _LEAST = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0}
 
 

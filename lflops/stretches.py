@@ -3,8 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 
-__all__ = ["Stretches", "joined", "length", "outside", "shares"]
-
 Stretches = list[tuple[int, int]]
 
 

@@ -6,8 +6,6 @@ not 0 never reads as 0.
 
 from decimal import ROUND_HALF_UP, Context, Decimal
 
-__all__ = ["UNKNOWN", "count", "duration", "of_peak", "percent", "quantity", "rate", "size"]
-
 UNKNOWN = "–"
 
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q")
@@ -43,6 +41,16 @@ def duration(value: float | None) -> str:
     if known is None or known == 0:
         return UNKNOWN if known is None else "0 s"
     return _three_digits(known, _SECONDS[-1:]) if abs(known) >= 1 else _three_digits(known.scaleb(9), _SECONDS)
+
+
+def long_duration(value: float | None) -> str:
+    """Seconds as people say them: `76.7 ms`, `47.1 s`, `13 min 20 s`, `2 h 13 min`. From a minute on the smaller unit is rounded down."""
+    known = _known(value)
+    if known is None or known < 60:
+        return duration(value)
+    minutes, seconds = divmod(int(known), 60)
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left} min" if hours else f"{minutes} min {seconds} s"
 
 
 def percent(share: float | None, *, digits: int = 1) -> str:

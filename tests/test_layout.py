@@ -21,7 +21,7 @@ TORCH_PRIVATE = "lflops/collect/torch_private/"
 HOOKS = "lflops/collect/attribution/hooks.py"
 IS_MODULE_HOOK = re.compile(r"register_(module_)?(full_)?(forward|backward)(_pre)?_hook")
 
-VALUE = {"pypi:msgspec", "errors", "units", "schedule", "stretches", "garbage", "boundary", "profile", "hardware"}
+VALUE = {"pypi:msgspec", "errors", "extras", "units", "schedule", "stretches", "garbage", "boundary", "profile", "hardware"}
 """What every folder may import: the value that flows through lflops, and what it is made of."""
 
 INSIDE = VALUE | {"pypi:torch", "collect.inputs", "collect.model", "collect.torch_private", "collect.attribution"}
@@ -35,6 +35,7 @@ ANALYSES = {"analyze", "analyze.speed", "analyze.compare", "analyze.memory", "an
 # named without `lflops.`, packages with `pypi:` before them. A folder without a row may not exist.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "extras": {"errors"},
     "units": set(),
     "schedule": {"errors"},
     "stretches": set(),
@@ -42,6 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "boundary": set(),
     "hardware": {"errors", "pypi:msgspec"},
     "profile": {"errors", "units", "hardware", "pypi:msgspec"},
+    "ledger": {"errors", "pypi:msgspec"},
     "merging": VALUE,
     "formulas": set(),
     "formulas.attention": {"formulas"},
@@ -54,9 +56,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analyze.ranks": VALUE,
     "analyze.modules": VALUE | {"analyze.speed"},
     "analyze.compare": VALUE | {"analyze.speed"},
-    "analyze.trace": VALUE | FORMULAS | {"traces", "analyze.compare"},
     "analyze": VALUE | ANALYSES - {"analyze"},
-    "collect.torch_private": {"errors", "garbage", "pypi:torch"},
+    "collect.torch_private": {"boundary", "errors", "garbage", "pypi:torch"},
     "collect.inputs": VALUE | {"pypi:torch", "collect.torch_private"},
     "collect.model": VALUE | {"pypi:torch", "collect.inputs", "collect.torch_private"},
     "collect.attribution": INSIDE - {"collect.attribution"},
@@ -69,16 +70,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect": INSIDE
     | {"collect.counting", "collect.operator_costs", "formulas", "collect.timing", "collect.ranks", "collect.calibration"},
     "collect.estimate": INSIDE | {"pypi:transformers", "allocator", "collect", "collect.counting", "collect.operator_costs", "formulas"},
-    "planning": VALUE | {"pypi:torch", "analyze.memory", "analyze.speed", "collect.inputs", "collect.model", "collect.estimate"},
-    "report.lines": VALUE | ANALYSES | {"analyze.trace", "snapshots"},
+    "report.lines": VALUE | ANALYSES | {"ledger"},
     "report.tables": VALUE | ANALYSES | {"report.lines"},
-    "report.terminal": VALUE | ANALYSES | {"analyze.trace", "report.lines", "report.tables", "pypi:rich"},
-    "report.deepspeed_text": VALUE | ANALYSES | {"report.lines"},
-    "report.figures": VALUE | ANALYSES | {"report.lines", "pypi:matplotlib"},
-    "report.payload": VALUE | ANALYSES | {"report.lines", "snapshots"},
-    "report": VALUE | ANALYSES | {"analyze.trace", "report.lines", "report.payload"},
-    "tensorboard": VALUE | ANALYSES | {"report.figures", "report.payload", "pypi:tensorboard"},
-    "deepspeed": VALUE | {"analyze", "pypi:torch", "collect", "collect.inputs", "collect.model", "collect.timing", "report.deepspeed_text"},
+    "report.terminal": VALUE | ANALYSES | {"report.lines", "report.tables", "pypi:rich"},
+    "report.payload": VALUE | ANALYSES | {"report.lines"},
+    "report": VALUE | ANALYSES | {"report.lines", "report.payload"},
+    "tensorboard": VALUE | ANALYSES | {"report.payload", "pypi:tensorboard"},
 }
 COLLECT = {row for row in MAY_IMPORT if row.partition(".")[0] == "collect"}
 SESSION = {"session", "session.inputs"}
@@ -87,19 +84,31 @@ SESSION = {"session", "session.inputs"}
 REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
 MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
-    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"analyze.trace", "planning", "snapshots", "traces", "pypi:typer", "pypi:rich"},
+    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"ledger", "traces", "pypi:typer", "pypi:rich"},
     "session.inputs": VALUE | COLLECT | {"pypi:torch"},
     "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "formulas", "merging", "session.inputs", "report.lines", "traces"},
     "session.outlets": VALUE
     | ANALYSES
     | REPORT
-    | {"collect.inputs", "collect.torch_private", "pypi:torch", "pypi:wandb", "pypi:PIL", "session.inputs", "snapshots", "tensorboard"},
-    "session": VALUE | COLLECT | {"analyze", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
-    "loops": VALUE | COLLECT | SESSION | {"pypi:torch", "session.outlets"},
-    "huggingface": {"errors", "profile", "loops", "session.inputs", "session.outlets", "pypi:transformers", "pypi:torch"},
-    "lightning": VALUE | COLLECT | SESSION | {"pypi:torch", "pypi:lightning", "pypi:pytorch_lightning", "deepspeed"},
+    | {"collect.inputs", "collect.torch_private", "pypi:torch", "pypi:wandb", "pypi:PIL", "ledger", "session.inputs", "tensorboard"},
+    "session": VALUE | COLLECT | {"analyze", "ledger", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
+    "loops": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "session.outlets"},
+    "huggingface": {"errors", "profile", "ledger", "loops", "session.inputs", "session.outlets", "pypi:transformers", "pypi:torch"},
+    "lightning": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "pypi:lightning", "pypi:pytorch_lightning"},
     "lightning.injection": {"errors", "schedule", "lightning"},
     "__main__": {"cli"},
+}
+COMMAND = {"cli", "report", "report.lines", "report.terminal", "pypi:typer", "pypi:rich"}
+"""What an extra may import that has a command."""
+
+MAY_IMPORT |= {
+    "deepspeed.text": VALUE | ANALYSES | {"report.lines"},
+    "deepspeed": VALUE | {"analyze", "pypi:torch", "collect", "collect.inputs", "collect.model", "collect.timing", "deepspeed.text"},
+    "figures": VALUE | ANALYSES | {"pypi:matplotlib"},
+    "ncu": VALUE | COMMAND | {"analyze.speed"},
+    "planning": VALUE | {"pypi:torch", "analyze.memory", "analyze.speed", "collect.inputs", "collect.model", "collect.estimate"},
+    "snapshots": VALUE | COMMAND | {"report.payload"},
+    "trace_analysis": VALUE | COMMAND | FORMULAS | {"traces", "analyze.compare", "analyze.speed"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"__main__", "cli"}
 
@@ -232,7 +241,7 @@ CULPRITS = [
     (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from lflops.collect.estimate.fake_errors import refuse"),
     (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from ...report.lines import text"),
     (imports_out_of_its_row, "lflops/collect/model/call.py", "from lflops.collect.count import count"),
-    (imports_out_of_its_row, "lflops/traces/merge.py", "import lflops.collect.attribution.module_tracker as tracker"),
+    (imports_out_of_its_row, "lflops/trace_analysis/merge.py", "import lflops.collect.attribution.module_tracker as tracker"),
     (imports_out_of_its_row, "lflops/analyze/modules/tree.py", "def f():\n    import torch"),
     (
         imports_out_of_its_row,

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import lflops
+from lflops.extras import EXTRAS
 
 PUBLIC = [
     "Cost",
@@ -13,6 +14,7 @@ PUBLIC = [
     "FlopsProfiler",
     "Hardware",
     "HardwareError",
+    "Ledger",
     "LflopsError",
     "Profile",
     "ProfileError",
@@ -28,6 +30,7 @@ PUBLIC = [
     "imbalance",
     "largest_batch",
     "load",
+    "load_run",
     "measure",
     "merge",
     "monitor",
@@ -51,7 +54,8 @@ def test_every_public_name_can_be_had_and_no_other() -> None:
     assert {name: star[name] for name in PUBLIC} == {name: getattr(lflops, name) for name in PUBLIC}
     assert set(PUBLIC) <= set(dir(lflops))
     assert [] == [name for name in PUBLIC if not star[name].__doc__]
-    assert set(PUBLIC) == lflops._HOMES.keys(), "_HOMES in lflops/__init__.py has the module of each public name"
+    of_extras = {entry.partition(":")[2] for entries in EXTRAS.values() for entry in entries}
+    assert set() == set(PUBLIC) - lflops._HOMES.keys() - of_extras, "_HOMES in lflops/__init__.py has the module of each public name"
     with pytest.raises(AttributeError, match="has no attribute 'estimates'"):
         _ = lflops.estimates
 

@@ -3,8 +3,6 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-__all__ = ["Block", "Pool"]
-
 Key = tuple[int, int, int]
 
 

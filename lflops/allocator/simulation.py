@@ -11,8 +11,6 @@ from msgspec import Struct
 from lflops.allocator.blocks import Block, Pool
 from lflops.allocator.settings import DEFAULT, AllocatorSettings
 
-__all__ = ["Allocator", "Request", "Simulated", "Usage", "simulate"]
-
 MIB = 2**20
 LEAST_BLOCK = 512
 SMALL_REQUEST, SMALL_SEGMENT = MIB, 2 * MIB

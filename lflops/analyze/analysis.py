@@ -6,29 +6,28 @@ from functools import cached_property
 from typing import Literal
 
 from lflops.analyze.causes import Cause, causes
-from lflops.analyze.memory.checkpointing import Checkpointed, Saving, checkpointed, savings
-from lflops.analyze.memory.peak import Holder, Storages, fold_storages, holders, peak_moment
+from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
+from lflops.analyze.memory.peak import Holder, holders, peak_moment
 from lflops.analyze.memory.room import Room, room_for
 from lflops.analyze.modules.busiest import BusyModules, busiest
-from lflops.analyze.modules.operators import Operator, OperatorRow, UncountedOperator, operator_rows, operators, uncounted_operators
-from lflops.analyze.modules.outliers import Doubt, Outlier, Outliers, outliers
+from lflops.analyze.modules.operators import Operator, UncountedOperator, operators, uncounted_operators
+from lflops.analyze.modules.outliers import Outliers, outliers
 from lflops.analyze.modules.repeats import identical_subtrees
 from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree, unsharded_macs
 from lflops.analyze.ranks.communication import Collective, communication
-from lflops.analyze.ranks.imbalance import Imbalance, imbalance, slowest_first
+from lflops.analyze.ranks.imbalance import Imbalance, imbalance
 from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.fused_bytes import Fusion, fusion
 from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
 from lflops.analyze.speed.peaks import chip_of
-from lflops.analyze.speed.roofline import Overview, Part, Roofline, module_parts, roofline, roofline_overview
+from lflops.analyze.speed.roofline import LazyRoofline
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import Utilization, utilization_at
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Moment, Phase, Profile
+from lflops.profile.model import Moment, Profile
 from lflops.profile.module_names import children
 from lflops.profile.notes import notes_with
-
-__all__ = ["Analysis", "analyze"]
+from lflops.profile.records import Phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,19 +55,9 @@ class Analysis:
         return self.utilization.budget
 
     @cached_property
-    def roofline(self) -> Roofline:
-        """The roofline with a point for each module and cell."""
-        return roofline(self.profile, self.chip)
-
-    @cached_property
-    def roofline_overview(self) -> Overview:
-        """The roofline of operators and of modules' own work."""
-        return roofline_overview(self.profile, self.chip)
-
-    @cached_property
-    def module_parts(self) -> tuple[Part, ...]:
-        """The modules below the roofline, each with all below it."""
-        return module_parts(self.profile, self.chip)
+    def roofline(self) -> LazyRoofline:
+        """Modules and operators below the roofs of the chip."""
+        return LazyRoofline(self.profile, self.chip)
 
     @cached_property
     def fusion(self) -> tuple[Fusion, ...]:
@@ -88,7 +77,7 @@ class Analysis:
             self.step_times,
             self.budget,
             imbalance=self.imbalance,
-            outliers=self.outliers,
+            outliers=self.outliers.found,
             busiest=self.busiest,
             patterns=self.patterns,
             below=self.children,
@@ -116,18 +105,9 @@ class Analysis:
         """The modules with the most own time, repeated ones together, the first one with the most."""
         return busiest(self.profile, self.patterns, self.step_times.communicating)
 
-    @property
-    def outliers(self) -> tuple[Outlier, ...]:
-        """Modules that take much longer than the others at their place."""
-        return self._outliers.found
-
-    @property
-    def outliers_doubt(self) -> Doubt | None:
-        """Why a module that seems slow may be noise."""
-        return self._outliers.doubt
-
     @cached_property
-    def _outliers(self) -> Outliers:
+    def outliers(self) -> Outliers:
+        """Modules that take much longer than the others at their place, and why a module that seems slow may be noise."""
         return outliers(self.profile, self.patterns, self.identical_subtrees, self.children, self.step_times.mean)
 
     @cached_property
@@ -149,11 +129,6 @@ class Analysis:
     def is_staged(self) -> bool:
         """Whether ranks run different modules, as pipeline stages: one GPU does only a part of the root's work."""
         return any(note.values.get("rows_of_others") for note in notes_with("ranks_differ", self.profile.notes))
-
-    @cached_property
-    def operator_rows(self) -> tuple[OperatorRow, ...]:
-        """Every operator in all phases together, then by phase and dtype."""
-        return operator_rows(self.profile)
 
     @cached_property
     def uncounted(self) -> tuple[UncountedOperator, ...]:
@@ -203,19 +178,9 @@ class Analysis:
         return () if self.profile.memory is None else holders(self.profile.memory, self.patterns)
 
     @cached_property
-    def largest_storages(self) -> tuple[Storages, ...]:
-        """The largest storages at the peak, those of repeated modules together."""
-        return () if self.profile.memory is None else fold_storages(self.profile.memory, self.patterns)
-
-    @cached_property
     def checkpointed(self) -> tuple[Checkpointed, ...]:
         """What activation checkpointing of each block saves."""
         return checkpointed(self.profile)
-
-    @cached_property
-    def savings(self) -> tuple[Saving, ...]:
-        """What would lower the peak."""
-        return savings(self.profile.memory, self.peak_moment, self.checkpointed, self.patterns)
 
     # Ranks.
 
@@ -228,11 +193,6 @@ class Analysis:
     def communication(self) -> tuple[Collective, ...]:
         """The collectives of a step."""
         return communication(self.profile, self.chip)
-
-    @cached_property
-    def slowest_ranks(self) -> tuple[int, ...]:
-        """The ranks, the slowest first."""
-        return slowest_first(self.profile, self.imbalance)
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:

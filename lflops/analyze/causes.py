@@ -22,8 +22,6 @@ from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PASSES, step_phase
 from lflops.profile.series import grouped
 
-__all__ = ["Cause", "causes"]
-
 _WORTH = 0.02  # of the step: what costs less is no cause
 _LEAST = {"outside": 0.05, "no_products": 0.05}  # the same for what every model has some of
 _LEAST_MODULES = 3

@@ -1,7 +1,6 @@
 """`lflops diff`: two runs compared, and limits that a build can hold the second one to."""
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -10,17 +9,12 @@ import typer
 
 from lflops.analyze.compare.diff import diff as diff_of
 from lflops.analyze.compare.regression_limits import Limit, limits
-from lflops.analyze.trace.compare import compare, trace_limits
-from lflops.analyze.trace.summary import summarise
 from lflops.cli.output import UsageError, draw, write_json
+from lflops.extras import needed
 from lflops.profile.json_file import load
 from lflops.report.lines.diff import headline
 from lflops.report.terminal.diff import render_diff
-from lflops.report.terminal.trace_diff import render_trace_diff, trace_headline
 from lflops.traces.files import is_trace
-from lflops.traces.read_trace import read_trace
-
-__all__ = ["diff"]
 
 _BYTES = {"B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
 _BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
@@ -29,13 +23,6 @@ _UNKNOWN = {
     "min_mfu": "cannot be checked: the second run has no MFU, as its steps' times or the peak of its chip are unknown",
     "max_memory": "cannot be checked: the second run has no peak of memory",
 }
-
-_UNKNOWN_OF_TRACES = {
-    "max_regress": "cannot be checked: each trace needs two steps at least",
-    "min_mfu": "cannot be checked: the second trace has no MFU, as its shapes or the peak of its chip are unknown",
-    "max_memory": "cannot be checked: the second trace has no peak of memory; record with profile_memory=True",
-}
-_LISTED = 10
 
 
 def diff(
@@ -69,12 +56,13 @@ def diff(
     Where no one can tell, because the machine was busy or the steps vary too much, the status is 0 and the output says so.
     """
     regress, mfu = _share("--max-regress", max_regress), _share("--min-mfu", min_mfu)
-    _memory(max_memory, 0)  # an invalid size is reported before files are read
+    memory_limit(max_memory, 0)  # an invalid size is reported before files are read
     if is_trace(before) and is_trace(after):
-        return _of_traces(before, after, regress, mfu, max_memory, everything=everything, as_json=as_json)
+        diff_traces = needed("diff_traces", "comparing traces")
+        return int(diff_traces(before, after, regress, mfu, max_memory, everything=everything, as_json=as_json))
     compared = diff_of(load(before), load(after))
-    checked = limits(compared, max_regress=regress, min_mfu=mfu, max_memory=_memory(max_memory, compared.peak_bytes.before))
-    _refuse_unknown(checked, _UNKNOWN)
+    checked = limits(compared, max_regress=regress, min_mfu=mfu, max_memory=memory_limit(max_memory, compared.peak_bytes.before))
+    refuse_unknown(checked, _UNKNOWN)
     if as_json:
         fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
         write_json({"status": compared.status, "headline": headline(compared), "limits": checked} | fields)
@@ -83,21 +71,8 @@ def diff(
     return int(any(limit.broken or (strict and limit.doubt) for limit in checked))
 
 
-def _of_traces(
-    before: Path, after: Path, regress: float | None, mfu: float | None, memory: str | None, *, everything: bool, as_json: bool
-) -> int:
-    compared = compare(summarise(read_trace(before)), summarise(read_trace(after)))
-    checked = trace_limits(compared, max_regress=regress, min_mfu=mfu, max_memory=_memory(memory, compared.allocated_bytes[0]))
-    _refuse_unknown(checked, _UNKNOWN_OF_TRACES)
-    if as_json:
-        fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
-        write_json({"headline": list(trace_headline(compared)), "limits": checked} | fields)
-    else:
-        draw(render_trace_diff(compared, checked, top=sys.maxsize if everything else _LISTED))
-    return int(any(limit.broken for limit in checked))
-
-
-def _refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
+def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
+    """Raise for a limit of which no one can tell whether it is broken, with the reason by the limit's name."""
     for limit in checked:
         if limit.broken is None and limit.doubt is None:
             raise UsageError(f"--{limit.name.replace('_', '-')}: {reasons[limit.name]}")
@@ -114,7 +89,7 @@ def _share(option: str, given: str | None) -> float | None:
     return share
 
 
-def _memory(given: str | None, before: float | None) -> float | None:
+def memory_limit(given: str | None, before: float | None) -> float | None:
     """Bytes, of a size or of what the first run had and may be added to it."""
     if given is None:
         return None

@@ -15,17 +15,15 @@ from msgspec.structs import asdict
 from rich.console import Group, RenderableType
 
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.memory.checkpointing_plan import CheckpointingPlan
 from lflops.analyze.memory.room import room_for
 from lflops.analyze.memory.sharding import Sharded, sharded
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
 from lflops.errors import LflopsError
+from lflops.extras import needed
 from lflops.profile.model import Profile
 from lflops.report.terminal.memory import render_checkpointed, render_memory, render_sharded
 from lflops.report.terminal.modules import render
 from lflops.report.terminal.roofline import render_lower_bound
-
-__all__ = ["bytes_of", "estimate"]
 
 
 def estimate(
@@ -65,7 +63,7 @@ def estimate(
         ),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="What each of N data-parallel ranks needs under DDP, ZeRO and FSDP2.")
+        int | None, typer.Option(metavar="N", min=1, help="What each of N ranks needs under ZeRO 1 to 3, by arithmetic.")
     ] = None,
     fsdp: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="As one of N ranks on which FSDP2 shards each block and the rest.")
@@ -130,10 +128,9 @@ def estimate(
     budget = None if memory is None else bytes_of(memory)
     rank, mesh = _adapter_rank(lora), _mesh(ddp, fsdp, hsdp, tp)
 
-    from lflops.collect.estimate.estimate import Estimator  # with torch
+    from lflops.collect.estimate.changes import Changes  # with torch
+    from lflops.collect.estimate.estimate import Estimator
     from lflops.collect.estimate.optimizer_step import makes_optimizer
-    from lflops.planning.best_checkpointing import search
-    from lflops.planning.changes import Changes
 
     policy: Any = "none" if searches or ac is None else ac
     changes = Changes(dtype=dtype, precision=precision, adapter_rank=rank, policy=policy)
@@ -151,7 +148,7 @@ def estimate(
     with _modules_of_this_folder(), _errors_of_the_user(target):
         build = _maker(target, batch, seq, remote_code=trust_remote_code)
         with changes.autocast():
-            plan = search(estimator, lambda: changes.applied(target, build()), budget) if searches else None
+            plan = needed("search", "--ac best")(estimator, lambda: changes.applied(target, build()), budget) if searches else None
             profile = plan.profile if plan else estimator.run(lambda: changes.applied(target, build()))
     if save is not None:
         profile.save(save)
@@ -177,7 +174,7 @@ def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -
     return mesh if tp is None else {**mesh, "tensor": tp}
 
 
-def _write(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: CheckpointingPlan | None) -> None:
+def _write(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None) -> None:
     profile = analysis.profile
     room = room_for(profile, profile.run.hardware)
     predicted: dict[str, Any] = {"room": room, "bounds": analysis.lower_bound, "checkpointed": analysis.checkpointed, "sharded": of_ranks}
@@ -193,7 +190,7 @@ def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
         raise UsageError(str(error)) from error
 
 
-def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: CheckpointingPlan | None, *, depth: int) -> None:
+def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, *, depth: int) -> None:
     """What `lflops show` draws, then memory and the lower bound."""
     try:
         table = render(analysis, depth=depth)

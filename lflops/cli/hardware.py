@@ -9,8 +9,6 @@ from lflops.errors import HardwareError
 from lflops.hardware.chips import check_new, chips, lookup, named, save, unknown
 from lflops.report.terminal.hardware import figures, listing
 
-__all__ = ["hardware"]
-
 
 def hardware(
     name: Annotated[

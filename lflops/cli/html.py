@@ -11,8 +11,6 @@ from lflops.profile.json_file import load
 from lflops.report.html import page, write
 from lflops.report.payload.payload import payload
 
-__all__ = ["html"]
-
 
 def html(
     files: Annotated[

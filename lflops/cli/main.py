@@ -12,15 +12,13 @@ from lflops.cli.diff import diff
 from lflops.cli.estimate import estimate
 from lflops.cli.hardware import hardware
 from lflops.cli.html import html
-from lflops.cli.memory import memory
+from lflops.cli.ledger import ledger
 from lflops.cli.output import UsageError, write_json
 from lflops.cli.roofline import roofline
 from lflops.cli.show import show
-from lflops.cli.trace import trace
 from lflops.errors import LflopsError
+from lflops.extras import offered
 from lflops.profile.json_schema import json_schema
-
-__all__ = ["app", "main"]
 
 
 def schema() -> None:
@@ -29,9 +27,10 @@ def schema() -> None:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, diff, html, estimate, memory, roofline, hardware, schema):
+for command in (show, diff, html, estimate, roofline, hardware, ledger, schema):
     app.command()(command)
-app.add_typer(trace, name="trace")
+for add_commands in offered("add_commands", "the shell"):
+    add_commands(app)
 
 
 def main(args: Sequence[str] | None = None) -> int:

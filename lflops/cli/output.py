@@ -11,10 +11,8 @@ import typer
 from msgspec import json
 from rich.console import Console, RenderableType
 
-from lflops.errors import needed_by
+from lflops.extras import needed
 from lflops.profile.model import Profile
-
-__all__ = ["UsageError", "draw", "name_file", "save_memory", "write_json", "write_lines"]
 
 WIDTH = 120  # of what is not a terminal, unless COLUMNS says another
 
@@ -40,10 +38,7 @@ def draw(content: RenderableType) -> None:
 def save_memory(profile: Profile, figure: Path | None) -> None:
     """Draw live memory over a step, in the format of the file's ending."""
     if figure is not None:
-        with needed_by("a figure"):
-            from lflops.report.figures.memory import save_memory_figure
-
-        save_memory_figure(profile, figure)
+        needed("save_memory_figure", "a figure")(profile, figure)
 
 
 def name_file(path: Path | None, *, as_json: bool) -> None:

@@ -1,26 +1,16 @@
 """`lflops roofline`: how far from what the chip can do, as counted by lflops or by Nsight Compute."""
 
-import math
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lflops.analyze.analysis import analyze
-from lflops.analyze.speed.ncu import Measured, command, read
-from lflops.analyze.trace.summary import summarise
 from lflops.cli.output import UsageError, draw, name_file, write_json
-from lflops.errors import LflopsError, ProfileError, needed_by
-from lflops.hardware.chips import named
+from lflops.extras import needed
 from lflops.profile.json_file import load
-from lflops.profile.model import Profile
-from lflops.report.terminal.roofline import render_ncu, render_roofline
-from lflops.report.terminal.trace_summary import render_trace_roofline
+from lflops.report.terminal.roofline import render_roofline
 from lflops.traces.files import is_trace
-from lflops.traces.read_trace import read_trace
-
-__all__ = ["roofline"]
 
 
 def roofline(
@@ -48,57 +38,26 @@ def roofline(
     ] = False,
 ) -> None:
     """Place operators, modules or kernels below the roofs of a chip."""
-    if ncu_command is None and ncu is None and file is None:
+    if (ncu, ncu_command, gpu_time) != (None, None, None):
+        show_kernels = needed("show_kernels", "--ncu")
+        show_kernels(file, log=ncu, script=ncu_command, gpu_time=gpu_time, figure=figure, hardware=hardware, top=top, as_json=as_json)
+    elif file is None:
         raise UsageError("nothing to place: give a profile's FILE, --ncu LOG or --ncu-command SCRIPT")
-    if ncu_command is not None and (file, ncu, figure, gpu_time, hardware) != (None,) * 5:
-        raise UsageError("--ncu-command stands alone, or with --json")
-    if ncu is None and gpu_time is not None:
-        raise UsageError(f"gpu_time={gpu_time}: --gpu-time goes with --ncu LOG")
-    if gpu_time is not None and not 0 < gpu_time < math.inf:
-        raise UsageError(f"gpu_time={gpu_time}: give a positive number of seconds")
-    if ncu is not None and figure is not None:
-        raise UsageError("--figure draws a profile's FILE, not what --ncu reads")
-    if ncu_command is not None:
-        words = command(shlex.split(ncu_command))
-        write_json({"command": words}) if as_json else typer.echo(shlex.join(words))
-    elif ncu is not None:
-        measured = _measured(ncu, gpu_time, None if file is None else load(file), hardware)
-        write_json(measured) if as_json else draw(render_ncu(measured, top=top))
-    elif file is not None and is_trace(file):
-        _show_trace(file, hardware, top, figure, as_json=as_json)
-    elif file is not None:
+    elif not is_trace(file):
         _show_profile(file, hardware, top, figure, as_json=as_json)
+    elif figure is not None:
+        raise UsageError("--figure draws a profile's FILE, not a trace")
+    else:
+        needed("show_trace_roofline", "the roofline of a trace")(file, hardware, top, as_json=as_json)
 
 
 def _show_profile(file: Path, hardware: str | None, top: int, figure: Path | None, *, as_json: bool) -> None:
     analysis = analyze(load(file), hardware)
     if figure is not None:
-        with needed_by("a figure"):
-            from lflops.report.figures.roofline import save
-
+        save = needed("save_roofline_figure", "a figure")
         try:
-            save(analysis.roofline_overview, figure, analysis.patterns)
+            save(analysis.roofline, figure, analysis.patterns)
         except ValueError as error:
             raise UsageError(f"figure={error}") from error
-    write_json(analysis.roofline) if as_json else draw(render_roofline(analysis, top=top))
+    write_json(analysis.roofline.points()) if as_json else draw(render_roofline(analysis, top=top))
     name_file(figure, as_json=as_json)
-
-
-def _show_trace(file: Path, hardware: str | None, top: int, figure: Path | None, *, as_json: bool) -> None:
-    if figure is not None:
-        raise UsageError("--figure draws a profile's FILE, not a trace")
-    summary = summarise(read_trace(file), hardware)
-    if as_json:
-        write_json({"hardware": summary.hardware, "utilization": summary.utilization, "operators": summary.shapes})
-    else:
-        draw(render_trace_roofline(summary, top=top))
-
-
-def _measured(log: Path, gpu_time: float | None, profile: Profile | None, hardware: str | None) -> Measured:
-    chip = named(hardware) if hardware else profile.run.hardware if profile else None
-    try:
-        return read(log.read_text(errors="replace"), gpu_seconds=gpu_time, modules=profile.modules if profile else (), chip=chip)
-    except OSError as error:
-        raise ProfileError(f"{log}: {error.strerror}") from error
-    except LflopsError as error:
-        raise ProfileError(f"{log}: {error}") from error

@@ -10,15 +10,13 @@ from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.modules.tree import SORT_KEYS, Row
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
-from lflops.profile.model import PHASES, Phase
+from lflops.profile.records import PHASES, Phase
 from lflops.report.lines.report import report_of
 from lflops.report.tables.export import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.terminal.header import header
 from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import render
 from lflops.report.terminal.operators import render_operators
-
-__all__ = ["show"]
 
 Format = Annotated[
     str | None,

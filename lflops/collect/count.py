@@ -33,8 +33,6 @@ from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import Phase
 
-__all__ = ["Counting", "Ignored", "count", "counted", "counting"]
-
 Ignored = Iterable[str | type[nn.Module]]
 
 
@@ -129,8 +127,8 @@ class Counting:
         """
         check()
         self._tree = ModuleTree(roots)
-        self._ignore = [ignore] if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable) else list(ignore)
-        _ignored(self._tree, self._ignore)  # a wrong name is an error now, not after the pass
+        self._ignore = _each(ignore)
+        ignored_rows(self._tree, self._ignore)  # a wrong name is an error now, not after the pass
         self._logical = logical
         self._batch = batch
         self._scopes = tracker(self._tree, phase=phase, follow=self._follow)
@@ -161,6 +159,7 @@ class Counting:
 
     def _begin(self) -> None:
         undo = self._undo
+        undo.add(self._graphs.stop)
         self._prepare_compiled(undo)
         undo.add(unwatch, self)
         watch(self)
@@ -212,7 +211,6 @@ class Counting:
             undo.enter(force_eager())
             undo.enter(with_control_flow_compiled())
         if not self._eager:  # of what eager control flow calls, the graph is what runs
-            undo.add(self._graphs.stop)
             self._graphs.start()
         self._counter.regions = regions = CompiledRegions(self._scopes, self._guard)
         undo.add(regions.stop)
@@ -260,7 +258,7 @@ class Counting:
             totals=resolved.totals,
             memory=None if memory is None else memory.result(),
             peaks={} if memory is None else memory.peak_of_rows(),
-            ignored=_ignored(self._tree, self._ignore),  # a shared module has more rows by now
+            ignored=ignored_rows(self._tree, self._ignore),  # a shared module has more rows by now
             notes=tuple(self._notes()),
         )
         profile = build_profile(collected, run)
@@ -294,10 +292,18 @@ def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:
     return roots
 
 
-def _ignored(tree: ModuleTree, ignore: Iterable[Any]) -> frozenset[str]:
-    """The rows that the names and classes of `ignore` mean."""
+def _each(ignore: Ignored) -> list[Any]:
+    return [ignore] if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable) else list(ignore)
+
+
+def ignored_rows(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
+    """The rows that the names and classes of `ignore` mean.
+
+    Raises:
+        CountError: One is no name of a module, and no class.
+    """
     rows: set[str] = set()
-    for each in ignore:
+    for each in _each(ignore):
         if isinstance(each, str):
             found = {each} & tree.modules.keys()
         elif isinstance(each, type) and issubclass(each, nn.Module):

@@ -25,8 +25,6 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 
-__all__ = ["measure", "measure_generate"]
-
 
 def measure(
     model: nn.Module,

@@ -17,15 +17,13 @@ from lflops.collect.count_and_time import CountAndTime
 from lflops.collect.inputs.arguments import check_module, check_whole, describe
 from lflops.collect.inputs.batch import tensor_of_shape
 from lflops.collect.measure import measure, measure_generate
+from lflops.deepspeed.text import units as short_units
+from lflops.deepspeed.text.modules import aggregated
+from lflops.deepspeed.text.summary import summary
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.steps import Step
-from lflops.report.deepspeed_text import units as short_units
-from lflops.report.deepspeed_text.modules import aggregated
-from lflops.report.deepspeed_text.summary import summary
-
-__all__ = ["FlopsProfiler", "get_model_profile", "with_engine_facts"]
 
 _FORWARDS_BACK = 2.0
 _EXPERTS = "ep_size_"
@@ -146,7 +144,10 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
         passes = measure if mode == "forward" else measure_generate
         profile = passes(model, positional, kwargs, warmup=warm_up, repeats=_REPEATS, ignore=_ignored(ignore_modules))
     if print_profile:
-        _show(summary(analyze(profile), step=warm_up, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file)
+        _show(
+            summary(analyze(profile), step=warm_up, module_depth=module_depth, top_modules=top_modules, detailed=detailed),
+            output_file,
+        )
     flops, macs, params = _figures(profile)
     return (short_units.flops(flops), short_units.macs(macs), short_units.params(params)) if as_string else (flops, macs, params)
 
@@ -278,7 +279,8 @@ class FlopsProfiler:
         profile = self.profile
         self.flops, self.macs, self.params = _figures(profile)
         _show(
-            summary(analyze(profile), step=profile_step, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file
+            summary(analyze(profile), step=profile_step, module_depth=module_depth, top_modules=top_modules, detailed=detailed),
+            output_file,
         )
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:

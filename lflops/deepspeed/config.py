@@ -10,8 +10,6 @@ from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 from lflops.schedule import Schedule
 
-__all__ = ["arguments_of"]
-
 SECTION = "flops_profiler"
 TAKEN = {
     "enabled": bool,

@@ -13,8 +13,6 @@
 
 from collections.abc import Mapping
 
-__all__ = ["FREE", "MOVES", "PER_INPUT", "PER_OUTPUT"]
-
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())

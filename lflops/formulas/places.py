@@ -5,8 +5,6 @@ Written from torch's schemas; `tests/formulas/test_places.py` compares it with t
 
 import re
 
-__all__ = ["GEOMETRY", "PLACES"]
-
 GEOMETRY = ("stride", "padding", "dilation", "output_padding", "groups")
 """Arguments of convolutions that decide the shape of the result."""
 

@@ -8,23 +8,6 @@ from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any, NamedTuple, Self, TypeVar
 
-__all__ = [
-    "FORMULAS",
-    "FUNCTIONS",
-    "READS",
-    "Cost",
-    "Formula",
-    "FunctionFormula",
-    "Shape",
-    "SparseShape",
-    "Values",
-    "adapted",
-    "formula",
-    "function_formula",
-    "load_families",
-    "per_element",
-]
-
 Shape = tuple[int, ...]
 
 

@@ -4,6 +4,7 @@
 `lflops.hardware.lookup` is public.
 """
 
-from lflops.hardware.chips import DTYPES, Hardware, lookup, names
+from lflops.hardware.chips import Hardware, lookup, names
+from lflops.hardware.table_file import DTYPES
 
 __all__ = ["DTYPES", "Hardware", "lookup", "names"]

@@ -17,8 +17,6 @@ from pathlib import Path
 from lflops.errors import HardwareError
 from lflops.hardware.table_file import DTYPES, VARIABLE, Row, append, own_file, rows_in
 
-__all__ = ["DTYPES", "Hardware", "check_new", "chips", "hint", "is_gpu", "lookup", "named", "names", "save", "unknown", "vendor_of"]
-
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
 """Vendors of GPUs, with the words of their names that only some drivers and people write."""
 _VENDORS = set[str]().union(*GPU_VENDORS.values())
@@ -118,16 +116,9 @@ def chips() -> Mapping[str, tuple[Hardware, ...]]:
 
 
 def save(name: str, measured: Hardware) -> Path:
-    """Add measured figures to the user's table of chips.
+    """Add what `lflops.calibrate` returned to the user's table of chips, and return the table's path.
 
-    If no table has the device, its own name finds them too, so that `hardware="auto"` does.
-
-    Args:
-        name: The name to save them under.
-        measured: What `lflops.calibrate` returned.
-
-    Returns:
-        The user's table.
+    If no table has the device, its own name finds the figures too, so that `hardware="auto"` does.
     """
     check_new(name)
     row = Row(

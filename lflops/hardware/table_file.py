@@ -18,8 +18,6 @@ from typing import Any
 
 from lflops.errors import HardwareError
 
-__all__ = ["DTYPES", "Row", "append", "own_file", "rows_in"]
-
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 """What a peak can be of."""
 

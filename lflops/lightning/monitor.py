@@ -11,9 +11,10 @@ from torch import nn
 
 from lflops.collect.kineto.tracer import Activity
 from lflops.collect.ranks.store import shared_store
-from lflops.deepspeed.config import arguments_of
 from lflops.errors import LflopsError
+from lflops.extras import needed
 from lflops.hardware.chips import Hardware
+from lflops.ledger.account import Ledger
 from lflops.lightning.compat import Base, MisconfigurationException
 from lflops.lightning.phase_hooks import HearsPhases, TrainerPhases, phases_of
 from lflops.lightning.training import log_dir_of, stage_of, training_of
@@ -22,8 +23,6 @@ from lflops.schedule import Schedule
 from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings
 from lflops.session.run import MonitoredRun
 from lflops.session.session import Session
-
-__all__ = ["FlopsMonitor"]
 
 _RUNS = itertools.count()
 """Numbers the runs on several ranks, of all monitors in the process: a process group outlives them, and what they left in its store."""
@@ -67,6 +66,7 @@ class FlopsMonitor(Base, HearsPhases):
         logical: As `lflops.count` takes it: of the whole model on a rank's batch, where tensor parallelism hides what it does.
         gather_timeout: Seconds that the end of a run waits, at most, for what other ranks have to tell; nothing else waits.
         html: Whether a page that opens offline is written next to each profile.
+        ledger: Whether to account for every second of the run, in a file next to the profiles.
         module_scalars: How many modules have curves: those with the most self time in the first window. Three windows make a curve.
         dirpath: Where profiles are saved, instead of below `trainer.log_dir`; traces in its folder lflops_traces.
         on_error: What an error of lflops' own does: `"warn"`, or `"raise"`.
@@ -110,6 +110,7 @@ class FlopsMonitor(Base, HearsPhases):
         topology: Callable[[int], Mapping[str, int]] | None = None,
         logical: Profile | None = None,
         html: bool = True,
+        ledger: bool = True,
         module_scalars: int = 5,
         gather_timeout: float = 30.0,
         dirpath: str | PathLike[str] | None = None,
@@ -135,7 +136,7 @@ class FlopsMonitor(Base, HearsPhases):
         Raises:
             CountError: The section is missing, or has a key or a value that DeepSpeed does not take.
         """
-        arguments, enabled = arguments_of(config)
+        arguments, enabled = needed("arguments_of", "from_deepspeed")(config)
         monitor = cls(**arguments)
         monitor._enabled = enabled
         return monitor
@@ -145,6 +146,11 @@ class FlopsMonitor(Base, HearsPhases):
         lightnings = {"log", "log_dict"}  # set on every callback of a Trainer: methods of its model
         kept = {name: value for name, value in self.__dict__.items() if name not in lightnings}
         return kept | {"_run": None, "_phases": None, "profiles": list(self.profiles)}
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Every second of the last run so far, by category; `None` before it, and where no ledger is kept."""
+        return None if self._run is None else self._run.ledger
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
@@ -171,6 +177,8 @@ class FlopsMonitor(Base, HearsPhases):
                 name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
                 run.store = shared_store(name, trainer.global_rank, timeout=self._settings.gather_timeout)
             self._phases.join(run.boundary, run.undo)
+            if self._number(trainer) == 1:
+                run.keep_ledger(self._phases, trainer.global_rank, trainer.world_size)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._begin("train", trainer, pl_module)
@@ -205,8 +213,13 @@ class FlopsMonitor(Base, HearsPhases):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close()
 
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._run is not None:
+            self._run.epoch_ends()
+
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Know why this step takes longer, and begin, or go on, with this stage."""
+        self._enters("validation")
         if not trainer.sanity_checking:
             self._guarded("train", lambda session: session.mark("validation"))
             self._begin("validate", trainer, pl_module)
@@ -223,8 +236,11 @@ class FlopsMonitor(Base, HearsPhases):
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._guarded("validate", lambda session: session.pause())
+        if self._run is not None:
+            self._run.leaves("validation")
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        self._enters("test")
         self._begin("test", trainer, pl_module)
 
     def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -236,6 +252,7 @@ class FlopsMonitor(Base, HearsPhases):
             self._run.batch_ends("test", batch)
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        self._enters("predict")
         self._begin("predict", trainer, pl_module)
 
     def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -272,6 +289,10 @@ class FlopsMonitor(Base, HearsPhases):
     def _guarded(self, name: str, action: Callable[[Session], None]) -> None:
         if self._run is not None:
             self._run.guarded(name, action)
+
+    def _enters(self, category: str) -> None:
+        if self._run is not None:
+            self._run.enters(category)
 
     def _close(self, error: BaseException | None = None) -> None:
         if self._run is not None:

@@ -19,10 +19,8 @@ from lflops.boundary import Boundary, Undo
 from lflops.collect.attribution.hooks import hook_optimizers
 from lflops.collect.timing.step_phases import OTHER, SYNC
 from lflops.collect.torch_private.autograd import after_backward
-from lflops.session.inputs.phases import Phases
+from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.wrappers import wrap
-
-__all__ = ["STEPS", "HearsPhases", "TrainerPhases", "phases_of"]
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
 """Of the strategy: Lightning's own collectives."""
@@ -32,6 +30,9 @@ SIGTERM_CHECK = "_broadcast_sigterm_tensor"
 
 RUNNING = None
 """In place of a stage: the one that is running."""
+
+LOADING = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
+"""Of the strategy: reading a checkpoint, and what is in it."""
 
 STEPS = {"train": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 """By stage, as `FlopsMonitor` names it, the method of a LightningModule that a batch goes to."""
@@ -43,6 +44,7 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
     "predict_next": ("data", "predict"),
     ".batch_to_device": ("transfer", RUNNING),
     **{f".{step}": ("forward", name) for name, step in STEPS.items()},
+    "save_checkpoint": ("checkpoint_save", RUN),
     "optimizer_step": (None, "train"),  # of itself no phase, but what began within it is over with it
 }
 """Actions of the profiler, by the end of their names: the phase that each is, and whose. The longest end counts."""
@@ -124,6 +126,10 @@ class TrainerPhases(Phases):
         wrap(self._undo, profiler, "stop", self._stop)
         if type(profiler).__name__ == "PassThroughProfiler":
             wrap(self._undo, profiler, "profile", self._profile)
+        for name in LOADING:
+            if hasattr(strategy, name):
+                wrap(self._undo, strategy, name, self._load)
+        wrap(self._undo, trainer._logger_connector, "log_metrics", self._log)  # noqa: SLF001 - all loggers are called by it
         self.awaits_others = trainer.world_size > 1
         if self.awaits_others:
             for owner, name in [*((strategy, name) for name in SYNCHRONIZING), (trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]:
@@ -181,6 +187,22 @@ class TrainerPhases(Phases):
         with self._boundary:
             self.leave(depth)
         return result
+
+    def _load(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self._within("checkpoint_load", call, *args, **kwargs)
+
+    def _log(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self._within("logging", call, *args, **kwargs)
+
+    def _within(self, category: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        depth = self.depth
+        with self._boundary:
+            self.enter(category, RUN)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            with self._boundary:
+                self.leave(depth)
 
     def _begins(self, name: str) -> None:
         known = self._phase_of(name)

@@ -17,8 +17,6 @@ from lflops.lightning.compat import say
 from lflops.lightning.phase_hooks import STEPS, phases_of
 from lflops.session.inputs.training import Stage, Training
 
-__all__ = ["RUNS", "log_dir_of", "stage_of", "training_of"]
-
 RUNS = "lflops_runs"
 """Below the Trainer's directory: a folder for each Trainer that has no logger."""
 

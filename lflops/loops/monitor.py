@@ -21,6 +21,7 @@ from lflops.collect.inputs.arguments import describe
 from lflops.collect.inputs.tensors import device_of
 from lflops.collect.ranks.store import shared_store
 from lflops.errors import CountError
+from lflops.ledger.account import Ledger
 from lflops.loops.phases import LoopPhases
 from lflops.profile.model import Profile
 from lflops.session.inputs.messages import say, warn
@@ -29,8 +30,6 @@ from lflops.session.inputs.training import STAGES, Stage, Training
 from lflops.session.outlets.writer import loggers_of
 from lflops.session.run import MonitoredRun
 
-__all__ = ["LoopMonitor", "monitor"]
-
 Item = TypeVar("Item")
 
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "_FabricModule"}
@@ -38,6 +37,9 @@ WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel
 
 DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
 """Those whose ranks have different batches."""
+
+BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")
+"""Categories of the ledger that a loop names itself."""
 
 _RUNS = itertools.count()
 """Numbers the runs on several ranks in this process: a process group outlives them, and what they left in its store."""
@@ -124,6 +126,7 @@ class LoopMonitor:
         self._steps_done = 0
         self._run: MonitoredRun | None = None
         self._ends = contextlib.ExitStack()
+        self._account: Ledger | None = None
 
     def __enter__(self) -> Self:
         rank, world_size = _rank_and_world_size()
@@ -141,6 +144,7 @@ class LoopMonitor:
                     run.store = shared_store(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
                 self._phases.awaits_others = world_size > 1
                 self._phases.install(run.boundary, run.undo)
+                run.keep_ledger(self._phases, rank, world_size)
             self._begin("train")
             return self  # noqa: TRY300 - an interrupt here is one in here
         except BaseException:
@@ -153,6 +157,7 @@ class LoopMonitor:
         run, self._run = self._run, None
         if run is not None:
             run.close(error)
+            self._account = run.ledger
             if not self._has_batches and error is None:
                 warn("lflops.monitor saw no step, so there is nothing to tell: put each batch in `with monitor.step(batch):`")
 
@@ -164,8 +169,9 @@ class LoopMonitor:
                 try:
                     batch = next(iterator)
                 except StopIteration:
-                    return
+                    break
             yield batch
+        self.epoch_ends()
 
     def step(self, batch: Any = None) -> "_Batch":
         """One batch: a step, or with accumulation a part of one.
@@ -198,14 +204,31 @@ class LoopMonitor:
             yield
             return
         run.guarded("train", lambda session: session.mark("validation"))
-        self._stage = name
+        self._stage, category = name, "validation" if name == "validate" else name
+        run.enters(category)
         try:
             with self._phases.stage(name):
                 self._begin(name)
                 yield
         finally:
+            run.leaves(category)
             self._stage = before
             run.guarded(name, lambda session: session.pause())
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Every second of the run so far, by category; `None` before it, and where no ledger is kept."""
+        return self._account if self._run is None else self._run.ledger
+
+    def within(self, category: str) -> contextlib.AbstractContextManager[None]:
+        """What runs in this block belongs to a category of the ledger: "checkpoint_save", "checkpoint_load", "logging" or "between_epochs".
+
+        Raises:
+            CountError: The category is not known.
+        """
+        if category not in BLOCKS:
+            raise CountError(f"category={category!r}: give one of {', '.join(map(repr, BLOCKS))}")
+        return self._phases.within(category)
 
     def go_on_from(self, step: int) -> None:
         """The steps before this one were made by an earlier run: number those of this one from here."""
@@ -222,6 +245,11 @@ class LoopMonitor:
         if self._run is None:
             raise CountError("monitor: it is not entered, so there is nothing to undo at its end: use it in a `with`")
         return self._run.undo
+
+    def epoch_ends(self) -> None:
+        """An epoch is over: what follows is between two epochs, until a batch is fetched. `data` does so at the loader's end."""
+        if self._run is not None:
+            self._run.epoch_ends()
 
     def mark(self, what: str) -> None:
         """Note that something else happens in this step, as "checkpoint": it is no measure of the others."""

@@ -21,13 +21,19 @@ from lflops.boundary import Boundary, Undo
 from lflops.collect.attribution.hooks import hook_model, hook_optimizer
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.torch_private.autograd import after_backward
-from lflops.session.inputs.phases import Phases
+from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.wrappers import wrap
-
-__all__ = ["LoopPhases"]
 
 ENGINE_PHASES = {"backward": "backward", "clip_grad_norm_": "clip", "clip_grad_value_": "clip", "clip_gradients": "clip"}
 """Methods of a `Fabric` or an `Accelerator`, and the phase that each of them is."""
+
+
+ENGINE_BLOCKS = {
+    **dict.fromkeys(("save", "save_state", "save_model"), "checkpoint_save"),
+    **dict.fromkeys(("load", "load_state"), "checkpoint_load"),
+    **dict.fromkeys(("log", "log_dict"), "logging"),
+}
+"""The same for what belongs to no step: categories of the ledger."""
 
 
 class LoopPhases(Phases):
@@ -52,7 +58,10 @@ class LoopPhases(Phases):
             hook_optimizer(undo, optimizer, guard(self._optimizer_begins), guard(self._optimizer_ends))
         for name, phase in ENGINE_PHASES.items():
             if hasattr(self._engine, name):
-                wrap(undo, self._engine, name, partial(self._within, phase))
+                wrap(undo, self._engine, name, partial(self._called_in, partial(self.named, phase)))
+        for name, category in ENGINE_BLOCKS.items():
+            if hasattr(self._engine, name):
+                wrap(undo, self._engine, name, partial(self._called_in, lambda *_, category=category: self.within(category)))
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -77,10 +86,14 @@ class LoopPhases(Phases):
         """A phase that the loop names itself, with what it is about: the loss of a backward pass."""
         return _NamedPhase(self, phase, given)
 
-    def begin(self, phase: str, given: tuple[Any, ...]) -> int:
-        """A named phase begins. Returns how many are around it."""
+    def within(self, category: str) -> "_NamedPhase":
+        """A block that belongs to no step, but to a category of the ledger."""
+        return _NamedPhase(self, category, (), RUN)
+
+    def begin(self, phase: str, given: tuple[Any, ...], stage: str | None = None) -> int:
+        """A named phase begins, of the running stage or of that one. Returns how many are around it."""
         self._leave_forward()
-        self.enter(phase, self._stage, given)
+        self.enter(phase, stage or self._stage, given)
         return self.depth - 1
 
     @property
@@ -88,8 +101,8 @@ class LoopPhases(Phases):
         """The run's."""
         return self._boundary
 
-    def _within(self, phase: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.named(phase, *args[:1]):
+    def _called_in(self, around: Callable[..., "_NamedPhase"], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with around(*args[:1]):
             return call(*args, **kwargs)
 
     def _leave_forward(self) -> None:
@@ -135,15 +148,16 @@ class LoopPhases(Phases):
 
 
 class _NamedPhase:
-    def __init__(self, phases: LoopPhases, phase: str, given: tuple[Any, ...]) -> None:
+    def __init__(self, phases: LoopPhases, phase: str, given: tuple[Any, ...], stage: str | None = None) -> None:
         self._phases = phases
         self._phase = phase
         self._given = given
+        self._stage = stage
         self._around = 0
 
     def __enter__(self) -> None:
         with self._phases.boundary:
-            self._around = self._phases.begin(self._phase, self._given)
+            self._around = self._phases.begin(self._phase, self._given, self._stage)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._phases.boundary:

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile, Work
+from lflops.profile.model import COUNTS, ModuleProfile, Profile, Work
 from lflops.profile.notes import Note
+from lflops.profile.records import PHASES
 
 __all__ = ["sum_of_batches"]
 

@@ -8,10 +8,8 @@ from typing import Any, cast
 from msgspec.structs import replace
 from torch import Tensor
 
-from lflops.analyze.memory.block_chain import Chain
-from lflops.analyze.memory.cheapest_choice import cheapest_choice, lowest_peak
-from lflops.analyze.memory.checkpointing_plan import POLICIES, Alternative, CheckpointingPlan, Policy
 from lflops.analyze.memory.room import TIGHT, room, room_for
+from lflops.collect.estimate.changes import POLICIES, Policy
 from lflops.collect.estimate.estimate import Estimator, Model, Subject, built, checked_model
 from lflops.collect.estimate.mesh import checked_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer
@@ -19,10 +17,10 @@ from lflops.collect.inputs.arguments import describe
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, named
+from lflops.planning.block_chain import Chain, cheapest_choice, lowest_peak
 from lflops.planning.block_trials import FEMTO, BlockTrials, memory_of, policies_of
+from lflops.planning.checkpointing_plan import Alternative, CheckpointingPlan
 from lflops.profile.model import Profile
-
-__all__ = ["best_checkpointing", "search"]
 
 REPAIRS = 3  # how often the budget of the search is lowered by what an estimate needs beyond it
 

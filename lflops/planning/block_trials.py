@@ -5,18 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from lflops.analyze.memory.block_chain import Chain, Key, Trial, chain_of, key_of, keys_of, read, settled_by, units_of
-from lflops.analyze.memory.checkpointing_plan import POLICIES, Policy
 from lflops.analyze.speed.lower_bound import lower_bound
+from lflops.collect.estimate.changes import POLICIES, Policy, checkpointed, recomputable
 from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.collect.inputs.arguments import check_module
 from lflops.errors import CountError
-from lflops.planning.changes import checkpointed, recomputable
+from lflops.planning.block_chain import Chain, Key, Trial, chain_of, key_of, keys_of, read, settled_by, units_of
 from lflops.planning.folding import Fold, folded, folds_of, full_names, stretched
 from lflops.profile.model import Cell, Memory, Profile
 from lflops.profile.module_names import ancestry
-
-__all__ = ["FEMTO", "BlockTrials", "memory_of", "policies_of"]
 
 FEMTO = 1e-15  # seconds are whole numbers of these while costs are compared, so that equal sums are equal
 

@@ -6,9 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lflops.analyze.memory.block_chain import Chain
-
-__all__ = ["Fold", "folded", "folds_of", "full_names", "stretched"]
+from lflops.planning.block_chain import Chain
 
 KEPT = 6  # blocks of a run in a folded model: in the middle there are two with neighbours like themselves
 WORTHWHILE = 10  # shorter runs are not folded

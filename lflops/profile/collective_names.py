@@ -3,8 +3,6 @@
 import functools
 import re
 
-__all__ = ["bus_factor", "collective_kind", "is_collective_kernel"]
-
 _KERNEL = re.compile(r"nccl|rccl|msccl|mscclpp|oneccl|deepep|nvshmem|all_?reduce_?kernel|cross_device_reduce", re.IGNORECASE)
 
 _KINDS = (

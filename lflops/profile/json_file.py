@@ -19,9 +19,8 @@ from msgspec import Raw, Struct
 
 from lflops.errors import HardwareError, ProfileError
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import COUNTS, PHASES, SCHEMA_VERSION, ModuleProfile, Profile, Work
-
-__all__ = ["load", "save"]
+from lflops.profile.model import COUNTS, SCHEMA_VERSION, ModuleProfile, Profile, Work
+from lflops.profile.records import PHASES
 
 LARGEST_FILE = 1 << 30
 LARGEST_SEARCH = 1 << 25

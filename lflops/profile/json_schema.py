@@ -8,8 +8,6 @@ import msgspec
 
 from lflops.profile import model, timeline
 
-__all__ = ["json_schema"]
-
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 

@@ -25,8 +25,6 @@ from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 
-__all__ = ["PHASES", "SCHEMA_VERSION", "Phase", "Profile", "Work"]
-
 PhaseQuery = Phase | Literal["all"] | None
 """A phase; `"all"` and `None` add the phases up."""
 

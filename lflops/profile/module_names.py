@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from lflops.profile.series import grouped
 
-__all__ = ["added_up", "ancestry", "children", "fold_repeats", "patterns", "spelled_out"]
-
 Item = TypeVar("Item")
 
 
@@ -85,12 +83,8 @@ def fold_repeats(
 ) -> list[tuple[str, list[Item]]]:
     """Group items of repeated modules, as the 48 layers of a stack: labels and items, in the order of the first items.
 
-    The label is the names' pattern where the group has all modules of that pattern; else their own names, spelled out.
-
-    Args:
-        items: Anything that belongs to a module.
-        key: The module's name, then all else that has to be equal within a group.
-        patterns: What the function of that name returns; a name that it has not stands for itself.
+    The label is the names' pattern where the group has all modules of that pattern; else their own names, spelled out. The key is an item's
+    module, then all else that has to be equal within a group. A name without a pattern stands for itself.
     """
     modules = Counter(patterns.values())
 

@@ -14,8 +14,6 @@ from msgspec import Struct
 
 from lflops import units
 
-__all__ = ["NOTES", "Note", "are_times_far_off", "notes_with", "sentence", "time_factors"]
-
 
 class Note(Struct, frozen=True, kw_only=True):
     """One note.

@@ -8,30 +8,6 @@ from typing import Annotated, Literal, NamedTuple, Self
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-__all__ = [
-    "CATEGORIES",
-    "PASSES",
-    "PHASES",
-    "ByCategory",
-    "Call",
-    "CompiledCode",
-    "CompiledKernel",
-    "Count",
-    "ModulePhase",
-    "Phase",
-    "Rank",
-    "RankActivity",
-    "RankComparison",
-    "RankExcess",
-    "RankStat",
-    "RankWait",
-    "Seconds",
-    "Spread",
-    "Trace",
-    "TracedOperator",
-    "step_phase",
-]
-
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
 PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}

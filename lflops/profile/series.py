@@ -4,8 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["extremes", "grouped", "sum_known", "sums"]
-
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 Number = TypeVar("Number", int, float)

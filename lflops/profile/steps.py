@@ -7,8 +7,6 @@ from msgspec import Struct
 
 from lflops.profile.records import Count, Seconds
 
-__all__ = ["DISTURBANCES", "EVENTS", "Step", "StepKind", "is_clean", "is_compared", "is_disturbed"]
-
 StepKind = Literal["clean", "counted", "hooked", "traced"]
 """What lflops did in a step: nothing but reading the clock, or one of the others."""
 

@@ -8,8 +8,6 @@ from msgspec import Struct
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import Count
 
-__all__ = ["MOST_RANKS", "ModuleSlice", "OwnTime", "StepTimeline", "TimedWork", "longest", "nested"]
-
 MOST_RANKS = 8  # a merged profile has the timelines of so many ranks, the first ones
 
 MOST_SLICES, MOST_WORK = 2_000, 1_500

@@ -17,21 +17,13 @@ from lflops.profile.model import Profile
 from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.page_script import page_script
 from lflops.report.payload.payload import payload
-from lflops.report.payload.snapshot import SnapshotShown
 from lflops.report.payload.timeline import timeline
-
-__all__ = ["document", "page", "save", "snapshot_page", "write"]
 
 _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
 
 
 def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
-    """The file's text.
-
-    Args:
-        analyses: What it shows. Of several the last is shown first, compared with the one before it.
-        names: Of several profiles, as their files' names.
-    """
+    """The file's text. Of several analyses, with their files' names, the last is shown first, compared with the one before it."""
     shown = [payload(each) for each in analyses]
     profiles = [each.profile for each in analyses]
     chosen = [""] if len(profiles) == 1 else [_window(*each) for each in zip(profiles, names, strict=True)]
@@ -46,9 +38,9 @@ def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
     return document(title, "\n".join([_ROOT, *data]), script=script)
 
 
-def snapshot_page(shown: SnapshotShown) -> str:
-    """The file's text for a snapshot of CUDA's memory."""
-    return document(f"memory of {shown.title}", "\n".join([_ROOT, _data("data", shown)]), script=page_script("entry/snapshot"))
+def page_of_data(title: str, value: Any, entry: str) -> str:
+    """The file's text for any value that a script of `page/entry/` draws."""
+    return document(title, "\n".join([_ROOT, _data("data", value)]), script=page_script(entry))
 
 
 def save(analysis: Analysis, path: Path) -> None:
@@ -109,11 +101,8 @@ _DOCUMENT = """\
 def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
     """The file's text.
 
-    Args:
-        title: As text; it is escaped here.
-        body: As HTML.
-        script: A module that draws the page. No other script runs, for any data.
-        style: What the page adds to the style sheet of all pages.
+    The title is text and escaped here; the body is HTML. The script is a module that draws the page: no other runs, for any data. The
+    style comes after the style sheet of all pages.
     """
     scripts = ""
     if script:

@@ -7,13 +7,11 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.compare.diff import diff
 from lflops.analyze.modules.busiest import BusyModules
+from lflops.analyze.speed.utilization import flops_per_second
 from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline
-from lflops.report.lines.layout import speed_lines, verdict_lines
-from lflops.report.lines.report import Report, report_of, uncounted
+from lflops.report.lines.report import Report, report_of, speed_lines, uncounted, verdict_lines
 from lflops.report.lines.text import counted, itself_of, plain, shortened_name
-
-__all__ = ["log_text"]
 
 _MARGIN = 16
 _MODULES = 5
@@ -32,12 +30,7 @@ _Lines = Iterable[tuple[str, str]]
 
 
 def log_text(analysis: Analysis, before: Profile | None = None) -> str:
-    """The text of a window: labels, and behind each of them a line or more.
-
-    Args:
-        analysis: The window.
-        before: The one before it, which it is compared with.
-    """
+    """The text of a window, compared with the one before it: labels, and behind each of them a line or more."""
     report = report_of(analysis)
     parts: list[_Lines] = [
         verdict_lines(report),
@@ -70,7 +63,7 @@ def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
     named = [(_named(each), each) for each in listed]
     width = max(len(name) for name, _ in named)
     for name, each in named:
-        rate = f"  {units.rate(2 * each.macs / each.seconds, 'FLOP/s')}" if each.macs else ""
+        rate = f"  {units.rate(flops_per_second(each.macs, each.seconds), 'FLOP/s')}" if each.macs else ""
         share = units.percent(times.share(each.seconds))
         yield "most time", f"{name:<{width}}  {units.duration(each.seconds):>8}  {share:>6}{rate}"
     if others:

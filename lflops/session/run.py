@@ -10,14 +10,18 @@ from lflops.collect.kineto.compiled_graph import CompileTracking
 from lflops.collect.model.compile_guard import KeptGraphs
 from lflops.collect.torch_private.dispatch_modes import sweep_modes
 from lflops.errors import LflopsError, UnknownTorchError
+from lflops.ledger.account import Ledger
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.session.inputs.messages import warn
+from lflops.session.inputs.messages import Failures, warn
+from lflops.session.inputs.phases import Phases
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import STAGES, Stage, Training
+from lflops.session.outlets.ledger_text import log_ledger
 from lflops.session.outlets.out_of_memory import MemoryHistory, ran_out_of_memory, write_report
 from lflops.session.outlets.paths import OutputPaths
 from lflops.session.results import Results
+from lflops.session.run_ledger import RunLedger
 from lflops.session.session import Session
 
 __all__ = ["MonitoredRun"]
@@ -42,6 +46,37 @@ class MonitoredRun:
         self.undo = Undo()  # takes off what the driver has installed, at the end of the run
         self._graphs = KeptGraphs()
         self._tracking = CompileTracking()
+        self._ledger: RunLedger | None = None
+
+    def keep_ledger(self, phases: Phases, rank: int, ranks: int) -> None:
+        """Account for the time of this process from here on, if that is asked for. Its file is in the run's folder."""
+        if self._settings.ledger:
+            self._ledger = RunLedger(rank, ranks)
+            paths = OutputPaths.of(self.log_dir, self._settings.dirpath, 1)
+            self._ledger.install(phases, None if paths is None else paths.profiles, self.boundary, self.undo)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Every second of the run so far, by category; `None` where no ledger is kept."""
+        return None if self._ledger is None else self._ledger.account
+
+    def enters(self, category: str) -> None:
+        """From here on the time belongs to this category of the ledger, until `leaves` is called with it."""
+        if self._ledger is not None:
+            with self.boundary:
+                self._ledger.enter(category)
+
+    def leaves(self, category: str) -> None:
+        """The time belongs to what was running before."""
+        if self._ledger is not None:
+            with self.boundary:
+                self._ledger.leave_last(category)
+
+    def epoch_ends(self) -> None:
+        """An epoch of the training ends."""
+        if self._ledger is not None:
+            with self.boundary:
+                self._ledger.epoch_ends()
 
     def open(self) -> None:
         """The run is about to begin: graphs that are compiled from here on are kept, and tracked if that is asked for."""
@@ -63,6 +98,7 @@ class MonitoredRun:
         """
         if self._failed:
             return
+        self.enters("lflops")
         with self.boundary:
             self._graphs.start()  # torch.compile may have been loaded since
         if name in self._begun:
@@ -79,6 +115,10 @@ class MonitoredRun:
             if wrong is not None:
                 self.take_off()
                 raise wrong
+        if self._ledger is not None and name == "train":
+            with self.boundary:
+                self._ledger.begin_training(training(), stage())
+        self.leaves("lflops")
 
     def _begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> None:
         if self._training is None:
@@ -105,15 +145,29 @@ class MonitoredRun:
             sweep_modes()  # one that counted may have been taken off within a backward pass
         if (session := self.sessions[name]) is not None:
             with self.boundary:
-                session.batch_begins(batch)
+                if self._ledger is None or session.is_plain:
+                    session.batch_begins(batch)
+                else:
+                    self._ledger.enter("lflops")
+                    session.batch_begins(batch)
+                    self._ledger.leave_last("lflops")
 
     def batch_ends(self, name: str, batch: Any) -> None:
         """It ends."""
-        if (session := self.sessions[name]) is not None:
+        session, ledger = self.sessions[name], self._ledger
+        if ledger is not None:
+            with self.boundary:
+                ledger.enter("lflops")
+                if name == "train":
+                    ledger.batch_ends(batch, touched=session is not None and session.touches_step)
+        if session is not None:
             with self.boundary:
                 session.batch_ends(batch)
-            if session.over:
-                self.sessions[name] = None
+        if ledger is not None:
+            with self.boundary:
+                ledger.leave_last("lflops")
+        if session is not None and session.over:
+            self.sessions[name] = None
 
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
         """Do something with a stage's session, if it has one."""
@@ -126,12 +180,20 @@ class MonitoredRun:
     def close(self, error: BaseException | None = None) -> None:
         """The run is over, or left by an error: tell what there is to tell."""
         training = self._training
+        self.enters("lflops")
         for name in STAGES:
             self.guarded(name, lambda session: session.close(error))
         with self.boundary:
             if self._results is not None:
                 self._results.finish(failed=error is not None)
             self._results = self._training = None
+        with self.boundary:
+            if self._ledger is not None:
+                with Failures(raised=self._settings.on_error == "raise").contained("the ledger"):
+                    self._ledger.stop("finished" if error is None else type(error).__name__)
+                    if training is not None and training.is_main:
+                        paths = OutputPaths.of(self.log_dir, self._settings.dirpath, self._monitor)
+                        log_ledger(self._ledger.account, paths, training.say)
         with self.boundary:
             if self._history is not None:
                 self._end_history(error, training)

@@ -30,8 +30,6 @@ from lflops.session.window.step_clock import StepClock, TimedStep
 from lflops.session.window.traced_steps import TracedSteps
 from lflops.session.window.window import WANTED, Window
 
-__all__ = ["Session"]
-
 SHARE_EVERY = 50
 """Steps after which ranks share their clean steps, where the run has no curves."""
 
@@ -176,6 +174,16 @@ class Session:
         if was_noted:
             self._step_clock.resume()
         self._step_clock.expect_plain(self._steps_until_due() if self._stage.learns and self._stage.accumulation() == 1 else 0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether next to nothing is done as the next batch begins."""
+        return len(self._plain.steps) < self._plain.limit
+
+    @property
+    def touches_step(self) -> bool:
+        """Whether the step that is running is counted, timed by module or traced."""
+        return self._counts_step or self._hooked is not None or self._position.phase == "traced"
 
     def mark(self, mark: str) -> None:
         """Note what else happens in this step."""
@@ -361,7 +369,7 @@ class Session:
         room = self._idle_until - ordinal
         if not more or more + WANTED > room or self._training.world_size > 1:
             return False
-        if analyze(self._profile(window, failed=False)[0]).outliers_doubt in {None, "scaled"}:
+        if analyze(self._profile(window, failed=False)[0]).outliers.doubt in {None, "scaled"}:
             return False
         window.hook(ordinal, more)
         return True

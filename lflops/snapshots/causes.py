@@ -6,10 +6,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from lflops.snapshots.holders import CATEGORIES, Category, category_of, line_of
-from lflops.snapshots.peak import Alive, Peak
-
-__all__ = ["Cause", "CauseCode", "causes_of"]
+from lflops.snapshots.holders import CATEGORIES, Alive, Category, Peak, category_of, line_of
 
 CauseCode = Literal[
     "other_process",

@@ -1,16 +1,16 @@
-"""A snapshot explained: what is alive at its peak, who holds it, and why memory ran out."""
+"""A snapshot explained: what is alive at its peak, who holds it, why memory ran out, and what to do."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from msgspec import Struct
 
+from lflops import units
 from lflops.hardware.chips import Hardware
-from lflops.snapshots.causes import Cause, causes_of
-from lflops.snapshots.holders import CATEGORIES, Category, StackHolder, category_of, holders_of, line_of, sizes_of_parameters
-from lflops.snapshots.peak import peak_of
-from lflops.snapshots.read import Snapshot
-
-__all__ = ["ExplainedMemory", "explain"]
+from lflops.report.lines.text import counted
+from lflops.snapshots.causes import Cause, CauseCode, causes_of
+from lflops.snapshots.holders import CATEGORIES, Category, StackHolder, category_of, holders_of, line_of, peak_of, sizes_of_parameters
+from lflops.snapshots.read import Snapshot, snapshot_of
 
 
 class ExplainedMemory(Struct, frozen=True, kw_only=True):
@@ -33,6 +33,15 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
     holders: tuple[StackHolder, ...]
     causes: tuple[Cause, ...]  # the one to look at first first
     settings: str
+
+    def lines(self) -> Iterator[str]:
+        """The report in sentences."""
+        return explained_lines(self)
+
+
+def explain_snapshot(content: Any, device: int | None, total: int) -> ExplainedMemory:
+    """Explain what torch's allocator returns as its snapshot; `total` is the memory that the process sees on the device."""
+    return explain(snapshot_of(content, device), total=total)
 
 
 def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None = None) -> ExplainedMemory:
@@ -72,3 +81,114 @@ def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None 
         causes=causes_of(peak, before, total),
         settings=snapshot.settings,
     )
+
+
+_LISTED = 12
+
+SENTENCES: Mapping[CauseCode, tuple[str, str]] = {
+    "other_process": (
+        "Another process holds {bytes} of this device",
+        "end it (nvidia-smi names it), or give this one another device",
+    ),
+    "fragmentation": (
+        "Fragmentation: {bytes} are reserved and unused, but in pieces too small for the request",
+        "set PYTORCH_ALLOC_CONF=expandable_segments:True",
+    ),
+    "kept_graphs": (
+        "The graphs of {count} earlier forward passes are still alive, {bytes} of activations",
+        "something keeps losses or outputs with their graph, a list or a running sum: keep loss.detach() or loss.item()",
+    ),
+    "retained_graph": (
+        "The graph of an earlier forward pass is still alive, {bytes} of activations",
+        "leave out retain_graph=True, or delete loss and outputs before the next forward",
+    ),
+    "kept_results": (
+        "Results of {count} earlier passes are kept, {bytes}",
+        "something collects tensors: keep .detach().cpu() or numbers, and empty the list",
+    ),
+    "validation_graph": (
+        "Validation builds a graph and keeps {bytes} of activations for a backward that never comes",
+        "run it under torch.no_grad() or torch.inference_mode()",
+    ),
+    "kept_gradients": (
+        "Gradients of an earlier step are alive during forward, {bytes}",
+        "call optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
+    ),
+    "model_copy": (
+        "A copy of the model takes {bytes}",
+        "keep the EMA or reference model on the CPU, in a lower precision, or sharded",
+    ),
+    "huge_tensor": (
+        "One tensor takes {bytes}",
+        "compute it in chunks; for logits use a chunked or fused cross-entropy",
+    ),
+    "optimizer_state": (
+        "Optimizer state is the largest part, {bytes}",
+        "shard it (FSDP, ZeRO-1), keep it in 8 bits, or take an optimizer with less state",
+    ),
+    "activations": (
+        "Activations of this batch are the largest part, {bytes}",
+        "take a smaller batch or a shorter sequence, or checkpoint activations",
+    ),
+    "parameters": (
+        "Parameters are the largest part, {bytes}",
+        "shard them (FSDP, tensor parallelism), or keep them in a lower precision",
+    ),
+    "gradients": ("Gradients are the largest part, {bytes}", "shard them (FSDP, ZeRO-2), or step the optimizer in backward"),
+    "temporary": (
+        "Temporary tensors are the largest part, {bytes}",
+        "for an optimizer give foreach=False or fused=True",
+    ),
+    "unknown": (
+        "{bytes} were allocated before the recording began or without a stack",
+        "call torch.cuda.memory._record_memory_history() before the model is built",
+    ),
+}
+"""From a cause to its sentence, and to what can be done."""
+
+
+def cause_line(cause: Cause) -> str:
+    """The cause with its bytes and its line of code."""
+    sentence = SENTENCES[cause.code][0].format(bytes=units.size(cause.bytes), count=cause.count)
+    return f"{sentence} ({cause.line})" if cause.line else sentence
+
+
+def remedies(explained: ExplainedMemory) -> Iterator[str]:
+    """What can be done about each cause, and whether that would have been enough."""
+    for cause in explained.causes[:4]:
+        enough = "" if explained.missing_bytes is None or cause.bytes >= explained.missing_bytes else "; not enough alone"
+        yield f"{units.size(cause.bytes)}: {SENTENCES[cause.code][1]}{enough}"
+
+
+def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
+    """The report: the cause, the request, the memory, who holds it, and what can be done."""
+    yield f"{cause_line(explained.causes[0])}." if explained.causes else "Nothing is allocated."
+    yield ""
+    if explained.ran_out:
+        at = f" at {explained.failed_line}" if explained.failed_line else ""
+        free = f"; the device had {units.size(explained.device_free_bytes)} free" if explained.device_free_bytes is not None else ""
+        yield f"device {explained.device} ran out of memory: {units.size(explained.failed_bytes)} were asked for{at}{free}"
+    else:
+        yield f"device {explained.device}, the most that was allocated"
+    yield (
+        f"reserved {units.size(explained.reserved_bytes)}, requested {units.size(explained.requested_bytes)}, unused "
+        f"{units.size(explained.unused_bytes)} (the largest piece in the end {units.size(explained.largest_unused_bytes)})"
+    )
+    passes = f"{explained.forward_passes} forward pass{'' if explained.forward_passes == 1 else 'es'}"
+    yield f"the recording has {passes} and {counted(explained.optimizer_steps, 'optimizer step')}"
+    total = explained.requested_bytes
+    yield ""
+    yield "by category"
+    for category, nbytes in sorted(explained.by_category.items(), key=lambda item: -item[1]):
+        if nbytes:
+            yield f"  {units.size(nbytes):>12}  {units.percent(nbytes / total):>6}  {category.replace('_', ' ')}"
+    yield ""
+    yield f"by line of code ({units.percent(explained.named_share)} of the bytes are named)"
+    for each in explained.holders[:_LISTED]:
+        where = f"{each.category.replace('_', ' ')}, {each.count} × {each.line or 'no stack'}"
+        yield f"  {units.size(each.bytes):>12}  {units.percent(each.bytes / total):>6}  {where}"
+    if len(explained.holders) > _LISTED:
+        yield f"  {len(explained.holders) - _LISTED} more lines"
+    yield ""
+    yield "what would free memory"
+    yield from (f"  {each}" for each in remedies(explained))

@@ -1,14 +1,123 @@
-"""Who holds the bytes that are alive: a category and a line of code, from the stack of each allocation."""
+"""What is alive at the moment to explain, and who holds it: a category and a line of code, from the stack of each allocation."""
 
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from lflops.snapshots.peak import Alive, is_optimizer
-from lflops.snapshots.read import Frame, Stack
+from lflops.snapshots.read import Entry, Frame, Snapshot, Stack
 
-__all__ = ["CATEGORIES", "Category", "StackHolder", "category_of", "holders_of", "line_of", "sizes_of_parameters"]
+OPTIMIZER = "torch/optim/"
+FREED = ("free_requested", "free")
+_GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")  # functions of `torch.utils.checkpoint` that run in backward
+
+
+class Alive(NamedTuple):
+    """An allocation that is alive at the moment."""
+
+    bytes: int  # what was asked for
+    stack: Stack  # the code that allocated it
+    passes_ago: int | None = None  # how many forward passes have begun since; `None` where it is older than the trace
+    steps_ago: int | None = None  # how many optimizer steps have ended since; `None` where it is older than the trace
+
+
+class Peak(NamedTuple):
+    """What is alive at the moment."""
+
+    ran_out: Entry | None  # the request that failed; `None` where memory did not run out
+    alive: tuple[Alive, ...]
+    passes: int  # how many forward passes have begun in the trace before the moment
+    steps: int  # how many optimizer steps have ended there
+    reserved: int  # bytes in segments then
+
+    @property
+    def bytes(self) -> int:
+        """All that is alive."""
+        return sum(each.bytes for each in self.alive)
+
+
+def peak_of(snapshot: Snapshot) -> Peak:
+    """The moment of the last failure, else of the most bytes alive, from the end of the trace backward."""
+    blocks = (block for segment in snapshot.segments for block in segment.blocks if block.state == "active_allocated")
+    alive = {block.address: (block.requested, block.stack) for block in blocks}
+    reserved = sum(segment.size for segment in snapshot.segments)
+    at = _moment(snapshot.trace, sum(size for size, _ in alive.values()))
+    for entry in reversed(snapshot.trace[at:]):
+        if entry.action == "alloc":
+            alive.pop(entry.address, None)
+        elif entry.action in FREED:
+            alive[entry.address] = (entry.size, entry.stack)
+        reserved -= _GROWS.get(entry.action, 0) * entry.size
+    births, now = _births(snapshot.trace[: at + 1])
+    held = []
+    for address, (size, stack) in alive.items():
+        born = births.get(address)
+        if born is None:
+            held.append(Alive(size, stack))
+        else:
+            held.append(Alive(size, born.stack or stack, now.passes - born.passes, now.steps - born.steps))
+    ran_out = snapshot.trace[at] if at < len(snapshot.trace) and snapshot.trace[at].action == "oom" else None
+    return Peak(ran_out=ran_out, alive=tuple(held), passes=now.passes, steps=now.steps, reserved=reserved)
+
+
+def _moment(trace: tuple[Entry, ...], at_end: int) -> int:
+    """How many entries come before it."""
+    failures = [place for place, entry in enumerate(trace) if entry.action == "oom"]
+    if failures:
+        return failures[-1]
+    most, moment, live = at_end, len(trace), at_end
+    for place in range(len(trace) - 1, -1, -1):
+        entry = trace[place]
+        if entry.action == "alloc":
+            live -= entry.size
+        elif entry.action in FREED:
+            live += entry.size
+        if live > most:
+            most, moment = live, place
+    return moment
+
+
+class _Birth(NamedTuple):
+    """How many forward passes had begun, and optimizer steps ended, at an allocation."""
+
+    stack: Stack
+    passes: int
+    steps: int
+
+
+def _births(trace: tuple[Entry, ...]) -> tuple[dict[int, _Birth], _Birth]:
+    """Of each allocation in the trace when it was made, and the counts at the end, with the request that failed.
+
+    A forward pass begins where a module's forward allocates after anything else did: the loss, backward, an optimizer, a batch. An
+    optimizer's step has ended when anything but an optimizer allocates.
+    """
+    births: dict[int, _Birth] = {}
+    passes = steps = 0
+    in_forward = in_optimizer = False
+    for entry in trace:
+        if entry.action not in ("alloc", "oom"):
+            continue
+        in_backward = (frame.function for frame in entry.stack if frame.file.endswith("torch/utils/checkpoint.py"))
+        if not any(function in RECOMPUTES for function in in_backward):
+            begins, optimizes = is_forward(entry.stack), is_optimizer(entry.stack)
+            passes += begins and not in_forward
+            steps += in_optimizer and not optimizes
+            in_forward, in_optimizer = begins, optimizes
+        if entry.action == "alloc":
+            births[entry.address] = _Birth(entry.stack, passes, steps)
+    return births, _Birth((), passes, steps)
+
+
+def is_forward(stack: Stack) -> bool:
+    """Whether a module's forward is running."""
+    return any(frame.function == "forward" for frame in stack) and not is_optimizer(stack)
+
+
+def is_optimizer(stack: Stack) -> bool:
+    """Whether an optimizer is running."""
+    return any(OPTIMIZER in frame.file and "swa_utils" not in frame.file for frame in stack)
+
 
 Category = Literal["parameters", "gradients", "optimizer_state", "activations", "temporary", "copy", "other", "unknown"]
 CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state", "activations", "temporary", "copy", "other", "unknown")

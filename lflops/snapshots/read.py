@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from lflops.errors import ProfileError
 
-__all__ = ["Block", "Entry", "Frame", "Snapshot", "read_snapshot", "snapshot_of"]
-
 LARGEST_FILE = 8 * 2**30
 
 

@@ -11,14 +11,12 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: 
 from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
 
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.errors import needed_by
+from lflops.extras import offered
 from lflops.profile.model import Profile
 from lflops.report.payload.columns import VERSION
 from lflops.report.payload.payload import payload
 from lflops.report.payload.timeline import timeline
 from lflops.tensorboard.payload_event import PLUGIN, packed
-
-__all__ = ["log", "summary_of"]
 
 _RGBA = 4  # the channels of a picture, as TensorBoard counts them
 
@@ -64,9 +62,7 @@ def summary_of(writer: Any, analysis: Analysis, *, tag: str | None = None, figur
 
 
 def _figures(analysis: Analysis, root: str) -> Iterator[Summary.Value]:
-    with needed_by("a figure"):
-        from lflops.report.figures.pictures import pictures
-
-    for name, width, height, png in pictures(analysis):
-        image = Summary.Image(width=width, height=height, colorspace=_RGBA, encoded_image_string=png)
-        yield Summary.Value(tag=f"{root}/{name}", image=image)
+    for pictures in offered("pictures", "a figure"):
+        for name, width, height, png in pictures(analysis):
+            image = Summary.Image(width=width, height=height, colorspace=_RGBA, encoded_image_string=png)
+            yield Summary.Value(tag=f"{root}/{name}", image=image)

@@ -8,8 +8,6 @@ from typing import Any
 
 from lflops.report.payload.columns import VERSION
 
-__all__ = ["LARGEST", "PLUGIN", "head", "inflated", "metadata_problem", "packed", "unpacked"]
-
 PLUGIN = "lflops"  # the name under which TensorBoard stores our summaries
 LARGEST = 1 << 26  # bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused.
 

@@ -20,8 +20,6 @@ from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin  # type: 
 
 from lflops.tensorboard.payload_event import PLUGIN, head, inflated, metadata_problem, packed, unpacked
 
-__all__ = ["Tab", "opened"]
-
 _ENTRY, _STYLE = "/entry/tensorboard.js", "/shell/style.css"
 """Of the page: its script, which has all that it imports, and its style sheet."""
 

@@ -17,8 +17,6 @@ from lflops.profile.records import Call, Phase
 from lflops.traces.files import as_trace, write_head, written_whole
 from lflops.traces.timestamps import microseconds
 
-__all__ = ["MODULE", "PROCESS", "TRACKS", "Calls", "annotate", "pack"]
-
 PROCESS = "lflops modules"  # what the rows of modules are called in a viewer
 PROCESS_ID = 10_000_000  # larger than any that Linux gives
 MODULE = "lflops_module"  # the category of their slices

@@ -23,8 +23,6 @@ from lflops.traces.files import as_trace, read, write_head, written_whole
 from lflops.traces.recorded import NODE, STEP
 from lflops.traces.timestamps import ZERO, span
 
-__all__ = ["compat", "is_wanted", "place"]
-
 MARKS = b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function"
 LOADERS = "enumerate(DataLoader)#", "enumerate(DataPipe)#"
 

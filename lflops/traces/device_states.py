@@ -14,8 +14,6 @@ from lflops.profile.series import sums
 from lflops.stretches import Stretches, joined, length, outside, shares
 from lflops.traces.recorded import DeviceWork
 
-__all__ = ["DeviceTimeline", "Timeline", "communicates", "idle_stretches", "states", "timeline", "total"]
-
 
 class DeviceTimeline(Struct, frozen=True, kw_only=True):
     """Nanoseconds of a device in each state; the first four add up to the window."""

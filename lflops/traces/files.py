@@ -12,8 +12,6 @@ from msgspec import Raw
 
 from lflops.errors import ProfileError
 
-__all__ = ["as_trace", "is_trace", "rank_in_name", "read", "traces_in", "write_head", "written_whole"]
-
 _BEGIN = 1 << 16
 _RANK = re.compile(r"_(\d+)\.(?:.*\.)?pt\.trace\.json(\.gz)?$")
 _ANY_TRACE = re.compile(r"\btrace\.json(\.gz)?$|\.json\.gz$")

@@ -5,8 +5,6 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-__all__ = ["NODE", "STEP", "Collective", "DeviceWork", "Inputs", "MemoryPeak", "OperatorCall", "RecordedTrace", "RuntimeCall", "Span"]
-
 STEP, NODE = "ProfilerStep#", "autograd::engine::evaluate_function: "
 """Begin the names of the profiler's steps, and of the nodes of backward."""
 

@@ -8,8 +8,6 @@ from decimal import Context, Decimal, InvalidOperation
 
 from msgspec import Raw
 
-__all__ = ["ZERO", "microseconds", "span"]
-
 ZERO = Raw(b"0.000")
 
 _EXACT = Context(prec=60)

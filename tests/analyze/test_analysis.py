@@ -9,8 +9,8 @@ from typing import Any
 
 import lflops
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.report.deepspeed_text.summary import summary
-from lflops.report.figures.pictures import pictures
+from lflops.deepspeed.text.summary import summary
+from lflops.figures.pictures import pictures
 from lflops.report.payload.payload import payload
 from lflops.report.terminal.memory import render_memory
 from lflops.report.terminal.modules import render
@@ -19,7 +19,7 @@ from tests.support.profile_builders import small_profile
 from tests.support.terminal import printed
 
 MADE_ONCE = {
-    *("step_times", "utilization_at", "budget", "roofline_overview", "children", "identical_subtrees", "totals", "unsharded_macs"),
+    *("step_times", "utilization_at", "budget", "ceilings", "children", "identical_subtrees", "totals", "unsharded_macs"),
     *("operator_rows", "uncounted_operators", "peak_moment", "holders", "fold_storages", "imbalance", "slowest_first"),
 }
 """Functions that derive something from a profile, each behind a property of `Analysis`."""
@@ -75,5 +75,5 @@ def test_the_public_functions_agree_with_it() -> None:
     profile = small_profile()
     analysis = analyze(profile, "A100 SXM 80GB")
     assert lflops.utilization(profile, "A100 SXM 80GB") == analysis.utilization
-    assert lflops.roofline(profile, "A100 SXM 80GB") == analysis.roofline
+    assert lflops.roofline(profile, "A100 SXM 80GB") == analysis.roofline.points()
     assert lflops.imbalance(profile) == analysis.imbalance

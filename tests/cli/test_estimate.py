@@ -16,9 +16,9 @@ from lflops import Profile, ProfileError, load
 from lflops.analyze.analysis import analyze
 from lflops.cli.estimate import bytes_of
 from lflops.cli.main import main
+from lflops.figures.design import PHASES
+from lflops.figures.memory import memory_figure
 from lflops.profile.model import Memory
-from lflops.report.figures.design import PHASES
-from lflops.report.figures.memory import memory_figure
 from tests.support.profile_builders import profile, small_profile
 
 SOURCE = """
@@ -89,7 +89,7 @@ def test_a_training_on_a_chip(capsys: pytest.CaptureFixture[str]) -> None:
     assert (True, "fits", "H200 SXM") == (found["fits"], found["room"]["verdict"], found["room"]["chip"])
     assert found["bounds"]["seconds"] == pytest.approx(sum(found["bounds"]["by_phase"].values()))
     assert ["forward", "backward", "optimizer"] == list(found["bounds"]["by_phase"])
-    assert [WEIGHTS, WEIGHTS, WEIGHTS, WEIGHTS // 4] == [each["parameter_bytes"] for each in found["sharded"]]
+    assert [WEIGHTS, WEIGHTS, WEIGHTS // 4] == [each["parameter_bytes"] for each in found["sharded"]]
     assert [] == found["checkpointed"], "the optimizer's step is the peak, and no activation is left there"
 
 

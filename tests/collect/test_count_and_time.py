@@ -16,8 +16,9 @@ from lflops.collect.count_and_time import CountAndTime
 from lflops.collect.operator_costs import table as operator_costs
 from lflops.collect.timing import hook_overhead
 from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead
-from lflops.profile.model import PHASES, Profile
+from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
+from lflops.profile.records import PHASES
 from tests.support.canary_model import Patient, Raises
 from tests.support.fake_clock import StillClock
 from tests.support.process_state import differences, everything, random_numbers

@@ -18,10 +18,10 @@ from lflops.collect.timing.clock import HostClock
 from lflops.collect.timing.hook_overhead import _of_timer, hook_overhead
 from lflops.collect.timing.stamps import NO_OVERHEAD
 from lflops.collect.torch_private import autograd
-from lflops.profile.model import PHASES, Profile
+from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
-from lflops.profile.records import Spread
+from lflops.profile.records import PHASES, Spread
 from tests.support.fake_clock import StillClock
 from tests.support.leaky_profilers import PlainMode
 from tests.support.profile_checks import names_what_is_taken, spent

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from lflops.analyze.analysis import analyze
 from lflops.deepspeed.api import FlopsProfiler, get_model_profile, with_engine_facts
+from lflops.deepspeed.text.summary import summary
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 from lflops.profile.steps import Step
-from lflops.report.deepspeed_text.summary import summary
 from tests.support.profile_builders import product, profile
 from tests.support.small_models import Block, between_linears, down, hidden, sequence, square, tokens, up, wide
 

@@ -34,7 +34,7 @@ def test_a_new_file_in_formulas_is_found(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_reader_of_traces_alone_has_all_of_the_table() -> None:
     """In a fresh Python that has imported nothing else."""
     load_families()
-    code = "import lflops.analyze.trace.operator_cost\nfrom lflops.formulas.table import FORMULAS\nprint(*FORMULAS)"
+    code = "import lflops.trace_analysis.operator_cost\nfrom lflops.formulas.table import FORMULAS\nprint(*FORMULAS)"
     alone = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert sorted(FORMULAS) == sorted(alone)
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import lflops
-from lflops.profile.model import Phase, Profile
+from lflops.profile.model import Profile
+from lflops.profile.records import Phase
 from lflops.schedule import Schedule
 from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, fit, watching
 from tests.support.profile_checks import consistent

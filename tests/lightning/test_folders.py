@@ -92,7 +92,7 @@ def test_a_monitor_from_the_environment_writes_nothing_without_a_logger(tmp_path
 
 def test_a_monitor_from_the_environment_writes_where_it_is_asked_to(tmp_path: Path) -> None:
     """By its `dirpath`, or to the logger's folder."""
-    trainer(tmp_path / "here", InjectedMonitor(f"on_error=raise,trace=false,html=false,dirpath={tmp_path / 'there'}")).fit(
+    trainer(tmp_path / "here", InjectedMonitor(f"on_error=raise,trace=false,html=false,ledger=false,dirpath={tmp_path / 'there'}")).fit(
         Classifier(), loader(30)
     )
     assert ["there/train-0-9.profile.json"] == files(tmp_path)

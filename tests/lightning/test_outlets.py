@@ -24,8 +24,8 @@ from torch.utils.tensorboard import SummaryWriter
 import lflops
 from lflops import Hardware
 from lflops.analyze.analysis import analyze
+from lflops.deepspeed.text.summary import summary
 from lflops.profile.model import Profile
-from lflops.report.deepspeed_text.summary import summary
 from lflops.report.html import page
 from lflops.report.log_text import log_text
 from lflops.report.payload.payload import payload

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable
 
-from lflops.report.figures import design
+from lflops.figures import design
 from tests.page.test_accessibility import whole
 from tests.support.browser import PARTS, Seen
 

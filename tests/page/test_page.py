@@ -13,8 +13,8 @@ import lflops
 from lflops import units
 from lflops.analyze.analysis import analyze
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import PHASES, Profile
-from lflops.profile.records import Phase
+from lflops.profile.model import Profile
+from lflops.profile.records import PHASES, Phase
 from lflops.profile.steps import Step
 from lflops.report.html import save
 from lflops.report.lines.report import report_of

@@ -11,12 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lflops
-from lflops.analyze.memory.block_chain import Chain
-from lflops.analyze.memory.cheapest_choice import cheapest_choice, lowest_peak
-from lflops.analyze.memory.checkpointing_plan import POLICIES, Policy
+from lflops.collect.estimate.changes import POLICIES, Policy, checkpointed, recomputable
 from lflops.collect.estimate.estimate import Estimator, Subject
+from lflops.planning.block_chain import Chain, cheapest_choice, lowest_peak
 from lflops.planning.block_trials import BlockTrials, memory_of, policies_of
-from lflops.planning.changes import checkpointed, recomputable
 from lflops.planning.folding import Fold, folds_of
 
 ROWS, HIDDEN, FLOAT = 32, 8, 4

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from lflops.errors import ProfileError
 from lflops.profile.json_file import load, save
-from lflops.profile.model import PHASES, Cell, Profile, Step
+from lflops.profile.model import Cell, Profile, Step
 from lflops.profile.notes import Note
+from lflops.profile.records import PHASES
 from tests.support.profile_builders import cell, fields_of, module_profile, profile, profile_of, small_profile, spread, work
 
 COUNTS = tuple(name for name, kind in work().__annotations__.items() if name in fields_of(work()) and fields_of(work())[name] == 0)

@@ -6,9 +6,8 @@ from typing import Any, get_args
 import pytest
 
 from lflops.hardware.chips import Hardware
-from lflops.report.lines.explained_memory import SENTENCES, explained_lines
 from lflops.snapshots.causes import CauseCode
-from lflops.snapshots.explain import ExplainedMemory, explain
+from lflops.snapshots.explain import SENTENCES, ExplainedMemory, explain, explained_lines
 from lflops.snapshots.read import snapshot_of
 from tests.support.memory_snapshots import BACKWARD, BUILD, STATE, UPDATE, Recorder, forward, loss
 

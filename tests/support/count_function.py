@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import lflops
-from lflops.profile.model import PHASES, Cell, Phase, Profile
+from lflops.profile.model import Cell, Profile
+from lflops.profile.records import PHASES, Phase
 
 
 class Function(nn.Module):

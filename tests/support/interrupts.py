@@ -4,6 +4,7 @@ A trace function of Python's raises KeyboardInterrupt where a line is about to r
 beginning to the end; it is run once to learn which lines it runs, and once for each of them.
 """
 
+import gc
 import json
 import os
 import select
@@ -23,11 +24,13 @@ import lflops
 from lflops.collect.attribution.hooks import LISTENERS
 from tests.support.process_state import Facts, Same, differences, global_hooks, modes, process
 
-__all__ = ["Outcome", "Place", "interrupt_each", "lines_in_a_child", "lines_of", "look", "outcome_of"]
+__all__ = ["NOT_REACHED", "Outcome", "Place", "interrupt_each", "lines_in_a_child", "lines_of", "look", "outcome_of"]
 
 PACKAGE = str(Path(lflops.__file__).parent)
 LONGEST = 120.0
 """Seconds that one training may take."""
+NOT_REACHED = "(not reached)"
+"""What comes out of a training that ended before its line."""
 
 Place = tuple[str, int]
 """A file of the package and a line in it."""
@@ -50,8 +53,9 @@ class Outcome(NamedTuple):
 
 
 @contextmanager
-def traced(at_line: Callable[[Place], None]) -> Iterator[None]:
-    """Call a function before each line of the package that this thread runs."""
+def traced(at_line: Callable[[Place], None], only: Place | None = None) -> Iterator[None]:
+    """Call a function before each line of the package that this thread runs; given one line, where code that has it runs."""
+    within = PACKAGE if only is None else str(Path(PACKAGE, only[0]))
 
     def local(frame: Any, event: str, _arg: object) -> Any:
         if event == "line":
@@ -59,7 +63,10 @@ def traced(at_line: Callable[[Place], None]) -> Iterator[None]:
         return local
 
     def called(frame: Any, _event: str, _arg: object) -> Any:
-        return local if frame.f_code.co_filename.startswith(PACKAGE) else None
+        code = frame.f_code
+        if not code.co_filename.startswith(within):
+            return None
+        return local if only is None or only[1] in {line for *_, line in code.co_lines()} else None
 
     before = sys.gettrace()
     sys.settrace(called)
@@ -123,7 +130,7 @@ def outcome_of(train: Train, place: Place, look_at: Callable[[], Facts] = look) 
     before, handler = look_at(), signal.getsignal(signal.SIGINT)
     came_out = ""
     try:
-        with traced(at_line):
+        with traced(at_line, place):
             train()
     except BaseException as error:  # noqa: BLE001 - it is what this is about
         came_out = type(error).__name__
@@ -132,31 +139,35 @@ def outcome_of(train: Train, place: Place, look_at: Callable[[], Facts] = look) 
     for thread in threading.enumerate():
         if thread.name.startswith("lflops"):
             thread.join(30)
-    return Outcome(place, came_out if planted else "(not reached)", differences(before, look_at()))
+    return Outcome(place, came_out if planted else NOT_REACHED, differences(before, look_at()))
 
 
-def interrupt_each(train: Train, places: Sequence[Place], *, fresh: bool = False, look_at: Callable[[], Facts] = look) -> Iterator[Outcome]:
+def interrupt_each(
+    train: Train, places: Sequence[Place], *, cold: bool = False, once: bool = False, look_at: Callable[[], Facts] = look
+) -> Iterator[Outcome]:
     """The outcome at each place, from child processes. One goes on to the next place unless something was left.
 
     Args:
         train: What is interrupted.
         places: The lines.
-        fresh: Whether each has a process of its own, for lines that run but once in a process.
+        cold: Whether these are lines that only a first training runs. A module whose import was interrupted is imported again, so that one
+            child reaches many of them; a line that it does not reach has a child to itself.
+        once: Whether a process can train but once.
         look_at: What could be left.
     """
     waiting = list(places)
     while waiting:
-        for outcome in _in_a_child(train, waiting[:1] if fresh else waiting[:], look_at, warm=not fresh):
+        for outcome in _in_a_child(train, waiting[:1] if once else waiting[:], look_at, cold=cold):
             waiting.pop(0)
             yield outcome
 
 
-def _in_a_child(train: Train, places: Sequence[Place], look_at: Callable[[], Facts], *, warm: bool) -> Iterator[Outcome]:
+def _in_a_child(train: Train, places: Sequence[Place], look_at: Callable[[], Facts], *, cold: bool) -> Iterator[Outcome]:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
-        _report(train, places, look_at, writing, warm=warm)
+        _report(train, places, look_at, writing, cold=cold)
     os.close(writing)
     answered = 0
     with os.fdopen(reading) as pipe:
@@ -173,15 +184,18 @@ def _in_a_child(train: Train, places: Sequence[Place], look_at: Callable[[], Fac
         yield Outcome(places[0], "(died or hung)", [])
 
 
-def _report(train: Train, places: Sequence[Place], look_at: Callable[[], Facts], writing: int, *, warm: bool) -> NoReturn:
-    """Write a line for each outcome, in the child, until something is left."""
+def _report(train: Train, places: Sequence[Place], look_at: Callable[[], Facts], writing: int, *, cold: bool) -> NoReturn:
+    """Write a line for each outcome, in the child, until something is left, or a line that only a first training runs is not reached."""
     try:
         os.setsid()
+        gc.freeze()  # what is loaded need not be looked through, nor copied, each time
         with os.fdopen(writing, "w", buffering=1) as pipe:
-            if warm:
+            if not cold:
                 train()
-            for place in places:
+            for number, place in enumerate(places):
                 outcome = outcome_of(train, place, look_at)
+                if cold and number and outcome.came_out == NOT_REACHED:
+                    break
                 pipe.write(json.dumps(outcome) + "\n")
                 if outcome.left:
                     break

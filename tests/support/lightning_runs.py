@@ -107,8 +107,8 @@ def fit(module: LightningModule, *callbacks: Any, batches: int = 30, data: Any =
 
 
 def watching(**options: Any) -> FlopsMonitor:
-    """A monitor whose own errors are raised. It traces, writes pages, and logs modules, where that is asked for."""
-    return FlopsMonitor(**{"on_error": "raise", "trace": False, "html": False, "module_scalars": 0, **options})
+    """A monitor whose own errors are raised. It traces, writes pages, logs modules, and keeps a ledger, where that is asked for."""
+    return FlopsMonitor(**{"on_error": "raise", "trace": False, "html": False, "module_scalars": 0, "ledger": False, **options})
 
 
 def steps(monitor: FlopsMonitor, window: int = 0) -> Iterator[Any]:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from lflops.analyze.speed.utilization import utilization
-from lflops.hardware.chips import DTYPES, Hardware
-from lflops.profile.model import PHASES, Phase, Profile
+from lflops.hardware.chips import Hardware
+from lflops.hardware.table_file import DTYPES
+from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
+from lflops.profile.records import PHASES, Phase
 
 FIGURES = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
 

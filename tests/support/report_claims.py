@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from msgspec import json
 
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.profile.model import PHASES, Profile
-from lflops.profile.records import Phase
-from lflops.report.deepspeed_text.summary import summary
+from lflops.deepspeed.text.summary import summary
+from lflops.profile.model import Profile
+from lflops.profile.records import PHASES, Phase
 from lflops.report.lines.report import report_of
 from lflops.report.log_text import log_text
 from lflops.report.payload.payload import payload

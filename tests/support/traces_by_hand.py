@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lflops.traces.read_trace import read_trace
+from lflops.trace_analysis.read_trace import read_trace
 from lflops.traces.recorded import RecordedTrace
 from tests.support.quarters import DAY
 

@@ -13,10 +13,10 @@ from msgspec import Raw
 
 from lflops.errors import ProfileError
 from lflops.profile.records import Call
+from lflops.trace_analysis.merge import MERGED, merge
 from lflops.traces import timestamps as times
 from lflops.traces.annotate import Calls, annotate
 from lflops.traces.convert import compat
-from lflops.traces.merge import MERGED, merge
 from tests.support.quarters import DAY, MOMENTS, exact, span, write
 from tests.traces.test_convert import STEP, module
 

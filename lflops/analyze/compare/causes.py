@@ -12,8 +12,6 @@ from lflops.analyze.compare.significance import CHANGED, LEAST_SHARE, Timing
 from lflops.profile.module_names import spelled_out
 from lflops.profile.series import grouped, sum_known
 
-__all__ = ["BatchChange", "Cause", "batch_change", "causes"]
-
 CauseKind = Literal["slower", "faster", "work", "added", "removed", "phase"]
 
 _OF_MODULES = frozenset({"forward", "backward", "recompute"})  # phases that the modules' times show more exactly

@@ -14,8 +14,6 @@ from lflops.profile.json_file import load
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES
 
-__all__ = ["Comparison", "Diff", "ModuleDiff", "compare", "diff"]
-
 Side = Literal["before", "after"]
 
 

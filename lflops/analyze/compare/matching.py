@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from lflops.analyze.compare.compared_run import ComparedRun
 from lflops.profile.series import grouped
 
-__all__ = ["ModuleNode", "Pair", "matched"]
-
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module"})
 """Names under which DDP, FSDP, torch.compile, checkpointing and Lightning's Fabric register the one module that they wrap."""
 

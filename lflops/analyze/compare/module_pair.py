@@ -10,8 +10,6 @@ from lflops.analyze.compare.compared_run import TIMED, ComparedRun
 from lflops.analyze.compare.significance import Judge, Measured, Timing, total, unjudged
 from lflops.profile.records import Phase
 
-__all__ = ["Change", "ModuleFigures", "ModulePair", "ModuleSide", "SharedPhases"]
-
 
 class Change(Struct, frozen=True, kw_only=True, gc=False):
     """A figure before and after; `None` where it is unknown, or the module is not there."""

@@ -7,8 +7,6 @@ from msgspec import Struct
 from lflops.analyze.compare.diff import Diff
 from lflops.analyze.compare.significance import Doubt, slowed_by
 
-__all__ = ["Limit", "limits"]
-
 
 class Limit(Struct, frozen=True, kw_only=True):
     """One limit and its result."""

@@ -28,23 +28,6 @@ from msgspec.structs import replace
 from lflops.profile.records import Spread
 from lflops.profile.series import sum_known
 
-__all__ = [
-    "CHANGED",
-    "LEAST_SHARE",
-    "CommonFactor",
-    "Doubt",
-    "Judge",
-    "Measured",
-    "Timing",
-    "Verdict",
-    "judge_of",
-    "judge_of_steps",
-    "measured",
-    "slowed_by",
-    "total",
-    "unjudged",
-]
-
 LEAST_CHANGE = 0.03
 """The least change of a time: two runs of the same code place their tensors differently in memory, which is worth some per cent."""
 LEAST_SHARE = 0.005  # the least change of a time as a share of the step
@@ -66,17 +49,11 @@ CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})
 
 
 class CommonFactor(Struct, frozen=True, kw_only=True):
-    """How much slower or faster the whole run is.
+    """How much slower or faster the whole run is."""
 
-    Attributes:
-        ratio: The median of after / before, over large modules that did the same work.
-        modules: How many these are.
-        error: The relative error of the ratio.
-    """
-
-    ratio: float
-    modules: int
-    error: float
+    ratio: float  # the median of after / before, over large modules that did the same work
+    modules: int  # how many these are
+    error: float  # the relative error of the ratio
 
 
 class Timing(Struct, frozen=True, kw_only=True):

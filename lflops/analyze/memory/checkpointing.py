@@ -10,8 +10,6 @@ from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.series import grouped
 
-__all__ = ["Checkpointed", "Saving", "blocks_of", "checkpointed", "savings"]
-
 
 def blocks_of(profile: Profile) -> list[str]:
     """The modules that their container numbers, outside of any other."""

@@ -8,8 +8,6 @@ from lflops.profile.model import Memory, Moment
 from lflops.profile.module_names import fold_repeats
 from lflops.profile.records import Phase
 
-__all__ = ["Holder", "Storages", "fold_storages", "holders", "peak_moment"]
-
 
 class Holder(Struct, frozen=True, kw_only=True):
     """A module, or modules that repeat at one place, as `layers.*.mlp`, and the bytes that they made or own."""

@@ -10,8 +10,6 @@ from msgspec import Struct
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Memory, Profile
 
-__all__ = ["CONTEXT_BYTES", "FRAGMENTATION", "NCCL_BYTES", "TIGHT", "USABLE", "Room", "Verdict", "room", "room_for"]
-
 Verdict = Literal["fits", "tight", "does not fit"]
 
 USABLE = 0.985

@@ -1,7 +1,7 @@
-"""What each rank needs when parameters, gradients and optimizer state are divided over data-parallel ranks, by arithmetic.
+"""What each rank needs under DeepSpeed's ZeRO, by arithmetic: parameters, gradients and optimizer state are divided over ranks.
 
-The step of one rank is replayed: at each operator the bytes that a strategy divides are divided, and what it gathers is added. A model that
-is wrapped for real and run on fake tensors is more exact: this is for an unwrapped model, and for DeepSpeed's ZeRO, which needs its engine.
+The step of one rank is replayed: at each operator the bytes that a strategy divides are divided, and what it gathers is added. For DDP
+and FSDP2 an estimate wraps the model for real, which is more exact; ZeRO needs DeepSpeed's engine.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,8 @@ from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import ByCategory, Phase
 
-__all__ = ["STRATEGIES", "Sharded", "Strategy", "sharded"]
-
-Strategy = Literal["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP2"]
-STRATEGIES: tuple[Strategy, ...] = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3, FSDP2")
+Strategy = Literal["ZeRO-1", "ZeRO-2", "ZeRO-3"]
+STRATEGIES: tuple[Strategy, ...] = ("ZeRO-1", "ZeRO-2", "ZeRO-3")
 
 
 class Sharded(Struct, frozen=True, kw_only=True):
@@ -63,7 +61,8 @@ class _Sizes(NamedTuple):
 def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple[Sharded, ...]:
     """Each strategy's peak over a number of data-parallel ranks; none where live memory by operator is unknown.
 
-    Uneven parts are rounded up. FSDP2 is taken to shard each block and the rest, to prefetch one block, and to reshard after forward.
+    Uneven parts are rounded up. ZeRO-3 is taken to divide as FSDP2 does: each block and the rest, with one block prefetched, and
+    whole parameters freed after forward.
     A `ValueError` where there are no ranks, or the model is sharded already.
     """
     if ranks < 1:
@@ -77,7 +76,7 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
     sizes = _sizes(profile, max(each.live.optimizer_state for each in moments))
     peaks = (
         max((_on_a_rank(each, sizes, level, ranks) for each in _and_the_end(moments, sizes, level)), key=lambda each: each.total_bytes)
-        for level in range(len(STRATEGIES))
+        for level in (1, 2, 3)
     )
     return tuple(replace(each, room=room(each.total_bytes, chip, ranks=ranks)) for each in peaks)
 
@@ -124,26 +123,23 @@ def _sizes(profile: Profile, state: int) -> _Sizes:
 
 
 def _and_the_end(moments: tuple[_Moment, ...], sizes: _Sizes, level: int) -> Iterator[_Moment]:
-    """The moments, and the end of backward in which FSDP2 reduces the gradients outside of blocks, with a buffer as large."""
+    """The moments, and the end of backward in which ZeRO-3 reduces the gradients outside of blocks, with a buffer as large."""
     yield from moments
     last = next((each for each in reversed(moments) if each.phase == "backward"), None)
-    if last is not None and level == _FSDP:
+    if last is not None and level == 3:
         live = last.live._replace(gradients=sizes.gradients, temporary=last.live.temporary + sizes.rest_gradients)
         # By then the parameters outside of blocks are sharded again, and no block is at work.
         yield _Moment("other", live, 0, sizes.rest_gradients, is_in_block=False)
 
 
-_FSDP = 3
-
-
 def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharded:
-    """One moment under a strategy, by its place among `STRATEGIES`."""
+    """One moment under a stage of ZeRO: 1 divides the optimizer's state, 2 also gradients, 3 also parameters."""
     phase, live, more, root_gradients, is_in_block = moment
     in_optimizer = phase == "optimizer"
-    divided = ranks if level >= 1 and in_optimizer else 1
+    divided = ranks if in_optimizer else 1
     working = phase in ("forward", "backward", "recompute")
     gathered = 0
-    if level == _FSDP:
+    if level == 3:
         gathered = root_gradients
         # The last collective's buffer stays until the next; a block at work is gathered besides.
         gathered += sizes.rest + sizes.block if working else 0
@@ -152,15 +148,13 @@ def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharde
             gathered += sizes.block + min(max(live.gradients - root_gradients, 0), 2 * sizes.block_gradients)
     elif level == 2 and phase in ("backward", "recompute"):
         gathered = sizes.block_gradients
-    elif level == 0 and phase != "forward":
-        gathered = sizes.gradients  # DDP's buckets
-    parameters = _part(sizes.parameters, ranks if level == _FSDP else 1)
+    parameters = _part(sizes.parameters, ranks if level == 3 else 1)
     gradients = _part(live.gradients, ranks if level >= 2 else 1)
-    state = _part(sizes.state, ranks if level >= 1 else 1)
+    state = _part(sizes.state, ranks)
     rest = live.activations + live.other + _part(live.temporary + more, divided)
     gathered = gathered if ranks > 1 else 0
     return Sharded(
-        strategy=STRATEGIES[level],
+        strategy=STRATEGIES[level - 1],
         ranks=ranks,
         phase="backward" if phase == "other" else phase,
         total_bytes=parameters + gradients + state + gathered + rest,

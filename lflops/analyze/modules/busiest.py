@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from lflops.profile.model import ModuleProfile, Phase, Profile
+from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import fold_repeats
-
-__all__ = ["TIMED_PHASES", "BusyModules", "busiest", "total_seconds"]
+from lflops.profile.records import Phase
 
 TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 """The phases of a module's total time. The optimizer's is rarely known by module."""

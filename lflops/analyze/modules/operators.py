@@ -10,11 +10,9 @@ from msgspec import Struct
 
 from lflops.analyze.modules.tree import WorkCounts, share_of
 from lflops.analyze.speed.step_times import traced_seconds
-from lflops.profile.model import PHASES, Cell, Phase, Profile
+from lflops.profile.model import Cell, Profile
+from lflops.profile.records import PHASES, Phase
 from lflops.profile.series import grouped, sums
-
-__all__ = ["MODULES", "Operator", "OperatorRow", "UncountedOperator", "operator_rows", "operators", "uncounted_operators"]
-
 
 MODULES = 20  # the most modules listed for an operator in a phase: those in which it did the most
 

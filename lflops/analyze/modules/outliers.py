@@ -15,8 +15,6 @@ from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import Phase
 from lflops.profile.series import grouped
 
-__all__ = ["Doubt", "Outlier", "Outliers", "explaining", "outliers"]
-
 Doubt = Literal["busy", "few_steps", "varied", "scaled"]
 """Why no one can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much, or
 times that had to be scaled too much."""

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from lflops.analyze.speed.roofline import Bound, Over, Part, Point, Total, point_of
-from lflops.profile.model import COUNTS, PHASES, ModuleProfile, Profile
+from lflops.profile.model import COUNTS, ModuleProfile, Profile
 from lflops.profile.module_names import fold_repeats
+from lflops.profile.records import PHASES
 from lflops.profile.series import sum_known, sums
-
-__all__ = ["Repeats", "fold_parts", "identical_subtrees"]
 
 _COMPARED = (*COUNTS, *(f"own_{count}" for count in COUNTS), "logical_macs", "own_logical_macs")
 _FACTS = (

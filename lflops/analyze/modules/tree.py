@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from lflops.analyze.modules.busiest import TIMED_PHASES
 from lflops.analyze.modules.repeats import identical_subtrees
-from lflops.profile.model import PHASES, ModuleProfile, Phase, Profile, Work
+from lflops.analyze.speed.utilization import flops_per_second
+from lflops.profile.model import ModuleProfile, Profile, Work
 from lflops.profile.module_names import children
-from lflops.profile.records import Spread
-
-__all__ = ["SORT_KEYS", "Repeat", "Row", "WorkCounts", "flat", "has_times", "share_of", "totals", "tree", "unsharded_macs", "walk"]
+from lflops.profile.records import PHASES, Phase, Spread
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
@@ -90,7 +89,7 @@ class Row(Struct, frozen=True, kw_only=True):
         ran = [each for each in _phases(phase) if self.phases[each].macs] or list(_phases(phase))[:1]
         known = [each for name in ran if (each := self.seconds[name]) is not None]
         seconds = sum(known) if len(known) == len(ran) else None
-        return 2 * self.one(phase).macs / seconds if seconds else None
+        return flops_per_second(self.one(phase).macs, seconds)
 
 
 _ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {

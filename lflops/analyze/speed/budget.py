@@ -26,8 +26,6 @@ from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PASSES, PHASES, Phase, Spread, step_phase
 
-__all__ = ["IN_MODULES", "Budget", "budget"]
-
 IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")
 """The parts of a module's own time, in this order."""
 
@@ -39,22 +37,15 @@ _NOISE = 1e-9
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """Shares of the summed clean steps.
+    """Shares of the summed clean steps."""
 
-    Attributes:
-        seconds: Of the mean clean step.
-        parts: By name, adding up to 1: those of `IN_MODULES`, each phase outside modules, and the activities of a traced device. `forward`
-            and `backward` are the time of these phases that is in no module of the profile.
-        modules: The parts of `IN_MODULES` by module, of its self time; `parts` has their sums.
-        idle: The part `idle` by the phase of the host; empty without a trace that has it.
-        inside_rest: Parts that are unknown, and so are within `below_roof`: `idle`, `memory_bound`.
-    """
-
-    seconds: float
+    seconds: float  # of the mean clean step
+    # By name, adding up to 1: those of `IN_MODULES`, each phase outside modules, and the activities of a traced device. `forward` and
+    # `backward` are the time of these phases that is in no module of the profile.
     parts: Mapping[str, float]
-    modules: Mapping[str, Mapping[str, float]]
-    idle: Mapping[str, float]
-    inside_rest: tuple[str, ...]
+    modules: Mapping[str, Mapping[str, float]]  # the parts of `IN_MODULES` by module, of its self time; `parts` has their sums
+    idle: Mapping[str, float]  # the part `idle` by the phase of the host; empty without a trace that has it
+    inside_rest: tuple[str, ...]  # parts that are unknown, and so are within `below_roof`: `idle`, `memory_bound`
 
 
 class _Need(Struct, frozen=True, gc=False):
@@ -82,16 +73,9 @@ class _StepParts(NamedTuple):
 
 
 def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: float = 1.0) -> Budget | None:
-    """Divide a step: the mean clean step, whose phases are the first cut.
+    """Divide the mean clean step, whose phases are the first cut; `share` is the share of the counts that one rank did.
 
-    Args:
-        profile: What was counted, with the times of its modules.
-        chip: What the device can do.
-        times: Of the clean steps.
-        share: The share of the counts that one rank did.
-
-    Returns:
-        `None` where the time, or the peak of a dtype in which something was multiplied, is unknown, and where nothing was counted.
+    `None` where the time, or the peak of a dtype in which something was multiplied, is unknown, and where nothing was counted.
     """
     seconds = times.mean
     needs = _needs(profile, chip, share) if chip and profile.cells else None

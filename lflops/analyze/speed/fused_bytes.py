@@ -10,22 +10,14 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["Fusion", "bytes_as_compiled", "bytes_with_below", "fusion"]
-
 
 class Fusion(Struct, frozen=True, kw_only=True):
-    """What fusion saves in one phase of a step, over the modules that have kernels of compiled code.
-
-    Attributes:
-        bytes_moved: Of the operators as dispatched.
-        fused_bytes: What the kernels read and write, as the compiler counts it.
-        unknown_modules: How many modules have a kernel of unknown bytes. They are in neither figure.
-    """
+    """What fusion saves in one phase of a step, over the modules that have kernels of compiled code."""
 
     phase: Phase
-    bytes_moved: int
-    fused_bytes: int
-    unknown_modules: int
+    bytes_moved: int  # of the operators as dispatched
+    fused_bytes: int  # what the kernels read and write, as the compiler counts it
+    unknown_modules: int  # how many modules have a kernel of unknown bytes; they are in neither figure
 
 
 def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
@@ -49,12 +41,7 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
 
 
 def bytes_with_below(profile: Profile, compiled: Mapping[ModulePhase, int | None]) -> Mapping[ModulePhase, int | None]:
-    """The same of each module with all below it. A module without a kernel has the bytes of its operators as dispatched.
-
-    Args:
-        profile: What was counted.
-        compiled: What `bytes_as_compiled` returns.
-    """
+    """What `bytes_as_compiled` returned, of each module with all below it; without a kernel, the bytes of its operators as dispatched."""
     parts: defaultdict[ModulePhase, list[int | None]] = defaultdict(list)
     for key in {ModulePhase(cell.module, cell.phase) for cell in profile.cells} | set(compiled):
         moved = compiled[key] if key in compiled else profile.modules[key.row].work(key.phase).own_bytes_moved

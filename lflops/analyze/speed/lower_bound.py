@@ -11,39 +11,22 @@ from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, Phase
 
-__all__ = ["LowerBound", "lower_bound"]
-
 
 class LowerBound(Struct, frozen=True, kw_only=True):
-    """Lower bounds in seconds.
+    """Lower bounds in seconds."""
 
-    Attributes:
-        hardware: The chip's name.
-        seconds: Of a step.
-        by_phase: The same by phase, those that ran.
-        by_module: Row to seconds of it and all below, over all phases.
-        unknown: Contractions in a dtype whose peak is not known: they count by their bytes.
-    """
-
-    hardware: str
-    seconds: float
-    by_phase: Mapping[Phase, float]
-    by_module: Mapping[str, float]
-    unknown: tuple[str, ...]
+    hardware: str  # the chip's name
+    seconds: float  # of a step
+    by_phase: Mapping[Phase, float]  # the same by phase, those that ran
+    by_module: Mapping[str, float]  # row to seconds of it and all below, over all phases
+    unknown: tuple[str, ...]  # contractions in a dtype whose peak is not known: they count by their bytes
 
 
 def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBound | None:
     """The sum over operators of the longer of contractions at the peak of their dtype and bytes at the bandwidth.
 
     Operators are taken one after the other, as eager code runs them: fused ones may move less. What is no contraction counts by its
-    bytes.
-
-    Args:
-        profile: Counted, measured or estimated.
-        hardware: The chip; `None` is the profile's own.
-
-    Returns:
-        `None` where no chip is known, or not its bandwidth.
+    bytes. `None` where no chip is known, or not its bandwidth.
     """
     chip = hardware or profile.run.hardware
     if chip is None or chip.bandwidth_bytes_per_second is None:

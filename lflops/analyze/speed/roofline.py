@@ -7,6 +7,7 @@ only move bytes.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import count, repeat
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -21,21 +22,6 @@ from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, Phase
 from lflops.profile.series import sum_known
-
-__all__ = [
-    "Bound",
-    "Ceiling",
-    "Over",
-    "Overview",
-    "Part",
-    "Point",
-    "Roofline",
-    "Total",
-    "module_parts",
-    "point_of",
-    "roofline",
-    "roofline_overview",
-]
 
 Bound = Literal["compute", "memory"]
 
@@ -132,20 +118,6 @@ class Roofline(Struct, frozen=True, kw_only=True):
     own: tuple[Point, ...]
 
 
-class Overview(Struct, frozen=True, kw_only=True):
-    """What a picture of the roofline shows. A large model has a point for each cell, and few of them are drawn.
-
-    Attributes:
-        ceilings: As of `Roofline`.
-        operators: As of `Roofline`.
-        own: A part a module and phase, without what is below it: together they are all that ran, once.
-    """
-
-    ceilings: tuple[Ceiling, ...]
-    operators: tuple[Point, ...]
-    own: tuple["Part", ...]
-
-
 def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofline:
     """Compare the counts and times of a profile with the roof of its chip.
 
@@ -156,33 +128,45 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
     Raises:
         HardwareError: The table does not have the name.
     """
-    chip = chip_of(profile, hardware)
-    costs = _Costs(profile, chip)
-    return Roofline(
-        ceilings=tuple(_ceilings(profile, chip)),
-        modules=tuple(map(point_of, _modules(profile, costs))),
-        operators=tuple(map(point_of, _operators(profile, costs))),
-        cells=tuple(
-            point_of(Part(costs.total([number]), cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype))
-            for cell, number in zip(profile.cells, costs.numbers, strict=True)
-        ),
-        own=tuple(map(point_of, _own(profile, costs))),
-    )
+    return LazyRoofline(profile, chip_of(profile, hardware)).points()
 
 
-def roofline_overview(profile: Profile, chip: Hardware | None) -> Overview:
-    """The roofline without what takes most of the time: modules with all below them, cells, and points that are not drawn."""
-    costs = _Costs(profile, chip)
-    return Overview(
-        ceilings=tuple(_ceilings(profile, chip)),
-        operators=tuple(map(point_of, _operators(profile, costs))),
-        own=tuple(_own(profile, costs)),
-    )
+class LazyRoofline:
+    """The lists of a `Roofline`, each made when it is first read. Modules are parts: few of a large model's are drawn as points."""
 
+    def __init__(self, profile: Profile, chip: Hardware | None) -> None:
+        self._profile = profile
+        self._chip = chip
+        self._costs = _Costs(profile, chip)
 
-def module_parts(profile: Profile, chip: Hardware | None) -> tuple["Part", ...]:
-    """A part a module and phase, in the model's order, with all below it."""
-    return tuple(_modules(profile, _Costs(profile, chip)))
+    @cached_property
+    def ceilings(self) -> tuple[Ceiling, ...]:
+        """As of `Roofline`."""
+        return tuple(_ceilings(self._profile, self._chip))
+
+    @cached_property
+    def modules(self) -> tuple["Part", ...]:
+        """A part a module and phase, in the model's order, with all below it."""
+        return tuple(_modules(self._profile, self._costs))
+
+    @cached_property
+    def operators(self) -> tuple[Point, ...]:
+        """As of `Roofline`."""
+        return tuple(map(point_of, _operators(self._profile, self._costs)))
+
+    @cached_property
+    def own(self) -> tuple["Part", ...]:
+        """A part a module and phase, without what is below it: together they are all that ran, once."""
+        return tuple(_own(self._profile, self._costs))
+
+    def points(self) -> Roofline:
+        """All of it, with the cells."""
+        cells = (
+            Part(self._costs.total([number]), cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype)
+            for cell, number in zip(self._profile.cells, self._costs.numbers, strict=True)
+        )
+        modules, own = (tuple(map(point_of, parts)) for parts in (self.modules, self.own))
+        return Roofline(ceilings=self.ceilings, modules=modules, operators=self.operators, cells=tuple(map(point_of, cells)), own=own)
 
 
 def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
@@ -246,20 +230,15 @@ def _above(names: Iterable[str]) -> set[str]:
 
 
 class _Cost(NamedTuple):
-    """What a cell takes at the peak and at the bandwidth, in seconds; `None` is unknown.
-
-    Attributes:
-        is_cached: Whether what one call works on fits the chip's cache; `None` where that is unknown.
-        is_compiled: Whether it runs otherwise than it was counted.
-    """
+    """What a cell takes at the peak and at the bandwidth, in seconds; `None` is unknown."""
 
     calls: int
     flops: int
     bytes_moved: int
     compute: float | None
     memory: float | None
-    is_cached: bool | None
-    is_compiled: bool
+    is_cached: bool | None  # whether what one call works on fits the chip's cache; `None` where that is unknown
+    is_compiled: bool  # whether it runs otherwise than it was counted
 
     @property
     def seconds(self) -> float | None:
@@ -267,35 +246,21 @@ class _Cost(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The sums over some cells.
-
-    Attributes:
-        seconds: At the roof; `None` is unknown.
-        bound: The side that most of these seconds are of.
-        costs: Of the cells, each with how many cells have it.
-    """
+    """The sums over some cells."""
 
     calls: int
     flops: int
     bytes_moved: int
-    seconds: float | None
-    bound: Bound
-    costs: Sequence[tuple[_Cost, int]]
+    seconds: float | None  # at the roof; `None` is unknown
+    bound: Bound  # the side that most of these seconds are of
+    costs: Sequence[tuple[_Cost, int]]  # of the cells, each with how many cells have it
 
 
 _WORK_OF_CELL = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "bytes_moved")
 
 
 class _Costs:
-    """The costs of all cells. Layers repeat, so there are few different ones, and each is computed once.
-
-    Args:
-        profile: What was counted.
-        chip: What it ran on; `None` is unknown.
-
-    Attributes:
-        numbers: Of each cell, in their order, that of its cost.
-    """
+    """The costs of all cells, by the `numbers` of the cells. Layers repeat, so there are few different ones, and each is computed once."""
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
         bandwidth = chip.bandwidth_bytes_per_second if chip else None
@@ -334,13 +299,9 @@ class _Costs:
 
 
 class Part(Struct, frozen=True, gc=False):
-    """Some cells together with their time, from which a point follows. The fields are those of `Point`.
+    """Some cells together with their time, from which a point follows. The fields are those of `Point`."""
 
-    Attributes:
-        total: The sums over the cells.
-    """
-
-    total: Total
+    total: Total  # the sums over the cells
     module: str
     phase: Phase | Literal["all"]
     operator: str | None = None

@@ -12,8 +12,6 @@ from lflops.profile.model import Profile
 from lflops.profile.records import Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["MODEL_PHASES", "Utilization", "utilization", "utilization_at"]
-
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
 """The phases whose MACs count for MFU."""
 _HARDWARE: tuple[Phase, ...] = (*MODEL_PHASES, "recompute")
@@ -53,6 +51,16 @@ class Utilization(Struct, frozen=True, kw_only=True):
         return (self.mfu or 0.0) > 1 or self.executed > taken * _BEYOND
 
 
+def flops_per_second(macs: float, seconds: float | None) -> float | None:
+    """The rate of contractions, 2 FLOPs for each multiply-accumulate; `None` without a time."""
+    return 2 * macs / seconds if seconds else None
+
+
+def of_peak(rate: float | None, peak: float | None) -> float | None:
+    """A rate's share of a peak: MFU of the MACs of forward and backward, HFU with those of recompute. `None` where one is unknown."""
+    return None if rate is None or not peak else rate / peak
+
+
 def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Utilization:
     """The share of the peak that a step reached.
 
@@ -72,13 +80,14 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
     macs = sum(profile.modules[""].work(phase).macs for phase in MODEL_PHASES)
     share = _share_of_a_rank(profile, macs)
     # Without a cell nothing was counted.
-    rate = 2 * macs * share / times.mean if times.mean and profile.cells else None
-    again = None if rate is None or not times.mean else rate + 2 * profile.modules[""].recompute.macs * share / times.mean
+    seconds = times.mean if profile.cells else None
+    rate = flops_per_second(macs * share, seconds)
+    again = flops_per_second((macs + profile.modules[""].recompute.macs) * share, seconds)
     needed = _peak_seconds(profile, chip) if chip else None
     return Utilization(
-        mfu=None if rate is None or peak is None else rate / peak,
-        hfu=None if again is None or peak is None else again / peak,
-        executed=None if rate is None or not times.mean or needed is None else needed * share / times.mean,
+        mfu=of_peak(rate, peak),
+        hfu=of_peak(again, peak),
+        executed=None if not seconds or needed is None else needed * share / seconds,
         flops_per_second=rate,
         peak_flops_per_second=peak,
         dtype=name_of_peak(profile.run.dtype, profile.run),

@@ -24,27 +24,11 @@ from lflops.collect.model.compile_guard import uncompiled, unremark_hooks
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.modules import HiddenHooks, compiles_its_hooks, never_compiled, remove_hook
 
-__all__ = [
-    "LISTENERS",
-    "ModuleListener",
-    "OptimizerListener",
-    "after_each_call",
-    "hook_model",
-    "hook_optimizer",
-    "hook_optimizers",
-    "install_hooks",
-    "scope",
-]
-
 
 class ModuleListener(Protocol):
-    """Follows the modules and scopes of one thread, and of the threads that it starts.
+    """Follows the modules and scopes of one thread, and of the threads that it starts."""
 
-    Attributes:
-        home: The thread on which the hooks were installed.
-    """
-
-    home: int
+    home: int  # the thread on which the hooks were installed
 
     @property
     def tree(self) -> ModuleTree:
@@ -87,13 +71,9 @@ LISTENERS: list[ModuleListener] = []
 
 
 def install_hooks(undo: Undo, listener: ModuleListener, steps: OptimizerListener | None = None, *, guard: Guard = unguarded) -> None:
-    """Call the listener for every module and scope, until `undo` is closed. What is compiled meanwhile is compiled without the hooks.
+    """Call the listener for every module and scope, and `steps` for optimizers, until `undo` is closed.
 
-    Args:
-        undo: Takes the hooks off.
-        listener: Its methods become the hooks.
-        steps: Is called for the steps of optimizers.
-        guard: Keeps our errors from the code that calls a module.
+    What is compiled meanwhile is compiled without the hooks. `guard` keeps our errors from the code that calls a module.
     """
     if listener.tree.compiled:
         unremark_hooks(undo)

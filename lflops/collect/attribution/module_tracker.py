@@ -42,8 +42,6 @@ from lflops.collect.torch_private.autograd import (
 )
 from lflops.profile.records import Phase
 
-__all__ = ["ModuleTracker"]
-
 
 class ModuleTracker:
     """Follows the modules of a tree through forward, backward, recompute and the optimizer, between `start` and `stop`.

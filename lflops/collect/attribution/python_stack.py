@@ -10,8 +10,6 @@ from torch.utils import checkpoint
 
 from lflops.collect.torch_private.autograd import ACCUMULATES_GRADIENT, current_node, sequence_number
 
-__all__ = ["caller", "checkpoint_is_running", "in_communication_hook", "is_running", "sums_gradients"]
-
 _AROUND_HOOKS = ("lflops/boundary.py", "lflops/collect/count_and_time.py", "torch/_dynamo/eval_frame.py")
 """Files whose functions may stand between torch's call of a hook and `ModuleTracker`."""
 

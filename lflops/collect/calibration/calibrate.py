@@ -28,8 +28,6 @@ from lflops.hardware.chips import Hardware, lookup, named
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["calibrate", "forget", "hardware_of", "measure"]
-
 METHOD = 2
 """Counted up when figures are measured in another way, so that older ones are not taken for new."""
 
@@ -129,8 +127,7 @@ def _measured(machine: TorchMachine, clock: Clock, dtypes: tuple[str, ...]) -> t
 def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware | None:
     """What a device can do: `"auto"` looks its name up, `"measure"` measures it, another name is the table's, figures are taken as given.
 
-    Returns:
-        `None` where nothing was asked for, and where `"auto"` does not know the name.
+    `None` where nothing was asked for, and where `"auto"` does not know the name.
     """
     if asked is None or isinstance(asked, Hardware):
         return asked

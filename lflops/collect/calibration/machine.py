@@ -11,8 +11,6 @@ import torch
 from lflops.collect.inputs.run_info import device_name
 from lflops.collect.torch_private.dispatch_modes import without_modes
 
-__all__ = ["TorchMachine", "available_memory", "last_level_cache"]
-
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 UNKNOWN_CACHE = 64 << 20
 UNKNOWN_MEMORY = 1 << 30

@@ -29,27 +29,20 @@ from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import sum_known
 
-__all__ = ["CountedPass", "build_profile"]
-
 LONGEST_DETAIL = 200
 """Characters of a module's `extra_repr`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountedPass:
-    """Everything collected in one pass.
-
-    Attributes:
-        peaks: The most bytes alive while each row ran.
-        ignored: Rows whose own work is left out.
-    """
+    """Everything collected in one pass."""
 
     tree: ModuleTree
     calls: Counter[str]
     totals: Totals
     memory: Memory | None
-    peaks: Mapping[str, int] = field(default_factory=dict)
-    ignored: frozenset[str] = frozenset()
+    peaks: Mapping[str, int] = field(default_factory=dict)  # the most bytes alive while each row ran
+    ignored: frozenset[str] = frozenset()  # rows whose own work is left out
     notes: tuple[Note, ...] = ()
 
 

@@ -27,8 +27,6 @@ from lflops.profile.records import Phase
 if TYPE_CHECKING:
     from lflops.collect.torch_private.dynamo import CapturedGraph, CompiledCode
 
-__all__ = ["SEES_ALL", "CompiledRegions", "GivenTensor", "RegionCall", "number_of_region", "row_of_region"]
-
 MARK = "\0"
 SEES_ALL = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
 """Backends that generate no kernels: the dispatch mode sees all of their operators."""
@@ -37,12 +35,7 @@ ONE_NODE = "CompiledFunctionBackward"
 
 
 class GivenTensor(NamedTuple):
-    """What is kept of a tensor that a graph was given.
-
-    Attributes:
-        values: A copy on the host, of a small tensor of integers or truth values; else `None`.
-        owner: The row that counts it, if it is a parameter of the tree.
-    """
+    """What is kept of a tensor that a graph was given."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -50,40 +43,27 @@ class GivenTensor(NamedTuple):
     device: torch.device
     requires_grad: bool
     is_leaf: bool
-    values: Tensor | None
-    owner: str | None
+    values: Tensor | None  # a copy on the host, of a small tensor of integers or truth values; else `None`
+    owner: str | None  # the row that counts it, if it is a parameter of the tree
 
 
 @dataclass
 class RegionCall:
-    """One call of a compiled graph.
+    """One call of a compiled graph."""
 
-    Attributes:
-        graph: `None` if it is not known.
-        scope: Its separate row.
-        row: The row that called it.
-        phase: In which it was called.
-        given: What it was given, in order; `None` where a tensor is of a class that cannot be stood in for.
-        same: For each of these, the place of the first that is the same object.
-        bytes: Of the tensors that it was given and that it returned.
-        autocast: The dtype by device type, where autocast was on.
-        decisions: What its control flow did, in order: which branch, or how many trips. Only seen with some backends.
-        went_backward: Whether its autograd node ran.
-        is_one_node: Whether autograd has one node for it. If not, the operators of backward are seen one by one.
-    """
-
-    graph: "CapturedGraph | None"
-    scope: str
-    row: str
-    phase: Phase
-    given: list[Any] | None
-    same: list[int]
+    graph: "CapturedGraph | None"  # `None` if it is not known
+    scope: str  # its separate row
+    row: str  # the row that called it
+    phase: Phase  # in which it was called
+    given: list[Any] | None  # what it was given, in order; `None` where a tensor is of a class that cannot be stood in for
+    same: list[int]  # for each of these, the place of the first that is the same object
     grad: bool
-    autocast: dict[str, torch.dtype]
-    bytes: int = 0
+    autocast: dict[str, torch.dtype]  # the dtype by device type, where autocast was on
+    bytes: int = 0  # of the tensors that it was given and that it returned
+    # What its control flow did, in order: which branch, or how many trips. Only seen with some backends.
     decisions: list[int] = field(default_factory=list)
-    went_backward: bool = False
-    is_one_node: bool = True
+    went_backward: bool = False  # whether its autograd node ran
+    is_one_node: bool = True  # whether autograd has one node for it. If not, the operators of backward are seen one by one
 
     @property
     def sees_all(self) -> bool:
@@ -102,12 +82,7 @@ def number_of_region(row: str) -> int | None:
 
 
 class CompiledRegions:
-    """Writes down the calls of compiled graphs on the threads that are counted.
-
-    Args:
-        scopes: Knows which row and phase is running.
-        guard: Keeps our errors from the code that calls compiled code.
-    """
+    """Writes down the calls of compiled graphs on the threads that are counted; `guard` keeps our errors from the code that calls them."""
 
     def __init__(self, scopes: ModuleTracker, guard: Guard = unguarded) -> None:
         self.calls: list[RegionCall] = []

@@ -15,8 +15,6 @@ from torch import Tensor
 from lflops.collect.torch_private.distributed import wait_operator
 from lflops.collect.torch_private.operators import OpOverload
 
-__all__ = ["LSTM_LAYER", "SCRATCH", "corrected", "rounded_up"]
-
 LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
 """One layer in one direction, by oneDNN."""
 
@@ -28,29 +26,16 @@ Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
 
 
 class Correction(NamedTuple):
-    """How the fake results of some operators are corrected.
+    """How the fake results of some operators are corrected."""
 
-    Attributes:
-        operators: Names of ATen operators, separated by spaces. An overload that this torch does not have is ignored.
-        results: The indices of the corrected results.
-        rule: The correction.
-        reason: What the CPU's kernel does and the fake kernel does not.
-    """
-
-    operators: str
-    results: tuple[int, ...]
-    rule: Rule
-    reason: str
+    operators: str  # names of ATen operators, separated by spaces; an overload that this torch does not have is ignored
+    results: tuple[int, ...]  # the indices of the corrected results
+    rule: Rule  # the correction
+    reason: str  # what the CPU's kernel does and the fake kernel does not
 
 
 def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
-    """The results of an operator with the layout that the kernel gives them.
-
-    Args:
-        function: The operator.
-        args: Its positional arguments.
-        out: Its fake results. The fake mode is still active.
-    """
+    """The results of an operator with the layout that the kernel gives them; `out` are its fake ones, and the fake mode is still active."""
     correction = _TABLE.get(function)
     if correction is None:
         return out

@@ -19,8 +19,6 @@ from lflops.collect.torch_private.distributed import is_pipeline_vote, receive_o
 from lflops.collect.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
 
-__all__ = ["LARGEST", "KnownValues", "NoCudaError"]
-
 LARGEST = 1 << 20
 """The most elements of a tensor whose values are kept."""
 

@@ -23,18 +23,12 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
 from lflops.profile.series import extremes
 
-__all__ = ["LONGEST_TIMELINE", "AllocationLog", "LiveMemory", "Survivors", "storage_of"]
-
 
 class AllocationLog:
-    """Requests to the allocator. A storage that outlives a step is one allocation; nothing is kept alive.
-
-    Attributes:
-        requests: Allocations and frees, from the first step on.
-    """
+    """Requests to the allocator. A storage that outlives a step is one allocation; nothing is kept alive."""
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[Request] = []  # allocations and frees, from the first step on
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._made = 0
         self._replaced: tuple[int, int] | None = None
@@ -103,19 +97,12 @@ class _Followed(weakref.ref[Any]):
 
 
 class _Replaced(NamedTuple):
-    """A storage that a sum of gradients may take the place of, until the next operator.
+    """A storage that a sum of gradients may take the place of, until the next operator."""
 
-    Attributes:
-        key: The storage's key.
-        place: Where the sum's allocation is among the events.
-        live: Live bytes with both.
-        row: The module at work.
-    """
-
-    key: int
-    place: int
-    live: int
-    row: str
+    key: int  # the storage's key
+    place: int  # where the sum's allocation is among the events
+    live: int  # live bytes with both
+    row: str  # the module at work
 
 
 class LiveMemory:

@@ -20,8 +20,6 @@ from lflops.collect.operator_costs.table import shapes, values_or_shape
 from lflops.collect.torch_private.dispatch_modes import open_modes
 from lflops.formulas.table import FUNCTIONS, Cost, FunctionFormula
 
-__all__ = ["Watcher", "unwatch", "watch"]
-
 
 class Watcher(Protocol):
     """A dispatch mode that receives the functions that ran while it was on the thread's stack."""

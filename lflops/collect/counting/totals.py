@@ -13,9 +13,6 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.series import sum_known
 
-__all__ = ["CellKey", "CollectiveKey", "Counts", "Resolved", "Totals", "Transfers", "UncountedKey"]
-
-
 CellKey = tuple[str, str, Phase, "torch.dtype | None"]
 """Row, operator, phase, dtype."""
 UncountedKey = tuple[str, str, Phase]
@@ -73,27 +70,20 @@ class DenseMasks:
 
 @dataclass
 class Totals:
-    """Sums by row and phase.
-
-    Attributes:
-        failures: The error of each formula that failed, by operator.
-        upper_bounds: Operator to calls whose cost is the most that it can be.
-        dense_masks: Operator to its calls with a dense mask that separates packed sequences.
-        counted_inside: Operator to calls that were counted by the operators inside of it.
-        calls_in_hooks: Operator calls in communication hooks.
-        logical_difference: Logical MACs less the MACs counted here; negative where several ranks compute the same. `None` where the logical
-            MACs are unknown. A row and phase that is not in it has no difference.
-    """
+    """Sums by row and phase."""
 
     cells: defaultdict[CellKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
     uncounted: defaultdict[UncountedKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
     collectives: defaultdict[CollectiveKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
     waits: set[ModulePhase] = field(default_factory=set)
-    failures: dict[str, str] = field(default_factory=dict)
-    upper_bounds: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, str] = field(default_factory=dict)  # the error of each formula that failed, by operator
+    upper_bounds: Counter[str] = field(default_factory=Counter)  # operator to calls whose cost is the most that it can be
+    # Operator to its calls with a dense mask that separates packed sequences
     dense_masks: defaultdict[str, DenseMasks] = field(default_factory=lambda: defaultdict(DenseMasks))
-    counted_inside: Counter[str] = field(default_factory=Counter)
-    calls_in_hooks: int = 0
+    counted_inside: Counter[str] = field(default_factory=Counter)  # operator to calls that were counted by the operators inside of it
+    calls_in_hooks: int = 0  # operator calls in communication hooks
+    # Logical MACs less the MACs counted here; negative where several ranks compute the same. `None` where the logical MACs are unknown. A
+    # row and phase that is not in it has no difference.
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: CellKey, cost: Cost, moved: int) -> None:
@@ -105,14 +95,15 @@ class Totals:
         cell.flops += 2 * cost.macs + cost.other_flops
         cell.bytes_moved += moved
 
-    def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
-        """Add the logical work of an operator on sharded tensors.
+    def add_pointwise(self, key: CellKey, flops: int, moved: int) -> None:
+        """Add one call that makes no product."""
+        cell = self.cells[key]
+        cell.calls += 1
+        cell.flops += flops
+        cell.bytes_moved += moved
 
-        Args:
-            local: What this rank ran for it, which is in these totals already.
-            key: The row and phase of the operator.
-            logical: The cost on unsharded tensors; `None` where it is unknown.
-        """
+    def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
+        """Add the logical work of an operator on sharded tensors: `local` is what this rank ran; `None` is an unknown cost."""
         local_macs: dict[ModulePhase, int] = defaultdict(int)
         for (row, _, phase, _), counts in local.cells.items():
             local_macs[ModulePhase(row, phase)] += counts.macs
@@ -178,17 +169,12 @@ class Totals:
 
 @dataclass
 class Resolved:
-    """A step with its compiled graphs.
-
-    Attributes:
-        calls: Calls of modules inside of the graphs.
-        is_memory_known: Whether every allocation of the step was seen.
-    """
+    """A step with its compiled graphs."""
 
     totals: Totals
-    calls: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)  # calls of modules inside of the graphs
     notes: list[Note] = field(default_factory=list)
-    is_memory_known: bool = True
+    is_memory_known: bool = True  # whether every allocation of the step was seen
 
 
 def _merge(mine: defaultdict[Any, Any], theirs: dict[Any, Any]) -> None:

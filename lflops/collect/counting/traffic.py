@@ -17,8 +17,6 @@ from lflops.collect.counting.operators import Operator
 from lflops.collect.torch_private.distributed import group_named
 from lflops.collect.torch_private.tensors import PLAIN, sparse_parts
 
-__all__ = ["Collective", "bytes_moved", "collective_of", "is_deferred", "size", "tensors_of"]
-
 GATHERS_RESULT = ("embedding", "gather", "index", "index_select", "take", "_unsafe_index")
 GATHERED: dict[str, Callable[[Any], int]] = {
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), lambda args: _rows(args[0], args[1])),

@@ -23,8 +23,6 @@ from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, vendor_of
 from lflops.profile.notes import Note
 
-__all__ = ["Attention", "attention_on"]
-
 ATTENTION = frozenset(
     {
         F.scaled_dot_product_attention,

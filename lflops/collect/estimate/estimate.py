@@ -35,8 +35,6 @@ from lflops.hardware.chips import Hardware, is_gpu, named
 from lflops.profile.model import Profile, Reserved
 from lflops.profile.notes import Note
 
-__all__ = ["Estimator", "Model", "Subject", "batch_of", "built", "checked_model", "estimate", "subject_of"]
-
 Progress = Callable[[int, int | None], object]
 """Called with the finished operators and their total, which is `None` while unknown; once more at the end, with the total."""
 
@@ -341,11 +339,13 @@ class Meter:
         self._total = times * self._done
 
     def add(self) -> None:
+        """An operator is finished."""
         self._done += 1
         if self._report is not None and self._done % REPORT_EVERY == 0:
             self._report(self._done, self._total)
 
     def counter(self, scopes: ModuleTracker, extent: Extent) -> OperatorCounter:
+        """A counter of operators that advances this progress."""
         return _Counter(scopes, extent, self)
 
 

@@ -19,8 +19,6 @@ from lflops.collect.counting.known_values import NoCudaError
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, NO_FAKE_KERNEL, FakeTensor, local_part, only_shapes_run
 from lflops.errors import CountError, LflopsError
 
-__all__ = ["refuse_real_optimizer", "refuse_what_keeps_tensors", "values_refused"]
-
 CALL = nn.Module.__call__.__code__
 """The code object of every call of a module."""
 

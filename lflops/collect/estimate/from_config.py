@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from lflops.errors import CountError
 
-__all__ = ["BY_NAME", "builder_of", "is_config"]
-
 BY_NAME = "hf:"
 """Before the name of a model in transformers' cache."""
 

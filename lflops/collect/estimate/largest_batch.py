@@ -12,8 +12,6 @@ from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware
 
-__all__ = ["largest_batch"]
-
 MAX_BATCH = 1 << 30
 """The largest number of samples that is tried. If it fits, the peak does not depend on the batch."""
 

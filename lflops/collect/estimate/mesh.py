@@ -24,8 +24,6 @@ from lflops.collect.torch_private.tensors import local_part
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 
-__all__ = ["FIRST", "LATER", "assigned", "checked_mesh", "checked_rank", "mesh_group", "parallelize", "with_mesh"]
-
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
 """In the order of the mesh: stages of a pipeline, which the user's code makes; replicas of what FSDP2 shards over `data`; `tensor`
 divides each part. Replicas alone are DDP's."""

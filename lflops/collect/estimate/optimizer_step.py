@@ -16,8 +16,6 @@ from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, is_gpu
 from lflops.profile.notes import Note
 
-__all__ = ["MakesOptimizer", "Stepper", "makes_optimizer"]
-
 MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 """A function from parameters to their optimizer, as `torch.optim.AdamW`."""
 

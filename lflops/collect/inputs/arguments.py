@@ -10,8 +10,6 @@ from lflops.collect.torch_private.self_check import check
 from lflops.collect.torch_private.tensors import only_shapes_run
 from lflops.errors import CountError
 
-__all__ = ["check_arguments", "check_module", "check_pass", "check_whole", "describe"]
-
 
 def check_arguments(caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
     """Check the arguments of a public function, with whose name errors begin; `loss` is a function from the output to a scalar."""

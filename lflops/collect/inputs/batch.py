@@ -12,8 +12,6 @@ from lflops.collect.inputs.tensors import device_of
 from lflops.collect.torch_private.tensors import is_integer, without_overrides
 from lflops.errors import CountError
 
-__all__ = ["Units", "samples_and_tokens", "tensor_of_shape", "units_of"]
-
 Units = Mapping[str, int] | Callable[..., Mapping[str, int]]
 """`{"samples": n, "tokens": n}`, one of them or both, or a function that returns it."""
 

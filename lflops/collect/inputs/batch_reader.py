@@ -17,8 +17,6 @@ from torch import Tensor
 from lflops.collect.inputs.structure import Storage, is_tensor, may_hold_tensors, storage_of
 from lflops.collect.torch_private.tensors import shape_key, without_overrides
 
-__all__ = ["MOST_VALUES", "BatchReader", "BatchTensors"]
-
 MOST_VALUES = 1_000
 """Values of a batch that are looked at."""
 

@@ -17,8 +17,6 @@ from lflops.collect.inputs.batch import samples_and_tokens
 from lflops.collect.inputs.tensors import device_of, dtype_name, shapes_of, tensors_in
 from lflops.profile.model import Run
 
-__all__ = ["device_name", "run_of", "with_allocator_peaks"]
-
 
 def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
     """The facts about one counted pass, from the parameters and the batch."""

@@ -16,8 +16,6 @@ from uuid import UUID
 import torch
 from torch import Tensor
 
-__all__ = ["Storage", "attributes_of", "is_tensor", "may_hold_tensors", "storage_of"]
-
 Storage = dict[Any, Any] | list[Any] | tuple[Any, ...]
 
 _VALUES = (str, bytes, bytearray, int, float, complex, type, Enum, PurePath, UUID, Fraction, Decimal, torch.Size)

@@ -11,8 +11,6 @@ from torch import Tensor
 from lflops.collect.inputs.structure import Storage, attributes_of, is_tensor, may_hold_tensors, storage_of
 from lflops.collect.torch_private.tensors import node_of, without_overrides
 
-__all__ = ["cut_off", "device_of", "dtype_name", "nodes_of", "shapes_of", "tensors_in"]
-
 DEEPEST = 12
 """Levels of nesting that are searched; a structure that contains itself ends there."""
 

@@ -17,8 +17,6 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase, Spread
 
-__all__ = ["with_compiled", "with_trace"]
-
 ROOTS_BACKWARD, OTHER = ModulePhase("", "backward"), ModulePhase("", "other")
 """What the engine calls at the end of backward is the root's backward in a count. A trace has it after the last node: `other`."""
 

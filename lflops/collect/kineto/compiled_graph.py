@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from lflops.errors import CountError
 
-__all__ = ["CompileTracking", "GraphKernels", "KernelCall", "Share", "recorded_graphs"]
-
 
 class Share(NamedTuple):
     """A part of a kernel."""

@@ -20,8 +20,6 @@ from typing import Literal, NamedTuple
 from lflops.collect.kineto.compiled_graph import GraphKernels, KernelCall
 from lflops.profile.records import CompiledCode, CompiledKernel, ModulePhase, Phase
 
-__all__ = ["CompiledTimes", "Region", "RegionEvent", "times_of"]
-
 _OF_GRAPH = re.compile(r"^graph_\d+_")
 
 

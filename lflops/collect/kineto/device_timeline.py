@@ -14,8 +14,6 @@ from lflops.stretches import joined, length, outside, shares
 from lflops.traces.device_states import Timeline, communicates, idle_stretches, states, timeline
 from lflops.traces.recorded import DeviceWork
 
-__all__ = ["communication", "communication_on_host", "device_seconds", "idle_by_phase"]
-
 ON_HOST = ("gloo:", "mpi:", "ucc:")
 """Begin the names of collectives that run on the host."""
 

@@ -2,7 +2,7 @@
 
 An event is inclusive, and an operator calls others: on each thread events are nested by their times. What the device does is tied to the
 operator that asked for it, not to the moment at which it was done. The sums are those of torch's own table, by name, with calls of the
-device's library as rows. `analyze/trace/host_walk.py` sums the operators of a file by their inputs.
+device's library as rows. `trace_analysis/host_walk.py` sums the operators of a file by their inputs.
 
     host     aten::linear [ aten::addmm [ launch ] ]                own: linear without addmm
     device                                    kernel                tied to addmm, so to the module that ran addmm
@@ -25,8 +25,6 @@ from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
 from lflops.traces.recorded import NODE, STEP
-
-__all__ = ["LAUNCHES", "NODE", "NO_OPERATORS", "STEP", "Communicated", "Event", "Joined", "join", "read", "steps_of"]
 
 REGION = "## Call CompiledFxGraph "
 """Begins the names of the runs of compiled graphs; the graph's key follows."""

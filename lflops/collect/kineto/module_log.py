@@ -30,8 +30,6 @@ from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, next
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.profile.records import PHASES, Call, ModulePhase, Phase
 
-__all__ = ["THREAD", "LogEntry", "ModuleLog", "Replay"]
-
 THREAD = "lflops: thread "
 """Begins the name of the one event that ties a thread's log to its Kineto events."""
 

@@ -4,11 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from lflops.collect.kineto.events import NO_OPERATORS, NODE, Event, steps_of
+from lflops.collect.kineto.events import NO_OPERATORS, Event, steps_of
 from lflops.profile.records import Call
 from lflops.profile.timeline import OwnTime, StepTimeline, TimedWork, longest, nested
-
-__all__ = ["PhaseMark", "timeline_of"]
+from lflops.traces.recorded import NODE
 
 _NO_PHASE = frozenset({"other", ""})
 

@@ -24,7 +24,7 @@ from lflops.boundary import Guard, Undo, call_each, unguarded
 from lflops.collect.kineto.compiled_graph import recorded_graphs
 from lflops.collect.kineto.compiled_time import CompiledTimes, times_of
 from lflops.collect.kineto.device_timeline import communication, communication_on_host, device_seconds, idle_by_phase
-from lflops.collect.kineto.events import STEP, Joined, join, read
+from lflops.collect.kineto.events import Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.step_timeline import PhaseMark, timeline_of
 from lflops.collect.model.compiled_rows import rows_of
@@ -36,8 +36,7 @@ from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.garbage import SearchTimeout, alive, gc_paused
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, Trace
 from lflops.profile.timeline import StepTimeline
-
-__all__ = ["ACTIVITIES", "Activity", "Recording", "Tracer", "call_times", "other_profiler_runs", "recorded_events"]
+from lflops.traces.recorded import STEP
 
 Activity = Literal["cpu", "cuda"]
 
@@ -221,6 +220,7 @@ class Tracer:
         if recorder is not None:
             self.refusal = "cut_off"
             if threading.get_ident() == self._log.home:  # on another thread torch knows nothing of ours, and Kineto ends it
+                self._end_step(whole=None)  # in their recording its end would be written into memory that ours no longer has
                 recorder.stop_trace()
             recorder.profiler = None  # a cycle within it would keep the events
 

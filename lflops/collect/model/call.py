@@ -15,8 +15,6 @@ from lflops.collect.torch_private import autograd
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.errors import CountError
 
-__all__ = ["ASIDE", "Divide", "ModelCall"]
-
 ASIDE = "aside"
 """The name of a part of a pass that is lflops' own work, and in no time."""
 

@@ -11,8 +11,6 @@ import torch
 
 from lflops.boundary import Undo
 
-__all__ = ["KeptGraphs", "force_eager", "uncompiled", "unremark_hooks"]
-
 _REMARK = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
@@ -58,24 +56,24 @@ def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 class KeptGraphs:
-    """Keeps a copy of each graph that torch.compile makes from `start` to `stop`, so that compiled code can be counted."""
+    """Keeps a copy of each graph that torch.compile makes from `start` to `stop`, so that compiled code can be counted.
+
+    That ends with the object too: a count may be made and never entered.
+    """
 
     def start(self) -> None:
         """Begin, if torch.compile is loaded. To be called again where it may have been loaded since."""
         if "torch._dynamo" in sys.modules:
             from lflops.collect.torch_private.dynamo import keep_graphs
 
-            keep_graphs(id(self))
+            keep_graphs(self)
 
     def stop(self) -> None:
         """End. It can be called again."""
         if "torch._dynamo" in sys.modules:
             from lflops.collect.torch_private.dynamo import release_graphs
 
-            release_graphs(id(self))
-
-    def __del__(self) -> None:  # of a count that was made and never entered
-        self.stop()
+            release_graphs(self)
 
 
 def unremark_hooks(undo: Undo) -> None:

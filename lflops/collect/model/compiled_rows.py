@@ -12,8 +12,6 @@ from torch import nn
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.module_names import ancestry
 
-__all__ = ["rows_of"]
-
 _ROOT = re.compile(r"^[LG]\['(\w+)'\]")
 _ITEM = re.compile(r"\.?(?:_modules)?\[['\"]?([^\]'\"]+)['\"]?\]")
 _CLOSURE, _HELD = ".cell_contents", "__closure__"

@@ -12,8 +12,6 @@ from lflops.collect.torch_private.distributed import flat_parts
 from lflops.collect.torch_private.modules import child_modules, is_compiled, packed_parameters, unwrapped
 from lflops.collect.torch_private.tensors import local_part
 
-__all__ = ["ModuleTree", "ParameterSize", "blocks_in", "parameter_sizes"]
-
 TRANSPARENT = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Names under which torch's wrappers register the wrapped module. They are left out of a module's name."""
 

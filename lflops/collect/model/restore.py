@@ -14,8 +14,6 @@ from torch.nn.parameter import is_lazy
 
 from lflops.collect.torch_private.modules import buffers_of
 
-__all__ = ["Gradients", "same_random_numbers", "untouched"]
-
 
 class Gradients:
     """The user's gradients, set aside while passes make their own."""

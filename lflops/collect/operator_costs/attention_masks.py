@@ -17,8 +17,6 @@ from lflops.formulas.attention.fused import attention_backward_of_scores, attent
 from lflops.formulas.attention.scores import Scores
 from lflops.formulas.table import Cost
 
-__all__ = ["masked_scores"]
-
 MASK_AT = {
     "_scaled_dot_product_flash_attention_for_cpu": (5, "attn_mask"),
     "_scaled_dot_product_efficient_attention": (3, "attn_bias"),

@@ -25,8 +25,6 @@ from lflops.collect.torch_private.tensors import FakeTensor, local_part, stored_
 from lflops.errors import CountError
 from lflops.formulas.table import FORMULAS, READS, Cost, Formula, SparseShape, Values
 
-__all__ = ["CallCost", "all_formulas", "cost_of_call", "formula_of", "is_pure", "known", "register_formula", "shapes", "values_of"]
-
 SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 """Layouts that store only some of the elements."""
 

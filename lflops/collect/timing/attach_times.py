@@ -15,8 +15,6 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.steps import Step, is_disturbed
 
-__all__ = ["attach_module_times", "with_times"]
-
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 
 WORTH_SAYING = 0.05

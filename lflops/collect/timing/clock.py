@@ -18,8 +18,6 @@ import torch
 
 from lflops.errors import CountError
 
-__all__ = ["Clock", "CpuWatch", "HostClock", "StreamClock", "ThreadSchedule", "clock_of", "cpu_seconds", "cpu_usage", "seconds_of"]
-
 
 class Clock(Protocol):
     """Marks moments, and later gives the seconds between them."""

@@ -18,8 +18,6 @@ from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, PassTimes
 from lflops.collect.torch_private.dispatch_modes import isolated
 from lflops.collect.torch_private.modules import OwnModule
 
-__all__ = ["LEAVES", "Chain", "hook_overhead", "median_overhead", "of_module_calls"]
-
 LEAVES = 100
 
 view_as = Tensor.view_as

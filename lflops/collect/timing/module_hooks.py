@@ -29,8 +29,6 @@ from lflops.collect.timing.stamps import ENTERS, SEGMENT, PassTimes, Stamp, pass
 from lflops.collect.torch_private.autograd import NO_BACKWARD, after_backward, backward_id, next_sequence_number, sequence_number
 from lflops.profile.records import ModulePhase, Phase
 
-__all__ = ["ModuleTimer"]
-
 MOST_NODES = 2000
 """Autograd nodes that are searched for those of a segment that no crossing tensor leads to."""
 

@@ -14,8 +14,6 @@ from typing import Self
 from lflops.collect.timing.stamps import HookOverhead, PassTimes, inclusive
 from lflops.profile.records import ModulePhase, Spread
 
-__all__ = ["ScaledTimes", "scale_to_clean", "spreads_of"]
-
 MOST_OVERHEAD = 3.0
 """The largest factor of the trial's overhead."""
 

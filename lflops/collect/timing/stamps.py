@@ -17,9 +17,6 @@ from lflops.collect.timing.clock import Clock
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import ModulePhase
 
-__all__ = ["ENTERS", "NO_OVERHEAD", "OPERATOR", "SEGMENT", "HookOverhead", "PassTimes", "Stamp", "inclusive", "pass_times"]
-
-
 Stamp = tuple[Any, ModulePhase | None, str]
 """A mark, what runs from there on, and why; `None` is the observer."""
 

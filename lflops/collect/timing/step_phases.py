@@ -13,8 +13,6 @@ from typing import Any
 
 from lflops.collect.timing.clock import Clock
 
-__all__ = ["OTHER", "SYNC", "WAIT", "PhaseMarks", "StepPhases"]
-
 OTHER = "other"
 """What is in no phase."""
 

@@ -11,8 +11,6 @@ from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import PassTimes, Stamp
 from lflops.profile.steps import Step
 
-__all__ = ["Pass", "TimedPasses", "time_passes"]
-
 
 @dataclass(frozen=True)
 class Pass:

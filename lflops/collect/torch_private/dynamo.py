@@ -5,8 +5,10 @@ Import it within a function only, once dynamo is loaded or needed: to load it ta
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,14 +90,17 @@ _GRAPHS: dict[str, CapturedGraph] = {}
 
 
 _LOCK = threading.RLock()
-_USERS: set[int] = set()
-"""The identities of those that need the graphs. While there are any, dynamo's call of its backend is replaced."""
+_USERS: dict[int, weakref.ref[Any]] = {}
+"""Those that need the graphs, by identity. While there are any, dynamo's call of its backend is replaced."""
 
 
-def keep_graphs(user: int) -> None:
-    """Copy each graph that is compiled, until `release_graphs`; it is known until its code is gone. Compilation is unchanged."""
+def keep_graphs(user: object) -> None:
+    """Copy each graph that is compiled, until `release_graphs`, or the user's death; it is known until its code is gone.
+
+    Compilation is unchanged.
+    """
     with _LOCK:
-        _USERS.add(user)
+        _USERS[id(user)] = weakref.ref(user, partial(_release, id(user)))
         original: Any = OutputGraph.call_user_compiler
         if not hasattr(original, "_lflops_original"):
 
@@ -107,10 +112,14 @@ def keep_graphs(user: int) -> None:
             OutputGraph.call_user_compiler = call_user_compiler  # type: ignore[method-assign]
 
 
-def release_graphs(user: int) -> None:
+def release_graphs(user: object) -> None:
     """End that for one user. It can be called again."""
+    _release(id(user))
+
+
+def _release(user: int, _reference: object = None) -> None:
     with _LOCK:
-        _USERS.discard(user)
+        _USERS.pop(user, None)
         ours: Any = OutputGraph.call_user_compiler
         if not _USERS and hasattr(ours, "_lflops_original"):
             OutputGraph.call_user_compiler = ours._lflops_original  # type: ignore[method-assign]

@@ -130,11 +130,12 @@ def compilations() -> int:
 
 
 class Compilations:
-    """Tells when torch.compile begins to compile something, anywhere in the process."""
+    """Tells when torch.compile begins to compile something, anywhere in the process, and when it has ended, if that is asked for."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
+    def __init__(self, tell: Callable[[], None], tell_end: Callable[[], None] | None = None) -> None:
         self._tell = tell
-        self._heard = self._hear
+        self._tell_end = tell_end
+        self._heard, self._heard_end = self._hear, self._hear_end
 
     @property
     def listens(self) -> bool:
@@ -144,18 +145,22 @@ class Compilations:
     def listen(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Listen from here on, if torch.compile is loaded."""
         self.stop()
-        self._heard = guard(self._hear)
+        self._heard, self._heard_end = guard(self._hear), guard(self._hear_end)
         self.listen_again()
 
     def listen_again(self) -> None:
         """To be called now and then, because torch.compile may be loaded later, and torch.compiler.reset() ends it."""
         if self._handler is not None and not self.listens:
             self._handler.register_start_callback(self._heard)
+            if self._tell_end is not None:
+                self._handler.register_end_callback(self._heard_end)
 
     def stop(self) -> None:
         """Hear nothing any more."""
         if self.listens:
             self._handler.remove_start_callback(self._heard)
+        if self._handler is not None and self._heard_end in self._handler.end_callbacks:
+            self._handler.remove_end_callback(self._heard_end)
 
     @property
     def _handler(self) -> Any:
@@ -163,6 +168,10 @@ class Compilations:
 
     def _hear(self, *_: object) -> None:
         self._tell()
+
+    def _hear_end(self, *_: object) -> None:
+        if self._tell_end is not None:
+            self._tell_end()
 
 
 def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = None) -> None:

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from lflops.boundary import Undo
 from lflops.collect.torch_private import autograd, cuda_memory, dispatch_modes, distributed, modules, operators, tensors
 from lflops.collect.torch_private.known_torch import differs, known_torch
 
@@ -191,13 +192,12 @@ def _numbering() -> dict[str, bool]:
     first.register_hook(lambda _: autograd.after_backward(lambda: ended.append(len(products.numbers))))
     after = autograd.next_sequence_number()
     outside = autograd.backward_id()
-    dispatch_modes.push_mode(products)
-    try:
+    with Undo() as undo:
+        undo.add(dispatch_modes.end_mode, products)
+        dispatch_modes.push_mode(products)
         grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
-    finally:
         dispatch_modes.pop_mode(products)
-    dispatch_modes.push_mode(products)
-    dispatch_modes.end_mode(products)
+        dispatch_modes.push_mode(products)
     dispatch_modes.sweep_modes()
     return {
         "modes do not end": products not in dispatch_modes.open_modes(),
@@ -221,9 +221,10 @@ def _are_profilers_seen() -> bool:
     def call() -> None:
         """Do nothing."""
 
-    autograd.hear_profilers(call)
-    within = kind._prepare_trace
-    autograd.hear_profilers_no_more(call)
+    with Undo() as undo:
+        undo.add(autograd.hear_profilers_no_more, call)
+        autograd.hear_profilers(call)
+        within = kind._prepare_trace
     callers = (kind.__enter__, torch.profiler.profile.prepare_trace)
     return within is not before is kind._prepare_trace and all("_prepare_trace" in each.__code__.co_names for each in callers)
 
@@ -267,10 +268,11 @@ def _of_tensors() -> dict[str, bool]:
 
 
 def _hears_compilations() -> bool:
-    listener = modules.Compilations(lambda: None)
-    listener.listen(lambda function: function)
-    was_heard = listener.listens
-    listener.stop()
+    listener = modules.Compilations(lambda: None, lambda: None)
+    with Undo() as undo:
+        undo.add(listener.stop)
+        listener.listen(lambda function: function)
+        was_heard = listener.listens
     return (was_heard or "torch._dynamo.callback" not in sys.modules) and not listener.listens
 
 
@@ -290,8 +292,9 @@ def _are_hooks_found(module: nn.Module) -> bool:
     ]
     found = True
     for owner, registers in owners:
-        handles = [register(hook) for register in registers]
-        modules.remove_hook(hook, owner)
+        with Undo() as undo:
+            undo.add(modules.remove_hook, hook, owner)
+            handles = [register(hook) for register in registers]
         for handle in handles:
             registry = handle.hooks_dict_ref()
             found = found and registry is not None and handle.id not in registry
@@ -309,9 +312,10 @@ def _hides_hooks() -> bool:
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     before = () if handler is None else tuple(handler.start_callbacks)
     hidden = modules.HiddenHooks((hook,))
-    hidden.start()
-    heard = handler is None or len(handler.start_callbacks) == len(before) + 1
-    hidden.stop()
+    with Undo() as undo:
+        undo.add(hidden.stop)
+        hidden.start()
+        heard = handler is None or len(handler.start_callbacks) == len(before) + 1
     return heard and (handler is None or tuple(handler.start_callbacks) == before)
 
 

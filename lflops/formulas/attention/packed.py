@@ -7,8 +7,6 @@ from lflops.formulas.attention.fused import Mask, attention_formula
 from lflops.formulas.attention.scores import Known, Packing, Scores, Window, dense, scores_of, sequences
 from lflops.formulas.table import Shape
 
-__all__ = ["kernel_scores"]
-
 
 def kernel_scores(query: Shape, key: Shape, packing: Packing, window: Window) -> Scores:
     """The scores of each sequence."""

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from lflops.formulas.table import Shape, Values
 
-__all__ = ["ALL", "Packing", "Scores", "Sequences", "Window", "dense", "keys_seen", "scores_of", "sequences"]
-
 Known = Values | Shape | None
 """Of an argument that is a tensor of integers: its numbers; its shape where they are unknown; `None` where it is not given."""
 

@@ -6,15 +6,9 @@ Where lflops is installed, every training runs this file, so it imports nothing 
 import os
 from typing import Any
 
-__all__ = ["monitors"]
-
 
 def monitors() -> list[Any]:
-    """A monitor, if the variable `LFLOPS` asks for one.
-
-    Raises:
-        MisconfigurationException: The variable says something that cannot be.
-    """
+    """A monitor, if the variable `LFLOPS` asks for one; a `MisconfigurationException` where it says something that cannot be."""
     asked = os.environ.get("LFLOPS", "").strip()
     if asked.lower() in {"", "0", "false", "no", "off"}:
         return []

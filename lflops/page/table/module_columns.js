@@ -99,9 +99,9 @@ function divided(above, below, factor = 1) {
 export function columns(table, rows, { step, peak } = { step: null, peak: null }) {
   const time = allTime(table);
   const macs = Object.fromEntries(["forward", "backward"].map((phase) => [phase, ofPhase(table, phase, "macs")]));
-  /** @type {(own: boolean) => Reader} */
-  const modelMacs = (own) => (row) => Number(macs.forward[own ? "own" : "total"](row) ?? 0) + Number(macs.backward[own ? "own" : "total"](row) ?? 0);
-  const mfu = changed(time, (seconds, row, own) => (seconds && peak ? (2 * modelMacs(own)(row)) / seconds / peak : null));
+  /** @type {(field: "own" | "total") => Reader} */
+  const modelMacs = (field) => (row) => Number(macs.forward[field](row) ?? 0) + Number(macs.backward[field](row) ?? 0);
+  const mfu = peak ? divided({ total: modelMacs("total"), own: modelMacs("own") }, time, 2 / peak) : changed(time, () => null);
   /** @type {(Partial<ModuleColumn> & Pick<ModuleColumn, "id" | "label" | "text" | "own" | "total">)[]} */
   const made = [
     { id: "time", adds: true, label: "total time", text: duration, ...time },

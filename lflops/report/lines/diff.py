@@ -8,8 +8,6 @@ from lflops.analyze.compare.diff import Diff, ModuleDiff
 from lflops.analyze.compare.module_pair import Change
 from lflops.analyze.compare.significance import CHANGED, Doubt, Timing
 
-__all__ = ["headline", "interval", "is_news", "is_renamed", "module_name", "reason", "signed"]
-
 _LISTED = 5
 _NAMED = 3
 _TIMES = 2.0

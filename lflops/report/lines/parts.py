@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from lflops.analyze.speed.budget import Budget
-from lflops.profile.model import PHASES, ModuleProfile, Profile
+from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.records import PHASES
 from lflops.report.lines.text import plain
-
-__all__ = ["advice", "label_of", "what_it_is"]
 
 _KINDS, _COVERED = 3, 2 / 3
 

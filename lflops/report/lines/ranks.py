@@ -10,8 +10,6 @@ from lflops.analyze.ranks.imbalance import ENOUGH, Imbalance, Row
 from lflops.profile.records import Rank, RankWait, Spread
 from lflops.report.lines.text import counted, plain
 
-__all__ = ["ranks", "slow_ranks", "slowest_rank"]
-
 _WORST = 3
 _LISTED = 12
 _MUCH = 0.05

@@ -4,7 +4,7 @@ Terminal, log, page, DeepSpeed's text and loggers draw this value and compute no
 and parts add up to their whole in every view: shares are of the summed clean steps, seconds of the mean one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -15,15 +15,14 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
 from lflops.analyze.speed.utilization import MODEL_PHASES, Utilization
-from lflops.profile.model import PHASES, ModuleProfile, Profile, Run
+from lflops.profile.model import ModuleProfile, Profile, Run
 from lflops.profile.module_names import added_up, fold_repeats
 from lflops.profile.notes import are_times_far_off, sentence
+from lflops.profile.records import PHASES
 from lflops.report.lines.parts import advice, label_of, what_it_is
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.text import counted, plain, plus_minus
 from lflops.report.lines.verdict import Verdict, verdict
-
-__all__ = ["Fact", "Part", "Report", "report_of", "uncounted"]
 
 Unit = Literal["s", "share", "of peak", "FLOP/s", "/s", "bytes", "count", "factor", "text"]
 
@@ -50,29 +49,17 @@ _PARTS_OF_FORWARD = ("prefill", "decode")
 
 
 class Fact(Struct, frozen=True, kw_only=True):
-    """One fact.
+    """One fact."""
 
-    Attributes:
-        name: What programs ask for it by.
-        label: What readers see.
-        value: In SI units; `None` is unknown. What is no number has its text alone.
-        unit: What the value is in.
-        text: The value as every drawing writes it.
-        remark: What it rests on, and its spread.
-        of: The name of the fact that this is a part of.
-        share: Of the summed clean steps.
-        doubt: Whether it makes the figures less reliable.
-    """
-
-    name: str
-    label: str
-    value: float | None = None
-    unit: Unit = "text"
-    text: str
-    remark: str = ""
-    of: str = ""
-    share: float | None = None
-    doubt: bool = False
+    name: str  # what programs ask for it by
+    label: str  # what readers see
+    value: float | None = None  # in SI units; `None` is unknown, and what is no number
+    unit: Unit = "text"  # what the value is in
+    text: str  # the value as every drawing writes it
+    remark: str = ""  # what it rests on, and its spread
+    of: str = ""  # the name of the fact that this is a part of
+    share: float | None = None  # of the summed clean steps
+    doubt: bool = False  # whether it makes the figures less reliable
 
     @property
     def said(self) -> str:
@@ -81,49 +68,29 @@ class Fact(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A part of the step.
+    """A part of the step."""
 
-    Attributes:
-        name: Of the budget's part.
-        label: What readers see.
-        seconds: Of the mean clean step.
-        share: Of the summed clean steps.
-        text: Both.
-        what: What it is, as the rest of "20 % of the step is", and where.
-        advice: What usually shortens it.
-        modules: The modules that have the most of it, repeated ones as their pattern, with their shares of the step.
-    """
-
-    name: str
-    label: str
-    seconds: float
-    share: float
-    text: str
-    what: str
-    advice: str
+    name: str  # of the budget's part
+    label: str  # what readers see
+    seconds: float  # of the mean clean step
+    share: float  # of the summed clean steps
+    text: str  # both
+    what: str  # what it is, as the rest of "20 % of the step is", and where
+    advice: str  # what usually shortens it
+    # The modules that have the most of it, repeated ones as their pattern, with their shares of the step
     modules: tuple[tuple[str, float], ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What is known of a step, in the order in which it is read.
+    """What is known of a step, in the order in which it is read."""
 
-    Attributes:
-        verdict: How fast, why, what next, and how far to trust it.
-        subject: What was profiled, on what, and its parameters.
-        speed: The step with its phases, rates, MFU, and what the observer cost; empty where no step was timed.
-        model: Memory, parameters and MACs, and of a plan its least time and whether it fits.
-        budget: The parts of the step, the largest first; empty where the peak is unknown.
-        why_no_budget: Why it is.
-        remarks: All that is in no figure: the allocator, ranks, uncounted operators, uncalled modules, notes.
-    """
-
-    verdict: Verdict
-    subject: tuple[Fact, ...]
-    speed: tuple[Fact, ...]
-    model: tuple[Fact, ...]
-    budget: tuple[Part, ...]
-    why_no_budget: str
-    remarks: tuple[Fact, ...]
+    verdict: Verdict  # how fast, why, what next, and how far to trust it
+    subject: tuple[Fact, ...]  # what was profiled, on what, and its parameters
+    speed: tuple[Fact, ...]  # the step with its phases, rates, MFU, and what the observer cost; empty where no step was timed
+    model: tuple[Fact, ...]  # memory, parameters and MACs, and of a plan its least time and whether it fits
+    budget: tuple[Part, ...]  # the parts of the step, the largest first; empty where the peak is unknown
+    why_no_budget: str  # why it is
+    remarks: tuple[Fact, ...]  # all that is in no figure: the allocator, ranks, uncounted operators, uncalled modules, notes
 
     def fact(self, name: str) -> Fact | None:
         """A fact by its name, if the report has it."""
@@ -411,3 +378,22 @@ def _never_called(analysis: Analysis) -> str:
         f"{below} below {'it' if len(top) == 1 else 'them'}" if below else "",
     ]
     return plain(" and ".join([", ".join(labels[:_LISTED]), *filter(None, ends)]))
+
+
+def verdict_lines(report: Report) -> Iterator[tuple[str, str]]:
+    """Label and text: the verdict, why, what next, and how far to trust it."""
+    said = report.verdict
+    for label, lines in (("verdict", [said.said]), ("why", said.why), ("next", said.next), ("trust", [said.trust])):
+        yield from (("" if index else label, line) for index, line in enumerate(lines) if line)
+
+
+def speed_lines(facts: Sequence[Fact]) -> Iterator[tuple[str, str]]:
+    """Label and text; parts are indented below their whole, and numbers stand below each other."""
+    depth: dict[str, int] = {}
+    width = max((len(fact.text) for fact in facts), default=0)
+    one = facts[0].label if facts else ""
+    for fact in facts:
+        depth[fact.name] = depth.get(fact.of, -1) + 1
+        share = "" if fact.share is None else f"{units.percent(fact.share):>7} of the {one}"
+        rest = ", ".join(filter(None, (share, fact.remark)))
+        yield f"{'  ' * depth[fact.name]}{fact.label}", f"{fact.text:>{width}}  {rest}".rstrip()

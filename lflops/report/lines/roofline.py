@@ -7,8 +7,6 @@ from lflops.analyze.speed.fused_bytes import Fusion
 from lflops.analyze.speed.roofline import Ceiling, Over
 from lflops.profile.model import Run
 
-__all__ = ["OVER", "saved_by_fusion", "why_no_roof"]
-
 OVER: dict[Over, str] = {
     "cache": "over its roof: what it works on fits the cache",
     "compiled": "over its roof: the bytes are those of the code as written, and it runs compiled",

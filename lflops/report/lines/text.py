@@ -4,8 +4,6 @@ import re
 
 from lflops import units
 
-__all__ = ["counted", "itself_of", "plain", "plus_minus", "shortened", "shortened_name"]
-
 _NUMBER = re.compile(r"…[*{\d]")
 """What is left of a name that was cut before a number."""
 

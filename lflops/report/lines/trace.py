@@ -6,8 +6,6 @@ from lflops import units
 from lflops.profile.records import Trace, TracedOperator
 from lflops.report.lines.text import plain
 
-__all__ = ["by_own_time", "per_batch", "traced"]
-
 _LISTED = 5
 
 

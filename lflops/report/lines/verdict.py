@@ -16,8 +16,6 @@ from lflops.report.lines.parts import advice, what_it_is
 from lflops.report.lines.ranks import slowest_rank
 from lflops.report.lines.text import counted, itself_of, plain, plus_minus
 
-__all__ = ["Verdict", "verdict"]
-
 _CAUSES, _NEXT = 3, 2
 _UNSTEADY = 0.1
 """Of the median step: a mean or a quartile that is farther off is worth a word."""
@@ -33,30 +31,17 @@ _REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measu
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """The first lines of every drawing.
+    """The first lines of every drawing."""
 
-    Attributes:
-        said: How fast and how good the step is, or of a plan its least time and whether it fits.
-        why: What it is longer for, each with its cost, the most costly first.
-        next: What usually shortens that, in the same order.
-        trust: What the figures rest on, how steady they are, and what is unknown.
-        doubts: How many further remarks make them less reliable.
-    """
-
-    said: str
-    why: tuple[str, ...] = ()
-    next: tuple[str, ...] = ()
-    trust: str = ""
-    doubts: int = 0
+    said: str  # how fast and how good the step is, or of a plan its least time and whether it fits
+    why: tuple[str, ...] = ()  # what it is longer for, each with its cost, the most costly first
+    next: tuple[str, ...] = ()  # what usually shortens that, in the same order
+    trust: str = ""  # what the figures rest on, how steady they are, and what is unknown
+    doubts: int = 0  # how many further remarks make them less reliable
 
 
 def verdict(analysis: Analysis, doubts: int) -> Verdict:
-    """The verdict on a profile.
-
-    Args:
-        analysis: Of the profile.
-        doubts: How many of the report's remarks make its figures less reliable, besides those that the line of trust says itself.
-    """
+    """The verdict on a profile. So many remarks make its figures less reliable, besides those in the line of trust."""
     found = [(cause, each) for cause in analysis.causes if (each := _told(analysis, cause)) is not None]
     judged = [each for cause, each in found if cause.kind != "busiest"]
     told = [*judged[:_CAUSES], *(each for cause, each in found if cause.kind == "busiest")]
@@ -109,19 +94,12 @@ class _Told(NamedTuple):
 
 
 class _Setting(NamedTuple):
-    """What the sentence about a cause needs besides it.
+    """What the sentence about a cause needs besides it."""
 
-    Attributes:
-        cost: As `59.3 % of the step (68.2 ms)`.
-        where: The cause's module.
-        others: Those that it is compared with.
-        itself: What the root is to a reader.
-    """
-
-    cost: str
-    where: str
-    others: str
-    itself: str
+    cost: str  # as `59.3 % of the step (68.2 ms)`
+    where: str  # the cause's module
+    others: str  # those that it is compared with
+    itself: str  # what the root is to a reader
 
 
 def _told(analysis: Analysis, cause: Cause) -> _Told | None:
@@ -253,8 +231,8 @@ def _steadiness(analysis: Analysis) -> Iterator[str]:
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
     if (lost := _lost(analysis)) >= _BUSY:
         yield f"this machine was busy: other processes took {units.percent(lost, digits=0)} of the CPU time that this one needed"
-    if analysis.outliers_doubt and not analysis.outliers:
-        yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers_doubt]}"
+    if analysis.outliers.doubt and not analysis.outliers.found:
+        yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers.doubt]}"
     factors = time_factors(profile.notes)
     if are_times_far_off(profile.notes):
         worst = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)

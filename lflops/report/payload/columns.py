@@ -6,8 +6,6 @@ value is that value, so that a page of 20,000 modules is small enough for a mail
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["VERSION", "Columns", "Value", "column", "exact", "lists"]
-
 VERSION = 3
 """Of the payload's format. The payload begins with it, and the server refuses another one by name."""
 

@@ -8,6 +8,8 @@ from msgspec import Struct
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.memory.checkpointing import Saving
+from lflops.analyze.memory.checkpointing import savings as savings_of
+from lflops.analyze.memory.peak import fold_storages
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
@@ -15,34 +17,23 @@ from lflops.profile.series import extremes
 from lflops.report.lines.text import plain
 from lflops.report.payload.columns import Columns, Value, exact, lists
 
-__all__ = ["POINTS", "LiveMemoryShown", "MemoryShown", "chip_memory", "memory"]
-
 POINTS: Final = 2_000
 """The most points that are drawn."""
 
 
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):
-    """Live bytes over time, and the categories at one moment.
+    """Live bytes over time, and the categories at one moment."""
 
-    Attributes:
-        operators: How many moments there are before some are chosen: operators of a step, or entries of an allocator's record; `None`
-            where an older file does not say it.
-        peak_bytes: The bytes at the moment that is marked.
-        peak: The index in `points` of the moment that is marked.
-        chip: The chip's name, where its memory is known.
-        points: At most `POINTS` moments with the bytes alive; categories that ever hold bytes have columns.
-        categories: The names of those columns, the lowest of the stack first.
-        by_category: The bytes at the moment that is marked.
-    """
-
+    # How many moments there are before some are chosen: operators of a step, or entries of an allocator's record; `None` where an older
+    # file does not say it
     operators: int | None
-    peak_bytes: Value
-    peak: int | None
-    chip: str | None
+    peak_bytes: Value  # the bytes at the moment that is marked
+    peak: int | None  # the index in `points` of the moment that is marked
+    chip: str | None  # the chip's name, where its memory is known
     capacity_bytes: float | None
-    points: Columns
-    categories: tuple[str, ...]
-    by_category: list[tuple[str, Value]]
+    points: Columns  # at most `POINTS` moments with the bytes alive; categories that ever hold bytes have columns
+    categories: tuple[str, ...]  # the names of those columns, the lowest of the stack first
+    by_category: list[tuple[str, Value]]  # the bytes at the moment that is marked
 
 
 def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
@@ -111,7 +102,9 @@ def memory(analysis: Analysis) -> MemoryShown | None:
         modules=lists(analysis.holders[:_HOLDERS], ("name", "modules", "bytes")),
         more=(len(analysis.holders[_HOLDERS:]), exact(sum(each.bytes for each in analysis.holders[_HOLDERS:]))),
         largest=len(counted.alive),
-        alive=lists(analysis.largest_storages, ("category", "operator", "module", "pattern", "phase", "number", "each_bytes")),
+        alive=lists(
+            fold_storages(counted, analysis.patterns), ("category", "operator", "module", "pattern", "phase", "number", "each_bytes")
+        ),
         savings=[(what, exact(nbytes), cost) for what, nbytes, cost in savings(analysis)],
     )
 
@@ -135,7 +128,7 @@ def _rank_of(profile: Profile, counted: Memory) -> int | None:
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
     """What to do, the bytes that it saves at the most, and its cost."""
-    for each in analysis.savings:
+    for each in savings_of(analysis.profile.memory, analysis.peak_moment, analysis.checkpointed, analysis.patterns):
         yield _what(each), each.bytes, _cost(each, analysis)
 
 

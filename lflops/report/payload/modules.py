@@ -3,10 +3,8 @@
 from operator import attrgetter, sub
 
 from lflops.analyze.analysis import Analysis
-from lflops.profile.model import PHASES
+from lflops.profile.records import PHASES
 from lflops.report.payload.columns import Columns, column
-
-__all__ = ["modules"]
 
 IN_MODULES = ("forward", "backward", "recompute")
 _OF_MODULES = ("kind", "calls", "compiled", "owner", "parameters", "own_parameters", "trainable_parameters", "peak_bytes")

@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.operators import OperatorRow
-from lflops.profile.model import PHASES, Profile
-from lflops.profile.records import CompiledCode, Trace, TracedOperator
+from lflops.analyze.modules.operators import OperatorRow, operator_rows
+from lflops.profile.model import Profile
+from lflops.profile.records import PHASES, CompiledCode, Trace, TracedOperator
 from lflops.report.lines.trace import per_batch
 from lflops.report.payload.columns import Columns, column
-
-__all__ = ["KERNELS", "Kernels", "Operators", "operators"]
 
 KERNELS = 1000
 """Kernels of compiled code that the page has room for."""
@@ -23,48 +21,35 @@ _OF_TORCH = "aten::"
 
 
 class Kernels(Struct, frozen=True, kw_only=True):
-    """The kernels of compiled code. Figures are of the mean traced batch.
+    """The kernels of compiled code. Figures are of the mean traced batch."""
 
-    Attributes:
-        table: Of each its `name`, its `module` as a row of the table of modules and its `phase`, always lists; those with the most time
-            first. A kernel that is fused of several modules has a row in each of them, with its part of the time and the bytes.
-        left_out: How many more there are.
-        timed_on: What the seconds are of: `device` or `host`.
-        graphs: How many compiled graphs ran.
-        assigned: The share of the time in compiled code that is of a known module.
-        fused: The share of it in kernels that are fused of several modules.
-    """
-
+    # Of each its `name`, its `module` as a row of the table of modules and its `phase`, always lists; those with the most time first. A
+    # kernel that is fused of several modules has a row in each of them, with its part of the time and the bytes.
     table: Columns
-    left_out: int
-    timed_on: str
-    graphs: int
-    assigned: float | None
-    fused: float | None
+    left_out: int  # how many more there are
+    timed_on: str  # what the seconds are of: `device` or `host`
+    graphs: int  # how many compiled graphs ran
+    assigned: float | None  # the share of the time in compiled code that is of a known module
+    fused: float | None  # the share of it in kernels that are fused of several modules
 
 
 class Operators(Struct, frozen=True, kw_only=True):
-    """What ran, by operator.
+    """What ran, by operator."""
 
-    Attributes:
-        table: Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds are of the mean traced batch, of
-            all phases together: a trace does not separate them. A traced operator that was not counted has only seconds.
-        within: The modules of each, `row` and `module` as always lists of rows of this table and of that of modules.
-        uncounted: How many operators ran without a formula.
-        kernels: Of compiled code; `None` where none was looked into.
-    """
-
+    # Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds are of the mean traced batch, of all
+    # phases together: a trace does not separate them. A traced operator that was not counted has only seconds.
     table: Columns
-    within: Columns
-    uncounted: int
-    kernels: Kernels | None
+    within: Columns  # the modules of each, `row` and `module` as always lists of rows of this table and of that of modules
+    uncounted: int  # how many operators ran without a formula
+    kernels: Kernels | None  # of compiled code; `None` where none was looked into
 
 
 def operators(analysis: Analysis) -> Operators | None:
     """The view; `None` where nothing was counted and nothing traced."""
     profile = analysis.profile
-    rows = analysis.operator_rows if profile.is_counted else ()
-    traced = _traced(profile.trace)
+    rows = operator_rows(profile) if profile.is_counted else ()
+    # Torch's own without `aten::`, as counts name them.
+    traced = {each.name.removeprefix(_OF_TORCH): each for each in profile.trace.operators} if profile.trace else {}
     traced_only = [name for name in traced if name not in {row.operator.removeprefix(_OF_TORCH) for row in rows}]
     kernels = None if profile.trace is None or profile.trace.compiled is None else _kernels(profile, profile.trace, profile.trace.compiled)
     if not rows and not traced_only and kernels is None:
@@ -114,11 +99,6 @@ def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
     columns: Columns = {"row": [row for row, _, _ in listed], "module": [numbers[name] for _, name, _ in listed]}
     columns |= {field: column(getattr(counts, field) for _, _, counts in listed) for field in (*_ALWAYS, *_COUNTED)}
     return columns
-
-
-def _traced(trace: Trace | None) -> dict[str, TracedOperator]:
-    """By name, torch's own without `aten::`, as counts name them."""
-    return {} if trace is None else {each.name.removeprefix(_OF_TORCH): each for each in trace.operators}
 
 
 def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | None:

@@ -7,8 +7,6 @@ import posixpath
 import re
 from pathlib import Path
 
-__all__ = ["page_script"]
-
 _PAGE = Path(__file__).parents[2] / "page"
 _IMPORT = re.compile(r'^import\s*(\{[^}]*\})\s*from\s*"(\.\.?/[\w/.]+)\.js";', re.MULTILINE)
 _RENAMED = re.compile(r"(\w+)\s+as\s+(\w+)")
@@ -16,12 +14,9 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 
 
 def page_script(entry: str) -> str:
-    """A module and all that it imports, as one module with the same exports.
+    """The module of `page/` at this path and all that it imports, as one module with the same exports.
 
     What is imported comes first. Each module is a function with its own scope, and returns what it exports.
-
-    Args:
-        entry: The path of its file below the page's folder, without `.js`.
     """
     exported = _exports(_source(entry))
     again = f"export const {{ {exported} }} = {_variable(entry)};\n" if exported else ""

@@ -19,8 +19,6 @@ from lflops.report.payload.operators import Operators, operators
 from lflops.report.payload.ranks import RanksShown, ranks
 from lflops.report.payload.roofline import Roofs, roofs
 
-__all__ = ["Payload", "payload"]
-
 
 class TraceFile(Struct, frozen=True, kw_only=True):
     """The trace of one rank."""
@@ -30,48 +28,32 @@ class TraceFile(Struct, frozen=True, kw_only=True):
 
 
 class Head(Struct, frozen=True, kw_only=True):
-    """What a list of windows shows of each.
+    """What a list of windows shows of each."""
 
-    Attributes:
-        step: The training's.
-        when: Its window and its step, as text.
-        kind: The stage, or how it was profiled.
-        figures: Facts of the report that change from window to window, by their names; unknown ones are left out.
-        ranges: The quartiles of those that have some.
-    """
-
-    step: int | None
-    when: str
-    kind: str
+    step: int | None  # the training's
+    when: str  # its window and its step, as text
+    kind: str  # the stage, or how it was profiled
     device: str
     strategy: str | None
     ranks: int
     dtype: str | None
     partial: bool
-    figures: dict[str, float]
-    ranges: dict[str, tuple[float, float]]
+    figures: dict[str, float]  # facts of the report that change from window to window, by their names; unknown ones are left out
+    ranges: dict[str, tuple[float, float]]  # the quartiles of those that have some
 
 
 class Payload(Struct, frozen=True, kw_only=True):
     """What one page shows of one profile, a field for each of its views.
 
-    Attributes:
-        lflops: The version of this format, before everything else.
-        head: What a list of windows shows; second, so that a server reads it without the rest.
-        title: What was profiled. When is in the head.
-        partial: Whether the window was left before its end.
-        has_timeline: Whether there is a timeline of a step, which is a separate value.
-        peak_flops_per_second: The chip's, for the training's dtype: what MFU is a share of.
-
     A view for which there is nothing is `None`.
     """
 
-    lflops: int
-    head: Head
-    title: str
-    partial: bool
-    has_timeline: bool
-    peak_flops_per_second: float | None
+    lflops: int  # the version of this format, before everything else
+    head: Head  # what a list of windows shows; second, so that a server reads it without the rest
+    title: str  # what was profiled; when is in the head
+    partial: bool  # whether the window was left before its end
+    has_timeline: bool  # whether there is a timeline of a step, which is a separate value
+    peak_flops_per_second: float | None  # the chip's, for the training's dtype: what MFU is a share of
     report: Report
     modules: Columns
     operators: Operators | None
@@ -83,12 +65,7 @@ class Payload(Struct, frozen=True, kw_only=True):
 
 
 def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
-    """Everything that the page shows of a profile.
-
-    Args:
-        analysis: What is shown.
-        folder: The folder that paths of traces are relative to; `None` keeps the profile's paths.
-    """
+    """Everything that the page shows of a profile; paths of traces are relative to the folder, if one is given."""
     made = _MADE.get(analysis)
     if made is None:
         with gc_paused():
@@ -106,7 +83,7 @@ def _made(analysis: Analysis) -> Payload:
     return Payload(
         lflops=VERSION,
         head=_head(analysis),
-        title=_title(profile),
+        title=", ".join([profile.modules[""].kind or "a script", profile.run.stage or profile.run.kind]),
         partial=profile.run.partial,
         has_timeline=bool(profile.timelines),
         peak_flops_per_second=analysis.utilization.peak_flops_per_second,
@@ -140,11 +117,6 @@ def _head(analysis: Analysis) -> Head:
         figures={name: float(value) for name in _FIGURES if (value := report.value(name)) is not None},
         ranges={name: (spread.low, spread.high) for name, spread in spreads.items() if spread is not None and spread.n > 1},
     )
-
-
-def _title(profile: Profile) -> str:
-    run = profile.run
-    return ", ".join([profile.modules[""].kind or "a script", run.stage or run.kind])
 
 
 def _traces(profile: Profile, folder: Path | None) -> tuple[TraceFile, ...]:

@@ -3,32 +3,23 @@
 from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
+from lflops.analyze.ranks.imbalance import slowest_first
 from lflops.profile.records import Spread
 from lflops.report.lines.ranks import ranks as lines
 from lflops.report.payload.columns import Columns, Value, exact
 
-__all__ = ["RanksShown", "ranks"]
-
 
 class RanksShown(Struct, frozen=True, kw_only=True):
-    """The ranks of a run.
+    """The ranks of a run."""
 
-    Attributes:
-        said: The report's lines, labels and texts.
-        ranks: In their order, with the medians of what they took; a status is one of `ok`, `late`, `missing` and `failed`.
-        slowest_first: The ranks by their time beyond the median rank's.
-        compared: Whether any module has times of two ranks.
-        places: Modules and phases with every rank's time, those in which ranks differ most first: the median rank's seconds, how much
-            longer the slowest one takes, and whether ranks wait for each other in it.
-        seconds: Of each of these the seconds of each rank.
-    """
-
-    said: list[tuple[str, str]]
-    ranks: Columns
-    slowest_first: tuple[int, ...]
-    compared: bool
+    said: list[tuple[str, str]]  # the report's lines, labels and texts
+    ranks: Columns  # in their order, with the medians of what they took; a status is one of `ok`, `late`, `missing` and `failed`
+    slowest_first: tuple[int, ...]  # the ranks by their time beyond the median rank's
+    compared: bool  # whether any module has times of two ranks.
+    # Modules and phases with every rank's time, those in which ranks differ most first: the median rank's seconds, how much longer the
+    # slowest one takes, and whether ranks wait for each other in it
     places: Columns
-    seconds: list[list[float | None]]
+    seconds: list[list[float | None]]  # of each of these the seconds of each rank
 
 
 def ranks(analysis: Analysis) -> RanksShown | None:
@@ -49,7 +40,7 @@ def ranks(analysis: Analysis) -> RanksShown | None:
             "peak_bytes": [exact(rank.peak_bytes) for rank in profile.ranks],
             "slowest": [rank.slowest for rank in profile.ranks],
         },
-        slowest_first=analysis.slowest_ranks,
+        slowest_first=slowest_first(profile, analysis.imbalance),
         compared=bool(profile.rank_stats),
         places={field: [exact(getattr(stat, field)) for stat in known] for field in ("module", "phase", "median", "spread", "waits")},
         seconds=[[(stat.by_rank or {}).get(rank.rank) for rank in profile.ranks] for stat in known],

@@ -12,8 +12,6 @@ from lflops.analyze.speed.roofline import Ceiling, Part, Point, point_of
 from lflops.report.lines.roofline import OVER, saved_by_fusion, why_no_roof
 from lflops.report.payload.columns import Columns, column
 
-__all__ = ["MOST", "Points", "Roofs", "roofs"]
-
 Timed = TypeVar("Timed", Part, Repeats, Point)
 
 MOST = 2000
@@ -35,37 +33,24 @@ _FIGURES = {
 
 
 class Points(Struct, frozen=True, kw_only=True):
-    """The points with the most time, or with the most time at their roofs.
+    """The points with the most time, or with the most time at their roofs."""
 
-    Attributes:
-        table: For each point its `phase`, always a list; `module`, a row of the table of modules; and a `label`, if it has another name.
-            Then how many modules it stands for, and whether modules below it are left out. Then its figures in SI units, and the reason in
-            words if it is above its roof.
-        left_out: How many more points there are.
-    """
-
+    # For each point its `phase`, always a list; `module`, a row of the table of modules; and a `label`, if it has another name. Then how
+    # many modules it stands for, and whether modules below it are left out. Then its figures in SI units, and the reason in words if it is
+    # above its roof.
     table: Columns
-    left_out: int
+    left_out: int  # how many more points there are
 
 
 class Roofs(Struct, frozen=True, kw_only=True):
-    """A roofline.
+    """A roofline."""
 
-    Attributes:
-        ceilings: Those that points are judged by first.
-        why_unknown: Why the points have no roof, if they have none.
-        modules: Of each module by phase, without what is below it.
-        repeats: The same with the layers of a stack as one.
-        operators: By phase and dtype, over all modules; their times are unknown.
-        fusion: What compiled code moves in place of its operators' bytes, as a sentence; empty where that is unknown.
-    """
-
-    ceilings: tuple[Ceiling, ...]
-    why_unknown: str
-    modules: Points
-    repeats: Points
-    operators: Points
-    fusion: str
+    ceilings: tuple[Ceiling, ...]  # those that points are judged by first
+    why_unknown: str  # why the points have no roof, if they have none
+    modules: Points  # of each module by phase, without what is below it
+    repeats: Points  # the same with the layers of a stack as one
+    operators: Points  # by phase and dtype, over all modules; their times are unknown
+    fusion: str  # what compiled code moves in place of its operators' bytes, as a sentence; empty where that is unknown
 
 
 class _PointRow(NamedTuple):
@@ -80,7 +65,7 @@ class _PointRow(NamedTuple):
 
 def roofs(analysis: Analysis) -> Roofs | None:
     """The view; `None` where nothing was counted."""
-    profile, overview = analysis.profile, analysis.roofline_overview
+    profile, overview = analysis.profile, analysis.roofline
     if not profile.is_counted or not overview.own:
         return None
     rows = {name: row for row, name in enumerate(profile.modules)}
@@ -107,12 +92,7 @@ def roofs(analysis: Analysis) -> Roofs | None:
 
 def _longest(items: Sequence[Timed]) -> list[Timed]:
     """Those with the most time, or with the most time at their roofs."""
-    return nlargest(MOST, items, key=_time)
-
-
-def _time(item: Part | Repeats | Point) -> float:
-    seconds = item.seconds
-    return (item.roof_seconds if seconds is None else seconds) or 0.0
+    return nlargest(MOST, items, key=lambda item: (item.roof_seconds if item.seconds is None else item.seconds) or 0.0)
 
 
 def _points(kept: Sequence[_PointRow], number: int) -> Points:

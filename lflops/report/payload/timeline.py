@@ -14,36 +14,25 @@ from lflops.profile.timeline import ModuleSlice, StepTimeline
 from lflops.report.payload.columns import Columns
 from lflops.report.payload.memory import MemoryShown
 
-__all__ = ["TimelineShown", "timeline"]
-
 
 class RankTimeline(Struct, frozen=True, kw_only=True):
-    """One step of one rank; times are nanoseconds since it began.
-
-    Attributes:
-        names: Those of modules, operators and kernels, to which the columns `name` refer.
-        left_out: The number of slices, operators and kernels that are too short to be listed.
-    """
+    """One step of one rank; times are nanoseconds since it began."""
 
     rank: int
     source: str
     length: int
-    names: list[str]
+    names: list[str]  # those of modules, operators and kernels, to which the columns `name` refer
     slices: Columns
     operators: Columns
     kernels: Columns
-    left_out: tuple[int, int, int]
+    left_out: tuple[int, int, int]  # the number of slices, operators and kernels that are too short to be listed
 
 
 class TimelineShown(Struct, frozen=True, kw_only=True):
-    """What the view needs next to the payload of its window.
+    """What the view needs next to the payload of its window."""
 
-    Attributes:
-        ranks: Those whose step is known.
-        memory_at: When each point of the view Memory was, in nanoseconds of the first of these ranks; `None` if that is unknown.
-    """
-
-    ranks: tuple[RankTimeline, ...]
+    ranks: tuple[RankTimeline, ...]  # those whose step is known
+    # When each point of the view Memory was, in nanoseconds of the first of these ranks; `None` if that is unknown
     memory_at: list[int] | None
 
 

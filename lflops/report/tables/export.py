@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import Row
-from lflops.profile.model import PHASES, Phase
+from lflops.profile.records import PHASES, Phase
 from lflops.report.lines.text import plain
 from lflops.report.tables.module_columns import ModuleLine, module_columns, module_lines
-
-__all__ = ["FORMATS", "csv_table", "latex_table", "markdown_table"]
 
 FORMATS = ("markdown", "latex", "csv")
 

@@ -8,9 +8,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.busiest import TIMED_PHASES
 from lflops.analyze.modules.tree import Row
-from lflops.profile.model import Phase
-
-__all__ = ["ModuleColumn", "ModuleLine", "module_columns", "module_lines"]
+from lflops.profile.records import Phase
 
 _SHORT: dict[Phase | None, str] = {
     "forward": "fwd",
@@ -23,17 +21,11 @@ _SHORT: dict[Phase | None, str] = {
 
 
 class ModuleLine(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        row: One module, or one of several equal ones.
-        times: How many modules the line stands for; its figures are those of all of them.
-        path: The whole name, with both ends of what repeats, as `layers.0…11.mlp`.
-    """
-
-    row: Row
-    times: int
-    path: str
+    row: Row  # one module, or one of several equal ones
+    times: int  # how many modules the line stands for; its figures are those of all of them
+    path: str  # the whole name, with both ends of what repeats, as `layers.0…11.mlp`
 
 
 class ModuleColumn(NamedTuple):
@@ -44,13 +36,7 @@ class ModuleColumn(NamedTuple):
 
 
 def module_lines(rows: Iterable[Row], times: int = 1, above: str = "") -> Iterator[ModuleLine]:
-    """A line for each row of a tree, each before those below it.
-
-    Args:
-        rows: Siblings.
-        times: How many modules the row above stands for.
-        above: The path of the row above.
-    """
+    """A line for each row of a tree, each before those below it; `times` is how many modules the row above stands for, `above` its path."""
     for row in rows:
         every = times * row.times
         path = row.name if row.own else f"{above}.{_last(row)}".strip(".")

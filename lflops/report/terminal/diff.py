@@ -12,19 +12,11 @@ from lflops.analyze.compare.significance import CHANGED
 from lflops.report.lines.diff import headline, interval, module_name, reason, signed
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
 
-__all__ = ["render_diff"]
-
 _LONG_NAME = 40
 
 
 def render_diff(diff: Diff, limits: Iterable[Limit] = (), *, everything: bool = False) -> RenderableType:
-    """Two runs as text for a terminal.
-
-    Args:
-        diff: What changed.
-        limits: The limits that the second run is checked against.
-        everything: List every module, not only those that changed.
-    """
+    """Two runs as text for a terminal, with the limits for the second one; with `everything`, also modules that did not change."""
     table = margin()
     for fact, (before, after) in diff.facts.items():
         table.add_row(fact.replace("_", " "), text(f"{_named(before)} → {_named(after)}", "yellow"))

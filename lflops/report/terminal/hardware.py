@@ -8,10 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.hardware.chips import DTYPES, Hardware, lookup
+from lflops.hardware.chips import Hardware, lookup
+from lflops.hardware.table_file import DTYPES
 from lflops.report.terminal.tables import figure, text
-
-__all__ = ["figures", "listing"]
 
 _GAP = 2
 _LEFT_OUT_FIRST = ("int8", "fp64", "fp4", "memory", "tf32", "fp16")

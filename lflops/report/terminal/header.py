@@ -9,11 +9,8 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import WorkCounts
 from lflops.profile.series import sum_known
-from lflops.report.lines.layout import speed_lines, verdict_lines
-from lflops.report.lines.report import Part, report_of
+from lflops.report.lines.report import Part, report_of, speed_lines, verdict_lines
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
-
-__all__ = ["header"]
 
 
 def header(analysis: Analysis) -> Group:
@@ -22,7 +19,7 @@ def header(analysis: Analysis) -> Group:
     blocks: list[RenderableType] = [
         _lines((label, value, "") for label, value in verdict_lines(report)),
         _lines((fact.label, fact.text, "") for fact in report.subject),
-        *([_speed(list(speed_lines(report.speed)))] if report.speed else []),
+        *([margin(speed_lines(report.speed))] if report.speed else []),
         *([_budget(report.budget)] if report.budget else []),
         _totals(analysis),
         _lines((fact.label, fact.said, "") for fact in report.model if fact.name != "MACs"),
@@ -37,13 +34,6 @@ def _lines(rows: Iterator[tuple[str, str, str]]) -> Table:
     for label, value, style in rows:
         table.add_row("" if label == above else label, prose(value, style))
         above = label or above
-    return table
-
-
-def _speed(lines: list[tuple[str, str]]) -> Table:
-    table = margin()
-    for label, line in lines:
-        table.add_row(label, text(line))
     return table
 
 

@@ -15,8 +15,6 @@ from lflops.analyze.memory.sharding import Sharded
 from lflops.profile.model import Memory, Moment, Reserved
 from lflops.report.terminal.tables import margin, prose, text
 
-__all__ = ["render_checkpointed", "render_memory", "render_sharded", "room_lines"]
-
 _COLOURS: Mapping[Verdict, str] = {"fits": "", "tight": "yellow", "does not fit": "red"}
 _LISTED = 10
 _BLOCKS = 5

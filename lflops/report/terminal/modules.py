@@ -9,13 +9,11 @@ from rich.text import Text
 
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import Row
-from lflops.profile.model import Phase
+from lflops.profile.records import Phase
 from lflops.report.lines.text import counted, plain, shortened_name
 from lflops.report.tables.module_columns import ModuleColumn, ModuleLine, module_columns, module_lines
 from lflops.report.terminal.header import header
 from lflops.report.terminal.tables import figure, prose
-
-__all__ = ["render"]
 
 _GAP = 2
 _NAME = 36
@@ -29,17 +27,10 @@ _KEPT = 2
 def render(
     analysis: Analysis, *, depth: int = -1, sort: str | None = None, own: bool = False, phase: Phase | None = None
 ) -> RenderableType:
-    """A profile as text for a terminal.
+    """A profile as text for a terminal: its tree down to `depth`, or a flat list of modules by their `own` work.
 
-    Args:
-        analysis: What to show.
-        depth: How many levels of the tree below the root; -1 is all of them.
-        sort: A column, one of `SORT_KEYS`; `None` is the model's order, or by own MACs.
-        own: A flat list of modules by their own work, instead of the tree.
-        phase: The phase of times, work and shares; `None` is all the phases together.
-
-    Raises:
-        ValueError: `depth`, `sort` or `phase` is invalid.
+    The phase is that of times, work and shares; `None` is all phases together. Without a column to sort by, rows have the model's order, or
+    that of own MACs. A `ValueError` where `depth`, `sort` or `phase` is invalid.
     """
     rows = analysis.flat(sort=sort, phase=phase) if own else analysis.tree(depth=depth, sort=sort, phase=phase)
     return Group(header(analysis), "", _Modules(analysis, rows, phase))

@@ -4,13 +4,10 @@ from rich.console import Group, RenderableType
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.profile.model import Phase
-from lflops.profile.records import CompiledCode, Trace
+from lflops.profile.records import CompiledCode, Phase, Trace
 from lflops.report.lines.trace import by_own_time, per_batch
 from lflops.report.terminal.header import header
 from lflops.report.terminal.tables import FittedTable, text
-
-__all__ = ["render_operators"]
 
 _LONG_NAME = 40
 

@@ -1,4 +1,4 @@
-"""What a chip allows, on a terminal: the roofline, the lower bound of a step, and what Nsight Compute counted."""
+"""What a chip allows, on a terminal: the roofline, and the lower bound of a step."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,31 +10,22 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.repeats import Repeats, fold_parts
 from lflops.analyze.speed.fused_bytes import Fusion
 from lflops.analyze.speed.lower_bound import LowerBound
-from lflops.analyze.speed.ncu import Kernel, Measured
 from lflops.analyze.speed.roofline import Ceiling, Over, Point
 from lflops.report.lines.roofline import OVER, saved_by_fusion
-from lflops.report.lines.text import counted, plain, shortened
+from lflops.report.lines.text import counted, plain
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 
-__all__ = ["render_lower_bound", "render_ncu", "render_roofline"]
-
 _NAME = 26
-_KERNEL = 36
 _LISTED = 10
 _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer": "optim", "other": "other", "all": "all"}
 _SIGNS: dict[Over, str] = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
 def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
-    """The ceilings, the modules that would win the most seconds at their roof, and the operators that need the most.
-
-    Args:
-        analysis: Of the profile.
-        top: How many modules, and how many operators.
-    """
-    folded = [(_module(repeats), repeats.point) for repeats in fold_parts(analysis.module_parts, analysis.patterns)]
+    """The ceilings, and the `top` modules and operators that would win the most seconds at their roof, or need the most."""
+    folded = [(_module(repeats), repeats.point) for repeats in fold_parts(analysis.roofline.modules, analysis.patterns)]
     modules = sorted(folded, key=lambda named: (-(named[1].seconds_to_win or 0.0), -(named[1].roof_seconds or 0.0)))
-    overview = analysis.roofline_overview
+    overview = analysis.roofline
     operators = sorted(
         overview.operators,
         key=lambda point: (-(point.seconds_to_win or 0.0), -(point.roof_seconds or 0.0), -point.flops, -point.bytes_moved),
@@ -130,42 +121,3 @@ def render_lower_bound(bound: LowerBound) -> Group:
 def _bound_line(seconds: float, bound: LowerBound, of: str) -> Text:
     share = seconds / bound.seconds if bound.seconds else None
     return text(f"{units.duration(seconds):>12}  {units.percent(share):>6}  {of}")
-
-
-def render_ncu(measured: Measured, *, top: int) -> RenderableType:
-    """All kernels together, then the top ones.
-
-    Args:
-        measured: What Nsight Compute counted.
-        top: How many kernels to list.
-    """
-    kernels = (measured.total, *measured.kernels[:top])
-    columns = {
-        "launches": [units.count(kernel.launches) for kernel in kernels],
-        "FLOPs": [units.count(kernel.flops) for kernel in kernels],
-        "DRAM bytes": [_traffic(kernel, "dram") for kernel in kernels],
-        "FLOPs/byte": [_intensity(kernel, "dram") for kernel in kernels],
-        "time": [units.duration(kernel.seconds) for kernel in kernels],
-        "FLOP/s": [units.count(kernel.flops_per_second) for kernel in kernels],
-    }
-    if any(kernel.bound for kernel in kernels):
-        columns["bound by"] = [kernel.bound or units.UNKNOWN for kernel in kernels]
-        columns["of the roof"] = [units.percent(kernel.share) for kernel in kernels]
-    if any(kernel.module is not None for kernel in kernels):
-        columns["module"] = [units.UNKNOWN if kernel.module is None else plain(kernel.module) or "all of it" for kernel in kernels]
-    for level in ("l2", "l1"):
-        if any(level in kernel.levels for kernel in kernels):
-            columns[f"per {level.upper()} byte"] = [_intensity(kernel, level) for kernel in kernels]
-    left = len(measured.kernels) - top
-    more = [text(f"{left} more kernels; --top N lists more, --json all", "dim")] if left > 0 else []
-    names = ["all kernels", *(shortened(plain(kernel.name), _KERNEL) for kernel in measured.kernels[:top])]
-    return Group(FittedTable("kernel", names, columns, room=_KERNEL), *more)
-
-
-def _traffic(kernel: Kernel, level: str) -> str:
-    return units.size(kernel.levels[level].bytes) if level in kernel.levels else units.UNKNOWN
-
-
-def _intensity(kernel: Kernel, level: str) -> str:
-    intensity = kernel.levels[level].intensity if level in kernel.levels else None
-    return units.UNKNOWN if intensity is None else f"{intensity:.2f}"

@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
@@ -11,8 +11,6 @@ from rich.text import Text
 
 from lflops import units
 from lflops.report.lines.text import plain, shortened, shortened_name
-
-__all__ = ["MARGIN", "FittedTable", "figure", "margin", "prose", "text"]
 
 MARGIN = 16
 """Width of the labels in the lines above a table."""
@@ -50,11 +48,13 @@ class prose:  # noqa: N801 - used as the function `text` is
         yield Text("\n".join(lines).replace("\N{NO-BREAK SPACE}", " "), self._style, no_wrap=True)
 
 
-def margin() -> Table:
-    """Lines with a label in the margin."""
+def margin(rows: Iterable[tuple[str, str]] = ()) -> Table:
+    """Lines with a label in the margin, to begin with these."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
+    for label, line in rows:
+        table.add_row(label, text(line))
     return table
 
 

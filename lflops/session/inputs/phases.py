@@ -6,7 +6,10 @@ from typing import Any, NamedTuple, Protocol
 from lflops.boundary import Guard
 from lflops.profile.records import Phase
 
-__all__ = ["Listener", "OutsideModules", "Phases"]
+__all__ = ["RUN", "Listener", "OutsideModules", "Phases"]
+
+RUN = "run"
+"""In place of a stage: what belongs to no step, as saving a checkpoint."""
 
 
 class Listener(Protocol):

@@ -18,8 +18,6 @@ from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session.inputs.training import STAGES
 
-__all__ = ["DEFAULT_SCHEDULE", "Settings"]
-
 DEFAULT_SCHEDULE = Schedule()
 
 
@@ -47,6 +45,7 @@ class Settings:
     hardware: Hardware | str | None = "auto"
     track: bool = True
     html: bool = True
+    ledger: bool = True
     module_scalars: int = 5
     units: Callable[[Any], Any] | None = None
     dirpath: str | PathLike[str] | None = None
@@ -73,7 +72,7 @@ class Settings:
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         """Of each argument, whether it can be, and what is taken."""
         given: dict[str, Any] = vars(self)
-        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "on_oom"):
+        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "ledger", "on_oom"):
             yield name, isinstance(given[name], bool), "True or False"
         for name, words in (("compiled", ("row", "modules")), ("on_error", ("warn", "raise"))):
             yield name, given[name] in words, " or ".join(map(repr, words))

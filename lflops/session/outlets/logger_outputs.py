@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lflops.analyze.analysis import Analysis
-from lflops.errors import needed_by
-from lflops.profile.model import PHASES, Profile
+from lflops.extras import offered
+from lflops.profile.model import Profile
+from lflops.profile.records import PHASES
 from lflops.profile.series import sum_known
 
 __all__ = ["LONGEST_TEXT", "OUTPUTS", "Output"]
@@ -123,12 +124,9 @@ class WandbOutput(Output):
         import wandb
         from PIL import Image
 
-        with needed_by("a figure"):
-            from lflops.report.figures.pictures import pictures
-
         run, stage = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
         seen: dict[str, Any] = {f"{stage}/modules": wandb.Table(columns=list(COLUMNS), data=module_table(analysis))}
-        seen |= {f"{stage}/{each.name}": wandb.Image(Image.open(BytesIO(each.png))) for each in pictures(analysis)}
+        seen |= {f"{stage}/{each.name}": wandb.Image(Image.open(BytesIO(each.png))) for each in drawn(analysis)}
         escaped = text.replace("&", "&amp;").replace("<", "&lt;")
         seen[f"{stage}/summary"] = wandb.Html(f"<pre>{escaped}</pre>", inject=False)
         for page in (path for path in files if path.suffix == ".html"):
@@ -168,19 +166,16 @@ class MLflowOutput(Output):
     name = "MLflow"
 
     def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:  # noqa: ARG002 - not on an axis
-        with needed_by("a figure"):
-            from lflops.report.figures.pictures import pictures
-
         client, run = self._logger.experiment, self._logger.run_id
         folder = f"{self._root}/{analysis.profile.run.stage}-{analysis.profile.run.window}"
         rows = module_table(analysis)
-        drawn = list(pictures(analysis))
+        pictures = drawn(analysis)
 
         def log() -> None:
             client.log_text(run, text, f"{folder}/summary.txt")
             client.log_table(run, {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}, f"{folder}/modules.json")
             with tempfile.TemporaryDirectory() as temporary:
-                for each in drawn:
+                for each in pictures:
                     path = Path(temporary, f"{each.name}.png")
                     path.write_bytes(each.png)
                     client.log_artifact(run, str(path), folder)
@@ -210,6 +205,11 @@ OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
     "MLFlowLogger": MLflowOutput,
 }
 """By the name of a logger's class, or of one that it is derived from."""
+
+
+def drawn(analysis: Analysis) -> list[Any]:
+    """A profile's figures: their names, and the PNG files."""
+    return [picture for pictures in offered("pictures", "a figure") for picture in pictures(analysis)]
 
 
 def module_table(analysis: Analysis) -> list[list[Any]]:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lflops.analyze.analysis import Analysis
-from lflops.profile.model import ModuleProfile, Phase, Profile
+from lflops.analyze.speed.utilization import flops_per_second
+from lflops.extras import offered
+from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.records import Phase
 from lflops.report import html as page
-from lflops.report.deepspeed_text.summary import summary
 from lflops.report.lines.ranks import slow_ranks
 from lflops.report.lines.report import report_of
 from lflops.report.log_text import log_text
@@ -18,8 +20,6 @@ from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
 from lflops.session.outlets.logger_outputs import LONGEST_TEXT, OUTPUTS, Output
 from lflops.session.outlets.paths import open_text
-
-__all__ = ["Outlets", "PreparedWindow", "module_scalars", "scalars"]
 
 FEWEST_WINDOWS = 3
 """Two points are no curve."""
@@ -176,7 +176,9 @@ class Outlets:
 
     def _long_text(self, analysis: Analysis, *, detailed: bool) -> str:
         asked = self._settings
-        return summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed, fold=True)
+        for summary in offered("summary", "the summary"):
+            return str(summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed, fold=True))
+        return log_text(analysis, None)
 
 
 class ModuleCurves:
@@ -214,7 +216,8 @@ def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterabl
             if seconds:
                 scalars[f"{phase}_ms", label] = sum(seconds) * 1e3
                 total += sum(seconds)
-        if total and profile.is_counted:
-            macs = sum(sum(map(attrgetter(f"{phase}.own_macs"), rows)) for phase in LEARNING)
-            scalars["tflops", label] = 2 * macs / total / 1e12
+        macs = sum(sum(map(attrgetter(f"{phase}.own_macs"), rows)) for phase in LEARNING)
+        rate = flops_per_second(macs, total) if profile.is_counted else None
+        if rate is not None:
+            scalars["tflops", label] = rate / 1e12
     return scalars

@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from msgspec import Struct, json
@@ -13,13 +13,9 @@ from torch import nn
 from lflops import units
 from lflops.collect.torch_private.cuda_memory import is_recording_memory, memory_snapshot, record_memory, stop_recording_memory
 from lflops.collect.torch_private.self_check import check_cuda_memory
+from lflops.extras import offered
 from lflops.profile.model import Profile
-from lflops.report.lines.explained_memory import explained_lines
 from lflops.session.inputs.training import Training
-from lflops.snapshots.explain import ExplainedMemory, explain
-from lflops.snapshots.read import snapshot_of
-
-__all__ = ["MemoryHistory", "OutOfMemory", "ran_out_of_memory", "report_lines", "write_report"]
 
 RECORDED = 100_000
 """Allocations and frees that are remembered: a few steps of a large model."""
@@ -37,7 +33,7 @@ class OutOfMemory(Struct, frozen=True, kw_only=True):
     phase: Literal["forward", "backward", "optimizer"] | None  # `None` where the code does not say
     counted: Mapping[str, int]  # bytes by category at the peak of the last counted step
     counted_modules: Mapping[str, int]  # the modules that held the most then
-    explained: ExplainedMemory | None  # from the allocator's snapshot; `None` without CUDA
+    explained: Any = None  # from the allocator's snapshot; `None` without CUDA
 
 
 class MemoryHistory:
@@ -87,7 +83,8 @@ def _report(error: BaseException, training: Training, profile: Profile | None) -
     if training.device.type == "cuda":
         total = torch.cuda.mem_get_info(training.device)[1]
         index: int | None = training.device.index
-        explained = explain(snapshot_of(memory_snapshot(), index), total=total)
+        for explain in offered("explain_snapshot", "a report of memory"):
+            explained = explain(memory_snapshot(), index, total)
     return OutOfMemory(
         error=str(error) or type(error).__name__,
         step=training.logged_step(),
@@ -120,7 +117,7 @@ def _place(at: TracebackType | None, model: nn.Module) -> tuple[str | None, Lite
 def report_lines(report: OutOfMemory) -> Iterator[str]:
     """The cause, where the training was, and who held what."""
     if report.explained is not None:
-        yield from explained_lines(report.explained)
+        yield from report.explained.lines()
         yield ""
     yield report.error.splitlines()[0]
     where = f"module {report.module or 'the model itself'}" if report.module is not None else "no module of the model was running"

@@ -9,13 +9,14 @@ from msgspec.structs import replace
 
 from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.calibration.calibrate import hardware_of
-from lflops.collect.count import Counting
+from lflops.collect.count import Counting, ignored_rows
 from lflops.collect.counting.accumulator import Extent
 from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.model.module_tree import ModuleTree, parameter_sizes
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.torch_private.dispatch_modes import passes_dynamo
 from lflops.collect.torch_private.modules import compilations
+from lflops.collect.torch_private.self_check import check
 from lflops.errors import CountError
 from lflops.merging.accumulation import sum_of_batches
 from lflops.profile.model import Profile, Run
@@ -24,8 +25,6 @@ from lflops.session.inputs.phases import OutsideModules
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.window.batch_work import Lengths
-
-__all__ = ["CountedSteps"]
 
 
 class CountedSteps:
@@ -39,7 +38,8 @@ class CountedSteps:
         self._topology = topology
         self._hardware = hardware_of(settings.hardware, training.device)
         self._root = training.root
-        Counting({"": self._root}, ignore=settings.ignore_modules)
+        check()
+        ignored_rows(ModuleTree({"": self._root}), settings.ignore_modules)
         if isinstance(settings.count, Profile):
             _check_same_model(settings.count, training)
         self._counted: dict[Hashable, Profile] = {}  # by the first batch's shapes, and its lengths where they decide its work
@@ -124,8 +124,9 @@ class CountedSteps:
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)
         if self._nothing is None:
-            with torch.no_grad(), Counting({"": self._root}, extent=Extent(traffic=False, memory=False)) as nothing:
-                pass
+            nothing = Counting({"": self._root}, extent=Extent(traffic=False, memory=False))
+            with torch.no_grad(), nothing:
+                nothing.outside("other")  # a `pass` is no part of what Python leaves the `with` after
             profile = self.with_facts(nothing.profile)
             note = Note(code="not_counted", subject="" if self._can_count() else "compiled", values={})
             self._nothing = replace(profile, notes=(*profile.notes, note))

@@ -4,13 +4,12 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 from lflops.analyze.speed.peaks import peak_of
+from lflops.analyze.speed.utilization import flops_per_second, of_peak
 from lflops.profile.model import Profile
 from lflops.profile.series import sum_known
 from lflops.session.window.batch_work import NO_LENGTHS, BatchWork, HostBatch, Lengths
 from lflops.session.window.plain_steps import MAX_PENDING_STEPS
 from lflops.session.window.step_clock import TimedStep
-
-__all__ = ["LiveMetrics"]
 
 
 class _StepSample(NamedTuple):
@@ -104,6 +103,7 @@ class LiveMetrics:
         counted = [(step, macs) for step, macs in works if macs is not None]
         if not counted:
             return {}
-        rate = 2 * sum(macs for _, macs in counted) / sum(step.seconds for step, _ in counted)
-        point = {"tflops_per_device": rate / 1e12, "counted_share": len(counted) / len(steps)}
-        return point if self._peak is None else point | {"mfu": rate / self._peak}
+        rate = flops_per_second(sum(macs for _, macs in counted), sum(step.seconds for step, _ in counted))
+        point = {"tflops_per_device": (rate or 0.0) / 1e12, "counted_share": len(counted) / len(steps)}
+        mfu = of_peak(rate, self._peak)
+        return point if mfu is None else point | {"mfu": mfu}

@@ -1,4 +1,4 @@
-"""What each rank needs under DDP, ZeRO and FSDP2: a model of two blocks and a head by hand, and a real one beside `fully_shard`."""
+"""What each rank needs under ZeRO: a model of two blocks and a head by hand, and a real one under `fully_shard`, as stage 3 is."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -54,15 +54,13 @@ def test_each_strategy_has_the_peak_of_its_own_moment() -> None:
     """Worked out by hand, each the highest of the four moments."""
     peaks = {peak.strategy: peak for peak in sharded(trained(), RANKS)}
     expected = {
-        # All whole; DDP's buckets are as large as the gradients; the optimizer's temporary tensors, and 10 bytes of others.
-        "DDP": ("optimizer", (ALL, ALL, STATE, ALL, 4010)),
-        # The optimizer's state and its temporary tensors in quarters.
+        # The optimizer's state and its temporary tensors in quarters, and 10 bytes of others.
         "ZeRO-1": ("optimizer", (ALL, ALL, STATE // 4, 0, 1010)),
         # Gradients in quarters. In backward of the first block they are fewer, but the larger block's are whole, which tips it.
         "ZeRO-2": ("backward", (ALL, 0, STATE // 4, BLOCK, 1740)),
         # Parameters in quarters. In backward of a block: the head and its gradient, two blocks, and the blocks' gradients so far, which
         # are less than two blocks'.
-        "ZeRO-3, FSDP2": ("backward", (ALL // 4, 3520 // 4, STATE // 4, HEAD + HEAD + 2 * BLOCK + 3520 - HEAD, 110)),
+        "ZeRO-3": ("backward", (ALL // 4, 3520 // 4, STATE // 4, HEAD + HEAD + 2 * BLOCK + 3520 - HEAD, 110)),
     }
     assert expected == {name: (peak.phase, parts(peak)) for name, peak in peaks.items()}
     assert all(peak.total_bytes == sum(parts(peak)) for peak in peaks.values())
@@ -117,7 +115,7 @@ def one_of_four() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_of_four")
 @pytest.mark.parametrize("samples", [8, 64, 512])
-def test_fsdp2_by_arithmetic_is_near_a_model_that_is_sharded_for_real(samples: int) -> None:
+def test_zero_3_by_arithmetic_is_near_a_model_that_is_sharded_for_real(samples: int) -> None:
     """At most one block's parameters above it, and never below by more than 1 %, whatever the largest part is."""
 
     def whole_model() -> nn.Module:

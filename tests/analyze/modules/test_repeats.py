@@ -3,7 +3,7 @@
 from typing import Any
 
 from lflops.analyze.modules.repeats import fold_parts
-from lflops.analyze.speed.roofline import module_parts, roofline_overview
+from lflops.analyze.speed.roofline import LazyRoofline
 from lflops.hardware.chips import Hardware
 from tests.support.profile_builders import cell, clocked, profile, run
 
@@ -17,7 +17,7 @@ def test_layers_are_one_line() -> None:
     last = cell("norm", "aten::norm", "forward", flops=500, bytes_moved=1000)
     took = {("layers.0.norm", "forward"): 12.0, ("layers.1.norm", "forward"): 15.0, ("norm", "forward"): 10.0}
     given = clocked(profile(rows, [*norms, last], run=run(kind="measure", hardware=CHIP)), took)
-    found = {each.label: (len(each.parts), each.point) for each in fold_parts(module_parts(given, CHIP), given.patterns())}
+    found = {each.label: (len(each.parts), each.point) for each in fold_parts(LazyRoofline(given, CHIP).modules, given.patterns())}
     assert ["", "layers", "layers.*", "layers.*.norm", "norm"] == list(found)
     number, both = found["layers.*.norm"]
     assert (2, 2, 1000, 2000, 0.5) == (number, both.calls, both.flops, both.bytes_moved, both.intensity)
@@ -38,7 +38,7 @@ def test_one_over_its_roof_is_told_of() -> None:
     rows = {name: {} for name in ("", "0", "0.norm", "1", "1.norm")}
     took = {("0.norm", "forward"): 5.0, ("1.norm", "forward"): 15.0}
     given = clocked(profile(rows, norms, run=run(kind="measure", hardware=CHIP)), took)
-    (both,) = [each.point for each in fold_parts(module_parts(given, CHIP), given.patterns()) if each.label == "*.norm"]
+    (both,) = [each.point for each in fold_parts(LazyRoofline(given, CHIP).modules, given.patterns()) if each.label == "*.norm"]
     assert (1.0, "cache_unknown") == (both.share, both.over)
 
 
@@ -46,7 +46,7 @@ def test_what_did_other_work_is_not_alike() -> None:
     """The layers of a Sequential differ in their numbers alone, and in what they do."""
     cells = [cell(str(layer), "aten::norm", "forward", flops=500 * (layer + 1), bytes_moved=1000) for layer in range(2)]
     given = profile({name: {} for name in ("", "0", "1")}, cells, run=run(hardware=CHIP))
-    found = fold_parts(module_parts(given, CHIP), given.patterns())
+    found = fold_parts(LazyRoofline(given, CHIP).modules, given.patterns())
     assert [(1, "", 1500), (1, "0", 500), (1, "1", 1000)] == [(len(each.parts), each.label, each.point.flops) for each in found]
 
 
@@ -57,5 +57,5 @@ def test_layers_at_two_places_of_a_block_are_two_lines() -> None:
     rows: dict[str, dict[str, Any]] = {name: {"kind": "GELU" if name.endswith("1") and name in layers else "Linear"} for name in names}
     cells = [cell(name, "aten::addmm", "forward", flops=500, bytes_moved=1000) for name in layers if not name.endswith("p.1")]
     given = profile(rows, cells, run=run(hardware=CHIP))
-    found = {each.label: len(each.parts) for each in fold_parts(roofline_overview(given, CHIP).own, given.patterns())}
+    found = {each.label: len(each.parts) for each in fold_parts(LazyRoofline(given, CHIP).own, given.patterns())}
     assert {"blocks.*.mlp.0": 2, "blocks.*.mlp.2": 2} == found

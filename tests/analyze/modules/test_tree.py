@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from lflops.analyze.modules.operators import operators
 from lflops.analyze.modules.tree import SORT_KEYS, Repeat, Row, WorkCounts, flat, totals, tree
-from lflops.profile.model import PHASES, ModuleProfile, Profile
-from lflops.profile.records import Phase
+from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.records import PHASES, Phase
 from tests.support.profile_builders import cell, clocked, fields_of, product, profile, small_profile, untimed, weights, with_seconds
 
 

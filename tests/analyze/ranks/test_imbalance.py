@@ -18,10 +18,10 @@ from lflops.collect.timing.attach_times import attach_module_times
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import NO_OVERHEAD
 from lflops.collect.timing.timed_passes import ASIDE, Divide, Pass, time_passes
+from lflops.deepspeed.text.summary import summary
 from lflops.profile.model import Profile
 from lflops.profile.records import Rank, RankComparison, RankExcess, RankWait
 from lflops.profile.steps import Step
-from lflops.report.deepspeed_text.summary import summary
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import report_of
 from tests.support.fake_clock import StillClock

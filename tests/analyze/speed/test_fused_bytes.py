@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from lflops.analyze.modules.repeats import fold_parts
 from lflops.analyze.speed.fused_bytes import Fusion, fusion
-from lflops.analyze.speed.roofline import roofline, roofline_overview
+from lflops.analyze.speed.roofline import LazyRoofline, roofline
 from lflops.profile.notes import Note
 from lflops.profile.records import Phase
 from tests.support.compiled_profiles import compiled_profile, kernel
@@ -56,7 +56,7 @@ def test_a_point_has_the_bytes_of_its_kernels() -> None:
 
 def test_repeated_modules_add_their_bytes_up() -> None:
     """Two parts of 960 bytes; unknown where one of them is."""
-    part = next(part for part in roofline_overview(compiled_profile(), None).own if part.fused_bytes == 960)
+    part = next(part for part in LazyRoofline(compiled_profile(), None).own if part.fused_bytes == 960)
     patterns = {"a.0": "a.*", "a.1": "a.*"}
     for other, total in ((960, 1920), (None, None)):
         pair = (replace(part, module="a.0"), replace(part, module="a.1", fused_bytes=other))

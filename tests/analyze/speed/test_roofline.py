@@ -13,10 +13,10 @@ import lflops
 from lflops.analyze.analysis import analyze
 from lflops.analyze.speed.roofline import Ceiling, Point, Roofline, roofline
 from lflops.cli.main import main
+from lflops.figures.roofline import roofline_figure, save_roofline_figure
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Phase, Trace, TracedOperator
-from lflops.report.figures.roofline import roofline_figure, save
 from tests.support.compiled_profiles import compiled_profile
 from tests.support.profile_builders import cell, clocked, product, profile, run, small_profile
 
@@ -267,13 +267,13 @@ def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_a_figure_is_written_in_the_format_of_its_name(ending: str, begins: bytes, tmp_path: Path) -> None:
     """Each begins as its kind does."""
-    save(analyze(blocks(TIMED)).roofline_overview, tmp_path / f"roof.{ending}", {})
+    save_roofline_figure(analyze(blocks(TIMED)).roofline, tmp_path / f"roof.{ending}", {})
     assert (tmp_path / f"roof.{ending}").read_bytes().startswith(begins)
 
 
 def test_the_figure_shows_the_innermost_modules_below_the_roof() -> None:
     """Linear at 20 FLOPs a byte and 500 a second, the norm at 0.75 and 150; the roof turns at 10."""
-    axes = roofline_figure(analyze(blocks(TIMED)).roofline_overview, {}).axes[0]
+    axes = roofline_figure(analyze(blocks(TIMED)).roofline, {}).axes[0]
     (points,) = axes.collections
     assert [(20.0, 500.0), (0.75, 150.0)] == [tuple(at) for at in points.get_offsets().tolist()]
     roof, *_ = axes.lines
@@ -286,7 +286,7 @@ def test_no_two_names_of_the_figure_overlap() -> None:
     works = [cell(each, "aten::mm", "forward", flops=10_000 + 300 * number, bytes_moved=1000) for number, each in enumerate(names)]
     rows: dict[str, dict[str, Any]] = {"": {}, "layers": {}} | {each: {} for name in names for each in (name.rpartition(".")[0], name)}
     times = {(name, "forward"): 100.0 + 7 * (number % 9) for number, name in enumerate(names)} | {(names[0], "forward"): 1e-3}
-    figure = roofline_figure(analyze(clocked(profile(rows, works, run=run(hardware=CHIP)), times)).roofline_overview, {})
+    figure = roofline_figure(analyze(clocked(profile(rows, works, run=run(hardware=CHIP)), times)).roofline, {})
     FigureCanvasAgg(figure).draw()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert len(boxes) > 1
@@ -300,13 +300,13 @@ def test_the_figure_shows_what_a_block_runs_itself() -> None:
     """100 FLOPs for 500 bytes in 8 s."""
     cells = (CELLS[0], cell("block", "aten::add", "forward", flops=100, bytes_moved=500))
     given = clocked(profile(ROWS, cells, run=run(hardware=CHIP)), TIMED | {("block", "forward"): 8.0})
-    (points,) = roofline_figure(analyze(given).roofline_overview, {}).axes[0].collections
+    (points,) = roofline_figure(analyze(given).roofline, {}).axes[0].collections
     assert (0.2, 12.5) in [tuple(at) for at in points.get_offsets().tolist()]
 
 
 def test_without_times_the_figure_shows_what_operators_could_reach() -> None:
     """Each on its roof: 1000, 50 and 200 FLOP/s."""
-    (points,) = roofline_figure(analyze(blocks()).roofline_overview, {}).axes[0].collections
+    (points,) = roofline_figure(analyze(blocks()).roofline, {}).axes[0].collections
     assert [(20.0, 1000.0), (0.5, 50.0), (2.0, 200.0)] == [tuple(at) for at in points.get_offsets().tolist()]
 
 
@@ -314,7 +314,7 @@ def test_an_empty_profile_has_an_empty_figure() -> None:
     """And no roof."""
     empty = profile({"": {}}, [])
     assert Roofline(ceilings=(), modules=(), operators=(), cells=(), own=()) == roofline(empty)
-    assert 0 == len(roofline_figure(analyze(empty).roofline_overview, {}).axes[0].collections)
+    assert 0 == len(roofline_figure(analyze(empty).roofline, {}).axes[0].collections)
 
 
 @pytest.mark.parametrize(

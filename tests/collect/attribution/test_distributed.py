@@ -16,7 +16,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import lflops
 from lflops import Profile
-from lflops.profile.model import Phase
+from lflops.profile.records import Phase
 from tests.support.processes import Ranks, Scenario
 from tests.support.profile_checks import calls, flops, macs
 from tests.support.small_models import Block, between_linears, down, hidden, sequence, square, tokens, up, wide

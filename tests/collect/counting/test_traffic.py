@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lflops
-from lflops.profile.model import Phase
+from lflops.profile.records import Phase
 from tests.support.count_function import count, fixed, of, the_cell
 
 ROWS, COLUMNS = 4, 6

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from lflops.analyze.trace.summary import summarise
 from lflops.collect.kineto.attach_trace import with_trace
 from lflops.collect.kineto.device_timeline import communication, communication_on_host
 from lflops.collect.kineto.events import Communicated, Event, join
@@ -15,7 +14,8 @@ from lflops.collect.kineto.tracer import Recording
 from lflops.profile.collective_names import collective_kind, is_collective_kernel
 from lflops.profile.model import Communication
 from lflops.profile.records import ModulePhase, Trace
-from lflops.traces.read_trace import read_trace
+from lflops.trace_analysis.read_trace import read_trace
+from lflops.trace_analysis.summary import summarise
 from tests.collect.kineto.test_device_timeline import FORWARD, FORWARD_EVENTS, HOME, TREE, kernel, operator, step
 from tests.support.profile_builders import small_profile
 from tests.support.traces_by_hand import gpu_traces

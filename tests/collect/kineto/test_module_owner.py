@@ -1,6 +1,5 @@
 """One owner of Kineto in a process, which two would crash: every way in which a profiler of torch's can meet ours, in a process each."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -92,8 +91,6 @@ def test_beside_a_profiler_that(case: str, tmp_path: Path, warm_python: WarmPyth
     """Whatever ours does, theirs records both of the steps that it was asked for, and the process ends well."""
     script, expected = CASES[case]
     ended = warm_python.run(BEGIN + script, tmp_path)
-    if ended.status == -signal.SIGSEGV and expected == CUT_OFF:  # seen once in hundreds: two of torch's profilers record at once
-        ended = warm_python.run(BEGIN + script, tmp_path)
     assert (0, expected) == (ended.status, ended.out.strip()), ended.err
     assert ("ours 1" in expected) == any(tmp_path.iterdir())
 
@@ -111,13 +108,16 @@ def test_two_profilers_do_crash(tmp_path: Path, warm_python: WarmPython) -> None
 
 
 def test_ours_ends_before_theirs_gets_ready(tmp_path: Path, warm_python: WarmPython) -> None:
-    """To get ready beside one that records has crashed now and then. Nothing of ours stays on torch's class."""
+    """To get ready beside one that records has crashed now and then. Nothing of ours stays on torch's class.
+
+    Nor is a step of ours open by then: its end, within their recording, would be written into memory that ours gave back.
+    """
     script = """
 kind, seen = torch.autograd.profiler.profile, []
 prepare = kind._prepare_trace
-kind._prepare_trace = looks = lambda self: (seen.append(torch.autograd._profiler_enabled()), prepare(self))
+kind._prepare_trace = looks = lambda self: (seen.append((torch.autograd._profiler_enabled(), tracer._step)), prepare(self))
 tracer.begin(); work(); theirs.start(); finish(theirs, 3); stop()
 print(seen, kind._prepare_trace is looks)
 """
     ended = warm_python.run(BEGIN + script, tmp_path)
-    assert (0, f"theirs 2\nours cut_off\n{[False, False]} True") == (ended.status, ended.out.strip()), ended.err
+    assert (0, f"theirs 2\nours cut_off\n{[(False, None)] * 2} True") == (ended.status, ended.out.strip()), ended.err

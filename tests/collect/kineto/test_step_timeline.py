@@ -1,8 +1,9 @@
 """The timeline of a traced step, from events by hand; times are in nanoseconds."""
 
-from lflops.collect.kineto.events import NODE, Event
+from lflops.collect.kineto.events import Event
 from lflops.collect.kineto.step_timeline import timeline_of
 from lflops.profile.records import Call, Phase
+from lflops.traces.recorded import NODE
 
 BEGIN = 1_000
 

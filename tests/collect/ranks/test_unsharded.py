@@ -17,10 +17,10 @@ import lflops
 from lflops import Profile
 from lflops.analyze.analysis import analyze
 from lflops.collect.counting.sharded_tensors import PartialTensors
+from lflops.deepspeed.text.summary import summary
 from lflops.errors import CountError
 from lflops.profile.notes import sentence
 from lflops.profile.records import PHASES, Phase
-from lflops.report.deepspeed_text.summary import summary
 from lflops.units import UNKNOWN
 from tests.support.processes import Ranks
 from tests.support.small_models import hidden, sequence, tokens

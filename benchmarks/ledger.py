@@ -1,0 +1,356 @@
+"""The ledger of a run: whether it adds up, survives kills, names the causes of planted slow steps, keeps calm, and what it costs.
+
+python benchmarks/ledger.py [--only account|planted|calm|kills|cost|size ...] [--kills N] [--calm N]
+"""
+
+import argparse
+import contextlib
+import gc
+import mmap
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from results import record
+from torch import Tensor, distributed, nn
+
+import lflops
+from lflops.ledger.book import Book
+from lflops.ledger.keeper import Keeper
+from lflops.ledger.recorder import TrainPhases
+from lflops.ledger.run import load_run
+from lflops.ledger.segment import Head, Row, Segment
+
+SETTINGS: dict[str, Any] = {"trace": False, "html": False, "hardware": None, "log": lambda _: None, "log_every": 0}
+WIDTH, BATCH = 512, 128
+
+
+def model_of(seed: int = 0) -> nn.Module:
+    """A step of some 15 ms on one thread."""
+    torch.manual_seed(seed)
+    return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
+
+
+class Kinds:
+    """Culprits, each of which makes the step slow that it is called in. They return where to plant: the phase or around the step."""
+
+    def __init__(self, folder: Path) -> None:
+        """Prepare what takes long."""
+        self.garbage = [[{index: str(index)} for index in range(100)] for _ in range(4_000)]
+        self.file = folder / "pages"
+        self.file.write_bytes(os.urandom(64 << 20))
+        self.compiled = 0
+
+    def gc(self) -> None:
+        """A full collection over half a million objects."""
+        for _ in range(3):
+            gc.collect()
+
+    def loader(self) -> None:
+        """A fetch that waits."""
+        time.sleep(0.3)
+
+    def stopped(self) -> None:
+        """SIGSTOP, and SIGCONT after a while, from another process."""
+        wait = f"import os, time; time.sleep(.05); os.kill({os.getpid()}, 19); time.sleep(.8); os.kill({os.getpid()}, 18)"
+        with subprocess.Popen([sys.executable, "-S", "-c", wait]) as other:  # noqa: S603 - ours
+            end = time.perf_counter() + 0.15
+            while time.perf_counter() < end or other.poll() is None:
+                sum(range(1000))
+
+    def page_faults(self) -> None:
+        """Reads a file that is mapped, page by page, after the system has dropped it from memory."""
+        with self.file.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+                mapped.madvise(mmap.MADV_RANDOM)
+                end = time.perf_counter() + 0.3
+                for at in range(0, len(mapped), mmap.PAGESIZE):
+                    _ = mapped[at]
+                    if time.perf_counter() > end:
+                        break
+
+    def compilation(self) -> None:
+        """A function that torch.compile has not seen."""
+        self.compiled += 1
+        body = "\n".join(f"    x = torch.relu(x * {number + self.compiled}.0 + 1)" for number in range(60))
+        namespace: dict[str, Any] = {"torch": torch}
+        exec(f"def f(x):\n{body}\n    return x", namespace)  # noqa: S102 - ours
+        torch.compile(namespace["f"], backend="aot_eager")(torch.ones(4))
+
+
+CAUSE_OF = {
+    "gc": "gc",
+    "loader": "loader",
+    "stopped": "not_scheduled",
+    "page_faults": "swap",
+    "compilation": "compilation",
+    "checkpoint": "checkpoint",
+    "validation": "validation",
+    "logging": "logging",
+    "larger_batch": "larger_batch",
+    "other_rank": "other_rank",
+}
+
+
+def train(monitor: Any, model: nn.Module, steps: int, plant: dict[int, str], kinds: Kinds | None) -> None:
+    """A plain loop with culprits in some of its steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def batches() -> Iterator[Tensor]:
+        for step in range(1, steps + 1):
+            if plant.get(step) == "loader" and kinds:
+                kinds.loader()
+            yield torch.ones(BATCH * (16 if plant.get(step) == "larger_batch" else 1), WIDTH)
+
+    for step, batch in enumerate(monitor.data(batches()), 1):
+        what = plant.get(step, "")
+        with monitor.step(batch):
+            if what in {"gc", "stopped", "page_faults", "compilation"}:
+                getattr(kinds, what)()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if what in {"checkpoint", "logging"}:
+                with monitor.within("checkpoint_save" if what == "checkpoint" else "logging"):
+                    time.sleep(0.3)
+            if what == "validation":
+                with monitor.stage("validate"), torch.no_grad():
+                    for _ in range(40):
+                        model(batch)
+
+
+def planted(seed: int) -> str:
+    """Forty slow steps of ten kinds, in an order that the judge does not know: four in each of ten kinds."""
+    random.seed(seed)
+    kinds_of = [kind for kind in CAUSE_OF if kind != "other_rank"] * 4
+    random.shuffle(kinds_of)
+    plant = dict(zip(range(60, 60 + 14 * len(kinds_of), 14), kinds_of, strict=True))
+    right, false, wrong = 0, 0, []
+    with tempfile.TemporaryDirectory() as folder:
+        kinds = Kinds(Path(folder))
+        with lflops.monitor(model_of(), **SETTINGS) as monitor:
+            train(monitor, model_of(), 60 + 14 * len(kinds_of) + 20, plant, kinds)
+        found = {each.step: each for each in monitor.ledger.slow_steps}
+    for step, kind in plant.items():
+        # What a culprit left behind, as a cold cache, may also slow the step after it.
+        slow = found.pop(step, None)
+        if slow is not None and slow.cause == CAUSE_OF[kind]:
+            right += 1
+        else:
+            wrong.append(f"{kind} in step {step}: {'not seen' if slow is None else f'{slow.cause} in {slow.phase}'}")
+    false = len(found)
+    more_right, more_wrong, more_false = planted_rank()
+    wrong += more_wrong
+    return (
+        f"{right + more_right} of {len(plant) + 4} planted slow steps of {len(CAUSE_OF)} kinds have their cause; wanted: 38 of 40. "
+        f"{false + more_false} steps between them were called slow{''.join(f'; {each}' for each in wrong)}."
+    )
+
+
+def planted_rank() -> tuple[int, list[str], int]:
+    """Four steps in which the second of two ranks sleeps in forward, as the first one sees them."""
+    plant = {60, 75, 90, 105}
+    with tempfile.TemporaryDirectory() as folder:
+        other = os.fork()
+        rank = int(other == 0)
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+        model = nn.parallel.DistributedDataParallel(model_of())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with lflops.monitor(model, optimizer, **SETTINGS, gather_timeout=5.0) as monitor:
+            for step in range(1, 121):
+                with monitor.step(torch.ones(BATCH, WIDTH)):
+                    if rank and step in plant:
+                        time.sleep(0.6)
+                    model(torch.ones(BATCH, WIDTH)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        distributed.destroy_process_group()
+        if rank:
+            os._exit(0)
+        os.waitpid(other, 0)
+    found = {each.step: each for each in monitor.ledger.slow_steps}
+    slow = {step: found.pop(step, None) for step in plant}
+    wrong = [f"other_rank in step {step}: {None if each is None else each.cause}" for step, each in slow.items()]
+    right = [each is not None and each.cause == "other_rank" for each in slow.values()]
+    return sum(right), [text for text, is_right in zip(wrong, right, strict=True) if not is_right], len(found)
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Other processes compute meanwhile."""
+    others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
+
+
+def calm(runs: int) -> str:
+    """Runs of 500 steps in which nothing is planted, half of them beside as many busy processes as there are cores."""
+    found: dict[bool, list[str]] = {False: [], True: []}
+    for number in range(runs):
+        is_busy = number % 2 == 1
+        others = busy(os.cpu_count() or 1) if is_busy else contextlib.nullcontext()
+        with others, lflops.monitor(model_of(number), **SETTINGS) as monitor:
+            train(monitor, model_of(number), 500, {}, None)
+        found[is_busy] += [f"{each.cause} {each.cost * 1e3:.0f} ms over {each.usual * 1e3:.0f} ms" for each in monitor.ledger.slow_steps]
+    return (
+        f"{runs} calm runs of 500 steps: slow steps in those beside nothing of ours: {len(found[False])}, beside busy processes: "
+        f"{len(found[True])}{''.join(f'; {each}' for each in found[False] + found[True])}."
+    )
+
+
+KILLED = """
+import os, sys, time, torch, lflops
+first, folder = int(sys.argv[1]), sys.argv[2]
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=.1)
+steps = open(folder + "/steps", "ab", buffering=0)
+with lflops.monitor(model, optimizer, dirpath=folder + "/run", trace=False, count=False, hardware=None, log=lambda _: None) as monitor:
+    monitor.go_on_from(first)
+    while True:
+        with monitor.step(torch.ones(4, 64)):
+            model(torch.ones(4, 64)).sum().backward()
+            optimizer.step()
+        steps.write(b"x")
+        time.sleep(.005)
+"""
+
+
+def kills(number: int) -> str:
+    """A run that is killed at random moments, and goes on each time from ten steps before."""
+    random.seed(number)
+    lost, gaps, broken, done = [], [], 0, 0
+    from tests.support.warm_python import WarmPython
+
+    with tempfile.TemporaryDirectory() as folder, WarmPython() as python:
+        for _ in range(number):
+            first = max(done - 10, 0)
+            began = len(Path(folder, "steps").read_bytes()) if Path(folder, "steps").exists() else 0
+            after = 0.3 + 4.7 * random.random()  # noqa: S311 - no secret
+            killer = f"import os, signal, threading; threading.Timer({after}, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()\n"
+            python.run(killer + KILLED, first, folder)
+            ended = time.time()
+            done = first + len(Path(folder, "steps").read_bytes()) - began if Path(folder, "steps").exists() else first
+            try:
+                ledger = load_run(folder)
+            except lflops.ProfileError:  # killed before its first row
+                continue
+            start = ledger.starts[-1]
+            lost.append(ended - start.begin - start.seconds)
+            broken += abs(sum(ledger.seconds.values()) - ledger.total) > 1e-6 or min(ledger.seconds.values()) < 0
+            gaps.append(abs(ledger.total - (start.begin + start.seconds - ledger.starts[0].begin)))
+    ledger_line = f"{len(ledger.starts)} starts, {ledger.seconds['down']:.1f} s down, {ledger.seconds.get('repeated', 0.0):.1f} s repeated"
+    return (
+        f"{number} kills at random moments, 0.3 to 5 s after the start: the file was readable and added up after {len(lost) - broken} of "
+        f"{len(lost)}; lost at most {max(lost):.2f} s, median {median(lost):.2f} s; the run adds up to its starts and the time between "
+        f"within {max(gaps) * 1e3:.2f} ms ({ledger_line})."
+    )
+
+
+def cost(times: int) -> str:
+    """CPU time of all that is done for one step: the marks of a Lightning step, the account of them, and the thread's rows."""
+    keeper = Keeper()
+    keeper.start(None)
+    keeper.stop("finished")
+    book: Book = keeper._book  # noqa: SLF001 - to measure its parts
+    recorder = keeper.recorder
+    phases = TrainPhases(recorder)
+    shapes = (("x", "y"), ((32, 128), (32,)))
+    marking, reading = [], []
+    at_once = 5  # of 100 ms, between two looks of the thread
+    model, batch = model_of(), torch.ones(BATCH, WIDTH)
+    for step in range(times):
+        model(batch).square().mean().backward()  # caches are as cold as after a step
+        start = time.thread_time_ns()
+        for name in ("data", "transfer", "forward", "backward", "clip", "optimizer"):
+            phases.enter(name)
+            phases.leave()
+        recorder.enter("lflops")
+        recorder.leave_last("lflops")
+        recorder.step_ends(step, touched=False, shapes=shapes)
+        middle = time.thread_time_ns()
+        marking.append(middle - start)
+        if step % at_once == at_once - 1:
+            middle = time.thread_time_ns()
+            book.read(recorder.marks, time.perf_counter_ns())
+            reading.append((time.thread_time_ns() - middle) / at_once)
+    own, thread = median(marking) / 1e3, median(reading) / 1e3
+    with tempfile.TemporaryDirectory() as folder:
+        keeper = Keeper()
+        keeper.start(Path(folder))
+        before = time.process_time()
+        time.sleep(10)
+        idle = (time.process_time() - before) / 10
+        keeper.stop("finished")
+    return (
+        f"CPU time for a step, {times} times after a real one: {own:.0f} µs of marks in the training's thread, {thread:.0f} µs of account "
+        f"in the ledger's thread; that thread takes {idle * 1e6:.0f} µs a second besides. Of a step of 100 ms that is "
+        f"{(own + thread + idle * 1e5) / 1e5:.3%}; wanted: 0.1 % at most."
+    )
+
+
+def size() -> str:
+    """The file after 100 and after 1,000,000 simulated steps of 100 ms, one in a thousand of them slow."""
+    sizes = []
+    for steps in (100, 1_000_000):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "a.ledger.jsonl")
+            segment = Segment(Head(begin=0, rank=0, ranks=1, pid=1), path)
+            segment.open()
+            largest = 0
+            spent = dict.fromkeys(
+                [*(f"training/{name}" for name in ("data", "transfer", "forward", "backward", "optimizer", "other"))], 10**8
+            )
+            slow = lflops.ledger.account.SlowStep(step=1, end=1.0, seconds=1.0, usual=0.1, cost=0.9, cause="loader", phase="data")
+            for row in range(steps // 20):
+                segment.add(Row(end=row * 2 * 10**9, spent=spent, step=row * 20, first=0, memory=10**9), [slow] if row % 50 == 0 else [])
+                largest = max(largest, path.stat().st_size) if row % 500 == 0 else largest
+            segment.close()
+            sizes.append(
+                f"{path.stat().st_size / 1e3:.0f} kB after {steps:,} steps (largest {max(largest, path.stat().st_size) / 1e3:.0f} kB)"
+            )
+    return f"The file: {'; '.join(sizes)}."
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
+    "planted": lambda asked: planted(asked.seed),
+    "calm": lambda asked: calm(asked.calm),
+    "kills": lambda asked: kills(asked.kills),
+    "cost": lambda _: cost(500),
+    "size": lambda _: size(),
+}
+
+
+def main() -> None:
+    """Measure, and write it down."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=PARTS, nargs="*", default=[*PARTS])
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--calm", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = []
+    for name in asked.only:
+        lines.append(f"- {PARTS[name](asked)}")
+        print(lines[-1], flush=True)
+    if set(asked.only) == set(PARTS):
+        record("ledger.py", "The ledger of a run", [*lines, "", "Not run on CUDA."])
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    main()

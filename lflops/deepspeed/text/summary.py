@@ -1,0 +1,320 @@
+"""A profile as the text that users of DeepSpeed's profiler know: a summary, the classes of modules by depth, the model in detail.
+
+Headings, labels and their order are DeepSpeed's, so that two reports can be compared line by line. A label that differs names a number with
+another meaning. Lines that DeepSpeed does not have follow after its own.
+"""
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from lflops import units
+from lflops.analyze.analysis import Analysis
+from lflops.analyze.speed.step_times import StepTimes, step_times
+from lflops.deepspeed.text import units as short_units
+from lflops.deepspeed.text.modules import aggregated
+from lflops.deepspeed.text.modules import detailed as details
+from lflops.profile.model import Profile
+from lflops.profile.notes import notes_with
+from lflops.report.lines.report import report_of, verdict_lines
+from lflops.report.lines.text import counted, plain
+from lflops.report.lines.trace import traced
+from lflops.units import UNKNOWN
+
+_NOTATIONS = """\
+Notations:
+dp: data parallel, mp: model parallel; params: parameters, shared ones once; MACs: multiply-accumulates of contractions;
+flops: 2 for each MAC, and the pointwise and other work: a count; FLOPS: flops a second; latency: the mean over the undisturbed steps;
+fwd: forward; bwd: backward, counted and timed; step: the optimizer's update; iter: a whole step, the wait for data in it"""
+
+_Lines = Iterator[tuple[str, str]]
+
+
+def summary(
+    analysis: Analysis, *, step: int | None = None, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, fold: bool = False
+) -> str:
+    """The text in all its parts.
+
+    Args:
+        analysis: What to show.
+        step: The step to name in the first line; `None` is the run's.
+        module_depth: The last depth of the second part; 0 is the root alone, -1 and anything too deep are the innermost.
+        top_modules: How many classes of modules the second part names for each figure.
+        detailed: Whether to print the third part, which has a line or more for every module.
+        fold: Whether modules that repeat share their lines in the third part.
+
+    Raises:
+        ValueError: There is no such depth.
+    """
+    step = analysis.profile.run.step if step is None else step
+    table = aggregated(analysis.profile, module_depth=module_depth, top_modules=top_modules)
+    latencies = _latencies(analysis)
+    parts = [
+        "-------------------------- lflops Flops Profiler --------------------------",
+        "Profile Summary:" if step is None else f"Profile Summary at step {step}:",
+        f"{_NOTATIONS}\n",
+        *(_line(label, value) for label, value in _figures(analysis, latencies)),
+        "\n------------------------------ Further Figures per GPU ------------------------------",
+        *(_line(label, value) for label, value in extra_lines(analysis, latencies)),
+        "\n----------------------------- Aggregated Profile per GPU -----------------------------",
+        table,
+    ]
+    if detailed:
+        parts += ["\n------------------------------ Detailed Profile per GPU ------------------------------", details(analysis, fold=fold)]
+    report = report_of(analysis)
+    if report.verdict.why:
+        closing = [_line(label, value) for label, value in verdict_lines(report)]
+        parts += ["\n----------------------------- Where the Step's Time Went -----------------------------", *closing]
+    return "\n".join([*parts, "-" * 78])
+
+
+def _line(label: str, value: str) -> str:
+    return f"{f'{label}: ' if label else '':<70}  {value}"
+
+
+def _latencies(analysis: Analysis) -> StepTimes:
+    """Times of the clean steps; without any, those of the counted steps, which a line says."""
+    if analysis.step_times.steps:
+        return analysis.step_times
+    counted = (replace(step, kind="clean") for step in analysis.profile.steps if step.kind == "counted")
+    return step_times(replace(analysis.profile, steps=tuple(counted)))
+
+
+def _figures(analysis: Analysis, latencies: StepTimes) -> _Lines:
+    """DeepSpeed's lines, in its order."""
+    profile = analysis.profile
+    yield from _sizes(profile)
+    yield from _work(analysis)
+    yield from _forward(analysis, latencies)
+    if _goes_backward(profile, latencies):
+        yield from _backward(analysis, latencies)
+    if "optimizer" in latencies.phases or profile.modules[""].optimizer.calls:
+        yield "step latency", short_units.duration(latencies.phases.get("optimizer"))
+    if _goes_backward(profile, latencies) or "optimizer" in latencies.phases:
+        yield from _iteration(analysis, latencies)
+    replicas, _ = _parallel_sizes(profile)
+    per_gpu = latencies.samples_per_second
+    if replicas is None:
+        yield "samples/second per GPU", _rounded(per_gpu)
+    else:
+        yield "samples/second", _rounded(None if per_gpu is None else per_gpu * replicas)
+
+
+def _sizes(profile: Profile) -> _Lines:
+    data_parallel, tensor_parallel = _parallel_sizes(profile)
+    yield "world size", str(profile.run.world_size)
+    yield "data parallel size", _integer(data_parallel)
+    yield "model parallel size", _integer(tensor_parallel)
+    for kind in ("pipeline", "expert"):
+        if (size := getattr(profile.run, f"{kind}_parallel_size")) is not None:
+            yield f"{kind} parallel size", str(size)
+    yield "batch size per GPU", _integer(profile.run.samples_per_step)
+
+
+def _work(analysis: Analysis) -> _Lines:
+    """Parameters, MACs and flops: of this GPU, and of the model."""
+    profile = analysis.profile
+    root, (_, tensor_parallel) = profile.modules[""], _parallel_sizes(profile)
+    if analysis.is_staged:
+        yield from _of_stages(analysis)
+        return
+    experts = next((note.values for note in notes_with("experts", profile.notes)), None)
+    if experts is not None:
+        yield "expert tensor parallelism enabled", str(bool(experts["tensor_parallel"]))
+    yield "params per GPU", short_units.params(root.local_parameters)
+    if experts is not None:
+        shared, routed = int(experts["non_expert_parameters"]), int(experts["expert_parameters"])
+        yield "params of model", short_units.params(shared + routed)
+        yield "   non-expert params of model", short_units.params(shared)
+        yield "   expert params of model", short_units.params(routed)
+    elif root.local_parameters == root.parameters:
+        of_model = None if tensor_parallel is None else root.parameters * tensor_parallel
+        yield "params of model = params per GPU * mp_size", short_units.params(of_model)
+    else:
+        yield "params of model, which is sharded", short_units.params(root.parameters)
+    if not profile.is_counted:
+        yield from (("fwd MACs per GPU", UNKNOWN), ("fwd flops per GPU", UNKNOWN))
+        return
+    yield "fwd MACs per GPU", short_units.macs(root.forward.macs)
+    yield "fwd flops per GPU", short_units.flops(root.forward.flops)
+    yield _flops_of_model(analysis, tensor_parallel)
+
+
+def _of_stages(analysis: Analysis) -> _Lines:
+    """The stages added up, which is more than any GPU does."""
+    root, macs = analysis.profile.modules[""], analysis.unsharded_macs
+    yield "params of model, its stages together", short_units.params(root.parameters)
+    yield "fwd MACs of model, its stages together", short_units.macs(macs.get("forward", root.forward.macs))
+    if macs:
+        yield _twice(macs.get("forward"))
+    else:
+        yield "fwd flops of model, its stages together", short_units.flops(root.forward.flops)
+
+
+def _flops_of_model(analysis: Analysis, tensor_parallel: int | None) -> tuple[str, str]:
+    """Torch's own tensor parallelism splits some work and repeats the rest, so the rank's work times its size is not the model's."""
+    root, macs = analysis.profile.modules[""], analysis.unsharded_macs
+    if macs or (tensor_parallel != 1 and root.local_parameters != root.parameters):
+        return _twice(macs.get("forward", root.forward.logical_macs))
+    flops = None if tensor_parallel is None else root.forward.flops * tensor_parallel
+    return "fwd flops of model = fwd flops per GPU * mp_size", short_units.flops(flops)
+
+
+def _twice(macs: int | None) -> tuple[str, str]:
+    return "fwd flops of model = 2 * fwd MACs of model", short_units.flops(None if macs is None else 2 * macs)
+
+
+def _forward(analysis: Analysis, latencies: StepTimes) -> _Lines:
+    profile = analysis.profile
+    seconds = _forward_seconds(profile, latencies)
+    yield "fwd latency", short_units.duration(seconds)
+    unknown = not profile.is_counted or analysis.is_staged
+    rate = None if unknown else _per_second(profile.modules[""].forward.flops, seconds)
+    yield "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", short_units.rate(rate)
+
+
+def _backward(analysis: Analysis, latencies: StepTimes) -> _Lines:
+    backward = latencies.phases.get("backward")
+    forward = _forward_seconds(analysis.profile, latencies)
+    both = None if backward is None or forward is None else forward + backward
+    what, flops = _flops_back(analysis)
+    yield "bwd latency", short_units.duration(backward)
+    yield f"bwd FLOPS per GPU = {what} / bwd latency", short_units.rate(_per_second(flops, backward))
+    what, flops = _flops_of_both(analysis)
+    yield f"fwd+bwd FLOPS per GPU = {what} / (fwd+bwd latency)", short_units.rate(_per_second(flops, both))
+
+
+def _iteration(analysis: Analysis, latencies: StepTimes) -> _Lines:
+    seconds = latencies.mean
+    what, flops = _flops_of_both(analysis)
+    yield "iter latency", short_units.duration(seconds)
+    yield f"FLOPS per GPU = {what} / iter latency", short_units.rate(_per_second(flops, seconds))
+
+
+def _flops_back(analysis: Analysis) -> tuple[str, float | None]:
+    """The label and FLOPs of backward: counted, or else as a multiple of the forward where that is assumed."""
+    root, factor = analysis.profile.modules[""], _assumed_factor(analysis.profile)
+    if factor is not None:
+        return f"{factor:g} * fwd flops per GPU", factor * root.forward.flops
+    if not root.backward.calls or analysis.is_staged:
+        return "bwd flops per GPU", None
+    label = "bwd+recompute flops" if root.recompute.flops else "bwd flops per GPU"
+    return label, root.backward.flops + root.recompute.flops
+
+
+def _flops_of_both(analysis: Analysis) -> tuple[str, float | None]:
+    root, factor = analysis.profile.modules[""], _assumed_factor(analysis.profile)
+    if factor is not None:
+        return f"{factor + 1:g} * fwd flops per GPU", (factor + 1) * root.forward.flops
+    label, back = _flops_back(analysis)
+    return f"fwd+{label}", None if back is None else root.forward.flops + back
+
+
+def _assumed_factor(profile: Profile) -> float | None:
+    """Backward in forwards, where it ran and was not counted."""
+    return next((float(note.values["forwards"]) for note in notes_with("backward_assumed", profile.notes)), None)
+
+
+def _goes_backward(profile: Profile, latencies: StepTimes) -> bool:
+    return "backward" in latencies.phases or bool(profile.modules[""].backward.calls)
+
+
+def _forward_seconds(profile: Profile, latencies: StepTimes) -> float | None:
+    """The forward of the mean step; the root's, where no step has one."""
+    seconds = profile.modules[""].forward.seconds
+    return latencies.phases.get("forward", None if seconds is None else seconds.median)
+
+
+def _parallel_sizes(profile: Profile) -> tuple[int | None, int | None]:
+    """Of the data and the tensor parallel groups; where one of them has all the ranks, the other has one."""
+    world, data, tensor = profile.run.world_size, profile.run.data_parallel_size, profile.run.tensor_parallel_size
+    return (1 if data is None and world in {1, tensor} else data), (1 if tensor is None and world in {1, data} else tensor)
+
+
+def _per_second(flops: float | None, seconds: float | None) -> float | None:
+    return None if flops is None or not seconds else flops / seconds
+
+
+def _integer(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _rounded(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{round(value, 2)}"
+
+
+_OF_SPEED = frozenset({"CPU time", "observer", "MFU", "HFU", "executed"})
+_SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})
+"""Codes of notes."""
+_SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
+
+
+def extra_lines(analysis: Analysis, latencies: StepTimes) -> _Lines:
+    """Label and value of each line; a line without a label continues the one above."""
+    profile = analysis.profile
+    yield from _further_work(analysis)
+    yield from _generated(profile, latencies)
+    yield from _further_latencies(analysis, latencies)
+    report = report_of(analysis)
+    yield from ((fact.label, fact.said) for fact in report.speed if fact.name in _OF_SPEED)
+    yield from ((fact.label, fact.said) for fact in report.model if fact.name == "peak live memory")
+    if profile.trace is not None:
+        yield from traced(profile.trace)
+    above = ""
+    for fact in (each for each in report.remarks if each.name not in _SHOWN_ELSEWHERE):
+        yield "" if fact.label == above else fact.label, plain(fact.said)
+        above = fact.label or above
+    if profile.run.partial:
+        silent = any(rank.status != "ok" for rank in profile.ranks)
+        yield "partial", f"what was watched ended by an exception or before its time{', or not all ranks answered' if silent else ''}"
+
+
+def _further_work(analysis: Analysis) -> _Lines:
+    """The work that DeepSpeed's lines leave out."""
+    root, whose = analysis.profile.modules[""], "of model" if analysis.is_staged else "per GPU"
+    if root.forward.executed_macs != root.forward.macs:
+        yield f"fwd MACs {whose} that the masks leave to be executed", units.count(root.forward.executed_macs)
+    for label, work in (("bwd", root.backward), ("recompute", root.recompute)):
+        if work.calls:
+            yield f"{label} MACs {whose}", units.count(work.macs)
+            yield f"{label} flops {whose}", units.count(work.flops)
+    for phase, macs in analysis.unsharded_macs.items():
+        if not (phase == "forward" and analysis.is_staged):
+            yield f"{_SHORT.get(phase, phase)} MACs of model, on this rank's batch", units.count(macs)
+    if root.optimizer.flops:
+        yield f"step flops {whose}", units.count(root.optimizer.flops)
+
+
+def _generated(profile: Profile, latencies: StepTimes) -> _Lines:
+    """The two parts of a generation: prefill, which is one call for the prompt, and decode, which is a call for each further token."""
+    for values in (note.values for note in notes_with("generated", profile.notes)):
+        seconds = latencies.phases
+        for part in ("prefill", "decode"):
+            yield f"{part} MACs per GPU", units.count(float(values[f"{part}_macs"]))
+            took = seconds.get(part)
+            yield f"{part} FLOPS per GPU", short_units.rate(float(values[f"{part}_flops"]) / took if took else None)
+        calls, samples = int(values["decode_calls"]), profile.run.samples_per_step
+        decode, forward = seconds.get("decode"), seconds.get("forward")
+        yield "decode calls", units.count(calls)
+        yield "decode latency of one call", units.duration(decode / calls if decode and calls else None)
+        if samples and decode and forward:
+            yield "decode tokens/second per GPU", f"{calls * samples / decode:.2f}"
+            yield "tokens/second per GPU", f"{(calls + 1) * samples / forward:.2f}"
+
+
+def _further_latencies(analysis: Analysis, latencies: StepTimes) -> _Lines:
+    """Each phase with its share of the step, and what that rests on."""
+    for name, seconds in latencies.phases.items():
+        share = f", {units.percent(latencies.share(seconds))} of the step" if latencies.mean else ""
+        host = f", {units.duration(latencies.host_phases[name])} on the host" if name in latencies.host_phases else ""
+        yield f"{name} latency", f"{units.duration(seconds)}{share}{host}"
+    if latencies.tokens_per_second is not None and "prefill" not in latencies.phases:  # of a generation, these are the prompt's
+        yield "tokens/second per GPU", f"{latencies.tokens_per_second:.2f}"
+    clean, ratio, median = analysis.step_times.steps, analysis.profile.run.observer_ratio, latencies.seconds
+    if analysis.profile.steps and median is not None:
+        around = f", {units.duration(median.low)} to {units.duration(median.high)}" if median.n > 1 else ""
+        yield "the median step and its quartiles", f"{units.duration(median.median)}{around}"
+        yield "the latencies rest on", counted(clean, "undisturbed step") if clean else "the counted pass alone"
+    if ratio is not None and not clean:
+        rest = "what could be stamped of that is taken off, some µs an operator remain"
+        yield "observer's cost: counting made the pass", f"{ratio:.2f} x as long; {rest}"

@@ -1,0 +1,38 @@
+"""Extras: folders that no training needs. Remove one with its line here, and everything else works as before.
+
+An extra imports what it likes of lflops, and nothing else of lflops imports an extra.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from lflops.errors import LflopsError, needed_by
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "deepspeed": ("api:FlopsProfiler", "api:get_model_profile", "config:arguments_of", "text.summary:summary"),
+    "figures": ("pictures:pictures", "memory:save_memory_figure", "roofline:save_roofline_figure"),
+    "ncu": ("command:show_kernels",),
+    "planning": ("best_checkpointing:best_checkpointing", "best_checkpointing:search"),
+    "snapshots": ("command:add_commands", "explain:explain_snapshot"),
+    "trace_analysis": ("command:add_commands", "command:diff_traces", "command:show_trace_roofline"),
+}
+"""For each extra the functions that the rest of lflops calls, as `module:function`."""
+
+
+def offered(name: str, feature: str) -> Iterator[Any]:
+    """The functions of this name. Their modules are imported now; an error about a package that they lack names the feature."""
+    for folder, entries in EXTRAS.items():
+        for entry in entries:
+            module, _, function = entry.partition(":")
+            if function == name:
+                with needed_by(feature):
+                    extra = import_module(f"lflops.{folder}.{module}")
+                yield getattr(extra, name)
+
+
+def needed(name: str, feature: str) -> Any:
+    """The one function of this name; without it, an error names the feature."""
+    for function in offered(name, feature):
+        return function
+    raise LflopsError(f"{feature} is not part of this installation of lflops")

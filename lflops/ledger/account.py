@@ -1,0 +1,163 @@
+"""The ledger as a value: the seconds of a run by category, its slow steps, and the starts that it was made in."""
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+from msgspec import Struct
+
+CATEGORIES = {
+    "start_up": "start-up",
+    "warm_up": "warm-up",
+    "training": "training",
+    "slow": "slow steps",
+    "compilation": "compilation",
+    "validation": "validation",
+    "test": "test",
+    "predict": "predict",
+    "checkpoint_save": "saving checkpoints",
+    "checkpoint_load": "loading checkpoints",
+    "between_epochs": "between epochs",
+    "logging": "logging",
+    "lflops": "lflops itself",
+    "after_run": "after the run",
+    "down": "down, until it was started again",
+    "repeated": "work lost by a restart",
+}
+"""The categories, and how they are called. `training` is divided by phase and `slow` by cause: `training/forward`, `slow/loader`."""
+
+CAUSES = {
+    "loader": "waiting for the data loader",
+    "gc": "Python's garbage collector",
+    "compilation": "compilation",
+    "checkpoint": "a checkpoint",
+    "validation": "a validation",
+    "logging": "logging",
+    "allocator_retry": "the CUDA allocator freed its cache and tried again",
+    "not_scheduled": "the process was not running: others had its cores, or it was stopped",
+    "swap": "memory was read from disk (major page faults)",
+    "other_rank": "waiting for another rank",
+    "larger_batch": "a larger batch",
+    "unknown": "unknown",
+}
+"""The causes of slow steps, and what each means."""
+
+
+class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
+    """A step that took longer than is usual for its size.
+
+    Attributes:
+        end: Seconds from the begin of its start to the end of the step.
+        usual: Seconds that such a step takes, a median.
+        cost: Seconds that it took longer.
+        cause: One of `CAUSES`.
+        phase: The phase, or the category, that most of the cost was in.
+    """
+
+    step: int
+    end: float
+    seconds: float
+    usual: float
+    cost: float
+    cause: str
+    phase: str
+
+
+class Span(Struct, frozen=True, kw_only=True):
+    """A part of a run.
+
+    Attributes:
+        begin: Unix time in seconds.
+        seconds: How long it is. `spent` adds up to it.
+        steps: How many steps were done by its end, as the loggers count.
+        memory: Bytes of the process in main memory at its end, `None` where that was not read.
+    """
+
+    begin: float
+    seconds: float
+    steps: int
+    spent: Mapping[str, float]
+    memory: int | None = None
+
+
+class Start(Struct, frozen=True, kw_only=True):
+    """One start of a run's process, from the begin of the process to its last moment in the file.
+
+    Attributes:
+        begin: Unix time in seconds.
+        first_step: How many steps earlier starts had done, as the loggers count.
+        last_step: How many were done when it ended.
+        ended: "finished", the class of the exception that ended it, "killed", or "running" where it may be.
+    """
+
+    begin: float
+    seconds: float
+    first_step: int
+    last_step: int
+    ended: str
+
+
+class Ledger(Struct, frozen=True, kw_only=True):
+    """Every second of a run, by category. `monitor.ledger` has that of a running one; `lflops.load_run` reads a folder.
+
+    Attributes:
+        seconds: By category; a category is divided by phase or cause after a slash. The sum is `total`.
+        total: Seconds from the begin of the first process to the end of the last.
+        steps: How many steps the run has done.
+        slow_steps: The costliest ones, in the order in which they happened.
+        starts: The starts of its process, one after the other. More than one is a run that was resumed.
+        spans: The run in parts, fine lately and coarse before.
+        rank: Of the process.
+        ranks: How many there are.
+    """
+
+    seconds: Mapping[str, float]
+    total: float
+    steps: int
+    slow_steps: tuple[SlowStep, ...]
+    starts: tuple[Start, ...]
+    spans: tuple[Span, ...]
+    rank: int = 0
+    ranks: int = 1
+
+    def by_group(self) -> dict[str, float]:
+        """Seconds by category, without phases and causes, the most first."""
+        return dict(sorted(added((group_of(name), value) for name, value in self.seconds.items()).items(), key=lambda item: -item[1]))
+
+
+def group_of(category: str) -> str:
+    """The category without its phase or cause."""
+    return category.partition("/")[0]
+
+
+QUARTERS, GROWN, LEAST_GROWN = 4, 0.1, 1 << 28
+"""Memory creeps where each quarter of the last start has more than the one before, and the last this share and so many bytes more."""
+
+FEWEST_SPANS = 20
+
+
+def memory_growth(ledger: Ledger) -> float | None:
+    """Bytes an hour by which the process grows, from the first to the last quarter of its last start; `None` where it does not."""
+    spans = [
+        each for each in ledger.spans if each.memory is not None and each.begin >= ledger.starts[-1].begin and "start_up" not in each.spent
+    ]
+    if len(spans) < FEWEST_SPANS:
+        return None
+    begin, end = spans[0].begin, spans[-1].begin + spans[-1].seconds
+    quarters: list[list[int]] = [[] for _ in range(QUARTERS)]
+    for each in spans:
+        place = int((each.begin + each.seconds / 2 - begin) / (end - begin) * QUARTERS)
+        quarters[min(max(place, 0), QUARTERS - 1)].append(each.memory or 0)
+    if not all(quarters):
+        return None
+    usual = [median(each) for each in quarters]
+    grown = usual[-1] - usual[0]
+    creeps = sorted(set(usual)) == usual and grown >= max(GROWN * usual[0], LEAST_GROWN)
+    return grown / ((end - begin) * (1 - 1 / QUARTERS)) * 3600 if creeps else None
+
+
+def added(items: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The sum of the values of each name."""
+    sums: dict[str, float] = {}
+    for name, value in items:
+        sums[name] = sums.get(name, 0.0) + value
+    return sums

@@ -1,0 +1,183 @@
+"""Keeps the ledger of this process: a thread reads the training's marks twice a second, and writes a line every four seconds.
+
+keeper = Keeper()
+keeper.start(folder)              # the account has every second since the process began
+keeper.recorder.enter("data")     # the training marks what it does
+keeper.stop("finished")           # the thread ends; what follows is in `after_run`, which ends with the process
+"""
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from lflops.ledger.account import Ledger
+from lflops.ledger.book import Book
+from lflops.ledger.recorder import Collections, Recorder, process_age, unknown
+from lflops.ledger.run import ledger_of
+from lflops.ledger.segment import ENDING, Head, Row, Segment
+
+LOOK, WRITE = 0.5, 4.0
+"""Seconds between two looks at the marks, and between two rows."""
+
+LATE = 50_000_000
+"""Nanoseconds that a look may be late. Later means that no thread of the process ran."""
+
+PATIENCE = 2.0
+"""Seconds that the end of a run waits for the thread, at most."""
+
+
+class Keeper:
+    """The ledger of one run in this process.
+
+    Args:
+        rank: Of this process.
+        ranks: How many there are.
+        retries: How often the CUDA allocator has freed its cache and tried again, so far.
+        schedule: Reads when the training's thread ran and waited for a core.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        ranks: int = 1,
+        *,
+        retries: Callable[[], int] = lambda: 0,
+        schedule: Callable[[], bytes | None] = unknown,
+    ) -> None:
+        self.error: Exception | None = None  # what has ended it before its time
+        self.recorder = Recorder(schedule=schedule)
+        begin, now = _begin_of_account(), time.perf_counter_ns()
+        self._collections = Collections()
+        self._book = Book(begin, self._collections.moments, retries)
+        self._segment = Segment(Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid()))
+        self._ended: str | None = None
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lflops: the ledger", daemon=True)
+        _remember(self)
+
+    def start(self, folder: Path | None) -> None:
+        """Begin to listen, and to write to a file in this folder, if there is one."""
+        head = self._segment.head
+        if folder is not None:
+            self._segment.path = folder / f"rank{head.rank}-{head.begin // 1_000_000}-{head.pid}{ENDING}"
+        self._collections.start()
+        self._thread.start()
+
+    def stop(self, ended: str) -> None:
+        """The run has ended: "finished", or the class of an exception. What follows is after it. It can be called again."""
+        self.recorder.stop()
+        self._collections.stop()
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE)
+        with self._lock:
+            if self._ended is None:
+                self._ended = ended
+                self._write()
+            self._segment.close()
+
+    def end(self) -> int:
+        """The process ends, or another run begins: the moment until which the account goes."""
+        with self._lock:
+            if self._ended is not None and self.process == os.getpid():
+                self._write()
+                self._segment.close()
+        return self._book.until
+
+    @property
+    def process(self) -> int:
+        """The number of the process that it is of."""
+        return self._segment.head.pid
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return self._ended is not None
+
+    def ledger(self) -> Ledger:
+        """The account until now."""
+        with self._lock:
+            if self._ended is None:
+                self._write()
+            return ledger_of([self._segment])
+
+    def _run(self) -> None:
+        written = looked = time.perf_counter_ns()
+        while not self._is_over.wait(LOOK):
+            now = time.perf_counter_ns()
+            due = looked + int(LOOK * 1e9)
+            if now - due > LATE:
+                self._book.freezes.append((due, now))
+            looked = now
+            with self._lock:
+                try:
+                    if now - written >= WRITE * 1e9 or not self._segment.rows:
+                        written = now
+                        self._write()
+                    else:
+                        self._book.read(self.recorder.marks, now)
+                except Exception as error:  # noqa: BLE001 - the training's thread reports it
+                    self.error = error
+                    return
+
+    def _write(self) -> None:
+        """Add a row with all that happened since the last."""
+        if self.error is not None:
+            return
+        book = self._book
+        book.read(self.recorder.marks, time.perf_counter_ns())
+        spent, slow = book.take()
+        row = Row(
+            end=book.until - book.begin,
+            spent=spent,
+            open=book.open,
+            step=book.steps,
+            first=book.first_step,
+            memory=_resident(),
+            ended=self._ended,
+        )
+        try:
+            self._segment.open()
+            self._segment.add(row, slow)
+        except OSError as error:
+            self.error = error
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_latest: Keeper | None = None
+"""The last one of this process. It accounts for the time until the next one begins."""
+
+
+def _begin_of_account() -> int:
+    """The moment from which no other ledger of this process accounts for the time."""
+    now = time.perf_counter_ns()
+    if _latest is None or _latest.process != os.getpid():  # a fork begins anew
+        return now - int(process_age() * 1e9)
+    return _latest.end() if _latest.is_over else now
+
+
+def _remember(keeper: Keeper) -> None:
+    global _latest  # noqa: PLW0603 - one process, one account
+    _latest = keeper
+
+
+def _end_at_exit() -> None:
+    if _latest is not None:
+        with suppress(OSError):
+            _latest.end()
+
+
+atexit.register(_end_at_exit)
+
+
+def _resident() -> int | None:
+    """Bytes of this process in main memory, where Linux says so."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
+    except (OSError, ValueError, IndexError):
+        return None

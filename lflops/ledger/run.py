@@ -1,0 +1,129 @@
+"""A run's ledger, over the starts of its process: what `lflops.load_run` reads, and what `monitor.ledger` has."""
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+
+from lflops.errors import ProfileError
+from lflops.ledger.account import Ledger, Span, Start, added
+from lflops.ledger.segment import ENDING, Segment, read_segment
+
+ALIVE = 30.0
+"""Seconds since the last row of a start without an end, within which its process may be running."""
+
+
+def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
+    """Read the ledger of the last run in a folder, over its restarts.
+
+    A start belongs to the run of the one before if it goes on from a step, or if the one before was killed or failed.
+
+    Args:
+        path: The folder of a run's files, or one above it; or one file of a ledger.
+        rank: The process that it is of.
+
+    Raises:
+        ProfileError: There is no ledger of this rank, or it cannot be read.
+    """
+    given = Path(path)
+    try:
+        files = [given] if given.is_file() else sorted(given.rglob(f"*{ENDING}"))
+        segments = [each for each in map(read_segment, files) if each is not None and each.rows]
+    except OSError as error:
+        raise ProfileError(f"{os.fspath(path)}: {error.strerror or error}") from error
+    of_rank = [each for each in segments if each.head.rank == rank or given.is_file()]
+    if not of_rank:
+        raise ProfileError(f"{os.fspath(path)}: no ledger of rank {rank} is there: give the folder of a run that lflops has watched")
+    return ledger_of(starts_of_a_run(of_rank))
+
+
+def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
+    """Of all starts those of the run that began last, one after the other."""
+    run: list[Segment] = []
+    for each in sorted(segments, key=lambda segment: segment.head.begin):
+        is_next = bool(run) and _end(run[-1]) <= each.head.begin and _goes_on(run[-1], each)
+        run = [*run, each] if is_next else [each]
+    return run
+
+
+def _goes_on(before: Segment, segment: Segment) -> bool:
+    """Whether a start goes on with the run of the one before: from a step, after a failure, or with a test in the same process."""
+    is_same_process = before.head.pid == segment.head.pid and all(row.step is None for row in segment.rows)
+    return _first(segment) > 0 or _ended(before) != "finished" or is_same_process
+
+
+def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
+    """The account of a run's starts. `now` is Unix time; without it, it is asked for."""
+    spans: list[Span] = []
+    for place, segment in enumerate(segments):
+        if place:
+            before = segments[place - 1]
+            down = (segment.head.begin - _end(before)) / 1e9
+            last = spans[-1]
+            spans.append(Span(begin=last.begin + last.seconds, seconds=down, steps=last.steps, spent={"down": down}))
+        again_from = [each.first for later in segments[place + 1 :] for each in later.rows if each.first is not None]
+        spans += _spans(segment, min(again_from, default=None))
+    moment = time.time() if now is None else now
+    starts = tuple(_start(each, moment if each is segments[-1] else None) for each in segments)
+    head = segments[-1].head
+    return Ledger(
+        seconds=added(item for span in spans for item in span.spent.items()),
+        total=sum(span.seconds for span in spans),
+        steps=starts[-1].last_step,
+        slow_steps=tuple(each for segment in segments for each in segment.slow),
+        starts=starts,
+        spans=tuple(spans),
+        rank=head.rank,
+        ranks=head.ranks,
+    )
+
+
+def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
+    """The rows of a start; what it did after a step from which the next one began is work that was lost."""
+    before, steps, is_over = 0, _first(segment), False
+    for row in segment.rows:
+        is_last = row is segment.rows[-1]
+        spent = added([*row.spent.items(), *(row.open.items() if is_last else ())])
+        done = steps if row.step is None else row.step
+        if lost_after is not None and not is_over and done > lost_after:
+            share = (lost_after - steps) / (done - steps) if steps < lost_after else 0.0
+            spent, is_over = _lost(spent, share), True
+        elif is_over:
+            spent = _lost(spent, 0.0)
+        # A step that is going on is in its row, and again in the one that has its end: the spans have the time once.
+        seconds = sum(spent.values())
+        begin = (segment.head.begin + before) / 1e9
+        yield Span(
+            begin=begin,
+            seconds=seconds / 1e9,
+            steps=done,
+            spent={name: each / 1e9 for name, each in spent.items()},
+            memory=row.memory,
+        )
+        before, steps = before + int(seconds), done
+
+
+def _lost(spent: dict[str, float], kept: float) -> dict[str, float]:
+    lost = sum(spent.values()) * (1 - kept)
+    return {name: each * kept for name, each in spent.items() if kept} | {"repeated": lost}
+
+
+def _start(segment: Segment, now: float | None) -> Start:
+    last, begin = _end(segment) / 1e9, segment.head.begin / 1e9
+    ended = _ended(segment) or ("running" if now is not None and now - last < ALIVE else "killed")
+    first = _first(segment)
+    steps = next((row.step for row in reversed(segment.rows) if row.step is not None), first)
+    return Start(begin=begin, seconds=segment.rows[-1].end / 1e9, first_step=first, last_step=steps, ended=ended)
+
+
+def _end(segment: Segment) -> int:
+    return segment.head.begin + segment.rows[-1].end
+
+
+def _first(segment: Segment) -> int:
+    return next((row.first for row in segment.rows if row.first is not None), 0)
+
+
+def _ended(segment: Segment) -> str | None:
+    return next((row.ended for row in reversed(segment.rows) if row.ended is not None), None)

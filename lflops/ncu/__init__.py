@@ -1,0 +1,1 @@
+"""What Nsight Compute counts: read from its CSV or log, and shown by `lflops roofline --ncu`."""

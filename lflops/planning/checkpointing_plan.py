@@ -1,0 +1,115 @@
+"""A plan of activation checkpointing: what each block recomputes, as a value, a table and code."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from msgspec import Struct
+
+from lflops import units
+from lflops.collect.estimate.changes import KEPT, POLICIES, Policy
+from lflops.profile.model import Profile
+
+_HEADS = ("recomputed", "peak", "saved", "FLOPs more", "of the step's", "time more")
+
+
+class Alternative(Struct, frozen=True, kw_only=True):
+    """One way to checkpoint a model.
+
+    Attributes:
+        policy: The policy of every block; `best` for the plan's own.
+        peak_bytes: The peak of live tensors.
+        estimated: Whether a whole estimate says so; else it follows from the blocks of other estimates.
+        flops: FLOPs that run once more.
+        seconds: The least time that they take on the chip; `None` where no chip is known.
+    """
+
+    policy: str
+    peak_bytes: int
+    estimated: bool
+    flops: int
+    seconds: float | None
+
+
+class CheckpointingPlan(Struct, frozen=True, kw_only=True):
+    """What each block recomputes, so that a step fits into a budget at the least cost.
+
+    Attributes:
+        policies: By block, in the order of their forward.
+        memory_bytes: The budget for live tensors.
+        fits: Whether the estimate of the step with these policies is within the budget. If not, it is the lowest peak that was found.
+        predicted_bytes: The peak that the blocks' bytes add up to.
+        alternatives: The same policy for every block, and the plan.
+        profile: The estimate of the step with these policies.
+        estimates: How many estimates were made.
+    """
+
+    policies: Mapping[str, Policy]
+    memory_bytes: int
+    fits: bool
+    predicted_bytes: int
+    alternatives: tuple[Alternative, ...]
+    profile: Profile
+    estimates: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of live tensors, by the estimate of the whole step."""
+        return 0 if self.profile.memory is None else self.profile.memory.peak_bytes
+
+    def table(self) -> str:
+        """The alternatives and the plan, a line each."""
+        plain = self.alternatives[0]
+        total = sum(cell.flops for cell in self.profile.cells) - self.alternatives[-1].flops
+        rows = [("", *_HEADS)]
+        for each in self.alternatives:
+            ratio = each.flops / total if total else None
+            cells = (
+                units.size(each.peak_bytes),
+                units.size(plain.peak_bytes - each.peak_bytes),
+                units.count(each.flops),
+                units.percent(ratio),
+            )
+            rows.append((each.policy, self._recomputed(each.policy), *cells, units.duration(each.seconds)))
+        keep = [
+            column for column in range(len(rows[0])) if column != len(_HEADS) or any(each.seconds is not None for each in self.alternatives)
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in keep]
+        lines = ["  ".join(row[column].ljust(width) for column, width in zip(keep, widths, strict=True)).rstrip() for row in rows]
+        beyond = " The allocator reserves too much besides." if self.peak_bytes <= self.memory_bytes and not self.fits else ""
+        verdict = "fits" if self.fits else "does not fit, this is the lowest peak"
+        return "\n".join([*lines, f"{verdict}: {units.size(self.peak_bytes)} of {units.size(self.memory_bytes)} for tensors.{beyond}"])
+
+    def code(self) -> str:
+        """Python code that applies the plan to `model`, before it is wrapped or compiled."""
+        used = [policy for policy in POLICIES[1:] if policy in self.policies.values()]
+        if not used:
+            return "# nothing to recompute\n"
+        selective = "selective" in used
+        lines = ["from functools import partial", ""]
+        lines += ["import torch"] if selective else []
+        lines += [f"from torch.utils.checkpoint import checkpoint{', create_selective_checkpoint_contexts' if selective else ''}", "", ""]
+        lines += ["def recompute(block, **how):"]
+        lines += ["    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **how)", "", ""]
+        if selective:
+            kept = (f"    torch.ops.aten.{name}.default," for name in KEPT)
+            lines += ["kept = [", *kept, "]", "selective = partial(create_selective_checkpoint_contexts, kept)"]
+        for policy in used:
+            how = ", context_fn=selective" if policy == "selective" else ""
+            lines += _loops([block for block, each in self.policies.items() if each == policy], how)
+        return "\n".join(lines) + "\n"
+
+    def _recomputed(self, policy: str) -> str:
+        if policy != "best":
+            return "0" if policy == "none" else str(len(self.policies))
+        numbers = {each: sum(chosen == each for chosen in self.policies.values()) for each in POLICIES[1:]}
+        return ", ".join(f"{number} {each}" for each, number in numbers.items() if number) or "0"
+
+
+def _loops(blocks: Sequence[str], how: str) -> Iterator[str]:
+    """Lines that recompute blocks; those that a container numbers in a row are one loop."""
+    numbered = [(*block.rpartition(".")[::2], place) for place, block in enumerate(blocks)]
+    for (container, _), some in groupby(numbered, lambda each: (each[0], int(each[1]) - each[2])):
+        numbers = [int(number) for _, number, _ in some]
+        prefix = f"{container}." if container else ""
+        yield f"for index in range({numbers[0]}, {numbers[-1] + 1}):"
+        yield f'    recompute(model.get_submodule(f"{prefix}{{index}}"){how})'

@@ -1,0 +1,178 @@
+"""The page of a CUDA memory snapshot: live bytes through the allocator's record, and what is alive at the peak, by line of code."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from lflops.hardware.chips import Hardware
+from lflops.profile.records import Phase
+from lflops.profile.series import extremes
+from lflops.report.payload.columns import Columns, exact, lists
+from lflops.report.payload.memory import POINTS, LiveMemoryShown, chip_memory
+from lflops.snapshots.explain import ExplainedMemory, explained_lines, remedies
+from lflops.snapshots.holders import (
+    CATEGORIES,
+    FREED,
+    Alive,
+    Category,
+    category_of,
+    is_forward,
+    is_optimizer,
+    line_of,
+    peak_of,
+    sizes_of_parameters,
+)
+from lflops.snapshots.read import Entry, Snapshot, Stack
+
+
+class Instant(NamedTuple):
+    """What is alive after an entry of the trace."""
+
+    at: int  # the entry's number
+    action: str  # the allocator's word for what it did
+    line: str  # the line of code that asked for it; empty where the stack is unknown
+    phase: Phase
+    live: int
+    by_category: Mapping[Category, int]
+    is_peak: bool  # whether memory ran out here, else whether the most was alive here
+
+
+def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) -> list[Instant]:
+    """The entries that allocate, free or fail, of more than `most` the extremes; empty without a trace."""
+    in_use = (block for segment in snapshot.segments for block in segment.blocks if block.state == "active_allocated")
+    alive = {block.address: Alive(block.requested, block.stack) for block in in_use}
+    changes = [(at, entry) for at, entry in enumerate(snapshot.trace) if entry.action in ("alloc", "oom", *FREED)]
+    for _, entry in reversed(changes):
+        if entry.action == "alloc":
+            alive.pop(entry.address, None)
+        elif entry.action in FREED:
+            alive[entry.address] = Alive(entry.size, entry.stack)
+    live = dict.fromkeys(CATEGORIES, 0)
+    held = {address: (category_of(each, parameter_sizes), each.bytes) for address, each in alive.items()}
+    for category, nbytes in held.values():
+        live[category] += nbytes
+    totals, steps = [], []
+    total = sum(live.values())
+    for _, entry in changes:
+        category, change = _change(entry, held, parameter_sizes)
+        total += change
+        totals.append(total)
+        steps.append((category, change))
+    failures = [place for place, (_, entry) in enumerate(changes) if entry.action == "oom"]
+    peak = failures[-1] if failures else max(range(len(totals)), key=totals.__getitem__, default=0)
+    kept = set(extremes(totals, most, [peak]))
+    phase: Phase = "other"
+    found = []
+    for place, ((at, entry), (category, change)) in enumerate(zip(changes, steps, strict=True)):
+        live[category] += change
+        phase = phase if entry.action in FREED else _phase(entry)
+        if place in kept:
+            found.append(Instant(at, entry.action, line_of(entry.stack), phase, totals[place], dict(live), place == peak))
+    return found
+
+
+def _change(entry: Entry, held: dict[int, tuple[Category, int]], parameter_sizes: frozenset[int]) -> tuple[Category, int]:
+    """The category whose bytes an entry changes, and by how many."""
+    if entry.action == "alloc":
+        category = category_of(Alive(entry.size, entry.stack, passes_ago=0), parameter_sizes)
+        held[entry.address] = (category, entry.size)
+        return category, entry.size
+    if entry.action in FREED:
+        category, nbytes = held.pop(entry.address, ("unknown", 0))
+        return category, -nbytes
+    return "unknown", 0
+
+
+def _phase(entry: Entry) -> Phase:
+    """What runs; backward has no Python stack."""
+    if not entry.stack:
+        return "backward"
+    if is_optimizer(entry.stack):
+        return "optimizer"
+    return "forward" if is_forward(entry.stack) else "other"
+
+
+_HOLDERS = 400
+
+
+class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
+    """A snapshot as the page draws it.
+
+    Attributes:
+        title: The device.
+        sentences: The cause, the request that failed, and the totals.
+        remedies: What would free memory.
+        ran_out: Whether the moment that is explained is a request that failed; else it is the peak.
+        points: Bytes alive after each entry that allocates, frees or fails.
+        peak: The index in `points` of the moment that is explained; `None` without a trace.
+        holders: What is alive then, by category and stack, the most bytes first; of smaller ones the category has the rest.
+    """
+
+    title: str
+    sentences: list[str]
+    remedies: list[str]
+    ran_out: bool
+    holders: Columns
+
+
+class _Holder(Struct, frozen=True):
+    category: Category
+    line: str
+    file: str
+    stack: str
+    count: int
+    bytes: int
+
+
+def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardware | None = None) -> SnapshotShown:
+    """What the page shows of an explained snapshot."""
+    alive = peak_of(snapshot).alive
+    sizes = sizes_of_parameters(alive)
+    instants = timeline_of(snapshot, sizes, POINTS)
+    categories = tuple(name for name in CATEGORIES if any(each.by_category[name] for each in instants))
+    points: Columns = {
+        "at": [each.at for each in instants],
+        "operator": [each.action for each in instants],
+        "module": [each.line or "no stack" for each in instants],
+        "phase": [each.phase for each in instants],
+        "live": [exact(each.live) for each in instants],
+    }
+    for name in categories:
+        points[name] = [exact(each.by_category[name]) for each in instants]
+    name_of_chip, capacity = chip_memory(chip)
+    first, *others = explained_lines(explained)
+    return SnapshotShown(
+        title=f"device {explained.device}",
+        sentences=[first, *others[1 : others.index("by category") - 1]],
+        remedies=list(remedies(explained)),
+        ran_out=explained.ran_out,
+        operators=len(snapshot.trace),
+        peak_bytes=exact(explained.requested_bytes),
+        peak=next((place for place, each in enumerate(instants) if each.is_peak), None),
+        chip=name_of_chip,
+        capacity_bytes=capacity,
+        points=points,
+        categories=categories,
+        by_category=[(name, exact(nbytes)) for name, nbytes in explained.by_category.items() if nbytes],
+        holders=lists(_holders(alive, sizes)[:_HOLDERS], _Holder.__struct_fields__),
+    )
+
+
+def _holders(alive: Iterable[Alive], sizes: frozenset[int]) -> list[_Holder]:
+    """By category and stack, the most bytes first."""
+    sums: dict[tuple[Category, Stack], list[int]] = {}
+    for each in alive:
+        entry = sums.setdefault((category_of(each, sizes), each.stack), [0, 0])
+        entry[0] += 1
+        entry[1] += each.bytes
+    rows = [
+        _Holder(category, line_of(stack), line_of(stack).partition(":")[0], _text(stack), count, nbytes)
+        for (category, stack), (count, nbytes) in sums.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.bytes, row.line))
+
+
+def _text(stack: Stack) -> str:
+    """A line for each frame, the innermost first."""
+    return "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in stack)

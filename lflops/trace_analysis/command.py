@@ -1,0 +1,133 @@
+"""`lflops trace`: the traces of a window; and `lflops diff` and `lflops roofline` of traces."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lflops.cli.diff import memory_limit, refuse_unknown
+from lflops.cli.output import UsageError, draw, write_json
+from lflops.report.html import write
+from lflops.report.lines.text import counted
+from lflops.trace_analysis.compare import compare, trace_limits
+from lflops.trace_analysis.merge import MERGED
+from lflops.trace_analysis.merge import merge as merge_traces
+from lflops.trace_analysis.page import trace_page
+from lflops.trace_analysis.read_trace import read_trace
+from lflops.trace_analysis.summary import summarise, summarise_all
+from lflops.trace_analysis.terminal import render_ranks, render_trace, render_trace_diff, render_trace_roofline, trace_headline
+from lflops.traces.convert import compat as copy_of
+from lflops.traces.files import traces_in
+
+_UNKNOWN = {
+    "max_regress": "cannot be checked: each trace needs two steps at least",
+    "min_mfu": "cannot be checked: the second trace has no MFU, as its shapes or the peak of its chip are unknown",
+    "max_memory": "cannot be checked: the second trace has no peak of memory; record with profile_memory=True",
+}
+_LISTED = 10
+
+trace = typer.Typer(
+    rich_markup_mode=None, help="Traces of torch.profiler: what the device did, ranks as one, copies for torch-tb-profiler."
+)
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Traces of torch.profiler, packed or not; one for each rank.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Has the ranks' traces of one window, *.pt.trace.json or *.pt.trace.json.gz.")]
+
+
+@trace.command()
+def show(
+    files: Files,
+    *,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The chip to judge by, or a TOML file; else the trace's own.")
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of a table.")] = 10,
+    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a page that opens offline, and print its path.")] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object: traces, a list, each with device, idle, steps, categories, kernels, operators and more, and "
+            "ranks. Times are integers of nanoseconds; unknown is null.",
+        ),
+    ] = False,
+) -> None:
+    """Show what the device did: computing, communicating, copying, idle and why; steps, kernels, operators."""
+    if html is not None and as_json:
+        raise UsageError(f"html={str(html)!r}: --json prints, --html writes; give one of the two")
+    if html is not None and html.resolve() in {file.resolve() for file in files}:
+        raise UsageError(f"html={str(html)!r} is a trace itself: give another path")
+    found = summarise_all((read_trace(file) for file in files), hardware)
+    if as_json:
+        write_json(found)
+    elif html is not None:
+        write(trace_page(found), html)
+        typer.echo(html)
+    else:
+        shown = [] if found.ranks is None else [render_ranks(found.ranks, top=top)]
+        for place, part in enumerate([*shown, *(render_trace(summary, top=top) for summary in found.traces)]):
+            if place:
+                draw("")
+            draw(part)
+
+
+@trace.command()
+def merge(
+    folder: Folder,
+    *,
+    into: Annotated[Path | None, typer.Option(metavar="FILE", help=f"What to write; without it, {MERGED} in the same folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: file, ranks (a list) and events (their number).")] = False,
+) -> None:
+    """Make one Chrome trace of several ranks', each rank under its name and all on one clock."""
+    merged = merge_traces(folder, into)
+    if as_json:
+        write_json(merged)
+    else:
+        typer.echo(f"{merged.file}: {counted(len(merged.ranks), 'trace')}, {counted(merged.events, 'event')}")
+
+
+@trace.command()
+def compat(
+    folder: Folder,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: files (a list of the copies).")] = False,
+) -> None:
+    """Copy traces for torch-tb-profiler 0.4.3 into the folder compat-DIR, next to DIR.
+
+    If torch-tb-profiler is installed, the callback does this itself.
+    """
+    files = [str(copy_of(each)) for each in traces_in(folder)]
+    if as_json:
+        write_json({"files": files})
+    else:
+        typer.echo("\n".join(files))
+
+
+def add_commands(app: typer.Typer) -> None:
+    """`lflops trace`."""
+    app.add_typer(trace, name="trace")
+
+
+def diff_traces(
+    before: Path, after: Path, regress: float | None, mfu: float | None, memory: str | None, *, everything: bool, as_json: bool
+) -> int:
+    """Compare two traces as `lflops diff` does; returns the exit status."""
+    compared = compare(summarise(read_trace(before)), summarise(read_trace(after)))
+    checked = trace_limits(compared, max_regress=regress, min_mfu=mfu, max_memory=memory_limit(memory, compared.allocated_bytes[0]))
+    refuse_unknown(checked, _UNKNOWN)
+    if as_json:
+        fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
+        write_json({"headline": list(trace_headline(compared)), "limits": checked} | fields)
+    else:
+        draw(render_trace_diff(compared, checked, top=sys.maxsize if everything else _LISTED))
+    return int(any(limit.broken for limit in checked))
+
+
+def show_trace_roofline(file: Path, hardware: str | None, top: int, *, as_json: bool) -> None:
+    """Place the operators of a trace below the roofs of a chip, as `lflops roofline` does."""
+    summary = summarise(read_trace(file), hardware)
+    if as_json:
+        write_json({"hardware": summary.hardware, "utilization": summary.utilization, "operators": summary.shapes})
+    else:
+        draw(render_trace_roofline(summary, top=top))

@@ -1,0 +1,283 @@
+"""Reads a trace file into a `RecordedTrace`: of each event what the analysis needs, with times in whole nanoseconds."""
+
+from collections import Counter
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from lflops.trace_analysis.event_stream import TraceStream
+from lflops.traces.annotate import MODULE
+from lflops.traces.files import as_trace
+from lflops.traces.recorded import STEP, Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
+from lflops.traces.timestamps import ZERO, span
+
+_FRAME = "nn.Module: "
+_COLLECTIVE = "nccl:"
+_NOTHING = Raw(b"{}")
+_ABSENT = Raw(b"")
+_EMPTY = Raw(b"[]")
+
+_RUNTIME = (
+    "cuda_runtime",
+    "cuda_driver",
+    "runtime",
+    "xpu_runtime",
+    "xpu_driver",
+    "mtia_runtime",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+)
+_SKIPPED = frozenset(
+    {
+        "ac2g",
+        "async_cpu_gpu",
+        "async_gpu",
+        "fwdbwd",
+        "gpu_user_annotation",
+        "gpu_annotation",
+        "cuda_sync",
+        "overhead",
+        "Trace",
+        "python_frame",
+        "async_task",
+        "",
+    }
+)
+"""Arrows, copies of what the host's events say, and what is drawn and not measured."""
+
+
+class _Event(Struct, gc=False):
+    ph: str = ""
+    cat: str | None = ""
+    name: str | None = ""
+    ts: Raw = ZERO
+    dur: Raw = ZERO
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: Raw = _NOTHING
+
+
+class _CollectiveArgs(Struct, gc=False):
+    """The fields by which newer torch describes a collective."""
+
+    collective: str | None = field(default=None, name="Collective name")
+    in_elements: int | None = field(default=None, name="In msg nelems")
+    out_elements: int | None = field(default=None, name="Out msg nelems")
+    group_size: int | None = field(default=None, name="Group size")
+    dtype: str = ""
+    group: str = field(default="", name="Process Group Name")
+    ranks: str = field(default="", name="Process Group Ranks")
+
+    def value(self) -> Collective | None:
+        if self.collective is None:
+            return None
+        return Collective(self.collective, self.in_elements, self.out_elements, self.dtype, self.group_size, self.group, self.ranks)
+
+
+class _WorkArgs(_CollectiveArgs, gc=False):
+    device: int | None = None
+    stream: int | None = None
+    correlation: int = 0
+    external: int = field(default=0, name="External id")
+
+
+class _RuntimeArgs(Struct, gc=False):
+    correlation: int = 0
+
+
+class _OperatorArgs(Struct, gc=False):
+    external: int = field(default=0, name="External id")
+    sequence: int = field(default=-1, name="Sequence number")
+    forward_thread: int = field(default=0, name="Fwd thread id")
+    shapes: Raw = field(default=_ABSENT, name="Input Dims")
+    types: Raw = field(default=_EMPTY, name="Input type")
+    values: Raw = field(default=_EMPTY, name="Concrete Inputs")
+
+
+class _MemoryArgs(Struct, gc=False):
+    allocated: int = field(default=0, name="Total Allocated")
+    reserved: int = field(default=0, name="Total Reserved")
+    device: int = field(default=-1, name="Device Id")
+    device_type: int = field(default=0, name="Device Type")
+
+
+class _SliceArgs(Struct, gc=False):
+    module: str = ""
+    phase: str = "forward"
+
+
+def _described(name: str, args: _OperatorArgs) -> Collective | None:
+    """The message of a collective by the inputs of its scope, which are all that older torch tells."""
+    if args.shapes is _ABSENT:
+        return None
+    try:
+        shapes = msgspec.json.decode(args.shapes, type=list[list[int]])
+        types = msgspec.json.decode(args.types, type=list[str])
+    except msgspec.MsgspecError:
+        return None
+    if not shapes or len(set(types)) != 1:
+        return None
+    return Collective(name.removeprefix(_COLLECTIVE), sum(map(prod, shapes)), None, types[0], None, "", "")
+
+
+def read_trace(path: Path) -> RecordedTrace:
+    """Read one file, packed or not; a `ProfileError` names a file that cannot be read, or is no trace."""
+    stream = TraceStream(path, _Event)
+    reader = _Reader()
+    with as_trace(path):
+        for events in stream.portions():
+            reader.add(events)
+        if not reader.events:
+            raise ValueError("it has no events")
+    header = stream.header
+    return RecordedTrace(
+        file=str(path),
+        rank=header.rank(path),
+        world_size=header.distributed.world_size if header.distributed else None,
+        groups=header.distributed.groups if header.distributed else None,
+        devices={device.id: device.name for device in header.devices if device.name},
+        work=tuple(reader.work),
+        runtime=tuple(reader.runtime),
+        operators=tuple(reader.operators),
+        spans=tuple(reader.spans),
+        memory=reader.memory,
+        has_stack=reader.has_stack,
+        negative=reader.negative,
+        unread=dict(reader.unread),
+        events=reader.events,
+        first=reader.first or 0,
+        last=reader.last or 0,
+    )
+
+
+class _Reader:
+    """Sorts the events into what they are."""
+
+    def __init__(self) -> None:
+        self.work: list[DeviceWork] = []
+        self.runtime: list[RuntimeCall] = []
+        self.operators: list[OperatorCall] = []
+        self.spans: list[Span] = []
+        self.memory: dict[int, MemoryPeak] = {}
+        self.unread: Counter[str] = Counter()
+        self.events = 0
+        self.has_stack = False
+        self.negative = 0
+        self._threads: dict[tuple[Any, Any], int] = {}
+        self.first: int | None = None
+        self.last: int | None = None
+        self._names: dict[str, str] = {}
+        self._inputs: dict[Inputs, Inputs] = {}
+        self._work_args = msgspec.json.Decoder(_WorkArgs)
+        self._runtime_args = msgspec.json.Decoder(_RuntimeArgs)
+        self._operator_args = msgspec.json.Decoder(_OperatorArgs)
+        self._collective_args = msgspec.json.Decoder(_CollectiveArgs)
+        self._takers: dict[str, Callable[[_Event], None]] = {
+            "cpu_op": self._operator,
+            "Operator": self._operator,
+            "kernel": lambda event: self._device(event, "kernel"),
+            "Kernel": lambda event: self._device(event, "kernel"),
+            "gpu_memcpy": lambda event: self._device(event, "copy"),
+            "Memcpy": lambda event: self._device(event, "copy"),
+            "gpu_memset": lambda event: self._device(event, "fill"),
+            "Memset": lambda event: self._device(event, "fill"),
+            "user_annotation": self._annotation,
+            "python_function": self._frame,
+            MODULE: self._slice,
+            **dict.fromkeys(_RUNTIME, self._runtime),
+        }
+
+    def add(self, events: list[_Event]) -> None:
+        self.events += len(events)
+        takers = self._takers
+        for event in events:
+            category = event.cat or ""
+            if event.ph == "X":
+                taker = takers.get(category)
+                if taker is not None:
+                    taker(event)
+                elif category not in _SKIPPED:
+                    self.unread[category] += 1
+            elif category == "cpu_instant_event":
+                self._instant(event)
+
+    def _name(self, event: _Event) -> str:
+        name = event.name or ""
+        return self._names.setdefault(name, name)
+
+    def _thread(self, event: _Event) -> int:
+        return self._threads.setdefault((event.pid, event.tid), len(self._threads))
+
+    def _times(self, event: _Event) -> tuple[int, int]:
+        """Start and end; an event of negative length, which a clock that is set back makes, has none."""
+        start, end = span(event.ts, event.dur)
+        if end < start:
+            self.negative += 1
+            end = start
+        return start, end
+
+    def _on_host(self, event: _Event) -> tuple[int, int]:
+        start, end = self._times(event)
+        if self.first is None or start < self.first:
+            self.first = start
+        if self.last is None or end > self.last:
+            self.last = end
+        return start, end
+
+    def _device(self, event: _Event, kind: Any) -> None:
+        args = self._work_args.decode(event.args)
+        start, end = self._times(event)
+        device = args.device if args.device is not None else event.pid if isinstance(event.pid, int) else 0
+        stream = args.stream if args.stream is not None else event.tid if isinstance(event.tid, int) else 0
+        self.work.append(DeviceWork(kind, self._name(event), device, stream, start, end, args.correlation, args.external, args.value()))
+
+    def _runtime(self, event: _Event) -> None:
+        start, end = self._on_host(event)
+        correlation = self._runtime_args.decode(event.args).correlation
+        self.runtime.append(RuntimeCall(self._name(event), self._thread(event), start, end, correlation))
+
+    def _operator(self, event: _Event) -> None:
+        start, end = self._on_host(event)
+        name, thread = self._name(event), self._thread(event)
+        if name.startswith(STEP):
+            self.spans.append(Span("step", name, thread, start, end))
+            return
+        args = self._operator_args.decode(event.args)
+        inputs = None
+        if args.shapes is not _ABSENT:
+            found = Inputs(bytes(args.shapes), bytes(args.types), bytes(args.values))
+            inputs = self._inputs.setdefault(found, found)
+        collective = self._collective_args.decode(event.args).value() if name == "record_param_comms" else None
+        self.operators.append(OperatorCall(name, thread, start, end, args.external, inputs, args.sequence, args.forward_thread, collective))
+
+    def _annotation(self, event: _Event) -> None:
+        start, end = self._on_host(event)
+        name = self._name(event)
+        named = Span("step" if name.startswith(STEP) else "scope", name, self._thread(event), start, end)
+        if name.startswith(_COLLECTIVE):
+            named.collective = _described(name, self._operator_args.decode(event.args))
+        self.spans.append(named)
+
+    def _frame(self, event: _Event) -> None:
+        """A frame of the Python stack; only those of modules are kept."""
+        self.has_stack = True
+        if (event.name or "").startswith(_FRAME):
+            start, end = self._on_host(event)
+            self.spans.append(Span("module", self._name(event), self._thread(event), start, end))
+
+    def _slice(self, event: _Event) -> None:
+        args = msgspec.json.decode(event.args, type=_SliceArgs)
+        start, end = self._times(event)
+        self.spans.append(Span("slice", args.module, self._thread(event), start, end, args.phase))
+
+    def _instant(self, event: _Event) -> None:
+        if event.name != "[memory]":
+            return
+        args = msgspec.json.decode(event.args, type=_MemoryArgs)
+        if args.device_type and args.device >= 0:
+            peak = self.memory.get(args.device, MemoryPeak(0, 0))
+            self.memory[args.device] = MemoryPeak(max(peak.allocated, args.allocated), max(peak.reserved, args.reserved))

@@ -1,0 +1,224 @@
+"""A trace as sentences: the verdict first, then what a reader of the figures has to know."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from lflops import units
+from lflops.report.lines.text import counted, plain
+from lflops.trace_analysis.idle import Cause
+from lflops.trace_analysis.operators import ShapeTimes
+from lflops.trace_analysis.rank_skew import RankSkew
+from lflops.trace_analysis.summary import TraceSummary
+from lflops.traces.device_states import DeviceTimeline
+
+STATES: Mapping[str, str] = {
+    "computing": "computing",
+    "exposed_communication": "communicating only",
+    "exposed_copies": "copying only",
+    "idle": "idle",
+}
+"""The states of a device, and what they are called."""
+
+CAUSES: Mapping[Cause, tuple[str, str]] = {
+    "data_loader": ("data loader", "while the host waits for the data loader"),
+    "synchronising": ("synchronising", "while the host synchronises"),
+    "allocating": ("allocating", "while the host allocates memory"),
+    "launching": ("launching", "while the host launches"),
+    "operators": ("operators on the host", "while the host runs operators up to their launches"),
+    "python": ("Python", "while the host runs Python between operators"),
+    "launch_latency": ("launch latency", "between a launch and its start"),
+    "queued": ("queued work", "between kernels that were queued already"),
+    "not_recorded": ("not recorded", "for reasons that the trace does not tell"),
+}
+"""What idle time is lost to: a label, and how a sentence says it."""
+
+_ADVICE: Mapping[Cause, str] = {
+    "data_loader": "more DataLoader workers, persistent_workers, cheaper transforms",
+    "synchronising": "no .item(), .cpu() or print of a tensor in the step",
+    "allocating": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a warm-up before the recording",
+    "launching": "fewer and larger kernels (torch.compile, CUDA graphs, larger batches)",
+    "operators": "fewer and larger kernels (torch.compile, CUDA graphs, larger batches)",
+    "python": "fewer and larger kernels (torch.compile, CUDA graphs, larger batches)",
+    "launch_latency": "launches further ahead of the device: no synchronisation in the step, CUDA graphs",
+}
+_PARAMETERS = re.compile(r"\([^()]*(?:\([^()]*\)[^()]*)*\)( const)?$")
+_NOISE = re.compile(r"\bvoid |at::native::|\(anonymous namespace\)::|\bat::cuda::|\bc10::|\bstd::")
+_WRAPPED = re.compile(r"^cutlass\w*::Kernel2?<(\w+)>$")
+
+_HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
+_SMALL, _LARGE, _MOST = 0.01, 0.05, 0.6
+
+
+def nanoseconds(value: int | None) -> str:
+    """A time, as `34.89 ms`."""
+    if value is not None and 0 < value < 1000:
+        return f"{value} ns"
+    return units.duration(None if value is None else value / 1e9)
+
+
+def share(part: float, whole: float) -> str:
+    """A part of a whole, as `62.0 %`."""
+    return units.percent(part / whole if whole else None)
+
+
+def kernel_name(name: str) -> str:
+    """A kernel's name without its parameters and the namespaces of torch."""
+    if name.startswith(("Memcpy", "Memset")):
+        return plain(name)
+    bare = _NOISE.sub("", name.replace("(anonymous namespace)::", ""))
+    bare = _PARAMETERS.sub("", bare).strip()
+    wrapped = _WRAPPED.match(bare)
+    return plain(wrapped[1] if wrapped else bare or name)
+
+
+def shapes_text(row: ShapeTimes) -> str:
+    """An operator with the shapes of its tensors, as `mm 8944×1024 1024×2816`."""
+    groups = [(shape, len(list(same))) for shape, same in itertools.groupby(row.shapes) if shape]
+    shapes = (_shape_text(shape) if number == 1 else f"{number} of {_shape_text(shape)}" for shape, number in groups)
+    return " ".join([plain(row.name.removeprefix("aten::").removeprefix("_scaled_dot_product_")), *shapes])
+
+
+def _shape_text(shape: Any) -> str:
+    if isinstance(shape[0], tuple):
+        return f"[{', '.join(map(_shape_text, shape[:2]))}{', …' if len(shape) > 2 else ''}]"
+    return "×".join(map(str, shape))
+
+
+def verdict(summary: TraceSummary) -> Iterator[str]:
+    """What the device did, and what to do about it."""
+    device = summary.device
+    if device is None:
+        yield "The trace has no work of a device: all times are the host's."
+        return
+    yield _states(summary, device)
+    idle = device.idle
+    if idle > _LARGE * device.window and summary.idle:
+        most = max(summary.idle, key=lambda cause: summary.idle[cause])
+        if most in _ADVICE:
+            yield f"To shorten the idle time: {_ADVICE[most]}."
+    if summary.step is not None and summary.steps:
+        yield _step(summary)
+    elif summary.before_device and summary.before_device > _LARGE * summary.recorded:
+        yield f"Before the window the host ran {nanoseconds(summary.before_device)} without any work of the device."
+
+
+def _states(summary: TraceSummary, device: DeviceTimeline) -> str:
+    several = len(summary.devices) > 1
+    who = f"The {len(summary.devices)} GPUs compute" if several else "The GPU computes"
+    parts = [f"{who} {share(device.computing, device.window)} of {'their ' if several else ''}{nanoseconds(device.window)}"]
+    if device.exposed_communication > _SMALL * device.window:
+        parts.append(f"only communicate{'' if several else 's'} {share(device.exposed_communication, device.window)}")
+    if device.exposed_copies > _SMALL * device.window:
+        parts.append(f"only cop{'y' if several else 'ies'} {share(device.exposed_copies, device.window)}")
+    if not device.idle:
+        return f"{', '.join(parts)}, and {'are' if several else 'is'} never idle."
+    where = ""
+    if summary.idle:
+        most = max(summary.idle, key=lambda cause: summary.idle[cause])
+        host = sum(lost for cause, lost in summary.idle.items() if cause in _HOST)
+        spread = summary.idle[most] < _MOST * device.idle and host > summary.idle[most]
+        where = ", mostly while the host prepares launches" if spread else ""
+        where = where or f", mostly {CAUSES[most][1]}"
+    return f"{', '.join(parts)}, and {'are' if several else 'is'} idle {share(device.idle, device.window)}{where}."
+
+
+def _step(summary: TraceSummary) -> str:
+    """How long a step takes on the host's clock, and how much of that the device computes."""
+    step = summary.step
+    if step is None:
+        return ""
+    known = [each.device for each in summary.steps if each.device is not None]
+    computing = share(sum(each.computing for each in known), sum(each.window for each in known))
+    if step.n == 1:
+        text = f"The step takes {units.duration(step.median)}; the device computes in {computing} of it."
+    else:
+        spread = f"median of {step.n}, quartiles {units.duration(step.low)} and {units.duration(step.high)}"
+        text = f"A step takes {units.duration(step.median)} ({spread}); the device computes in {computing} of it."
+    before = summary.before_device or 0
+    if before > _LARGE * sum(each.end - each.start for each in summary.steps):
+        text += f" From the first step's start to its first work on the device pass {nanoseconds(before)}."
+    return text
+
+
+def facts(summary: TraceSummary) -> Iterator[tuple[str, str]]:
+    """Label and value of each line above the tables."""
+    yield "trace", f"{plain(PurePath(summary.file).name)}, {counted(summary.events, 'event')} in {nanoseconds(summary.recorded)}"
+    if summary.rank is not None:
+        yield "rank", f"{summary.rank}" + (f" of {summary.world_size}" if summary.world_size is not None else "")
+    for each in summary.devices:
+        name = f"{plain(each.name)} (device {each.device})" if each.name else f"device {each.device}, of unknown name"
+        memory = each.memory
+        peak = f"; allocator's peak {units.size(memory.allocated)}, reserved {units.size(memory.reserved)}" if memory else ""
+        yield "device", f"{name}{peak}"
+    yield from _utilization(summary)
+
+
+def _utilization(summary: TraceSummary) -> Iterator[tuple[str, str]]:
+    """MFU and HFU where they are known, and the rate they are of."""
+    found = summary.utilization
+    if found is None:
+        return
+    over = f"over {counted(found.steps, 'step')}" if found.steps else "over the window"
+    rate = f"{units.quantity(found.flops_per_second, 'FLOP/s')} in counted products, {over}"
+    if found.mfu is None:
+        yield "rate", f"{rate}; no peak is known for an MFU: give --hardware NAME"
+        return
+    others = {"HFU": found.hfu, "executed": found.executed}
+    hfu = "".join(
+        f", {name} {units.of_peak(share)}"
+        for name, share in others.items()
+        if share is not None and abs(share - (found.hfu if name == "executed" and found.hfu else found.mfu)) >= _SMALL * found.mfu
+    )
+    peak = f"{units.quantity(found.peak_flops_per_second, 'FLOP/s')} in {found.precision} ({plain(found.hardware or '')})"
+    yield "MFU", f"{units.of_peak(found.mfu)}{hfu} of {peak}: {rate}"
+
+
+def launches(summary: TraceSummary) -> Iterator[str]:
+    """Lines about launches and the queue."""
+    found = summary.launches
+    if found is not None:
+        high, longest = nanoseconds(found.high), nanoseconds(found.longest)
+        yield f"launches: {units.count(found.calls)}, each call {nanoseconds(found.call_median)} (median)"
+        yield f"from a call to its work: {nanoseconds(found.median)} (median), a tenth over {high}, at most {longest}"
+        if found.shorter_than_launch:
+            yield f"shorter than the call that launched it: {counted(found.shorter_than_launch, 'kernel')}"
+    for each in summary.devices:
+        if each.queue is not None:
+            device = f" of device {each.device}" if len(summary.devices) > 1 else ""
+            empty = share(each.queue.empty, each.timeline.window)
+            yield f"queue{device}: {each.queue.mean:.1f} deep in the mean, {each.queue.largest} at most, empty {empty} of the window"
+
+
+def ranks_verdict(skew: RankSkew) -> str:
+    """Who comes last to the collectives of several ranks."""
+    calls = sum(row.calls for row in skew.collectives)
+    if not calls:
+        return f"The traces of {len(skew.ranks)} ranks have no collective in common."
+    rank = max(skew.last, key=lambda each: skew.last[each])
+    waited = max(skew.waiting, key=lambda each: skew.waiting[each])
+    return (
+        f"Rank {rank} comes last to {skew.last[rank]} of {counted(calls, 'collective')}; rank {waited} waits the longest, "
+        f"{nanoseconds(skew.waiting[waited])}, and the transfers take {nanoseconds(skew.transfer)}."
+    )
+
+
+def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
+    """Label and sentence of each remark; one without a label goes on with the one above."""
+    if summary.left_out.calls:
+        yield (
+            "left out",
+            f"{counted(summary.left_out.calls, 'kernel')} of {nanoseconds(summary.left_out.device)}, launched before the recording began",
+        )
+    for index, each in enumerate(summary.uncounted):
+        time = f", {nanoseconds(each.own_device)} of the device" if each.own_device else ""
+        label = "" if index else "not counted"
+        yield label, f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell"
+    if summary.has_stack:
+        yield "recording", "with Python's stack, which slows the host down: without it the device is less idle"
+    if summary.negative:
+        yield "clock", f"{counted(summary.negative, 'event')} of negative length, taken as 0"
+    for category, number in summary.unread.items():
+        yield "not read", f"{counted(number, 'event')} of the unknown category {plain(category)!r}"

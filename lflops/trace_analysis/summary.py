@@ -1,0 +1,188 @@
+"""All that is known of one trace, as one value."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from lflops.hardware.chips import Hardware, lookup, named
+from lflops.profile.records import Spread
+from lflops.profile.series import grouped
+from lflops.stretches import joined
+from lflops.trace_analysis.collectives import CollectiveTimes, Occurrence, collectives, occurrences
+from lflops.trace_analysis.host_walk import HostWalk, walk
+from lflops.trace_analysis.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
+from lflops.trace_analysis.kernels import CategoryTimes, KernelTimes, PrecisionTimes, by_category, by_precision, kernels
+from lflops.trace_analysis.modules import SpanTimes, span_times
+from lflops.trace_analysis.operator_cost import cost_of
+from lflops.trace_analysis.operators import OperatorTimes, ShapeTimes, Uncounted, operators, shapes, uncounted
+from lflops.trace_analysis.rank_skew import RankSkew, rank_skew
+from lflops.trace_analysis.timeline import StepTimes, StreamTimes, steps, streams
+from lflops.trace_analysis.utilization import TraceUtilization, utilization
+from lflops.traces.device_states import DeviceTimeline, communicates, idle_stretches, states, timeline, total
+from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
+
+
+class LeftOut(Struct, frozen=True, kw_only=True):
+    """Work that was launched before the recording began, and ran before the first work that was launched in it."""
+
+    calls: int
+    device: int
+
+
+class DeviceSummary(Struct, frozen=True, kw_only=True):
+    """One device of the trace."""
+
+    device: int
+    name: str | None
+    timeline: DeviceTimeline
+    idle: Mapping[Cause, int]
+    queue: QueueDepth | None
+    memory: MemoryPeak | None
+
+
+class TraceSummary(Struct, frozen=True, kw_only=True):
+    """What a trace says. All times are whole nanoseconds, unless they are a `Spread`, which is seconds."""
+
+    file: str
+    rank: int | None
+    world_size: int | None
+    events: int  # how many events the file has
+    recorded: int  # from the first moment on the host to the last
+    before_device: int | None  # from the first step's beginning, or the recording's, to the first work of a device; `None` without a device
+    device: DeviceTimeline | None  # the states of all devices together; `None` without a device
+    idle: Mapping[Cause, int]  # the idle nanoseconds of all devices by what they were lost to
+    launches: LaunchDelays | None
+    devices: tuple[DeviceSummary, ...]
+    streams: tuple[StreamTimes, ...]
+    steps: tuple[StepTimes, ...]
+    step: Spread | None  # median and quartiles of the steps; `None` without a step
+    categories: tuple[CategoryTimes, ...]
+    precisions: tuple[PrecisionTimes, ...]
+    kernels: tuple[KernelTimes, ...]
+    operators: tuple[OperatorTimes, ...]
+    shapes: tuple[ShapeTimes, ...]  # the operators whose inputs tell what they computed, by these inputs
+    uncounted: tuple[Uncounted, ...]
+    utilization: TraceUtilization | None
+    hardware: Hardware | None  # the chip that they are judged by
+    collectives: tuple[CollectiveTimes, ...]
+    modules: tuple[SpanTimes, ...]
+    scopes: tuple[SpanTimes, ...]
+    left_out: LeftOut  # what ran before the window
+    has_stack: bool  # whether Python's frames were recorded, which takes the host's time
+    negative: int  # how many events had a negative length; they are taken as 0 ns long
+    unread: Mapping[str, int]  # events of kinds that nothing here knows, by category
+
+
+class _Window(NamedTuple):
+    """The work that is analysed: from the first that the recording saw being launched on."""
+
+    start: int
+    end: int
+    by_device: Mapping[int, Sequence[DeviceWork]]
+    work: Sequence[DeviceWork]
+    left_out: LeftOut
+
+
+class TraceSummaries(Struct, frozen=True, kw_only=True):
+    """Several traces, and how ranks wait for each other; `None` where the traces are not of different ranks."""
+
+    traces: tuple[TraceSummary, ...]
+    ranks: RankSkew | None
+
+
+def summarise_all(traces: Iterable[RecordedTrace], hardware: Hardware | str | None = None) -> TraceSummaries:
+    """Analyse traces one after the other as `summarise` does, and together where they are of different ranks."""
+    analysed = [_analysed(trace, hardware) for trace in traces]
+    by_rank = {summary.rank: found for summary, found in analysed if summary.rank is not None}
+    skew = rank_skew(by_rank) if len(by_rank) == len(analysed) else None
+    return TraceSummaries(traces=tuple(summary for summary, _ in analysed), ranks=skew)
+
+
+def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> TraceSummary:
+    """Analyse one trace on a chip, or on that of this name in the table; `None` looks for the name that the trace has."""
+    return _analysed(trace, hardware)[0]
+
+
+def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[TraceSummary, tuple[Occurrence, ...]]:
+    chip = named(hardware) if isinstance(hardware, str) else hardware or _chip(trace)
+    window = _window(trace)
+    found = walk(trace, window.work, lambda call: cost_of(call.name, call.inputs) is not None)
+    rows = tuple(_device(trace, window, device, found) for device in window.by_device)
+    step_times = steps(trace, found)
+    span = window.end - window.start or trace.last - trace.first
+    found_collectives = occurrences(window.work, found, trace)
+    computing = joined((work.start, work.end) for work in window.work if work.kind != "copy" and not communicates(work))
+    begin = min((step.start for step in step_times), default=trace.first)
+    summary = TraceSummary(
+        file=trace.file,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        events=trace.events,
+        recorded=trace.last - trace.first,
+        before_device=max(window.start - begin, 0) if rows else None,
+        device=total(row.timeline for row in rows) if rows else None,
+        idle={cause: nanoseconds for cause in CAUSES if (nanoseconds := sum(row.idle.get(cause, 0) for row in rows))},
+        launches=launch_delays(window.work, found.call),
+        devices=rows,
+        streams=streams(window.work, window.start, window.end),
+        steps=step_times,
+        step=Spread.of(step.seconds for step in step_times),
+        categories=by_category(window.work, found),
+        precisions=by_precision(window.work, found),
+        kernels=kernels(window.work, found),
+        operators=operators(found),
+        shapes=shapes(found, chip),
+        uncounted=uncounted(found),
+        utilization=utilization(found, step_times, span, len(rows), chip),
+        hardware=chip,
+        collectives=collectives(found_collectives, computing),
+        modules=span_times(found, "module"),
+        scopes=span_times(found, "scope"),
+        left_out=window.left_out,
+        has_stack=trace.has_stack,
+        negative=trace.negative,
+        unread=trace.unread,
+    )
+    return summary, found_collectives
+
+
+def _device(trace: RecordedTrace, window: _Window, device: int, found: HostWalk) -> DeviceSummary:
+    work = window.by_device[device]
+    between = states(work, window.start, window.end)
+    # Where one device worked and the allocator knows one, by another number, it is that one.
+    only = next(iter(trace.memory.values())) if len(window.by_device) == len(trace.memory) == 1 else None
+    return DeviceSummary(
+        device=device,
+        name=_name(trace, device),
+        timeline=timeline(between),
+        idle=idle_by_cause(idle_stretches(between), work, found.call, trace),
+        queue=queue_depth(work, found.call, window.start, window.end),
+        memory=trace.memory.get(device, only),
+    )
+
+
+def _window(trace: RecordedTrace) -> _Window:
+    launched = {call.correlation for call in trace.runtime}
+    known = [work for work in trace.work if work.correlation in launched] or list(trace.work)
+    start, end = min((work.start for work in known), default=0), max((work.end for work in trace.work), default=0)
+    inside = [work for work in trace.work if (work.end > start and work.start < end) or work.start == work.end == start]
+    by_device = grouped(sorted(inside, key=attrgetter("device", "start")), attrgetter("device"))
+    before = [work for work in trace.work if work.end <= start and work.start < start]
+    left_out = LeftOut(calls=len(before), device=sum(work.end - work.start for work in before))
+    return _Window(start, end, by_device, inside, left_out)
+
+
+def _chip(trace: RecordedTrace) -> Hardware | None:
+    """The table's row of the devices that worked; `None` where they differ, or the table does not have them."""
+    names = {_name(trace, work.device) for work in trace.work}
+    name = names.pop() if len(names) == 1 else None
+    return lookup(name) if name else None
+
+
+def _name(trace: RecordedTrace, device: int) -> str | None:
+    """The device's name. Where the trace numbers devices otherwise than it lists them, the name that all of them have."""
+    found = trace.devices.get(device)
+    names = set(trace.devices.values())
+    return names.pop() if found is None and len(names) == 1 else found

@@ -1,0 +1,250 @@
+"""The account of one start, from marks at moments that the test chooses: it adds up to the nanosecond, whatever happens."""
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep
+from lflops.ledger.book import Book
+from lflops.ledger.recorder import Recorder, StepEnd, TrainPhases
+
+MS = 1_000_000
+
+
+class Training:
+    """A training whose clock the test advances."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.collections: deque[int] = deque()
+        self.retries = 0
+        self.recorder = Recorder(clock=lambda: self.now)
+        self.phases = TrainPhases(self.recorder)
+        self.book = Book(0, self.collections, lambda: self.retries)
+        self.done = 0
+        self.usage: dict[str, Any] = {"ru_utime": 0.0, "ru_stime": 0.0, "ru_majflt": 0}
+        self.waited = 0
+        self.spent = 0
+
+    def spend(self, milliseconds: float) -> None:
+        """Let time pass."""
+        self.now += int(milliseconds * MS)
+
+    def phase(self, name: str, milliseconds: float) -> None:
+        """A phase of a step."""
+        self.phases.enter(name)
+        self.spend(milliseconds)
+        self.phases.leave()
+
+    def step(self, *, data: float = 1, forward: float = 4, other: float = 1, elements: int = 64, touched: bool = False) -> None:
+        """A step: 6 ms, if not said otherwise."""
+        self.phase("data", data)
+        self.phase("forward", forward)
+        self.spend(other)
+        self.end_step(elements, touched=touched)
+
+    def end_step(self, elements: int = 64, *, touched: bool = False) -> None:
+        """Its end."""
+        self.done += 1
+        schedule = f"0 {self.waited} 0".encode()
+        mark = StepEnd(self.done, touched, (("x",), ((elements,),)), SimpleNamespace(**self.usage), schedule)
+        self.recorder.marks.append((self.now, mark))
+
+    def read(self) -> tuple[dict[str, int], list[SlowStep]]:
+        """Account for all until now; milliseconds by category, and the slow steps."""
+        self.book.read(self.recorder.marks, self.now)
+        spent, slow = self.book.take()
+        self.spent += sum(spent.values())
+        assert self.now == self.spent + sum(self.book.open.values())
+        return {name: value // MS for name, value in spent.items()}, slow
+
+    def trained(self) -> "Training":
+        """After twenty usual steps, the first two of them cold."""
+        self.spend(500)
+        for _ in range(20):
+            self.step()
+        return self
+
+
+def test_every_phase_of_a_calm_training_has_its_time() -> None:
+    """Two cold steps of 6 ms are the warm-up. The other 18 have 1 ms of data, 4 of forward and 1 of no phase each."""
+    spent, slow = Training().trained().read()
+    assert {"start_up": 500, "warm_up": 12, "training/data": 18, "training/forward": 72, "training/other": 18} == spent
+    assert [] == slow
+
+
+def test_a_step_that_is_going_on_is_part_of_the_account() -> None:
+    """And is again in the row in which it ends."""
+    training = Training().trained()
+    training.phases.enter("data")
+    training.spend(47_000)
+    training.read()
+    assert {"training/data": 47_000 * MS} == training.book.open
+
+
+def test_what_is_within_a_category_is_taken_from_it() -> None:
+    """A checkpoint of 30 ms in a validation of 100 ms; both in a step, which has none of it."""
+    training = Training().trained()
+    recorder = training.recorder
+    recorder.enter("validation")
+    training.spend(50)
+    recorder.enter("checkpoint_save")
+    training.spend(30)
+    recorder.leave()
+    training.spend(20)
+    recorder.leave_last("validation")
+    training.step()
+    spent, slow = training.read()
+    assert (70, 30) == (spent["validation"], spent["checkpoint_save"])
+    assert 19 == spent["training/data"]
+    assert ["validation"] == [each.cause for each in slow]  # 70 ms are beyond what a step may take longer, and 30 ms are not
+
+
+def slow_step(training: Training, **step: Any) -> tuple[dict[str, int], SlowStep]:
+    """What a step becomes after the usual ones."""
+    training.step(**step)
+    spent, (slow,) = training.read()
+    assert slow.cause in CAUSES
+    return spent, slow
+
+
+def test_the_cost_of_a_slow_step_is_taken_out_of_its_phase() -> None:
+    """201 ms of data, where 1 ms is usual: 200 ms wait for the loader, and the rest is a step as usual."""
+    spent, slow = slow_step(Training().trained(), data=201)
+    assert (200, 19, 76) == (spent["slow/loader"], spent["training/data"], spent["training/forward"])
+    expected = SlowStep(step=21, end=0.826, seconds=0.206, usual=0.006, cost=0.2, cause="loader", phase="data")
+    assert expected == slow
+
+
+def test_garbage_that_was_collected_explains_a_step() -> None:
+    """Of 300 ms in forward the collector had 290."""
+    training = Training().trained()
+    training.collections += [training.now + 5 * MS, training.now + 295 * MS]
+    spent, slow = slow_step(training, forward=304)
+    assert ("gc", "forward", 300) == (slow.cause, slow.phase, spent["slow/gc"])
+
+
+def test_collections_of_earlier_steps_explain_nothing() -> None:
+    """One of 290 ms that ended before the step began, in the start-up."""
+    training = Training()
+    training.collections += [0, 290 * MS]
+    _, slow = slow_step(training.trained(), forward=304)
+    assert "unknown" == slow.cause
+
+
+def test_a_thread_that_waited_for_a_core_explains_a_step() -> None:
+    """250 of the 300 ms."""
+    training = Training().trained()
+    training.waited += 250 * MS
+    assert "not_scheduled" == slow_step(training, forward=304)[1].cause
+
+
+def test_a_process_that_was_stopped_explains_a_step() -> None:
+    """No thread of it ran for 280 ms."""
+    training = Training().trained()
+    training.book.freezes.append((training.now + 10 * MS, training.now + 290 * MS))
+    assert "not_scheduled" == slow_step(training, data=301)[1].cause
+
+
+def test_pages_from_disk_explain_a_step_that_did_not_compute() -> None:
+    """500 of them, and 10 ms on a core. One that computed all the time was slow for another reason."""
+    for computed, cause in ((0.01, "swap"), (0.3, "unknown")):
+        training = Training().trained()
+        training.usage = {"ru_utime": computed, "ru_stime": 0.0, "ru_majflt": 500}
+        assert cause == slow_step(training, forward=304)[1].cause
+
+
+def test_an_allocator_that_tried_again_explains_a_step() -> None:
+    """Whatever phase it was in."""
+    training = Training().trained()
+    training.read()
+    training.retries = 1
+    training.step(forward=304)
+    assert ["allocator_retry"] == [each.cause for each in training.read()[1]]
+
+
+def test_a_larger_batch_explains_a_step_and_is_soon_usual() -> None:
+    """Eight times the elements, 200 ms longer. After eight of them that is usual for the size, and 200 ms more are not."""
+    training = Training().trained()
+    assert "larger_batch" == slow_step(training, forward=204, elements=512)[1].cause
+    for _ in range(12):
+        training.step(forward=204, elements=512)
+    assert {"larger_batch"} == {each.cause for each in training.read()[1]}
+    training.step(forward=204, elements=512)
+    assert [] == training.read()[1]
+    assert "unknown" == slow_step(training, forward=404, elements=512)[1].cause
+
+
+def test_steps_that_vary_are_not_slow() -> None:
+    """Between 6 and 60 ms: one of 90 ms is none to tell of."""
+    training = Training()
+    for each in range(60):
+        training.step(forward=4 + each * 7 % 55)
+    training.step(forward=90)
+    assert [] == training.read()[1]
+
+
+def test_what_lflops_adds_to_a_step_is_its_own() -> None:
+    """A counted step of 306 ms: 300 of them."""
+    training = Training().trained()
+    training.step(forward=304, touched=True)
+    spent, slow = training.read()
+    assert (300, 76) == (spent["lflops"], spent["training/forward"])
+    assert [] == slow
+
+
+def test_between_epochs_begins_with_the_wait_for_the_loaders_end() -> None:
+    """That wait is part of no step, and the next epoch's first step begins with its fetch."""
+    training = Training().trained()
+    training.phase("data", 3)
+    training.recorder.rest("between_epochs")
+    training.spend(70)
+    training.step()
+    training.recorder.stop()
+    training.spend(10)
+    spent, slow = training.read()
+    assert (70, 18 + 3 + 1, 10) == (spent["between_epochs"], spent["training/data"], spent["after_run"])
+    assert [] == slow
+
+
+EVENTS = st.one_of(
+    st.tuples(st.just("enter"), st.sampled_from([*CATEGORIES, "data", "forward", "wait"])),
+    st.tuples(st.sampled_from(["leave", "step", "wait", "trains", "stop"]), st.just("")),
+    st.tuples(st.just("rest"), st.sampled_from([*CATEGORIES])),
+    st.tuples(st.just("leave_last"), st.sampled_from([*CATEGORIES])),
+    st.tuples(st.just("look"), st.just("")),
+)
+
+
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 10**9)), max_size=80))
+def test_any_order_of_events_adds_up(events: list[tuple[tuple[str, str], int]]) -> None:
+    """Also ends without beginnings: every nanosecond is in one category, and none is negative."""
+    training, spent = Training(), 0
+    for (event, name), after in events:
+        if event == "step":
+            training.end_step()
+        elif event == "look":
+            training.book.read(training.recorder.marks, training.now)
+        elif name:
+            getattr(training.recorder, event)(name)
+        else:
+            getattr(training.recorder, event)()
+        training.now += after
+    training.book.read(training.recorder.marks, training.now)
+    taken, _ = training.book.take()
+    spent = sum(taken.values()) + sum(training.book.open.values())
+    assert training.now == spent
+    assert all(value > 0 for value in taken.values())
+
+
+def test_a_mark_that_comes_after_a_later_look_at_the_clock_moves_the_time_back() -> None:
+    """The thread looked at 100 ms; the training's mark of 99 ms was not there yet."""
+    training = Training()
+    training.spend(100)
+    training.book.read(training.recorder.marks, training.now)
+    training.recorder.marks.append((99 * MS, "validation"))
+    training.spend(1)
+    assert ({"start_up": 99, "validation": 2}, []) == training.read()

@@ -1,0 +1,113 @@
+"""The file of one start: readable wherever the process died, bounded, and exact after it was shortened."""
+
+from pathlib import Path
+
+import pytest
+
+from lflops.errors import ProfileError
+from lflops.ledger import segment as segment_file
+from lflops.ledger.account import SlowStep
+from lflops.ledger.segment import Head, Row, Segment, coarser, read_segment
+
+SECOND = 10**9
+HEAD = Head(begin=1_000 * SECOND, rank=0, ranks=1, pid=1)
+
+
+def row(end: int, **more: object) -> Row:
+    """Two seconds of forward, to that second."""
+    return Row(end=end * SECOND, spent={"training/forward": 2 * SECOND}, **more)  # type: ignore[arg-type]
+
+
+def slow(step: int, cost: float) -> SlowStep:
+    """One that cost so many seconds."""
+    return SlowStep(step=step, end=1.0, seconds=cost + 1, usual=1.0, cost=cost, cause="loader", phase="data")
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    """Also after the file was closed and gone on with."""
+    written = Segment(HEAD, tmp_path / "a.ledger.jsonl")
+    for end in (2, 4):
+        written.open()
+        written.add(row(end, step=end, memory=7), [slow(end, 0.5)])
+        written.close()
+    read = read_segment(tmp_path / "a.ledger.jsonl")
+    assert read is not None
+    assert (HEAD, written.rows, written.slow) == (read.head, read.rows, read.slow)
+
+
+def test_a_file_cut_at_any_byte_has_all_whole_lines(tmp_path: Path) -> None:
+    """The last line is torn where the process was killed in it; without a first line there is nothing."""
+    path = tmp_path / "a.ledger.jsonl"
+    written = Segment(HEAD, path)
+    written.open()
+    for end in (2, 4, 6):
+        written.add(row(end), [])
+    written.close()
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    ends = [sum(map(len, lines[: count + 1])) - 1 for count in range(len(lines))]  # without the newline a line is whole, too
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        read = read_segment(path)
+        whole_lines = sum(end <= length for end in ends)
+        assert whole_lines == (0 if read is None else 1 + len(read.rows))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"kind":"row","end":1,"spent":{}}\n', "the first line is not that of a ledger"),
+        (b'{"kind":"head","begin":1,"rank":0,"ranks":1,"pid":1,"version":9}\n', "a ledger of version 9; this lflops reads version 1"),
+    ],
+)
+def test_another_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    """The message says why."""
+    path = tmp_path / "a.ledger.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match=message):
+        read_segment(path)
+
+
+def test_rows_of_long_ago_become_one() -> None:
+    """A day of rows of two seconds: the last minutes as they were, none longer than a fiftieth of its age, and no second is lost."""
+    day = 24 * 3600
+    rows = coarser([row(end) for end in range(2, day + 1, 2)])
+    lengths = [after.end - before.end for before, after in zip([Row(end=0, spent={}), *rows], rows, strict=False)]
+    assert day * SECOND == sum(sum(each.spent.values()) for each in rows) == sum(lengths)
+    assert [2 * SECOND] * 50 == lengths[-50:]
+    assert len(rows) < 500
+    ages = [day * SECOND - each.end for each in rows]
+    assert all(length <= max(age / 50, 2 * SECOND) for length, age in zip(lengths, ages, strict=True))
+    assert rows == coarser(rows)
+
+
+def test_a_long_file_is_replaced_by_a_shorter_one_with_the_same_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three hundred lines at most. Of the slow steps the costliest ten stay, and they stay in their order."""
+    monkeypatch.setattr(segment_file, "MOST_LINES", 300)
+    monkeypatch.setattr(segment_file, "MOST_SLOW", 10)
+    path = tmp_path / "a.ledger.jsonl"
+    written = Segment(HEAD, path)
+    written.open()
+    for end in range(2, 2002, 2):
+        written.add(row(end, step=end), [slow(end, 200 - end)] if end < 200 else [])
+        assert len(path.read_bytes().splitlines()) <= 303
+    written.close()
+    read = read_segment(path)
+    assert read is not None
+    assert (written.rows, written.slow) == (read.rows, read.slow)
+    assert 2000 * SECOND == sum(each.spent["training/forward"] for each in read.rows)
+    assert [2, 4, 6, 8, 10, 12, 14, 16, 18, 20] == [each.step for each in read.slow]
+    assert [path] == list(tmp_path.iterdir())
+
+
+def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    """Nor its folder: the user did that."""
+    written = Segment(HEAD, tmp_path / "below" / "a.ledger.jsonl")
+    written.open()
+    written.add(row(2), [])
+    written.close()
+    (tmp_path / "below" / "a.ledger.jsonl").unlink()
+    (tmp_path / "below").rmdir()
+    written.open()
+    written.add(row(4), [])
+    assert [] == list(tmp_path.iterdir())

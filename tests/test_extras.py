@@ -1,0 +1,90 @@
+"""The seam of the extras: each folder is removed with its line, and the rest works."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lflops.extras import EXTRAS
+from tests.support.repository import ROOT
+from tests.support.warm_python import Script, WarmPython
+from tests.test_layout import MAY_IMPORT
+
+USED = """
+import sys
+from pathlib import Path
+import torch
+import lflops
+
+folder, removed = Path(sys.argv[1]), sys.argv[2]
+assert Path(lflops.__file__).parent == folder / "lflops"
+from lflops.cli.main import main
+
+model, x = torch.nn.Linear(4, 5), torch.zeros(2, 4)
+lflops.measure(model, x, repeats=1).save(folder / "measured.json")
+assert [0, 0] == [main(["--help"]), main(["show", f"{folder}/measured.json"])]
+
+import lightning
+from lightning.pytorch.loggers import TensorBoardLogger
+
+class Fit(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 5)
+
+    def training_step(self, batch, _):
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+logger = TensorBoardLogger(folder / "runs")
+monitor = lflops.FlopsMonitor(schedule=lflops.Schedule(wait=2, warmup=1, active=1), trace=False)
+batches = torch.utils.data.DataLoader(torch.zeros(16, 4), batch_size=2)
+lightning.Trainer(
+    accelerator="cpu", max_epochs=1, logger=logger, callbacks=[monitor], enable_progress_bar=False, enable_checkpointing=False
+).fit(Fit(), batches)
+print("MACs of a step:", monitor.profiles[0].modules["layer"].forward.macs)
+assert not any(name.startswith(f"lflops.{removed}.") for name in sys.modules)
+"""
+
+
+def reduced(folder: Path, name: str) -> Script:
+    """A run of a copy of the package without an extra and its line."""
+    shutil.copytree(ROOT / "lflops", folder / "lflops", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(folder / "lflops" / name)
+    table = folder / "lflops" / "extras.py"
+    lines = table.read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(f'    "{name}": ')]
+    assert 1 == len(lines) - len(kept)
+    table.write_text("".join(kept), "utf-8")
+    return Script(USED, (folder, name), folder)
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_each_extra_can_be_removed_with_its_line(warm_python: WarmPython, tmp_path: Path) -> None:
+    """It imports, its shell runs and shows a measurement, and a training with TensorBoard is profiled: 2 * 4 * 5 MACs of a step."""
+    for name, ended in zip(EXTRAS, warm_python.together([reduced(tmp_path / each, each) for each in EXTRAS]), strict=True):
+        assert 0 == ended.status, f"without lflops/{name}:\n{ended.err}"
+        assert "MACs of a step: 40" in ended.out, name
+        assert "all else goes on" not in ended.err, name
+
+
+def test_an_extra_that_the_rest_imports_would_be_seen(warm_python: WarmPython, tmp_path: Path) -> None:
+    """The check above can fail: `lflops.measure` imports the figures."""
+    script = reduced(tmp_path, "figures")
+    with (tmp_path / "lflops" / "collect" / "measure.py").open("a", encoding="utf-8") as file:
+        file.write("from lflops.figures.pictures import pictures\n")
+    ended = warm_python.together([script])[0]
+    assert 0 != ended.status
+    assert "No module named 'lflops.figures'" in ended.err
+
+
+def test_only_extras_may_import_extras() -> None:
+    """In the table of the layout, also for imports that no run above reaches. Type checkers read those of `lflops/__init__.py`."""
+    outside = {row: allowed for row, allowed in MAY_IMPORT.items() if row.partition(".")[0] not in {*EXTRAS, "__init__"}}
+    assert set() == {(row, name) for row, allowed in outside.items() for name in allowed if name.partition(".")[0] in EXTRAS}
