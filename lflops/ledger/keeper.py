@@ -38,6 +38,7 @@ class Keeper:
         ranks: How many there are.
         retries: How often the CUDA allocator has freed its cache and tried again, so far.
         schedule: Reads when the training's thread ran and waited for a core.
+        look: Is called twice a second with a function that returns how many steps are done, and the seconds of the usual one.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Keeper:
         *,
         retries: Callable[[], int] = lambda: 0,
         schedule: Callable[[], bytes | None] = unknown,
+        look: Callable[[Callable[[], tuple[int, float]]], None] = lambda _: None,
     ) -> None:
         self.error: Exception | None = None  # what has ended it before its time
         self.recorder = Recorder(schedule=schedule)
@@ -54,6 +56,7 @@ class Keeper:
         self._collections = Collections()
         self._book = Book(begin, self._collections.moments, retries)
         self._segment = Segment(Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid()))
+        self._look = look
         self._ended: str | None = None
         self._lock = threading.Lock()
         self._is_over = threading.Event()
@@ -121,6 +124,7 @@ class Keeper:
                         self._write()
                     else:
                         self._book.read(self.recorder.marks, now)
+                    self._look(self._book.pace)
                 except Exception as error:  # noqa: BLE001 - the training's thread reports it
                     self.error = error
                     return
