@@ -6,8 +6,6 @@ Names are loaded when they are first used, so that importing the package costs n
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lflops.extras import offered
-
 if TYPE_CHECKING:
     from lflops import hardware as hardware
     from lflops import tensorboard as tensorboard
@@ -109,6 +107,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         found = getattr(importlib.import_module(_HOMES[name]), name)
     elif name in __all__:
+        from lflops.extras import offered
+
         found = next(offered(name, f"lflops.{name}"), None)
     else:
         found = None

@@ -136,10 +136,9 @@ class Undo:
 
 
 def call_each(functions: Iterable[Callable[[], object]]) -> None:
-    """Call all of them, also after one that fails. One that is interrupted is called once more.
+    """Call all of them, also after one that fails, and raise what was raised first, an interrupt before all else.
 
-    Raises:
-        BaseException: What was raised first; an interrupt before all else.
+    One that is interrupted is called once more.
     """
     failures: list[BaseException] = []
     for function in functions:

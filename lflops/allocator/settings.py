@@ -48,11 +48,7 @@ DEFAULT = AllocatorSettings()
 
 
 def settings_of(text: str) -> AllocatorSettings:
-    """The settings in a text such as `expandable_segments:True,garbage_collection_threshold:0.8`.
-
-    Raises:
-        CountError: A setting is unknown, or its value is not one that torch takes.
-    """
+    """The settings in a text such as `expandable_segments:True,roundup_power2_divisions:4`; a `CountError` where torch takes none such."""
     if not isinstance(text, str):
         raise CountError(f"allocator={text!r}: give the text of PYTORCH_ALLOC_CONF, as expandable_segments:True")
     given: dict[str, str] = {}

@@ -11,7 +11,7 @@ from lflops.analyze.memory.peak import Holder, holders, peak_moment
 from lflops.analyze.memory.room import Room, room_for
 from lflops.analyze.modules.busiest import BusyModules, busiest
 from lflops.analyze.modules.operators import Operator, UncountedOperator, operators, uncounted_operators
-from lflops.analyze.modules.outliers import Doubt, Outlier, Outliers, outliers
+from lflops.analyze.modules.outliers import Outliers, outliers
 from lflops.analyze.modules.repeats import identical_subtrees
 from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree, unsharded_macs
 from lflops.analyze.ranks.communication import Collective, communication
@@ -77,7 +77,7 @@ class Analysis:
             self.step_times,
             self.budget,
             imbalance=self.imbalance,
-            outliers=self.outliers,
+            outliers=self.outliers.found,
             busiest=self.busiest,
             patterns=self.patterns,
             below=self.children,
@@ -105,18 +105,9 @@ class Analysis:
         """The modules with the most own time, repeated ones together, the first one with the most."""
         return busiest(self.profile, self.patterns, self.step_times.communicating)
 
-    @property
-    def outliers(self) -> tuple[Outlier, ...]:
-        """Modules that take much longer than the others at their place."""
-        return self._outliers.found
-
-    @property
-    def outliers_doubt(self) -> Doubt | None:
-        """Why a module that seems slow may be noise."""
-        return self._outliers.doubt
-
     @cached_property
-    def _outliers(self) -> Outliers:
+    def outliers(self) -> Outliers:
+        """Modules that take much longer than the others at their place, and why a module that seems slow may be noise."""
         return outliers(self.profile, self.patterns, self.identical_subtrees, self.children, self.step_times.mean)
 
     @cached_property

@@ -1,1 +1,1 @@
-"""The shell command `lflops`: a file for each subcommand."""
+"""The shell command `lflops`: a file for each subcommand; extras add theirs."""

@@ -168,7 +168,7 @@ class _StampingMode(CountingMode):
         finally:
             self._tracker.resume()
 
-    def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any, _kernel: Any = None) -> Any:
         return super()._run(operator, partial(self._timed, function), args, kwargs)
 
     def _timed(self, function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,1 +1,1 @@
-"""DeepSpeed's profiler under its own names: its API, what its engine knows of a run, and its config section."""
+"""DeepSpeed's profiler under its own names: its API, what its engine knows of a run, its config section, and its text."""

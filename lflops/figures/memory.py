@@ -26,11 +26,7 @@ _LATE = 0.75
 
 
 def memory_figure(analysis: Analysis) -> Figure:
-    """Bytes alive before each operator of the timeline by category, where these are known, and the peak.
-
-    Raises:
-        ProfileError: Memory was not counted.
-    """
+    """Bytes alive before each operator by category, where these are known, and the peak; a `ProfileError` where memory was not counted."""
     memory, peak = analysis.profile.memory, analysis.peak_moment
     if memory is None or not memory.timeline:
         raise ProfileError("the profile has no memory to draw: it was not counted")
@@ -99,11 +95,7 @@ def _runs(timeline: Sequence[Moment]) -> Iterator[tuple[Phase, list[int]]]:
 
 
 def save_memory_figure(profile: Profile, path: Path) -> None:
-    """Write it, in the format of the file's ending.
-
-    Raises:
-        ProfileError: Memory was not counted, or the file cannot be written.
-    """
+    """Write it, in the format of the file's ending; a `ProfileError` where memory was not counted, or the file cannot be written."""
     figure = memory_figure(analyze(profile))
     try:
         figure.savefig(path, dpi=150)

@@ -31,11 +31,7 @@ _DECADE = 10.0
 
 
 def save_roofline_figure(roofline: LazyRoofline, path: Path, patterns: Mapping[str, str]) -> None:
-    """Write the figure, in the format that the name ends with.
-
-    Raises:
-        ValueError: It ends with none of `FORMATS`.
-    """
+    """Write the figure, in the format that the name ends with; a `ValueError` where it ends with none of `FORMATS`."""
     if path.suffix[1:].lower() not in FORMATS:
         raise ValueError(f"{str(path)!r} ends with none of {', '.join('.' + each for each in FORMATS)}")
     roofline_figure(roofline, patterns).savefig(path, bbox_inches="tight")

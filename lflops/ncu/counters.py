@@ -98,16 +98,13 @@ def command(script: Sequence[str]) -> list[str]:
 
 
 def read(text: str, *, gpu_seconds: float | None = None, modules: Collection[str] = (), chip: Hardware | None = None) -> Measured:
-    """The kernels of a log.
+    """The kernels of what `ncu` wrote, as CSV by metric or by kernel, or for people; a `LflopsError` where none has any of the metrics.
 
     Args:
-        text: What `ncu` wrote: CSV, by metric or by kernel, or its log for people.
+        text: The log.
         gpu_seconds: The GPU's running time, used in place of the sum of the kernels' times.
         modules: Names of rows, to find among the NVTX ranges, which CSV alone has.
         chip: What is at the roof.
-
-    Raises:
-        LflopsError: There is no kernel in it that has any of the metrics.
     """
     launches = [launch for launch in _launches(text) if launch.metrics.keys() & _KNOWN]
     if not launches:

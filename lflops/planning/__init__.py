@@ -1,1 +1,1 @@
-"""Plans before a run: changes to a model that is to be estimated, and searches over estimates for the best of them."""
+"""Plans before a run: searches over estimates, as for what to recompute."""

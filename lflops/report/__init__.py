@@ -1,1 +1,1 @@
-"""From results to what a person reads: lines, terminal, DeepSpeed's text, figures, and the payload that the page draws."""
+"""From results to what a person reads: lines, tables, a terminal, the log, and the payload that the page draws."""

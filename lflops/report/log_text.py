@@ -10,8 +10,7 @@ from lflops.analyze.modules.busiest import BusyModules
 from lflops.analyze.speed.utilization import flops_per_second
 from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline
-from lflops.report.lines.layout import speed_lines, verdict_lines
-from lflops.report.lines.report import Report, report_of, uncounted
+from lflops.report.lines.report import Report, report_of, speed_lines, uncounted, verdict_lines
 from lflops.report.lines.text import counted, itself_of, plain, shortened_name
 
 _MARGIN = 16

@@ -28,8 +28,6 @@ from lflops.session.inputs.training import Training
 from lflops.session.outlets.loggers import Outlets, PreparedWindow
 from lflops.session.outlets.paths import OutputPaths, claim, release
 
-__all__ = ["BackgroundCall", "Results"]
-
 Result = TypeVar("Result")
 
 _FOLDER = "folder"

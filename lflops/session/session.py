@@ -29,8 +29,6 @@ from lflops.session.window.step_clock import StepClock, TimedStep
 from lflops.session.window.traced_steps import TracedSteps
 from lflops.session.window.window import WANTED, Window
 
-__all__ = ["Session"]
-
 SHARE_EVERY = 50
 """Steps after which ranks share their clean steps, where the run has no curves."""
 
@@ -392,7 +390,7 @@ class Session:
         room = self._idle_until - ordinal
         if not more or more + WANTED > room or self._training.world_size > 1:
             return False
-        if analyze(self._profile(window, failed=False)[0]).outliers_doubt in {None, "scaled"}:
+        if analyze(self._profile(window, failed=False)[0]).outliers.doubt in {None, "scaled"}:
             return False
         window.hook(ordinal, more)
         return True

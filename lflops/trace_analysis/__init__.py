@@ -1,1 +1,1 @@
-"""What a trace says, as pure functions of a `RecordedTrace`: timeline, idle time, kernels, operators, modules, collectives."""
+"""Any trace of torch.profiler: read, merged with those of other ranks, explained, and drawn; `lflops trace`. No torch."""

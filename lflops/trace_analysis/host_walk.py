@@ -62,17 +62,14 @@ class Launch(NamedTuple):
 
 @dataclass(slots=True)
 class HostWalk:
-    """What the host did, summed, and the launch of each piece of work, by the launch's number.
-
-    Attributes:
-        counted: Each counted call: when it began, the operator, and whether it computes again what forward computed.
-        by_external: Operators of work whose launch was not recorded, by the number that both have.
-    """
+    """What the host did, summed, and the launch of each piece of work, by the launch's number."""
 
     operators: dict[_OperatorKey, OperatorSums] = field(default_factory=dict)
     spans: dict[tuple[str, str, str], SpanSums] = field(default_factory=dict)
     launches: dict[int, Launch] = field(default_factory=dict)
+    # Each counted call: when it began, the operator, and whether it computes again what forward computed
     counted: list[tuple[int, OperatorSums, bool]] = field(default_factory=list)
+    # Operators of work whose launch was not recorded, by the number that both have
     by_external: dict[int, OperatorSums] = field(default_factory=dict)
 
     def launch(self, work: DeviceWork) -> Launch | None:

@@ -1,1 +1,1 @@
-"""Chrome traces as files: read one into a value, annotate one with modules, merge those of several ranks, convert one. No torch."""
+"""The traces that a training writes, as files: annotated with modules, and converted for other readers. No torch."""

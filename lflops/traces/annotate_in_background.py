@@ -32,9 +32,6 @@ class AnnotationProcess:
         into: The packed one.
         calls: What was called while it was recorded, in so many `batches`.
         profile: The file that says how much a call computes, if there is one.
-
-    Attributes:
-        lacks: What there is not, where `finish` says why.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class AnnotationProcess:
         profile: Path | None = None,
     ) -> None:
         self._trace, self.into = trace, into
-        self.lacks = "the modules"
+        self.lacks = "the modules"  # what there is not, where `finish` says why
         self._told = trace.with_name(f"{trace.name}.calls")
         self._failure: str | None = None
         self._told.write_bytes(msgspec.json.encode(Calls(batches=batches, rank=rank, world_size=world_size, calls=tuple(calls))))

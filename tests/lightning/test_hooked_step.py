@@ -416,7 +416,7 @@ def test_more_steps_are_hooked_where_a_module_seems_slow(
     (made,) = monitor.profiles
     analysis = analyze(made)
     assert hooked == sum(step.kind == "hooked" for step in made.steps)
-    assert (accused, None) == ([each.module for each in analysis.outliers], analysis.outliers_doubt)
+    assert (accused, None) == ([each.module for each in analysis.outliers.found], analysis.outliers.doubt)
     assert len(model.hooked()) == hooked
 
 

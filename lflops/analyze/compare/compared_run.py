@@ -46,18 +46,15 @@ class RunFigures(Struct, frozen=True, kw_only=True):
 
 
 class ComparedRun(NamedTuple):
-    """What a comparison needs of one run: its figures, and the names and classes of its modules in the model's order.
-
-    Attributes:
-        columns: Lists with a value for each module, by the names of the payload's columns: `parameters`, `own_parameters`, `peak_bytes`,
-            and for each phase `forward.macs` and so on. `TIMED` phases also have `forward.seconds`, `.error` in seconds, and `.calls`. A
-            time with calls and without seconds is unknown, or of recompute within backward; without both there is none. Own figures of a
-            phase are `forward.own_macs`.
-    """
+    """What a comparison needs of one run: its figures, and the names and classes of its modules in the model's order."""
 
     figures: RunFigures
     names: Sequence[str]
     kinds: Sequence[str]
+    # Lists with a value for each module, by the names of the payload's columns: `parameters`, `own_parameters`, `peak_bytes`, and for each
+    # phase `forward.macs` and so on. `TIMED` phases also have `forward.seconds`, `.error` in seconds, and `.calls`. A time with calls and
+    # without seconds is unknown, or of recompute within backward; without both there is none. Own figures of a phase are
+    # `forward.own_macs`.
     columns: Mapping[str, Sequence[Any]]
 
     @classmethod

@@ -1,1 +1,1 @@
-"""Modules and operators as rows: the tree that folds repeats, totals by depth, operators, and what has no formula."""
+"""Modules and operators as rows: the tree that folds repeats, operators, and what has no formula."""

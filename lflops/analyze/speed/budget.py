@@ -37,22 +37,15 @@ _NOISE = 1e-9
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """Shares of the summed clean steps.
+    """Shares of the summed clean steps."""
 
-    Attributes:
-        seconds: Of the mean clean step.
-        parts: By name, adding up to 1: those of `IN_MODULES`, each phase outside modules, and the activities of a traced device. `forward`
-            and `backward` are the time of these phases that is in no module of the profile.
-        modules: The parts of `IN_MODULES` by module, of its self time; `parts` has their sums.
-        idle: The part `idle` by the phase of the host; empty without a trace that has it.
-        inside_rest: Parts that are unknown, and so are within `below_roof`: `idle`, `memory_bound`.
-    """
-
-    seconds: float
+    seconds: float  # of the mean clean step
+    # By name, adding up to 1: those of `IN_MODULES`, each phase outside modules, and the activities of a traced device. `forward` and
+    # `backward` are the time of these phases that is in no module of the profile.
     parts: Mapping[str, float]
-    modules: Mapping[str, Mapping[str, float]]
-    idle: Mapping[str, float]
-    inside_rest: tuple[str, ...]
+    modules: Mapping[str, Mapping[str, float]]  # the parts of `IN_MODULES` by module, of its self time; `parts` has their sums
+    idle: Mapping[str, float]  # the part `idle` by the phase of the host; empty without a trace that has it
+    inside_rest: tuple[str, ...]  # parts that are unknown, and so are within `below_roof`: `idle`, `memory_bound`
 
 
 class _Need(Struct, frozen=True, gc=False):

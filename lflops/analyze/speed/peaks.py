@@ -17,11 +17,7 @@ _FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4"}
 
 
 def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | None:
-    """The hardware that is given, or that of this name, or else what the run says it is.
-
-    Raises:
-        HardwareError: The table does not have the name.
-    """
+    """The hardware that is given, or that of this name, or else what the run says it is; an unknown name is a `HardwareError`."""
     return (named(hardware) if isinstance(hardware, str) else hardware) or profile.run.hardware
 
 

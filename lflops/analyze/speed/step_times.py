@@ -22,37 +22,24 @@ _NOISE = 1e-9
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):
-    """Times over the clean steps; `None` and an absent phase are unknown.
+    """Times over the clean steps; `None` and an absent phase are unknown."""
 
-    Attributes:
-        steps: The number of steps.
-        seconds: Of a step: median and quartiles.
-        mean: Seconds of a step: those of all clean steps over their number.
-        longest: Of the longest one.
-        phases: Of each recorded phase the same as `mean`, in the order of the steps; a step without the phase has 0 seconds of it.
-        host_phases: Of each, the seconds that the host was in it, where `phases` are the device's.
-        waiting: Mean seconds at the end of backward in which gradients are exchanged, and other ranks awaited; `None` where that is not so.
-        communicating: Of each module's own time, by module and pass, the seconds in which it exchanges or waits and computes nothing.
-        spreads: Of each recorded phase the median and quartiles, of the steps that have it. They do not add up.
-        samples_per_second: Samples of all clean steps over their time; of several ranks, of all of them together.
-        tokens_per_second: The same for tokens.
-        cpu_seconds: CPU time of a step, user and system together, over all threads of the process.
-        system_seconds: The system's part of that.
-    """
-
-    steps: int
-    seconds: Spread | None
-    mean: float | None
-    longest: float | None = None
+    steps: int  # the number of steps
+    seconds: Spread | None  # of a step: median and quartiles
+    mean: float | None  # seconds of a step: those of all clean steps over their number
+    longest: float | None = None  # of the longest one.
+    # Of each recorded phase the same as `mean`, in the order of the steps; a step without the phase has 0 seconds of it.
     phases: Mapping[str, float]
-    host_phases: Mapping[str, float] = {}
+    host_phases: Mapping[str, float] = {}  # of each, the seconds that the host was in it, where `phases` are the device's.
+    # Mean seconds at the end of backward in which gradients are exchanged, and other ranks awaited; `None` where that is not so.
     waiting: float | None = None
+    # Of each module's own time, by module and pass, the seconds in which it exchanges or waits and computes nothing.
     communicating: Mapping[tuple[str, str], float] = {}
-    spreads: Mapping[str, Spread] = {}
-    samples_per_second: float | None
-    tokens_per_second: float | None
-    cpu_seconds: Spread | None
-    system_seconds: Spread | None = None
+    spreads: Mapping[str, Spread] = {}  # of each recorded phase the median and quartiles, of the steps that have it. They do not add up
+    samples_per_second: float | None  # samples of all clean steps over their time; of several ranks, of all of them together
+    tokens_per_second: float | None  # the same for tokens
+    cpu_seconds: Spread | None  # CPU time of a step, user and system together, over all threads of the process
+    system_seconds: Spread | None = None  # the system's part of that
 
     @property
     def parts(self) -> dict[str, float]:

@@ -8,14 +8,11 @@ from lflops.collect.torch_private.autograd import ACCUMULATES_GRADIENT, sequence
 
 
 class AutogradSegments:
-    """The numbering of one thread, divided at the boundaries of modules.
-
-    Attributes:
-        lasting: Whether the thread built nodes that a later backward pass can meet. One that only recomputes builds nodes too, but they
-            are gone when the pass is.
-    """
+    """The numbering of one thread, divided at the boundaries of modules."""
 
     def __init__(self, start: int) -> None:
+        # Whether the thread built nodes that a later backward pass can meet. One that only recomputes builds nodes too, but they are gone
+        # when the pass is.
         self.lasting = False
         self._starts: list[int] = []
         self._rows: list[str] = []

@@ -42,41 +42,30 @@ class FrameStack(list[AnyFrame]):
 
 @dataclass(slots=True)
 class TrackedFrame(Frame):
-    """A module or scope that a `ModuleTracker` follows.
+    """A module or scope that a `ModuleTracker` follows."""
 
-    Attributes:
-        row: Its row in the tree of names.
-        module_row: The nearest row at or above it that is a module's.
-        backward: The backward pass in which it was entered.
-        caller: The Python frame that entered a module. Once that is gone, so is this: after an interrupt torch calls no hook.
-    """
-
-    row: str
-    module_row: str
-    backward: int
+    row: str  # its row in the tree of names
+    module_row: str  # the nearest row at or above it that is a module's
+    backward: int  # the backward pass in which it was entered
+    # The Python frame that entered a module. Once that is gone, so is this: after an interrupt torch calls no hook.
     caller: FrameType | None
 
 
 class ThreadState:
-    """What one thread is running.
-
-    Attributes:
-        backward: The last backward pass seen here with gradients on, and whether it is one that is itself differentiated.
-        recomputed_in: The last backward pass in which modules were entered here, in which round of forward.
-        detour: Whether the next operator has to begin a segment: nodes were built in backward, or a frame was found abandoned.
-        unfollow: What to call when the thread has left the tree's modules.
-        steps: The optimizer steps that are running, each with the backward pass that it began in; `None` for a step's closure.
-    """
+    """What one thread is running."""
 
     def __init__(self) -> None:
         self.stack: FrameStack[TrackedFrame] = FrameStack()
         self.segments: AutogradSegments | None = None
         self.calls: Counter[str] = Counter()
+        # The last backward pass seen here with gradients on, and whether it is one that is itself differentiated
         self.backward = NO_BACKWARD
         self.differentiated = False
-        self.recomputed_in = (NO_BACKWARD, 0)
+        self.recomputed_in = (NO_BACKWARD, 0)  # the last backward pass in which modules were entered here, in which round of forward
+        # Whether the next operator has to begin a segment: nodes were built in backward, or a frame was found abandoned
         self.detour = False
-        self.unfollow: Callable[[], None] | None = None
+        self.unfollow: Callable[[], None] | None = None  # what to call when the thread has left the tree's modules
+        # The optimizer steps that are running, each with the backward pass that it began in; `None` for a step's closure
         self.steps: list[tuple[Optimizer | None, int]] = []
 
 

@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from msgspec import Struct
@@ -38,8 +38,21 @@ SHAPED = (*PLAIN, FakeTensor)
 """Classes of tensors that have nothing but a shape that a cost may depend on."""
 NUMBERS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 """Classes of all other arguments that calls of one cost may have."""
-CostOfCall = tuple[Cost, int, "torch.dtype | None"]
-"""Cost, bytes moved, dtype."""
+
+
+class KnownCost(NamedTuple):
+    """What a call costs, and every call like it.
+
+    Attributes:
+        is_all: Whether to add it up is all that there is to do: it is no product, and what it may be is known.
+    """
+
+    cost: Cost
+    moved: int
+    dtype: torch.dtype | None
+    is_all: bool
+
+
 COLLECTIVE, UNCOUNTED = Kind.COLLECTIVE, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
@@ -55,30 +68,23 @@ class ThreadTotals(threading.local):
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """What to collect besides MACs and FLOPs, which are always counted.
-
-    Attributes:
-        fake: Whether the counted operators run on fake tensors. If not, fake tensors are someone's shape inference, and not counted.
-        round_to: The size of each tensor is rounded up to a multiple of so many bytes.
-        log: Where allocations and frees are written in their order.
-        moments: The most operators of the memory's timeline; of more the extremes are kept.
-        gradients: Memory for gradients that no module holds.
-        scratch: Whether the CPU's kernels run, whose scratch memory is known: it is not if fake tensors stand for another device's.
-        survivors: Storages that the last step left, and that the next one begins with. Without a list, none are looked for.
-    """
+    """What to collect besides MACs and FLOPs, which are always counted."""
 
     traffic: bool = True
     memory: bool = True
+    # Whether the counted operators run on fake tensors. If not, fake tensors are someone's shape inference, and not counted.
     fake: bool = False
-    round_to: int = 1
-    log: AllocationLog | None = None
-    moments: int = LONGEST_TIMELINE
-    gradients: tuple[Tensor, ...] = ()
+    round_to: int = 1  # the size of each tensor is rounded up to a multiple of so many bytes
+    log: AllocationLog | None = None  # where allocations and frees are written in their order
+    moments: int = LONGEST_TIMELINE  # the most operators of the memory's timeline; of more the extremes are kept
+    gradients: tuple[Tensor, ...] = ()  # memory for gradients that no module holds
+    # Whether the CPU's kernels run, whose scratch memory is known: it is not if fake tensors stand for another device's
     scratch: bool = True
+    # Storages that the last step left, and that the next one begins with. Without a list, none are looked for.
     survivors: Survivors | None = None
 
 
-class Call(Struct, frozen=True):
+class Call(Struct, frozen=True, gc=False):
     """One finished call of an operator."""
 
     operator: Operator
@@ -88,6 +94,10 @@ class Call(Struct, frozen=True):
     kwargs: Any
     out: Any
 
+    def tensors(self) -> list[Tensor]:
+        """All that it took and returned."""
+        return tensors_of((*self.args, *self.kwargs.values(), self.out))
+
 
 class OperatorAccumulator:
     """Adds up the calls that the dispatch modes of all threads report, by row and phase.
@@ -95,30 +105,24 @@ class OperatorAccumulator:
     Args:
         scopes: Knows which row and phase is running.
         extent: What to collect.
-
-    Attributes:
-        partial_tensors: The plain tensors that are parts of sharded ones.
-        counts_traffic: Whether bytes are counted.
-        regions: The calls of compiled graphs, where these are written down.
-        guard: Keeps errors of the modes from the code that they count.
     """
 
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
         self.scopes = scopes
-        self.guard: Guard = unguarded
+        self.guard: Guard = unguarded  # keeps errors of the modes from the code that they count
         self.memory = LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors) if extent.memory else None
         if self.memory is not None:
             self.memory.hold(extent.gradients, "gradients", "")
         self.fake, self.scratch = extent.fake, extent.scratch
-        self.counts_traffic = extent.traffic
+        self.counts_traffic = extent.traffic  # whether bytes are counted
         self._local = ThreadTotals()
         self._threads: list[Totals] = []
         self._step: StepOwners | None = None
         self._optimizers: dict[int, Optimizer] = {}
-        self._costs: dict[Any, CostOfCall] = {}
+        self._costs: dict[Any, KnownCost] = {}
         self._repeated: dict[str, Counter[Any]] = {}  # operator to products that its backward makes again
-        self.regions: CompiledRegions | None = None
-        self.partial_tensors = PartialTensors(scopes.tree)
+        self.regions: CompiledRegions | None = None  # the calls of compiled graphs, where these are written down
+        self.partial_tensors = PartialTensors(scopes.tree)  # the plain tensors that are parts of sharded ones
 
     def total(self) -> Totals:
         """The sums of all threads."""
@@ -202,7 +206,7 @@ class OperatorAccumulator:
     def record(self, call: Call) -> None:
         """Add one call."""
         totals, kind = self._local.totals or self._totals(), call.operator.kind
-        if kind is not COLLECTIVE and call.phase == "backward" and in_communication_hook():
+        if call.phase == "backward" and kind is not COLLECTIVE and in_communication_hook():
             call = replace(call, row="", phase="other")
             totals.calls_in_hooks += 1
         if kind is COLLECTIVE:
@@ -227,10 +231,13 @@ class OperatorAccumulator:
     def _add(self, totals: Totals, call: Call, row: str) -> None:
         operator, phase, args, kwargs = call.operator, call.phase, call.args, call.kwargs
         try:
-            cost, moved, dtype = self._cost(operator, args, kwargs, call.out)
+            cost, moved, dtype, is_all = self._known_cost(operator, args, kwargs, call.out)
         except Exception as error:  # noqa: BLE001 - a user's formula must not stop the run that it counts
             totals.failures[operator.name] = f"{type(error).__name__}: {error}"
             _add_uncounted(totals, call)
+            return
+        if is_all:
+            totals.add_pointwise((row, operator.name, phase, dtype), cost.other_flops, moved)
             return
         if cost.macs and self._local.products is not None:
             self._local.products[_shapes(operator, args)] += 1
@@ -246,21 +253,22 @@ class OperatorAccumulator:
         if cost.macs and self.partial_tensors.active and not self._local.sharded_on and self.partial_tensors.in_any((args, kwargs)):
             totals.add_unknown_logical(row, phase, cost)
 
-    def _cost(self, operator: Operator, args: Any, kwargs: Any, out: Any) -> CostOfCall:
+    def _known_cost(self, operator: Operator, args: Any, kwargs: Any, out: Any) -> KnownCost:
         key = None
         if operator.is_pure:
             try:
-                key = (operator, _signature((*args, *kwargs, *kwargs.values(), out), {}))
+                key = (operator, _signature((*args, *kwargs, *kwargs.values(), out) if kwargs else (*args, out), {}))
                 if (known := self._costs.get(key)) is not None:
                     return known
             except (RuntimeError, TypeError):  # a nested tensor has no shape
                 key = None
         cost = operator.cost(args, kwargs, out)
         moved = bytes_moved(operator, args, kwargs, out) if self.counts_traffic else 0
-        found = cost, moved, _dtype(args, out) if cost.macs else _dtype(out, args)
+        dtype = _dtype(args, out) if cost.macs else _dtype(out, args)
+        known = KnownCost(cost, moved, dtype, not (cost.macs or cost.recompute is not None or cost.is_upper_bound))
         if key is not None:
-            self._costs[key] = found
-        return found
+            self._costs[key] = known
+        return known
 
     def _add_step(self, totals: Totals, call: Call) -> None:
         """Add a call inside an optimizer's step to the row that owns the parameter; a call on lists counts for each element."""
@@ -304,27 +312,27 @@ class OperatorAccumulator:
 def _signature(values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]:
     """What equal calls have in common: the shapes of tensors, which of these are the same one, and all other values themselves.
 
-    Raises:
-        TypeError: A value is none that is known to decide nothing else. None is kept alive.
+    A `TypeError` for a value that may decide something else. None is kept alive.
     """
     found: list[Any] = []
+    add = found.append
     for value in values:
         kind = type(value)
         if kind in SHAPED:
-            place = places.get(id(value))
-            if place is not None:
-                found.append(place)
-                continue
-            places[id(value)] = len(places)
-            found += (value.shape, value.dtype)
-            if not value.is_contiguous():
-                if value.layout is not torch.strided:
-                    raise TypeError(value.layout)
-                found.append(value.stride())
+            new = len(places)
+            place = places.setdefault(id(value), new)
+            add(place)
+            if place == new:
+                add(value.shape)
+                add(value.dtype)
+                if not value.is_contiguous():
+                    if value.layout is not torch.strided:
+                        raise TypeError(value.layout)
+                    add(value.stride())
         elif kind in NUMBERS:
-            found.append(value)
+            add(value)
         elif kind is list or kind is tuple:
-            found.append(_signature(value, places))
+            add(_signature(value, places))
         else:
             raise TypeError(kind)
     return tuple(found)
@@ -336,8 +344,7 @@ def _shapes(operator: Operator, args: Any) -> tuple[Any, ...]:
 
 
 def _add_uncounted(totals: Totals, call: Call) -> None:
-    moved = sum(map(size, tensors_of((*call.args, *call.kwargs.values(), call.out))))
-    totals.uncounted[call.row, call.operator.name, call.phase].add(Transfers(1, moved))
+    totals.uncounted[call.row, call.operator.name, call.phase].add(Transfers(1, sum(map(size, call.tensors()))))
 
 
 def _dtype(first: Any, second: Any) -> torch.dtype | None:

@@ -49,34 +49,21 @@ class GivenTensor(NamedTuple):
 
 @dataclass
 class RegionCall:
-    """One call of a compiled graph.
+    """One call of a compiled graph."""
 
-    Attributes:
-        graph: `None` if it is not known.
-        scope: Its separate row.
-        row: The row that called it.
-        phase: In which it was called.
-        given: What it was given, in order; `None` where a tensor is of a class that cannot be stood in for.
-        same: For each of these, the place of the first that is the same object.
-        bytes: Of the tensors that it was given and that it returned.
-        autocast: The dtype by device type, where autocast was on.
-        decisions: What its control flow did, in order: which branch, or how many trips. Only seen with some backends.
-        went_backward: Whether its autograd node ran.
-        is_one_node: Whether autograd has one node for it. If not, the operators of backward are seen one by one.
-    """
-
-    graph: "CapturedGraph | None"
-    scope: str
-    row: str
-    phase: Phase
-    given: list[Any] | None
-    same: list[int]
+    graph: "CapturedGraph | None"  # `None` if it is not known
+    scope: str  # its separate row
+    row: str  # the row that called it
+    phase: Phase  # in which it was called
+    given: list[Any] | None  # what it was given, in order; `None` where a tensor is of a class that cannot be stood in for
+    same: list[int]  # for each of these, the place of the first that is the same object
     grad: bool
-    autocast: dict[str, torch.dtype]
-    bytes: int = 0
+    autocast: dict[str, torch.dtype]  # the dtype by device type, where autocast was on
+    bytes: int = 0  # of the tensors that it was given and that it returned
+    # What its control flow did, in order: which branch, or how many trips. Only seen with some backends.
     decisions: list[int] = field(default_factory=list)
-    went_backward: bool = False
-    is_one_node: bool = True
+    went_backward: bool = False  # whether its autograd node ran
+    is_one_node: bool = True  # whether autograd has one node for it. If not, the operators of backward are seen one by one
 
     @property
     def sees_all(self) -> bool:

@@ -25,7 +25,6 @@ from lflops.collect.torch_private.dispatch_modes import (
 from lflops.collect.torch_private.modules import never_compiled
 from lflops.collect.torch_private.operators import decompose, nested_kernel, python_kernel, run_kernel
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
-from lflops.profile.records import Phase
 
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
@@ -100,13 +99,17 @@ class CountingMode(TorchDispatchMode):
         if (self._fake and is_tracing()) or (self._partial_tensors.active and self._counter.infers_shapes(args, kwargs)):
             return function(*args, **kwargs)
         known = self._operators.get(id(function))  # its own hash is written in Python
-        return self._count(known[1] if known is not None else self._new_operator(function), function, args, kwargs)
+        operator = known[1] if known is not None else self._new_operator(function)
+        return (
+            self._run(operator, function, args, kwargs) if operator.runs_as_it_is else self._run_otherwise(operator, function, args, kwargs)
+        )
 
     def _new_operator(self, function: Any) -> Operator:
         self._operators[id(function)] = (function, operator := Operator(function))
         return operator
 
-    def _count(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+    def _run_otherwise(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that may have others within it: these are seen."""
         if operator.is_control_flow and not self._fake and not is_tracing():
             return self._run_control_flow(function, args, kwargs)
         if operator.kind is DECOMPOSED or (operator.has_nested_kernel and nested_kernel(function, args)):
@@ -115,7 +118,8 @@ class CountingMode(TorchDispatchMode):
                 return decompose(function, args, kwargs)
             finally:
                 pop_mode(self)
-        return self._run(operator, function, args, kwargs)
+        kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
+        return self._run(operator, function, args, kwargs, kernel)
 
     def see_function(self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool) -> None:
         """Report a function of a package that ran on this thread, and that shows no operator."""
@@ -163,55 +167,50 @@ class CountingMode(TorchDispatchMode):
             regions.decided(row, place, calls[1])
         return out
 
-    def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+    def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any, kernel: Any = None) -> Any:
+        """Run an operator and report it. A small model's step is thousands of these, so that each call in here is seen in its time."""
+        counter, memory, makes_storage = self._counter, self._memory, operator.makes_storage
+        is_free = operator.kind is FREE
         try:
-            place = self._before(operator, args)
+            row, phase = self._scopes.current(args)
+            if operator.waits:
+                counter.wait(row, phase)
+            is_view = is_free and not makes_storage
+            if is_view and phase == "optimizer":
+                counter.see_view(args)
+            elif not is_view and memory is not None:
+                memory.before(operator.name, row if counter.regions is None else row_of_region(row), phase)
         except BaseException as error:  # noqa: BLE001 - the guard raises it, or has ended the count
-            place = self._fail(error)
-        if place is None:
+            self._fail(error)
+            is_view = True
+        if is_view:
             return function(*args, **kwargs)
-        kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
         out = function(*args, **kwargs) if kernel is None else self._run_inside(operator, function, kernel, args, kwargs)
         try:
-            self._after(Call(operator, *place, args, kwargs, out), runs_inside=kernel is not None)
+            if self._partial_tensors.active and not counter.in_sharded_operator:
+                self._partial_tensors.follow(operator, row, args, kwargs, out)
+            call = Call(operator, row, phase, args, kwargs, out)
+            if not is_free and kernel is None:
+                counter.record(call)
+            if memory is not None and (makes_storage or operator.fills):
+                self._see_storages(memory, call)
         except BaseException as error:  # noqa: BLE001 - the same
             self._fail(error)
         return out
 
-    def _before(self, operator: Operator, args: Any) -> tuple[str, Phase] | None:
-        """The row and the phase of an operator that is about to run; `None` if nothing is to be reported of it."""
-        place = self._scopes.current(args)
-        if operator.waits:
-            self._counter.wait(*place)
-        if operator.kind is FREE and not operator.makes_storage:
-            if place[1] == "optimizer":
-                self._counter.see_view(args)
-            return None
-        if self._memory is not None:
-            self._memory.before(operator.name, row_of_region(place[0]), place[1])
-        return place
-
-    def _after(self, call: Call, *, runs_inside: bool) -> None:
-        """Report an operator that has run."""
-        operator, counter = call.operator, self._counter
-        if self._partial_tensors.active and not counter.in_sharded_operator:
-            self._partial_tensors.follow(operator, call.row, call.args, call.kwargs, call.out)
-        if operator.kind is not FREE and not runs_inside:
-            counter.record(call)
-        if self._memory is not None and (operator.makes_storage or operator.fills):
-            self._see_storages(self._memory, call)
-
     def _see_storages(self, memory: LiveMemory, call: Call) -> None:
         """Report the storages that an operator allocated."""
-        name, row, phase, args = call.operator.name, row_of_region(call.row), call.phase, call.args
-        if not call.operator.makes_storage:
-            memory.filled(name, row, phase, tensors_of((call.kwargs["out"],)))
-        elif phase == "backward" and name == ADD and not self._counter.in_sharded_operator and sums_gradients(args, call.kwargs):
-            memory.after_sum(name, row, phase, call.out, args[0])
+        counter, operator, row, phase = self._counter, call.operator, call.row, call.phase
+        if counter.regions is not None:
+            row = row_of_region(row)
+        if not operator.makes_storage:
+            memory.filled(operator.name, row, phase, tensors_of((call.kwargs["out"],)))
+        elif operator.name == ADD and phase == "backward" and not counter.in_sharded_operator and sums_gradients(call.args, call.kwargs):
+            memory.after_sum(operator.name, row, phase, call.out, call.args[0])
         else:
-            memory.after(name, self._counter.owner(row, phase), phase, call.out)
-            if self._counter.scratch and (scratch := SCRATCH.get(name)) is not None:
-                memory.scratch(name, row, phase, scratch(args))
+            memory.after(operator.name, counter.owner(row, phase), phase, call.out)
+            if counter.scratch and (scratch := SCRATCH.get(operator.name)) is not None:
+                memory.scratch(operator.name, row, phase, scratch(call.args))
 
     def _run_inside(self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that is written in Python, and see the operators that it calls."""
@@ -236,11 +235,7 @@ def _raise(error: BaseException) -> None:
 
 
 def _refuse_real_parameters(args: Any) -> None:
-    """Check that no real tensor requires a gradient; other real tensors do no harm.
-
-    Raises:
-        RealParameterError: One does.
-    """
+    """Raise a `RealParameterError` for a real tensor that requires a gradient; other real tensors do no harm."""
     for each in args:
         if type(each) in PLAIN and each.requires_grad:
             raise RealParameterError

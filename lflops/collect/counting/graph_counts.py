@@ -51,11 +51,7 @@ class GraphCount:
 
 
 def count_graph(call: RegionCall, tree: ModuleTree, *, traffic: bool = True) -> GraphCount:
-    """Count what a call of a graph did.
-
-    Raises:
-        UncountableError: It cannot be known.
-    """
+    """Count what a call of a graph did; an `UncountableError` where that cannot be known."""
     if call.graph is None:
         raise UncountableError("it was compiled before lflops watched")
     if call.given is None:
@@ -107,16 +103,11 @@ def _once(action: Any) -> Any:
 
 
 class _Given:
-    """Fake tensors for what a graph was given.
-
-    Attributes:
-        passed: For each argument its stand-in.
-        leaves: Those that get a gradient.
-    """
+    """Fake tensors for what a graph was given."""
 
     def __init__(self, call: RegionCall, mode: Any) -> None:
-        self.leaves: list[Tensor] = []
-        self.passed: list[Any] = []
+        self.leaves: list[Tensor] = []  # those that get a gradient
+        self.passed: list[Any] = []  # for each argument its stand-in
         with mode:
             for place, (each, same) in enumerate(zip(call.given or (), call.same, strict=True)):
                 self.passed.append(self._fake(each) if same == place else self.passed[same])
@@ -149,17 +140,13 @@ def _go_backward(out: Any, leaves: Sequence[Tensor], stop: Any, counter: Operato
 
 
 class _Rows:
-    """The rows of the modules that a call's graph names.
-
-    Attributes:
-        base: The row of the compiled function.
-    """
+    """The rows of the modules that a call's graph names."""
 
     def __init__(self, call: RegionCall, tree: ModuleTree) -> None:
         names = dict.fromkeys((name, kind) for modules in _stacks(call.graph) for _, name, kind in modules)
         owners = frozenset(each.owner for each in call.given or () if isinstance(each, GivenTensor) and each.owner is not None)
         rows = rows_of(list(names), call.row, tree, owners)
-        self.base = call.row
+        self.base = call.row  # the row of the compiled function
         self._rows = {name: row for (name, _), row in zip(names, rows, strict=True)}
 
     def of(self, modules: Sequence[tuple[str, str, str]]) -> str:

@@ -25,14 +25,10 @@ from lflops.profile.series import extremes
 
 
 class AllocationLog:
-    """Requests to the allocator. A storage that outlives a step is one allocation; nothing is kept alive.
-
-    Attributes:
-        requests: Allocations and frees, from the first step on.
-    """
+    """Requests to the allocator. A storage that outlives a step is one allocation; nothing is kept alive."""
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[Request] = []  # allocations and frees, from the first step on
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._made = 0
         self._replaced: tuple[int, int] | None = None

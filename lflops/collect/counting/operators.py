@@ -58,52 +58,45 @@ class Kind(Enum):
 
 
 class Operator:
-    """One operator and how to count it.
-
-    Attributes:
-        name: The name, with its namespace unless that is ATen.
-        known_as: The name in the tables: with its namespace unless that is one of `LIKE_ATEN`.
-        kind: How a call is counted.
-        cost: The cost of a call, from its arguments and result.
-        is_pure: Whether shapes and numbers determine the cost, so that calls in which these are equal cost the same.
-        makes_storage: Whether results are new memory.
-        fills: Whether it writes to storages that have got their memory without an operator.
-        is_control_flow: Whether it calls functions: branches, or bodies of loops.
-        has_nested_kernel: Whether its kernel for nested tensors calls other operators.
-        waits: Whether ranks wait for each other in it, and nothing is carried.
-        written: The position of each argument that it writes to, by name.
-    """
+    """One operator and how to count it."""
 
     def __init__(self, function: Any) -> None:
         qualified = qualified_name(function).split(".")[0]
         namespace, _, name = qualified.rpartition("::")
+        # The name in the tables: with its namespace unless that is one of `LIKE_ATEN`
         self.known_as = name if namespace in LIKE_ATEN else f"{namespace}::{name}"
-        self.name = name if namespace in ("aten", "") else qualified
-        self.waits = namespace in COLLECTIVES and name in AWAITED
+        self.name = name if namespace in ("aten", "") else qualified  # the name, with its namespace unless that is ATen
+        self.waits = namespace in COLLECTIVES and name in AWAITED  # whether ranks wait for each other in it, and nothing is carried
+        # The position of each argument that it writes to, by name
         self.written = dict(written_arguments(function)) if isinstance(function, OpOverload) else {}
         no_work = namespace in NAMESPACES_WITHOUT_WORK  # such as asking for the device of a fake tensor
         makes = not isinstance(function, OpOverload) or self.known_as in LIFTS or makes_storage(function)
-        self.makes_storage = makes and not no_work and name != WRAPS
-        self.fills = qualified == GATHERS
+        self.makes_storage = makes and not no_work and name != WRAPS  # whether results are new memory
+        self.fills = qualified == GATHERS  # whether it writes to storages that have got their memory without an operator
+        # Whether it calls functions: branches, or bodies of loops
         self.is_control_flow = isinstance(function, HigherOrderOperator) and name in CONTROL_FLOW
         views = bool(getattr(function, "is_view", False))
+        # Whether its kernel for nested tensors calls other operators
         self.has_nested_kernel = isinstance(function, OpOverload) and not no_work and not views and has_nested_kernel(function)
         formula = formula_of(function)
+        # Whether shapes and numbers determine the cost, so that calls in which these are equal cost the same
         self.is_pure = formula is None or is_pure(function)
-        self.cost: CallCost = formula or _nothing
-        self.kind = Kind.COUNTED
+        self.cost: CallCost = formula or _nothing  # the cost of a call, from its arguments and result
+        self.kind = Kind.COUNTED  # how a call is counted
         if formula is not None:
-            return
-        if no_work or self.known_as in FREE or views:
+            pass
+        elif no_work or self.known_as in FREE or views:
             self.kind = Kind.FREE
         elif decomposes(function):
             self.kind = Kind.DECOMPOSED
         elif namespace in COLLECTIVES:
             self.kind = Kind.FREE if self.waits or name == "_wrap_tensor_autograd" else Kind.COLLECTIVE
+        elif (convention := _convention(function, self.known_as)) is not None:
+            self.cost = convention
         else:
-            convention = _convention(function, self.known_as)
-            self.kind = Kind.UNCOUNTED if convention is None else Kind.COUNTED
-            self.cost = convention or _nothing
+            self.kind = Kind.UNCOUNTED
+        # Whether it runs as one kernel, which calls no other operator
+        self.runs_as_it_is = not (self.is_control_flow or self.has_nested_kernel or self.kind in (Kind.DECOMPOSED, Kind.UNCOUNTED))
 
     @classmethod
     def of_function(cls, name: str, cost: CallCost | None) -> "Operator":

@@ -18,9 +18,6 @@ class StepOwners:
     Parameters, gradients and state are known by identity. Intermediate results are not. A step goes through its parameters in order, one by
     one or as lists. So an unknown tensor has the row of the last known one, and an unknown list the rows of the last known list of its
     length.
-
-    Attributes:
-        last: The row of the last operator.
     """
 
     def __init__(self, optimizer: Optimizer, tree: ModuleTree) -> None:
@@ -28,7 +25,7 @@ class StepOwners:
         self._tree = tree
         self._rows: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         self._states = 0
-        self.last = ""
+        self.last = ""  # the row of the last operator
         self._lists: dict[int, list[str]] = {}
         self._register()
 
@@ -46,16 +43,18 @@ class StepOwners:
 
     def one(self, args: Any) -> str:
         """The row of an operator on single tensors."""
+        rows = self._rows
         for each in args:
-            row = self._row(each) if isinstance(each, Tensor) else None
-            if row is not None:
-                self.last = row
-                break
-        else:
-            for each in args:
-                if isinstance(each, list | tuple):
-                    return self.one(each)
-        return self.last
+            # An id is valid only as long as its tensor is alive, and this keeps none alive.
+            known = rows.get(id(each))
+            if known is not None and known[0]() is each:
+                self.last = known[1]
+                return known[1]
+        if len(self.optimizer.state) != self._states and any(isinstance(each, Tensor) for each in args):
+            self._register()  # the first step makes the state
+            return self.one(args)
+        inside = next((each for each in args if isinstance(each, list | tuple)), None)
+        return self.last if inside is None else self.one(inside)
 
     def each(self, tensors: list[Tensor], results: Any) -> list[str]:
         """The rows of an operator on lists, element by element. Its results get the same rows."""
@@ -70,7 +69,6 @@ class StepOwners:
         return rows_or_last
 
     def _row(self, tensor: Tensor) -> str | None:
-        # An id is valid only as long as its tensor is alive, and this keeps none alive.
         known = self._rows.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]

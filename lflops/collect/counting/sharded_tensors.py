@@ -90,17 +90,10 @@ def _on_meta(value: Any) -> Any:
 
 
 class PartialTensors:
-    """Follows the storages of partial tensors from operator to operator. It keeps none of them alive.
-
-    Args:
-        tree: The modules whose parameters may be sharded.
-
-    Attributes:
-        active: Whether any sharded tensor has been seen. Until then there is nothing to follow.
-    """
+    """Follows the storages of partial tensors from operator to operator. It keeps none of them alive."""
 
     def __init__(self, tree: ModuleTree) -> None:
-        self.active = False
+        self.active = False  # whether any sharded tensor has been seen. Until then there is nothing to follow
         self._tree = tree
         self._row: str | None = None
         self._storages: dict[int, weakref.ref[Any]] = {}

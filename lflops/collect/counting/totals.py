@@ -70,27 +70,20 @@ class DenseMasks:
 
 @dataclass
 class Totals:
-    """Sums by row and phase.
-
-    Attributes:
-        failures: The error of each formula that failed, by operator.
-        upper_bounds: Operator to calls whose cost is the most that it can be.
-        dense_masks: Operator to its calls with a dense mask that separates packed sequences.
-        counted_inside: Operator to calls that were counted by the operators inside of it.
-        calls_in_hooks: Operator calls in communication hooks.
-        logical_difference: Logical MACs less the MACs counted here; negative where several ranks compute the same. `None` where the logical
-            MACs are unknown. A row and phase that is not in it has no difference.
-    """
+    """Sums by row and phase."""
 
     cells: defaultdict[CellKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
     uncounted: defaultdict[UncountedKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
     collectives: defaultdict[CollectiveKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
     waits: set[ModulePhase] = field(default_factory=set)
-    failures: dict[str, str] = field(default_factory=dict)
-    upper_bounds: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, str] = field(default_factory=dict)  # the error of each formula that failed, by operator
+    upper_bounds: Counter[str] = field(default_factory=Counter)  # operator to calls whose cost is the most that it can be
+    # Operator to its calls with a dense mask that separates packed sequences
     dense_masks: defaultdict[str, DenseMasks] = field(default_factory=lambda: defaultdict(DenseMasks))
-    counted_inside: Counter[str] = field(default_factory=Counter)
-    calls_in_hooks: int = 0
+    counted_inside: Counter[str] = field(default_factory=Counter)  # operator to calls that were counted by the operators inside of it
+    calls_in_hooks: int = 0  # operator calls in communication hooks
+    # Logical MACs less the MACs counted here; negative where several ranks compute the same. `None` where the logical MACs are unknown. A
+    # row and phase that is not in it has no difference.
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: CellKey, cost: Cost, moved: int) -> None:
@@ -100,6 +93,13 @@ class Totals:
         cell.macs += cost.macs
         cell.executed_macs += cost.macs if cost.executed_macs is None else cost.executed_macs
         cell.flops += 2 * cost.macs + cost.other_flops
+        cell.bytes_moved += moved
+
+    def add_pointwise(self, key: CellKey, flops: int, moved: int) -> None:
+        """Add one call that makes no product."""
+        cell = self.cells[key]
+        cell.calls += 1
+        cell.flops += flops
         cell.bytes_moved += moved
 
     def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:

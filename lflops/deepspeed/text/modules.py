@@ -63,15 +63,9 @@ _FOLDED = "12 x: the figures are those of one of 12 modules with the same counts
 
 
 def aggregated(profile: Profile, *, module_depth: int = -1, top_modules: int = 1) -> str:
-    """The second part, without a heading: the classes with the most parameters, MACs and time at each depth.
+    """The second part, without a heading: at each depth, the classes with the most parameters, MACs and time, so many of them.
 
-    Args:
-        profile: What to show.
-        module_depth: The last depth; 0 is the root alone, -1 and anything too deep are the innermost.
-        top_modules: How many classes to name for each figure.
-
-    Raises:
-        ValueError: There is no such depth.
+    The last depth is that of `summary`; a `ValueError` where it is none.
     """
     lines = [f"Top {top_modules} modules in terms of params, MACs or fwd latency at different model depths:"]
     for depth, kinds in enumerate(by_depth(profile, module_depth)):

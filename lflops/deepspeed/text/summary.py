@@ -16,8 +16,7 @@ from lflops.deepspeed.text.modules import aggregated
 from lflops.deepspeed.text.modules import detailed as details
 from lflops.profile.model import Profile
 from lflops.profile.notes import notes_with
-from lflops.report.lines.layout import verdict_lines
-from lflops.report.lines.report import report_of
+from lflops.report.lines.report import report_of, verdict_lines
 from lflops.report.lines.text import counted, plain
 from lflops.report.lines.trace import traced
 from lflops.units import UNKNOWN

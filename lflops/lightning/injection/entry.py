@@ -8,11 +8,7 @@ from typing import Any
 
 
 def monitors() -> list[Any]:
-    """A monitor, if the variable `LFLOPS` asks for one.
-
-    Raises:
-        MisconfigurationException: The variable says something that cannot be.
-    """
+    """A monitor, if the variable `LFLOPS` asks for one; a `MisconfigurationException` where it says something that cannot be."""
     asked = os.environ.get("LFLOPS", "").strip()
     if asked.lower() in {"", "0", "false", "no", "off"}:
         return []

@@ -12,15 +12,9 @@ from lflops.schedule import Schedule
 
 
 class InjectedMonitor(FlopsMonitor):
-    """A monitor that was asked for from outside. If the script already has a `FlopsMonitor`, this one does nothing.
+    """A monitor that was asked for from outside, with settings as `"wait=2,active=5"`; unknown ones are a `MisconfigurationException`.
 
-    Without a logger and without `dirpath` it writes no file.
-
-    Args:
-        asked: Settings, as in `"wait=2,active=5"`.
-
-    Raises:
-        MisconfigurationException: One of them is not known, or cannot be.
+    If the script already has a `FlopsMonitor`, this one does nothing. Without a logger and without `dirpath` it writes no file.
     """
 
     _writes_without_logger = False
@@ -43,15 +37,10 @@ class InjectedMonitor(FlopsMonitor):
 
 
 def arguments_of(line: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function that makes a monitor is to be given, by the annotations of what it takes.
+    """The arguments in a line of names and values, for a function that makes a monitor, by the annotations of what it takes.
 
-    Args:
-        line: Names and values. A value may be several, with commas between them.
-        function: Takes a schedule, whose fields are named as its own arguments are.
-
-    Raises:
-        CountError: A name is not known, or its value cannot be.
-        ScheduleError: The schedule cannot be.
+    A value may be several, with commas between them. The fields of the schedule are named as the function's own arguments are. A
+    `CountError` where a name is not known or its value cannot be.
     """
     of_schedule = get_type_hints(Schedule)
     hints = {name: hint for name, hint in get_type_hints(function).items() if name != "return"}

@@ -4,7 +4,7 @@ Terminal, log, page, DeepSpeed's text and loggers draw this value and compute no
 and parts add up to their whole in every view: shares are of the summed clean steps, seconds of the mean one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -68,26 +68,16 @@ class Fact(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A part of the step.
+    """A part of the step."""
 
-    Attributes:
-        name: Of the budget's part.
-        label: What readers see.
-        seconds: Of the mean clean step.
-        share: Of the summed clean steps.
-        text: Both.
-        what: What it is, as the rest of "20 % of the step is", and where.
-        advice: What usually shortens it.
-        modules: The modules that have the most of it, repeated ones as their pattern, with their shares of the step.
-    """
-
-    name: str
-    label: str
-    seconds: float
-    share: float
-    text: str
-    what: str
-    advice: str
+    name: str  # of the budget's part
+    label: str  # what readers see
+    seconds: float  # of the mean clean step
+    share: float  # of the summed clean steps
+    text: str  # both
+    what: str  # what it is, as the rest of "20 % of the step is", and where
+    advice: str  # what usually shortens it
+    # The modules that have the most of it, repeated ones as their pattern, with their shares of the step
     modules: tuple[tuple[str, float], ...] = ()
 
 
@@ -388,3 +378,22 @@ def _never_called(analysis: Analysis) -> str:
         f"{below} below {'it' if len(top) == 1 else 'them'}" if below else "",
     ]
     return plain(" and ".join([", ".join(labels[:_LISTED]), *filter(None, ends)]))
+
+
+def verdict_lines(report: Report) -> Iterator[tuple[str, str]]:
+    """Label and text: the verdict, why, what next, and how far to trust it."""
+    said = report.verdict
+    for label, lines in (("verdict", [said.said]), ("why", said.why), ("next", said.next), ("trust", [said.trust])):
+        yield from (("" if index else label, line) for index, line in enumerate(lines) if line)
+
+
+def speed_lines(facts: Sequence[Fact]) -> Iterator[tuple[str, str]]:
+    """Label and text; parts are indented below their whole, and numbers stand below each other."""
+    depth: dict[str, int] = {}
+    width = max((len(fact.text) for fact in facts), default=0)
+    one = facts[0].label if facts else ""
+    for fact in facts:
+        depth[fact.name] = depth.get(fact.of, -1) + 1
+        share = "" if fact.share is None else f"{units.percent(fact.share):>7} of the {one}"
+        rest = ", ".join(filter(None, (share, fact.remark)))
+        yield f"{'  ' * depth[fact.name]}{fact.label}", f"{fact.text:>{width}}  {rest}".rstrip()

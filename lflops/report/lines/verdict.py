@@ -231,8 +231,8 @@ def _steadiness(analysis: Analysis) -> Iterator[str]:
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
     if (lost := _lost(analysis)) >= _BUSY:
         yield f"this machine was busy: other processes took {units.percent(lost, digits=0)} of the CPU time that this one needed"
-    if analysis.outliers_doubt and not analysis.outliers:
-        yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers_doubt]}"
+    if analysis.outliers.doubt and not analysis.outliers.found:
+        yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers.doubt]}"
     factors = time_factors(profile.notes)
     if are_times_far_off(profile.notes):
         worst = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)

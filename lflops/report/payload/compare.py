@@ -21,37 +21,29 @@ _TIME = ("before", "after", "ratio", "per_mac", "low", "high", "lost", "verdict"
 
 
 class RunShown(RunFigures, frozen=True, kw_only=True):
-    """What a comparison needs of a window, and what its table of modules has not.
+    """What a comparison needs of a window, and what its table of modules has not."""
 
-    Attributes:
-        times: Of each module in each phase that has times, in the order of the table of modules: the operator calls, and the error of the
-            median; of all of it, and `own_`. Four digits of an error are kept: it is an estimate, and the page stays small.
-    """
-
+    # Of each module in each phase that has times, in the order of the table of modules: the operator calls, and the error of the median; of
+    # all of it, and `own_`. Four digits of an error are kept: it is an estimate, and the page stays small.
     times: Columns
 
 
 class ComparisonShown(Struct, frozen=True, kw_only=True):
     """A `Diff` as the page draws it.
 
-    Attributes:
-        headline: The verdict on the step, and the other sentences about what changed.
-        is_news: Whether anything changed beyond noise.
-        figures: Of the run, by their names in the diff, and of the work of all of it: before and after.
-        modules: Of each module `before`, `after`, `kind` and `pattern`; `time.` and the fields of the time that is shown, and `own`,
-            whether that is its own; its own work, as `macs.before` and `macs.after`; `peak_bytes`. Also the seconds and MACs of each
-            phase, as `forward.seconds.before`: its own or the inclusive ones, as the time is.
-
     The rest is as in a `Diff`.
     """
 
-    headline: tuple[str, ...]
-    is_news: bool
+    headline: tuple[str, ...]  # the verdict on the step, and the other sentences about what changed
+    is_news: bool  # whether anything changed beyond noise
     facts: Mapping[str, tuple[Fact, Fact]]
     whole: CommonFactor | None
     step: Timing
     phases: Mapping[str, Timing]
-    figures: Mapping[str, tuple[Value, Value]]
+    figures: Mapping[str, tuple[Value, Value]]  # of the run, by their names in the diff, and of the work of all of it: before and after.
+    # Of each module `before`, `after`, `kind` and `pattern`; `time.` and the fields of the time that is shown, and `own`, whether that is
+    # its own; its own work, as `macs.before` and `macs.after`; `peak_bytes`. Also the seconds and MACs of each phase, as
+    # `forward.seconds.before`: its own or the inclusive ones, as the time is.
     modules: Columns
 
 
@@ -77,11 +69,7 @@ def compared_pairs(profiles: Sequence[Profile]) -> Iterator[tuple[int, int, Comp
 
 
 def compared_windows(before: bytes, after: bytes) -> bytes:
-    """Compare two payloads: JSON of a `ComparisonShown`.
-
-    Raises:
-        ValueError: One of them does not have what a comparison needs. The message says so.
-    """
+    """Compare two payloads: JSON of a `ComparisonShown`; a `ValueError` says what one of them lacks."""
     try:
         with gc_paused():
             return json.encode(_shown(compare(_read(before), _read(after))))

@@ -22,27 +22,18 @@ POINTS: Final = 2_000
 
 
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):
-    """Live bytes over time, and the categories at one moment.
+    """Live bytes over time, and the categories at one moment."""
 
-    Attributes:
-        operators: How many moments there are before some are chosen: operators of a step, or entries of an allocator's record; `None`
-            where an older file does not say it.
-        peak_bytes: The bytes at the moment that is marked.
-        peak: The index in `points` of the moment that is marked.
-        chip: The chip's name, where its memory is known.
-        points: At most `POINTS` moments with the bytes alive; categories that ever hold bytes have columns.
-        categories: The names of those columns, the lowest of the stack first.
-        by_category: The bytes at the moment that is marked.
-    """
-
+    # How many moments there are before some are chosen: operators of a step, or entries of an allocator's record; `None` where an older
+    # file does not say it
     operators: int | None
-    peak_bytes: Value
-    peak: int | None
-    chip: str | None
+    peak_bytes: Value  # the bytes at the moment that is marked
+    peak: int | None  # the index in `points` of the moment that is marked
+    chip: str | None  # the chip's name, where its memory is known
     capacity_bytes: float | None
-    points: Columns
-    categories: tuple[str, ...]
-    by_category: list[tuple[str, Value]]
+    points: Columns  # at most `POINTS` moments with the bytes alive; categories that ever hold bytes have columns
+    categories: tuple[str, ...]  # the names of those columns, the lowest of the stack first
+    by_category: list[tuple[str, Value]]  # the bytes at the moment that is marked
 
 
 def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:

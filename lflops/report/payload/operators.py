@@ -21,41 +21,27 @@ _OF_TORCH = "aten::"
 
 
 class Kernels(Struct, frozen=True, kw_only=True):
-    """The kernels of compiled code. Figures are of the mean traced batch.
+    """The kernels of compiled code. Figures are of the mean traced batch."""
 
-    Attributes:
-        table: Of each its `name`, its `module` as a row of the table of modules and its `phase`, always lists; those with the most time
-            first. A kernel that is fused of several modules has a row in each of them, with its part of the time and the bytes.
-        left_out: How many more there are.
-        timed_on: What the seconds are of: `device` or `host`.
-        graphs: How many compiled graphs ran.
-        assigned: The share of the time in compiled code that is of a known module.
-        fused: The share of it in kernels that are fused of several modules.
-    """
-
+    # Of each its `name`, its `module` as a row of the table of modules and its `phase`, always lists; those with the most time first. A
+    # kernel that is fused of several modules has a row in each of them, with its part of the time and the bytes.
     table: Columns
-    left_out: int
-    timed_on: str
-    graphs: int
-    assigned: float | None
-    fused: float | None
+    left_out: int  # how many more there are
+    timed_on: str  # what the seconds are of: `device` or `host`
+    graphs: int  # how many compiled graphs ran
+    assigned: float | None  # the share of the time in compiled code that is of a known module
+    fused: float | None  # the share of it in kernels that are fused of several modules
 
 
 class Operators(Struct, frozen=True, kw_only=True):
-    """What ran, by operator.
+    """What ran, by operator."""
 
-    Attributes:
-        table: Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds are of the mean traced batch, of
-            all phases together: a trace does not separate them. A traced operator that was not counted has only seconds.
-        within: The modules of each, `row` and `module` as always lists of rows of this table and of that of modules.
-        uncounted: How many operators ran without a formula.
-        kernels: Of compiled code; `None` where none was looked into.
-    """
-
+    # Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds are of the mean traced batch, of all
+    # phases together: a trace does not separate them. A traced operator that was not counted has only seconds.
     table: Columns
-    within: Columns
-    uncounted: int
-    kernels: Kernels | None
+    within: Columns  # the modules of each, `row` and `module` as always lists of rows of this table and of that of modules
+    uncounted: int  # how many operators ran without a formula
+    kernels: Kernels | None  # of compiled code; `None` where none was looked into
 
 
 def operators(analysis: Analysis) -> Operators | None:

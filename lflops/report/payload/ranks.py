@@ -10,24 +10,16 @@ from lflops.report.payload.columns import Columns, Value, exact
 
 
 class RanksShown(Struct, frozen=True, kw_only=True):
-    """The ranks of a run.
+    """The ranks of a run."""
 
-    Attributes:
-        said: The report's lines, labels and texts.
-        ranks: In their order, with the medians of what they took; a status is one of `ok`, `late`, `missing` and `failed`.
-        slowest_first: The ranks by their time beyond the median rank's.
-        compared: Whether any module has times of two ranks.
-        places: Modules and phases with every rank's time, those in which ranks differ most first: the median rank's seconds, how much
-            longer the slowest one takes, and whether ranks wait for each other in it.
-        seconds: Of each of these the seconds of each rank.
-    """
-
-    said: list[tuple[str, str]]
-    ranks: Columns
-    slowest_first: tuple[int, ...]
-    compared: bool
+    said: list[tuple[str, str]]  # the report's lines, labels and texts
+    ranks: Columns  # in their order, with the medians of what they took; a status is one of `ok`, `late`, `missing` and `failed`
+    slowest_first: tuple[int, ...]  # the ranks by their time beyond the median rank's
+    compared: bool  # whether any module has times of two ranks.
+    # Modules and phases with every rank's time, those in which ranks differ most first: the median rank's seconds, how much longer the
+    # slowest one takes, and whether ranks wait for each other in it
     places: Columns
-    seconds: list[list[float | None]]
+    seconds: list[list[float | None]]  # of each of these the seconds of each rank
 
 
 def ranks(analysis: Analysis) -> RanksShown | None:

@@ -33,17 +33,13 @@ _FIGURES = {
 
 
 class Points(Struct, frozen=True, kw_only=True):
-    """The points with the most time, or with the most time at their roofs.
+    """The points with the most time, or with the most time at their roofs."""
 
-    Attributes:
-        table: For each point its `phase`, always a list; `module`, a row of the table of modules; and a `label`, if it has another name.
-            Then how many modules it stands for, and whether modules below it are left out. Then its figures in SI units, and the reason in
-            words if it is above its roof.
-        left_out: How many more points there are.
-    """
-
+    # For each point its `phase`, always a list; `module`, a row of the table of modules; and a `label`, if it has another name. Then how
+    # many modules it stands for, and whether modules below it are left out. Then its figures in SI units, and the reason in words if it is
+    # above its roof.
     table: Columns
-    left_out: int
+    left_out: int  # how many more points there are
 
 
 class Roofs(Struct, frozen=True, kw_only=True):

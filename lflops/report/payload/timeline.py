@@ -29,14 +29,10 @@ class RankTimeline(Struct, frozen=True, kw_only=True):
 
 
 class TimelineShown(Struct, frozen=True, kw_only=True):
-    """What the view needs next to the payload of its window.
+    """What the view needs next to the payload of its window."""
 
-    Attributes:
-        ranks: Those whose step is known.
-        memory_at: When each point of the view Memory was, in nanoseconds of the first of these ranks; `None` if that is unknown.
-    """
-
-    ranks: tuple[RankTimeline, ...]
+    ranks: tuple[RankTimeline, ...]  # those whose step is known
+    # When each point of the view Memory was, in nanoseconds of the first of these ranks; `None` if that is unknown
     memory_at: list[int] | None
 
 

@@ -9,8 +9,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import WorkCounts
 from lflops.profile.series import sum_known
-from lflops.report.lines.layout import speed_lines, verdict_lines
-from lflops.report.lines.report import Part, report_of
+from lflops.report.lines.report import Part, report_of, speed_lines, verdict_lines
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
 
 

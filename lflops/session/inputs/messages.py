@@ -5,8 +5,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 
-__all__ = ["Failures", "say", "warn"]
-
 
 def warn(message: str) -> None:
     """Warn on this process, whichever it is. Where warnings are errors, the message is logged."""

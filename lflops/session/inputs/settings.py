@@ -18,8 +18,6 @@ from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session.inputs.training import STAGES
 
-__all__ = ["DEFAULT_SCHEDULE", "Settings"]
-
 DEFAULT_SCHEDULE = Schedule()
 
 

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["STAGES", "Stage", "Training"]
-
 STAGES = ("train", "validate", "test", "predict")
 """The names of stages, as our files have them."""
 

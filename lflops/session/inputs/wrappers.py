@@ -10,8 +10,6 @@ from typing import Any
 
 from lflops.boundary import Undo
 
-__all__ = ["wrap"]
-
 _ABSENT = object()
 
 

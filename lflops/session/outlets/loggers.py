@@ -21,8 +21,6 @@ from lflops.session.inputs.training import Training
 from lflops.session.outlets.logger_outputs import LONGEST_TEXT, OUTPUTS, Output
 from lflops.session.outlets.paths import open_text
 
-__all__ = ["Outlets", "PreparedWindow", "module_scalars", "scalars"]
-
 FEWEST_WINDOWS = 3
 """Two points are no curve."""
 

@@ -17,8 +17,6 @@ from lflops.extras import offered
 from lflops.profile.model import Profile
 from lflops.session.inputs.training import Training
 
-__all__ = ["MemoryHistory", "OutOfMemory", "ran_out_of_memory", "report_lines", "write_report"]
-
 RECORDED = 100_000
 """Allocations and frees that are remembered: a few steps of a large model."""
 

@@ -10,8 +10,6 @@ from weakref import WeakKeyDictionary
 
 from lflops.profile.model import Run
 
-__all__ = ["OutputPaths", "claim", "open_text", "release"]
-
 _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
 """The texts that a loop has begun."""
 

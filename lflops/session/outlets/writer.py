@@ -7,8 +7,6 @@ from typing import Any
 from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 
-__all__ = ["RunLogger", "WriterLogger", "loggers_of"]
-
 
 class WriterLogger:
     """Logs to a `SummaryWriter`, which stays its owner's to close."""

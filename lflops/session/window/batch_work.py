@@ -19,8 +19,6 @@ from lflops.collect.torch_private.tensors import is_integer, nested_offsets, wit
 from lflops.formulas.table import READS
 from lflops.profile.model import Profile
 
-__all__ = ["NO_LENGTHS", "BatchWork", "HostBatch", "Lengths", "lengths_of"]
-
 Lengths = Mapping[str, int]
 """By where in the batch the lengths are read: the sum of their squares."""
 NO_LENGTHS: Lengths = {}

@@ -26,8 +26,6 @@ from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.window.batch_work import Lengths
 
-__all__ = ["CountedSteps"]
-
 
 class CountedSteps:
     """Counts the batches of a step, which gradients may be accumulated over, one by one. Wrong settings raise at once."""

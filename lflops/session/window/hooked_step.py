@@ -12,9 +12,6 @@ from lflops.collect.timing.step_phases import OTHER, WAIT, PhaseMarks
 from lflops.profile.timeline import OwnTime, StepTimeline, longest, nested
 from lflops.session.inputs.training import Stage
 
-__all__ = ["HookedStep"]
-
-
 _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
 """Phases of a step that have the slices of their modules, or none."""
 

@@ -11,8 +11,6 @@ from lflops.session.window.batch_work import NO_LENGTHS, BatchWork, HostBatch, L
 from lflops.session.window.plain_steps import MAX_PENDING_STEPS
 from lflops.session.window.step_clock import TimedStep
 
-__all__ = ["LiveMetrics"]
-
 
 class _StepSample(NamedTuple):
     seconds: float

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.timing.clock import ThreadSchedule, cpu_usage
 
-__all__ = ["MAX_PENDING_STEPS", "BatchUnits", "PlainSteps"]
-
 MAX_PENDING_STEPS = 200
 """Plain steps are flushed after this many."""
 

@@ -20,8 +20,6 @@ from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.plain_steps import MAX_PENDING_STEPS, BatchUnits, PlainSteps
 
-__all__ = ["StepClock", "TimedStep"]
-
 COLD = 2
 """So many steps at the beginning of a run are no measure of the others."""
 

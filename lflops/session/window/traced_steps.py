@@ -17,8 +17,6 @@ from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.traces.annotate_in_background import AnnotationProcess
 
-__all__ = ["TracedSteps"]
-
 
 class _Batches(OutsideModules):
     """Also tells when a batch begins: with its first phase. What is between two, as a validation, belongs to neither."""

@@ -17,8 +17,6 @@ from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 from lflops.session.window.step_clock import TimedStep
 
-__all__ = ["WANTED", "Window"]
-
 WANTED = 5
 """Clean steps that the figures should rest on."""
 

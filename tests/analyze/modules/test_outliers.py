@@ -62,21 +62,21 @@ def said(slow: float, *, n: int = 8, spread: float = 0.01, lost: float | None = 
 
 def names(analysis: Analysis) -> list[str]:
     """Of the accused."""
-    return [each.module for each in analysis.outliers]
+    return [each.module for each in analysis.outliers.found]
 
 
 def test_a_slow_block_is_named_with_its_excess() -> None:
     """15 ms where the others take 10: 5 % of the step."""
-    (found,) = said(15).outliers
+    (found,) = said(15).outliers.found
     assert (SLOW, 5) == (found.module, found.others)
     assert (15 * MS, 10 * MS) == pytest.approx((found.seconds, found.usual_seconds))
-    assert said(15).outliers_doubt is None
+    assert said(15).outliers.doubt is None
 
 
 @pytest.mark.parametrize("slow", [10, 11.9])
 def test_less_than_a_fifth_more_is_nothing(slow: float) -> None:
     """Blocks at the ends of a stack take a tenth more than the others in clean trainings."""
-    assert ([], None) == (names(said(slow)), said(slow).outliers_doubt)
+    assert ([], None) == (names(said(slow)), said(slow).outliers.doubt)
 
 
 def test_the_threshold_is_a_share_of_the_step_and_not_of_what_has_a_time() -> None:
@@ -102,20 +102,20 @@ def test_a_block_with_attention_can_be_accused() -> None:
 
 def test_three_hooked_steps_are_too_few() -> None:
     """There is a doubt where something seems slow, and else there is none."""
-    assert ([], "few_steps") == (names(said(15, n=3)), said(15, n=3).outliers_doubt)
-    assert said(10, n=3).outliers_doubt is None
+    assert ([], "few_steps") == (names(said(15, n=3)), said(15, n=3).outliers.doubt)
+    assert said(10, n=3).outliers.doubt is None
 
 
 def test_steps_that_vary_accuse_nobody() -> None:
     """Quartiles 60 % of 15 ms apart are an error of 0.93 * 9 ms * sqrt(8) / 7 = 3.4 ms; four of these are more than 5 ms."""
-    assert ([], "varied") == (names(said(15, spread=0.6)), said(15, spread=0.6).outliers_doubt)
+    assert ([], "varied") == (names(said(15, spread=0.6)), said(15, spread=0.6).outliers.doubt)
 
 
 @pytest.mark.parametrize(("lost", "accused"), [(0, [SLOW]), (4, [SLOW]), (6, []), (60, []), (None, [SLOW])])
 def test_what_other_processes_took_is_no_excess(lost: float | None, accused: list[str]) -> None:
     """6 of 100 ms of CPU time explain an excess of 5 % of the step, 4 do not. Nothing is known outside of Linux."""
     found = said(15, lost=lost)
-    assert (accused, None if accused else "busy") == (names(found), found.outliers_doubt)
+    assert (accused, None if accused else "busy") == (names(found), found.outliers.doubt)
 
 
 def test_on_a_gpu_the_processor_is_no_excuse() -> None:
@@ -126,4 +126,4 @@ def test_on_a_gpu_the_processor_is_no_excuse() -> None:
 def test_times_that_are_far_off_are_a_doubt() -> None:
     """Modules' times were scaled by 3."""
     far = replace(said(15).profile, notes=(Note(code="time_scaled", subject="", values={"forward": 3.0}),))
-    assert ([], "scaled") == (names(analyze(far)), analyze(far).outliers_doubt)
+    assert ([], "scaled") == (names(analyze(far)), analyze(far).outliers.doubt)

@@ -8,8 +8,7 @@ from lflops.analyze.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Cell, Profile
 from lflops.profile.steps import Step
-from lflops.report.lines.layout import speed_lines
-from lflops.report.lines.report import report_of
+from lflops.report.lines.report import report_of, speed_lines
 from tests.support.profile_builders import product, profile, run, small_profile, untimed
 from tests.support.terminal import drawn
 
