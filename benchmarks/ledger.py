@@ -434,7 +434,7 @@ def _difference(starts: list[list[str]], ranks: int) -> tuple[float, float]:
                 begins += [time.time()] * (rank == 0)
                 command = [sys.executable, "-W", "ignore", "-c", WATCHED, folder, *arguments]
                 environment = os.environ | (several if ranks > 1 else {})
-                processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))  # noqa: S603 - ours
+                processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))  # noqa: S603
             for each in processes:
                 each.wait()
             last = float(Path(folder, f"ended{processes[0].pid}").read_text())

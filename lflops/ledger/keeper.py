@@ -58,7 +58,7 @@ class Keeper:
         self._segment = Segment(Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid()))
         self._look = look
         self._ended: str | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an interrupt may come between taking it and giving it back
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lflops: the ledger", daemon=True)
         _remember(self)
@@ -78,19 +78,25 @@ class Keeper:
         self._is_over.set()
         if self._thread.is_alive():
             self._thread.join(PATIENCE)
-        with self._lock:
-            if self._ended is None:
-                self._ended = ended
-                self._write()
-            self._segment.close()
+        self._finish(ended)
 
     def end(self) -> int:
         """The process ends, or another run begins: the moment until which the account goes."""
-        with self._lock:
-            if self._ended is not None and self.process == os.getpid():
-                self._write()
-                self._segment.close()
+        if self.process == os.getpid():
+            self._finish("exit")
         return self._book.until
+
+    def _finish(self, ended: str) -> None:
+        """Write what is left. A file system that hangs in the thread does not hold the program: then the rest is given up."""
+        if not self._lock.acquire(timeout=PATIENCE):
+            self.error = TimeoutError(f"the file was not written within {PATIENCE:g} s")
+            return
+        try:
+            self._ended = self._ended or ended
+            self._write()
+            self._segment.close()
+        finally:
+            self._lock.release()
 
     @property
     def process(self) -> int:
@@ -117,17 +123,20 @@ class Keeper:
             if now - due > LATE:
                 self._book.freezes.append((due, now))
             looked = now
-            with self._lock:
-                try:
-                    if now - written >= WRITE * 1e9 or not self._segment.rows:
-                        written = now
-                        self._write()
-                    else:
-                        self._book.read(self.recorder.marks, now)
-                    self._look(self._book.pace)
-                except Exception as error:  # noqa: BLE001 - the training's thread reports it
-                    self.error = error
-                    return
+            if not self._lock.acquire(timeout=LOOK):
+                continue
+            try:
+                if now - written >= WRITE * 1e9 or not self._segment.rows:
+                    written = now
+                    self._write()
+                else:
+                    self._book.read(self.recorder.marks, now)
+                self._look(self._book.pace)
+            except Exception as error:  # noqa: BLE001 - the training's thread reports it
+                self.error = error
+                return
+            finally:
+                self._lock.release()
 
     def _write(self) -> None:
         """Add a row with all that happened since the last."""
