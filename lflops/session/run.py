@@ -74,19 +74,19 @@ class MonitoredRun:
 
     def enters(self, category: str) -> None:
         """From here on the time belongs to this category of the ledger, until `leaves` is called with it."""
-        if self._ledger is not None:
+        if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.enter(category)
 
     def leaves(self, category: str) -> None:
         """The time belongs to what was running before."""
-        if self._ledger is not None:
+        if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.leave_last(category)
 
     def epoch_ends(self) -> None:
         """An epoch of the training ends."""
-        if self._ledger is not None:
+        if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.epoch_ends()
 
@@ -168,7 +168,7 @@ class MonitoredRun:
 
     def batch_ends(self, name: str, batch: Any) -> None:
         """It ends."""
-        session, ledger = self.sessions[name], self._ledger
+        session, ledger = self.sessions[name], None if self._failed else self._ledger
         if ledger is not None:
             with self.boundary:
                 ledger.enter("lflops")
@@ -191,7 +191,7 @@ class MonitoredRun:
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
         """Open a window that was asked for, if its step has come: the next scheduled one, or one more. A running one is waited for."""
         training, stage = self._training, self._trained
-        if training is None or stage is None or self._results is None:
+        if training is None or stage is None or self._results is None or self._failed:
             requests.due = None
             return
         if not stage.ends_step() or training.logged_step() + 1 < due:

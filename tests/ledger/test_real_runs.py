@@ -20,6 +20,7 @@ from lflops.huggingface import FlopsCallback
 from lflops.ledger import keeper
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger
 from lflops.ledger.run import load_run
+from lflops.session.session import Session
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Validated, loader, watching
 from tests.support.warm_python import WarmPython
 
@@ -190,6 +191,25 @@ def test_a_file_is_lines_of_json(tmp_path: Path) -> None:
     head, *rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert {"head", "row"} == {head["kind"], *(each["kind"] for each in rows)}
     assert rows[-1]["end"] == sum(sum(each["spent"].values()) for each in rows)
+
+
+def test_a_monitor_that_has_failed_marks_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training goes on, and what no one reads any more does not fill the memory."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    model = nn.Linear(8, 2)
+    with lflops.monitor(model, trace=False, count=False, hardware=None, log=lambda _: None) as monitor:
+        loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+        monkeypatch.setattr(Session, "batch_ends", fail)
+        with pytest.warns(UserWarning, match="planted"):
+            loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+        marks = monitor._run._ledger._recorder.marks
+        before = len(marks)
+        loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 5)
+        assert before == len(marks)
+    assert 4 == adds_up(monitor.ledger).steps  # the last one is that in which it failed
 
 
 UNCLOSED = """
