@@ -21,6 +21,9 @@ _OUTSIDE = {
     "clip": "clipping",
     "optimizer": "the optimizer",
     "other": "other work outside of modules",
+    "validation": "validation",
+    "checkpoint": "saving checkpoints",
+    "stage": "its stage of the pipeline",
     "sync": "Lightning's own collectives",
 }
 """The phases of a step that are in no module."""
@@ -142,7 +145,8 @@ def _sentence(row: Row, hosts: Mapping[int, str]) -> str:
 def _cause(row: Row) -> str:
     """What makes the rank slow, where that is known."""
     if row.cause == "work":
-        return f"its batch has {row.work_ratio or 0.0:.1f} × the work of the others'"
+        has = "it has" if row.phase == "stage" else "its batch has"
+        return f"{has} {row.work_ratio or 0.0:.1f} × the work of the others'"
     if row.cause == "thread":
         return "another thread of its process computes, and takes the time from the training's"
     return "its process was preempted, the system gave its core to another one"
