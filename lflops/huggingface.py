@@ -63,6 +63,11 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Every second of the last training so far, by category; `None` before it, and where no ledger is kept."""
         return self._account if self._monitor is None else self._monitor.ledger
 
+    def request_window(self) -> None:
+        """Ask for a window now, on every rank: the next scheduled one, or one more. A handler of a signal may call it, and any thread."""
+        if self._monitor is not None:
+            self._monitor.request_window()
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to watch the Trainer that calls."""
         self._close(None)  # of a training that was left by an exception

@@ -16,6 +16,7 @@ from lflops.cli.ledger import ledger
 from lflops.cli.output import UsageError, write_json
 from lflops.cli.roofline import roofline
 from lflops.cli.show import show
+from lflops.cli.window import window
 from lflops.errors import LflopsError
 from lflops.extras import offered
 from lflops.profile.json_schema import json_schema
@@ -27,7 +28,7 @@ def schema() -> None:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, diff, html, estimate, roofline, hardware, ledger, schema):
+for command in (show, diff, html, estimate, roofline, hardware, ledger, window, schema):
     app.command()(command)
 for add_commands in offered("add_commands", "the shell"):
     add_commands(app)

@@ -86,7 +86,7 @@ class Start(Struct, frozen=True, kw_only=True):
         begin: Unix time in seconds.
         first_step: How many steps earlier starts had done, as the loggers count.
         last_step: How many were done when it ended.
-        ended: "finished", the class of the exception that ended it, "killed", or "running" where it may be.
+        ended: "finished", the class of the exception that ended it, "exit" of a program that did not close its run, "killed", or "running".
     """
 
     begin: float

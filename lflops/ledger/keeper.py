@@ -38,6 +38,7 @@ class Keeper:
         ranks: How many there are.
         retries: How often the CUDA allocator has freed its cache and tried again, so far.
         schedule: Reads when the training's thread ran and waited for a core.
+        look: Is called twice a second with a function that returns how many steps are done, and the seconds of the usual one.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Keeper:
         *,
         retries: Callable[[], int] = lambda: 0,
         schedule: Callable[[], bytes | None] = unknown,
+        look: Callable[[Callable[[], tuple[int, float]]], None] = lambda _: None,
     ) -> None:
         self.error: Exception | None = None  # what has ended it before its time
         self.recorder = Recorder(schedule=schedule)
@@ -54,8 +56,9 @@ class Keeper:
         self._collections = Collections()
         self._book = Book(begin, self._collections.moments, retries)
         self._segment = Segment(Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid()))
+        self._look = look
         self._ended: str | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an interrupt may come between taking it and giving it back
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lflops: the ledger", daemon=True)
         _remember(self)
@@ -75,19 +78,25 @@ class Keeper:
         self._is_over.set()
         if self._thread.is_alive():
             self._thread.join(PATIENCE)
-        with self._lock:
-            if self._ended is None:
-                self._ended = ended
-                self._write()
-            self._segment.close()
+        self._finish(ended)
 
     def end(self) -> int:
         """The process ends, or another run begins: the moment until which the account goes."""
-        with self._lock:
-            if self._ended is not None and self.process == os.getpid():
-                self._write()
-                self._segment.close()
+        if self.process == os.getpid():
+            self._finish("exit")
         return self._book.until
+
+    def _finish(self, ended: str) -> None:
+        """Write what is left. A file system that hangs in the thread does not hold the program: then the rest is given up."""
+        if not self._lock.acquire(timeout=PATIENCE):
+            self.error = TimeoutError(f"the file was not written within {PATIENCE:g} s")
+            return
+        try:
+            self._ended = self._ended or ended
+            self._write()
+            self._segment.close()
+        finally:
+            self._lock.release()
 
     @property
     def process(self) -> int:
@@ -114,16 +123,20 @@ class Keeper:
             if now - due > LATE:
                 self._book.freezes.append((due, now))
             looked = now
-            with self._lock:
-                try:
-                    if now - written >= WRITE * 1e9 or not self._segment.rows:
-                        written = now
-                        self._write()
-                    else:
-                        self._book.read(self.recorder.marks, now)
-                except Exception as error:  # noqa: BLE001 - the training's thread reports it
-                    self.error = error
-                    return
+            if not self._lock.acquire(timeout=LOOK):
+                continue
+            try:
+                if now - written >= WRITE * 1e9 or not self._segment.rows:
+                    written = now
+                    self._write()
+                else:
+                    self._book.read(self.recorder.marks, now)
+                self._look(self._book.pace)
+            except Exception as error:  # noqa: BLE001 - the training's thread reports it
+                self.error = error
+                return
+            finally:
+                self._lock.release()
 
     def _write(self) -> None:
         """Add a row with all that happened since the last."""

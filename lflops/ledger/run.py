@@ -38,6 +38,12 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
     return ledger_of(starts_of_a_run(of_rank))
 
 
+def newest_file(path: str | PathLike[str], rank: int = 0) -> Path:
+    """The file of the last start of a rank in a folder that has one."""
+    given = Path(path)
+    return max(given.rglob(f"rank{rank}-*{ENDING}"), key=lambda file: file.stat().st_mtime) if given.is_dir() else given
+
+
 def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
     """Of all starts those of the run that began last, one after the other."""
     run: list[Segment] = []

@@ -16,6 +16,9 @@ from lflops.errors import ProfileError
 from lflops.ledger.account import SlowStep
 
 ENDING = ".ledger.jsonl"
+REQUEST = "window.request"
+"""A file in the folder of a running ledger that asks for a window."""
+
 VERSION = 1
 MOST_LINES, MOST_SLOW = 1500, 200
 """Lines that a file may have, and slow steps that it keeps then: the costliest."""

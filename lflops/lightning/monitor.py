@@ -152,6 +152,11 @@ class FlopsMonitor(Base, HearsPhases):
         """Every second of the last run so far, by category; `None` before it, and where no ledger is kept."""
         return None if self._run is None else self._run.ledger
 
+    def request_window(self) -> None:
+        """Ask for a window now, on every rank: the next scheduled one, or one more. A handler of a signal may call it, and any thread."""
+        if self._run is not None:
+            self._run.request_window()
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
 

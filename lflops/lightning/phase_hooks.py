@@ -124,7 +124,9 @@ class TrainerPhases(Phases):
         for name in LOADING:
             if hasattr(strategy, name):
                 wrap(self._undo, strategy, name, self._load)
-        wrap(self._undo, trainer._logger_connector, "log_metrics", self._log)  # noqa: SLF001 - all loggers are called by it
+        connector = getattr(trainer, "_logger_connector", None)  # calls all loggers
+        if hasattr(connector, "log_metrics"):
+            wrap(self._undo, connector, "log_metrics", self._log)
         self.awaits_others = trainer.world_size > 1
         if self.awaits_others:
             for owner, name in [*((strategy, name) for name in SYNCHRONIZING), (trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]:

@@ -220,6 +220,11 @@ class LoopMonitor:
         """Every second of the run so far, by category; `None` before it, and where no ledger is kept."""
         return self._account if self._run is None else self._run.ledger
 
+    def request_window(self) -> None:
+        """Ask for a window now, on every rank: the next scheduled one, or one more. A handler of a signal may call it, and any thread."""
+        if self._run is not None:
+            self._run.request_window()
+
     def within(self, category: str) -> contextlib.AbstractContextManager[None]:
         """What runs in this block belongs to a category of the ledger: "checkpoint_save", "checkpoint_load", "logging" or "between_epochs".
 

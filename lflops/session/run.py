@@ -1,5 +1,6 @@
 """One run of a training as a monitor sees it: a session for each stage, and nothing of ours that could end the training."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from lflops.session.outlets.paths import OutputPaths
 from lflops.session.results import Results
 from lflops.session.run_ledger import RunLedger
 from lflops.session.session import Session
+from lflops.session.window_requests import WindowRequests
 
 __all__ = ["MonitoredRun"]
 
@@ -47,13 +49,23 @@ class MonitoredRun:
         self._graphs = KeptGraphs()
         self._tracking = CompileTracking()
         self._ledger: RunLedger | None = None
+        self._requests: WindowRequests | None = None
+        self._trained: Stage | None = None  # the stage of the training, where it is watched
+        self._next_window = 0
 
     def keep_ledger(self, phases: Phases, rank: int, ranks: int) -> None:
         """Account for the time of this process from here on, if that is asked for. Its file is in the run's folder."""
+        paths = OutputPaths.of(self.log_dir, self._settings.dirpath, 1)
+        folder = None if paths is None else paths.profiles
+        self._requests = WindowRequests(rank, self.store, folder)
         if self._settings.ledger:
-            self._ledger = RunLedger(rank, ranks)
-            paths = OutputPaths.of(self.log_dir, self._settings.dirpath, 1)
-            self._ledger.install(phases, None if paths is None else paths.profiles, self.boundary, self.undo)
+            self._ledger = RunLedger(rank, ranks, self._requests)
+            self._ledger.install(phases, folder, self.boundary, self.undo)
+
+    def request_window(self) -> None:
+        """Ask for a window, on every rank, as soon as all can meet. Any thread may do so, and a handler of a signal."""
+        if self._requests is not None:
+            self._requests.ask()
 
     @property
     def ledger(self) -> Ledger | None:
@@ -62,19 +74,19 @@ class MonitoredRun:
 
     def enters(self, category: str) -> None:
         """From here on the time belongs to this category of the ledger, until `leaves` is called with it."""
-        if self._ledger is not None:
+        if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.enter(category)
 
     def leaves(self, category: str) -> None:
         """The time belongs to what was running before."""
-        if self._ledger is not None:
+        if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.leave_last(category)
 
     def epoch_ends(self) -> None:
         """An epoch of the training ends."""
-        if self._ledger is not None:
+        if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.epoch_ends()
 
@@ -136,6 +148,8 @@ class MonitoredRun:
         if self._tracking.refusal is not None:
             session.notes.append(Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal}))
         self.sessions[name] = session
+        if name == "train":
+            self._trained = watched
         session.begin()
         self._begun.add(name)
 
@@ -154,7 +168,7 @@ class MonitoredRun:
 
     def batch_ends(self, name: str, batch: Any) -> None:
         """It ends."""
-        session, ledger = self.sessions[name], self._ledger
+        session, ledger = self.sessions[name], None if self._failed else self._ledger
         if ledger is not None:
             with self.boundary:
                 ledger.enter("lflops")
@@ -168,6 +182,34 @@ class MonitoredRun:
                 ledger.leave_last("lflops")
         if session is not None and session.over:
             self.sessions[name] = None
+            if name == "train":
+                self._next_window, session = session.next_window or 0, None
+        if name == "train" and self._requests is not None and self._requests.due is not None:
+            with self.boundary:
+                self._open_window(self._requests, session, self._requests.due)
+
+    def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
+        """Open a window that was asked for, if its step has come: the next scheduled one, or one more. A running one is waited for."""
+        training, stage = self._training, self._trained
+        if training is None or stage is None or self._results is None or self._failed:
+            requests.due = None
+            return
+        if not stage.ends_step() or training.logged_step() + 1 < due:
+            return
+        if session is not None and not session.bring_forward():
+            if session.next_window is None:
+                return
+            self._next_window = session.next_window
+            session.close()
+            session = None
+        requests.due = None
+        if session is None:
+            once = replace(self._settings.schedule, skip_first=0, wait=0, repeat=1)
+            asked, endless = replace(self._settings, schedule=once), replace(stage, batches_left=math.inf)
+            guard = self.boundary.guard
+            session = Session(asked, training, endless, results=self._results, guard=guard, number=self._next_window)
+            self.sessions["train"] = session
+            session.begin()
 
     def guarded(self, name: str, action: Callable[[Session], None]) -> None:
         """Do something with a stage's session, if it has one."""

@@ -16,13 +16,14 @@ from lflops.ledger.keeper import Keeper
 from lflops.ledger.recorder import TrainPhases
 from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.training import Stage, Training
+from lflops.session.window_requests import WindowRequests
 
 
 class RunLedger:
     """Marks what one run does, from its set-up to its end."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self._keeper = Keeper(rank, ranks, retries=_allocator_retries, schedule=ThreadSchedule().read)
+    def __init__(self, rank: int, ranks: int, requests: WindowRequests) -> None:
+        self._keeper = Keeper(rank, ranks, retries=_allocator_retries, schedule=ThreadSchedule().read, look=requests.look)
         self._recorder = self._keeper.recorder
         self._compilations = Compilations(partial(self._recorder.enter, "compilation"), partial(self._recorder.leave_last, "compilation"))
         self._reader = BatchReader()

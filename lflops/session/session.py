@@ -17,7 +17,7 @@ from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import is_compared
-from lflops.schedule import Plan, Schedule
+from lflops.schedule import Plan, Position, Schedule
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.results import Results
@@ -42,7 +42,7 @@ class Session:
         notes: What the reader of every window has to know.
     """
 
-    def __init__(self, settings: Settings, training: Training, stage: Stage, *, results: Results, guard: Guard) -> None:
+    def __init__(self, settings: Settings, training: Training, stage: Stage, *, results: Results, guard: Guard, number: int = 0) -> None:
         self.over = False
         self._stage = stage
         self._results = results
@@ -55,8 +55,9 @@ class Session:
         places = results.paths
         traced = settings.trace and places is not None
         self._plan, self.notes = _planned(settings.schedule, stage, training.say, traced=traced)
-        self._position, self._idle_until = self._plan.place(0), self._plan.waits_until(0)
-        self._window = Window(0, 0)
+        self._number, self._ahead = number, 0  # of the first window; by how many steps the schedule was brought forward
+        self._position, self._idle_until = self._placed(0)
+        self._window = Window(number, 0)
         self._closing: list[Window] = []
         self._tree = ModuleTree({"": training.model})
         self._hooked: HookedStep | None = None
@@ -189,6 +190,22 @@ class Session:
         """Note what else happens in this step."""
         self._step_clock.mark(mark)
 
+    @property
+    def next_window(self) -> int | None:
+        """The number of a window after all that were scheduled; `None` while one of those is to come, or is not reported."""
+        is_idle = self._window.complete and self._position.phase == "over" and not self._closing
+        return self._position.window if is_idle and not self._is_annotating and not self._results.pending else None
+
+    def bring_forward(self) -> bool:
+        """Open the next scheduled window after the step that begins now, if one is waited for. Returns whether that is so."""
+        if self._position.phase != "wait":
+            return False
+        opens = self._step_clock.ordinal + 1
+        self._ahead += max(int(self._idle_until) - opens, 0)
+        self._idle_until = min(self._idle_until, opens)
+        self._plain.limit = 0
+        return True
+
     def close(self, error: BaseException | None = None) -> None:
         """End, however the fit ends: tell of the windows that have something to tell. After an error nothing waits for the device."""
         if not self.over:
@@ -311,8 +328,8 @@ class Session:
     def _change_phase(self) -> bool:
         """Go to the next window where the last is over, and open one where one opens. Returns whether anything was done."""
         before = self._position.phase
-        self._position = phase, number = self._plan.place(self._step_clock.ordinal)
-        self._idle_until = self._plan.waits_until(self._step_clock.ordinal)
+        self._position, self._idle_until = self._placed(self._step_clock.ordinal)
+        phase, number = self._position
         if self._tracing is not None:
             self._window.recording = self._tracing.step(traced=phase == "traced") or self._window.recording
         if number != self._window.number and not self._window.complete:
@@ -324,6 +341,11 @@ class Session:
             self._step_clock.mark("background")  # where one rank ends its recording, the others wait for it
         return self._open() or "traced" in {before, phase}
 
+    def _placed(self, ordinal: int) -> tuple[Position, float]:
+        """Where a step is in the schedule, and the first step from it on that is more than waited in."""
+        phase, window = self._plan.place(ordinal + self._ahead)
+        return Position(phase, window + self._number), self._plan.waits_until(ordinal + self._ahead) - self._ahead
+
     def _open(self) -> bool:
         """Open the window if its time has come. Returns whether it was opened."""
         if self._position.phase in {"wait", "over"} or self._window.opened:
@@ -334,7 +356,7 @@ class Session:
             self._listen_to_transfers()
         batches = self._step_clock.ordinal * (self._stage.accumulation() if self._stage.learns else 1)  # as the schedule counts
         where = f"at step {self._step_clock.logged_step + 1}" if self._stage.learns else f"after step {self._step_clock.logged_step}"
-        after = f"{batches} batch{'' if batches == 1 else 'es'}"
+        after = "it was asked for" if self._number else f"{batches} batch{'' if batches == 1 else 'es'}"
         self._training.say(f"lflops: {self._stage.name} window {self._window.number} opens after {after}, {where}")
         if self._tracing is not None:
             self._tracing.open()

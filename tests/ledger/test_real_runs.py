@@ -17,8 +17,10 @@ from torch import nn
 
 import lflops
 from lflops.huggingface import FlopsCallback
+from lflops.ledger import keeper
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger
 from lflops.ledger.run import load_run
+from lflops.session.session import Session
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Validated, loader, watching
 from tests.support.warm_python import WarmPython
 
@@ -189,3 +191,64 @@ def test_a_file_is_lines_of_json(tmp_path: Path) -> None:
     head, *rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert {"head", "row"} == {head["kind"], *(each["kind"] for each in rows)}
     assert rows[-1]["end"] == sum(sum(each["spent"].values()) for each in rows)
+
+
+def test_a_monitor_that_has_failed_marks_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training goes on, and what no one reads any more does not fill the memory."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    model = nn.Linear(8, 2)
+    with lflops.monitor(model, trace=False, count=False, hardware=None, log=lambda _: None) as monitor:
+        loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+        monkeypatch.setattr(Session, "batch_ends", fail)
+        with pytest.warns(UserWarning, match="planted"):
+            loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+        marks = monitor._run._ledger._recorder.marks
+        before = len(marks)
+        loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 5)
+        assert before == len(marks)
+    assert 4 == adds_up(monitor.ledger).steps  # the last one is that in which it failed
+
+
+UNCLOSED = """
+import os, sys, torch, lflops
+model = torch.nn.Linear(8, 2)
+monitor = lflops.monitor(model, dirpath=sys.argv[1], trace=False, count=False, hardware=None, log=lambda _: None)
+monitor.__enter__()
+with monitor.step():
+    model(torch.ones(4, 8))
+if not os.fork():
+    sys.exit()  # a child of the user's has no part in the ledger
+os.wait()
+"""
+
+
+def test_a_program_that_ends_without_closing_its_run_has_a_ledger(warm_python: WarmPython, tmp_path: Path) -> None:
+    """Until its exit; a process that it has forked writes nothing."""
+    assert 0 == warm_python.run(UNCLOSED, tmp_path).status
+    ledger = adds_up(load_run(tmp_path))
+    assert ["exit"] == [each.ended for each in ledger.starts]
+    assert 1 == sum('"ended":"exit"' in line for path in tmp_path.rglob("*.ledger.jsonl") for line in path.read_text("utf-8").splitlines())
+
+
+def test_a_file_system_that_hangs_holds_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that never gives the lock back stands for it: the run ends after the patience, and says why."""
+    monkeypatch.setattr(keeper, "PATIENCE", 0.01)
+    hanging = keeper.Keeper()
+    hanging.start(None)
+    is_held, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with hanging._lock:
+            is_held.set()
+            may_go.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    hanging.stop("finished")
+    may_go.set()
+    thread.join()
+    assert isinstance(hanging.error, TimeoutError)
