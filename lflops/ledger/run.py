@@ -10,8 +10,7 @@ from lflops.errors import ProfileError
 from lflops.ledger.account import Ledger, Span, Start, added
 from lflops.ledger.segment import ENDING, Segment, read_segment
 
-ALIVE = 30.0
-"""Seconds since the last row of a start without an end, within which its process may be running."""
+ALIVE = 30.0  # seconds since the last row of a start without an end, within which its process may be running
 
 
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:

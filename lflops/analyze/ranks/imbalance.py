@@ -19,8 +19,6 @@ from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, Ran
 from lflops.profile.series import grouped
 from lflops.profile.steps import EVENTS
 
-__all__ = ["ENOUGH", "Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
-
 Cause = Literal["work", "thread", "preempted"]
 """Why a rank takes longer: more work, another thread of its process, or the system, which gave its core to somebody else."""
 
