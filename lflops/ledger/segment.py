@@ -24,7 +24,7 @@ MOST_LINES, MOST_SLOW = 1500, 200
 """Lines that a file may have, and slow steps that it keeps then: the costliest."""
 
 SHARE_OF_AGE = 0.02
-"""A row may be so long, as a share of the time since: four seconds of the last minutes, half an hour of yesterday."""
+"""A row may be so long, as a share of the time since: three seconds of the last minutes, half an hour of yesterday."""
 
 LARGEST_FILE = 1 << 24
 
