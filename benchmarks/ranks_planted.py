@@ -48,7 +48,7 @@ LATE = 200
 """The step from which on what begins late is there."""
 
 STEPS = 120
-LONGER = {"50th": 310, "late": 300}
+LONGER = {"50th": 310, "late": 300, "validation": 200}
 """Steps of a training, by what is planted."""
 
 PLACES = ("forward", "backward", "data", "clip", "optimizer", "outside")
@@ -56,8 +56,14 @@ EVERY = {"": 1, " every 3rd": 3, " every 10th": 10, " every 50th": 50}
 STEADY = {
     f"{place}{often}": (place, every) for place in PLACES for often, every in EVERY.items() if not often or place in ("forward", "data")
 }
-KINDS = (*STEADY, "forward late", "contention", "thread", "gc", "longer", "turns", "lengths", "none")
+EVENTS = {"validation": ("validation", 20), "logging": ("logging", 10)}
+"""What the first rank, or a slow one, takes longer for between batches, and in every so manieth step."""
 
+KINDS = (*STEADY, "forward late", *EVENTS, "two", "contention", "thread", "gc", "longer", "expert", "stages", "turns", "lengths", "none")
+
+
+COMPUTING = frozenset({"contention", "thread", "longer", "lengths"})
+"""Kinds whose model computes for a while."""
 
 ALIKE = frozenset({"turns", "lengths", "none"})
 """Kinds in which no rank is slower than the others."""
@@ -74,11 +80,12 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What is said first of the run: module, phase and rank, and the cause; and where no rank is named whether ranks take turns."""
+    """What is said first of the run: module, phase and rank, and the cause; then why no rank is named, and what is said second."""
 
     named: tuple[str, str, int] | None
     cause: str | None
     turns: str | None
+    second: tuple[str, str, int] | None = None
 
 
 class Block(nn.Module):
@@ -109,7 +116,7 @@ class Plant:
     def __init__(self, case: Case) -> None:
         self.case, self.step = case, 0
         self.is_slow = rank() == case.slow_rank
-        self.place, self.every = STEADY.get(case.kind, ("forward", 1))
+        self.place, self.every = (STEADY | EVENTS).get(case.kind, ("forward", 1))
         self.first = LATE if case.kind == "forward late" else 0
         self.garbage: list[Any] = []
         self.saving: threading.Thread | None = None
@@ -120,7 +127,13 @@ class Plant:
         kind = self.case.kind
         if kind == "turns" and place == "forward":
             return DELAY if self.step % self.case.ranks == rank() else 0.0
-        planted = kind in STEADY or kind == "forward late"
+        if kind == "two" and place == "data":
+            return RARE if (rank() - 1) % self.case.ranks == self.case.slow_rank and not self.step % 10 else 0.0
+        if kind == "validation":
+            return RARE if self.is_slow and place == kind else 0.0
+        if kind == "logging":
+            return RARE if not rank() and place == kind and not self.step % self.every else 0.0
+        planted = kind in STEADY or kind in {"forward late", "two"}
         here = planted and self.is_slow and place == self.place and self.step >= self.first
         return (RARE if self.every == EVERY[" every 50th"] else DELAY) if here and not self.step % self.every else 0.0
 
@@ -164,7 +177,8 @@ class Model(nn.Module):
         self.plant = plant
         self.blocks = nn.ModuleList([Block(plant if number == SLOW_BLOCK else None) for number in range(BLOCKS)])
         self.head = nn.Linear(WIDTH, 8)
-        self.computes = plant.case.kind in {"contention", "thread", "longer", "lengths"}
+        self.computes = plant.case.kind in COMPUTING
+        self.expert = nn.Linear(WIDTH, WIDTH) if plant.case.kind == "expert" else None
         self.wide = nn.Linear(WIDTH, 2048) if self.computes else None
         self.narrow = nn.Linear(2048, WIDTH) if self.computes else None
 
@@ -173,13 +187,18 @@ class Model(nn.Module):
             x = block(x)
         if self.wide is not None and self.narrow is not None:
             x = self.narrow(torch.tanh(self.wide(x)))
+        if self.expert is not None:  # as many tokens as are routed to this rank
+            load = 3 if self.plant.is_slow else 1
+            for _ in range(3):
+                nap(NAP * load)
+                x = x + self.expert(x.repeat(32 * load, 1))[: len(x)]
         return self.head(x)
 
 
 def lengths_of(case: Case) -> Callable[[Any], Any]:
     """Collates rows into a batch; where lengths differ, of each step another one."""
     draw = torch.Generator().manual_seed(rank())
-    computes = case.kind in {"contention", "thread", "longer", "lengths"}
+    computes = case.kind in COMPUTING
 
     def collated(rows: list[Tensor]) -> Tensor:
         batch = torch.stack(rows)
@@ -233,7 +252,17 @@ def plain(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
                 plant.at("clip")
                 optimizer.step()
                 optimizer.zero_grad()
+                plant.at("logging")
+            validate(case, plant, monitor, model, batch)
     return monitor
+
+
+def validate(case: Case, plant: Plant, monitor: Any, model: nn.Module, batch: Tensor) -> None:
+    """Validate, if it is planted and due."""
+    if case.kind == "validation" and not plant.step % plant.every:
+        with monitor.stage("validate"), torch.no_grad():
+            plant.at("validation")
+            (model.module if isinstance(model, DistributedDataParallel) else model)(batch)
 
 
 def engines(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
@@ -262,6 +291,8 @@ def engines(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
                     plant.at("clip")
                 optimizer.step()
                 optimizer.zero_grad()
+                plant.at("logging")
+            validate(case, plant, monitor, inner, batch)
     return monitor
 
 
@@ -293,6 +324,13 @@ def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
             plant.at("outside")
             return loss
 
+        def validation_step(self, batch: Tensor, _: int) -> None:
+            plant.at("validation")
+            self.net(batch)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            plant.at("logging")
+
         def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
             plant.at("clip")
 
@@ -314,9 +352,37 @@ def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
+        **({"val_check_interval": plant.every, "num_sanity_val_steps": 0} if case.kind == "validation" else {}),
     )
-    trainer.fit(Module(), loader_of(case, plant, steps))
+    to_validate = DataLoader(torch.zeros(ROWS, WIDTH), batch_size=ROWS) if case.kind == "validation" else None
+    trainer.fit(Module(), loader_of(case, plant, steps), to_validate)
     logger.removeHandler(handler)
+    return monitor
+
+
+def pipeline(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
+    """Two stages, of which the slow rank's has three times as many blocks."""
+    model = nn.Sequential(*(Block(None) for _ in range(6 if plant.is_slow else 2)))
+    optimizer = optimizer_of(model, plant)
+    loader = loader_of(case, plant, steps)
+    with watched(model, optimizer, said, topology=lambda each: {"data": 0, "pipeline": each}) as monitor:
+        for batch in monitor.data(loader):
+            with monitor.step(batch):
+                hidden = torch.empty(ROWS, WIDTH) if rank() else model(batch)
+                if rank():
+                    distributed.recv(hidden, 0)
+                    loss = model(hidden.requires_grad_()).square().mean()
+                    with monitor.phase("backward"):
+                        loss.backward()
+                    distributed.send(hidden.grad, 0)
+                else:
+                    distributed.send(hidden.detach(), 1)
+                    gradient = torch.empty_like(hidden)
+                    distributed.recv(gradient, 1)
+                    with monitor.phase("backward"):
+                        hidden.backward(gradient)
+                optimizer.step()
+                optimizer.zero_grad()
     return monitor
 
 
@@ -341,6 +407,15 @@ def hugging_face(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
             plant.at("outside")
             return loss
 
+        def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+            plant.at("validation")
+            return super().evaluation_loop(*args, **kwargs)
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            loss = super().training_step(*args, **kwargs)
+            plant.at("logging")
+            return loss
+
     model, collated = WithLoss(), lengths_of(case)
     data = Batches(steps * ROWS * case.ranks, lambda: plant.at("data"))
     callback = FlopsCallback(log=said.append, on_error="raise", html=False, dirpath=tempfile.mkdtemp(), units=units)
@@ -354,11 +429,13 @@ def hugging_face(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
         logging_strategy="no",
         disable_tqdm=True,
         remove_unused_columns=False,
+        **({"eval_strategy": "steps", "eval_steps": plant.every} if case.kind == "validation" else {}),
     )
     trainer = Planted(
         model,
         arguments,
         train_dataset=data,
+        eval_dataset=torch.zeros(ROWS * case.ranks, WIDTH) if case.kind == "validation" else None,
         data_collator=lambda rows: {"x": collated(rows)},
         optimizers=(optimizer_of(model, plant), None),
         callbacks=[callback],
@@ -405,7 +482,7 @@ def train(case: Case) -> Outcome | None:
     cores = os.sched_getaffinity(0)
     busy = contended(case) if case.kind == "contention" else None
     try:
-        monitor = LOOPS[case.loop](case, plant, steps, said)
+        monitor = (pipeline if case.kind == "stages" else LOOPS[case.loop])(case, plant, steps, said)
     finally:
         os.sched_setaffinity(0, cores)
         if busy is not None:
@@ -413,30 +490,39 @@ def train(case: Case) -> Outcome | None:
     if not monitor.profiles:
         return None
     found = lflops.imbalance(monitor.profiles[-1])
-    turns = "lengths" if found.lengths_differ else "turns" if found.take_turns else None
+    turns = "lengths" if found.lengths_differ else "turns" if found.take_turns else "busy" if found.busy_machine else None
     if not found.rows:
         return Outcome(None, None, turns)
-    row = found.rows[0]
-    return Outcome((row.module, row.phase, row.slow_rank), row.cause, turns)
+    first, *others = found.rows
+    second = (others[0].module, others[0].phase, others[0].slow_rank) if others else None
+    return Outcome((first.module, first.phase, first.slow_rank), first.cause, turns, second)
 
 
 def is_right(case: Case, outcome: Outcome) -> bool:
     """Whether rank, place and cause come first, no module but the right one; where ranks are alike, whether none is named."""
     if case.kind in ALIKE:
-        expected = {"none": {None}, "turns": {"turns"}, "lengths": {"lengths", None}}[case.kind]
+        expected = {"none": {None, "busy"}, "turns": {"turns"}, "lengths": {"lengths", "busy", None}}[case.kind]
         return outcome.named is None and outcome.turns in expected
-    if outcome.named is None or outcome.named[2] != case.slow_rank:
+    slow = 0 if case.kind == "logging" else case.slow_rank
+    if outcome.named is None or outcome.named[2] != slow:
+        return False
+    if case.kind == "two" and (outcome.second is None or outcome.second[1:] != ("data", (case.slow_rank + 1) % case.ranks)):
         return False
     if case.kind in CAUSES:
         return outcome.cause == CAUSES[case.kind]
-    place = STEADY.get(case.kind, ("forward", 1))[0]
+    place = (STEADY | EVENTS).get(case.kind, ("forward", 1))[0]
     if outcome.named[0] and (place not in {"forward", "backward"} or f"blocks.{SLOW_BLOCK}" not in outcome.named[0]):
         return False
     return outcome.named[1] in PHASES_OF.get(case.kind, PHASES_OF.get(place, {place})) and outcome.cause is None
 
 
-CAUSES = {"contention": "preempted", "thread": "thread", "longer": "work"}
-PHASES_OF = {"outside": {"forward"}, "clip": {"clip", "other"}, "gc": {"forward", "other"}}
+CAUSES = {"contention": "preempted", "thread": "thread", "longer": "work", "expert": "work", "stages": "work"}
+PHASES_OF = {
+    "outside": {"forward"},
+    "clip": {"clip", "other"},
+    "gc": {"forward", "other"},
+    "logging": {"other"},
+}
 """What no hook of a loop of one's own sees is in the phase before, or in none."""
 
 
@@ -455,6 +541,8 @@ def cases(given: argparse.Namespace) -> Iterator[Case]:
         for number in range(given.repeat):
             for kind in given.kinds:
                 for index, loop in enumerate(given.loops):
+                    if kind == "stages" and (loop, ranks) != ("plain", 2):
+                        continue
                     yield Case(loop, kind, ranks, (number + index + 1) % ranks, number)
 
 
@@ -493,7 +581,10 @@ def costs() -> Iterator[str]:
 def results(given: argparse.Namespace, log: Path) -> list[tuple[Case, Outcome]]:
     """Those that the log has, and those that are still to be had in the time that is given."""
     lines = log.read_text().splitlines() if log.exists() else []
-    known = {Case(*case): Outcome(named and tuple(named), *rest) for case, (named, *rest) in map(json.loads, lines)}
+    known = {
+        Case(*case): Outcome(named and tuple(named), cause, turns, *(each and tuple(each) for each in rest))
+        for case, (named, cause, turns, *rest) in map(json.loads, lines)
+    }
     until, group, members, found = time.monotonic() + 60 * given.minutes, None, 0, []
     with log.open("a") as file:
         for case in cases(given):

@@ -92,8 +92,7 @@ _HOMES = {
     "utilization": "lflops.analyze.speed.utilization",
 }
 
-_MODULES = {"hardware", "tensorboard"}
-"""What is reached as a module: `lflops.hardware.lookup`, `lflops.tensorboard.log`."""
+_MODULES = {"hardware", "tensorboard"}  # what is reached as a module: `lflops.hardware.lookup`, `lflops.tensorboard.log`
 
 
 def __getattr__(name: str) -> Any:

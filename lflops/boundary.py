@@ -14,8 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes a function of ours one that a training may call."""
+Guard = Callable[[Callable[..., Any]], Callable[..., Any]]  # makes a function of ours one that a training may call
 
 
 def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,7 +112,6 @@ class Undo:
         call_each([self._take_off_last] * len(self._parts))
 
     def __enter__(self) -> Self:
-        """Install parts."""
         return self
 
     def _ends(self) -> contextlib.ExitStack:

@@ -11,8 +11,7 @@ from lflops.errors import CountError
 
 MIB = 2**20
 LEAST_SPLIT_MIB = 20
-INTERVALS = 16
-"""Powers of two from 1 MiB to 64 GiB, each of which may have its own number of divisions."""
+INTERVALS = 16  # powers of two from 1 MiB to 64 GiB, each of which may have its own number of divisions
 
 IGNORED = {
     "backend",

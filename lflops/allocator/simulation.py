@@ -13,14 +13,12 @@ from lflops.allocator.settings import DEFAULT, AllocatorSettings
 
 MIB = 2**20
 LEAST_BLOCK = 512
-SMALL_REQUEST, SMALL_SEGMENT = MIB, 2 * MIB
-"""Requests of up to 1 MiB are packed into segments of 2 MiB."""
+SMALL_REQUEST, SMALL_SEGMENT = MIB, 2 * MIB  # requests of up to 1 MiB are packed into segments of 2 MiB
 
 LARGE_REQUEST, LARGE_SEGMENT, LARGE_MULTIPLE = 10 * MIB, 20 * MIB, 2 * MIB
 """Requests of up to 10 MiB share segments of 20 MiB; larger ones get their own, in multiples of 2 MiB."""
 
-ENDLESS = LARGE_SEGMENT << 36
-"""Addresses of an expandable segment: a whole number of its pages."""
+ENDLESS = LARGE_SEGMENT << 36  # addresses of an expandable segment: a whole number of its pages
 
 
 class Request(NamedTuple):

@@ -41,8 +41,7 @@ def estimate(
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="The number of samples.")] = 1,
     backward: Annotated[bool, typer.Option("--backward", help="Go backward as well, from the loss or the sum of the outputs.")] = False,
     optimizer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Of torch.optim, as adamw, with its defaults. Two steps are run; implies --backward."),
+        str | None, typer.Option(metavar="NAME", help="Of torch.optim, as adamw, with its defaults. Two steps are run; implies --backward.")
     ] = None,
     fused: Annotated[bool, typer.Option("--fused", help="The optimizer's fused implementation, which needs no temporary tensors.")] = False,
     hardware: Annotated[
@@ -51,8 +50,7 @@ def estimate(
     ] = None,
     grad_scaler: Annotated[bool, typer.Option("--grad-scaler", help="Scale the function's loss, and the gradients back.")] = False,
     round_to: Annotated[
-        int,
-        typer.Option(metavar="BYTES", min=1, help="Round each tensor's memory up to a multiple: 512 as CUDA's allocator does."),
+        int, typer.Option(metavar="BYTES", min=1, help="Round each tensor's memory up to a multiple: 512 as CUDA's allocator does.")
     ] = 1,
     allocator: Annotated[
         str | None,
@@ -69,8 +67,7 @@ def estimate(
         int | None, typer.Option(metavar="N", min=1, help="As one of N ranks on which FSDP2 shards each block and the rest.")
     ] = None,
     ddp: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="As one of N ranks of DistributedDataParallel, with buckets of gradients."),
+        int | None, typer.Option(metavar="N", min=1, help="As one of N ranks of DistributedDataParallel, with buckets of gradients.")
     ] = None,
     hsdp: Annotated[
         str | None, typer.Option(metavar="RxN", help="As one rank of R replicas, each of which FSDP2 shards over N ranks: 2x8.")
@@ -99,8 +96,7 @@ def estimate(
         str | None, typer.Option(metavar="SIZE", help="For --ac best: the bytes that tensors may take, as 40GB or 37GiB.")
     ] = None,
     lora: Annotated[
-        str | None,
-        typer.Option(metavar="r=N", help="Freeze the model, and train adapters of rank N at the linear layers of its blocks."),
+        str | None, typer.Option(metavar="r=N", help="Freeze the model, and train adapters of rank N at the linear layers of its blocks.")
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a configuration. Without it, it is refused.")

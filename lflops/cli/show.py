@@ -21,9 +21,7 @@ from lflops.report.terminal.operators import render_operators
 Format = Annotated[
     str | None,
     typer.Option(
-        "--format",
-        metavar="NAME",
-        help="The table of modules alone: markdown or latex for a paper, csv with exact numbers in SI units.",
+        "--format", metavar="NAME", help="The table of modules alone: markdown or latex for a paper, csv with exact numbers in SI units."
     ),
 ]
 

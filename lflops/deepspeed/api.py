@@ -26,8 +26,7 @@ from lflops.profile.notes import Note
 from lflops.profile.steps import Step
 
 _FORWARDS_BACK = 2.0
-_EXPERTS = "ep_size_"
-"""What DeepSpeed's groups of experts are called, before their size."""
+_EXPERTS = "ep_size_"  # what DeepSpeed's groups of experts are called, before their size
 
 
 def with_engine_facts(profile: Profile, model: nn.Module, engine: Any, recompute_fwd_factor: float) -> Profile:
@@ -86,8 +85,7 @@ def _experts(model: nn.Module, tensor_parallel: int) -> Note:
     return Note(code="experts", subject="", values=values)
 
 
-_REPEATS = 5
-"""Passes that are timed, and as many more that are divided over the modules: DeepSpeed takes one."""
+_REPEATS = 5  # passes that are timed, and as many more that are divided over the modules: DeepSpeed takes one
 
 _PROFILER = "FlopsProfiler"
 
@@ -144,10 +142,7 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
         passes = measure if mode == "forward" else measure_generate
         profile = passes(model, positional, kwargs, warmup=warm_up, repeats=_REPEATS, ignore=_ignored(ignore_modules))
     if print_profile:
-        _show(
-            summary(analyze(profile), step=warm_up, module_depth=module_depth, top_modules=top_modules, detailed=detailed),
-            output_file,
-        )
+        _show(summary(analyze(profile), step=warm_up, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file)
     flops, macs, params = _figures(profile)
     return (short_units.flops(flops), short_units.macs(macs), short_units.params(params)) if as_string else (flops, macs, params)
 
@@ -279,8 +274,7 @@ class FlopsProfiler:
         profile = self.profile
         self.flops, self.macs, self.params = _figures(profile)
         _show(
-            summary(analyze(profile), step=profile_step, module_depth=module_depth, top_modules=top_modules, detailed=detailed),
-            output_file,
+            summary(analyze(profile), step=profile_step, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file
         )
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:

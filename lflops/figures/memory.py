@@ -16,13 +16,10 @@ from lflops.figures.design import CATEGORIES, PHASES, QUIET, TEXT, drawn_on
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase
 
-_BAND = (1.02, 1.07)
-"""Where the phases are, in heights of the axes."""
+_BAND = (1.02, 1.07)  # where the phases are, in heights of the axes
 _TICKS = 6
-_WITHIN = 0.5
-"""The peak lies between the operator that reached it and the next one."""
-_LATE = 0.75
-"""Behind this share of the step there is no room for a text to the right."""
+_WITHIN = 0.5  # the peak lies between the operator that reached it and the next one
+_LATE = 0.75  # behind this share of the step there is no room for a text to the right
 
 
 def memory_figure(analysis: Analysis) -> Figure:

@@ -20,10 +20,8 @@ from lflops.figures.design import PHASES, QUIET, TEXT, drawn_on
 FORMATS = ("svg", "png", "pdf")
 
 _NAMED = 8
-_LETTER, _LINE = 7, 14
-"""Pixels of a letter and of a line."""
-_GAP, _DOT = 14, 5
-"""Pixels from a point to its name, and around a point that no name of another one covers."""
+_LETTER, _LINE = 7, 14  # pixels of a letter and of a line
+_GAP, _DOT = 14, 5  # pixels from a point to its name, and around a point that no name of another one covers
 _RING: Mapping[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10, "markerfacecolor": "none", "markeredgecolor": "#b3261e"}
 _ALL = "#e0a13c"
 _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer": "optim", "other": "other", "all": ""}

@@ -4,8 +4,7 @@ from math import prod
 
 from lflops.formulas.table import Cost, Shape, adapted, formula
 
-Mask = tuple[bool, bool, bool]
-"""Which gradients a backward gives: of the input, of the weight, of the bias."""
+Mask = tuple[bool, bool, bool]  # which gradients a backward gives: of the input, of the weight, of the bias
 
 
 @formula(

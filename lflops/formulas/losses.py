@@ -6,8 +6,7 @@ from lflops.formulas.table import Cost, Shape, Values, formula
 
 _SUM_OF_EXPONENTIALS = 4  # operations an element of a logarithm of a sum of exponentials, as `logsumexp` has them
 
-Lengths = tuple[int, ...] | list[int]
-"""Of sequences: a list, or the numbers in a tensor."""
+Lengths = tuple[int, ...] | list[int]  # of sequences: a list, or the numbers in a tensor
 
 
 def _ctc(log_probs: Shape, inputs: Lengths, targets: Lengths, operations: int, *, each: int = 0) -> Cost:

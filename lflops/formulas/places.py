@@ -5,9 +5,6 @@ Written from torch's schemas; `tests/formulas/test_places.py` compares it with t
 
 import re
 
-GEOMETRY = ("stride", "padding", "dilation", "output_padding", "groups")
-"""Arguments of convolutions that decide the shape of the result."""
-
 
 def _places(text: str) -> dict[str, dict[str, int]]:
     """By operator, of lines `operator operator: name=place name=place`."""

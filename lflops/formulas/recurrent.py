@@ -8,8 +8,7 @@ from math import prod
 
 from lflops.formulas.table import Cost, Shape, formula, per_element
 
-GATES = (2, 2, 13, 10)
-"""Operations a hidden unit and step without products and biases, by torch's number for relu, tanh, LSTM, GRU."""
+GATES = (2, 2, 13, 10)  # operations a hidden unit and step without products and biases, by torch's number for relu, tanh, LSTM, GRU
 
 
 def recurrent(x: Shape, weights: Sequence[Shape], *, cells: int, mode: int, hidden: int, times: int = 1) -> Cost:
@@ -42,14 +41,7 @@ def cudnn_rnn(x: Shape, weight: Sequence[Shape], *, mode: int, hidden_size: int,
 
 @formula("_cudnn_rnn_backward", "miopen_rnn_backward")
 def cudnn_rnn_backward(
-    x: Shape,
-    weight: Sequence[Shape],
-    *,
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    bidirectional: bool,
-    output_mask: Sequence[bool],
+    x: Shape, weight: Sequence[Shape], *, mode: int, hidden_size: int, num_layers: int, bidirectional: bool, output_mask: Sequence[bool]
 ) -> Cost:
     """The gradients of the vectors always, those of the weights where they are asked for."""
     cells = num_layers * (1 + bidirectional)

@@ -50,11 +50,8 @@ class Cost(NamedTuple):
 Formula = Callable[..., "int | Cost"]
 _AnyFormula = TypeVar("_AnyFormula", bound=Formula)
 
-FORMULAS: dict[str, Formula] = {}
-"""By operator, with its namespace."""
-
-READS: dict[str, frozenset[str]] = {}
-"""By operator: the arguments that are tensors of integers and of which its formula takes the numbers."""
+FORMULAS: dict[str, Formula] = {}  # by operator, with its namespace
+READS: dict[str, frozenset[str]] = {}  # by operator: the arguments that are tensors of integers and of which its formula takes the numbers
 
 
 def formula(*operators: str, writes_first: str = "", reads: str = "") -> Callable[[_AnyFormula], _AnyFormula]:
@@ -124,8 +121,7 @@ class FunctionFormula(NamedTuple):
     tensors_at: int | None  # place of a list of lists of tensors, if any: the formula gets one tensor of each list, again and again
 
 
-FUNCTIONS: dict[str, FunctionFormula] = {}
-"""By module and name, as `package.module:function` or `package.module:Class.method`."""
+FUNCTIONS: dict[str, FunctionFormula] = {}  # by module and name, as `package.module:function` or `package.module:Class.method`
 
 
 def function_formula(

@@ -20,11 +20,8 @@ from lflops.hardware.table_file import DTYPES, VARIABLE, Row, append, own_file, 
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
 """Vendors of GPUs, with the words of their names that only some drivers and people write."""
 _VENDORS = set[str]().union(*GPU_VENDORS.values())
-_Table = Mapping[frozenset[str], tuple[str, "Hardware"]]
-"""A vendor and its chip by the words of each name that the chip has."""
-
-_given: dict[Path, _Table] = {}
-"""Tables that were given as a file's path, since the process began."""
+_Table = Mapping[frozenset[str], tuple[str, "Hardware"]]  # a vendor and its chip by the words of each name that the chip has
+_given: dict[Path, _Table] = {}  # tables that were given as a file's path, since the process began
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from typing import Any
 
 from lflops.errors import HardwareError
 
-DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
-"""What a peak can be of."""
+DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")  # what a peak can be of
 
 VARIABLE = "LFLOPS_CHIPS"
 

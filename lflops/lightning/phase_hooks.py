@@ -22,14 +22,9 @@ from lflops.collect.torch_private.autograd import after_backward
 from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.wrappers import wrap
 
-SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")
-"""Of the strategy: Lightning's own collectives."""
-
-SIGTERM_CHECK = "_broadcast_sigterm_tensor"
-"""Of the training's loop: a broadcast before each batch, in newer Lightnings."""
-
-RUNNING = None
-"""In place of a stage: the one that is running."""
+SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")  # of the strategy: Lightning's own collectives
+SIGTERM_CHECK = "_broadcast_sigterm_tensor"  # of the training's loop: a broadcast before each batch, in newer Lightnings
+RUNNING = None  # in place of a stage: the one that is running
 
 LOADING = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
 """Of the strategy: reading a checkpoint, and what is in it."""

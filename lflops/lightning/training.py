@@ -17,12 +17,10 @@ from lflops.lightning.compat import say
 from lflops.lightning.phase_hooks import STEPS, phases_of
 from lflops.session.inputs.training import Stage, Training
 
-RUNS = "lflops_runs"
-"""Below the Trainer's directory: a folder for each Trainer that has no logger."""
+RUNS = "lflops_runs"  # below the Trainer's directory: a folder for each Trainer that has no logger
 
 _RUN_FOLDERS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-_NAMED: WeakSet[Any] = WeakSet()
-"""Trainers whose folder was logged."""
+_NAMED: WeakSet[Any] = WeakSet()  # Trainers whose folder was logged
 
 
 def training_of(trainer: Any, pl_module: Any) -> Training:

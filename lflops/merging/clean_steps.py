@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from lflops.merging.rank_comparison import compare_ranks
 from lflops.merging.rank_table import Place, Series, added_up, median_of_others, table_of_series
 from lflops.profile.records import RankActivity, RankComparison, RankExcess, step_phase
-from lflops.profile.steps import Step
+from lflops.profile.steps import EVENTS, Step
 
 __all__ = ["CleanSteps", "most_steps", "waits_at_end"]
 
@@ -31,7 +31,7 @@ PARTS, FEWEST_OF_PART = 8, 4
 """Of the steps, and of each part of them: whether something is there all through the run."""
 
 WAIT = "wait"
-_PHASES = ("data", "transfer", "forward", WAIT, "backward", "clip", "optimizer", "other", "sync")
+_PHASES = ("data", "transfer", "forward", WAIT, "backward", "clip", "optimizer", "other", *EVENTS, "sync")
 """In the order in which `rank_table` takes them: what is listed behind another runs before it in backward."""
 
 _BESIDE = ("cpu", "thread_cpu", "waited", "units")
@@ -50,7 +50,7 @@ class CleanSteps:
         self._rows: dict[int, deque[tuple[int, bytes]]] = {}  # no objects for the garbage collector: of many ranks these are many
 
     def add(self, rank: int, steps: Iterable[Step], *, ranks: int) -> None:
-        """Take further steps of a rank, of which none is disturbed; those without phases are passed over.
+        """Take further steps of a rank, none disturbed by more than an event; those without phases are passed over.
 
         Args:
             rank: Which one.
@@ -112,6 +112,10 @@ def _row(step: Step) -> bytes:
     known = {WAIT: waiting, "backward": step.phases.get("backward", 0.0) - (step.waiting or 0.0)}
     seconds = [known.get(phase, step.phases.get(phase, 0.0)) for phase in _PHASES]
     seconds[_PHASES.index("other")] += sum(each for phase, each in step.phases.items() if phase not in _PHASES)
+    for event in EVENTS:
+        if event in step.marks:  # it runs between batches, where nothing else takes long
+            other, here = _PHASES.index("other"), _PHASES.index(event)
+            seconds[other], seconds[here] = 0.0, seconds[other]
     cpu = None if step.cpu_user is None or step.cpu_system is None else step.cpu_user + step.cpu_system
     units = step.tokens if step.tokens is not None else step.samples
     beside = (cpu, step.thread_cpu, step.thread_waited, units)

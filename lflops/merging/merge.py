@@ -18,7 +18,7 @@ from lflops.merging.steps import MergedSteps, RankSteps
 from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run
 from lflops.profile.notes import Note
 from lflops.profile.records import PASSES, PHASES, Count, Rank, Seconds, Spread, Trace, step_phase
-from lflops.profile.steps import Step, is_disturbed
+from lflops.profile.steps import Step, is_compared
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
 
 __all__ = ["Brief", "brief_of", "merge", "merged"]
@@ -192,7 +192,7 @@ def _told(briefs: Iterable[Brief], waits: Collection[Place]) -> tuple[dict[int, 
     told, clean = {}, CleanSteps()
     steps = MergedSteps({step_phase(place.phase) for place in waits}, at_end=waits_at_end(waits))
     for brief in briefs:
-        compared = (step for step in brief.steps if step.kind in {"clean", "hooked"} and not is_disturbed(step.marks))
+        compared = (step for step in brief.steps if step.kind in {"clean", "hooked"} and is_compared(step.marks))
         clean.add(brief.rank, compared, ranks=brief.run.world_size)
         told[brief.rank] = replace(brief, steps=()), steps.add(brief.rank, brief.steps, brief.run, brief.coordinates)
     return told, steps, clean

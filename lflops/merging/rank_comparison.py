@@ -50,8 +50,8 @@ ROBUST = 1.4826
 """Median absolute deviations to a standard deviation."""
 
 
-EVERYTHING = Place("", "all")
-"""All that a rank's device does."""
+EVERYTHING, STAGE = Place("", "all"), Place("", "stage")
+"""All that a rank's device does; all that a rank does in a step, where ranks have different modules."""
 
 
 class OwnWork(NamedTuple):
@@ -100,8 +100,8 @@ def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None,
         for rank in late.ranks
         if (each := _everywhere(table, {place: usual[place] for place in usual if place not in estimated}, late, rank)) is not None
     ]
-    if whole:
-        everywhere = _whole_steps(table, late)
+    if whole or table.staged:
+        everywhere = [*(() if whole else everywhere), *_whole_steps(table, late, EVERYTHING if whole else STAGE)]
     worst = heapq.nlargest(KEPT, [*everywhere, *found], key=lambda each: each.cost)
     beyond = {place: _beyond(table.seconds[place], usual[place]) for place in usual}
     jolts, jolted_seconds = _jolts(table, beyond)
@@ -247,11 +247,11 @@ def _everywhere(table: RankTable, usual: Mapping[Place, Series], late: _Lateness
     return _Excess(EVERYTHING, rank, took, total, late.within(rank, table.busy), tuple(table.busy))
 
 
-def _whole_steps(table: RankTable, late: _Lateness) -> list[_Excess]:
+def _whole_steps(table: RankTable, late: _Lateness, place: Place) -> list[_Excess]:
     """The candidates in all that they do besides waiting."""
     busy = added_up(table.busy.values(), table.ranks)
     usual, intervals = median_of_others(busy), tuple(table.busy)
-    return [_Excess(EVERYTHING, rank, busy[rank], usual[rank], late.within(rank, intervals), intervals) for rank in late.ranks]
+    return [_Excess(place, rank, busy[rank], usual[rank], late.within(rank, intervals), intervals) for rank in late.ranks]
 
 
 def is_on_device(place: Place) -> bool:

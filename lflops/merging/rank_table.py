@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from lflops.profile.steps import EVENTS
+
 __all__ = [
     "OUTSIDE",
     "Place",
@@ -30,7 +32,7 @@ __all__ = [
 ]
 
 BEFORE_MODULES = ("data", "transfer")
-AFTER_MODULES = ("clip", "optimizer", "other", "sync")
+AFTER_MODULES = ("clip", "optimizer", "other", *EVENTS, "sync")
 OUTSIDE = (*BEFORE_MODULES, *AFTER_MODULES)
 """The phases of a step that are in no module, in their order."""
 

@@ -63,7 +63,7 @@ def render_ncu(measured: Measured, *, top: int) -> RenderableType:
     columns = {
         "launches": [units.count(kernel.launches) for kernel in kernels],
         "FLOPs": [units.count(kernel.flops) for kernel in kernels],
-        "DRAM bytes": [_traffic(kernel, "dram") for kernel in kernels],
+        "DRAM bytes": [(units.size(kernel.levels["dram"].bytes) if "dram" in kernel.levels else units.UNKNOWN) for kernel in kernels],
         "FLOPs/byte": [_intensity(kernel, "dram") for kernel in kernels],
         "time": [units.duration(kernel.seconds) for kernel in kernels],
         "FLOP/s": [units.count(kernel.flops_per_second) for kernel in kernels],
@@ -80,10 +80,6 @@ def render_ncu(measured: Measured, *, top: int) -> RenderableType:
     more = [text(f"{left} more kernels; --top N lists more, --json all", "dim")] if left > 0 else []
     names = ["all kernels", *(shortened(plain(kernel.name), _KERNEL) for kernel in measured.kernels[:top])]
     return Group(FittedTable("kernel", names, columns, room=_KERNEL), *more)
-
-
-def _traffic(kernel: Kernel, level: str) -> str:
-    return units.size(kernel.levels[level].bytes) if level in kernel.levels else units.UNKNOWN
 
 
 def _intensity(kernel: Kernel, level: str) -> str:

@@ -41,8 +41,7 @@ _LEVELS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "l1": ("l1tex__t_bytes.sum", ("l1tex__t_sectors.sum",)),
 }
 
-METRICS = (*_LEVELS["dram"][1], *_SCALARS, *_TENSOR_CORES, _TIME, _LEVELS["l2"][0], _LEVELS["l1"][0])
-"""What to ask `ncu` for."""
+METRICS = (*_LEVELS["dram"][1], *_SCALARS, *_TENSOR_CORES, _TIME, _LEVELS["l2"][0], _LEVELS["l1"][0])  # what to ask `ncu` for
 
 _RANGES = "Push/Pop_Range"
 _RANGE = re.compile(r'<[^>]*>:(.*?):none(?::none)*"?')
@@ -162,7 +161,6 @@ def _bytes(level: str, launches: Iterable[_Launch]) -> float | None:
 
 
 def _roof(by_dtype: Mapping[str, float], moved: float | None, chip: Hardware | None) -> tuple[float | None, Bound | None]:
-    """The larger of what the FLOPs and what the bytes take."""
     if chip is None or moved is None or not chip.bandwidth_bytes_per_second or not by_dtype.keys() <= chip.peak_flops_per_second.keys():
         return None, None
     compute = sum(flops / chip.peak_flops_per_second[dtype] for dtype, flops in by_dtype.items())

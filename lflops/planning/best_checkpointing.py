@@ -24,8 +24,7 @@ from lflops.profile.model import Profile
 
 REPAIRS = 3  # how often the budget of the search is lowered by what an estimate needs beyond it
 
-EXACT = 0.001
-"""The share by which a folded model's prediction may be off the whole model's estimate. Otherwise the whole model is tried."""
+EXACT = 0.001  # the share by which a folded model's prediction may be off the whole model's estimate. Otherwise the whole model is tried.
 
 
 def best_checkpointing(

@@ -117,7 +117,6 @@ def _follows(before: str, name: str) -> bool:
 
 
 def _are_equal(block: nn.Module, following: nn.Module) -> bool:
-    """Whether two blocks in a row are of the same make."""
     pairs = list(zip(block.named_modules(), following.named_modules(), strict=False))
     if len(pairs) != sum(1 for _ in block.modules()) or len(pairs) != sum(1 for _ in following.modules()):
         return False

@@ -141,7 +141,6 @@ def _check_rows(modules: Mapping[str, ModuleProfile]) -> None:
 
 
 def _check_references(profile: Profile) -> None:
-    """Every named module is a row."""
     tables: dict[str, Sequence[Any]] = {table: getattr(profile, table) for table in ("cells", "uncounted", "communication", "rank_stats")}
     if profile.memory:
         tables |= {"memory.alive": profile.memory.alive, "memory.timeline": profile.memory.timeline}

@@ -25,11 +25,8 @@ from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 
-PhaseQuery = Phase | Literal["all"] | None
-"""A phase; `"all"` and `None` add the phases up."""
-
-Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]
-"""A field of `Work` that a profile is queried for."""
+PhaseQuery = Phase | Literal["all"] | None  # a phase; `"all"` and `None` add the phases up
+Metric = Literal["macs", "executed_macs", "flops", "bytes_moved"]  # a field of `Work` that a profile is queried for
 
 MARGIN = 0.1
 """Share of a device's memory that `Memory.fits` leaves: of 80 GB about 0.5 for CUDA's context, 1.6 for NCCL, 4 for fragmentation and 1 that

@@ -13,10 +13,18 @@ StepKind = Literal["clean", "counted", "hooked", "traced"]
 DISTURBANCES = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint", "background"})
 """Marks of steps whose time is not typical. `no_update` is no disturbance: such a step is as long as the others."""
 
+EVENTS = ("validation", "checkpoint")
+"""Disturbances that the training itself causes, between its batches. They can take longer on one rank than on another."""
+
 
 def is_disturbed(marks: Collection[str]) -> bool:
     """Whether one of a step's marks is a disturbance."""
     return not DISTURBANCES.isdisjoint(marks)
+
+
+def is_compared(marks: Collection[str]) -> bool:
+    """Whether the step says something of the ranks: nothing disturbed it but an event, in which ranks are compared too."""
+    return DISTURBANCES.difference(EVENTS).isdisjoint(marks)
 
 
 def is_clean(kind: StepKind, marks: Collection[str]) -> bool:

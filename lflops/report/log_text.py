@@ -16,12 +16,10 @@ from lflops.report.lines.text import counted, itself_of, plain, shortened_name
 _MARGIN = 16
 _MODULES = 5
 _NAME, _LEAST_NAME = 60, 30
-_MOST = {"note": 3, "not counted": 3}
-"""Of the remarks with these labels; the first few lines of each, and how many more there are."""
+_MOST = {"note": 3, "not counted": 3}  # of the remarks with these labels; the first few lines of each, and how many more there are
 _SUBJECT = frozenset({"profiled", "device", "inputs"})
 _MODEL = frozenset({"parameters", "peak live memory"})
-_LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})
-"""Of the facts about speed, those that only lflops show has."""
+_LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})  # of the facts about speed, those that only lflops show has
 _REMARKS_LEFT_OUT = frozenset({"allocator's peak", "never called"})
 _LINES_OF_RANKS = 4
 _CHANGES = 2
@@ -98,7 +96,6 @@ def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _few(lines: list[str], most: int) -> list[str]:
-    """The first lines, and how many more there are."""
     kept = lines if len(lines) <= most else lines[: most - 1]
     left = len(lines) - len(kept)
     return [*kept, f"{left} more, see lflops show"] if left else kept

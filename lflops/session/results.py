@@ -30,17 +30,13 @@ from lflops.session.outlets.paths import OutputPaths, claim, release
 
 Result = TypeVar("Result")
 
-_FOLDER = "folder"
-"""The key of the ranks' store under which the main process says where files go."""
+_FOLDER = "folder"  # the key of the ranks' store under which the main process says where files go
 
 LARGE = 5_000
 """Modules and operators of a profile, from which on the page and what loggers are given are made in a thread: of less it takes 50 ms."""
 
-KEPT = 32
-"""Windows of a run that are kept in memory: one of a large model has a few MB, and a schedule may repeat without end."""
-
-LONGEST = 30.0
-"""Seconds that the end of a training waits for pages that are being written."""
+KEPT = 32  # windows of a run that are kept in memory: one of a large model has a few MB, and a schedule may repeat without end
+LONGEST = 30.0  # seconds that the end of a training waits for pages that are being written
 
 
 def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:

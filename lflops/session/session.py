@@ -16,6 +16,7 @@ from lflops.collect.timing.step_phases import StepPhases
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase
+from lflops.profile.steps import is_compared
 from lflops.schedule import Plan, Position, Schedule
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
@@ -378,7 +379,7 @@ class Session:
             self._window.add(step)
         if self._live_metrics is not None:
             self._live_metrics.add(step)
-        if self._clean is not None and step.is_clean and step.times_phases:
+        if self._clean is not None and step.kind == "clean" and is_compared(step.marks) and step.times_phases:
             self._clean.append(step)
 
     def _hooks_more(self, window: Window) -> bool:

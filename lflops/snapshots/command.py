@@ -27,8 +27,7 @@ def memory(
         int | None, typer.Option(metavar="N", min=0, help="The device; without it the one that ran out, else the fullest.")
     ] = None,
     hardware: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists, or a TOML file: shows other processes' memory."),
+        str | None, typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists, or a TOML file: shows other processes' memory.")
     ] = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT", help="Write a page: memory through the record, and a treemap of the peak.")

@@ -86,10 +86,7 @@ def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None 
 _LISTED = 12
 
 SENTENCES: Mapping[CauseCode, tuple[str, str]] = {
-    "other_process": (
-        "Another process holds {bytes} of this device",
-        "end it (nvidia-smi names it), or give this one another device",
-    ),
+    "other_process": ("Another process holds {bytes} of this device", "end it (nvidia-smi names it), or give this one another device"),
     "fragmentation": (
         "Fragmentation: {bytes} are reserved and unused, but in pieces too small for the request",
         "set PYTORCH_ALLOC_CONF=expandable_segments:True",
@@ -114,14 +111,8 @@ SENTENCES: Mapping[CauseCode, tuple[str, str]] = {
         "Gradients of an earlier step are alive during forward, {bytes}",
         "call optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
     ),
-    "model_copy": (
-        "A copy of the model takes {bytes}",
-        "keep the EMA or reference model on the CPU, in a lower precision, or sharded",
-    ),
-    "huge_tensor": (
-        "One tensor takes {bytes}",
-        "compute it in chunks; for logits use a chunked or fused cross-entropy",
-    ),
+    "model_copy": ("A copy of the model takes {bytes}", "keep the EMA or reference model on the CPU, in a lower precision, or sharded"),
+    "huge_tensor": ("One tensor takes {bytes}", "compute it in chunks; for logits use a chunked or fused cross-entropy"),
     "optimizer_state": (
         "Optimizer state is the largest part, {bytes}",
         "shard it (FSDP, ZeRO-1), keep it in 8 bits, or take an optimizer with less state",
@@ -130,15 +121,9 @@ SENTENCES: Mapping[CauseCode, tuple[str, str]] = {
         "Activations of this batch are the largest part, {bytes}",
         "take a smaller batch or a shorter sequence, or checkpoint activations",
     ),
-    "parameters": (
-        "Parameters are the largest part, {bytes}",
-        "shard them (FSDP, tensor parallelism), or keep them in a lower precision",
-    ),
+    "parameters": ("Parameters are the largest part, {bytes}", "shard them (FSDP, tensor parallelism), or keep them in a lower precision"),
     "gradients": ("Gradients are the largest part, {bytes}", "shard them (FSDP, ZeRO-2), or step the optimizer in backward"),
-    "temporary": (
-        "Temporary tensors are the largest part, {bytes}",
-        "for an optimizer give foreach=False or fused=True",
-    ),
+    "temporary": ("Temporary tensors are the largest part, {bytes}", "for an optimizer give foreach=False or fused=True"),
     "unknown": (
         "{bytes} were allocated before the recording began or without a stack",
         "call torch.cuda.memory._record_memory_history() before the model is built",

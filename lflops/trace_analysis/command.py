@@ -89,9 +89,7 @@ def merge(
 
 @trace.command()
 def compat(
-    folder: Folder,
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: files (a list of the copies).")] = False,
+    folder: Folder, *, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: files (a list of the copies).")] = False
 ) -> None:
     """Copy traces for torch-tb-profiler 0.4.3 into the folder compat-DIR, next to DIR.
 

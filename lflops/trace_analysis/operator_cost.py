@@ -34,8 +34,7 @@ _DTYPES = {
 }
 _INTEGERS = {"long int": 8, "long": 8, "int": 4, "short": 2, "short int": 2, "signed char": 1, "unsigned char": 1, "bool": 1, "char": 1}
 
-BYTES = {name: size for name, (_, size) in _DTYPES.items()} | _INTEGERS
-"""Of an element, by the type's name in traces."""
+BYTES = {name: size for name, (_, size) in _DTYPES.items()} | _INTEGERS  # of an element, by the type's name in traces
 
 
 class Argument(NamedTuple):

@@ -12,8 +12,7 @@ from lflops.trace_analysis.sentences import CAUSES, STATES, facts, nanoseconds, 
 from lflops.trace_analysis.summary import TraceSummaries, TraceSummary
 from lflops.trace_analysis.tables import TraceTable, ranks_tables, tables
 
-_LISTED = 200
-"""Rows of a table. All of a trace's kernels would be a page that no browser opens."""
+_LISTED = 200  # rows of a table. All of a trace's kernels would be a page that no browser opens.
 
 _COLOURS: dict[str, str] = {
     "computing": "var(--part-useful)",
@@ -97,7 +96,6 @@ def _work(summary: TraceSummary) -> str:
 
 
 def _chart(title: str, parts: Mapping[str, int], labels: Mapping[str, str], colours: Mapping[str, str]) -> str:
-    """Parts of a whole as one bar, and its legend."""
     return f"<h2>{_text(title)}</h2>{_bar(parts, colours, labels)}{_legend(parts, sum(parts.values()), labels, colours)}"
 
 

@@ -72,10 +72,7 @@ def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
         columns["share" if len(rows) == 1 else f"share of {name}"] = [share(getattr(row, state), row.window) for state in STATES] + [
             "100 %"
         ]
-    hidden = (
-        ("communication", device.overlapped_communication, device.communication),
-        ("copies", device.overlapped_copies, device.copies),
-    )
+    hidden = (("communication", device.overlapped_communication, device.communication), ("copies", device.overlapped_copies, device.copies))
     notes = tuple(f"{label}: {nanoseconds(whole)} in all, {share(part, whole)} of it hidden" for label, part, whole in hidden if whole)
     return TraceTable("timeline", [*STATES.values(), "window"], columns, notes)
 
@@ -189,7 +186,6 @@ def shapes_table(found: Sequence[ShapeTimes], top: int, *, roof: bool = False) -
 
 
 def _spans(heading: str, found: Sequence[SpanTimes], top: int, *, has_device: bool) -> TraceTable:
-    """Modules or scopes, with all below them and without."""
     rows = found[:top]
     columns: dict[str, list[str]] = {}
     if has_device:

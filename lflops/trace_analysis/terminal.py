@@ -33,7 +33,6 @@ def _header(summary: TraceSummary) -> RenderableType:
 
 
 def _drawn(table: TraceTable) -> RenderableType:
-    """The table, its notes, and how many rows are not in it."""
     room = min(max(map(len, table.names), default=_NAME), _NAME)
     drawn = FittedTable(table.heading, table.names, table.columns, room=max(room, len(table.heading)) if len(table.names) < 2 else room)
     more = [text(f"{table.left_out} more (--top {table.total} shows them)", "dim")] if table.left_out else []

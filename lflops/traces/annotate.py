@@ -22,8 +22,7 @@ PROCESS_ID = 10_000_000  # larger than any that Linux gives
 MODULE = "lflops_module"  # the category of their slices
 MEMORY = b'"[memory]"'  # the name of the events that say what is allocated
 
-TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")
-"""One for each of these on each thread."""
+TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")  # one for each of these on each thread
 
 
 class Calls(Struct, frozen=True, kw_only=True):

@@ -43,8 +43,7 @@ one around it. Such parts are finer than nanoseconds, so no two times become one
 Kineto's times begin with the quarter."""
 
 
-Thread = tuple[Any, Any]
-"""Process and thread, as the trace calls them."""
+Thread = tuple[Any, Any]  # process and thread, as the trace calls them
 
 
 class _Call(NamedTuple):

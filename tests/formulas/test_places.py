@@ -11,12 +11,16 @@ import pytest
 import torch
 
 from lflops.collect.counting import operators
-from lflops.formulas.places import GEOMETRY, PLACES
+from lflops.formulas.places import PLACES
 from lflops.formulas.table import FORMULAS
 
 assert operators, "importing them registers every formula"
 with contextlib.suppress(ModuleNotFoundError):
     importlib.import_module("torch.nn.attention.varlen")  # which registers its operators when it is loaded; not every torch has it
+
+
+GEOMETRY = ("stride", "padding", "dilation", "output_padding", "groups")
+"""Arguments of convolutions that decide the shape of the result."""
 
 
 def schema(operator: str) -> list[str] | None:

@@ -15,8 +15,7 @@ from lflops.profile.series import grouped, sum_known
 CauseKind = Literal["slower", "faster", "work", "added", "removed", "phase"]
 
 _OF_MODULES = frozenset({"forward", "backward", "recompute"})  # phases that the modules' times show more exactly
-_SAME_RATIO = 0.02
-"""Two ratios of work that differ by less are the same: a batch of twice the size does not do twice the work of the loss."""
+_SAME_RATIO = 0.02  # two ratios of work that differ by less are the same: a batch of twice the size does not do twice the work of the loss
 
 
 class Cause(Struct, frozen=True, kw_only=True):

@@ -15,8 +15,7 @@ from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PHASES, Phase
 
-TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")
-"""The phases whose times are compared."""
+TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")  # the phases whose times are compared
 
 FACTS = (
     *("kind", "device_name", "dtype", "precision", "strategy", "world_size", "threads"),

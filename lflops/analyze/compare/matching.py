@@ -35,8 +35,7 @@ class ModuleNode:
 
 _Partners = dict[ModuleNode, ModuleNode]  # by node, of either run
 
-Pair = tuple[ModuleNode | None, ModuleNode | None]
-"""The same module before and after; `None` where it was added or removed."""
+Pair = tuple[ModuleNode | None, ModuleNode | None]  # the same module before and after; `None` where it was added or removed
 
 
 def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:
@@ -70,7 +69,6 @@ def matched(before: ComparedRun, after: ComparedRun) -> tuple[Pair, ...]:
 
 
 def _pair(partners: _Partners, before: ModuleNode, after: ModuleNode) -> None:
-    """Pair two nodes, and the nodes below them."""
     waiting = [(before, after)]
     while waiting:
         one, other = waiting.pop()

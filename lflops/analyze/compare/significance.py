@@ -33,8 +33,7 @@ LEAST_CHANGE = 0.03
 LEAST_SHARE = 0.005  # the least change of a time as a share of the step
 LARGE = 0.9  # the share of the time that the large modules have together: their ratios make the common factor
 LEAST_MODULES = 3  # with fewer modules, a slower module cannot be distinguished from a slower machine
-LEAST_IN_COMMON = 1 / 3
-"""The least share of the modules' time in modules with the same work. A few shared layers say nothing about a run."""
+LEAST_IN_COMMON = 1 / 3  # the least share of the modules' time in modules with the same work. A few shared layers say nothing about a run.
 WIDEST = 2.0  # the widest interval that says anything: from half of the ratio to twice of it
 CHANCE = 0.001  # the probability that any interval misses, in a comparison of two runs of the same code
 
@@ -44,8 +43,7 @@ LOST_COUNTS = 3.0
 Verdict = Literal["slower", "faster", "same"]
 Doubt = Literal["busy", "few_steps", "varied"]
 """Why a time is not judged: other processes had the CPU, fewer than two steps were timed, or they vary too much."""
-CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})
-"""The verdicts of a time that changed by more than noise."""
+CHANGED: frozenset[Verdict | None] = frozenset({"slower", "faster"})  # the verdicts of a time that changed by more than noise
 
 
 class CommonFactor(Struct, frozen=True, kw_only=True):

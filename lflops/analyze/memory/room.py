@@ -30,8 +30,7 @@ PCIe, more where ranks also send to each other."""
 
 FRAGMENTATION = 0.05  # share of the peak that the allocator reserves besides, where it was not simulated
 
-TIGHT = 0.05
-"""A step that leaves a smaller share than this of the usable memory is tight: a longer batch or another version may not fit."""
+TIGHT = 0.05  # a step that leaves a smaller share than this of the usable memory is tight: a longer batch or another version may not fit
 
 _HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 

@@ -51,11 +51,7 @@ class Outliers(NamedTuple):
 
 
 def outliers(
-    profile: Profile,
-    patterns: Mapping[str, str],
-    identical: Mapping[str, int],
-    below: Mapping[str, Sequence[str]],
-    step: float | None,
+    profile: Profile, patterns: Mapping[str, str], identical: Mapping[str, int], below: Mapping[str, Sequence[str]], step: float | None
 ) -> Outliers:
     """The outliers; of a block and a part of it that explains it, the part.
 

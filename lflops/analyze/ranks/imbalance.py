@@ -17,6 +17,7 @@ from lflops.analyze.ranks.stragglers import NEARLY_ALL, THERE, Verdict, costs, j
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait, step_phase
 from lflops.profile.series import grouped
+from lflops.profile.steps import EVENTS
 
 __all__ = ["ENOUGH", "Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
 
@@ -40,10 +41,11 @@ MOST_OF_A_TURN = 1.2  # times its share of the steps that a rank may be late in,
 BUSY = 0.05  # of the step: a rank that waits so long for its core is on a machine that runs more than the training
 MORE_WORK = 1.15  # times the others' work: from here on it is a cause
 AS_MUCH_LONGER = 1.5  # times what more work explains: a rank that takes longer than that is slow too
+ALONE = 4.0  # times the other ranks' wait for their cores: so much longer a rank waits whose core alone is shared
 EXPLAINED = 0.5  # of the seconds that a rank is late
 
 _BLIND = frozenset({"forward", "backward"})
-_OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other"})
+_OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other", *EVENTS})
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -51,7 +53,8 @@ class Row(Struct, frozen=True, kw_only=True):
 
     Attributes:
         module: `""` is the root, and what is in no module; `layers.*.mlp` is several modules together.
-        phase: One of `PHASES`, `data`, `transfer`, `clip`; `all` is everything that the rank's device does.
+        phase: One of `PHASES`, `data`, `transfer`, `clip`, `validation`, `checkpoint`; `all` is everything that the rank's device does,
+            `stage` the rank's part of a pipeline.
         modules: The number of modules.
         slow_rank: The rank.
         seconds_lost: What it costs a step, the mean over the steps.
@@ -127,7 +130,8 @@ def imbalance(profile: Profile) -> Imbalance:
     if shown is None:
         return Imbalance()
     rows = [row for row in (_with_cause(row, profile) for row in _rows(hooked, clean, ranks)) if _is_somewhere(row)]
-    rows += () if clean is None else _preempted(clean, {row.slow_rank for row in rows})
+    rows += () if clean is None else _preempted(clean, {row.slow_rank for row in rows}, ranks)
+    rows += () if hooked is None else _larger_stages(hooked, {row.slow_rank for row in rows}, profile)
     lost = None if shown.lost_seconds is None or not shown.seconds else min(shown.lost_seconds / shown.seconds, 1.0)
     loses = sees_all and clean is not None and (clean.usual_lost_seconds or 0.0) >= MUCH * clean.seconds
     # The usual step loses much, and each of these ranks is late in no more of them than its turn: none is the slow one.
@@ -220,10 +224,11 @@ def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
     return row
 
 
-def _preempted(clean: RankComparison, named: Collection[int]) -> Iterator[Row]:
+def _preempted(clean: RankComparison, named: Collection[int], ranks: int) -> Iterator[Row]:
     """Ranks whose core is shared with another process all through the run.
 
-    That delays a step by much and another one not at all, so it is neither steady nor a burst. But the system counts it.
+    That delays a step by much and another one not at all, so it is neither steady nor a burst. But the system counts it. Where the other
+    ranks wait for their cores too, the machine is busy, and it is chance who waits longest.
     """
     by_rank = {each.rank: each.waited_by_part for each in clean.activity}
     for each in clean.excesses:
@@ -232,7 +237,8 @@ def _preempted(clean: RankComparison, named: Collection[int]) -> Iterator[Row]:
             continue
         waited, late = statistics.fmean(parts), statistics.fmean(each.excess)
         is_always_there = sum(part >= THERE * waited for part in parts) >= NEARLY_ALL * len(parts)
-        if min(waited, late) >= BUSY * clean.seconds and waited >= EXPLAINED * late and is_always_there:
+        usual = (clean.waited or 0.0) - waited / ranks
+        if min(waited, late) >= BUSY * clean.seconds and waited >= max(EXPLAINED * late, ALONE * usual) and is_always_there:
             yield Row(
                 module="",
                 phase="all",
@@ -246,6 +252,15 @@ def _preempted(clean: RankComparison, named: Collection[int]) -> Iterator[Row]:
                 usual=each.usual,
                 cause="preempted",
             )
+
+
+def _larger_stages(hooked: RankComparison, named: Collection[int], profile: Profile) -> Iterator[Row]:
+    """Ranks of a pipeline that were given more layers than the others, each as fast as theirs."""
+    for each in hooked.excesses:
+        verdict = judge(each, hooked, len(profile.ranks)) if each.phase == "stage" and each.rank not in named else None
+        row = None if verdict is None else _with_cause(_row(each, verdict, hooked), profile)
+        if row is not None and row.cause == "work" and row.seconds_lost >= WORTH_SAYING * hooked.seconds and _is_enough(row, hooked):
+            yield row
 
 
 def _with_cause(row: Row, profile: Profile) -> Row:
@@ -292,7 +307,7 @@ def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:
 
     One after the other: what the worst one explains of a rank's lateness is not explained once more by another.
     """
-    by_rank = grouped(compared.excesses, attrgetter("rank"))
+    by_rank = grouped((each for each in compared.excesses if each.phase != "stage"), attrgetter("rank"))
     rows = [row for excesses in by_rank.values() for row in _of_rank(excesses, compared, ranks)]
     return tuple(sorted(rows, key=lambda row: -row.seconds_lost))
 

@@ -26,14 +26,12 @@ from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PASSES, PHASES, Phase, Spread, step_phase
 
-IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")
-"""The parts of a module's own time, in this order."""
+IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")  # the parts of a module's own time, in this order
 
 # Work is divided by pass: a fused backward's second product has no separate time. `_BOTH` is used where forward and backward cannot be
 # separated.
 _BOTH = ""
-_NOISE = 1e-9
-"""Share of a step that is rounding error of sums of floats."""
+_NOISE = 1e-9  # share of a step that is rounding error of sums of floats
 
 
 class Budget(Struct, frozen=True, kw_only=True):

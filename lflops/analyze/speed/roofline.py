@@ -35,8 +35,7 @@ Over = Literal["cache", "compiled", "cache_unknown", "error"]
 """
 
 _OF_TORCH = "aten::"
-TOLERANCE = 0.05
-"""A point that is above its roof by no more than this is on it: two measurements of one peak differ by as much."""
+TOLERANCE = 0.05  # a point that is above its roof by no more than this is on it: two measurements of one peak differ by as much
 
 
 class Ceiling(Struct, frozen=True, kw_only=True):

@@ -15,10 +15,8 @@ from lflops.profile.series import sum_known
 from lflops.profile.steps import Step
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
-_LEAST_WAIT = 0.001
-"""Of a step: less is how long a look at the clock takes."""
-_NOISE = 1e-9
-"""Share of a step that is rounding error of sums of floats."""
+_LEAST_WAIT = 0.001  # of a step: less is how long a look at the clock takes
+_NOISE = 1e-9  # share of a step that is rounding error of sums of floats
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):

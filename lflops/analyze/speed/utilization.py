@@ -12,11 +12,9 @@ from lflops.profile.model import Profile
 from lflops.profile.records import Phase
 from lflops.profile.series import sum_known
 
-MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")
-"""The phases whose MACs count for MFU."""
+MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")  # the phases whose MACs count for MFU
 _HARDWARE: tuple[Phase, ...] = (*MODEL_PHASES, "recompute")
-_BEYOND = 1.1
-"""The modules' times are no more exact than that."""
+_BEYOND = 1.1  # the modules' times are no more exact than that
 
 
 class Utilization(Struct, frozen=True, kw_only=True):

@@ -66,8 +66,7 @@ class OptimizerListener(Protocol):
         """The closure ends, and its step goes on."""
 
 
-LISTENERS: list[ModuleListener] = []
-"""Those whose hooks are installed, of all threads; `lflops.scope` calls them."""
+LISTENERS: list[ModuleListener] = []  # those whose hooks are installed, of all threads; `lflops.scope` calls them
 
 
 def install_hooks(undo: Undo, listener: ModuleListener, steps: OptimizerListener | None = None, *, guard: Guard = unguarded) -> None:

@@ -44,19 +44,13 @@ from lflops.profile.records import Phase
 
 
 class ModuleTracker:
-    """Follows the modules of a tree through forward, backward, recompute and the optimizer, between `start` and `stop`.
-
-    Args:
-        tree: The modules and their names.
-        phase: What an operator outside of every module is, until the first module is called.
-        follow: Called when a thread other than the first enters a module of the tree; returns what to call when it has left.
-    """
+    """Follows the modules of a tree through forward, backward, recompute and the optimizer, between `start` and `stop`."""
 
     def __init__(self, tree: ModuleTree, *, phase: Phase = "other", follow: Callable[[], Callable[[], None]] | None = None) -> None:
         self.tree = tree
         self.ambiguous = 0
-        self._phase = phase
-        self._follow = follow
+        self._phase = phase  # what an operator outside of every module is, until the first module is called
+        self._follow = follow  # called when another thread enters a module of the tree; returns what to call when it has left
         self._round = 0
         self._local = ThreadLocal()
         self._threads: list[AutogradSegments] = []  # the first thread's own comes first: `start` sees to it

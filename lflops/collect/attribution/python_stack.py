@@ -16,8 +16,7 @@ _AROUND_HOOKS = ("lflops/boundary.py", "lflops/collect/count_and_time.py", "torc
 BUCKET: Any = getattr(distributed, "GradBucket", None)
 """What DDP gives a communication hook; there is none where torch was built without distributed training."""
 
-ENGINE = "_engine_run_backward"
-"""The function from which autograd's engine is called. Where it runs nodes on its own thread there is none."""
+ENGINE = "_engine_run_backward"  # the function from which autograd's engine is called. Where it runs nodes on its own thread there is none.
 
 MODE = "__torch_dispatch__"
 

@@ -28,8 +28,7 @@ from lflops.hardware.chips import Hardware, lookup, named
 if sys.platform != "win32":
     import fcntl
 
-METHOD = 2
-"""Counted up when figures are measured in another way, so that older ones are not taken for new."""
+METHOD = 2  # counted up when figures are measured in another way, so that older ones are not taken for new
 
 SIZES = tuple(1 << exponent for exponent in range(8, 15))
 SIZING_SECONDS, PROBES, PROBE_SECONDS = 4.0, 3, 0.02
@@ -40,8 +39,7 @@ ROUNDS, FEWEST_ROUNDS = 11, 3
 PRODUCT_SHARE, COPY_SHARE = 1 / 32, 1 / 4
 """Of the free memory: the operands of one dtype, and both ends of the copy. They are all held at once."""
 
-CACHES, FEWEST_CACHES = 8, 4
-"""How many times the last-level cache the copy works on; less than the fewer would measure the cache."""
+CACHES, FEWEST_CACHES = 8, 4  # how many times the last-level cache the copy works on; less than the fewer would measure the cache
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
@@ -49,8 +47,7 @@ ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 SOURCE, BUSY = "measured by lflops.calibrate", ", while other processes used the CPU"
 """How the source of measured figures begins; and how it ends where they are too low, so that the next run measures again."""
 
-MOST_LOST = 0.03
-"""The share of the CPU time that other processes may take while the peaks are measured."""
+MOST_LOST = 0.03  # the share of the CPU time that other processes may take while the peaks are measured
 
 TAKEN = 'give "auto", "measure", a name of lflops.hardware.names(), a TOML file, an lflops.Hardware, or None'
 

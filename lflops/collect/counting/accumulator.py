@@ -34,8 +34,7 @@ WHOLLY_OPERATORS = frozenset(f"torch_nn::_linear_cross_entropy_batch_chunked{kin
 """Operators that are known to compute nothing but by the operators inside of them."""
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
 """Operators whose backward makes forward's products again, because those are too large to be kept."""
-SHAPED = (*PLAIN, FakeTensor)
-"""Classes of tensors that have nothing but a shape that a cost may depend on."""
+SHAPED = (*PLAIN, FakeTensor)  # classes of tensors that have nothing but a shape that a cost may depend on
 NUMBERS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 """Classes of all other arguments that calls of one cost may have."""
 
@@ -100,15 +99,10 @@ class Call(Struct, frozen=True, gc=False):
 
 
 class OperatorAccumulator:
-    """Adds up the calls that the dispatch modes of all threads report, by row and phase.
-
-    Args:
-        scopes: Knows which row and phase is running.
-        extent: What to collect.
-    """
+    """Adds up the calls that the dispatch modes of all threads report, by row and phase."""
 
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
-        self.scopes = scopes
+        self.scopes = scopes  # knows which row and phase is running
         self.guard: Guard = unguarded  # keeps errors of the modes from the code that they count
         self.memory = LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors) if extent.memory else None
         if self.memory is not None:

@@ -29,8 +29,7 @@ from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import sum_known
 
-LONGEST_DETAIL = 200
-"""Characters of a module's `extra_repr`."""
+LONGEST_DETAIL = 200  # characters of a module's `extra_repr`
 
 
 @dataclass(frozen=True, kw_only=True)

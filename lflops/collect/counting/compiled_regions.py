@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 MARK = "\0"
 SEES_ALL = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
 """Backends that generate no kernels: the dispatch mode sees all of their operators."""
-ONE_NODE = "CompiledFunctionBackward"
-"""The autograd node of a compiled graph."""
+ONE_NODE = "CompiledFunctionBackward"  # the autograd node of a compiled graph
 
 
 class GivenTensor(NamedTuple):

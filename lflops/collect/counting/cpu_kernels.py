@@ -15,11 +15,8 @@ from torch import Tensor
 from lflops.collect.torch_private.distributed import wait_operator
 from lflops.collect.torch_private.operators import OpOverload
 
-LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
-"""One layer in one direction, by oneDNN."""
-
-LSTM_WORKSPACE = 3
-"""The index of its workspace, which backward needs, among its results."""
+LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default  # one layer in one direction, by oneDNN
+LSTM_WORKSPACE = 3  # the index of its workspace, which backward needs, among its results
 
 Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
 """From a fake result and the operator's arguments to the result that the kernel gives."""
@@ -196,8 +193,7 @@ _TABLE = _table()
 FLOAT, LINE, PAGE, ALIASING = 4, 64, 4096, 256
 """Bytes of a float32, a cache line and a page. Rows of a multiple of `ALIASING` elements get one more line."""
 
-REGISTRY = 568
-"""Bytes that oneDNN adds to the scratchpad of an LSTM, measured with oneDNN 3, besides a page for alignment."""
+REGISTRY = 568  # bytes that oneDNN adds to the scratchpad of an LSTM, measured with oneDNN 3, besides a page for alignment
 
 INPUT, INPUT_WEIGHT, OUT_GRADIENT = 0, 1, 10
 """Places among the arguments of an LSTM layer; of its backward, also the place of the result's gradient."""

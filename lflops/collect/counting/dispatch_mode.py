@@ -29,11 +29,8 @@ from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
-DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})
-"""Those of which values decide what they call, and how often."""
-
-ADD = "add"
-"""The operator by which autograd adds up the gradients of a tensor that is used more than once."""
+DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})  # those of which values decide what they call, and how often
+ADD = "add"  # the operator by which autograd adds up the gradients of a tensor that is used more than once
 
 
 class RealParameterError(Exception):
@@ -83,7 +80,6 @@ class CountingMode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and report it."""
         kwargs = kwargs or {}
         if self.is_off:
             return function(*args, **kwargs)
@@ -199,7 +195,6 @@ class CountingMode(TorchDispatchMode):
         return out
 
     def _see_storages(self, memory: LiveMemory, call: Call) -> None:
-        """Report the storages that an operator allocated."""
         counter, operator, row, phase = self._counter, call.operator, call.row, call.phase
         if counter.regions is not None:
             row = row_of_region(row)

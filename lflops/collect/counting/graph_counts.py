@@ -30,12 +30,10 @@ from lflops.collect.torch_private.operators import HigherOrderOperator
 from lflops.collect.torch_private.tensors import fake_mode
 from lflops.profile.notes import Note
 
-COMPILED = "torch.compile"
-"""The name under which a graph of unknown work is listed."""
+COMPILED = "torch.compile"  # the name under which a graph of unknown work is listed
 PHASES_OF_BACKWARD = frozenset({"backward", "recompute"})
 
-INLINED = frozenset({"wrap", "wrap_activation_checkpoint", "hints_wrapper"})
-"""Operators that run the graph that is their first argument."""
+INLINED = frozenset({"wrap", "wrap_activation_checkpoint", "hints_wrapper"})  # operators that run the graph that is their first argument
 
 
 class UncountableError(Exception):
@@ -268,7 +266,6 @@ class _Run:
 
 
 def _with_module(value: Any) -> Any:
-    """A module in place of a graph, for an operator that runs it itself."""
     if isinstance(value, CapturedGraph):
         return value.module()
     if isinstance(value, tuple | list):

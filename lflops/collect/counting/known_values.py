@@ -19,8 +19,7 @@ from lflops.collect.torch_private.distributed import is_pipeline_vote, receive_o
 from lflops.collect.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
 
-LARGEST = 1 << 20
-"""The most elements of a tensor whose values are kept."""
+LARGEST = 1 << 20  # the most elements of a tensor whose values are kept
 
 _MADE_OF_NUMBERS = frozenset(getattr(torch.ops.aten, name) for name in ("arange", "linspace", "logspace"))
 """Operators that make floating tensors whose values code may need, such as the rates of stochastic depth."""
@@ -50,13 +49,8 @@ class KnownValues(TorchDispatchMode):
     supports_higher_order_operators = True  # as torch asks since 2.9
 
     def __init__(self, *, on_host: bool = True) -> None:
-        """Begin without known values.
-
-        Args:
-            on_host: Whether the CPU's kernels would run. On a chip the size of an LSTM's workspace is unknown.
-        """
         super().__init__()  # type: ignore[no-untyped-call]
-        self._on_host = on_host
+        self._on_host = on_host  # whether the CPU's kernels would run; on a chip the size of an LSTM's workspace is unknown
         route_higher_order_operators(type(self))
         self._receive = receive_operator()
         self._stale: dict[int, weakref.ref[Any]] = {}  # by storage key, while the storage is alive: keys are reused

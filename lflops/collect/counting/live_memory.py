@@ -110,22 +110,13 @@ class LiveMemory:
 
     Births and deaths go into one list of events, which is replayed at the end, up to the peak. Copying the live set at each new peak would
     double the cost of counting.
-
-    Args:
-        round_to: The size of each storage is rounded up to a multiple of so many bytes.
-        moments: The most operators of the timeline; of more the extremes are kept.
-        survivors: Storages that the last step left: this one begins with those still alive, and at its end puts its own there.
     """
 
     def __init__(
-        self,
-        round_to: int = 1,
-        log: AllocationLog | None = None,
-        moments: int = LONGEST_TIMELINE,
-        survivors: Survivors | None = None,
+        self, round_to: int = 1, log: AllocationLog | None = None, moments: int = LONGEST_TIMELINE, survivors: Survivors | None = None
     ) -> None:
-        self._longest = moments
-        self._round_to = round_to
+        self._longest = moments  # the most operators of the timeline; of more the extremes are kept
+        self._round_to = round_to  # the size of each storage is rounded up to a multiple of so many bytes
         self._births: list[Birth] = []
         self._events: list[int] = []
         self._alive: dict[int, _Followed] = {}
@@ -141,6 +132,7 @@ class LiveMemory:
         self._resized: dict[int, Any] = {}
         self._replaced: _Replaced | None = None
         self._log = log
+        # Storages that the last step left: this one begins with those still alive, and at its end puts its own there.
         self._survivors = survivors
 
     def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:

@@ -32,14 +32,9 @@ AWAITED = frozenset({"wait_tensor", "barrier", "monitored_barrier_"})
 """Of these namespaces: ranks wait for each other, and nothing is carried."""
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
 FOREACH = "_foreach_"
-GATHERS = "fsdp::split_with_sizes_copy"
-"""By this FSDP writes gathered parameters to their storages, which it resizes without an operator."""
-
-WRAPS = "_wrap_tensor_autograd"
-"""By this a collective's result is wrapped until it is waited for. The wrapper's storage has no memory."""
-
-LIFTS = frozenset({"lift", "lift_fresh"})
-"""Operators by which memory that no operator made arrives: from `torch.tensor`, or a loaded array."""
+GATHERS = "fsdp::split_with_sizes_copy"  # by this FSDP writes gathered parameters to their storages, which it resizes without an operator
+WRAPS = "_wrap_tensor_autograd"  # by this a collective's result is wrapped until it is waited for. The wrapper's storage has no memory.
+LIFTS = frozenset({"lift", "lift_fresh"})  # operators by which memory that no operator made arrives: from `torch.tensor`, or a loaded array
 
 CONTROL_FLOW = frozenset({"cond", "while_loop", "while_loop_stack_output", "map_impl", "scan", "associative_scan"})
 """Operators that call functions: branches, and bodies of loops."""

@@ -10,7 +10,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -19,13 +19,6 @@ from lflops.collect.counting.operators import Operator
 from lflops.collect.operator_costs.table import shapes, values_or_shape
 from lflops.collect.torch_private.dispatch_modes import open_modes
 from lflops.formulas.table import FUNCTIONS, Cost, FunctionFormula
-
-
-class Watcher(Protocol):
-    """A dispatch mode that receives the functions that ran while it was on the thread's stack."""
-
-    def see_function(self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool) -> None:
-        """A function has run."""
 
 
 class _Wrapped(NamedTuple):
@@ -45,8 +38,7 @@ class _Covered(threading.local):
 
 _LOCK = threading.RLock()
 _COVERED = _Covered()
-_COUNTS: list[object] = []
-"""The counts that are running."""
+_COUNTS: list[object] = []  # the counts that are running
 _undo = Undo()
 
 

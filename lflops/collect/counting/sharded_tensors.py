@@ -79,7 +79,6 @@ class _Macs(TorchDispatchMode):
 
 
 def _on_meta(value: Any) -> Any:
-    """The same structure with tensors on the meta device."""
     if isinstance(value, Tensor):
         return torch.empty(value.shape, dtype=value.dtype, device="meta")
     if isinstance(value, dict):

@@ -13,12 +13,9 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.series import sum_known
 
-CellKey = tuple[str, str, Phase, "torch.dtype | None"]
-"""Row, operator, phase, dtype."""
-UncountedKey = tuple[str, str, Phase]
-"""Row, operator, phase."""
-CollectiveKey = tuple[str, Phase, str, str, "int | None"]
-"""Row, phase, collective, process group, the group's size."""
+CellKey = tuple[str, str, Phase, "torch.dtype | None"]  # row, operator, phase, dtype
+UncountedKey = tuple[str, str, Phase]  # row, operator, phase
+CollectiveKey = tuple[str, Phase, str, str, "int | None"]  # row, phase, collective, process group, the group's size
 
 
 class Counts(Struct, gc=False):

@@ -139,8 +139,7 @@ def _sparse_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return ()
 
 
-Collective = tuple[str, str, int | None, int]
-"""Name, process group, the group's size, bytes of the payload."""
+Collective = tuple[str, str, int | None, int]  # name, process group, the group's size, bytes of the payload
 
 
 def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:

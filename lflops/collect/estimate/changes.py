@@ -112,7 +112,6 @@ class Changes:
     policy: Policy = "none"  # what every block recomputes
 
     def __post_init__(self) -> None:
-        """Raise a `CountError` for an unknown word."""
         for name, value, known in (("dtype", self.dtype, DTYPES), ("precision", self.precision, MIXED), ("ac", self.policy, POLICIES)):
             if value is not None and value not in known:
                 raise CountError(f"{name}={value!r}: give one of {', '.join(known)}{', best' if name == 'ac' else ''}")

@@ -24,20 +24,13 @@ from lflops.hardware.chips import Hardware, vendor_of
 from lflops.profile.notes import Note
 
 ATTENTION = frozenset(
-    {
-        F.scaled_dot_product_attention,
-        torch.ops.aten.scaled_dot_product_attention,
-        torch.ops.aten.scaled_dot_product_attention.default,
-    }
+    {F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
 )
 """The functions and operators that stand for attention."""
 
 HALF = (torch.float16, torch.bfloat16)
-WIDEST_FLASH, WIDEST_CUDNN = 256, 128
-"""The widest heads that the kernels support."""
-
-WIDTHS, MASK_ROWS = 8, 16
-"""Flash attention pads heads, and efficient attention pads the rows of masks, to a multiple of these."""
+WIDEST_FLASH, WIDEST_CUDNN = 256, 128  # the widest heads that the kernels support
+WIDTHS, MASK_ROWS = 8, 16  # flash attention pads heads, and efficient attention pads the rows of masks, to a multiple of these
 
 _ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _CALLERS = (F.multi_head_attention_forward, Tensor.backward, torch.autograd.backward, torch.autograd.grad)

@@ -38,11 +38,8 @@ from lflops.profile.notes import Note
 Progress = Callable[[int, int | None], object]
 """Called with the finished operators and their total, which is `None` while unknown; once more at the end, with the total."""
 
-REPORT_EVERY = 500
-"""Operators between two reports."""
-
-Model = nn.Module | Callable[[], nn.Module]
-"""A module, or a function that builds one."""
+REPORT_EVERY = 500  # operators between two reports
+Model = nn.Module | Callable[[], nn.Module]  # a module, or a function that builds one
 
 
 def estimate(
@@ -143,10 +140,8 @@ class Subject(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     loss: Callable[[Any], Tensor] | None
-    buckets: tuple[Tensor, ...] = ()
-    """Of gradients, where ranks are replicas."""
-    step: Callable[..., object] | None = None
-    """Runs in place of the call, the loss and backward."""
+    buckets: tuple[Tensor, ...] = ()  # of gradients, where ranks are replicas
+    step: Callable[..., object] | None = None  # runs in place of the call, the loss and backward
 
 
 def batch_of(caller: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -19,11 +19,8 @@ from lflops.collect.counting.known_values import NoCudaError
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, NO_FAKE_KERNEL, FakeTensor, local_part, only_shapes_run
 from lflops.errors import CountError, LflopsError
 
-CALL = nn.Module.__call__.__code__
-"""The code object of every call of a module."""
-
-OBJECTS_IN = "distributed_c10d.py"
-"""The name of the file in which torch sends Python objects."""
+CALL = nn.Module.__call__.__code__  # the code object of every call of a module
+OBJECTS_IN = "distributed_c10d.py"  # the name of the file in which torch sends Python objects
 
 NO_CUDA = re.compile(
     "not compiled with CUDA|not linked with support for cuda|CUDA is not available|Found no NVIDIA driver"

@@ -17,8 +17,7 @@ from lflops.collect.torch_private.dispatch_modes import pop_mode, push_mode, wit
 from lflops.collect.torch_private.tensors import FakeTensor, fake_mode, local_part
 from lflops.errors import CountError
 
-HOST = torch.device("cpu")
-"""The device of fake tensors for tensors on `meta`. Code that branches on the device runs as on a real one."""
+HOST = torch.device("cpu")  # the device of fake tensors for tensors on `meta`. Code that branches on the device runs as on a real one.
 
 
 class Fakes:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lflops.errors import CountError
 
-BY_NAME = "hf:"
-"""Before the name of a model in transformers' cache."""
+BY_NAME = "hf:"  # before the name of a model in transformers' cache
 
 
 def is_config(target: str) -> bool:

@@ -12,14 +12,9 @@ from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware
 
-MAX_BATCH = 1 << 30
-"""The largest number of samples that is tried. If it fits, the peak does not depend on the batch."""
-
-LARGEST = 1 << 62
-"""A number of bytes beyond any memory."""
-
-FURTHER = 64
-"""The factor of the next try while the peak does not change."""
+MAX_BATCH = 1 << 30  # the largest number of samples that is tried. If it fits, the peak does not depend on the batch.
+LARGEST = 1 << 62  # a number of bytes beyond any memory
+FURTHER = 64  # the factor of the next try while the peak does not change
 
 
 def largest_batch(

@@ -16,8 +16,7 @@ from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, is_gpu
 from lflops.profile.notes import Note
 
-MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]
-"""A function from parameters to their optimizer, as `torch.optim.AdamW`."""
+MakesOptimizer = Callable[[list[nn.Parameter]], Optimizer]  # a function from parameters to their optimizer, as `torch.optim.AdamW`
 
 
 def makes_optimizer(caller: str, asked: MakesOptimizer | str | None, *, fused: bool = False) -> MakesOptimizer | None:

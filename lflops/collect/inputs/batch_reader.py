@@ -17,17 +17,10 @@ from torch import Tensor
 from lflops.collect.inputs.structure import Storage, is_tensor, may_hold_tensors, storage_of
 from lflops.collect.torch_private.tensors import shape_key, without_overrides
 
-MOST_VALUES = 1_000
-"""Values of a batch that are looked at."""
-
-DEEPEST = 12
-"""Levels of nesting that are searched; a structure that contains itself ends there."""
-
-LONG, PROBED = 64, 32
-"""A container with more entries than the first is one of plain data if so many of them hold no tensor."""
-
-MOST_STRUCTURES = 64
-"""Structures that are remembered."""
+MOST_VALUES = 1_000  # values of a batch that are looked at
+DEEPEST = 12  # levels of nesting that are searched; a structure that contains itself ends there
+LONG, PROBED = 64, 32  # a container with more entries than the first is one of plain data if so many of them hold no tensor
+MOST_STRUCTURES = 64  # structures that are remembered
 
 
 class BatchTensors(NamedTuple):
@@ -60,8 +53,7 @@ class _Structure(NamedTuple):
 
 _TENSOR, _UNREADABLE = True, False
 
-_PLAIN = {type(None), bool, int, float, str, bytes}
-"""Types of which one may stand in place of another."""
+_PLAIN = {type(None), bool, int, float, str, bytes}  # types of which one may stand in place of another
 
 
 class BatchReader:

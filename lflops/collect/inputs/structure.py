@@ -24,8 +24,7 @@ _VALUES = (str, bytes, bytearray, int, float, complex, type, Enum, PurePath, UUI
 _UNREAD = (set, frozenset, deque, Mapping)
 """Kinds of containers that are not looked into: they have no order, or reading them may run the user's code."""
 
-_WRITTEN_IN_PYTHON = 1 << 9
-"""The flag of a type that a `class` statement made."""
+_WRITTEN_IN_PYTHON = 1 << 9  # the flag of a type that a `class` statement made
 
 
 def is_tensor(value: Any) -> bool:

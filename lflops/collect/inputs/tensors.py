@@ -11,11 +11,8 @@ from torch import Tensor
 from lflops.collect.inputs.structure import Storage, attributes_of, is_tensor, may_hold_tensors, storage_of
 from lflops.collect.torch_private.tensors import node_of, without_overrides
 
-DEEPEST = 12
-"""Levels of nesting that are searched; a structure that contains itself ends there."""
-
-MOST_VALUES = 1_000
-"""Values other than tensors that are searched."""
+DEEPEST = 12  # levels of nesting that are searched; a structure that contains itself ends there
+MOST_VALUES = 1_000  # values other than tensors that are searched
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

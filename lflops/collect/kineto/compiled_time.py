@@ -66,8 +66,7 @@ class _Kernel:
     moved: float | None = 0.0
 
 
-Rows = Callable[[GraphKernels, str], Sequence[str | None]]
-"""The rows of a graph's modules while a module runs."""
+Rows = Callable[[GraphKernels, str], Sequence[str | None]]  # the rows of a graph's modules while a module runs
 
 
 def times_of(regions: Iterable[Region], graphs: Mapping[str, GraphKernels], rows: Rows, *, batches: int, device: bool) -> CompiledTimes:

@@ -14,14 +14,12 @@ from lflops.stretches import joined, length, outside, shares
 from lflops.traces.device_states import Timeline, communicates, idle_stretches, states, timeline
 from lflops.traces.recorded import DeviceWork
 
-ON_HOST = ("gloo:", "mpi:", "ucc:")
-"""Begin the names of collectives that run on the host."""
+ON_HOST = ("gloo:", "mpi:", "ucc:")  # begin the names of collectives that run on the host
 
 WITH_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 """Namespaces of operators that launch collectives, or wait for them."""
 
-AUTOGRAD = frozenset({"autograd", "torch"})
-"""Namespaces of what runs other operators, such as `torch::autograd::AccumulateGrad`."""
+AUTOGRAD = frozenset({"autograd", "torch"})  # namespaces of what runs other operators, such as `torch::autograd::AccumulateGrad`
 
 HOST_PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer")
 """The inner ones first: an optimizer's closure runs forward and backward."""

@@ -29,11 +29,8 @@ from lflops.traces.recorded import NODE, STEP
 REGION = "## Call CompiledFxGraph "
 """Begins the names of the runs of compiled graphs; the graph's key follows."""
 
-LAUNCHES = "c10d::"
-"""Begins the names of the operators that launch collectives."""
-
-MAX_TABLE_ROWS = 20
-"""Operators of the table: those with the most self time on the device, and on the host."""
+LAUNCHES = "c10d::"  # begins the names of the operators that launch collectives
+MAX_TABLE_ROWS = 20  # operators of the table: those with the most self time on the device, and on the host
 
 NO_OPERATORS = frozenset(
     {

@@ -30,8 +30,7 @@ from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, next
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.profile.records import PHASES, Call, ModulePhase, Phase
 
-THREAD = "lflops: thread "
-"""Begins the name of the one event that ties a thread's log to its Kineto events."""
+THREAD = "lflops: thread "  # begins the name of the one event that ties a thread's log to its Kineto events
 
 SCOPE, OPTIMIZER, CLOSURE, LEAVE, STEP = "part:", "step of", "closure", "leave", "step"
 
@@ -119,8 +118,7 @@ class _Run:
     device: int = 0
 
 
-NODE = 0
-"""The key of autograd nodes: no object has it as its identity."""
+NODE = 0  # the key of autograd nodes: no object has it as its identity
 
 
 @dataclass(slots=True)
@@ -134,12 +132,7 @@ class _ReplayFrame(Frame):
 
 
 class Replay:
-    """One thread's log, as time goes by.
-
-    Args:
-        segments: The numberings of threads by Kineto's number of the thread, complete but for that of this one.
-        own: This thread's, to be filled.
-    """
+    """One thread's log, as time goes by."""
 
     def __init__(
         self,
@@ -153,8 +146,8 @@ class Replay:
         self._tree = tree
         self._entries = entries
         self._thread = thread
-        self._segments = segments
-        self._own = own
+        self._segments = segments  # the numberings of threads by Kineto's number of the thread, complete but for that of this one
+        self._own = own  # this thread's, to be filled
         self._next = 0
         self._outside: Phase = "other"
         self._frames: FrameStack[_ReplayFrame] = FrameStack()

@@ -11,8 +11,7 @@ from lflops.traces.recorded import NODE
 
 _NO_PHASE = frozenset({"other", ""})
 
-PhaseMark = tuple[int, str]
-"""Nanoseconds since 1970, and the phase of the step that runs from then on."""
+PhaseMark = tuple[int, str]  # nanoseconds since 1970, and the phase of the step that runs from then on
 
 
 def timeline_of(

@@ -15,8 +15,7 @@ from lflops.collect.torch_private import autograd
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.errors import CountError
 
-ASIDE = "aside"
-"""The name of a part of a pass that is lflops' own work, and in no time."""
+ASIDE = "aside"  # the name of a part of a pass that is lflops' own work, and in no time
 
 
 Divide = Callable[..., None]

@@ -24,13 +24,9 @@ MASK_AT = {
     "_scaled_dot_product_fused_attention_overrideable": (3, "attn_bias"),
 }
 """The mask's place and name in fused attention."""
-MOST_READ = 1 << 24
-"""Elements of a mask; a larger mask is not read."""
-
-COUNTS, INDICES = 3, 4
-"""Dimensions of a tensor of block counts: batch, heads, rows of blocks. Of one of block indices: the same, blocks."""
-MOST_EVALUATED = 1 << 26
-"""Pairs of a query and a key for which the mask is evaluated; where it is more, what the mask divides is not known."""
+MOST_READ = 1 << 24  # elements of a mask; a larger mask is not read
+COUNTS, INDICES = 3, 4  # dimensions of a tensor of block counts: batch, heads, rows of blocks. Of one of block indices: the same, blocks.
+MOST_EVALUATED = 1 << 26  # pairs of a query and a key for which the mask is evaluated; where it is more, what the mask divides is not known
 
 
 class MaskedScores(NamedTuple):

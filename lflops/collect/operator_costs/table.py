@@ -28,8 +28,7 @@ from lflops.formulas.table import FORMULAS, READS, Cost, Formula, SparseShape, V
 SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
 """Layouts that store only some of the elements."""
 
-CallCost = Callable[[Any, Any, Any], Cost]
-"""From the arguments, keyword arguments and result of a call."""
+CallCost = Callable[[Any, Any, Any], Cost]  # from the arguments, keyword arguments and result of a call
 
 _COSTS: dict[str, CallCost] = {}
 _USERS: dict[str, Formula] = {}
@@ -171,8 +170,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-KNOWS_VALUES = "knows_values_of"
-"""The method of a mode that says whether a real tensor has the numbers that it would have in a real step."""
+KNOWS_VALUES = "knows_values_of"  # the method of a mode that says whether a real tensor has the numbers that it would have in a real step
 
 
 def known(tensor: Tensor) -> Tensor | None:

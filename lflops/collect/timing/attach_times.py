@@ -17,8 +17,7 @@ from lflops.profile.steps import Step, is_disturbed
 
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 
-WORTH_SAYING = 0.05
-"""How far the hooked passes may be off the clean ones before a note says so."""
+WORTH_SAYING = 0.05  # how far the hooked passes may be off the clean ones before a note says so
 
 
 def attach_module_times(

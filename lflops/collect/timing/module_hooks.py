@@ -29,11 +29,8 @@ from lflops.collect.timing.stamps import ENTERS, SEGMENT, PassTimes, Stamp, pass
 from lflops.collect.torch_private.autograd import NO_BACKWARD, after_backward, backward_id, next_sequence_number, sequence_number
 from lflops.profile.records import ModulePhase, Phase
 
-MOST_NODES = 2000
-"""Autograd nodes that are searched for those of a segment that no crossing tensor leads to."""
-
-_Ranges = list[tuple[int, int, str]]
-"""Numbers of nodes without a hook, from and up to, and the row that built them."""
+MOST_NODES = 2000  # autograd nodes that are searched for those of a segment that no crossing tensor leads to
+_Ranges = list[tuple[int, int, str]]  # numbers of nodes without a hook, from and up to, and the row that built them
 
 
 @dataclass(slots=True)
@@ -238,8 +235,7 @@ class ModuleTimer:
         self._handles.clear()
 
 
-_NO_OUTPUT = object()
-"""Passed to `_pop` when a scope ends without an output."""
+_NO_OUTPUT = object()  # passed to `_pop` when a scope ends without an output
 
 
 def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:

@@ -14,8 +14,7 @@ from typing import Self
 from lflops.collect.timing.stamps import HookOverhead, PassTimes, inclusive
 from lflops.profile.records import ModulePhase, Spread
 
-MOST_OVERHEAD = 3.0
-"""The largest factor of the trial's overhead."""
+MOST_OVERHEAD = 3.0  # the largest factor of the trial's overhead
 
 NONE: Mapping[str, float] = {}
 

@@ -17,8 +17,7 @@ from lflops.collect.timing.clock import Clock
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import ModulePhase
 
-Stamp = tuple[Any, ModulePhase | None, str]
-"""A mark, what runs from there on, and why; `None` is the observer."""
+Stamp = tuple[Any, ModulePhase | None, str]  # a mark, what runs from there on, and why; `None` is the observer
 
 ENTERS, SEGMENT, OPERATOR = "enters", "segment", "operator"
 """Why: a module is entered; a segment of backward begins; an operator is counted."""

@@ -13,11 +13,8 @@ from typing import Any
 
 from lflops.collect.timing.clock import Clock
 
-OTHER = "other"
-"""What is in no phase."""
-
-SYNC = "sync"
-"""Lightning's own collectives, in which ranks wait for each other."""
+OTHER = "other"  # what is in no phase
+SYNC = "sync"  # Lightning's own collectives, in which ranks wait for each other
 
 WAIT = "wait"
 """The end of backward, where every node has run: DDP waits in it for the gradients of the other ranks. It is a part of backward."""

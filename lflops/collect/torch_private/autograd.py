@@ -29,23 +29,15 @@ __all__ = [
     "sequence_number",
 ]
 
-NO_BACKWARD = -1
-"""`backward_id()` outside of a backward pass."""
-
-ACCUMULATES_GRADIENT = 1 << 62
-"""Nodes that write `.grad` have sequence numbers from here on. No forward operator built them."""
-
-next_sequence_number: Callable[[], int] = _get_sequence_nr
-"""The number of the next autograd node that this thread builds."""
+NO_BACKWARD = -1  # `backward_id()` outside of a backward pass
+ACCUMULATES_GRADIENT = 1 << 62  # nodes that write `.grad` have sequence numbers from here on. No forward operator built them.
+next_sequence_number: Callable[[], int] = _get_sequence_nr  # the number of the next autograd node that this thread builds
 
 backward_id: Callable[[], int] = _current_graph_task_id
 """The number of the backward pass that this thread is running; later passes have higher numbers."""
 
-current_node: Callable[[], Any] = _current_autograd_node
-"""The autograd node that this thread is evaluating, or `None`."""
-
-profiler_is_recording: Callable[[], bool] = _profiler_enabled
-"""Whether one of torch's profilers is recording."""
+current_node: Callable[[], Any] = _current_autograd_node  # the autograd node that this thread is evaluating, or `None`
+profiler_is_recording: Callable[[], bool] = _profiler_enabled  # whether one of torch's profilers is recording
 
 
 def hear_profilers(call: Callable[[], None]) -> None:

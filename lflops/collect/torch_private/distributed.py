@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FlatPart", "fake_group", "flat_parts", "group_named", "group_store", "is_pipeline_vote", "receive_operator", "wait_operator"]
-
 
 class FlatPart(NamedTuple):
     """One parameter of the user's inside a flat parameter of the first FSDP."""

@@ -22,25 +22,9 @@ with known_torch():
     from torch._dynamo.utils import CleanupManager
     from torch._higher_order_ops import utils as operators_with_code
 
-__all__ = [
-    "MODULES",
-    "CapturedGraph",
-    "CompiledCode",
-    "after_compilations_no_more",
-    "after_each_compilation",
-    "compiled_code",
-    "excluded",
-    "graph_of",
-    "keep_graphs",
-    "release_graphs",
-    "with_control_flow_compiled",
-]
-
 PREFIX = "__compiled_fn"
-MODULES = "nn_module_stack"
-"""The meta data of a node that has the modules around it."""
-RECOMPUTES_SOME = "_checkpoint_context_fn"
-"""Marks the graph of a checkpointed region whose user chooses what is recomputed."""
+MODULES = "nn_module_stack"  # the meta data of a node that has the modules around it
+RECOMPUTES_SOME = "_checkpoint_context_fn"  # marks the graph of a checkpointed region whose user chooses what is recomputed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,6 @@ import torch
 
 from lflops.errors import UnknownTorchError
 
-__all__ = ["differs", "known_torch"]
-
 
 def differs(difference: object) -> UnknownTorchError:
     """The error that names this torch's version and the difference."""

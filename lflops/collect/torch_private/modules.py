@@ -27,22 +27,6 @@ _NAMES = vars(module_of_torch)
 _CALL, _WRAPPED_CALL = nn.Module._call_impl, nn.Module._wrapped_call_impl
 """As they are when lflops is imported: a user may replace them later."""
 
-__all__ = [
-    "Compilations",
-    "HiddenHooks",
-    "OwnModule",
-    "buffers_of",
-    "child_modules",
-    "compilations",
-    "compiles_its_hooks",
-    "is_compiled",
-    "never_compiled",
-    "packed_parameters",
-    "remove_hook",
-    "unwrapped",
-    "without_global_hooks",
-]
-
 
 def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
     """The registered children with repetitions, which `named_children` leaves out."""

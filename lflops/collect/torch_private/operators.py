@@ -35,8 +35,7 @@ __all__ = [
     "written_arguments",
 ]
 
-COMPOSITE = _KEY.CompositeImplicitAutograd
-"""The dispatch key of operators that are written in terms of others."""
+COMPOSITE = _KEY.CompositeImplicitAutograd  # the dispatch key of operators that are written in terms of others
 DEVICES = (_KEY.CPU, _KEY.CUDA)
 NESTED = {"cpu": (_KEY.NestedTensorCPU, _ANY_DEVICE), "cuda": (_KEY.NestedTensorCUDA, _ANY_DEVICE)}
 """The dispatch keys of kernels for nested tensors, by device."""

@@ -20,8 +20,6 @@ from lflops.boundary import Undo
 from lflops.collect.torch_private import autograd, cuda_memory, dispatch_modes, distributed, modules, operators, tensors
 from lflops.collect.torch_private.known_torch import differs, known_torch
 
-__all__ = ["check", "check_cuda_memory", "check_fake_group", "check_fake_tensors", "check_inductor"]
-
 aten = torch.ops.aten
 
 

@@ -65,8 +65,7 @@ _layout: Callable[[Tensor], Any] = _base.layout.__get__
 _dtype: Callable[[Tensor], Any] = _base.dtype.__get__
 _is_nested: Callable[[Tensor], bool] = _base.is_nested.__get__
 
-node_of: Callable[[Tensor], Any] = _base.grad_fn.__get__
-"""The autograd node that computed a tensor; `None` where there is none."""
+node_of: Callable[[Tensor], Any] = _base.grad_fn.__get__  # the autograd node that computed a tensor; `None` where there is none
 
 
 def shape_key(tensor: Tensor) -> Hashable:

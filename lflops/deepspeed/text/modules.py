@@ -91,7 +91,6 @@ def detailed(analysis: Analysis, *, fold: bool = False) -> str:
 
 
 def _module(analysis: Analysis, row: Row, uncalled: frozenset[str]) -> Iterator[str]:
-    """The lines of a module and of those below it."""
     kind = f"{row.times} x {plain(row.kind)}" if row.repeat else plain(row.kind)
     figures = ", ".join(_figures(analysis.profile, row, never_called=row.name in uncalled))
     if not row.children:

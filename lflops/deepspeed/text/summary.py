@@ -244,8 +244,7 @@ def _rounded(value: float | None) -> str:
 
 
 _OF_SPEED = frozenset({"CPU time", "observer", "MFU", "HFU", "executed"})
-_SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})
-"""Codes of notes."""
+_SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})  # codes of notes
 _SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 
 

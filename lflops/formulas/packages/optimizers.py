@@ -6,8 +6,7 @@ from typing import Any
 
 from lflops.formulas.table import Cost, Shape, function_formula
 
-Arguments = Sequence[Any]
-"""Of the kernel, behind the lists."""
+Arguments = Sequence[Any]  # of the kernel, behind the lists
 
 
 def _at(arguments: Arguments, place: int) -> Any:

@@ -10,8 +10,7 @@ from lflops.analyze.compare.significance import CHANGED, Doubt, Timing
 
 _LISTED = 5
 _NAMED = 3
-_TIMES = 2.0
-"""From this ratio on a change reads as a multiple: 4.0 times, and not 300 % more."""
+_TIMES = 2.0  # from this ratio on a change reads as a multiple: 4.0 times, and not 300 % more
 
 
 def headline(diff: Diff) -> tuple[str, ...]:
@@ -90,7 +89,6 @@ def _others(causes: Sequence[Cause]) -> Iterator[str]:
 
 
 def _whole(diff: Diff, found: Sequence[Cause]) -> Iterator[str]:
-    """What happened to all modules, as on a slower machine."""
     if diff.step.before is None or diff.step.after is None:
         return
     if diff.unreliable:

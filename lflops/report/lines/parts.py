@@ -40,8 +40,7 @@ _WORDS: Mapping[str, _Words] = {
     ),
     "copy": _Words("copies that overlap with nothing", "Copy from pinned memory with non_blocking=True"),
     "idle": _Words(
-        "idle time of the device",
-        "Give the device fewer and larger kernels (torch.compile), no .item(), and batches from more workers",
+        "idle time of the device", "Give the device fewer and larger kernels (torch.compile), no .item(), and batches from more workers"
     ),
     "all_forward": _Words("forward, and no one can say in which module", _MEASURE_AGAIN),
     "all_backward": _Words("backward, and no one can say in which module", _MEASURE_AGAIN),

@@ -12,11 +12,8 @@ from lflops.report.lines.text import counted, plain
 
 _WORST = 3
 _LISTED = 12
-_MUCH = 0.05
-"""Of the step: a rank that costs so much is in the first sentences."""
-
-_FACTOR = 10.0
-"""From this many times on, a factor is printed and not a share."""
+_MUCH = 0.05  # of the step: a rank that costs so much is in the first sentences
+_FACTOR = 10.0  # from this many times on, a factor is printed and not a share
 
 _OUTSIDE = {
     "data": "data loading",
@@ -24,6 +21,9 @@ _OUTSIDE = {
     "clip": "clipping",
     "optimizer": "the optimizer",
     "other": "other work outside of modules",
+    "validation": "validation",
+    "checkpoint": "saving checkpoints",
+    "stage": "its stage of the pipeline",
     "sync": "Lightning's own collectives",
 }
 """The phases of a step that are in no module."""
@@ -93,7 +93,6 @@ def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
 
 
 def _nobody(found: Imbalance, analysis: Analysis) -> str:
-    """Why no rank is named."""
     if found.too_few_steps is not None:
         return f"cannot tell: {counted(found.too_few_steps, 'step')} of all ranks to compare, and {ENOUGH} are needed"
     if found.busy_machine:
@@ -146,7 +145,8 @@ def _sentence(row: Row, hosts: Mapping[int, str]) -> str:
 def _cause(row: Row) -> str:
     """What makes the rank slow, where that is known."""
     if row.cause == "work":
-        return f"its batch has {row.work_ratio or 0.0:.1f} × the work of the others'"
+        has = "it has" if row.phase == "stage" else "its batch has"
+        return f"{has} {row.work_ratio or 0.0:.1f} × the work of the others'"
     if row.cause == "thread":
         return "another thread of its process computes, and takes the time from the training's"
     return "its process was preempted, the system gave its core to another one"

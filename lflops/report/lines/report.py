@@ -246,7 +246,6 @@ def _parameters(root: ModuleProfile) -> Iterator[str]:
 
 
 def _budget(analysis: Analysis) -> Iterator[Part]:
-    """The largest part first."""
     budget = analysis.budget
     for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]) if budget else ():
         seconds = share * budget.seconds if budget else 0.0

@@ -4,8 +4,7 @@ import re
 
 from lflops import units
 
-_NUMBER = re.compile(r"…[*{\d]")
-"""What is left of a name that was cut before a number."""
+_NUMBER = re.compile(r"…[*{\d]")  # what is left of a name that was cut before a number
 
 
 def plain(content: str) -> str:

@@ -17,16 +17,11 @@ from lflops.report.lines.ranks import slowest_rank
 from lflops.report.lines.text import counted, itself_of, plain, plus_minus
 
 _CAUSES, _NEXT = 3, 2
-_UNSTEADY = 0.1
-"""Of the median step: a mean or a quartile that is farther off is worth a word."""
-_WIDE = 0.3
-"""Of the median step: steps whose quartile is farther off are unsteady."""
-_BURST = 5
-"""Times as long as in the other steps."""
-_VERY_BUSY = 0.2
-"""From so much on the verdict itself says so."""
-_BUSY = 0.05
-"""Of the CPU time that was asked for: from so much on, what other processes had is worth a word."""
+_UNSTEADY = 0.1  # of the median step: a mean or a quartile that is farther off is worth a word
+_WIDE = 0.3  # of the median step: steps whose quartile is farther off are unsteady
+_BURST = 5  # times as long as in the other steps
+_VERY_BUSY = 0.2  # from so much on the verdict itself says so
+_BUSY = 0.05  # of the CPU time that was asked for: from so much on, what other processes had is worth a word
 _REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measure"
 
 

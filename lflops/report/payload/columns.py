@@ -6,8 +6,7 @@ value is that value, so that a page of 20,000 modules is small enough for a mail
 
 from collections.abc import Iterable, Sequence
 
-VERSION = 3
-"""Of the payload's format. The payload begins with it, and the server refuses another one by name."""
+VERSION = 3  # of the payload's format. The payload begins with it, and the server refuses another one by name.
 
 _EXACT = 2**53
 

@@ -78,7 +78,6 @@ def compared_windows(before: bytes, after: bytes) -> bytes:
 
 
 def _shown(comparison: Comparison) -> ComparisonShown:
-    """The comparison as the page draws it."""
     diff = comparison.diff
     root = diff.modules[0].inclusive
     figures = {name: getattr(diff, name) for name in ("mfu", "samples_per_second", "tokens_per_second", "peak_bytes")}

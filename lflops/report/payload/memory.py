@@ -11,14 +11,13 @@ from lflops.analyze.memory.checkpointing import Saving
 from lflops.analyze.memory.checkpointing import savings as savings_of
 from lflops.analyze.memory.peak import fold_storages
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Memory, Moment, Profile
+from lflops.profile.model import Memory, Moment
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.series import extremes
 from lflops.report.lines.text import plain
 from lflops.report.payload.columns import Columns, Value, exact, lists
 
-POINTS: Final = 2_000
-"""The most points that are drawn."""
+POINTS: Final = 2_000  # the most points that are drawn
 
 
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):
@@ -90,7 +89,7 @@ def memory(analysis: Analysis) -> MemoryShown | None:
     categories = [each for each in _STACKED if any(getattr(part, each) for part in parts)] if len(parts) == len(points) else []
     return MemoryShown(
         source=counted.source,
-        rank=_rank_of(profile, counted),
+        rank=next((rank.rank for rank in profile.ranks if rank.peak_bytes == counted.peak_bytes), None),
         operators=None if (last := counted.timeline[-1].index) is None else last + 1,
         peak_bytes=exact(counted.peak_bytes),
         peak=next((index for index, point in enumerate(points) if point.at % 1), None),
@@ -119,11 +118,6 @@ def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
         if moment is reached:
             parts = moment.by_category and ByCategory(**{name: counted.by_category.get(name, 0) for name in ByCategory._fields})
             yield _Point(at + 0.5, moment.operator, moment.module, moment.phase, counted.peak_bytes, parts)
-
-
-def _rank_of(profile: Profile, counted: Memory) -> int | None:
-    """The first rank with the largest peak: a merged profile has its memory."""
-    return next((rank.rank for rank in profile.ranks if rank.peak_bytes == counted.peak_bytes), None)
 
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:

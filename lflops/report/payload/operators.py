@@ -11,8 +11,7 @@ from lflops.profile.records import PHASES, CompiledCode, Trace, TracedOperator
 from lflops.report.lines.trace import per_batch
 from lflops.report.payload.columns import Columns, column
 
-KERNELS = 1000
-"""Kernels of compiled code that the page has room for."""
+KERNELS = 1000  # kernels of compiled code that the page has room for
 
 _COUNTED = ("macs", "flops")
 _ALWAYS = ("calls", "bytes_moved")

@@ -102,7 +102,6 @@ _FIGURES = ("MFU", "achieved", "samples/s", "tokens/s", "step", "pass", "data", 
 
 
 def _head(analysis: Analysis) -> Head:
-    """What a list of windows shows of this one."""
     run, times, report = analysis.profile.run, analysis.step_times, report_of(analysis)
     spreads = {"step" if run.kind == "training" else "pass": times.seconds, "data": times.spreads.get("data")}
     return Head(
@@ -120,7 +119,6 @@ def _head(analysis: Analysis) -> Head:
 
 
 def _traces(profile: Profile, folder: Path | None) -> tuple[TraceFile, ...]:
-    """One for each rank that traced."""
     files = {} if profile.trace is None else profile.trace.files
     return tuple(TraceFile(rank=rank, file=file if folder is None else _relative(folder, file)) for rank, file in files.items())
 

@@ -14,8 +14,7 @@ from lflops.report.payload.columns import Columns, column
 
 Timed = TypeVar("Timed", Part, Repeats, Point)
 
-MOST = 2000
-"""Points that a chart can show, and that the page has room for."""
+MOST = 2000  # points that a chart can show, and that the page has room for
 
 _FIGURES = {
     "flops": "flops",
@@ -96,7 +95,6 @@ def _longest(items: Sequence[Timed]) -> list[Timed]:
 
 
 def _points(kept: Sequence[_PointRow], number: int) -> Points:
-    """The points that are kept of so many."""
     columns: Columns = {"phase": [each.point.phase for each in kept]}
     columns |= {field: column(getattr(each, field) for each in kept) for field in ("module", "label", "times", "has_below")}
     columns |= {name: column(getattr(each.point, field) for each in kept) for name, field in _FIGURES.items()}

@@ -24,8 +24,7 @@ _LATEX = {
     "–": "--",
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
 }
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A name that begins so would be a formula to a spreadsheet."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a name that begins so would be a formula to a spreadsheet
 
 
 def markdown_table(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> str:
@@ -70,7 +69,6 @@ def _times(value: float | None, factor: int) -> float | None:
 
 
 def _cells(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> Iterator[list[str]]:
-    """The headings, then a line for each row: its path in place of an indent."""
     columns = module_columns(analysis, phase)
     yield ["module", "class", *(" ".join(column.heading.split()) for column in columns)]
     for line in module_lines(rows):

@@ -50,7 +50,6 @@ def _budget(parts: tuple[Part, ...]) -> Table:
 
 
 def _totals(analysis: Analysis) -> FittedTable:
-    """What ran in each phase."""
     ran: dict[str, WorkCounts] = {phase: counts for phase, counts in analysis.totals.items() if counts != WorkCounts()}
     if not ran and not analysis.profile.is_counted:
         return FittedTable(

@@ -48,14 +48,12 @@ def render_memory(analysis: Analysis) -> Group:
 
 
 def _when(memory: Memory, at: Moment | None) -> list[str]:
-    """The operator that reached it, where that is known."""
     if at is None:
         return []
     return [f"reached in {at.phase} by {at.operator} of {at.module or 'the model itself'}, operator {memory.peak_index + 1:,}"]
 
 
 def _reserved(reserved: Reserved) -> str:
-    """What the simulated allocator came to."""
     unused = units.percent(reserved.unused_bytes / reserved.reserved_bytes) if reserved.reserved_bytes else units.UNKNOWN
     settings = f"with {reserved.settings}" if reserved.settings else "with its default settings"
     return (

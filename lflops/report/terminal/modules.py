@@ -16,12 +16,9 @@ from lflops.report.terminal.header import header
 from lflops.report.terminal.tables import figure, prose
 
 _GAP = 2
-_NAME = 36
-"""Width that names have, if they need it, before a column is left out for them."""
-_LABEL = 8
-"""The least width of a name below its indent."""
-_KEPT = 2
-"""The first columns, which are never left out."""
+_NAME = 36  # width that names have, if they need it, before a column is left out for them
+_LABEL = 8  # the least width of a name below its indent
+_KEPT = 2  # the first columns, which are never left out
 
 
 def render(

@@ -11,8 +11,7 @@ from lflops.report.terminal.tables import FittedTable, text
 
 _LONG_NAME = 40
 
-_MOST = 20
-"""Kernels of compiled code that are shown."""
+_MOST = 20  # kernels of compiled code that are shown
 
 
 def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> RenderableType:

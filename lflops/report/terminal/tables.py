@@ -12,8 +12,7 @@ from rich.text import Text
 from lflops import units
 from lflops.report.lines.text import plain, shortened, shortened_name
 
-MARGIN = 16
-"""Width of the labels in the lines above a table."""
+MARGIN = 16  # width of the labels in the lines above a table
 
 _WITH_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) ")
 _GAP = 2
@@ -62,14 +61,7 @@ class FittedTable:
     """Names with their figures; where the width is too small the last columns are left out, never digits."""
 
     def __init__(self, heading: str, names: Sequence[str], columns: Mapping[str, Sequence[str]], *, room: int) -> None:
-        """Take the cells as text.
-
-        Args:
-            heading: Of the names.
-            names: One a row.
-            columns: Cells of each row, by heading.
-            room: Width of the names, as long as there is a column to leave out.
-        """
+        """Take cells of each row by heading; `room` is the width of the names, as long as there is a column to leave out."""
         self._heading, self._names, self._columns, self._room = heading, names, columns, room
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:

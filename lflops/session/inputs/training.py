@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-STAGES = ("train", "validate", "test", "predict")
-"""The names of stages, as our files have them."""
+STAGES = ("train", "validate", "test", "predict")  # the names of stages, as our files have them
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

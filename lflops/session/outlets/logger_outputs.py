@@ -18,8 +18,7 @@ from lflops.profile.series import sum_known
 
 __all__ = ["LONGEST_TEXT", "OUTPUTS", "Output"]
 
-LONGEST_TEXT = 100
-"""Lines: TensorBoard renders every text that it keeps anew on each request."""
+LONGEST_TEXT = 100  # lines: TensorBoard renders every text that it keeps anew on each request
 
 LAYOUT = {
     "lflops": {

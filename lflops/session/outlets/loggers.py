@@ -21,13 +21,11 @@ from lflops.session.inputs.training import Training
 from lflops.session.outlets.logger_outputs import LONGEST_TEXT, OUTPUTS, Output
 from lflops.session.outlets.paths import open_text
 
-FEWEST_WINDOWS = 3
-"""Two points are no curve."""
+FEWEST_WINDOWS = 3  # two points are no curve
 
 LEARNING: tuple[Phase, ...] = ("forward", "backward")
 
-Point = tuple[dict[tuple[str, str], float], int]
-"""Values by figure and modules, and the step that they are logged at."""
+Point = tuple[dict[tuple[str, str], float], int]  # values by figure and modules, and the step that they are logged at
 
 _TAGS: Mapping[str, tuple[str, ...]] = {
     "step_ms": ("step", "pass"),

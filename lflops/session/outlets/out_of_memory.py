@@ -17,8 +17,7 @@ from lflops.extras import offered
 from lflops.profile.model import Profile
 from lflops.session.inputs.training import Training
 
-RECORDED = 100_000
-"""Allocations and frees that are remembered: a few steps of a large model."""
+RECORDED = 100_000  # allocations and frees that are remembered: a few steps of a large model
 
 MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 LISTED = 10

@@ -10,8 +10,7 @@ from weakref import WeakKeyDictionary
 
 from lflops.profile.model import Run
 
-_WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
-"""The texts that a loop has begun."""
+_WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()  # the texts that a loop has begun
 
 
 _CLAIMED: WeakKeyDictionary[Any, dict[Path, str]] = WeakKeyDictionary()

@@ -19,8 +19,7 @@ from lflops.collect.torch_private.tensors import is_integer, nested_offsets, wit
 from lflops.formulas.table import READS
 from lflops.profile.model import Profile
 
-Lengths = Mapping[str, int]
-"""By where in the batch the lengths are read: the sum of their squares."""
+Lengths = Mapping[str, int]  # by where in the batch the lengths are read: the sum of their squares
 NO_LENGTHS: Lengths = {}
 
 OFFSETS = re.compile(r"cu_?seq_?len", re.IGNORECASE)
@@ -28,8 +27,7 @@ LENGTHS = re.compile(r"(seq(uence)?_?)?len(gth)?s$", re.IGNORECASE)
 IDENTITIES = re.compile(r"(seq|seq(uence)?s?|doc(ument)?s?|segment|sample)_?(idx|ids?)$", re.IGNORECASE)
 POSITIONS, MASK = "position_ids", "attention_mask"
 
-MASKED = frozenset({"flex_attention", "flex_attention_backward"})
-"""Attention whose lengths are in a mask."""
+MASKED = frozenset({"flex_attention", "flex_attention_backward"})  # Attention whose lengths are in a mask
 
 
 class Sample(NamedTuple):

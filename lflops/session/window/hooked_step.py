@@ -12,8 +12,7 @@ from lflops.collect.timing.step_phases import OTHER, WAIT, PhaseMarks
 from lflops.profile.timeline import OwnTime, StepTimeline, longest, nested
 from lflops.session.inputs.training import Stage
 
-_WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})
-"""Phases of a step that have the slices of their modules, or none."""
+_WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})  # phases of a step that have the slices of their modules, or none
 
 
 class HookedStep:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.timing.clock import ThreadSchedule, cpu_usage
 
-MAX_PENDING_STEPS = 200
-"""Plain steps are flushed after this many."""
+MAX_PENDING_STEPS = 200  # plain steps are flushed after this many
 
 CPU_ROUND, CPU_READ = 16, 3
 """In each round of so many plain steps, the CPU time of so many is read: the system adds it up over all threads, which takes long."""

@@ -20,15 +20,11 @@ from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.plain_steps import MAX_PENDING_STEPS, BatchUnits, PlainSteps
 
-COLD = 2
-"""So many steps at the beginning of a run are no measure of the others."""
-
-MANY_SHAPES = 16
-"""After this many distinct shapes, a new shape no longer marks a step."""
+COLD = 2  # so many steps at the beginning of a run are no measure of the others
+MANY_SHAPES = 16  # after this many distinct shapes, a new shape no longer marks a step
 
 
-MOST_SHAPES = 1000
-"""Shapes of batches that are remembered: where each batch has its own, they would fill the memory."""
+MOST_SHAPES = 1000  # shapes of batches that are remembered: where each batch has its own, they would fill the memory
 
 
 class TimedStep(NamedTuple):

@@ -17,17 +17,13 @@ from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 from lflops.session.window.step_clock import TimedStep
 
-WANTED = 5
-"""Clean steps that the figures should rest on."""
+WANTED = 5  # clean steps that the figures should rest on
 
 HOOKED, MORE, MOST_HOOKED = 8, 4, 16
 """Hooked steps that tell whether a module is slow: at first, how many more where they do not, and at the most."""
 
-PATIENCE = 20
-"""Steps after its end that a window waits for those that it wants."""
-
-LONGEST_WAIT = 100
-"""Steps of a wait that are kept, the last ones."""
+PATIENCE = 20  # steps after its end that a window waits for those that it wants
+LONGEST_WAIT = 100  # steps of a wait that are kept, the last ones
 
 
 class Window:

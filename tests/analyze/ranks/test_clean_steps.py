@@ -14,7 +14,7 @@ from lflops.merging.clean_steps import MOST_STEPS, CleanSteps
 from lflops.merging.rank_table import Place
 from lflops.profile.model import Profile
 from lflops.profile.records import Rank, RankComparison, RankExcess
-from lflops.profile.steps import Step
+from lflops.profile.steps import DISTURBANCES, Step, is_compared
 from lflops.report.lines.ranks import ranks as lines
 from tests.support.profile_builders import profile, run, weights
 
@@ -224,12 +224,48 @@ def test_a_rank_whose_core_is_shared_is_named_though_its_delays_are_neither_stea
         clean = shared(96, plants, thread_waited=lambda rank, step, alone=alone: alone.get(rank, nothing)(step))
         found = lflops.imbalance(given(clean))
         if not unfair:
-            assert () == found.rows
+            assert ((), True) == (found.rows, found.busy_machine)
             continue
         (row,) = found.rows
         assert ("", "all", 1, "preempted") == (row.module, row.phase, row.slow_rank, row.cause)
         assert sum(waited(1, step) for step in range(96)) / 96 == pytest.approx(row.seconds_lost, rel=0.02)
         assert "in no single place" in said(given(clean))
+
+
+@pytest.mark.parametrize(("event", "said_of_it"), [("validation", "in validation"), ("checkpoint", "in saving checkpoints")])
+def test_a_rank_that_takes_longer_between_batches_is_named_with_what_it_does_there(event: str, said_of_it: str) -> None:
+    """Each twentieth step has an event of 60 ms on rank 1, of 10 ms on rank 0: 50 ms in 5 of 100 steps."""
+    clean, draw = CleanSteps(), random.Random(0)  # noqa: S311 - nothing is secret
+    for rank in range(2):
+        steps = []
+        for index in range(100):
+            phases = {phase: seconds * draw.gauss(1, 0.01) for phase, seconds in USUAL.items()} | {"other": 1e-3}
+            marks: tuple[str, ...] = ()
+            if index % 20 == 7:
+                phases, marks = phases | {"other": (10e-3, 60e-3)[rank]}, (event,)
+            steps.append(Step(index=index, kind="clean", seconds=sum(phases.values()), phases=phases, waiting=0.5e-3, marks=marks))
+        clean.add(rank, steps, ranks=2)
+    found = given(clean)
+    (row,) = lflops.imbalance(found).rows
+    assert (event, 1, "burst", 5, 100) == (row.phase, row.slow_rank, row.pattern, row.slow_steps, row.steps)
+    assert 2.5e-3 == pytest.approx(row.seconds_lost, rel=0.02)
+    assert said_of_it in said(found)
+
+
+def test_steps_with_an_event_are_compared_and_other_disturbed_steps_are_not() -> None:
+    """As it is in `DISTURBANCES`."""
+    assert ["checkpoint", "validation"] == [mark for mark in sorted(DISTURBANCES) if is_compared((mark, "no_update"))]
+    assert is_compared(())
+    assert not is_compared(("validation", "cold"))
+
+
+def test_on_a_busy_machine_it_is_chance_who_waits_longest_for_a_core() -> None:
+    """Rank 1 waits 12 ms a step and rank 0 half as long, in no regular order: nobody is accused."""
+    draws = {rank: random.Random(rank) for rank in range(2)}  # noqa: S311 - nothing is secret
+    waits = {rank: [draw.expovariate(1 / (6e-3 + 6e-3 * rank)) for _ in range(96)] for rank, draw in draws.items()}
+    plants: dict[tuple[int, str], Plant] = {(rank, "forward"): (lambda step, rank=rank: waits[rank][step]) for rank in range(2)}
+    found = lflops.imbalance(given(shared(96, plants, thread_waited=lambda rank, step: waits[rank][step])))
+    assert ((), True) == (found.rows, found.busy_machine)
 
 
 def test_a_sleeper_is_not_excused_by_a_little_more_work() -> None:

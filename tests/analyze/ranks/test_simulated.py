@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from lflops.analyze.ranks.imbalance import culprits
+import lflops
+from lflops.analyze.ranks.imbalance import Row, culprits
 from lflops.merging.rank_comparison import compare_ranks
 from lflops.merging.rank_table import Place, table_of
+from lflops.profile.records import Rank
+from tests.support.profile_builders import profile, run, weights
 from tests.support.simulated_ranks import DATA, OPTIMIZER, Plant, Simulation, ddp, fsdp, patterns, staged, tensor_parallel
 
 Found = list[tuple[str, str, int]]
@@ -69,3 +72,27 @@ def test_the_slow_module_of_a_pipeline_is_named_with_its_stage(stages: int) -> N
 
     assert [(*slow, stage)] == found([Plant(rank=stage, place=slow, seconds=10e-3)])
     assert [] == found([])
+
+
+def test_a_stage_that_was_given_more_layers_is_named_with_its_work() -> None:
+    """Three times as many on rank 1, each as fast as the others: 6 ms more for each of them. With equal MACs it is not compared."""
+    few, many = (
+        [{Place(f"layers.{number}", phase): seconds for number in layers for phase, seconds in (("forward", 2e-3), ("backward", 4e-3))}] * 3
+        for layers in ((0, 1), range(2, 8))
+    )
+    waits = Place("", "forward")
+    times = {0: [step | {waits: 36e-3} for step in few], 1: [step | {waits: 12e-3} for step in many]}
+    table = table_of(times, {waits}, patterns={f"layers.{number}": "layers.*" for number in range(8)})
+
+    def found(macs: Sequence[int]) -> Sequence[Row]:
+        ranks = tuple(
+            Rank(rank=n, node=None, host=None, device=None, coordinates={}, status="ok", macs=each) for n, each in enumerate(macs)
+        )
+        return lflops.imbalance(
+            profile({"": weights(0)}, [], run=run(world_size=2), ranks=ranks, rank_comparison=compare_ranks(table))
+        ).rows
+
+    (row,) = found((1000, 3000))
+    assert ("", "stage", 1, "work", 3.0) == (row.module, row.phase, row.slow_rank, row.cause, row.work_ratio)
+    assert 4 * 6e-3 == pytest.approx(row.seconds_lost)
+    assert () == found((1000, 1000))

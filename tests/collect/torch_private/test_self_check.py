@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -237,9 +238,15 @@ INDUCTOR = re.findall(r'"(\w+)"', _INDUCTOR_PAGE.partition("__all__ = [")[2].par
 """What its page offers, without loading it: not every torch has these names, and they take seconds."""
 
 
+def offered(subject: ModuleType) -> list[str]:
+    """Its functions for others; a module that passes names of torch on lists them."""
+    own = [name for name, each in vars(subject).items() if inspect.isfunction(each) and each.__module__ == subject.__name__]
+    return getattr(subject, "__all__", [name for name in own if not name.startswith("_")])
+
+
 def untried(check: str) -> list[str]:
     """The functions of torch_private that the text of a self-check does not call."""
-    functions = [f"{subject.__name__.rpartition('.')[2]}.{name}" for subject in SUBJECTS for name in subject.__all__ if name.islower()]
+    functions = [f"{subject.__name__.rpartition('.')[2]}.{name}" for subject in SUBJECTS for name in offered(subject) if name.islower()]
     functions += [f"inductor.{name}" for name in INDUCTOR if name.islower()]
     return [name for name in functions if not re.search(rf"\b{re.escape(name)}\(|undo\.add\({re.escape(name)}\b", check)]
 
