@@ -60,7 +60,7 @@ class Kinds:
 
     def stopped(self) -> None:
         """SIGSTOP, and SIGCONT after a while, from another process."""
-        wait = f"import os, time; time.sleep(.05); os.kill({os.getpid()}, 19); time.sleep(.8); os.kill({os.getpid()}, 18)"
+        wait = f"import os, time; time.sleep(.05); os.kill({os.getpid()}, 19); time.sleep(1.2); os.kill({os.getpid()}, 18)"
         with subprocess.Popen([sys.executable, "-S", "-c", wait]) as other:  # noqa: S603 - ours
             end = time.perf_counter() + 0.15
             while time.perf_counter() < end or other.poll() is None:
@@ -274,7 +274,7 @@ def cost(times: int) -> str:
     phases = TrainPhases(recorder)
     shapes = (("x", "y"), ((32, 128), (32,)))
     marking, reading = [], []
-    at_once = 5  # of 100 ms, between two looks of the thread
+    at_once = 10  # of 100 ms, between two looks of the thread
     model, batch = model_of(), torch.ones(BATCH, WIDTH)
     for step in range(times):
         model(batch).square().mean().backward()  # caches are as cold as after a step

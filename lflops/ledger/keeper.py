@@ -1,4 +1,4 @@
-"""Keeps the ledger of this process: a thread reads the training's marks twice a second, and writes a line every four seconds.
+"""Keeps the ledger of this process: a thread reads the training's marks once a second, and writes a line every three seconds.
 
 keeper = Keeper()
 keeper.start(folder)              # the account has every second since the process began
@@ -20,7 +20,7 @@ from lflops.ledger.recorder import Collections, Recorder, process_age, unknown
 from lflops.ledger.run import ledger_of
 from lflops.ledger.segment import ENDING, Head, Row, Segment
 
-LOOK, WRITE = 0.5, 4.0  # seconds between two looks at the marks, and between two rows
+LOOK, WRITE = 1.0, 3.0  # seconds between two looks at the marks, and between two rows
 LATE = 50_000_000  # nanoseconds that a look may be late. Later means that no thread of the process ran.
 PATIENCE = 2.0  # seconds that the end of a run waits for the thread, at most
 
@@ -33,7 +33,7 @@ class Keeper:
         ranks: How many there are.
         retries: How often the CUDA allocator has freed its cache and tried again, so far.
         schedule: Reads when the training's thread ran and waited for a core.
-        look: Is called twice a second with a function that returns how many steps are done, and the seconds of the usual one.
+        look: Is called once a second with a function that returns how many steps are done, and the seconds of the usual one.
     """
 
     def __init__(

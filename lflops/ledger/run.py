@@ -10,6 +10,8 @@ from lflops.errors import ProfileError
 from lflops.ledger.account import Ledger, Span, Start, added
 from lflops.ledger.segment import ENDING, Segment, read_segment
 
+# Nanoseconds that a start may begin before the end of the one before: the system's clock is set while a process counts on.
+CLOCKS_DIFFER = 1_000_000_000
 ALIVE = 30.0  # seconds since the last row of a start without an end, within which its process may be running
 
 
@@ -47,7 +49,7 @@ def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
     """Of all starts those of the run that began last, one after the other."""
     run: list[Segment] = []
     for each in sorted(segments, key=lambda segment: segment.head.begin):
-        is_next = bool(run) and _end(run[-1]) <= each.head.begin and _goes_on(run[-1], each)
+        is_next = bool(run) and _end(run[-1]) - CLOCKS_DIFFER <= each.head.begin and _goes_on(run[-1], each)
         run = [*run, each] if is_next else [each]
     return run
 
@@ -64,7 +66,7 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
     for place, segment in enumerate(segments):
         if place:
             before = segments[place - 1]
-            down = (segment.head.begin - _end(before)) / 1e9
+            down = max(segment.head.begin - _end(before), 0) / 1e9
             last = spans[-1]
             spans.append(Span(begin=last.begin + last.seconds, seconds=down, steps=last.steps, spent={"down": down}))
         again_from = [each.first for later in segments[place + 1 :] for each in later.rows if each.first is not None]

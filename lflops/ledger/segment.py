@@ -20,7 +20,7 @@ REQUEST = "window.request"  # a file in the folder of a running ledger that asks
 
 VERSION = 1
 MOST_LINES, MOST_SLOW = 1500, 200  # lines that a file may have, and slow steps that it keeps then: the costliest
-SHARE_OF_AGE = 0.02  # a row may be so long, as a share of the time since: four seconds of the last minutes, half an hour of yesterday
+SHARE_OF_AGE = 0.02  # a row may be so long, as a share of the time since: three seconds of the last minutes, half an hour of yesterday
 
 LARGEST_FILE = 1 << 24
 

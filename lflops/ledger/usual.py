@@ -194,7 +194,7 @@ class _Times(list[int]):
     def beyond(self, time: int) -> int:
         """How much more than the median, if that is more than the tolerance; else 0."""
         excess = time - self.median
-        return excess if excess > self.tolerance else 0
+        return excess if excess > LEAST and excess > self.tolerance else 0
 
 
 def without(step: StepSpent, taken: Mapping[str, int]) -> dict[str, int]:

@@ -88,6 +88,14 @@ def test_a_run_that_finished_is_followed_by_another_run() -> None:
     assert [again] == starts_of_a_run([again, finished])
 
 
+def test_a_clock_that_was_set_back_a_little_makes_no_other_run() -> None:
+    """The next start began half a second before the end of the one before, so it seems. Then it was not down at all."""
+    killed = start(100, row(10, "training/forward", 10, step=5))
+    resumed = Segment(Head(begin=109_500_000_000, rank=0, ranks=1, pid=2), None, [row(4, "training/forward", 4, step=9, first=5)])
+    assert [killed, resumed] == starts_of_a_run([killed, resumed])
+    assert {"training/forward": 14, "down": 0} == ledger_of([killed, resumed], now=1e9).seconds
+
+
 def test_two_runs_at_once_are_two() -> None:
     """The second began while the first was running."""
     other = start(120, row(40, "training/forward", 40, step=70, first=60), pid=2)
