@@ -2,6 +2,7 @@
 
 python benchmarks/interrupts.py [--only plain|lightning|ranks] [--every N [--from I]] [--minutes M]
 
+Of ranks the lines are those that the other two do not run: each needs a process of its own, and they enter lflops by the same way.
 Slices: `--every 40 --from 0`, `--every 40 --from 1` and so on try other lines each, all over the package.
 """
 
@@ -202,7 +203,7 @@ def main() -> int:
     torch.set_num_threads(1)
     popen = subprocess.Popen
     annotate_in_background.subprocess.Popen = lambda *_, **given: popen(["true"], **given)  # type: ignore[misc]
-    wrong, done = 0, set()
+    wrong = 0
     print("| training | lines | interrupted | another exception came out | something was left | minutes |\n|---|--:|--:|--:|--:|--:|")
     for name, train in TRAININGS.items():
         if given.only not in {None, name}:
@@ -211,8 +212,8 @@ def main() -> int:
         once = name == "ranks"  # the other rank is forked, and after a backward pass torch's threads are no more in a fork
         warm, cold = ([each for each in lines if given.within in each[0]] for lines in lines_in_a_child(train, once=once))
         if once:
-            cold = [each for each in cold if each not in done]
-        done |= {*warm, *cold}
+            elsewhere = {line for other in TRAININGS if other != name for lines in lines_in_a_child(TRAININGS[other]) for line in lines}
+            cold = [each for each in cold if each not in elsewhere]
         outcomes: list[Outcome] = []
         for places in (warm, cold):
             chosen = places[given.first :: given.every]
