@@ -8,6 +8,7 @@ python benchmarks/gather.py [first RANKS [LOST]]    one world alone, of which so
 
 import gc
 import json
+import os
 import random
 import resource
 import subprocess
@@ -162,6 +163,7 @@ def megabytes() -> float:
 
 def main() -> None:
     """Measure, and write the table."""
+    load = os.getloadavg()[0]
     rows, begin = [], time.process_time()
     gc.collect()
     alone = time.process_time() - begin
@@ -190,7 +192,7 @@ def main() -> None:
         "a pass is what holds the lock longest. All other ranks are one process.",
         f"Up to {MOST_BYTES >> 20} MiB of times all ranks hand them in, beyond that {BY_LOT} drawn by lot and those that rank 0 asks.",
         f"One rank is {DELAY * 1e3:.0f} ms slow in a module: each time it is named, with the module, and no other rank. So are the lost",
-        "ranks, which are waited for a second.",
+        f"ranks, which are waited for a second. The machine's load by other programs was {load:.0f} at the start.",
         "",
         f"| {' | '.join(columns)} | MB of the profile |",
         f"|{'--:|' * (len(columns) + 1)}",

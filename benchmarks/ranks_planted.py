@@ -543,6 +543,8 @@ def cases(given: argparse.Namespace) -> Iterator[Case]:
                 for index, loop in enumerate(given.loops):
                     if kind == "stages" and (loop, ranks) != ("plain", 2):
                         continue
+                    if kind == "contention" and ranks > (os.cpu_count() or 1):  # the other process would share several ranks' core
+                        continue
                     yield Case(loop, kind, ranks, (number + index + 1) % ranks, number)
 
 
@@ -581,30 +583,31 @@ def costs() -> Iterator[str]:
 def results(given: argparse.Namespace, log: Path) -> list[tuple[Case, Outcome]]:
     """Those that the log has, and those that are still to be had in the time that is given."""
     lines = log.read_text().splitlines() if log.exists() else []
-    known = {
-        Case(*case): Outcome(named and tuple(named), cause, turns, *(each and tuple(each) for each in rest))
-        for case, (named, cause, turns, *rest) in map(json.loads, lines)
-    }
+    known: dict[Case, tuple[Case, Outcome]] = {}
+    for of_case, (named, cause, turns, *rest) in map(json.loads, lines):
+        outcome = Outcome(named and tuple(named), cause, turns, *(each and tuple(each) for each in rest))
+        known[Case(*of_case)._replace(slow_rank=0)] = Case(*of_case), outcome
     until, group, members, found = time.monotonic() + 60 * given.minutes, None, 0, []
     with log.open("a") as file:
         for case in cases(given):
-            if case not in known and time.monotonic() < until:
+            key = case._replace(slow_rank=0)
+            if key not in known and time.monotonic() < until:
                 if group is not None and members != case.ranks:
                     group.end()
                     group = None
                 group, members = group or Ranks(case.ranks), case.ranks
                 try:
-                    known[case] = group.run(train, case)[0]
+                    known[key] = case, (outcome := group.run(train, case)[0])
                 except Exception as error:  # noqa: BLE001 - of a process that ended, or of the training
                     print(f"failed: {case}: {type(error).__name__}: {error}", flush=True)
                     group.end()
                     group = None
                     continue
-                file.write(json.dumps([case, known[case]]) + "\n")
+                file.write(json.dumps([case, outcome]) + "\n")
                 file.flush()
-                print("right" if is_right(case, known[case]) else "WRONG", case, known[case], flush=True)
-            if case in known:
-                found.append((case, known[case]))
+                print("right" if is_right(case, outcome) else "WRONG", case, outcome, flush=True)
+            if key in known:
+                found.append(known[key])
     if group is not None:
         group.end()
     return found
@@ -628,6 +631,7 @@ def main() -> None:
         f"{DELAY * 1e3:.0f} ms are planted, {RARE * 1e3:.0f} in every 50th step.",
         f"All processes share this machine's cores with other programs: its load was {busy:.0f} when the table was made.",
         "A training is right if its first row has the rank and the phase or the cause, and where ranks are alike, if no rank is named.",
+        "`busy`: no rank is named, and the report says `cannot tell`, because all ranks waited for their cores.",
         "",
         f"| planted | {' | '.join(f'{loop}, {ranks}' for ranks, loop in columns)} |",
         f"|---|{'--:|' * len(columns)}",

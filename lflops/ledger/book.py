@@ -8,14 +8,12 @@ from lflops.ledger.account import CATEGORIES, SlowStep
 from lflops.ledger.recorder import StepEnd
 from lflops.ledger.usual import Evidence, StepSpent, Usual, Verdict, elements, without
 
-COLD = 2
-"""So many steps at the beginning are the warm-up."""
+COLD = 2  # so many steps at the beginning are the warm-up
 
 INTERRUPTIONS = {"compilation": "compilation", "checkpoint_save": "checkpoint", "validation": "validation", "logging": "logging"}
 """Categories that make a step slow without a part in it, and the cause that each is."""
 
-FLUSHING = {"between_epochs", "after_run"}
-"""What is running when a step was given up that had only waited for the loader's end."""
+FLUSHING = {"between_epochs", "after_run"}  # what is running when a step was given up that had only waited for the loader's end
 
 LONGEST_FREEZES = 100
 

@@ -20,14 +20,9 @@ from lflops.ledger.recorder import Collections, Recorder, process_age, unknown
 from lflops.ledger.run import ledger_of
 from lflops.ledger.segment import ENDING, Head, Row, Segment
 
-LOOK, WRITE = 1.0, 3.0
-"""Seconds between two looks at the marks, and between two rows."""
-
-LATE = 50_000_000
-"""Nanoseconds that a look may be late. Later means that no thread of the process ran."""
-
-PATIENCE = 2.0
-"""Seconds that the end of a run waits for the thread, at most."""
+LOOK, WRITE = 1.0, 3.0  # seconds between two looks at the marks, and between two rows
+LATE = 50_000_000  # nanoseconds that a look may be late. Later means that no thread of the process ran.
+PATIENCE = 2.0  # seconds that the end of a run waits for the thread, at most
 
 
 class Keeper:
@@ -162,8 +157,7 @@ class Keeper:
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_latest: Keeper | None = None
-"""The last one of this process. It accounts for the time until the next one begins."""
+_latest: Keeper | None = None  # the last one of this process. It accounts for the time until the next one begins.
 
 
 def _begin_of_account() -> int:

@@ -15,8 +15,7 @@ from functools import partial
 from resource import RUSAGE_THREAD, getrusage
 from typing import Any, NamedTuple
 
-OTHER = "other"
-"""The phase of what is in no phase."""
+OTHER = "other"  # the phase of what is in no phase
 
 
 def unknown() -> None:
@@ -24,21 +23,13 @@ def unknown() -> None:
 
 
 class StepEnd(NamedTuple):
-    """A mark at the end of a step. It does not change the category.
+    """A mark at the end of a step. It does not change the category."""
 
-    Attributes:
-        step: How many steps were done, as the loggers count.
-        touched: Whether lflops counted, timed or traced the step.
-        shapes: Those of its batch, where they are known.
-        usage: What the system has counted of the thread.
-        schedule: When the thread ran and waited for a core, as the system counts it.
-    """
-
-    step: int
-    touched: bool
-    shapes: Hashable
-    usage: Any
-    schedule: bytes | None
+    step: int  # how many steps were done, as the loggers count
+    touched: bool  # whether lflops counted, timed or traced the step
+    shapes: Hashable  # those of its batch, where they are known
+    usage: Any  # what the system has counted of the thread
+    schedule: bytes | None  # when the thread ran and waited for a core, as the system counts it
 
 
 class Recorder:

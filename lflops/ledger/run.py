@@ -10,11 +10,9 @@ from lflops.errors import ProfileError
 from lflops.ledger.account import Ledger, Span, Start, added
 from lflops.ledger.segment import ENDING, Segment, read_segment
 
+# Nanoseconds that a start may begin before the end of the one before: the system's clock is set while a process counts on.
 CLOCKS_DIFFER = 1_000_000_000
-"""Nanoseconds that a start may begin before the end of the one before: the system's clock is set while a process counts on."""
-
-ALIVE = 30.0
-"""Seconds since the last row of a start without an end, within which its process may be running."""
+ALIVE = 30.0  # seconds since the last row of a start without an end, within which its process may be running
 
 
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:

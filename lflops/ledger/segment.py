@@ -16,15 +16,11 @@ from lflops.errors import ProfileError
 from lflops.ledger.account import SlowStep
 
 ENDING = ".ledger.jsonl"
-REQUEST = "window.request"
-"""A file in the folder of a running ledger that asks for a window."""
+REQUEST = "window.request"  # a file in the folder of a running ledger that asks for a window
 
 VERSION = 1
-MOST_LINES, MOST_SLOW = 1500, 200
-"""Lines that a file may have, and slow steps that it keeps then: the costliest."""
-
-SHARE_OF_AGE = 0.02
-"""A row may be so long, as a share of the time since: three seconds of the last minutes, half an hour of yesterday."""
+MOST_LINES, MOST_SLOW = 1500, 200  # lines that a file may have, and slow steps that it keeps then: the costliest
+SHARE_OF_AGE = 0.02  # a row may be so long, as a share of the time since: three seconds of the last minutes, half an hour of yesterday
 
 LARGEST_FILE = 1 << 24
 

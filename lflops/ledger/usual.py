@@ -7,17 +7,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-REMEMBERED, FEWEST = 64, 8
-"""Steps that tell what is usual, at most and at least."""
+REMEMBERED, FEWEST = 64, 8  # steps that tell what is usual, at most and at least
 
 LEAST, SHARE, SPREADS = 50_000_000, 0.25, 8
 """A slow step takes longer than usual by so many nanoseconds, by this share of the usual, and by so many times the spread."""
 
-LONG_WAIT = 250_000_000
-"""Nanoseconds without a core that make a step slow. Less is usual where programs share a machine."""
-
-MANY_FAULTS = 50
-"""Pages that were read from disk in a step, from which on they explain its time."""
+LONG_WAIT = 250_000_000  # nanoseconds without a core that make a step slow. Less is usual where programs share a machine.
+MANY_FAULTS = 50  # pages that were read from disk in a step, from which on they explain its time
 
 SIZES_PER_DOUBLING, MOST_SIZES = 4, 64
 MUCH_LARGER = 1.2

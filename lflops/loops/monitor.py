@@ -35,11 +35,8 @@ Item = TypeVar("Item")
 WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "_FabricModule"}
 """Modules that are around a user's own, which is their `module`."""
 
-DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}
-"""Those whose ranks have different batches."""
-
-BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")
-"""Categories of the ledger that a loop names itself."""
+DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}  # those whose ranks have different batches
+BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")  # categories of the ledger that a loop names itself
 
 _RUNS = itertools.count()
 """Numbers the runs on several ranks in this process: a process group outlives them, and what they left in its store."""

@@ -11,8 +11,6 @@ from lflops.profile.model import COUNTS, ModuleProfile, Profile, Work
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES
 
-__all__ = ["sum_of_batches"]
-
 _LOGICAL = ("logical_macs", "own_logical_macs")
 _CELL = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
 

@@ -17,18 +17,12 @@ from lflops.merging.rank_table import Place, Series, added_up, median_of_others,
 from lflops.profile.records import RankActivity, RankComparison, RankExcess, step_phase
 from lflops.profile.steps import EVENTS, Step
 
-__all__ = ["CleanSteps", "most_steps", "waits_at_end"]
-
-MOST_STEPS = 256
-"""Of each rank, the last ones. Of many ranks fewer, so that all of them together stay small."""
+MOST_STEPS = 256  # of each rank, the last ones. Of many ranks fewer, so that all of them together stay small.
 
 MOST_ROWS, FEWEST_STEPS = 1 << 16, 16
 
-KEPT = 6
-"""Excesses in a profile: each has two numbers for each step."""
-
-PARTS, FEWEST_OF_PART = 8, 4
-"""Of the steps, and of each part of them: whether something is there all through the run."""
+KEPT = 6  # excesses in a profile: each has two numbers for each step
+PARTS, FEWEST_OF_PART = 8, 4  # of the steps, and of each part of them: whether something is there all through the run
 
 WAIT = "wait"
 _PHASES = ("data", "transfer", "forward", WAIT, "backward", "clip", "optimizer", "other", *EVENTS, "sync")

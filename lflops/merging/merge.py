@@ -21,39 +21,29 @@ from lflops.profile.records import PASSES, PHASES, Count, Rank, Seconds, Spread,
 from lflops.profile.steps import Step, is_compared
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
 
-__all__ = ["Brief", "brief_of", "merge", "merged"]
-
 LARGEST_WORLD = 1 << 20
 _SIZES = tuple(f"{of}_parallel_size" for of in ("data", "tensor", "pipeline", "expert"))
 _OF_THE_RUN = ("kind", "stage", "window", "strategy", "accumulation", *_SIZES)
 
 
 class Brief(Struct, frozen=True, kw_only=True, gc=False):
-    """What one rank reports in addition to its rows.
-
-    Attributes:
-        table: Of its rows: ranks with the same have counted the same.
-        failed: Whether it was left by an exception.
-        model_macs: Of forward and backward.
-        macs: Of all phases, as `flops`.
-        memory_bytes: The peak of its memory, where it has one.
-        communication_seconds: Of each of its collectives, in their order: all seconds, and the exposed ones.
-    """
+    """What one rank reports in addition to its rows."""
 
     rank: Count
-    table: str
+    table: str  # of its rows: ranks with the same have counted the same
     run: Run
-    failed: bool
+    failed: bool  # whether it was left by an exception
     steps: tuple[Step, ...]
     notes: tuple[Note, ...]
     trace: Trace | None
-    model_macs: Count
-    macs: Count
+    model_macs: Count  # of forward and backward
+    macs: Count  # of all phases, as `flops`
     flops: Count
     peak_bytes: Count | None
-    memory_bytes: Count | None
+    memory_bytes: Count | None  # the peak of its memory, where it has one
     node: str | None = None
     coordinates: Mapping[str, Count] = {}
+    # Of each of its collectives, in their order: all seconds, and the exposed ones
     communication_seconds: tuple[tuple[Seconds | None, Seconds | None], ...] = ()
     timelines: tuple[StepTimeline, ...] = ()
 

@@ -15,39 +15,19 @@ from typing import NamedTuple
 from lflops.merging.rank_table import OUTSIDE, Place, RankTable, Series, added_up, median_of_others
 from lflops.profile.records import RankComparison, RankExcess, RankWait
 
-__all__ = ["CANDIDATES", "OwnWork", "compare_ranks", "times_last"]
-
-CANDIDATES = 32
-"""Ranks that are looked at place by place, those that are late by the most."""
-
-KEPT = 256
-"""Excesses in a profile, those that cost the most."""
-
-WORTH_KEEPING = 0.004
-"""Of the step: what costs less is left out."""
+CANDIDATES = 32  # ranks that are looked at place by place, those that are late by the most
+KEPT = 256  # excesses in a profile, those that cost the most
+WORTH_KEEPING = 0.004  # of the step: what costs less is left out
 
 WAITS_KEPT = 32
 
-LEAST_SHARE = 0.3
-"""Of a rank's busy time: so much must be outside of its slowest place to say that the rank is slow in everything."""
-
-GENEROUS = 3.0
-"""A module that is like no other is expected to take so many times as long as its share of the work."""
-
-FEW_RANKS = 5
-"""From so many ranks on the spread of the others is known."""
-
-LARGEST = 8
-"""Excesses of other ranks that are kept."""
-
-MANY_STEPS = 5
-"""From so many on, one step that takes longest by far is no property of the run."""
-
-JOLT_RATIO, JOLT_SIZES = 2**-0.5, 20
-"""The sizes in which jolts are counted: a step, and so many smaller ones."""
-
-ROBUST = 1.4826
-"""Median absolute deviations to a standard deviation."""
+LEAST_SHARE = 0.3  # of a rank's busy time: so much must be outside of its slowest place to say that the rank is slow in everything
+GENEROUS = 3.0  # a module that is like no other is expected to take so many times as long as its share of the work
+FEW_RANKS = 5  # from so many ranks on the spread of the others is known
+LARGEST = 8  # excesses of other ranks that are kept
+MANY_STEPS = 5  # from so many on, one step that takes longest by far is no property of the run
+JOLT_RATIO, JOLT_SIZES = 2**-0.5, 20  # the sizes in which jolts are counted: a step, and so many smaller ones
+ROBUST = 1.4826  # median absolute deviations to a standard deviation
 
 
 EVERYTHING, STAGE = Place("", "all"), Place("", "stage")

@@ -11,10 +11,7 @@ from lflops.merging.rank_table import OUTSIDE, Place, RankTable
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, RankStat, Spread
 
-__all__ = ["begins_in", "known_waits", "quartiles_in", "rank_stats", "waiting_in", "waits_in"]
-
-WITH_ALL_RANKS = 32
-"""Places that every rank's time is kept of."""
+WITH_ALL_RANKS = 32  # places that every rank's time is kept of
 
 _PHASES = (*PHASES, *OUTSIDE)
 

@@ -16,28 +16,10 @@ from typing import NamedTuple
 
 from lflops.profile.steps import EVENTS
 
-__all__ = [
-    "OUTSIDE",
-    "Place",
-    "RankTable",
-    "Repeated",
-    "added_up",
-    "few_intervals",
-    "intervals_of",
-    "median_of_others",
-    "median_step",
-    "repeated_places",
-    "table_of",
-    "table_of_series",
-]
-
 BEFORE_MODULES = ("data", "transfer")
 AFTER_MODULES = ("clip", "optimizer", "other", *EVENTS, "sync")
-OUTSIDE = (*BEFORE_MODULES, *AFTER_MODULES)
-"""The phases of a step that are in no module, in their order."""
-
-FEW = 17
-"""Of so many ranks the median changes where one is left out."""
+OUTSIDE = (*BEFORE_MODULES, *AFTER_MODULES)  # the phases of a step that are in no module, in their order
+FEW = 17  # of so many ranks the median changes where one is left out
 
 MOST_INTERVALS, FEWEST_INTERVALS, MOST_SUMS = 64, 4, 1 << 17
 """Intervals of a step, of many ranks fewer: so many sums of all ranks and intervals together, in each step."""
@@ -55,52 +37,32 @@ Series = Mapping[int, tuple[float, ...]]
 
 
 class Repeated(NamedTuple):
-    """Several modules in one phase, as `layers.*.mlp` forward.
+    """Several modules in one phase, as `layers.*.mlp` forward."""
 
-    Attributes:
-        modules: Their number.
-        intervals: Those that they lie in.
-        seconds: The sum of them, by rank.
-    """
-
-    modules: int
-    intervals: tuple[int, ...]
-    seconds: Series
+    modules: int  # their number
+    intervals: tuple[int, ...]  # those that they lie in
+    seconds: Series  # the sum of them, by rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankTable:
-    """Seconds of all ranks in the same steps.
+    """Seconds of all ranks in the same steps."""
 
-    Attributes:
-        seconds: By place, of the ranks that have it; of very many ranks only of those that are late, and of some others.
-        repeated: The sum of places whose modules' names differ only in numbers, by the names' pattern.
-        busy: By interval, a rank's seconds in all places of it where no rank waits.
-        waiting: A rank's seconds in all places where ranks wait.
-        intervals: The interval of each place where no rank waits.
-        waits: The places where ranks wait for each other.
-        begins: Of the others those where a collective begins that is awaited elsewhere.
-        known_waits: Exposed seconds of collectives a step, by rank, of the places in `waits` where the traces of all ranks have them.
-        step_seconds: The median step's, over ranks and steps.
-        staged: Whether ranks have different modules.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-        are_quartiles: Whether single steps are unknown, and there are quartiles in place of three steps.
-        having: How many ranks have each place, where `seconds` has not all of them.
-    """
-
+    # By place, of the ranks that have it; of very many ranks only of those that are late, and of some others
     seconds: Mapping[Place, Series]
-    repeated: Mapping[Place, Repeated]
-    busy: Mapping[int, Series]
-    waiting: Series
-    intervals: Mapping[Place, int]
-    waits: frozenset[Place]
-    step_seconds: float
-    staged: bool
-    patterns: Mapping[str, str] = field(default_factory=dict)
-    are_quartiles: bool = False
-    begins: Collection[Place] = frozenset()
+    repeated: Mapping[Place, Repeated]  # the sum of places whose modules' names differ only in numbers, by the names' pattern
+    busy: Mapping[int, Series]  # by interval, a rank's seconds in all places of it where no rank waits
+    waiting: Series  # a rank's seconds in all places where ranks wait
+    intervals: Mapping[Place, int]  # the interval of each place where no rank waits
+    waits: frozenset[Place]  # the places where ranks wait for each other
+    step_seconds: float  # the median step's, over ranks and steps
+    staged: bool  # whether ranks have different modules
+    patterns: Mapping[str, str] = field(default_factory=dict)  # each module's name with `*` for the numbers of what repeats
+    are_quartiles: bool = False  # whether single steps are unknown, and there are quartiles in place of three steps
+    begins: Collection[Place] = frozenset()  # of the others those where a collective begins that is awaited elsewhere
+    # Exposed seconds of collectives a step, by rank, of the places in `waits` where the traces of all ranks have them
     known_waits: Mapping[Place, Mapping[int, float]] = field(default_factory=dict)
-    having: Mapping[Place, int] = field(default_factory=dict)
+    having: Mapping[Place, int] = field(default_factory=dict)  # how many ranks have each place, where `seconds` has not all of them
 
     @property
     def ranks(self) -> Sequence[int]:

@@ -11,8 +11,6 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import sum_known
 
-__all__ = ["MergedRows", "ranges"]
-
 _LISTED = 12
 
 _HELD = (
@@ -29,16 +27,12 @@ class MergedRows:
     """Takes one rank after the other, in the order in which they lead: a row is that of the first that has it.
 
     Of a rank that is taken only what no other had is kept, so that a thousand ranks take no more room than their rows.
-
-    Attributes:
-        sources: Of each row the rank that it is of.
-        differ: Whether a rank did other work than the first.
     """
 
     def __init__(self) -> None:
         """Begin without any."""
-        self.sources: dict[str, int] = {}
-        self.differ = False
+        self.sources: dict[str, int] = {}  # of each row the rank that it is of
+        self.differ = False  # whether a rank did other work than the first
         self._leading: Profile | None = None
         self._rows: dict[str, ModuleProfile] = {}
         self._places: dict[str, tuple[int, int]] = {}

@@ -19,14 +19,9 @@ from lflops.profile.model import Run
 from lflops.profile.records import Spread
 from lflops.profile.steps import Step, is_clean
 
-__all__ = ["MergedSteps", "RankSteps"]
-
 ORDER = ("data", "transfer", "forward", "recompute", "backward", "clip", "optimizer", "other", "sync")
-SYNC = "sync"
-"""Ranks wait for the first one in it, and it waits for none."""
-
-ALIGNED = 0.97
-"""Of the shortest rank's step: intervals that add up to less do not follow each other."""
+SYNC = "sync"  # ranks wait for the first one in it, and it waits for none
+ALIGNED = 0.97  # of the shortest rank's step: intervals that add up to less do not follow each other
 
 WITHIN_FORWARD = frozenset({"prefill", "decode"})
 

@@ -7,8 +7,7 @@ from msgspec import Struct
 
 from lflops.profile.records import Count, Seconds
 
-StepKind = Literal["clean", "counted", "hooked", "traced"]
-"""What lflops did in a step: nothing but reading the clock, or one of the others."""
+StepKind = Literal["clean", "counted", "hooked", "traced"]  # what lflops did in a step: nothing but reading the clock, or one of the others
 
 DISTURBANCES = frozenset({"cold", "recompiled", "new_shapes", "validation", "checkpoint", "background"})
 """Marks of steps whose time is not typical. `no_update` is no disturbance: such a step is as long as the others."""

@@ -26,8 +26,6 @@ from lflops.session.run_ledger import RunLedger
 from lflops.session.session import Session
 from lflops.session.window_requests import WindowRequests
 
-__all__ = ["MonitoredRun"]
-
 
 class MonitoredRun:
     """Begins when a run is set up, and ends however the run does."""

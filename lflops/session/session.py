@@ -30,8 +30,7 @@ from lflops.session.window.step_clock import StepClock, TimedStep
 from lflops.session.window.traced_steps import TracedSteps
 from lflops.session.window.window import WANTED, Window
 
-SHARE_EVERY = 50
-"""Steps after which ranks share their clean steps, where the run has no curves."""
+SHARE_EVERY = 50  # steps after which ranks share their clean steps, where the run has no curves
 
 
 class Session:

@@ -12,18 +12,14 @@ from typing import Any
 
 from lflops.ledger.segment import REQUEST
 
-AHEAD = 3.0
-"""Seconds from the request to the step that all ranks meet at."""
+AHEAD = 3.0  # seconds from the request to the step that all ranks meet at
 
 
 class WindowRequests:
-    """The requests of one run.
-
-    Attributes:
-        due: After how many steps, as the loggers count, the next window is to open; `None` where none was asked for.
-    """
+    """The requests of one run."""
 
     def __init__(self, rank: int, store: Any, folder: Path | None) -> None:
+        # After how many steps, as the loggers count, the next window is to open; `None` where none was asked for
         self.due: int | None = None
         self._rank = rank
         self._store = store

@@ -9,8 +9,6 @@ from lflops.profile.collective_names import bus_factor, collective_kind
 from lflops.profile.model import Communication, Profile
 from lflops.profile.series import grouped, sum_known
 
-__all__ = ["Collective", "communication"]
-
 
 class Collective(Struct, frozen=True, kw_only=True):
     """All calls of one kind in one group, a step. `None` is unknown."""

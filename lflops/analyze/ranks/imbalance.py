@@ -19,8 +19,6 @@ from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, Ran
 from lflops.profile.series import grouped
 from lflops.profile.steps import EVENTS
 
-__all__ = ["ENOUGH", "Imbalance", "Row", "culprits", "imbalance", "slowest_first"]
-
 Cause = Literal["work", "thread", "preempted"]
 """Why a rank takes longer: more work, another thread of its process, or the system, which gave its core to somebody else."""
 
@@ -129,7 +127,7 @@ def imbalance(profile: Profile) -> Imbalance:
     shown = clean if sees_all or hooked is None else hooked
     if shown is None:
         return Imbalance()
-    rows = [row for row in (_with_cause(row, profile) for row in _rows(hooked, clean, ranks)) if _is_somewhere(row)]
+    rows = _once([row for row in (_with_cause(row, profile) for row in _rows(hooked, clean, ranks)) if _is_somewhere(row)])
     rows += () if clean is None else _preempted(clean, {row.slow_rank for row in rows}, ranks)
     rows += () if hooked is None else _larger_stages(hooked, {row.slow_rank for row in rows}, profile)
     lost = None if shown.lost_seconds is None or not shown.seconds else min(shown.lost_seconds / shown.seconds, 1.0)
@@ -222,6 +220,16 @@ def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
             of_module = {name: getattr(each, name) for name in ("module", "phase", "modules")}
             return replace(row, **of_module, **({"seconds": each.seconds, "usual": each.usual} if each.pattern == row.pattern else {}))
     return row
+
+
+def _once(rows: Iterable[Row]) -> list[Row]:
+    """Each rank and place once, with all that it costs: several phases of a rank may be slow for a cause that is in no single place."""
+    found: dict[tuple[int, str, str], Row] = {}
+    for row in rows:
+        key = row.slow_rank, row.module, row.phase
+        known = found.get(key)
+        found[key] = row if known is None else replace(known, seconds_lost=known.seconds_lost + row.seconds_lost)
+    return list(found.values())
 
 
 def _preempted(clean: RankComparison, named: Collection[int], ranks: int) -> Iterator[Row]:

@@ -10,8 +10,6 @@ from msgspec import Struct
 
 from lflops.profile.records import RankComparison, RankExcess
 
-__all__ = ["NEARLY_ALL", "THERE", "Verdict", "costs", "judge"]
-
 ROBUST = 1.4826  # median absolute deviations to a standard deviation
 OF_MEDIAN = 1.2533  # standard errors of a mean to that of a median
 NEARLY_ALL = 0.8  # of the steps: in so many a steady excess is there

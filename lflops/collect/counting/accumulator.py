@@ -40,16 +40,12 @@ NUMBERS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.devic
 
 
 class KnownCost(NamedTuple):
-    """What a call costs, and every call like it.
-
-    Attributes:
-        is_all: Whether to add it up is all that there is to do: it is no product, and what it may be is known.
-    """
+    """What a call costs, and every call like it."""
 
     cost: Cost
     moved: int
     dtype: torch.dtype | None
-    is_all: bool
+    is_all: bool  # whether to add it up is all that there is to do: it is no product, and what it may be is known
 
 
 COLLECTIVE, UNCOUNTED = Kind.COLLECTIVE, Kind.UNCOUNTED

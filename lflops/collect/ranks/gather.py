@@ -25,8 +25,6 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, RankComparison
 from lflops.profile.steps import Step
 
-__all__ = ["Gather"]
-
 PATIENCE, PUT_TOGETHER, GOODBYE = 0.7, 0.85, 0.9
 """Shares of the timeout at the end: when waiting for reports, merging them, and notifying the others that this rank leaves must be done.
 
@@ -35,20 +33,11 @@ The rest is left for threads to end in."""
 WHILE_TRAINING = 20.0
 """Times the timeout that a window's reports may take to come while the training goes on: ranks do not close it at the same step."""
 
-EXIT_SECONDS = 1.0
-"""In place of the timeout where an exception is on its way, so that what is under way is not lost with the process."""
-
-HEAD_START = 0.01
-"""Seconds that a thread of ours leaves to the training's: two that begin together get in each other's way."""
-
-ANSWERS = 15.0
-"""Seconds that late ranks have, while the training goes on, to hand in times that they are asked for."""
-
-LAST_STEPS = 2.0
-"""Seconds that the end waits for the last clean steps of other ranks, at most: they add little to those that are there."""
-
-LAST_SECONDS = 3.0
-"""How long interpreter shutdown waits for our threads: a thread that outlives Python crashes. Never beyond the timeout."""
+EXIT_SECONDS = 1.0  # in place of the timeout where an exception is on its way, so that what is under way is not lost with the process
+HEAD_START = 0.01  # seconds that a thread of ours leaves to the training's: two that begin together get in each other's way
+ANSWERS = 15.0  # seconds that late ranks have, while the training goes on, to hand in times that they are asked for
+LAST_STEPS = 2.0  # seconds that the end waits for the last clean steps of other ranks, at most: they add little to those that are there
+LAST_SECONDS = 3.0  # how long interpreter shutdown waits for our threads: a thread that outlives Python crashes. Never beyond the timeout.
 
 
 class Gather:

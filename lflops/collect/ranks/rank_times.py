@@ -26,21 +26,15 @@ from lflops.merging.rank_table import (
     repeated_places,
 )
 
-__all__ = ["RankTimes"]
-
-AT_ONCE = 1 << 18
-"""Values that are compared together."""
-
-MOST_VALUES = 400_000
-"""Of all ranks, steps and places together: places beyond that are summed."""
+AT_ONCE = 1 << 18  # values that are compared together
+MOST_VALUES = 400_000  # of all ranks, steps and places together: places beyond that are summed
 
 FEWEST_PLACES = 64
 
 ASKED = CANDIDATES + 2
 """Ranks at most that are asked for their times: the late ones, the one whose rows are shown, and the one whose times are."""
 
-RANKS_AT_ONCE = 32
-"""Ranks whose times are summed together."""
+RANKS_AT_ONCE = 32  # ranks whose times are summed together
 
 
 @dataclass(kw_only=True)

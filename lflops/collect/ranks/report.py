@@ -26,12 +26,9 @@ from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, Mo
 from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
 from lflops.profile.steps import is_disturbed
 
-__all__ = ["Packed", "PlacesOfTable", "RankHeader", "RankReport", "Table", "compress_head", "intervals_in", "pack", "rows_in", "unpacked"]
-
 Part = TypeVar("Part")
 
-_FAST = 1
-"""Of zlib: names repeat so much that more effort gains little."""
+_FAST = 1  # of zlib: names repeat so much that more effort gains little
 
 
 class RankReport(NamedTuple):

@@ -13,8 +13,6 @@ from lflops.profile.model import Profile
 from lflops.profile.records import RankComparison
 from lflops.profile.steps import Step
 
-__all__ = ["SharedSteps"]
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 
 

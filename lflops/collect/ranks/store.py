@@ -12,23 +12,18 @@ from torch import distributed
 
 from lflops.collect.torch_private.distributed import group_store
 
-__all__ = ["RankStore", "shared_store"]
-
-STORES: Any = distributed
-"""Where torch keeps them, if it was built with any."""
+STORES: Any = distributed  # where torch keeps them, if it was built with any
 
 ADDRESS_KEY, RUN = "at", "run"
 """Where the first rank's own store is to be found; what the keys of this run begin with on another connection to the group's store."""
 
-PAUSE = 0.01
-"""Seconds between two looks for a key."""
+PAUSE = 0.01  # seconds between two looks for a key
 
 CONNECT, WAIT = 0.125, 0.375
 """Parts of the timeout: for torch to open a connection, and for the first rank to say where its store is. Where a connection is refused
 torch tries twice, with pauses, and takes up to two and a half times what it is given. Two connections and the wait are within the whole."""
 
-LARGEST_VALUE = 1 << 22
-"""Bytes: a store refuses what is much larger."""
+LARGEST_VALUE = 1 << 22  # bytes: a store refuses what is much larger
 
 
 def shared_store(name: str, rank: int, *, timeout: float) -> Any:

@@ -14,12 +14,9 @@ from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 from lflops.profile.model import Run
 
-__all__ = ["Topology", "topology_of"]
-
 Function = Callable[[int], Mapping[str, int]]
 
-KINDS = ("data", "tensor", "pipeline", "expert")
-"""Whose sizes a run tells; a further kind, as `context`, has coordinates alone."""
+KINDS = ("data", "tensor", "pipeline", "expert")  # whose sizes a run tells; a further kind, as `context`, has coordinates alone
 
 _NAMES = {
     **dict.fromkeys(("data", "dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_shard", "hsdp"), "data"),

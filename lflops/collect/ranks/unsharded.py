@@ -12,8 +12,6 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import Phase
 
-__all__ = ["check_logical", "with_logical"]
-
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 
 

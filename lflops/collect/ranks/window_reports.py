@@ -19,21 +19,13 @@ from lflops.merging.merge import merged
 from lflops.profile.model import Memory, Profile
 from lflops.profile.records import Rank
 
-__all__ = ["RankWindow"]
-
-COPIES = 2
-"""So many ranks hand in what all of them have, for the first may be killed before it is done."""
+COPIES = 2  # so many ranks hand in what all of them have, for the first may be killed before it is done
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.2
 
-MOST_BYTES = 1 << 27
-"""Of all ranks' times together: up to here all of them are handed in."""
-
-BY_LOT = 128
-"""Ranks whose times are handed in anyway, for the others to be compared with."""
-
-LONGEST_UNASKED = 4.0
-"""Seconds between two looks whether this rank is asked: thousands of ranks look."""
+MOST_BYTES = 1 << 27  # of all ranks' times together: up to here all of them are handed in
+BY_LOT = 128  # ranks whose times are handed in anyway, for the others to be compared with
+LONGEST_UNASKED = 4.0  # seconds between two looks whether this rank is asked: thousands of ranks look
 
 
 class RankWindow:

@@ -6,10 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from lflops.boundary import Guard
 from lflops.profile.records import Phase
 
-__all__ = ["RUN", "Listener", "OutsideModules", "Phases"]
-
-RUN = "run"
-"""In place of a stage: what belongs to no step, as saving a checkpoint."""
+RUN = "run"  # in place of a stage: what belongs to no step, as saving a checkpoint
 
 
 class Listener(Protocol):

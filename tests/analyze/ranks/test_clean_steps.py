@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import lflops
 from lflops.analyze.analysis import analyze
-from lflops.analyze.ranks.imbalance import Row
+from lflops.analyze.ranks.imbalance import Row, _once
 from lflops.merging.clean_steps import MOST_STEPS, CleanSteps
 from lflops.merging.rank_table import Place
 from lflops.profile.model import Profile
@@ -292,3 +292,12 @@ def test_only_steps_that_all_ranks_have_are_compared() -> None:
     assert clean.compared(WAITS) is None
     clean.add(1, [Step(index=2, kind="clean", seconds=1.0, phases={"data": 1.0})], ranks=2)
     assert 1 == clean.common
+
+
+def test_a_cause_in_no_single_place_has_one_row_with_all_that_it_costs() -> None:
+    """A rank that was preempted in forward and in backward, by 4 and by 6 ms; another one in forward."""
+    row = Row(
+        module="", phase="all", modules=1, slow_rank=1, seconds_lost=4e-3, pattern="steady", slow_steps=9, steps=9, seconds=2.0, usual=1.0
+    )
+    first, other = _once([row, replace(row, slow_rank=2), replace(row, seconds_lost=6e-3)])
+    assert [(1, 10e-3), (2, 4e-3)] == [(each.slow_rank, each.seconds_lost) for each in (first, other)]
