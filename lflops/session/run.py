@@ -226,7 +226,7 @@ class MonitoredRun:
         with self.boundary:
             if self._results is not None:
                 self._results.finish(failed=error is not None)
-            self._results = self._training = None
+            self._results = self._training = self._trained = None
         with self.boundary:
             if self._ledger is not None:
                 with Failures(raised=self._settings.on_error == "raise").contained("the ledger"):
@@ -256,11 +256,11 @@ class MonitoredRun:
             self.take_off()
             if not isinstance(error, Exception):
                 return
-            results, self._results, self._training = self._results, None, None
+            results, self._results, self._training, self._trained = self._results, None, None, None
             if results is not None:
                 results.finish(failed=True)
         except Exception:  # noqa: BLE001 - the first error is told, not those that follow from it
-            self._results = self._training = None
+            self._results = self._training = self._trained = None
         if self._settings.on_error == "raise":
             raise error
         if not failed_before:
