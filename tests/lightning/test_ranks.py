@@ -216,18 +216,24 @@ REDUCED = ("c10d::allreduce_", "gloo:all_reduce")
 def takes_what_gloo_took(profile: Profile) -> None:
     """The seconds of the all-reduce are those of gloo's events in the first rank's trace, of two batches; the least is of either rank.
 
-    Each is the first behind a launch. On a busy machine Kineto misses a launch now and then: nobody knows whose the event is then.
+    Each is the first behind a launch. On a busy machine Kineto misses a launch now and then: nobody knows whose the event is then. Gloo's
+    thread may end an event after the last step, when the recording is over: it has some end then, in the file another one than in memory.
     """
     assert profile.trace is not None
-    took, seen = [], []
+    least, took, seen = [], [], []
     for file in profile.trace.files.values():
         events = json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
         launches, ran = (sorted((each["ts"], each["dur"]) for each in events if each["name"] == name) for name in REDUCED)
         behind = {next((each for each in ran if each[0] >= at), (0.0, 0.0)) for at, _ in launches}
+        over = max(each["ts"] + each["dur"] for each in events if each["name"].startswith("ProfilerStep#"))
+        least.append(sum(min(seconds, over - at) for at, seconds in behind) / 1e6 / 2)
         took.append(sum(seconds for _, seconds in behind) / 1e6 / 2)
-        seen.append((launches, ran))
+        seen.append((launches, ran, over))
     (reduced,) = profile.communication
-    assert (pytest.approx(took[0], rel=1e-4), pytest.approx(min(took), rel=1e-4)) == (reduced.seconds, reduced.least_seconds), seen
+    assert reduced.seconds is not None
+    assert reduced.least_seconds is not None
+    assert least[0] * (1 - 1e-4) <= reduced.seconds <= took[0] * (1 + 1e-4), seen
+    assert min(least) * (1 - 1e-4) <= reduced.least_seconds <= min(took) * (1 + 1e-4), seen
     assert reduced.exposed_seconds is not None
     assert 0 <= reduced.exposed_seconds <= took[0] * (1 + 1e-9)  # summed in another order
 
