@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from results import record
+from results import beside, record
 from torch import Tensor, distributed, nn
 
 import lflops
@@ -185,24 +185,12 @@ def planted_rank() -> tuple[int, list[str], int]:
     return sum(right), [text for text, is_right in zip(wrong, right, strict=True) if not is_right], len(found)
 
 
-@contextlib.contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """Other processes compute meanwhile."""
-    others = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for each in others:
-            each.kill()
-            each.wait()
-
-
 def calm(runs: int) -> str:
     """Runs of 500 steps in which nothing is planted, half of them beside as many busy processes as there are cores."""
     found: dict[bool, list[str]] = {False: [], True: []}
     for number in range(runs):
         is_busy = number % 2 == 1
-        others = busy(os.cpu_count() or 1) if is_busy else contextlib.nullcontext()
+        others = beside(os.cpu_count() or 1) if is_busy else contextlib.nullcontext()
         with others, lflops.monitor(model_of(number), **SETTINGS) as monitor:
             train(monitor, model_of(number), 500, {}, None)
         found[is_busy] += [f"{each.cause} {each.cost * 1e3:.0f} ms over {each.usual * 1e3:.0f} ms" for each in monitor.ledger.slow_steps]
