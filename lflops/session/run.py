@@ -127,7 +127,7 @@ class MonitoredRun:
                 raise wrong
         if self._ledger is not None and name == "train":
             with self.boundary:
-                self._ledger.begin_training(training(), stage())
+                self._ledger.begin_training(self._training or training(), self._trained or stage())
         self.leaves("lflops")
 
     def _begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> None:
