@@ -89,10 +89,6 @@ class Call(Struct, frozen=True, gc=False):
     kwargs: Any
     out: Any
 
-    def tensors(self) -> list[Tensor]:
-        """All that it took and returned."""
-        return tensors_of((*self.args, *self.kwargs.values(), self.out))
-
 
 class OperatorAccumulator:
     """Adds up the calls that the dispatch modes of all threads report, by row and phase."""
@@ -227,7 +223,7 @@ class OperatorAccumulator:
             _add_uncounted(totals, call)
             return
         if is_all:
-            totals.add_pointwise((row, operator.name, phase, dtype), cost.other_flops, moved)
+            totals.add((row, operator.name, phase, dtype), cost, moved)
             return
         if cost.macs and self._local.products is not None:
             self._local.products[_shapes(operator, args)] += 1
@@ -334,7 +330,8 @@ def _shapes(operator: Operator, args: Any) -> tuple[Any, ...]:
 
 
 def _add_uncounted(totals: Totals, call: Call) -> None:
-    totals.uncounted[call.row, call.operator.name, call.phase].add(Transfers(1, sum(map(size, call.tensors()))))
+    moved = sum(map(size, tensors_of((*call.args, *call.kwargs.values(), call.out))))
+    totals.uncounted[call.row, call.operator.name, call.phase].add(Transfers(1, moved))
 
 
 def _dtype(first: Any, second: Any) -> torch.dtype | None:

@@ -92,13 +92,6 @@ class Totals:
         cell.flops += 2 * cost.macs + cost.other_flops
         cell.bytes_moved += moved
 
-    def add_pointwise(self, key: CellKey, flops: int, moved: int) -> None:
-        """Add one call that makes no product."""
-        cell = self.cells[key]
-        cell.calls += 1
-        cell.flops += flops
-        cell.bytes_moved += moved
-
     def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
         """Add the logical work of an operator on sharded tensors: `local` is what this rank ran; `None` is an unknown cost."""
         local_macs: dict[ModulePhase, int] = defaultdict(int)
