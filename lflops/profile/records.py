@@ -187,6 +187,7 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
     """One rank of the run, also one that did not report.
 
     Attributes:
+        device: The name of its chip.
         step: A clean step's time. Ranks that wait for each other take equally long.
         data: Its wait for data.
         slowest: In how many of the compared steps it was busy the longest, waiting left out.

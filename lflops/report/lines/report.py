@@ -15,7 +15,7 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
 from lflops.analyze.speed.utilization import MODEL_PHASES, Utilization
-from lflops.profile.model import ModuleProfile, Profile, Run
+from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import added_up, fold_repeats
 from lflops.profile.notes import are_times_far_off, sentence
 from lflops.profile.records import PHASES
@@ -183,11 +183,11 @@ def _phase(times: StepTimes, name: str, seconds: float, *, of: str) -> Fact:
 
 
 def _reached(analysis: Analysis) -> Iterator[Fact]:
-    reached, run, root = analysis.utilization, analysis.profile.run, analysis.profile.modules[""]
+    reached, root = analysis.utilization, analysis.profile.modules[""]
     ran = " and ".join(phase for phase in MODEL_PHASES if root.work(phase).macs) or "forward"
     rate = reached.flops_per_second
     yield _fact("achieved", rate, "FLOP/s", "nothing was counted" if rate is None else f"2 × MACs of {ran}")
-    yield _fact("MFU", reached.mfu, "of peak", _peak(reached, run))
+    yield _fact("MFU", reached.mfu, "of peak", _peak(reached, analysis.profile))
     if units.percent(reached.hfu) != units.percent(reached.mfu):
         yield _fact("HFU", reached.hfu, "of peak", "with recomputed MACs")
     if units.percent(reached.executed) != units.percent(reached.hfu):
@@ -196,8 +196,11 @@ def _reached(analysis: Analysis) -> Iterator[Fact]:
         yield _fact("executed", reached.executed, "of peak", unknown if reached.executed is None else known)
 
 
-def _peak(reached: Utilization, run: Run) -> str:
+def _peak(reached: Utilization, profile: Profile) -> str:
     """The peak that the share is of, or why it is unknown."""
+    run = profile.run
+    if reached.hardware is None and len(chips := _chips(profile)) > 1:
+        return f"the ranks have different chips, which have no common peak: {', '.join(chips)}"
     if reached.hardware is None:
         return f'the peak of {run.device_name} is not known: hardware="measure" measures it'
     if reached.peak_flops_per_second is None:
@@ -298,8 +301,13 @@ def _device(profile: Profile) -> str:
     """What the figures are of: an estimate ran on no device, and its figures are those of the chip that it was asked for."""
     run = profile.run
     if run.kind != "estimate":
-        return f"{run.device_name} on {run.host}"
+        return f"{' and '.join(_chips(profile))} on {run.host}"
     return f"{run.hardware.name if run.hardware else 'no device'}, estimated on {run.host}"
+
+
+def _chips(profile: Profile) -> list[str]:
+    """Of all ranks, each once."""
+    return list(dict.fromkeys(rank.device for rank in profile.ranks if rank.device)) or [profile.run.device_name]
 
 
 def _root(profile: Profile) -> str:
