@@ -20,32 +20,61 @@ _CAUSES, _NEXT = 3, 2
 _UNSTEADY = 0.1  # of the median step: a mean or a quartile that is farther off is worth a word
 _WIDE = 0.3  # of the median step: steps whose quartile is farther off are unsteady
 _BURST = 5  # times as long as in the other steps
-_VERY_BUSY = 0.2  # from so much on the verdict itself says so
+VERY_BUSY = 0.2  # from so much on the verdict itself says so
 _BUSY = 0.05  # of the CPU time that was asked for: from so much on, what other processes had is worth a word
 _REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measure"
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """A cause in words.
+
+    Attributes:
+        cause: Its kind, for programs.
+        said: The sentence, with the cost.
+        module: Where it is; empty is no module in particular.
+        rank: The slow rank.
+        seconds: What it costs a step; `None` is unknown.
+        share: That over the step.
+        next: What usually shortens it.
+        is_fault: Whether it is something wrong, rather than where the time of any such training goes.
+    """
+
+    cause: str
+    said: str
+    module: str = ""
+    rank: int | None = None
+    seconds: float | None = None
+    share: float | None = None
+    next: str = ""
+    is_fault: bool = False
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
     """The first lines of every drawing."""
 
     said: str  # how fast and how good the step is, or of a plan its least time and whether it fits
-    why: tuple[str, ...] = ()  # what it is longer for, each with its cost, the most costly first
+    findings: tuple[Finding, ...] = ()  # what it is longer for, each with its cost, the most costly first
     next: tuple[str, ...] = ()  # what usually shortens that, in the same order
     trust: str = ""  # what the figures rest on, how steady they are, and what is unknown
     doubts: int = 0  # how many further remarks make them less reliable
 
+    @property
+    def why(self) -> tuple[str, ...]:
+        """The sentences of the findings."""
+        return tuple(each.said for each in self.findings)
+
 
 def verdict(analysis: Analysis, doubts: int) -> Verdict:
     """The verdict on a profile. So many remarks make its figures less reliable, besides those in the line of trust."""
-    found = [(cause, each) for cause in analysis.causes if (each := _told(analysis, cause)) is not None]
-    judged = [each for cause, each in found if cause.kind != "busiest"]
-    told = [*judged[:_CAUSES], *(each for cause, each in found if cause.kind == "busiest")]
+    found = [each for cause in analysis.causes if (each := _finding(analysis, cause)) is not None]
+    judged = [each for each in found if each.cause != "busiest"]
+    told = [*judged[:_CAUSES], *(each for each in found if each.cause == "busiest")]
     steps = dict.fromkeys(each.next for each in told if each.next)
     if analysis.utilization.is_peak_too_low:
         steps = {_REMEASURE: None} | steps
     return Verdict(
         said=" ".join(_said(analysis)),
-        why=tuple(each.why for each in told),
+        findings=tuple(told),
         next=tuple(f"{step}." for step in steps)[:_NEXT],
         trust="; ".join(_trust(analysis, doubts)),
         doubts=doubts,
@@ -59,7 +88,7 @@ def _said(analysis: Analysis) -> Iterator[str]:
         if analysis.profile.is_counted:
             yield from _planned(analysis)
         return
-    took = f"A {one} takes {units.duration(times.mean)}{' on this busy machine' if _lost(analysis) >= _VERY_BUSY else ''}"
+    took = f"A {one} takes {units.duration(times.mean)}{' on this busy machine' if lost_share(analysis) >= VERY_BUSY else ''}"
     if reached.mfu is None:
         yield f"{took}."
         return
@@ -81,8 +110,25 @@ def _planned(analysis: Analysis) -> Iterator[str]:
         yield f"A step has {units.count(sum(counts.macs for counts in analysis.totals.values()))} MACs. Nothing was timed."
 
 
+def _finding(analysis: Analysis, cause: Cause) -> Finding | None:
+    """A cause in words; `None` where it is not worth a sentence."""
+    told = _told(analysis, cause)
+    if told is None:
+        return None
+    return Finding(
+        cause=cause.kind,
+        said=told.why,
+        module=cause.module,
+        rank=int(cause.value) if cause.kind == "rank" and isinstance(cause.value, int | float) else None,
+        seconds=cause.seconds,
+        share=None if cause.seconds is None else analysis.step_times.share(cause.seconds),
+        next=told.next,
+        is_fault=cause.is_fault,
+    )
+
+
 class _Told(NamedTuple):
-    """A cause in words: why, with its cost, and what usually shortens it."""
+    """Why, with its cost, and what usually shortens it."""
 
     why: str
     next: str
@@ -98,7 +144,6 @@ class _Setting(NamedTuple):
 
 
 def _told(analysis: Analysis, cause: Cause) -> _Told | None:
-    """The cause in words; `None` where it is not worth a sentence."""
     if cause.kind == "rank":
         worst = slowest_rank(analysis, cause.seconds or 0.0)
         return None if worst is None else _Told(worst, "Look at that rank's machine, data and code: the view Ranks has its phases")
@@ -157,6 +202,25 @@ def _outside(_: Cause, at: _Setting) -> _Told:
     return _Told(f"{at.cost[0].upper()}{at.cost[1:]} is {at.itself}.", f"{keep}; name the parts of them with lflops.scope")
 
 
+def _unused(_: Cause, at: _Setting) -> _Told:
+    return _Told(
+        f"{at.where} runs forward, and no gradient goes back through it: {at.cost}.", f"Leave {at.where} out if nothing reads its output"
+    )
+
+
+def _backward_twice(cause: Cause, at: _Setting) -> _Told:
+    why = f"Backward multiplies {float(cause.value or 0):.1f}× as much as forward, where twice is usual: {at.cost} more."
+    return _Told(why, "Call backward once, of the sum of the losses, unless you need gradients of gradients")
+
+
+def _recomputed(_: Cause, at: _Setting) -> _Told:
+    return _Told(f"{at.cost} is computed again in backward, by activation checkpointing.", "Checkpoint fewer layers, if memory allows it")
+
+
+def _turns(_: Cause, at: _Setting) -> _Told:
+    return _Told(f"Ranks take turns in coming last: {at.cost} is waiting.", "Give all ranks batches of about the same length in each step")
+
+
 def _no_products(cause: Cause, at: _Setting) -> _Told:
     kind = f" ({plain(str(cause.value))})" if cause.value else ""
     return _Told(
@@ -181,6 +245,10 @@ _TELL: Mapping[str, Callable[[Cause, _Setting], _Told]] = {
     "dtype": _dtype,
     "outside": _outside,
     "no_products": _no_products,
+    "unused": _unused,
+    "backward_twice": _backward_twice,
+    "recomputed": _recomputed,
+    "turns": _turns,
     "busiest": _busiest,
 }
 """Those that are no part of a budget and no phase."""
@@ -208,7 +276,7 @@ def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
         yield f"{counted(doubts, 'note')} below"
 
 
-def _lost(analysis: Analysis) -> float:
+def lost_share(analysis: Analysis) -> float:
     """What share of the CPU time that the process needed others took, while modules were timed."""
     return statistics.median(analysis.profile.cpu_lost_shares or [0.0])
 
@@ -220,11 +288,11 @@ def _steadiness(analysis: Analysis) -> Iterator[str]:
     if times.seconds is not None and times.mean is not None:
         median = times.seconds.median
         spread = f" ± {plus_minus(times.spread)}" if times.steps > 1 and times.spread is not None else ""
-        quiet = "undisturbed " if _lost(analysis) < _VERY_BUSY else ""
+        quiet = "undisturbed " if lost_share(analysis) < VERY_BUSY else ""
         yield f"{units.count(times.steps)} {quiet}{one if times.steps == 1 else several}{spread}"
         if median and (abs(times.mean - median) > _UNSTEADY * median or (times.spread or 0.0) > _WIDE):
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
-    if (lost := _lost(analysis)) >= _BUSY:
+    if (lost := lost_share(analysis)) >= _BUSY:
         yield f"this machine was busy: other processes took {units.percent(lost, digits=0)} of the CPU time that this one needed"
     if analysis.outliers.doubt and not analysis.outliers.found:
         yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers.doubt]}"
