@@ -297,11 +297,7 @@ def _each(ignore: Ignored) -> list[Any]:
 
 
 def ignored_rows(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
-    """The rows that the names and classes of `ignore` mean.
-
-    Raises:
-        CountError: One is no name of a module, and no class.
-    """
+    """The rows that the names and classes of `ignore` mean; a `CountError` where one is no name of a module, and no class."""
     rows: set[str] = set()
     for each in _each(ignore):
         if isinstance(each, str):

@@ -44,13 +44,7 @@ class CleanSteps:
         self._rows: dict[int, deque[tuple[int, bytes]]] = {}  # no objects for the garbage collector: of many ranks these are many
 
     def add(self, rank: int, steps: Iterable[Step], *, ranks: int) -> None:
-        """Take further steps of a rank, none disturbed by more than an event; those without phases are passed over.
-
-        Args:
-            rank: Which one.
-            steps: In their order.
-            ranks: How many ranks there are.
-        """
+        """Take further steps of one of so many ranks, none disturbed by more than an event; those without phases are left out."""
         rows = self._rows.setdefault(rank, deque(maxlen=most_steps(ranks)))
         rows.extend((step.index, _row(step)) for step in steps if step.phases)
 
@@ -62,8 +56,7 @@ class CleanSteps:
     def compared(self, waits: Collection[Place]) -> RankComparison | None:
         """The ranks in the steps that all of them have; `None` of fewer than two ranks, and without such a step.
 
-        Args:
-            waits: The places where ranks wait for each other, modules among them.
+        `waits` are the places where ranks wait for each other, modules among them.
         """
         at = self._common()
         if len(self._rows) < 2 or not at:

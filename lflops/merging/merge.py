@@ -125,18 +125,12 @@ def merged(
     *,
     absent: Mapping[int, Rank] | None = None,
 ) -> Profile:
-    """What `merge` does, from parts: of most ranks the brief is enough.
+    """What `merge` does, from parts: of most ranks the brief is enough. A `ProfileError` where the ranks are not of one run.
 
-    Args:
-        briefs: In the order of the ranks.
-        rows_of: Of a rank a profile that has its rows, cells, ledger and collectives; asked once for each distinct table.
-        memory_of: Asked of the rank with the largest peak.
-        rank_table: The ranks' times by place, given each module's name with `*` for the numbers of what repeats.
-        waits: The places where ranks wait for each other.
-        absent: What is known of ranks that gave nothing; of the others of these they are missing.
-
-    Raises:
-        ProfileError: The ranks are not of one run.
+    `briefs` are in the order of the ranks. `rows_of` has a rank's rows, cells, ledger and collectives, and is asked once for each distinct
+    table; `memory_of` is asked of the rank with the largest peak. `rank_table` makes a table of the ranks' times by place, given each
+    module's name with `*` for the numbers of what repeats. `absent` is what is known of ranks that gave nothing; the others of these are
+    missing.
     """
     waits = set(waits)
     told, steps, clean = _told(briefs, waits)
@@ -203,10 +197,7 @@ def _timed_by(source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleP
 def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_end: bool) -> dict[str, ModuleProfile]:
     """The modules with times that add up to the run's clean steps. Those come from several ranks, the modules' times from one.
 
-    Args:
-        modules: With one rank's times.
-        steps: Of the run.
-        at_end: Whether ranks wait at the end of backward alone: then the difference is waiting, which is the root's own.
+    If ranks wait at the end of backward alone (`at_end`), the difference is waiting, which is the root's own.
     """
     clean, fitted = [step for step in steps if step.is_clean], dict(modules)
     for part, phases in PASSES.items():

@@ -45,13 +45,7 @@ class MergedRows:
         self._ledger: dict[tuple[str, str, str], Uncounted] = {}
 
     def add(self, rank: int, profile: Profile, lowest: int) -> None:
-        """Take the next rank.
-
-        Args:
-            rank: Which one.
-            profile: What it did.
-            lowest: The lowest rank that has the same rows: theirs is the order in which they are shown.
-        """
+        """Take the next rank. `lowest` is the lowest rank that has the same rows: theirs is the order in which they are shown."""
         if self._leading is None:
             self._leading = profile
         self.differ = self.differ or _differ(self._leading, profile)

@@ -99,11 +99,8 @@ def command(script: Sequence[str]) -> list[str]:
 def read(text: str, *, gpu_seconds: float | None = None, modules: Collection[str] = (), chip: Hardware | None = None) -> Measured:
     """The kernels of what `ncu` wrote, as CSV by metric or by kernel, or for people; a `LflopsError` where none has any of the metrics.
 
-    Args:
-        text: The log.
-        gpu_seconds: The GPU's running time, used in place of the sum of the kernels' times.
-        modules: Names of rows, to find among the NVTX ranges, which CSV alone has.
-        chip: What is at the roof.
+    `gpu_seconds` of the GPU's running time are used in place of the sum of the kernels' times. The `modules` are names of rows, to find
+    among the NVTX ranges, which CSV alone has. The `chip` is at the roof.
     """
     launches = [launch for launch in _launches(text) if launch.metrics.keys() & _KNOWN]
     if not launches:

@@ -73,15 +73,8 @@ class _Closed(NamedTuple):
 class Results:
     """The windows of one monitor in one run of the Trainer, of all stages. Every process makes one, for they have to agree.
 
-    Args:
-        training: The run that is watched.
-        settings: What is asked for.
-        log_dir: The run's, if it has one.
-        monitor: Which of the loop's monitors it is for, from 1.
-        store: That all ranks reach; `None` where they have none, or there is one rank.
-
-    Raises:
-        CountError: What the user says of the ranks cannot be.
+    `monitor` says which of the loop's monitors it is for, from 1; the `store` is one that all ranks reach, `None` where they have none. A
+    `CountError` says that what the user says of the ranks cannot be.
     """
 
     def __init__(self, training: Training, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> None:

@@ -62,8 +62,7 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
     """Each strategy's peak over a number of data-parallel ranks; none where live memory by operator is unknown.
 
     Uneven parts are rounded up. ZeRO-3 is taken to divide as FSDP2 does: each block and the rest, with one block prefetched, and
-    whole parameters freed after forward.
-    A `ValueError` where there are no ranks, or the model is sharded already.
+    whole parameters freed after forward. A `ValueError` where there are no ranks, or the model is sharded already.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: give at least 1")

@@ -116,19 +116,12 @@ def tree(
     below: Mapping[str, Sequence[str]] | None = None,
     groups: Mapping[str, int] | None = None,
 ) -> tuple[Row, ...]:
-    """The modules by name, inclusive: the root, and in each row the rows below it.
+    """The modules by name, inclusive: the root, and in each row the rows below it. A `ValueError` where an argument has a wrong value.
 
-    Args:
-        profile: What to show.
-        depth: How many levels below the root; -1 is all of them.
-        fold: Whether consecutive siblings with the same kinds, labels and counts all the way down share a row.
-        sort: One of `SORT_KEYS`, among siblings; `None` keeps the model's order. A run is sorted by the sum of its modules.
-        phase: What `share` and `sort` are about; `None` is all the phases together.
-        below: What `children` returns, where it is already known.
-        groups: What `identical_subtrees` returns, likewise.
-
-    Raises:
-        ValueError: `depth`, `sort` or `phase` is invalid.
+    `depth` is how many levels below the root are shown, -1 for all. With `fold`, consecutive siblings with the same kinds, labels and
+    counts all the way down share a row. Siblings are sorted by one of `SORT_KEYS`, a run by the sum of its modules; `None` keeps the
+    model's order. `share` and `sort` are about the `phase`, `None` for all phases together. `below` is what `children` returns, `groups`
+    what `identical_subtrees` returns, where they are known.
     """
     _check_sort(profile, sort, phase)
     if depth < -1:

@@ -30,10 +30,7 @@ _OUTSIDE = {
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Label and value of each line; one without a label goes on with the line above. Of a run of one rank there are none.
-
-    Of one rank of several there are its collectives.
-    """
+    """Label and value of each line; one without a label goes on with the line above. Of a run of one rank, only its collectives."""
     listed = analysis.profile.ranks
     if len(listed) < 2:
         yield from _communication(analysis)

@@ -46,6 +46,7 @@ _LISTED = 12
 _LEADING_MODULES = 3
 _FASTER = 0.9  # timing modules makes no step faster
 _PARTS_OF_FORWARD = ("prefill", "decode")
+_IN_TRUST = {"not_counted", "time_scaled", "few_clean_steps"}  # remarks that the line of trust makes in other words
 
 
 class Fact(Struct, frozen=True, kw_only=True):
@@ -113,7 +114,7 @@ def report_of(analysis: Analysis) -> Report:
         budget = tuple(_budget(analysis))
         remarks = tuple(_remarks(analysis))
         made = _MADE[analysis] = Report(
-            verdict=verdict(analysis, sum(remark.doubt and not _is_in_trust(remark) for remark in remarks)),
+            verdict=verdict(analysis, sum(remark.doubt and remark.name not in _IN_TRUST for remark in remarks)),
             subject=tuple(_subject(analysis.profile)),
             speed=tuple(_speed(analysis)),
             model=tuple(_model(analysis)),
@@ -247,8 +248,10 @@ def _parameters(root: ModuleProfile) -> Iterator[str]:
 
 def _budget(analysis: Analysis) -> Iterator[Part]:
     budget = analysis.budget
-    for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]) if budget else ():
-        seconds = share * budget.seconds if budget else 0.0
+    if budget is None:
+        return
+    for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]):
+        seconds = share * budget.seconds
         yield Part(
             name=name,
             label=label_of(name),
@@ -257,7 +260,7 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
             text=f"{units.percent(share)}, {units.duration(seconds)}",
             what=what_it_is(analysis.profile, budget, name),
             advice=advice(analysis.profile, name),
-            modules=tuple(_modules_of(analysis, budget, name)) if budget else (),
+            modules=tuple(_modules_of(analysis, budget, name)),
         )
 
 
@@ -340,11 +343,6 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
         yield _text("never called", _never_called(analysis), doubt=True)
     for note in profile.notes:
         yield Fact(name=note.code, label="note", text=sentence(note), doubt=True)
-
-
-def _is_in_trust(remark: Fact) -> bool:
-    """Whether the line of trust says it already, in other words."""
-    return remark.label == "not counted" or (remark.label == "note" and remark.name in {"time_scaled", "few_clean_steps"})
 
 
 def uncounted(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bool]]:

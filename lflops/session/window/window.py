@@ -27,12 +27,7 @@ LONGEST_WAIT = 100  # steps of a wait that are kept, the last ones
 
 
 class Window:
-    """Gathers until it is closed.
-
-    Args:
-        number: Of the schedule's windows, from 0.
-        begin: The first step of its wait, counted from the beginning of the run.
-    """
+    """Gathers until it is closed: a window of the schedule, numbered from 0. Its wait began at step `begin` of the run."""
 
     def __init__(self, number: int, begin: int) -> None:
         self.number = number
