@@ -274,7 +274,6 @@ class Counting:
 
 
 def _warn_of_failures(profile: Profile) -> None:
-    """Warn the formula's author, who may never read the notes."""
     failed = [f"{note.subject} ({note.values['error']})" for note in profile.notes if note.code == "formula_failed"]
     if failed:
         warnings.warn(f"count: the formula failed, so no call is counted: {', '.join(failed)}", stacklevel=4)

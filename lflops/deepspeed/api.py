@@ -295,7 +295,6 @@ def _figures(profile: Profile) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """The model in evaluation mode, and then every module in the mode that it was in."""
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     try:
         model.eval()

@@ -51,8 +51,6 @@ def triangular_solve(b: Shape, a: Shape, *, out: Sequence[Shape], unitriangular:
 
 
 def _cubic(operations: Fraction | int) -> Formula:
-    """The formula of n³ times so many operations for each matrix."""
-
     def cost(a: Shape) -> Cost:
         return _each(a[:-2], operations * a[-1] ** 3)
 

@@ -62,7 +62,6 @@ def _sums(rows: Iterable[Row], key: Callable[[Row], Hashable], counts: Iterable[
 
 
 def _notes(notes: Sequence[Note]) -> tuple[Note, ...]:
-    """Each once, its counts added up."""
     groups: dict[tuple[str, str], Note] = {}
     for note in notes:
         before = groups.get((note.code, note.subject))

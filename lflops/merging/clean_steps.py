@@ -86,7 +86,6 @@ class CleanSteps:
         )
 
     def _common(self) -> list[int]:
-        """The steps that all ranks have."""
         ranks = iter(self._rows.values())
         everywhere = {index for index, _ in next(ranks, ())}
         for rows in ranks:
@@ -110,7 +109,6 @@ def _row(step: Step) -> bytes:
 
 
 def _columns(rows: Mapping[int, bytes], at: Iterable[int]) -> "dict[str, tuple[float, ...]]":
-    """What a rank's rows have in these steps, by name."""
     names = (*_PHASES, *_BESIDE)
     values = array("f", b"".join(rows[index] for index in at))
     return {name: tuple(values[number :: len(names)]) for number, name in enumerate(names)}

@@ -223,12 +223,10 @@ def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_e
 
 
 def _world(briefs: Iterable[Brief]) -> int:
-    """The number of ranks, those without a profile among them."""
     return max(max(brief.rank + 1, brief.run.world_size) for brief in briefs)
 
 
 def _compared(profile: Profile, table: RankTable | None) -> Profile:
-    """The profile with what the ranks' times say of each other."""
     if table is None:
         return profile
     return replace(
@@ -258,7 +256,6 @@ def _same_on_all_ranks(each: Communication) -> tuple[object, ...]:
 
 
 def _own_work(modules: Mapping[str, ModuleProfile]) -> dict[Place, OwnWork]:
-    """What each module itself does in each phase."""
     return {
         Place(row, phase): OwnWork(work.own_flops, work.own_bytes_moved)
         for row, module in modules.items()

@@ -103,7 +103,6 @@ def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None,
 
 
 def _late_ranks(busy: Mapping[int, Series]) -> list[int]:
-    """The ranks that are late by the most, on the mean of all steps and intervals."""
     late: dict[int, float] = defaultdict(float)
     for series in busy.values():
         for rank, seconds in _beyond_others(series).items():
@@ -172,7 +171,6 @@ def _median_by_step(series: Iterable[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _in_places(table: RankTable, usual: Mapping[Place, Series], late: _Lateness) -> Iterator[_Excess]:
-    """The candidates in each place."""
     for place, of_rank in usual.items():
         interval = table.intervals[place]
         for rank in late.ranks:
@@ -245,7 +243,6 @@ def _on_device(table: RankTable, places: Iterable[Place], *, everywhere: bool) -
 
 
 def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
-    """The value at half of the weight; 1 of none."""
     ordered = sorted(values)
     half, reached = sum(weight for _, weight in ordered) / 2, 0.0
     for value, weight in ordered:

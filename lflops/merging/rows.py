@@ -117,7 +117,6 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _grown(row: ModuleProfile, grafts: list[ModuleProfile]) -> ModuleProfile:
-    """The row with the work and the parameters of further rows below it."""
     if not grafts:
         return row
     figures: dict[str, Any] = {field: sum(getattr(each, field) for each in (row, *grafts)) for field in _HELD}

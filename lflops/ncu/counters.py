@@ -176,7 +176,6 @@ def _launches(text: str) -> Iterator[_Launch]:
 
 
 def _by_metric(rows: Iterable[Mapping[str, str]]) -> Iterator[_Launch]:
-    """A line a metric, those of one launch with one ID."""
     launches: dict[tuple[str | None, str | None], _Launch] = {}
     for row in rows:
         key = row.get("Process ID"), row.get("ID")
@@ -212,7 +211,6 @@ def _of_log(lines: Iterable[str]) -> Iterator[_Launch]:
 
 
 def _ranges(row: Mapping[str, str]) -> tuple[str, ...]:
-    """The NVTX ranges that a thread was in, the outermost first."""
     return tuple(name for column, stack in row.items() if _RANGES in column for name in _RANGE.findall(stack))
 
 

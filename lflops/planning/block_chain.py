@@ -219,7 +219,6 @@ def _highest(timeline: Sequence[Moment], begin: int, end: int) -> int:
 
 
 def _trace(timeline: Sequence[Moment], span: tuple[int, int]) -> tuple[Hashable, ...]:
-    """The operators of a span and the bytes that are alive before each, from the first one on."""
     first = timeline[span[0]].live_bytes
     return tuple((moment.operator, moment.live_bytes - first) for moment in timeline[slice(*span)])
 

@@ -47,7 +47,6 @@ def log_text(analysis: Analysis, before: Profile | None = None) -> str:
 
 
 def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """The five places with the most own time, and the others together."""
     times, rows = analysis.step_times, analysis.busiest
     if not rows:
         return
@@ -73,7 +72,6 @@ def _named(each: BusyModules) -> str:
 
 
 def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
-    """Ranks, uncounted operators and notes: the first few of each."""
     of_ranks = 0
     for label, facts in groupby(report.remarks, key=lambda fact: fact.label):
         lines = [fact.text for fact in facts]

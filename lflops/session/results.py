@@ -212,7 +212,6 @@ class Results:
         return self._saved is not None
 
     def _save_of_rank(self, profile: Profile) -> None:
-        """What this rank alone knows of a window: for `lflops.merge`."""
         if self.paths is not None:
             self.save(profile, self.paths.of_rank(profile.run, self._training.rank), "the file of this rank's profile")
 

@@ -346,7 +346,6 @@ class Session:
         return Position(phase, window + self._number), self._plan.waits_until(ordinal + self._ahead) - self._ahead
 
     def _open(self) -> bool:
-        """Open the window if its time has come. Returns whether it was opened."""
         if self._position.phase in {"wait", "over"} or self._window.opened:
             return False
         self._window.opened = True

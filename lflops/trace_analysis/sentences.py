@@ -126,7 +126,6 @@ def _states(summary: TraceSummary, device: DeviceTimeline) -> str:
 
 
 def _step(summary: TraceSummary) -> str:
-    """How long a step takes on the host's clock, and how much of that the device computes."""
     step = summary.step
     if step is None:
         return ""
@@ -157,7 +156,6 @@ def facts(summary: TraceSummary) -> Iterator[tuple[str, str]]:
 
 
 def _utilization(summary: TraceSummary) -> Iterator[tuple[str, str]]:
-    """MFU and HFU where they are known, and the rate they are of."""
     found = summary.utilization
     if found is None:
         return

@@ -70,7 +70,6 @@ def _phases(diff: Diff) -> Iterator[Cause]:
 
 
 def _modules(diff: Diff, explained: float | None) -> Iterator[Cause]:
-    """Modules in both runs that are slower or faster, or whose time changed with their work."""
     changed: list[tuple[CauseKind, ModuleDiff]] = []
     for module in diff.modules:
         verdict = module.news.verdict

@@ -214,7 +214,6 @@ def _reach(times: int) -> float:
 
 
 def _error_of_ratio(before: Measured | None, after: Measured | None) -> float | None:
-    """The relative error of after / before; `None` where it is unknown, as of a time of 0."""
     if before is None or after is None or before.error is None or after.error is None or not (before.seconds and after.seconds):
         return None
     return math.hypot(before.error / before.seconds, after.error / after.seconds)

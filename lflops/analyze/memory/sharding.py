@@ -47,8 +47,6 @@ class _Moment(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Bytes of the unsharded model."""
-
     parameters: int
     gradients: int
     block: int  # the largest block's parameters
@@ -101,7 +99,6 @@ def _moments(profile: Profile) -> Iterator[_Moment]:
 
 
 def _own_trained(profile: Profile, row: str) -> int:
-    """Bytes of the trained parameters that a module has itself."""
     below = (name for name in profile.modules if name and name.rpartition(".")[0] == row and name != row)
     module = profile.modules[row]
     return max(module.trainable_parameter_bytes - sum(profile.modules[name].trainable_parameter_bytes for name in below), 0)

@@ -103,7 +103,6 @@ def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: 
 
 
 def _idle(profile: Profile, share: float) -> dict[str, float]:
-    """The idle share by the host's phase."""
     by_phase = (profile.trace.device_idle_by_phase if profile.trace else None) or {}
     total = sum(by_phase.values())
     return {phase: share * seconds / total for phase, seconds in by_phase.items()} if total and share else {}

@@ -187,7 +187,6 @@ def _own(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
 
 
 def _above(names: Iterable[str]) -> set[str]:
-    """The modules that others of these are below."""
     above: set[str] = set()
     for each in names:
         name = each
@@ -320,7 +319,6 @@ def point_of(part: Part) -> Point:
 
 
 def _bound(costs: Iterable[tuple[_Cost, int]]) -> Bound:
-    """The side that most of the roof's seconds are of."""
     sides = {"compute": 0.0, "memory": 0.0}
     for cost, times in costs:
         compute, memory = cost.compute or 0.0, cost.memory or 0.0
@@ -351,7 +349,6 @@ def _seconds(work: Work) -> float | None:
 
 
 def _ceilings(profile: Profile, chip: Hardware | None) -> Iterator[Ceiling]:
-    """Of all that is known of the device, for each dtype in which something was multiplied."""
     multiplied = dict.fromkeys(cell.dtype for cell in profile.cells if cell.executed_macs)
     dtypes = dict.fromkeys(name_of_peak(dtype, profile.run) for dtype in multiplied)
     chips = [chip, profile.run.hardware, lookup(profile.run.device_name)]

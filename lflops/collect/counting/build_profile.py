@@ -47,8 +47,6 @@ class CountedPass:
 
 @dataclass
 class _Parameters:
-    """Sums over the parameters at or below a row."""
-
     count: int = 0
     trainable: int = 0
     bytes: int = 0
@@ -118,7 +116,6 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
 
 
 def _add_scripted(collected: CountedPass) -> None:
-    """List what scripted modules ran below the dispatcher as uncounted."""
     for row, module in _scripted(collected.tree):
         calls = collected.calls[row]
         for operator, weights in below_dispatcher(module) if calls else ():
@@ -126,7 +123,6 @@ def _add_scripted(collected: CountedPass) -> None:
 
 
 def _scripted(tree: ModuleTree) -> Iterator[tuple[str, nn.Module]]:
-    """Scripted modules that are in no other."""
     rows: set[str] = set()
     for row, module in tree.modules.items():
         if isinstance(module, torch.jit.ScriptModule) and rows.isdisjoint(ancestry(row)):
@@ -189,7 +185,6 @@ def _module(row: str, collected: CountedPass, parameters: _Parameters, owner: st
 
 
 def _detail(module: nn.Module) -> str:
-    """The module's `extra_repr` on one line; empty if it fails."""
     try:
         detail = " ".join(str(module.extra_repr()).split())
     except Exception:  # noqa: BLE001 - the user's code must not end a count
@@ -221,7 +216,6 @@ def _work(inclusive: Counts, own: Counts, difference: int | None, own_difference
 
 
 def _parameters(tree: ModuleTree) -> tuple[dict[str, _Parameters], dict[str, str]]:
-    """The parameters of each row; and for rows with parameters that another row counts, that row."""
     parameters: defaultdict[str, _Parameters] = defaultdict(_Parameters)
     for size in parameter_sizes(tree):
         parameters[size.row].own += size.elements

@@ -149,7 +149,6 @@ class CompiledRegions:
             self._scopes.leave_scope(id(call))
 
     def _begin(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> RegionCall:
-        """Write down what a graph is given."""
         _, phase = self._scopes.current(args)
         row = self._scopes.running()
         scope = f"{row}.{MARK}{len(self.calls)}" if row else f"{MARK}{len(self.calls)}"
@@ -247,7 +246,6 @@ class _Replaced:
             self._functions.clear()
 
     def _replace(self) -> None:
-        """Replace all compiled functions that have not been yet."""
         from lflops.collect.torch_private import dynamo
 
         with contextlib.suppress(Exception), self._lock:  # called out of the user's compilation

@@ -66,7 +66,6 @@ def _in_format_of(position: int) -> Rule:
 
 
 def _like(position: int) -> Rule:
-    """The strides of the argument."""
     return lambda result, args: _with_strides_of(result, torch.empty_like(args[position]))
 
 

@@ -230,7 +230,6 @@ def _raise(error: BaseException) -> None:
 
 
 def _refuse_real_parameters(args: Any) -> None:
-    """Raise a `RealParameterError` for a real tensor that requires a gradient; other real tensors do no harm."""
     for each in args:
         if type(each) in PLAIN and each.requires_grad:
             raise RealParameterError

@@ -101,8 +101,6 @@ def _once(action: Any) -> Any:
 
 
 class _Given:
-    """Fake tensors for what a graph was given."""
-
     def __init__(self, call: RegionCall, mode: Any) -> None:
         self.leaves: list[Tensor] = []  # those that get a gradient
         self.passed: list[Any] = []  # for each argument its stand-in
@@ -125,7 +123,6 @@ class _Given:
 
 
 def _go_backward(out: Any, leaves: Sequence[Tensor], stop: Any, counter: OperatorCounter) -> None:
-    """Go backward from all results, as compiled code does."""
     stop()
     results = [each for each in tensors_in(out) if each.requires_grad and each.grad_fn is not None]
     gradients = [torch.empty_like(each, requires_grad=False) for each in results]
@@ -138,8 +135,6 @@ def _go_backward(out: Any, leaves: Sequence[Tensor], stop: Any, counter: Operato
 
 
 class _Rows:
-    """The rows of the modules that a call's graph names."""
-
     def __init__(self, call: RegionCall, tree: ModuleTree) -> None:
         names = dict.fromkeys((name, kind) for modules in _stacks(call.graph) for _, name, kind in modules)
         owners = frozenset(each.owner for each in call.given or () if isinstance(each, GivenTensor) and each.owner is not None)
@@ -165,8 +160,6 @@ def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
 
 
 class _Run:
-    """Runs a graph, and the graphs within it, node by node."""
-
     def __init__(self, call: RegionCall, scopes: ModuleTracker, rows: _Rows) -> None:
         self.rows = rows
         self.calls: Counter[str] = Counter()
@@ -349,7 +342,6 @@ def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
 
 
 def _in_phase_of(totals: Totals, call: RegionCall) -> Totals:
-    """The sums with the phase in which the graph ran in place of forward."""
     return totals if call.phase == "forward" else totals.moved(lambda row, phase: (row, call.phase if phase == "forward" else phase))
 
 

@@ -180,7 +180,6 @@ def _taken_for_granted(asked: list[Tensor]) -> bool | None:
 
 
 def _asks_for_validity(code: CodeType) -> bool:
-    """Whether a function of `torch.distributions` validates."""
     if not code.co_filename.startswith(_DISTRIBUTIONS):
         return False
     return code.co_qualname in _VALIDATORS or (code.co_filename == torch.distributions.constraints.__file__ and code.co_name == "check")

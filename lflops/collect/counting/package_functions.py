@@ -22,8 +22,6 @@ from lflops.formulas.table import FUNCTIONS, Cost, FunctionFormula
 
 
 class _Wrapped(NamedTuple):
-    """A function that is wrapped: where, and by what."""
-
     owner: Any
     name: str
     wrapper: Any
@@ -181,7 +179,6 @@ def _remove_from(hooks: Any) -> None:
 
 
 def _launched(metadata: Any) -> None:
-    """A Triton kernel is launched."""
     if _COVERED.depth:
         return
     watchers = _watchers()

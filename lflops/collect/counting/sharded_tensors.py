@@ -55,8 +55,6 @@ def logical_cost(operator: Operator, function: Any, args: Any, kwargs: Any, out:
 
 
 class _Macs(TorchDispatchMode):
-    """Adds up MACs."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sum = 0

@@ -140,8 +140,6 @@ def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
 
 
 class _Choice(TorchFunctionMode):
-    """Replaces attention by the chosen kernel, and nothing else."""
-
     def __init__(self, chip: Hardware) -> None:
         super().__init__()
         self._chip = chip

@@ -211,7 +211,6 @@ class Estimator:
             yield run
 
     def _checked(self) -> Hardware | None:
-        """Check the options, and look the chip up."""
         if only_shapes_run(()):
             raise CountError(f"{self.caller}: a mode that makes tensors fake is open here already: call it outside")
         if self.grad_scaler not in (True, False):
@@ -287,7 +286,6 @@ class Estimator:
 
 
 def _with_reserved(step: Profile, log: AllocationLog, settings: str) -> Profile:
-    """The step with what the allocator reserves for the logged requests."""
     log.stop()
     if step.memory is None:
         return step
@@ -303,7 +301,6 @@ def _with_reserved(step: Profile, log: AllocationLog, settings: str) -> Profile:
 
 
 def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
-    """The step's profile, with the memory of the other if its peak is higher."""
     if step.memory is None or other.memory is None or step.memory.peak_bytes >= other.memory.peak_bytes:
         return step
     modules = {

@@ -121,7 +121,6 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def _like_sharded(tensor: Any) -> Tensor:
-    """The same for a sharded tensor: only this rank's part."""
     unsharded = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
     sharded: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **unsharded)
     return sharded

@@ -122,7 +122,6 @@ def _label(row: Row) -> str:
 
 
 def _figures(profile: Profile, row: Row, *, never_called: bool) -> Iterator[str]:
-    """The figures of one module, its time the mean of those that share its lines."""
     module, seconds = profile.modules[row.name], row.seconds["forward"]
     root, work = profile.modules[""], module.forward
     total = root.forward.seconds.median if root.forward.seconds else None

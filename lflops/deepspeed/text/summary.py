@@ -73,7 +73,6 @@ def _latencies(analysis: Analysis) -> StepTimes:
 
 
 def _figures(analysis: Analysis, latencies: StepTimes) -> _Lines:
-    """DeepSpeed's lines, in its order."""
     profile = analysis.profile
     yield from _sizes(profile)
     yield from _work(analysis)
@@ -133,7 +132,6 @@ def _work(analysis: Analysis) -> _Lines:
 
 
 def _of_stages(analysis: Analysis) -> _Lines:
-    """The stages added up, which is more than any GPU does."""
     root, macs = analysis.profile.modules[""], analysis.unsharded_macs
     yield "params of model, its stages together", short_units.params(root.parameters)
     yield "fwd MACs of model, its stages together", short_units.macs(macs.get("forward", root.forward.macs))
@@ -184,7 +182,6 @@ def _iteration(analysis: Analysis, latencies: StepTimes) -> _Lines:
 
 
 def _flops_back(analysis: Analysis) -> tuple[str, float | None]:
-    """The label and FLOPs of backward: counted, or else as a multiple of the forward where that is assumed."""
     root, factor = analysis.profile.modules[""], _assumed_factor(analysis.profile)
     if factor is not None:
         return f"{factor:g} * fwd flops per GPU", factor * root.forward.flops

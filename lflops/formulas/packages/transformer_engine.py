@@ -20,7 +20,6 @@ def _matrix(shape: Shape, *, transposed: bool) -> tuple[int, int]:
 
 
 def _product(a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool) -> tuple[int, int]:
-    """MACs, and elements of the result."""
     m, k = _matrix(a, transposed=transposed_a)
     n = b[-1] if transposed_b else prod(b[:-1])
     return m * n * k, m * n

@@ -81,7 +81,6 @@ def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
 
 
 def _kinds(profile: Profile, budget: Budget, part: str) -> dict[str, list[str]]:
-    """The modules of the kinds that most of a part is in, the most first."""
     shares: dict[str, float] = {}
     modules: dict[str, list[str]] = {}
     for module, parts in budget.modules.items():

@@ -66,7 +66,6 @@ def _position(rank: Rank) -> str:
 
 
 def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """The culprits, a sentence each; and what all of it costs."""
     found = analysis.imbalance
     if found.step_seconds is None:
         return
@@ -140,7 +139,6 @@ def _sentence(row: Row, hosts: Mapping[int, str]) -> str:
 
 
 def _cause(row: Row) -> str:
-    """What makes the rank slow, where that is known."""
     if row.cause == "work":
         has = "it has" if row.phase == "stage" else "its batch has"
         return f"{has} {row.work_ratio or 0.0:.1f} × the work of the others'"
@@ -164,7 +162,6 @@ def _waiting(wait: RankWait) -> str:
 
 
 def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """The collectives, a sentence each."""
     found = analysis.communication
     twice = Counter((each.kind, each.group_size) for each in found)
     sentences = [_collective(each, in_group=twice[each.kind, each.group_size] > 1) for each in found[:_WORST]]

@@ -134,7 +134,6 @@ def _text(label: str, text: str, *, doubt: bool = False) -> Fact:
 
 
 def _speed(analysis: Analysis) -> Iterator[Fact]:
-    """The step and its phases, rates, FLOP/s and MFU, CPU time, and what timing the modules cost."""
     if all(step.seconds is None or step.kind == "counted" for step in analysis.profile.steps):
         return
     run, times = analysis.profile.run, analysis.step_times
@@ -207,7 +206,6 @@ def _peak(reached: Utilization, run: Run) -> str:
 
 
 def _model(analysis: Analysis) -> Iterator[Fact]:
-    """Least time and memory of a plan; memory, parameters and MACs."""
     profile, root = analysis.profile, analysis.profile.modules[""]
     if (bound := analysis.lower_bound) is not None and analysis.step_times.seconds is None:
         yield _fact("least time", bound.seconds, "s", f"a step can take on {bound.hardware}")
@@ -283,7 +281,6 @@ def _why_no_budget(analysis: Analysis) -> str:
 
 
 def _subject(profile: Profile) -> Iterator[Fact]:
-    """What was profiled, on what, and when."""
     run = profile.run
     when = [f"{name} {at}" for name, at in (("step", run.step), ("window", run.window)) if at is not None]
     ranks = counted(run.world_size, "rank") if run.world_size > 1 else None
@@ -329,7 +326,6 @@ def _listed(*parts: str | None) -> str:
 
 
 def _remarks(analysis: Analysis) -> Iterator[Fact]:
-    """The allocator's peak, ranks, what no total includes, and the notes."""
     profile, run = analysis.profile, analysis.profile.run
     if run.allocated_bytes is not None:
         reserved = f"reserved {units.size(run.reserved_bytes)}"

@@ -70,7 +70,6 @@ def _said(analysis: Analysis) -> Iterator[str]:
 
 
 def _planned(analysis: Analysis) -> Iterator[str]:
-    """Of a count or an estimate: the least time, whether it fits, and the work where nothing else is known."""
     bound, room = analysis.lower_bound, analysis.room
     if bound is not None:
         yield f"A step takes at least {units.duration(bound.seconds)} on {bound.hardware}."
@@ -98,7 +97,6 @@ class _Setting(NamedTuple):
 
 
 def _told(analysis: Analysis, cause: Cause) -> _Told | None:
-    """The cause in words; `None` where it is not worth a sentence."""
     if cause.kind == "rank":
         worst = slowest_rank(analysis, cause.seconds or 0.0)
         return None if worst is None else _Told(worst, "Look at that rank's machine, data and code: the view Ranks has its phases")
@@ -194,7 +192,6 @@ def _lost(analysis: Analysis) -> float:
 
 
 def _steadiness(analysis: Analysis) -> Iterator[str]:
-    """How many steps, how much they vary, and what disturbed them."""
     profile, times = analysis.profile, analysis.step_times
     one, several = ("step", "steps") if profile.run.kind == "training" else ("pass", "passes")
     if times.seconds is not None and times.mean is not None:

@@ -45,8 +45,6 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
 
 
 class _Window(Struct, frozen=True):
-    """The parts of a payload that a comparison reads."""
-
     modules: dict[str, Any]
     compare: RunShown
 

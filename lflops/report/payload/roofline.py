@@ -77,7 +77,6 @@ def roofs(analysis: Analysis) -> Roofs | None:
 
 
 def _longest(items: Sequence[Timed]) -> list[Timed]:
-    """Those with the most time, or with the most time at their roofs."""
     return nlargest(MOST, items, key=lambda item: (item.roof_seconds if item.seconds is None else item.seconds) or 0.0)
 
 

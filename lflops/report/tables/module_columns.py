@@ -74,7 +74,6 @@ def _time(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
 
 
 def _work(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
-    """MACs and their share, parameters, FLOP/s, the MACs of each phase; then FLOPs, and bytes."""
     short, by_flops = _SHORT[phase], analysis.share_of(phase) == "flops"
     share = ModuleColumn(f"% of\n{'FLOPs' if by_flops else 'MACs'}", lambda line: units.percent(multiplied(line.row.share, line.times)))
     flops = ModuleColumn(f"{short}\nFLOPs", lambda line: units.count(line.row.one(phase).flops * line.times))

@@ -31,7 +31,6 @@ def render_diff(diff: Diff, limits: Iterable[Limit] = (), *, everything: bool = 
 
 
 def _run(diff: Diff) -> FittedTable:
-    """The step, its phases and the work of the whole model."""
     root = diff.modules[0].inclusive
     times = {"step": diff.step} | {f"  {name}": phase for name, phase in diff.phases.items()}
     figures: list[tuple[str, Change, Callable[[float | None], str]]] = [
@@ -59,7 +58,6 @@ def _run(diff: Diff) -> FittedTable:
 
 
 def _modules(modules: Sequence[ModuleDiff]) -> FittedTable:
-    """Each module's own time where that changed, else the inclusive one; and its own work."""
     names = [module_name(module) for module in modules]
     times = [module.news for module in modules]
     columns = {

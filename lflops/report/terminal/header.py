@@ -27,7 +27,6 @@ def header(analysis: Analysis) -> Group:
 
 
 def _budget(parts: tuple[Part, ...]) -> Table:
-    """All parts with their shares and seconds, the largest first."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
     for _ in range(2):

@@ -110,7 +110,6 @@ class Window:
         return attach_module_times(profile, pass_times, hook_overhead(clock)) if pass_times else (profile, ())
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
-        """That of the hooked step of median length, if no traced step has one."""
         hooked = [(clock.seconds(step.device_marks[0][0], step.device_marks[-1]), step) for step in self._steps if step.hooked]
         if not hooked or (self.recording is not None and self.recording.timeline is not None):
             return ()
