@@ -146,7 +146,7 @@ def merged(
             rows.add(rank, profile, lowest[table])
     remembering = [brief for brief in kept.values() if brief.memory_bytes is not None]
     largest = max(remembering, key=lambda brief: brief.memory_bytes or 0, default=None)
-    world, staged = _world(kept.values()), any(rows.only_on())
+    world, staged = max(max(brief.rank + 1, brief.run.world_size) for brief in kept.values()), any(rows.only_on())
     last, of_run = None if staged else steps.last_rank, tuple(steps.merged())
     modules = rows.modules() if last in {None, order[0]} else _timed_by(rows_of(last or 0).modules, rows.modules())
     whole = Profile(
@@ -154,9 +154,9 @@ def merged(
         run=_run(kept, order[0], world),
         modules=modules if staged else _fitted(modules, of_run, at_end=waits_at_end(waits)),
         cells=tuple(rows.cells()),
-        uncounted=tuple(rows.uncounted()),
+        uncounted=tuple(rows.ledger.values()),
         communication=tuple(_with_least_seconds(rows.communication(), kept.values(), collectives)),
-        waits=tuple(rows.waits()),
+        waits=tuple(sorted(rows.waits)),
         steps=of_run,
         memory=None if largest is None else memory_of(largest.rank),
         trace=_trace(kept, order),
@@ -165,7 +165,11 @@ def merged(
     )
     times = rank_table(whole.patterns())
     ranks = tuple(_ranks(told, world, None if times is None else times_last(times), absent or {}))
-    return _compared(replace(whole, ranks=ranks, notes=tuple(_notes(kept, order, rows, ranks))), times)
+    whole = replace(whole, ranks=ranks, notes=tuple(_notes(kept, order, rows, ranks)))
+    if times is None:
+        return whole
+    stats, comparison = rank_stats(times, whole.modules), compare_ranks(times, _own_work(whole.modules))
+    return replace(whole, rank_stats=tuple(stats), rank_comparison=comparison)
 
 
 def _told(briefs: Iterable[Brief], waits: Collection[Place]) -> tuple[dict[int, tuple[Brief, RankSteps]], MergedSteps, CleanSteps]:
@@ -222,20 +226,6 @@ def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_e
     return fitted
 
 
-def _world(briefs: Iterable[Brief]) -> int:
-    return max(max(brief.rank + 1, brief.run.world_size) for brief in briefs)
-
-
-def _compared(profile: Profile, table: RankTable | None) -> Profile:
-    if table is None:
-        return profile
-    return replace(
-        profile,
-        rank_stats=tuple(rank_stats(table, profile.modules)),
-        rank_comparison=compare_ranks(table, _own_work(profile.modules)),
-    )
-
-
 def _with_least_seconds(
     communication: Iterable[Communication], briefs: Iterable[Brief], of_table: Mapping[str, Sequence[Communication]]
 ) -> Iterator[Communication]:
@@ -286,23 +276,19 @@ def _by_rank(profiles: Any) -> dict[int, Profile]:
 
 
 def _check_one_run(runs: Mapping[int, Run]) -> None:
-    """Whether all of them can be of one run. A value that one of them does not know contradicts no other."""
+    """Whether all of them can be of one run. A value that one of them does not know contradicts no other: so a world of 1."""
     told: dict[str, tuple[int, object]] = {}
     for rank, run in runs.items():
-        for fact, value in _facts(run).items():
+        world = run.world_size
+        facts: dict[str, object] = {f"run.{field}": getattr(run, field) for field in _OF_THE_RUN}
+        facts |= {"run.world_size": world if world > 1 else None, "run.versions['torch']": run.versions.get("torch")}
+        for fact, value in facts.items():
             other, theirs = told.setdefault(fact, (rank, value)) if value is not None else (rank, None)
             if value != theirs:
                 raise ProfileError(f"merge: {fact} is {value!r} on rank {rank}, {theirs!r} on rank {other}: give the ranks of one run")
-        world = run.world_size
         if world > 1 and not max(runs) < world <= LARGEST_WORLD:
             taken = f"{max(runs) + 1} to {LARGEST_WORLD}"
             raise ProfileError(f"merge: run.world_size is {world} on rank {rank}: with the ranks that are given, {taken} is taken")
-
-
-def _facts(run: Run) -> dict[str, object]:
-    """What all ranks of a run have in common. A world of 1 is what a profile says that knows of no other rank."""
-    facts: dict[str, object] = {f"run.{field}": getattr(run, field) for field in _OF_THE_RUN}
-    return facts | {"run.world_size": run.world_size if run.world_size > 1 else None, "run.versions['torch']": run.versions.get("torch")}
 
 
 def _run(briefs: Mapping[int, Brief], leading: int, world: int) -> Run:

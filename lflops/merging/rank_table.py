@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from lflops.profile.series import grouped
 from lflops.profile.steps import EVENTS
 
 BEFORE_MODULES = ("data", "transfer")
@@ -72,9 +73,7 @@ class RankTable:
 
 def repeated_places(intervals: Mapping[Place, int], patterns: Mapping[str, str]) -> dict[Place, list[Place]]:
     """The places where no rank waits by the pattern of their names, of those patterns that several modules have."""
-    groups: dict[Place, list[Place]] = defaultdict(list)
-    for place in intervals:
-        groups[Place(patterns.get(place.row, place.row), place.phase)].append(place)
+    groups = grouped(intervals, lambda place: Place(patterns.get(place.row, place.row), place.phase))
     return {group: members for group, members in groups.items() if len(members) > 1}
 
 

@@ -42,21 +42,15 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         """The alternatives and the plan, a line each."""
         plain = self.alternatives[0]
         total = sum(cell.flops for cell in self.profile.cells) - self.alternatives[-1].flops
-        rows = [("", *_HEADS)]
+        rows: list[tuple[str, ...]] = [("", *_HEADS)]
         for each in self.alternatives:
-            ratio = each.flops / total if total else None
-            cells = (
-                units.size(each.peak_bytes),
-                units.size(plain.peak_bytes - each.peak_bytes),
-                units.count(each.flops),
-                units.percent(ratio),
-            )
-            rows.append((each.policy, self._recomputed(each.policy), *cells, units.duration(each.seconds)))
-        keep = [
-            column for column in range(len(rows[0])) if column != len(_HEADS) or any(each.seconds is not None for each in self.alternatives)
-        ]
-        widths = [max(len(row[column]) for row in rows) for column in keep]
-        lines = ["  ".join(row[column].ljust(width) for column, width in zip(keep, widths, strict=True)).rstrip() for row in rows]
+            more = units.count(each.flops), units.percent(each.flops / total if total else None), units.duration(each.seconds)
+            saved = units.size(plain.peak_bytes - each.peak_bytes)
+            rows.append((each.policy, self._recomputed(each.policy), units.size(each.peak_bytes), saved, *more))
+        if all(each.seconds is None for each in self.alternatives):
+            rows = [row[:-1] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         beyond = " The allocator reserves too much besides." if self.peak_bytes <= self.memory_bytes and not self.fits else ""
         verdict = "fits" if self.fits else "does not fit, this is the lowest peak"
         return "\n".join([*lines, f"{verdict}: {units.size(self.peak_bytes)} of {units.size(self.memory_bytes)} for tensors.{beyond}"])

@@ -14,7 +14,7 @@ from lflops.analyze.modules.repeats import identical_subtrees
 from lflops.analyze.speed.utilization import flops_per_second
 from lflops.profile.model import ModuleProfile, Profile, Work
 from lflops.profile.module_names import children
-from lflops.profile.records import PHASES, Phase, Spread
+from lflops.profile.records import PHASES, Phase
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
@@ -205,14 +205,15 @@ def _row(profile: Profile, names: tuple[str, ...], folded: Sequence[str], *, own
     phases = _by_phase(module, own=own)
     root, metric = profile.modules[""], share_of(profile, phase)
     total = sum(getattr(root.work(each), metric) for each in _phases(phase))
-    total_time = _added_up({each: _median(root.work(each).seconds) for each in PHASES}, phase)
+    total_time = _added_up(_seconds(profile, [""], own=False), phase)
     seconds = _seconds(profile, folded, own=own)
     time = _added_up(seconds, phase)
+    first, last = (name.rpartition(".")[2] for name in (names[0], names[-1]))
     return Row(
         name=names[0],
-        label=_label(names[0]),
+        label=first,
         names=names,
-        repeat=Repeat(first=_label(names[0]), last=_label(names[-1]), times=len(names)) if len(names) > 1 else None,
+        repeat=Repeat(first=first, last=last, times=len(names)) if len(names) > 1 else None,
         depth=module.depth,
         own=own,
         kind=module.kind,
@@ -234,24 +235,15 @@ def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase
     field = "own_seconds" if own else "seconds"
     means: dict[Phase, float | None] = {}
     for phase in PHASES:
-        medians = [_median(getattr(profile.modules[name].work(phase), field)) for name in names]
-        known = [median for median in medians if median is not None]
-        means[phase] = fmean(known) if len(known) == len(medians) else None
+        spreads = [getattr(profile.modules[name].work(phase), field) for name in names]
+        means[phase] = None if None in spreads else fmean(spread.median for spread in spreads)
     return means
-
-
-def _median(seconds: Spread | None) -> float | None:
-    return None if seconds is None else seconds.median
 
 
 def _added_up(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
     """Of a phase, or of all together; a phase whose time is unknown hides none of the others."""
     known = [each for name in ((phase,) if phase else TIMED_PHASES) if (each := seconds[name]) is not None]
     return sum(known) if known else None
-
-
-def _label(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:
