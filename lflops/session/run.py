@@ -18,7 +18,7 @@ from lflops.session.inputs.messages import Failures, warn
 from lflops.session.inputs.phases import Phases
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import STAGES, Stage, Training
-from lflops.session.outlets.ledger_text import log_ledger
+from lflops.session.outlets.loggers import log_ledger
 from lflops.session.outlets.out_of_memory import MemoryHistory, ran_out_of_memory, write_report
 from lflops.session.outlets.paths import OutputPaths
 from lflops.session.results import Results
