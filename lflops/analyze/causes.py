@@ -209,7 +209,6 @@ def _unlike_their_repeats(
 
 
 def _widest_dtypes(profile: Profile) -> dict[str, str]:
-    """Of each module the widest dtype that anything is multiplied in, in it or below it."""
     widest: dict[str, str] = {}
     for cell in profile.cells:
         if cell.macs and cell.dtype in _WIDTH:
@@ -267,7 +266,6 @@ def _parts(
 
 
 def _innermost(budget: Budget, part: str, patterns: Mapping[str, str]) -> str:
-    """The innermost modules that have most of a part of the modules' time."""
     shares: defaultdict[str, float] = defaultdict(float)
     for module, parts in budget.modules.items():
         for above in ancestry(module) if part in IN_MODULES and parts[part] else ():

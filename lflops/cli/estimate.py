@@ -187,7 +187,6 @@ def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
 
 
 def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, *, depth: int) -> None:
-    """What `lflops show` draws, then memory and the lower bound."""
     try:
         table = render(analysis, depth=depth)
     except ValueError as error:

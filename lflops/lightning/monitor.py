@@ -288,7 +288,6 @@ class FlopsMonitor(Base, HearsPhases):
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
 
     def _number(self, trainer: Any) -> int:
-        """Which of the Trainer's monitors this is, from 1."""
         return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
 
     def _guarded(self, name: str, action: Callable[[Session], None]) -> None:

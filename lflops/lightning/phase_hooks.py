@@ -226,7 +226,6 @@ class TrainerPhases(Phases):
         return name if name in STEPS else None
 
     def _phase_of(self, name: str) -> tuple[str | None, str | None] | None:
-        """The phase of an action. It is asked once for each name."""
         if name not in self._known:
             self._known[name] = self._look_up(name)
         return self._known[name]

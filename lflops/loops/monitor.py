@@ -328,8 +328,6 @@ class LoopMonitor:
 
 
 class _Batch:
-    """The `with` of one batch."""
-
     def __init__(self, monitor: LoopMonitor, batch: Any) -> None:
         self._monitor = monitor
         self._batch = batch
@@ -374,7 +372,6 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 
 def _one(models: Mapping[str, nn.Module]) -> nn.Module:
-    """The model; a module that has all of them, where there are several."""
     return models[""] if "" in models else nn.ModuleDict(models)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from lflops.profile.series import grouped
 from lflops.profile.steps import EVENTS
 
 BEFORE_MODULES = ("data", "transfer")
@@ -72,9 +73,7 @@ class RankTable:
 
 def repeated_places(intervals: Mapping[Place, int], patterns: Mapping[str, str]) -> dict[Place, list[Place]]:
     """The places where no rank waits by the pattern of their names, of those patterns that several modules have."""
-    groups: dict[Place, list[Place]] = defaultdict(list)
-    for place in intervals:
-        groups[Place(patterns.get(place.row, place.row), place.phase)].append(place)
+    groups = grouped(intervals, lambda place: Place(patterns.get(place.row, place.row), place.phase))
     return {group: members for group, members in groups.items() if len(members) > 1}
 
 
@@ -110,15 +109,9 @@ def table_of(
     patterns: Mapping[str, str] | None = None,
     are_quartiles: bool = False,
 ) -> RankTable:
-    """The table of some ranks.
+    """The table of some ranks, from each rank's seconds of each place, step by step, in the same steps (with `are_quartiles`, quartiles).
 
-    Args:
-        times: Of each rank the seconds of each place, step by step, in the same steps.
-        waits: The places where ranks wait for each other.
-        begins: Those where collectives begin that are awaited elsewhere.
-        known: `RankTable.known_waits`.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-        are_quartiles: Whether these are quartiles in place of steps.
+    In the places `begins`, collectives begin that are awaited elsewhere. `patterns` are each module's name with `*` for what repeats.
     """
     seconds: dict[Place, dict[int, tuple[float, ...]]] = {place: {} for steps in times.values() for step in steps for place in step}
     for rank, steps in times.items():
@@ -136,13 +129,7 @@ def table_of(
 
 
 def table_of_series(seconds: Mapping[Place, Series], ranks: Mapping[int, int], waits: Collection[Place]) -> RankTable:
-    """The table of places that do not repeat.
-
-    Args:
-        seconds: By place, of the ranks that have it.
-        ranks: How many steps each of them has.
-        waits: The places where ranks wait for each other.
-    """
+    """The table of places that do not repeat; `ranks` has how many steps each rank has."""
     waits = frozenset(waits)
     intervals = intervals_of(seconds, waits)
     nothing = {rank: (0.0,) * steps for rank, steps in ranks.items()}

@@ -94,7 +94,6 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
 
 
 def _most_that_fits(chip: Hardware | None, ranks: int) -> int:
-    """The most bytes of tensors with which a step fits on a chip, and is not tight."""
     low, high = 0, 1 << 50
     while high - low > 1:
         middle = (low + high) // 2

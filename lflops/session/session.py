@@ -53,7 +53,9 @@ class Session:
         self._clock: Clock = StreamClock(device) if device.type == "cuda" else HostClock()
         places = results.paths
         traced = settings.trace and places is not None
-        self._plan, self.notes = _planned(settings.schedule, stage, training.say, traced=traced)
+        # The schedule in whole steps, and short enough for the run. Where it is not what was asked for, notes and the log say so.
+        self._plan = Plan.of(settings.schedule, accumulation=stage.accumulation(), batches=stage.batches_left, traced=traced)
+        self.notes = list(_changes(settings.schedule, self._plan, stage.accumulation(), stage.batches_left, training.say))
         self._number, self._ahead = number, 0  # of the first window; by how many steps the schedule was brought forward
         self._position, self._idle_until = self._placed(0)
         self._window = Window(number, 0)
@@ -346,7 +348,6 @@ class Session:
         return Position(phase, window + self._number), self._plan.waits_until(ordinal + self._ahead) - self._ahead
 
     def _open(self) -> bool:
-        """Open the window if its time has come. Returns whether it was opened."""
         if self._position.phase in {"wait", "over"} or self._window.opened:
             return False
         self._window.opened = True
@@ -418,13 +419,6 @@ class Session:
                     self._is_annotating = True
         if self._results.wants_windows:
             self._results.add(profile, steps)
-
-
-def _planned(asked: Schedule, stage: Stage, say: Callable[[str], None], *, traced: bool) -> tuple[Plan, list[Note]]:
-    """The schedule in whole steps, and short enough for the run. Where it is not what was asked for, notes and the log say so."""
-    accumulation, batches = stage.accumulation(), stage.batches_left
-    plan = Plan.of(asked, accumulation=accumulation, batches=batches, traced=traced)
-    return plan, list(_changes(asked, plan, accumulation, batches, say))
 
 
 def _changes(asked: Schedule, plan: Plan, accumulation: int, batches: float, say: Callable[[str], None]) -> Iterator[Note]:

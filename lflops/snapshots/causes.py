@@ -43,8 +43,6 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 class _Case(NamedTuple):
-    """What the rules look at."""
-
     peak: Peak
     categories: Mapping[int, Category]
     failed: int  # bytes that were asked for in vain, 0 where memory did not run out

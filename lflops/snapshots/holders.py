@@ -62,7 +62,6 @@ def peak_of(snapshot: Snapshot) -> Peak:
 
 
 def _moment(trace: tuple[Entry, ...], at_end: int) -> int:
-    """How many entries come before it."""
     failures = [place for place, entry in enumerate(trace) if entry.action == "oom"]
     if failures:
         return failures[-1]

@@ -160,7 +160,6 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
 
 
 def _holders(alive: Iterable[Alive], sizes: frozenset[int]) -> list[_Holder]:
-    """By category and stack, the most bytes first."""
     sums: dict[tuple[Category, Stack], list[int]] = {}
     for each in alive:
         entry = sums.setdefault((category_of(each, sizes), each.stack), [0, 0])
@@ -174,5 +173,4 @@ def _holders(alive: Iterable[Alive], sizes: frozenset[int]) -> list[_Holder]:
 
 
 def _text(stack: Stack) -> str:
-    """A line for each frame, the innermost first."""
     return "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in stack)

@@ -122,7 +122,6 @@ def _legend(parts: Mapping[str, int], whole: int, labels: Mapping[str, str], col
 
 
 def _steps(summary: TraceSummary) -> Iterator[str]:
-    """A line for each step, as long as it took."""
     longest = max(step.end - step.start for step in summary.steps)
     for step in summary.steps[:_LISTED]:
         took = step.end - step.start

@@ -49,7 +49,6 @@ def tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
 
 
 def _of_host(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
-    """What launched the work: operators, modules, scopes, collectives."""
     has_device = summary.device is not None
     if summary.operators:
         yield _operators(summary, top)
@@ -146,7 +145,6 @@ def _kernels(summary: TraceSummary, top: int) -> TraceTable:
 
 
 def _operators(summary: TraceSummary, top: int) -> TraceTable:
-    """By their own time on the device, or on the host where no device worked."""
     rows = summary.operators[:top]
     columns: dict[str, list[str]] = {}
     if summary.device is not None:

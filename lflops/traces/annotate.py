@@ -67,7 +67,6 @@ def pack(trace: Path, into: Path) -> None:
 
 
 def _names(calls: Iterable[Call]) -> Iterator[dict[str, Any]]:
-    """The process, and a track for each phase on each thread."""
     yield _about("process_name", 0, name=PROCESS)
     yield _about("process_sort_index", 0, sort_index=-1)
     for thread, phase in sorted({(call.thread, call.phase) for call in calls}, key=lambda each: (each[0], TRACKS.index(each[1]))):
@@ -85,7 +84,6 @@ def _track(thread: int, phase: Phase) -> int:
 
 
 def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[str, Any]]:
-    """A slice for each call, and the FLOP/s of the innermost as a curve."""
     known = {} if profile is None else profile.modules
     per_call = _work(calls, profile)
     curve: list[tuple[int, float]] = []
@@ -146,7 +144,6 @@ def _work(calls: Calls, profile: Profile | None) -> Callable[[Call], tuple[float
 
 
 def _memory(events: Raw) -> Iterator[dict[str, Any]]:
-    """What was allocated on each device, as a curve, where torch recorded that."""
     for each in msgspec.json.decode(events, type=list[Raw]):
         if MEMORY not in bytes(each):
             continue

@@ -18,25 +18,15 @@ Side = Literal["before", "after"]
 
 
 class ModuleDiff(Struct, frozen=True, kw_only=True):
-    """A module in both runs, or in one of them.
+    """A module in both runs, or in one of them."""
 
-    Attributes:
-        before: Its name; `None` where it was added. A wrapper and what it wraps are one module, with the wrapper's name.
-        after: Its name; `None` where it was removed.
-        kind: Its class: after, where it is there.
-        pattern: Its name with `*` for the numbers of what repeats.
-        own: Itself, without what is below it.
-        inclusive: With all below it. Its time is judged by what no module below explains.
-        peak_bytes: The most bytes alive while it ran.
-    """
-
-    before: str | None
-    after: str | None
-    kind: str
-    pattern: str
-    own: ModuleFigures
-    inclusive: ModuleFigures
-    peak_bytes: Change
+    before: str | None  # its name; `None` where it was added. A wrapper and what it wraps are one module, with the wrapper's name.
+    after: str | None  # its name; `None` where it was removed
+    kind: str  # its class: after, where it is there
+    pattern: str  # its name with `*` for the numbers of what repeats
+    own: ModuleFigures  # itself, without what is below it
+    inclusive: ModuleFigures  # with all below it. Its time is judged by what no module below explains.
+    peak_bytes: Change  # the most bytes alive while it ran
 
     @property
     def name(self) -> str:
@@ -51,33 +41,23 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
 
 class Diff(Struct, frozen=True, kw_only=True):
-    """What changed from one run to another. `None` is unknown.
+    """What changed from one run to another. `None` is unknown."""
 
-    Attributes:
-        facts: What differs in the circumstances of the runs, as device, dtype or samples a step: before and after. The same of
-            `phases` that ran: what only one run has, as an optimizer, is in no figure.
-        whole: How much slower or faster all modules are, as on a slower machine; it is taken out of their times before they are judged.
-        step: Of the clean steps; judged with nothing taken out.
-        phases: Of the clean steps; judged as the modules are.
-        mfu: A share of 1.
-        samples_per_second: Of the clean steps. So is `tokens_per_second`.
-        peak_bytes: The most bytes alive.
-        unreliable: The runs whose profile says that its modules' times are no measure: then no module is judged.
-        cpu_lost: The share of the CPU time that each run was ready to use and other processes took.
-        modules: Those before in their order, the root first, then what was added.
-    """
-
+    # What differs in the circumstances of the runs, as device, dtype or samples a step: before and after. The same of `phases` that ran:
+    # what only one run has, as an optimizer, is in no figure.
     facts: Mapping[str, tuple[Fact, Fact]]
+    # How much slower or faster all modules are, as on a slower machine; it is taken out of their times before they are judged
     whole: CommonFactor | None
-    step: Timing
-    phases: Mapping[str, Timing]
-    mfu: Change
-    samples_per_second: Change
+    step: Timing  # of the clean steps; judged with nothing taken out
+    phases: Mapping[str, Timing]  # of the clean steps; judged as the modules are
+    mfu: Change  # a share of 1
+    samples_per_second: Change  # of the clean steps. So is `tokens_per_second`.
     tokens_per_second: Change
-    peak_bytes: Change
-    unreliable: tuple[Side, ...] = ()
+    peak_bytes: Change  # the most bytes alive
+    unreliable: tuple[Side, ...] = ()  # the runs whose profile says that its modules' times are no measure: then no module is judged
+    # The share of the CPU time that each run was ready to use and other processes took
     cpu_lost: tuple[float | None, float | None] = (None, None)
-    modules: tuple[ModuleDiff, ...]
+    modules: tuple[ModuleDiff, ...]  # those before in their order, the root first, then what was added
 
     @property
     def status(self) -> Verdict | Literal["cannot tell"] | None:

@@ -47,10 +47,7 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
 
 
 class Saving(Struct, frozen=True, kw_only=True):
-    """One way to lower the peak.
-
-    Checkpoint a block or the blocks of one place; free gradients before the forward; an optimizer that updates in place.
-    """
+    """One way to lower the peak: checkpoint blocks, free gradients before the forward, or an optimizer that updates in place."""
 
     kind: Literal["checkpoint", "gradients", "fused_optimizer"]
     module: str  # the block, repeated ones as their pattern; empty for all others

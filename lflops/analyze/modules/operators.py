@@ -84,18 +84,9 @@ def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
     A call that is in two phases, as a fused attention's backward with its second product in recompute, is one call of all together.
     """
     twice = _calls_in_two_phases(profile.cells)
+    no_work = dict.fromkeys(("macs", "executed_macs", "flops"), 0)
     uncounted = [
-        Cell(
-            module=each.module,
-            operator=each.operator,
-            phase=each.phase,
-            dtype="",
-            calls=each.calls,
-            macs=0,
-            executed_macs=0,
-            flops=0,
-            bytes_moved=each.bytes,
-        )
+        Cell(module=each.module, operator=each.operator, phase=each.phase, dtype="", calls=each.calls, bytes_moved=each.bytes, **no_work)
         for each in profile.uncounted
     ]
     return (*_sorted(_rows(profile, uncounted, {}, is_counted=False)), *_sorted(_rows(profile, profile.cells, twice, is_counted=True)))

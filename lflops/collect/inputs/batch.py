@@ -51,10 +51,7 @@ def _is_whole(number: Any) -> bool:
 
 
 def tensor_of_shape(caller: str, model: nn.Module, shape: Any) -> Tensor:
-    """A tensor of random numbers from 0 to 1, on the model's device and in the dtype of its first floating parameter.
-
-    It has its own generator, so the caller's random numbers are not changed.
-    """
+    """A tensor of random numbers from 0 to 1, on the model's device, in the dtype of its first floating parameter, by its own generator."""
     if not isinstance(shape, tuple | list) or not shape or not all(isinstance(size, int) and size >= 0 for size in shape):
         raise CountError(f"{caller}: input_shape={describe(shape)}: give the sizes of one tensor, as (8, 3, 224, 224)")
     tensors = [*model.parameters(), *model.buffers()]

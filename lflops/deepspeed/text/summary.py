@@ -33,18 +33,10 @@ _Lines = Iterator[tuple[str, str]]
 def summary(
     analysis: Analysis, *, step: int | None = None, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, fold: bool = False
 ) -> str:
-    """The text in all its parts.
+    """The text in all its parts, by the arguments of `get_model_profile`; a `ValueError` where there is no such depth.
 
-    Args:
-        analysis: What to show.
-        step: The step to name in the first line; `None` is the run's.
-        module_depth: The last depth of the second part; 0 is the root alone, -1 and anything too deep are the innermost.
-        top_modules: How many classes of modules the second part names for each figure.
-        detailed: Whether to print the third part, which has a line or more for every module.
-        fold: Whether modules that repeat share their lines in the third part.
-
-    Raises:
-        ValueError: There is no such depth.
+    `step` is the step to name in the first line, by default the run's. With `fold`, modules that repeat share their lines in the third
+    part.
     """
     step = analysis.profile.run.step if step is None else step
     table = aggregated(analysis.profile, module_depth=module_depth, top_modules=top_modules)
@@ -81,7 +73,6 @@ def _latencies(analysis: Analysis) -> StepTimes:
 
 
 def _figures(analysis: Analysis, latencies: StepTimes) -> _Lines:
-    """DeepSpeed's lines, in its order."""
     profile = analysis.profile
     yield from _sizes(profile)
     yield from _work(analysis)
@@ -141,7 +132,6 @@ def _work(analysis: Analysis) -> _Lines:
 
 
 def _of_stages(analysis: Analysis) -> _Lines:
-    """The stages added up, which is more than any GPU does."""
     root, macs = analysis.profile.modules[""], analysis.unsharded_macs
     yield "params of model, its stages together", short_units.params(root.parameters)
     yield "fwd MACs of model, its stages together", short_units.macs(macs.get("forward", root.forward.macs))
@@ -192,7 +182,6 @@ def _iteration(analysis: Analysis, latencies: StepTimes) -> _Lines:
 
 
 def _flops_back(analysis: Analysis) -> tuple[str, float | None]:
-    """The label and FLOPs of backward: counted, or else as a multiple of the forward where that is assumed."""
     root, factor = analysis.profile.modules[""], _assumed_factor(analysis.profile)
     if factor is not None:
         return f"{factor:g} * fwd flops per GPU", factor * root.forward.flops

@@ -31,10 +31,7 @@ _OUTSIDE = {
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Label and value of each line; one without a label goes on with the line above. Of a run of one rank there are none.
-
-    Of one rank of several there are its collectives.
-    """
+    """Label and value of each line; one without a label goes on with the line above. Of a run of one rank, only its collectives."""
     listed = analysis.profile.ranks
     if len(listed) < 2:
         yield from _communication(analysis)
@@ -70,7 +67,6 @@ def _position(rank: Rank) -> str:
 
 
 def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """The culprits, a sentence each; and what all of it costs."""
     found = analysis.imbalance
     if found.step_seconds is None:
         return
@@ -143,7 +139,6 @@ def _sentence(row: Row, analysis: Analysis) -> str:
 
 
 def _cause(row: Row, profile: Profile) -> str:
-    """What makes the rank slow, where that is known."""
     if row.cause == "chip":
         chips = {rank.rank: rank.device for rank in profile.ranks if rank.device is not None}
         mine = chips.pop(row.slow_rank)
@@ -171,7 +166,6 @@ def _waiting(wait: RankWait) -> str:
 
 
 def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """The collectives, a sentence each."""
     found = analysis.communication
     twice = Counter((each.kind, each.group_size) for each in found)
     sentences = [_collective(each, in_group=twice[each.kind, each.group_size] > 1) for each in found[:_WORST]]

@@ -46,6 +46,7 @@ _LISTED = 12
 _LEADING_MODULES = 3
 _FASTER = 0.9  # timing modules makes no step faster
 _PARTS_OF_FORWARD = ("prefill", "decode")
+_IN_TRUST = {"not_counted", "time_scaled", "few_clean_steps"}  # remarks that the line of trust makes in other words
 
 
 class Fact(Struct, frozen=True, kw_only=True):
@@ -113,7 +114,7 @@ def report_of(analysis: Analysis) -> Report:
         budget = tuple(_budget(analysis))
         remarks = tuple(_remarks(analysis))
         made = _MADE[analysis] = Report(
-            verdict=verdict(analysis, sum(remark.doubt and not _is_in_trust(remark) for remark in remarks)),
+            verdict=verdict(analysis, sum(remark.doubt and remark.name not in _IN_TRUST for remark in remarks)),
             subject=tuple(_subject(analysis.profile)),
             speed=tuple(_speed(analysis)),
             model=tuple(_model(analysis)),
@@ -133,7 +134,6 @@ def _text(label: str, text: str, *, doubt: bool = False) -> Fact:
 
 
 def _speed(analysis: Analysis) -> Iterator[Fact]:
-    """The step and its phases, rates, FLOP/s and MFU, CPU time, and what timing the modules cost."""
     if all(step.seconds is None or step.kind == "counted" for step in analysis.profile.steps):
         return
     run, times = analysis.profile.run, analysis.step_times
@@ -209,7 +209,6 @@ def _peak(reached: Utilization, profile: Profile) -> str:
 
 
 def _model(analysis: Analysis) -> Iterator[Fact]:
-    """Least time and memory of a plan; memory, parameters and MACs."""
     profile, root = analysis.profile, analysis.profile.modules[""]
     if (bound := analysis.lower_bound) is not None and analysis.step_times.seconds is None:
         yield _fact("least time", bound.seconds, "s", f"a step can take on {bound.hardware}")
@@ -250,8 +249,10 @@ def _parameters(root: ModuleProfile) -> Iterator[str]:
 
 def _budget(analysis: Analysis) -> Iterator[Part]:
     budget = analysis.budget
-    for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]) if budget else ():
-        seconds = share * budget.seconds if budget else 0.0
+    if budget is None:
+        return
+    for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]):
+        seconds = share * budget.seconds
         yield Part(
             name=name,
             label=label_of(name),
@@ -260,7 +261,7 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
             text=f"{units.percent(share)}, {units.duration(seconds)}",
             what=what_it_is(analysis.profile, budget, name),
             advice=advice(analysis.profile, name),
-            modules=tuple(_modules_of(analysis, budget, name)) if budget else (),
+            modules=tuple(_modules_of(analysis, budget, name)),
         )
 
 
@@ -283,7 +284,6 @@ def _why_no_budget(analysis: Analysis) -> str:
 
 
 def _subject(profile: Profile) -> Iterator[Fact]:
-    """What was profiled, on what, and when."""
     run = profile.run
     when = [f"{name} {at}" for name, at in (("step", run.step), ("window", run.window)) if at is not None]
     ranks = counted(run.world_size, "rank") if run.world_size > 1 else None
@@ -334,7 +334,6 @@ def _listed(*parts: str | None) -> str:
 
 
 def _remarks(analysis: Analysis) -> Iterator[Fact]:
-    """The allocator's peak, ranks, what no total includes, and the notes."""
     profile, run = analysis.profile, analysis.profile.run
     if run.allocated_bytes is not None:
         reserved = f"reserved {units.size(run.reserved_bytes)}"
@@ -348,11 +347,6 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
         yield _text("never called", _never_called(analysis), doubt=True)
     for note in profile.notes:
         yield Fact(name=note.code, label="note", text=sentence(note), doubt=True)
-
-
-def _is_in_trust(remark: Fact) -> bool:
-    """Whether the line of trust says it already, in other words."""
-    return remark.label == "not counted" or (remark.label == "note" and remark.name in {"time_scaled", "few_clean_steps"})
 
 
 def uncounted(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bool]]:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -99,7 +99,6 @@ def _said(analysis: Analysis) -> Iterator[str]:
 
 
 def _planned(analysis: Analysis) -> Iterator[str]:
-    """Of a count or an estimate: the least time, whether it fits, and the work where nothing else is known."""
     bound, room = analysis.lower_bound, analysis.room
     if bound is not None:
         yield f"A step takes at least {units.duration(bound.seconds)} on {bound.hardware}."
@@ -156,8 +155,8 @@ def _told(analysis: Analysis, cause: Cause) -> _Told | None:
         others=f"the {cause.others} others like it" if cause.others > 1 else "the other like it",
         itself=itself,
     )
-    if cause.kind in _TELL:
-        return _TELL[cause.kind](cause, setting)
+    if (told := _told_alone(cause, setting)) is not None:
+        return told
     mostly = f", mostly in {plain(cause.module)}" if cause.module else _in_bursts(analysis, cause.kind)
     what = what_it_is(analysis.profile, analysis.budget, cause.kind)
     return _Told(
@@ -175,83 +174,60 @@ def _in_bursts(analysis: Analysis, phase: str) -> str:
     return f": {units.duration(statistics.mean(long))} in {len(long)} of {len(known)} steps, else {units.duration(statistics.mean(short))}"
 
 
-def _threads(cause: Cause, _: _Setting) -> _Told:
-    why = f"torch computes with {cause.value} threads on {cause.usual} cores: they take turns, and all times are longer for it."
-    return _Told(why, f"Give it no more threads than cores: torch.set_num_threads({cause.usual}), or OMP_NUM_THREADS={cause.usual}")
+def _told_alone(cause: Cause, at: _Setting) -> _Told | None:
+    """Of a cause that is no part of a budget and no phase."""
+    where, value, usual, cost = at.where, cause.value, cause.usual, at.cost
+    kind = f" ({plain(str(value))})" if value else ""
+    match cause.kind:
+        case "threads":
+            why = f"torch computes with {value} threads on {usual} cores: they take turns, and all times are longer for it."
+            advised = f"Give it no more threads than cores: torch.set_num_threads({usual}), or OMP_NUM_THREADS={usual}"
+        case "slow":
+            why = f"{where} takes {float(value or 0) / float(usual or 1):.1f}× as long as {at.others}: {cost} more."
+            advised = f"Look for what only {where} does: hooks, prints, copies, its own code"
+        case "calls":
+            runs, usually = (units.count(float(calls or 0)) for calls in (value, usual))
+            why = f"{where} runs {runs} operators where {at.others} run {usually} each: {cost} more."
+            advised = f"Replace the loop in {where} by few large operators, or compile it"
+        case "dtype":
+            others, at_least = (at.others, f"{cost} more") if cause.others else ("the training", f"at least {cost}")
+            why = f"{where} multiplies in {value}, {others} in {usual}: {at_least}."
+            advised = f"Cast the parameters and inputs of {where} to {usual}"
+        case "outside":
+            why = f"{cost[0].upper()}{cost[1:]} is {at.itself}."
+            keep = "Keep .item(), images, prints and loops in Python out of training_step and forward, if there are any"
+            advised = f"{keep}; name the parts of them with lflops.scope"
+        case "no_products":
+            why = f"{cost} is in {where}{kind} itself, in operators that multiply no matrices."
+            advised = f"Fuse the operators of {where}, for example with torch.compile"
+        case "busiest" if cause.is_rest:
+            why = f"The most time is in {where}{kind}, {cost}: without a known peak no one can say how fast it could be."
+            advised = 'Give the peak of this chip: hardware="measure" measures it'
+        case "busiest":
+            why, advised = f"Nothing stands out: the most time is in {where}{kind}, {cost}.", ""
+        case _:
+            return _told_needless(cause, at)
+    return _Told(why, advised)
 
 
-def _slow(cause: Cause, at: _Setting) -> _Told:
-    why = f"{at.where} takes {float(cause.value or 0) / float(cause.usual or 1):.1f}× as long as {at.others}: {at.cost} more."
-    return _Told(why, f"Look for what only {at.where} does: hooks, prints, copies, its own code")
-
-
-def _calls(cause: Cause, at: _Setting) -> _Told:
-    runs, usual = (units.count(float(calls or 0)) for calls in (cause.value, cause.usual))
-    why = f"{at.where} runs {runs} operators where {at.others} run {usual} each: {at.cost} more."
-    return _Told(why, f"Replace the loop in {at.where} by few large operators, or compile it")
-
-
-def _dtype(cause: Cause, at: _Setting) -> _Told:
-    others, cost = (at.others, f"{at.cost} more") if cause.others else ("the training", f"at least {at.cost}")
-    why = f"{at.where} multiplies in {cause.value}, {others} in {cause.usual}: {cost}."
-    return _Told(why, f"Cast the parameters and inputs of {at.where} to {cause.usual}")
-
-
-def _outside(_: Cause, at: _Setting) -> _Told:
-    keep = "Keep .item(), images, prints and loops in Python out of training_step and forward, if there are any"
-    return _Told(f"{at.cost[0].upper()}{at.cost[1:]} is {at.itself}.", f"{keep}; name the parts of them with lflops.scope")
-
-
-def _unused(_: Cause, at: _Setting) -> _Told:
-    return _Told(
-        f"{at.where} runs forward, and no gradient goes back through it: {at.cost}.", f"Leave {at.where} out if nothing reads its output"
-    )
-
-
-def _backward_twice(cause: Cause, at: _Setting) -> _Told:
-    why = f"Backward multiplies {float(cause.value or 0):.1f}× as much as forward, where twice is usual: {at.cost} more."
-    return _Told(why, "Call backward once, of the sum of the losses, unless you need gradients of gradients")
-
-
-def _recomputed(_: Cause, at: _Setting) -> _Told:
-    return _Told(f"{at.cost} is computed again in backward, by activation checkpointing.", "Checkpoint fewer layers, if memory allows it")
-
-
-def _turns(_: Cause, at: _Setting) -> _Told:
-    return _Told(f"Ranks take turns in coming last: {at.cost} is waiting.", "Give all ranks batches of about the same length in each step")
-
-
-def _no_products(cause: Cause, at: _Setting) -> _Told:
-    kind = f" ({plain(str(cause.value))})" if cause.value else ""
-    return _Told(
-        f"{at.cost} is in {at.where}{kind} itself, in operators that multiply no matrices.",
-        f"Fuse the operators of {at.where}, for example with torch.compile",
-    )
-
-
-def _busiest(cause: Cause, at: _Setting) -> _Told:
-    kind = f" ({plain(str(cause.value))})" if cause.value else ""
-    most = f"most time is in {at.where}{kind}, {at.cost}"
-    if not cause.is_rest:
-        return _Told(f"Nothing stands out: the {most}.", "")
-    unknown = "without a known peak no one can say how fast it could be"
-    return _Told(f"The {most}: {unknown}.", 'Give the peak of this chip: hardware="measure" measures it')
-
-
-_TELL: Mapping[str, Callable[[Cause, _Setting], _Told]] = {
-    "threads": _threads,
-    "slow": _slow,
-    "calls": _calls,
-    "dtype": _dtype,
-    "outside": _outside,
-    "no_products": _no_products,
-    "unused": _unused,
-    "backward_twice": _backward_twice,
-    "recomputed": _recomputed,
-    "turns": _turns,
-    "busiest": _busiest,
-}
-"""Those that are no part of a budget and no phase."""
+def _told_needless(cause: Cause, at: _Setting) -> _Told | None:
+    """Of work, or waiting, that the step would do without."""
+    match cause.kind:
+        case "unused":
+            why = f"{at.where} runs forward, and no gradient goes back through it: {at.cost}."
+            advised = f"Leave {at.where} out if nothing reads its output"
+        case "backward_twice":
+            why = f"Backward multiplies {float(cause.value or 0):.1f}× as much as forward, where twice is usual: {at.cost} more."
+            advised = "Call backward once, of the sum of the losses, unless you need gradients of gradients"
+        case "recomputed":
+            why = f"{at.cost} is computed again in backward, by activation checkpointing."
+            advised = "Checkpoint fewer layers, if memory allows it"
+        case "turns":
+            why = f"Ranks take turns in coming last: {at.cost} is waiting."
+            advised = "Give all ranks batches of about the same length in each step"
+        case _:
+            return None
+    return _Told(why, advised)
 
 
 _DOUBT: Mapping[Doubt, str] = {
@@ -282,7 +258,6 @@ def lost_share(analysis: Analysis) -> float:
 
 
 def _steadiness(analysis: Analysis) -> Iterator[str]:
-    """How many steps, how much they vary, and what disturbed them."""
     profile, times = analysis.profile, analysis.step_times
     one, several = ("step", "steps") if profile.run.kind == "training" else ("pass", "passes")
     if times.seconds is not None and times.mean is not None:

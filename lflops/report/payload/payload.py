@@ -43,10 +43,7 @@ class Head(Struct, frozen=True, kw_only=True):
 
 
 class Payload(Struct, frozen=True, kw_only=True):
-    """What one page shows of one profile, a field for each of its views.
-
-    A view for which there is nothing is `None`.
-    """
+    """What one page shows of one profile, a field for each of its views: `None` where there is nothing to show."""
 
     lflops: int  # the version of this format, before everything else
     head: Head  # what a list of windows shows; second, so that a server reads it without the rest

@@ -4,9 +4,8 @@ from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.ranks.imbalance import slowest_first
-from lflops.profile.records import Spread
 from lflops.report.lines.ranks import ranks as lines
-from lflops.report.payload.columns import Columns, Value, exact
+from lflops.report.payload.columns import Columns, lists
 
 
 class RanksShown(Struct, frozen=True, kw_only=True):
@@ -28,24 +27,15 @@ def ranks(analysis: Analysis) -> RanksShown | None:
     if len(profile.ranks) < 2:
         return None
     known = sorted((stat for stat in profile.rank_stats if stat.by_rank is not None), key=lambda stat: (stat.waits, -stat.spread))
-    plain = {field: [exact(getattr(rank, field)) for rank in profile.ranks] for field in ("rank", "status", "host", "device", "macs")}
-    timed: Columns = {field: [_median(getattr(rank, field)) for rank in profile.ranks] for field in ("step", "data", "cpu")}
+    table = lists(profile.ranks, ("rank", "status", "host", "device", "macs", "peak_bytes", "slowest"))
+    for field in ("step", "data", "cpu"):
+        table[field] = [None if (spread := getattr(rank, field)) is None else spread.median for rank in profile.ranks]
     positions = [", ".join(f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()) for rank in profile.ranks]
     return RanksShown(
         said=list(lines(analysis)),
-        ranks=plain
-        | timed
-        | {
-            "place": [position or None for position in positions],
-            "peak_bytes": [exact(rank.peak_bytes) for rank in profile.ranks],
-            "slowest": [rank.slowest for rank in profile.ranks],
-        },
+        ranks=table | {"place": [position or None for position in positions]},
         slowest_first=slowest_first(profile, analysis.imbalance),
         compared=bool(profile.rank_stats),
-        places={field: [exact(getattr(stat, field)) for stat in known] for field in ("module", "phase", "median", "spread", "waits")},
+        places=lists(known, ("module", "phase", "median", "spread", "waits")),
         seconds=[[(stat.by_rank or {}).get(rank.rank) for rank in profile.ranks] for stat in known],
     )
-
-
-def _median(spread: Spread | None) -> Value:
-    return None if spread is None else spread.median
