@@ -99,6 +99,11 @@ class Keeper:
         return self._segment.head.pid
 
     @property
+    def age(self) -> float:
+        """Seconds that the account has until now."""
+        return (time.perf_counter_ns() - self._book.begin) / 1e9
+
+    @property
     def is_over(self) -> bool:
         """Whether the run has ended."""
         return self._ended is not None

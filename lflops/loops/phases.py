@@ -10,7 +10,7 @@ A loss that is computed outside of the model has its own gradient counted as for
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -39,22 +39,20 @@ ENGINE_BLOCKS = {
 class LoopPhases(Phases):
     """The phases of one loop."""
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], engine: Any = None) -> None:
+    def __init__(self, engine: Any = None) -> None:
         super().__init__()
         self._engine = engine
-        self._models = models
-        self._optimizers = optimizers
         self._stage = "train"
         self._in_step = False
         self._boundary = Boundary(lambda _: None)  # before a run begins, nothing is installed
 
-    def install(self, boundary: Boundary, undo: Undo) -> None:
+    def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
         self._boundary, guard = boundary, boundary.guard
         undo.add(self.forget)
-        for model in self._models:
+        for model in models:
             hook_model(undo, model, guard(self._model_is_called), guard(self._model_returns))
-        for optimizer in self._optimizers:
+        for optimizer in optimizers:
             hook_optimizer(undo, optimizer, guard(self._optimizer_begins), guard(self._optimizer_ends))
         for name, phase in ENGINE_PHASES.items():
             if hasattr(self._engine, name):
@@ -110,7 +108,7 @@ class LoopPhases(Phases):
         if self.innermost == "forward":
             self.leave(self.depth - 1)
 
-    def _model_is_called(self) -> None:
+    def _model_is_called(self, _model: nn.Module) -> None:
         if self._in_step and self.is_heard(self._stage) and self.innermost in {None, "optimizer"}:
             self.enter("forward", self._stage)
 

@@ -10,7 +10,7 @@ import torch
 from lflops.boundary import Boundary, Undo
 from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.timing.clock import ThreadSchedule
-from lflops.collect.torch_private.modules import Compilations
+from lflops.collect.torch_private.modules import Compilations, compile_seconds
 from lflops.ledger.account import Ledger
 from lflops.ledger.keeper import Keeper
 from lflops.ledger.recorder import TrainPhases
@@ -35,10 +35,19 @@ class RunLedger:
         """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
         undo.add(self.stop, "interrupted")
         self._keeper.start(folder)
+        self._note_compilations()
         undo.add(self._compilations.stop)
         self._compilations.listen(boundary.guard)
         undo.add(phases.listen("train", TrainPhases(self._recorder), boundary.guard))
         undo.add(phases.listen(RUN, self._recorder, boundary.guard))
+
+    def _note_compilations(self) -> None:
+        """Account for what was compiled since the last run, before this one began."""
+        global _accounted  # noqa: PLW0603 - torch.compile counts for the process
+        compiled, before = compile_seconds(), _accounted
+        _accounted = compiled
+        if compiled > before:
+            self._recorder.note_past("compilation", min(compiled - before, self._keeper.age))
 
     def begin_training(self, training: Training, stage: Stage) -> None:
         """The stage begins whose steps are those of the ledger."""
@@ -60,7 +69,8 @@ class RunLedger:
         Raises:
             OSError: The file could not be written.
         """
-        self._ends_step, self._logged_step = None, _none_done
+        global _accounted
+        self._ends_step, self._logged_step, _accounted = None, _none_done, compile_seconds()
         self._keeper.stop(ended)
         error, self._keeper.error = self._keeper.error, None
         if error is not None:
@@ -70,6 +80,9 @@ class RunLedger:
     def account(self) -> Ledger:
         """The account until now, or until the run ended."""
         return self._keeper.ledger()
+
+
+_accounted = 0.0  # seconds of compilations that are in the account of a run
 
 
 def _none_done() -> int:

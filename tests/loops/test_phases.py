@@ -55,8 +55,8 @@ class Loop:
 
     def watch(self) -> None:
         """Install the hooks, and listen."""
-        self.phases, self.undo = LoopPhases([self.model], [self.optimizer]), Undo()
-        self.phases.install(Boundary(raising), self.undo)
+        self.phases, self.undo = LoopPhases(), Undo()
+        self.phases.install([self.model], [self.optimizer], Boundary(raising), self.undo)
         self.undo.add(self.phases.listen("train", self.events, unguarded))
 
     def loss(self) -> Tensor:
@@ -251,8 +251,8 @@ def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
     model(torch.ones(2, 4)).sum().backward()
     before = backend.compilations
     events = Events()
-    phases, undo = LoopPhases([model], []), Undo()
-    phases.install(Boundary(raising), undo)
+    phases, undo = LoopPhases(), Undo()
+    phases.install([model], [], Boundary(raising), undo)
     undo.add(phases.listen("train", events, unguarded))
     phases.begin_step()
     model(torch.ones(2, 4)).sum().backward()

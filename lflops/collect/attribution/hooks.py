@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
+from weakref import ref
 
 import torch
 from torch import nn
@@ -150,18 +151,23 @@ class _ModelHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def hook_model(undo: Undo, module: nn.Module, before: Callable[[], None], after: Callable[[Any], None]) -> None:
+def hook_model(undo: Undo, module: nn.Module, before: Callable[[nn.Module], None], after: Callable[[Any], None]) -> None:
     """Run an action before each call of this one module, and one after it with the output, until `undo` is closed.
 
-    A module that was compiled in place gets none: hooks are compiled with it, so it would be compiled anew.
+    `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled with it, so it would be compiled anew.
     """
     if compiles_its_hooks(module):
         return
-    begins, ends = _ModelHook(lambda *_: before()), _ModelHook(lambda _module, _args, output: after(output))
+    begins, ends = _ModelHook(lambda module, _args: before(module)), _ModelHook(lambda _module, _args, output: after(output))
     for hook in (begins, ends):
-        undo.add(remove_hook, hook, module)
+        undo.add(_remove_if_alive, hook, ref(module))
     module.register_forward_pre_hook(begins)
     module.register_forward_hook(ends)
+
+
+def _remove_if_alive(hook: Callable[..., Any], module: "ref[nn.Module]") -> None:
+    if (alive := module()) is not None:
+        remove_hook(hook, alive)
 
 
 def hook_optimizer(undo: Undo, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:

@@ -76,8 +76,8 @@ class Settings:
             yield name, isinstance(given[name], bool), "True or False"
         for name, words in (("compiled", ("row", "modules")), ("on_error", ("warn", "raise"))):
             yield name, given[name] in words, " or ".join(map(repr, words))
-        for name, known in (("stages", STAGES), ("activities", tuple(ACTIVITIES))):
-            is_some = _is_list(given[name]) and given[name] and all(each in known for each in given[name])
+        for name, known, least in (("stages", STAGES, 0), ("activities", tuple(ACTIVITIES), 1)):
+            is_some = _is_list(given[name]) and len(given[name]) >= least and all(each in known for each in given[name])
             yield name, is_some, f"some of {', '.join(map(repr, known))}, in a tuple or a list"
         for name in ("output_file", "dirpath"):
             yield name, isinstance(given[name], str | PathLike | None), "a path, or None"
