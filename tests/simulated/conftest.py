@@ -42,6 +42,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> bool | None:
+    """Set up this folder's fixtures only where the devices are."""
+    if WITHIN in os.environ or not fixturedef.baseid.startswith(HERE.relative_to(ROOT).as_posix()):
+        return None
+    fixturedef.cached_result = (None, fixturedef.cache_key(request), None)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Say what the test has said in the other process."""
     if WITHIN in os.environ:

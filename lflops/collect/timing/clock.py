@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -46,35 +46,56 @@ class HostClock:
         return end - start
 
 
+class StreamMark(NamedTuple):
+    """An event and its stream. Where the mark before it is on another stream, also that mark's stream and an event there now."""
+
+    event: torch.Event
+    stream: torch.Stream
+    last_stream: torch.Stream
+    on_last_stream: torch.Event | None
+
+    def query(self) -> bool:
+        """Whether the moment has come."""
+        return self.event.query()
+
+
 class StreamClock:
     """Events on a device's current stream: between two of them is the stream's time, however far ahead the host is.
 
-    Events of two devices cannot be subtracted. So the device is given, whichever one is current where a moment is marked.
+    Events of two devices cannot be subtracted. So the device is given, whichever one is current where a moment is marked. What runs on a
+    second stream ends there, not where the first one goes on.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = with_index(device)
         self._runtime = runtime(device)
+        self._stream: torch.Stream = self._runtime.current_stream(self.device)
 
-    def mark(self) -> torch.Event:
+    def mark(self) -> StreamMark:
         """An event after everything that is queued on the device's current stream."""
+        last, stream = self._stream, self._runtime.current_stream(self.device)
+        self._stream = stream
+        return StreamMark(self._event(stream), stream, last, None if stream == last else self._event(last))
+
+    def _event(self, stream: torch.Stream) -> torch.Event:
         event = torch.Event(self.device, enable_timing=True)
-        event.record(self._runtime.current_stream(self.device))
+        event.record(stream)
         return event
 
     def settle(self) -> None:
         """Wait for the device, and for no other."""
         self._runtime.synchronize(self.device)
 
-    def seconds(self, start: torch.Event, end: torch.Event) -> float:
+    def seconds(self, start: StreamMark, end: StreamMark) -> float:
         """Events tell milliseconds."""
-        return start.elapsed_time(end) / 1e3
+        other = end.on_last_stream
+        return start.event.elapsed_time(end.event if other is None or end.last_stream != start.stream else other) / 1e3
 
     def has_times(self) -> bool:
         """Whether the time between two events can be read here. To try it waits for the device."""
         try:
             start, end = self.mark(), self.mark()
-            end.synchronize()
+            end.event.synchronize()
             return self.seconds(start, end) >= 0
         except RuntimeError:
             return False
