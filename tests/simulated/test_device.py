@@ -139,6 +139,7 @@ def test_memory_is_kept_for_the_next_tensor_until_the_limit() -> None:
     """64 KiB are allocated, freed, and used again. Beyond the limit the allocator gives back what it keeps, and then gives up."""
     torch.accelerator.empty_cache()
     torch.accelerator.reset_peak_memory_stats()
+    torch.accelerator.reset_accumulated_memory_stats()
     before, reserved = torch.accelerator.memory_allocated(), torch.accelerator.memory_reserved()
     x = square()
     assert 128 * 128 * 4 == torch.accelerator.memory_allocated() - before

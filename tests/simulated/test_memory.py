@@ -19,6 +19,7 @@ def _emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.accelerator.empty_cache()
     for device in (FIRST, SECOND):
         torch.accelerator.reset_peak_memory_stats(device)
+        torch.accelerator.reset_accumulated_memory_stats(device)
 
 
 @pytest.mark.parametrize("device", [FIRST, SECOND], ids=["first", "second"])

@@ -300,6 +300,9 @@ class Allocator final : public c10::DeviceAllocator {
 
   void resetAccumulatedStats(c10::DeviceIndex device) override {
     each_stat(device, [](c10::CachingAllocator::Stat& stat) { stat.reset_accumulated(); });
+    std::lock_guard<std::recursive_mutex> lock(mutex_);
+    auto& stats = stats_.at(device);
+    stats.num_alloc_retries = stats.num_ooms = stats.num_device_alloc = stats.num_device_free = 0;
   }
 
   void resetPeakStats(c10::DeviceIndex device) override {
