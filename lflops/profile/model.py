@@ -374,9 +374,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     def cpu_lost_shares(self) -> list[float]:
         """The share of the CPU time that the process was ready to use and others took, in each hooked step that knows it.
 
-        On CUDA there are none: a host that waits for its core need not slow the device.
+        On a device there are none: a host that waits for its core need not slow it.
         """
-        steps = () if self.run.device_type == "cuda" else self.steps
+        steps = self.steps if self.run.device_type in {"cpu", None} else ()
         known = [(s.cpu_lost, s.cpu_user + (s.cpu_system or 0.0)) for s in steps if s.cpu_lost is not None and s.cpu_user is not None]
         return [lost / (lost + used) for lost, used in known if lost + used]
 

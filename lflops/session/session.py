@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import analyze
@@ -11,8 +12,9 @@ from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.inputs.run_info import with_allocator_peaks
 from lflops.collect.kineto.attach_trace import with_trace
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.clock import Clock, HostClock, StreamClock
+from lflops.collect.timing.clock import Clock, HostClock, StreamClock, WaitingClock, device_clock
 from lflops.collect.timing.step_phases import StepPhases
+from lflops.errors import CountError
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase
@@ -50,7 +52,7 @@ class Session:
         self._training = training
         device = training.device
         self._counted_steps = CountedSteps(settings, training, stage, results.topology, guard)
-        self._clock: Clock = StreamClock(device) if device.type == "cuda" else HostClock()
+        self._clock: Clock = HostClock() if device.type == "cpu" else _device_clock(device)
         places = results.paths
         traced = settings.trace and places is not None
         # The schedule in whole steps, and short enough for the run. Where it is not what was asked for, notes and the log say so.
@@ -67,7 +69,11 @@ class Session:
             TracedSteps(training, stage, self._tree, settings, places.traces, guard=guard) if places is not None and here else None
         )
         tracked = stage.learns and settings.track and results.outlets is not None and training.loggers and training.log_every
-        phases, on_host = StepPhases(self._clock), StepPhases(HostClock()) if device.type == "cuda" else None
+        is_timed, waits = isinstance(self._clock, StreamClock), isinstance(self._clock, WaitingClock)
+        if device.type != "cpu" and not is_timed:
+            self.notes.append(Note(code="no_timed_events", subject=device.type, values={"waits": int(waits)}))
+        phases = StepPhases(self._clock, within=HostClock() if waits else None)
+        on_host = StepPhases(HostClock()) if is_timed else None
         scaled = stage.learns and training.scales_gradients
         self._step_clock = StepClock(
             phases, on_host, settings.units, training.logged_step(), updating=stage.updates, scaled=scaled, on_ranks=training.world_size > 1
@@ -407,7 +413,7 @@ class Session:
         if recording is None and not self._results.wants_windows:
             return
         profile, steps = self._profile(window, failed=failed)
-        profile = replace(profile, run=with_allocator_peaks(profile.run))
+        profile = replace(profile, run=with_allocator_peaks(profile.run, self._training.device))
         if recording is not None and tracing is not None and places is not None:
             trace = places.trace(profile.run, recording.path.name)
             profile = with_trace(profile, recording, {} if recording.raw is None else {str(rank): str(trace)})
@@ -419,6 +425,14 @@ class Session:
                     self._is_annotating = True
         if self._results.wants_windows:
             self._results.add(profile, steps)
+
+
+def _device_clock(device: torch.device) -> Clock:
+    """The device's clock, or the host's where torch cannot wait for the device."""
+    try:
+        return device_clock(device)
+    except CountError:
+        return HostClock()
 
 
 def _changes(asked: Schedule, plan: Plan, accumulation: int, batches: float, say: Callable[[str], None]) -> Iterator[Note]:

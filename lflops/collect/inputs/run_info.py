@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lflops.collect.inputs.batch import samples_and_tokens
+from lflops.collect.inputs.devices import allocator_stats
 from lflops.collect.inputs.tensors import device_of, dtype_name, shapes_of, tensors_in
 from lflops.profile.model import Run
 
@@ -40,12 +41,10 @@ def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[
     )
 
 
-def with_allocator_peaks(run: Run) -> Run:
-    """The facts with the peaks of CUDA's allocator. It keeps these sums on the host, so nothing waits for the device."""
-    if run.device_type != "cuda" or not torch.cuda.is_initialized():
-        return run
-    stats = torch.cuda.memory_stats()
-    return replace(run, allocated_bytes=stats["allocated_bytes.all.peak"], reserved_bytes=stats["reserved_bytes.all.peak"])
+def with_allocator_peaks(run: Run, device: torch.device) -> Run:
+    """The facts with the peaks of the device's allocator. It keeps these sums on the host, so nothing waits for the device."""
+    peak = allocator_stats(device).get
+    return replace(run, allocated_bytes=peak("allocated_bytes.all.peak"), reserved_bytes=peak("reserved_bytes.all.peak"))
 
 
 def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
@@ -65,10 +64,9 @@ def _autocasts(device: torch.device) -> bool:
 
 def device_name(device: torch.device) -> str:
     """The name of a device, from its driver; of a CPU, from the system."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
     if device.type != "cpu":
-        return device.type
+        named = getattr(getattr(torch, device.type, None), "get_device_name", None)
+        return device.type if named is None else str(named(device))
     processors = pathlib.Path("/proc/cpuinfo")
     if processors.exists():
         for line in processors.read_text(errors="replace").splitlines():

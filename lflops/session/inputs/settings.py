@@ -32,7 +32,7 @@ class Settings:
     topology: Callable[[int], Mapping[str, int]] | None = None
     trace: bool = True
     trace_ranks: str | Collection[int] = "zero"
-    activities: Collection[Activity] = ("cpu", "cuda")
+    activities: Collection[Activity] = ACTIVITIES
     record_shapes: bool = False
     profile_memory: bool = False
     with_stack: bool = False
@@ -76,7 +76,7 @@ class Settings:
             yield name, isinstance(given[name], bool), "True or False"
         for name, words in (("compiled", ("row", "modules")), ("on_error", ("warn", "raise"))):
             yield name, given[name] in words, " or ".join(map(repr, words))
-        for name, known, least in (("stages", STAGES, 0), ("activities", tuple(ACTIVITIES), 1)):
+        for name, known, least in (("stages", STAGES, 0), ("activities", ACTIVITIES, 1)):
             is_some = _is_list(given[name]) and len(given[name]) >= least and all(each in known for each in given[name])
             yield name, is_some, f"some of {', '.join(map(repr, known))}, in a tuple or a list"
         for name in ("output_file", "dirpath"):
