@@ -19,7 +19,7 @@ from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import added_up, ancestry
-from lflops.profile.notes import are_times_far_off
+from lflops.profile.notes import are_times_far_off, notes_with
 from lflops.profile.records import PASSES, step_phase
 from lflops.profile.series import grouped
 
@@ -32,7 +32,8 @@ _FAULTS = {
 }
 """Of the step: from so much on, what every training has some of is a fault. Other parts of a step are where its time goes."""
 
-_BY_EVIDENCE = frozenset({"threads", "rank", "slow", "calls", "dtype"})  # faults however little they cost
+_LEFT_ON = ("anomaly_mode", "eval_mode")  # notes that are causes, whose cost is unknown
+_BY_EVIDENCE = frozenset({"threads", "rank", "slow", "calls", "dtype", *_LEFT_ON})  # faults however little they cost
 
 _PER_CALL, _PER_BYTE, _TOO_SLOW = 30e-6, 1 / 5e9, 2.0
 """Seconds that an optimizer's operator needs at the most, and a byte that it moves; and how many times that is a fault."""
@@ -53,7 +54,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
     Its kind is a part of the budget, a phase, or what has its own evidence:
 
-    * a slow `rank`; ranks that take `turns`; more `threads` than cores;
+    * a slow `rank`; ranks that take `turns`; more `threads` than cores; `anomaly_mode` or `eval_mode`, which was left on;
     * a `slow` module among equals; one with more `calls` than its repeats, or a wider `dtype`; an `unused` one, without a gradient;
     * `outside`, the model itself without its layers; `no_products`, modules that multiply nothing;
     * `backward_twice`, more than one backward; `recomputed`, what is computed again, where no peak is known.
@@ -108,7 +109,8 @@ def causes(
         own = {"forward": times.phases.get("forward", 0.0), "backward": times.phases.get("backward", 0.0) - exchanged}
         parts += (Cause(kind=f"all_{name}", seconds=max(seconds, 0.0)) for name, seconds in own.items())
         in_modules = []  # they are in these
-    found = [*_threads(profile), *late, *_without([*in_modules, *parts], late), *_needless(profile, times, budget)]
+    left_on = [Cause(kind=code, seconds=None) for code in _LEFT_ON if any(notes_with(code, profile.notes))]
+    found = [*left_on, *_threads(profile), *late, *_without([*in_modules, *parts], late), *_needless(profile, times, budget)]
     if budget is None and not is_rough:
         found += _without_products(busiest, {patterns.get(each.module, "") for each in in_modules})
     kept = [each for each in found if each.seconds is None or each.seconds >= _LEAST.get(each.kind, _WORTH) * times.mean]

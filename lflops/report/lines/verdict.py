@@ -213,6 +213,11 @@ def _told_alone(cause: Cause, at: _Setting) -> _Told | None:
 def _told_needless(cause: Cause, at: _Setting) -> _Told | None:
     """Of work, or waiting, that the step would do without."""
     match cause.kind:
+        case "anomaly_mode":
+            why, advised = "Anomaly detection is on: it makes steps longer.", "Switch torch.autograd.set_detect_anomaly off"
+        case "eval_mode":
+            why = "All modules are in eval mode while they are trained: dropout does nothing, and norms do not learn their statistics."
+            advised = "Call model.train() before training, and after each validation"
         case "unused":
             why = f"{at.where} runs forward, and no gradient goes back through it: {at.cost}."
             advised = f"Leave {at.where} out if nothing reads its output"

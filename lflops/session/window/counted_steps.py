@@ -1,7 +1,7 @@
 """What the steps of a stage take: counted once for each shape of batch, with the facts of the run."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -86,8 +86,17 @@ class CountedSteps:
         batches, self._step = self._step, None
         if not batches:
             return None
-        counted = self._counted[self._key] = self.with_facts(sum_of_batches(batches))
+        counted = self.with_facts(sum_of_batches(batches))
+        if self._stage.learns:
+            counted = replace(counted, notes=(*counted.notes, *self._left_on()))
+        self._counted[self._key] = counted
         return counted
+
+    def _left_on(self) -> Iterator[Note]:
+        if torch.is_anomaly_enabled():
+            yield Note(code="anomaly_mode", subject="", values={})
+        if not any(module.training for module in self._root.modules()):
+            yield Note(code="eval_mode", subject="", values={})
 
     def abandon(self) -> None:
         """The step was left before it was over."""
