@@ -128,8 +128,8 @@ def _is_fault(cause: Cause, profile: Profile, mean: float) -> bool:
     if cause.kind in _BY_EVIDENCE or took < _FAULTS.get(cause.kind, math.inf) * mean:
         return cause.kind in _BY_EVIDENCE
     if cause.kind == "optimizer":
-        work = profile.modules[""].optimizer
-        return took > _TOO_SLOW * (work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE)
+        work, lost = profile.modules[""].optimizer, statistics.median(profile.cpu_lost_shares or [0.0])
+        return took * (1 - lost) > _TOO_SLOW * (work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE)
     if cause.kind == "communication":
         calls = sum(each.calls for each in profile.communication)
         return calls >= _MANY_CALLS and sum(each.bytes for each in profile.communication) < calls * _SMALL_MESSAGE

@@ -130,7 +130,7 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
     verdict = (
         Verdict(said="No window was closed.", trust="the ledger of the run alone") if analysis is None else report_of(analysis).verdict
     )
-    findings = [each for each in verdict.findings if each.cause != "busiest"]
+    findings = list(verdict.findings)
     findings += [] if ledger is None else _of_run(ledger, {each.cause for each in findings if each.is_fault})
     findings.sort(key=lambda each: (not each.is_fault, each.seconds is not None, -(each.seconds or 0.0)))
     is_seen = analysis is not None and _would_be_seen(analysis)
@@ -170,10 +170,17 @@ def _of_run(ledger: Ledger, known: Iterable[str]) -> Iterator[Finding]:
         what = f"slow steps: {CAUSES.get(part, part)}" if group == "slow" else CATEGORIES[group]
         each = seconds / max(ledger.steps, 1)
         said = f"{units.percent(seconds / trained)} of the run is {what}: {units.duration(each)} for each step."
-        yield Finding(cause=cause, said=said, seconds=each, share=seconds / trained, next=_NEXT.get(cause, ""), is_fault=True)
+        is_fault = cause != "compilation" or _compiles_late(ledger)
+        yield Finding(cause=cause, said=said, seconds=each, share=seconds / trained, next=_NEXT.get(cause, ""), is_fault=is_fault)
     if (growth := memory_growth(ledger)) is not None:
         said = f"Memory of the process grows by {units.size(growth)} an hour."
         yield Finding(cause="memory", said=said, next=_NEXT["memory"], is_fault=True)
+
+
+def _compiles_late(ledger: Ledger) -> bool:
+    """Whether the second half of the steps is compiled for as well: at first, every compiled model takes long."""
+    late = [each for each in ledger.spans if each.steps > ledger.steps / 2][1:]
+    return sum(each.spent.get("compilation", 0.0) for each in late) >= WORTH * sum(each.seconds for each in late) > 0
 
 
 def _measured(analysis: Analysis) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 from msgspec import json as struct_json
+from msgspec.structs import replace
 
 import lflops
 from lflops.cli.main import main
@@ -152,6 +153,23 @@ def test_the_ledger_adds_what_is_between_steps() -> None:
     assert ("found", "validation") == (found.status, found.cause)
     assert 50.0 == (found.run or {})["start_up"]
     assert "cannot tell" == explain(account()).status
+
+
+@pytest.mark.parametrize(("compiling", "is_fault"), [((9.0, 0.0, 0.0, 0.0), False), ((9.0, 1.0, 1.0, 1.0), True)])
+def test_compilation_is_a_fault_where_it_goes_on(compiling: tuple[float, ...], is_fault: bool) -> None:
+    """Four spans of 25 steps and 10 s each. A model is compiled at first; one whose shapes change is compiled again and again."""
+    made = account(compilation=sum(compiling))
+    spans = [
+        Span(
+            begin=made.starts[0].begin + 10 * n,
+            seconds=10.0,
+            steps=25 * (n + 1),
+            spent={"compilation": took, "training/forward": 10 - took},
+        )
+        for n, took in enumerate(compiling)
+    ]
+    (finding,) = explain(replace(made, spans=tuple(spans))).findings
+    assert ("compilation", is_fault) == (finding.cause, finding.is_fault)
 
 
 def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:

@@ -53,15 +53,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The first lines of every drawing."""
 
     said: str  # how fast and how good the step is, or of a plan its least time and whether it fits
-    findings: tuple[Finding, ...] = ()  # what it is longer for, each with its cost, the most costly first
+    findings: tuple[Finding, ...] = ()  # all that it is longer for, the most costly first
+    why: tuple[str, ...] = ()  # the first of these, each with its cost
     next: tuple[str, ...] = ()  # what usually shortens that, in the same order
     trust: str = ""  # what the figures rest on, how steady they are, and what is unknown
     doubts: int = 0  # how many further remarks make them less reliable
-
-    @property
-    def why(self) -> tuple[str, ...]:
-        """The sentences of the findings."""
-        return tuple(each.said for each in self.findings)
 
 
 def verdict(analysis: Analysis, doubts: int) -> Verdict:
@@ -74,7 +70,8 @@ def verdict(analysis: Analysis, doubts: int) -> Verdict:
         steps = {_REMEASURE: None} | steps
     return Verdict(
         said=" ".join(_said(analysis)),
-        findings=tuple(told),
+        findings=tuple(judged),
+        why=tuple(each.said for each in told),
         next=tuple(f"{step}." for step in steps)[:_NEXT],
         trust="; ".join(_trust(analysis, doubts)),
         doubts=doubts,
