@@ -34,15 +34,10 @@ SHARE_EVERY = 50  # steps after which ranks share their clean steps, where the r
 
 
 class Session:
-    """What a monitor is while a training goes through a stage: once in training, again and again in the validations of a fit.
-
-    Attributes:
-        over: Whether there is nothing left to do.
-        notes: What the reader of every window has to know.
-    """
+    """What a monitor is while a training goes through a stage: once in training, again and again in the validations of a fit."""
 
     def __init__(self, settings: Settings, training: Training, stage: Stage, *, results: Results, guard: Guard, number: int = 0) -> None:
-        self.over = False
+        self.over = False  # whether there is nothing left to do
         self._stage = stage
         self._results = results
         self._guard = guard
@@ -53,7 +48,8 @@ class Session:
         self._clock: Clock = StreamClock(device) if device.type == "cuda" else HostClock()
         places = results.paths
         traced = settings.trace and places is not None
-        # The schedule in whole steps, and short enough for the run. Where it is not what was asked for, notes and the log say so.
+        # The schedule in whole steps, and short enough for the run. Where it is not what was asked for, the log says so, and so do the
+        # notes, which are what the reader of every window has to know.
         self._plan = Plan.of(settings.schedule, accumulation=stage.accumulation(), batches=stage.batches_left, traced=traced)
         self.notes = list(_changes(settings.schedule, self._plan, stage.accumulation(), stage.batches_left, training.say))
         self._number, self._ahead = number, 0  # of the first window; by how many steps the schedule was brought forward

@@ -63,7 +63,8 @@ def trace_page(found: TraceSummaries) -> str:
 def _trace(summary: TraceSummary) -> Iterator[str]:
     for index, sentence in enumerate(verdict(summary)):
         yield f'<p class="{"plain" if index else "first"}">{_text(sentence)}</p>'
-    yield _terms([*facts(summary), *remarks(summary)])
+    terms = (f"<dt>{_text(label)}</dt><dd>{_text(value)}</dd>" for label, value in [*facts(summary), *remarks(summary)])
+    yield f"<dl>{''.join(terms)}</dl>"
     device = summary.device
     if device is not None and device.window:
         states = {state: getattr(device, state) for state in STATES}
@@ -128,10 +129,6 @@ def _steps(summary: TraceSummary) -> Iterator[str]:
         states = {state: getattr(step.device, state) for state in STATES} if step.device is not None else {"host": took}
         bar = _bar(states, _COLOURS | {"host": "var(--bar)"}, rest=longest - took)
         yield f'<div class="step"><span>{_text(step.name)}, {_text(nanoseconds(took))}</span>{bar}</div>'
-
-
-def _terms(rows: list[tuple[str, str]]) -> str:
-    return f"<dl>{''.join(f'<dt>{_text(label)}</dt><dd>{_text(value)}</dd>' for label, value in rows)}</dl>"
 
 
 def _table(table: TraceTable) -> str:
