@@ -55,7 +55,7 @@ class LoopPhases(Phases):
         for model in self._models:
             hook_model(undo, model, guard(self._model_is_called), guard(self._model_returns))
         for optimizer in self._optimizers:
-            hook_optimizers(undo, guard(self._optimizer_begins), guard(self._optimizer_ends), optimizer)
+            hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")), optimizer)
         for name, phase in ENGINE_PHASES.items():
             if hasattr(self._engine, name):
                 wrap(undo, self._engine, name, partial(self._called_in, partial(self.named, phase)))
@@ -137,9 +137,6 @@ class LoopPhases(Phases):
         if self._in_step:
             self._leave_forward()
             self.enter("optimizer", self._stage)
-
-    def _optimizer_ends(self) -> None:
-        self.leave_last("optimizer")
 
 
 class _NamedPhase:
