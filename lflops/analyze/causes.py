@@ -6,7 +6,6 @@ second is in two causes.
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -21,7 +20,7 @@ from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import added_up, ancestry
 from lflops.profile.notes import are_times_far_off, notes_with
 from lflops.profile.records import PASSES, step_phase
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, summed
 
 _WORTH = 0.02  # of the step: what costs less is no cause
 _LEAST = {"outside": 0.05, "no_products": 0.05}  # the same for what every model has some of
@@ -268,9 +267,7 @@ def _parts(
 
 
 def _innermost(budget: Budget, part: str, patterns: Mapping[str, str]) -> str:
-    shares: defaultdict[str, float] = defaultdict(float)
-    for module, parts in budget.modules.items():
-        for above in ancestry(module) if part in IN_MODULES and parts[part] else ():
-            shares[above] += parts[part]
+    having = ((module, parts[part]) for module, parts in budget.modules.items() if part in IN_MODULES and parts[part])
+    shares = summed((above, share) for module, share in having for above in ancestry(module))
     most = [name for name, share in added_up(shares, patterns).items() if name and share >= _MOSTLY * shares[""]]
     return max(most, key=lambda name: name.count("."), default="")

@@ -12,6 +12,7 @@ collectives are wrapped as well, because ranks wait for each other in them.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -123,10 +124,10 @@ class TrainerPhases(Phases):
             wrap(self._undo, profiler, "profile", self._profile)
         for name in LOADING:
             if hasattr(strategy, name):
-                wrap(self._undo, strategy, name, self._load)
+                wrap(self._undo, strategy, name, partial(self._within, "checkpoint_load"))
         connector = getattr(trainer, "_logger_connector", None)  # calls all loggers
         if hasattr(connector, "log_metrics"):
-            wrap(self._undo, connector, "log_metrics", self._log)
+            wrap(self._undo, connector, "log_metrics", partial(self._within, "logging"))
         self.awaits_others = trainer.world_size > 1
         if self.awaits_others:
             for owner, name in [*((strategy, name) for name in SYNCHRONIZING), (trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]:
@@ -184,12 +185,6 @@ class TrainerPhases(Phases):
         with self._boundary:
             self.leave(depth)
         return result
-
-    def _load(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self._within("checkpoint_load", call, *args, **kwargs)
-
-    def _log(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self._within("logging", call, *args, **kwargs)
 
     def _within(self, category: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         depth = self.depth

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from lflops.merging.rank_table import OUTSIDE, Place, RankTable, Series, added_up, median_of_others
 from lflops.profile.records import RankComparison, RankExcess, RankWait
+from lflops.profile.series import summed
 
 CANDIDATES = 32  # ranks that are looked at place by place, those that are late by the most
 KEPT = 256  # excesses in a profile, those that cost the most
@@ -106,10 +107,8 @@ def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None,
 
 
 def _late_ranks(busy: Mapping[int, Series]) -> list[int]:
-    late: dict[int, float] = defaultdict(float)
-    for series in busy.values():
-        for rank, seconds in _beyond_others(series).items():
-            late[rank] += statistics.fmean(max(each, 0.0) for each in seconds)
+    beyond = (of_rank for series in busy.values() for of_rank in _beyond_others(series).items())
+    late = summed((rank, statistics.fmean(max(each, 0.0) for each in seconds)) for rank, seconds in beyond)
     return heapq.nlargest(CANDIDATES, late, key=late.__getitem__)
 
 
@@ -271,9 +270,7 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
         ranks, by_step = list(series), list(zip(*series.values(), strict=True))
         shortest = [min(step) for step in by_step]
         waited = {rank: _usual_mean([took - least for took, least in zip(series[rank], shortest, strict=True)]) for rank in ranks}
-        for_whom: dict[int, float] = defaultdict(float)
-        for step, least in zip(by_step, shortest, strict=True):
-            for_whom[ranks[step.index(least)]] += statistics.fmean(step) - least
+        for_whom = summed((ranks[step.index(min(step))], statistics.fmean(step) - min(step)) for step in by_step)
         for_rank = max(for_whom, key=for_whom.__getitem__)
         others = [rank for rank in ranks if rank != for_rank]
         longest = max(others, key=waited.__getitem__)

@@ -9,7 +9,6 @@ late in it was slow in the interval before.
 """
 
 import statistics
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -186,8 +185,8 @@ def median_of_others(series: Series) -> dict[int, tuple[float, ...]]:
     if len(ranks) > FEW:
         medians = tuple(statistics.median(step) for step in by_step)
         return dict.fromkeys(ranks, medians)
-    found: dict[int, list[float]] = defaultdict(list)
-    for step in by_step:
-        for index, rank in enumerate(ranks):
-            found[rank].append(statistics.median((*step[:index], *step[index + 1 :])))
-    return {rank: tuple(medians) for rank, medians in found.items()}
+    return {
+        rank: tuple(statistics.median((*step[:index], *step[index + 1 :])) for step in by_step)
+        for index, rank in enumerate(ranks)
+        if by_step
+    }

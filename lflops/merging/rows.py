@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from lflops.profile.model import COUNTS, Cell, Communication, DtypeShare, ModuleProfile, Profile, Uncounted, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 _LISTED = 12
 
@@ -71,13 +71,12 @@ class MergedRows:
 
     def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
         """Of rows that not all have, the ranks that have the same ones, and the uppermost of these."""
-        everybody, groups = (1 << len(self._added)) - 1, defaultdict(list)
-        for row in sorted(self._rows, key=self._places.__getitem__):
-            having, above = self._having[row], ancestry(row)[1:]
-            if having != everybody and not (above and self._having[above[0]] == having):
-                groups[having].append(row)
+        everybody = (1 << len(self._added)) - 1
+        uppermost = (row for row in self._rows if not row or self._having[ancestry(row)[1]] != self._having[row])
+        groups = grouped(sorted(uppermost, key=self._places.__getitem__), self._having.__getitem__)
         for having, rows in groups.items():
-            yield [rank for index, rank in enumerate(self._added) if having >> index & 1], rows
+            if having != everybody:
+                yield [rank for index, rank in enumerate(self._added) if having >> index & 1], rows
 
     def cells(self) -> Iterator[Cell]:
         """Those of each row's source."""

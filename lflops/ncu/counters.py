@@ -16,7 +16,7 @@ from msgspec import Struct
 from lflops.analyze.speed.roofline import Bound
 from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 SECTOR_BYTES = 32
 
@@ -105,10 +105,7 @@ def read(text: str, *, gpu_seconds: float | None = None, modules: Collection[str
     launches = [launch for launch in _launches(text) if launch.metrics.keys() & _KNOWN]
     if not launches:
         raise LflopsError("no kernel with a metric that is read here: give what the command of lflops roofline --ncu-command writes")
-    groups: defaultdict[tuple[str, str | None], list[_Launch]] = defaultdict(list)
-    for launch in launches:
-        row = next((name for name in reversed(launch.ranges) if name in modules), None)
-        groups[launch.name, row].append(launch)
+    groups = grouped(launches, lambda launch: (launch.name, next((name for name in reversed(launch.ranges) if name in modules), None)))
     kernels = [_kernel(name, row, of_kernel, None, chip) for (name, row), of_kernel in groups.items()]
     return Measured(
         total=_kernel("", None, launches, gpu_seconds, chip),

@@ -182,6 +182,14 @@ class Trace(Struct, frozen=True, kw_only=True):
     operators: tuple[TracedOperator, ...] = ()
     compiled: CompiledCode | None = None
 
+    def by_own_time(self, *, on_device: bool) -> list[TracedOperator]:
+        """The operators, sorted by own time."""
+        return sorted(self.operators, key=lambda each: each.own_device_seconds if on_device else each.own_host_seconds, reverse=True)
+
+    def per_batch(self, figure: float) -> float | None:
+        """The mean over the recorded batches; `None` where their number is unknown."""
+        return figure / self.batches if self.batches else None
+
 
 class Rank(Struct, frozen=True, kw_only=True, gc=False):
     """One rank of the run, also one that did not report.

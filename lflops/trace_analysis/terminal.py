@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Group, RenderableType
 
 from lflops import units
-from lflops.analyze.compare.regression_limits import Limit
+from lflops.analyze.compare.diff import Limit
 from lflops.report.lines.text import plain
 from lflops.report.terminal.tables import FittedTable, margin, text
 from lflops.trace_analysis.compare import TimeChange, TraceDiff

@@ -4,7 +4,7 @@ The trace is never parsed as a whole: what is added is put behind its last event
 """
 
 import shutil
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 
 from lflops.profile.model import Profile
 from lflops.profile.records import Call, Phase
+from lflops.profile.series import summed
 from lflops.traces.files import as_trace, write_head, written_whole
 from lflops.traces.timestamps import microseconds
 
@@ -125,9 +126,7 @@ def _work(calls: Calls, profile: Profile | None) -> Callable[[Call], tuple[float
     steps = calls.batches / ((profile.run.accumulation if profile else None) or 1)
     on_device = any(call.device for call in calls.calls)
     number = Counter((call.row, call.phase) for call in calls.calls)
-    took: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for call in calls.calls:
-        took[call.row, call.phase] += call.device if on_device else call.end - call.start
+    took = summed(((call.row, call.phase), call.device if on_device else call.end - call.start) for call in calls.calls)
 
     def of(call: Call) -> tuple[float | None, float | None]:
         if profile is None or call.row not in profile.modules:

@@ -1,4 +1,4 @@
-"""Two runs of a model, module by module: what changed in their work, and in the time that the same work takes."""
+"""Two runs of a model, module by module: what changed in their work and in the time that the same work takes; limits for the second."""
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -9,7 +9,18 @@ from msgspec import Struct
 from lflops.analyze.compare.compared_run import ComparedRun, Fact, RunFigures, compared_run, module_patterns
 from lflops.analyze.compare.matching import ModuleNode, Pair, matched
 from lflops.analyze.compare.module_pair import Change, ModuleFigures, ModulePair, ModuleSide, SharedPhases
-from lflops.analyze.compare.significance import CHANGED, CommonFactor, Judge, Measured, Timing, Verdict, judge_of, judge_of_steps
+from lflops.analyze.compare.significance import (
+    CHANGED,
+    CommonFactor,
+    Doubt,
+    Judge,
+    Measured,
+    Timing,
+    Verdict,
+    judge_of,
+    judge_of_steps,
+    slowed_by,
+)
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES
@@ -194,3 +205,38 @@ def _modules(
 def _lost(time: Timing) -> float:
     """The seconds that a time lost or gained, if it changed by more than noise."""
     return time.lost if time.verdict in CHANGED and time.lost is not None else 0.0
+
+
+class Limit(Struct, frozen=True, kw_only=True):
+    """One limit and its result."""
+
+    name: Literal["max_regress", "min_mfu", "max_memory"]  # of the figure
+    allowed: float  # the most, or of MFU the least
+    found: float | None  # the run's figure
+    broken: bool | None  # `None` where it is unknown
+    doubt: Doubt | None = None  # why no one can tell whether it is broken, where the figure is known
+
+
+def limits(
+    diff: Diff, *, max_regress: float | None = None, min_mfu: float | None = None, max_memory: float | None = None
+) -> tuple[Limit, ...]:
+    """Check the second run against the given limits: shares of 1, and the most bytes alive at once.
+
+    A step that is longer within the noise does not break `max_regress`; a slower machine does, unless other processes made it slow.
+    """
+    step, mfu, peak = diff.step, diff.mfu.after, diff.peak_bytes.after
+    made = []
+    if max_regress is not None:
+        doubt = None if step.doubt == "few_steps" else step.doubt
+        regress = None if step.ratio is None or (step.low is None and doubt is None) else step.ratio - 1
+        broken = None if step.low is None or regress is None else step.low > 1 and regress > max_regress
+        made.append(Limit(name="max_regress", allowed=max_regress, found=regress, broken=broken, doubt=doubt))
+    if min_mfu is not None:
+        is_less = None if mfu is None else mfu < min_mfu
+        is_busy = is_less and mfu is not None and mfu * slowed_by(diff.cpu_lost[1] or 0.0) >= min_mfu
+        made.append(
+            Limit(name="min_mfu", allowed=min_mfu, found=mfu, broken=None if is_busy else is_less, doubt="busy" if is_busy else None)
+        )
+    if max_memory is not None:
+        made.append(Limit(name="max_memory", allowed=max_memory, found=peak, broken=None if peak is None else peak > max_memory))
+    return tuple(made)

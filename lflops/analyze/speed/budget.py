@@ -26,6 +26,7 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PASSES, PHASES, step_phase
+from lflops.profile.series import summed
 
 IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")  # the parts of a module's own time, in this order
 
@@ -190,8 +191,6 @@ def _of_device(profile: Profile) -> _StepParts | None:
 
 def _by_pass(profile: Profile, field: str) -> dict[tuple[str, str], float]:
     """Medians by module, those of the phases of one pass added up; the unknown left out."""
-    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for phase, (name, module) in product(PHASES, profile.modules.items()):
-        if (spread := getattr(module.work(phase), field)) is not None:
-            seconds[name, step_phase(phase)] += spread.median
-    return dict(seconds)
+    works = ((name, phase, module.work(phase)) for phase, (name, module) in product(PHASES, profile.modules.items()))
+    spreads = ((name, phase, getattr(work, field)) for name, phase, work in works)
+    return summed(((name, step_phase(phase)), spread.median) for name, phase, spread in spreads if spread is not None)

@@ -10,7 +10,7 @@ from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from lflops.profile.records import Phase
-from lflops.profile.series import sum_known
+from lflops.profile.series import sum_known, summed
 
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")  # the phases whose MACs count for MFU
 _HARDWARE: tuple[Phase, ...] = (*MODEL_PHASES, "recompute")
@@ -91,9 +91,6 @@ def _share_of_a_rank(profile: Profile, macs: int) -> float:
 
 def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
     """Seconds of the executed contractions at the peaks of their dtypes; `None` where one of the peaks is unknown."""
-    macs: dict[str, int] = {}
-    for cell in profile.cells:
-        if cell.phase in _HARDWARE and cell.executed_macs:
-            macs[cell.dtype] = macs.get(cell.dtype, 0) + cell.executed_macs
+    macs = summed((cell.dtype, cell.executed_macs) for cell in profile.cells if cell.phase in _HARDWARE and cell.executed_macs)
     peaks = {dtype: peak_of(dtype, profile.run, chip) for dtype in macs}
     return sum_known(None if peak is None else 2 * macs[dtype] / peak for dtype, peak in peaks.items())

@@ -205,13 +205,8 @@ def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[
     for size in parameter_sizes(tree):
         for row in ancestry(size.row):
             parameters[row].append(size)
-    owners = {}
-    for row, module in tree.modules.items():
-        for parameter in module.parameters(recurse=False):
-            owner = tree.owner(parameter)
-            if owner != row:
-                owners[row] = owner
-    return parameters, owners
+    owned = ((row, tree.owner(parameter)) for row, module in tree.modules.items() for parameter in module.parameters(recurse=False))
+    return parameters, {row: owner for row, owner in owned if owner != row}
 
 
 def _notes(collected: CountedPass) -> Iterable[Note]:

@@ -16,9 +16,9 @@ from lflops.deepspeed.text.modules import aggregated
 from lflops.deepspeed.text.modules import detailed as details
 from lflops.profile.model import Profile
 from lflops.profile.notes import notes_with
+from lflops.profile.records import Trace
 from lflops.report.lines.report import report_of, verdict_lines
 from lflops.report.lines.text import counted, plain
-from lflops.report.lines.trace import traced
 from lflops.units import UNKNOWN
 
 _NOTATIONS = """\
@@ -234,6 +234,7 @@ def _rounded(value: float | None) -> str:
 
 _OF_SPEED = frozenset({"CPU time", "observer", "MFU", "HFU", "executed"})
 _SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})  # codes of notes
+_LISTED = 5  # operators of a trace
 _SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 
 
@@ -247,7 +248,7 @@ def extra_lines(analysis: Analysis, latencies: StepTimes) -> _Lines:
     yield from ((fact.label, fact.said) for fact in report.speed if fact.name in _OF_SPEED)
     yield from ((fact.label, fact.said) for fact in report.model if fact.name == "peak live memory")
     if profile.trace is not None:
-        yield from traced(profile.trace)
+        yield from _traced(profile.trace)
     above = ""
     for fact in (each for each in report.remarks if each.name not in _SHOWN_ELSEWHERE):
         yield "" if fact.label == above else fact.label, plain(fact.said)
@@ -255,6 +256,18 @@ def extra_lines(analysis: Analysis, latencies: StepTimes) -> _Lines:
     if profile.run.partial:
         silent = any(rank.status != "ok" for rank in profile.ranks)
         yield "partial", f"what was watched ended by an exception or before its time{', or not all ranks answered' if silent else ''}"
+
+
+def _traced(trace: Trace) -> _Lines:
+    """The traces' files, and the operators with the most own time."""
+    for rank, file in trace.files.items():
+        yield "trace" if len(trace.files) == 1 else f"trace of rank {rank}", plain(file)
+    on_device = any(each.own_device_seconds for each in trace.operators)
+    for index, each in enumerate(trace.by_own_time(on_device=on_device)[:_LISTED]):
+        own = each.own_device_seconds if on_device else each.own_host_seconds
+        label = "" if index else f"most self time, {'on the device' if on_device else 'on the host'}, as traced, in a batch"
+        calls = units.count(trace.per_batch(each.calls))
+        yield label, f"{plain(each.name)}  {units.duration(trace.per_batch(own))}, calls: {calls}"
 
 
 def _further_work(analysis: Analysis) -> _Lines:

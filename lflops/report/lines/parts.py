@@ -6,6 +6,7 @@ from typing import NamedTuple
 from lflops.analyze.speed.budget import Budget
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES
+from lflops.profile.series import grouped
 from lflops.report.lines.text import plain
 
 _KINDS, _COVERED = 3, 2 / 3
@@ -81,13 +82,9 @@ def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
 
 
 def _kinds(profile: Profile, budget: Budget, part: str) -> dict[str, list[str]]:
-    shares: dict[str, float] = {}
-    modules: dict[str, list[str]] = {}
-    for module, parts in budget.modules.items():
-        if parts[part]:
-            kind = profile.modules[module].kind or module
-            shares[kind] = shares.get(kind, 0.0) + parts[part]
-            modules.setdefault(kind, []).append(module)
+    having = (module for module, parts in budget.modules.items() if parts[part])
+    modules = grouped(having, lambda module: profile.modules[module].kind or module)
+    shares = {kind: sum(budget.modules[module][part] for module in names) for kind, names in modules.items()}
     kinds = sorted(shares, key=lambda kind: -shares[kind])
     before = [sum(shares[each] for each in kinds[:index]) for index in range(len(kinds))]
     return {kind: modules[kind] for kind, covered in zip(kinds[:_KINDS], before, strict=False) if covered < _COVERED * sum(shares.values())}

@@ -5,7 +5,6 @@ from rich.console import Group, RenderableType
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.profile.records import CompiledCode, Phase, Trace
-from lflops.report.lines.trace import by_own_time, per_batch
 from lflops.report.terminal.header import header
 from lflops.report.terminal.tables import FittedTable, text
 
@@ -35,11 +34,11 @@ def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> Ren
 def _traced(trace: Trace) -> FittedTable:
     """The operators with the most own time, in the mean recorded batch; device time is attributed to the operator that launched it."""
     on_device = any(each.device_seconds for each in trace.operators)
-    rows = by_own_time(trace, on_device=on_device)
+    rows = trace.by_own_time(on_device=on_device)
     figures = {"device, own": "own_device_seconds", "device": "device_seconds"} if on_device else {}
     figures |= {"host, own": "own_host_seconds", "host": "host_seconds"}
-    columns = {heading: [units.duration(per_batch(getattr(row, name), trace)) for row in rows] for heading, name in figures.items()}
-    columns["calls"] = [units.count(per_batch(row.calls, trace)) for row in rows]
+    columns = {heading: [units.duration(trace.per_batch(getattr(row, name))) for row in rows] for heading, name in figures.items()}
+    columns["calls"] = [units.count(trace.per_batch(row.calls)) for row in rows]
     return FittedTable("operators as traced, in a batch", [row.name for row in rows], columns)
 
 
@@ -50,10 +49,10 @@ def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
     columns: dict[str, list[str]] = {
         "module": [row.module or "the model itself" for row in rows],
         "phase": [row.phase for row in rows],
-        code.timed_on: [units.duration(per_batch(seconds, trace)) for seconds in took],
+        code.timed_on: [units.duration(trace.per_batch(seconds)) for seconds in took],
         "% of compiled": [units.percent(seconds / code.seconds if code.seconds else None) for seconds in took],
-        "bytes, fused": [units.size(None if row.bytes_moved is None else per_batch(row.bytes_moved, trace)) for row in rows],
+        "bytes, fused": [units.size(None if row.bytes_moved is None else trace.per_batch(row.bytes_moved)) for row in rows],
         "fused of": [f"{row.modules} modules" if row.modules > 1 else "1 module" for row in rows],
-        "calls": [units.count(per_batch(row.calls, trace)) for row in rows],
+        "calls": [units.count(trace.per_batch(row.calls)) for row in rows],
     }
     return FittedTable("kernels of compiled code, in a batch", [row.name for row in rows], columns)

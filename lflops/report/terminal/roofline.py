@@ -9,8 +9,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.repeats import fold_parts
 from lflops.analyze.speed.fused_bytes import Fusion
-from lflops.analyze.speed.lower_bound import LowerBound
-from lflops.analyze.speed.roofline import Ceiling, Over, Point
+from lflops.analyze.speed.roofline import Ceiling, LowerBound, Over, Point
 from lflops.report.lines.roofline import OVER, saved_by_fusion
 from lflops.report.lines.text import counted, plain
 from lflops.report.terminal.tables import FittedTable, margin, prose, text

@@ -1,6 +1,5 @@
 """What the steps of a stage take: counted once for each shape of batch, with the facts of the run."""
 
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from lflops.errors import CountError
 from lflops.merging.accumulation import sum_of_batches
 from lflops.profile.model import Profile, Run
 from lflops.profile.notes import Note
+from lflops.profile.series import summed
 from lflops.session.inputs.phases import OutsideModules
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
@@ -168,9 +168,5 @@ def _facts_of(profile: Profile, training: Training, stage: Stage) -> Run:
 
 def _dtype(profile: Profile) -> str | None:
     """What most of the contractions ran in: autocast is the loop's business, or the user's, and over when one could ask for it."""
-    macs: Counter[str] = Counter()
-    for cell in profile.cells:
-        if cell.phase in {"forward", "backward"}:
-            macs[cell.dtype] += cell.macs
-    dtype, most = macs.most_common(1)[0] if macs else ("", 0)
-    return dtype if most else None
+    macs = summed((cell.dtype, cell.macs) for cell in profile.cells if cell.phase in {"forward", "backward"} and cell.macs)
+    return max(macs, key=macs.__getitem__, default=None)
