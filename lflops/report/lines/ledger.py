@@ -55,10 +55,15 @@ def end_lines(ledger: Ledger, where: str | None) -> list[str]:
     return lines if where is None else [*lines, f"  all of it: lflops ledger {shlex.quote(where)}"]
 
 
+def headline(ledger: Ledger) -> str:
+    """How long the run is, and whose account it is."""
+    starts = counted(len(ledger.starts), "start")
+    return f"{units.long_duration(ledger.total)} in {starts}, {counted(ledger.steps, 'step')}, rank {ledger.rank} of {ledger.ranks}"
+
+
 def ledger_lines(ledger: Ledger) -> Iterator[str]:
     """The account by category, the starts, and the costliest slow steps."""
-    starts = counted(len(ledger.starts), "start")
-    yield f"{units.long_duration(ledger.total)} in {starts}, {counted(ledger.steps, 'step')}, rank {ledger.rank} of {ledger.ranks}"
+    yield headline(ledger)
     yield ""
     groups = ledger.by_group()
     for group, seconds in groups.items():
