@@ -103,6 +103,11 @@ class Keeper:
         """Seconds that the account has until now."""
         return (time.perf_counter_ns() - self._book.begin) / 1e9
 
+    def curves(self) -> dict[str, float]:
+        """Figures of this start until the last row, a few seconds ago; none before the first."""
+        rows = self._segment.rows
+        return {"lost_share": self._book.lost / rows[-1].end, "slow_steps": self._book.slow_steps} if rows else {}
+
     @property
     def is_over(self) -> bool:
         """Whether the run has ended."""

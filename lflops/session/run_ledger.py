@@ -29,6 +29,7 @@ class RunLedger:
         self._reader = BatchReader()
         self._ends_step: Callable[[], bool] | None = None  # of the training's batches, once it has begun
         self._logged_step: Callable[[], int] = _none_done
+        self.curves = self._keeper.curves
         self.enter, self.leave_last = self._recorder.enter, self._recorder.leave_last
 
     def install(self, phases: Phases, folder: Path | None, boundary: Boundary, undo: Undo) -> None:

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lflops import units
-from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, SlowStep, added, group_of, memory_growth
+from lflops.ledger.account import CATEGORIES, CAUSES, NO_LOSS, Ledger, SlowStep, added, group_of, memory_growth
 from lflops.report.lines.text import counted
 
 LEAST_SHARE, LEAST = 0.01, 1.0  # a loss costs this share of the run and so many seconds; less is not worth a line
 SHORT_RUN = 60.0  # seconds: of a shorter run only slow steps are worth a line, since every program starts
 
-NO_LOSS = {"training", "warm_up"}
 MOST_LOSSES, MOST_SLOW, MOST_CATEGORIES = 3, 10, 4
 
 
