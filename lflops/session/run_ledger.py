@@ -13,7 +13,7 @@ from lflops.collect.timing.clock import ThreadSchedule
 from lflops.collect.torch_private.modules import Compilations, compile_seconds
 from lflops.ledger.account import Ledger
 from lflops.ledger.keeper import Keeper
-from lflops.ledger.recorder import TrainPhases
+from lflops.ledger.recorder import TrainPhases, process_age
 from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.window_requests import WindowRequests
@@ -36,19 +36,12 @@ class RunLedger:
         """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
         undo.add(self.stop, "interrupted")
         self._keeper.start(folder)
-        self._note_compilations()
+        if self._keeper.is_first:  # of the process, whose compilations until now nobody has heard
+            self._recorder.note_past("compilation", min(compile_seconds(), process_age()))
         undo.add(self._compilations.stop)
         self._compilations.listen(boundary.guard)
         undo.add(phases.listen("train", TrainPhases(self._recorder), boundary.guard))
         undo.add(phases.listen(RUN, self._recorder, boundary.guard))
-
-    def _note_compilations(self) -> None:
-        """Account for what was compiled since the last run, before this one began."""
-        global _accounted  # noqa: PLW0603 - torch.compile counts for the process
-        compiled, before = compile_seconds(), _accounted
-        _accounted = compiled
-        if compiled > before:
-            self._recorder.note_past("compilation", min(compiled - before, self._keeper.age))
 
     def begin_training(self, training: Training, stage: Stage) -> None:
         """The stage begins whose steps are those of the ledger."""
@@ -70,8 +63,7 @@ class RunLedger:
         Raises:
             OSError: The file could not be written.
         """
-        global _accounted
-        self._ends_step, self._logged_step, _accounted = None, _none_done, compile_seconds()
+        self._ends_step, self._logged_step = None, _none_done
         self._keeper.stop(ended)
         error, self._keeper.error = self._keeper.error, None
         if error is not None:
@@ -81,9 +73,6 @@ class RunLedger:
     def account(self) -> Ledger:
         """The account until now, or until the run ended."""
         return self._keeper.ledger()
-
-
-_accounted = 0.0  # seconds of compilations that are in the account of a run
 
 
 def _none_done() -> int:

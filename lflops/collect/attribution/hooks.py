@@ -10,6 +10,7 @@ error or an interrupt.
 
 import contextlib
 import copyreg
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol, cast
@@ -179,13 +180,10 @@ def _reduced(module: nn.Module) -> Any:
     """
     function, given, state, *more = cast("tuple[Any, ...]", module.__reduce_ex__(2))
     if isinstance(state, dict):
-        state = {name: _without_ours(value) if name in HOOKS else value for name, value in state.items()}
+        for name in HOOKS & state.keys():
+            theirs = OrderedDict(each for each in state[name].items() if not isinstance(each[1], _ModelHook))
+            state = state | {name: theirs}
     return function, given, state, *more
-
-
-def _without_ours(hooks: Any) -> Any:
-    ours = [number for number, each in hooks.items() if isinstance(each, _ModelHook)]
-    return type(hooks)((number, each) for number, each in hooks.items() if number not in ours) if ours else hooks
 
 
 def _reduce_as_before(kind: type[nn.Module]) -> None:
