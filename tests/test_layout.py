@@ -73,9 +73,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report.lines": VALUE | ANALYSES | {"ledger"},
     "report.tables": VALUE | ANALYSES | {"report.lines"},
     "report.terminal": VALUE | ANALYSES | {"report.lines", "report.tables", "pypi:rich"},
-    "report.payload": VALUE | ANALYSES | {"report.lines"},
+    "report.payload": VALUE | ANALYSES | {"ledger", "report.lines"},
     "report": VALUE | ANALYSES | {"ledger", "report.lines", "report.payload"},
-    "tensorboard": VALUE | ANALYSES | {"report.payload", "pypi:tensorboard"},
+    "tensorboard": VALUE | ANALYSES | {"ledger", "report.payload", "pypi:tensorboard"},
 }
 COLLECT = {row for row in MAY_IMPORT if row.partition(".")[0] == "collect"}
 SESSION = {"session", "session.inputs"}

@@ -87,6 +87,7 @@ class Results:
         self._traces: list[Path] = []
         # By stage, how many times the samples and the tokens of this rank all ranks have together, as the last window had them.
         self.shares: dict[str, Mapping[str, float]] = {}
+        self.run_curves: Callable[[], dict[str, float]] = dict  # figures of the whole run, for each point of the training's curves
         self._training = training
         self._saved: tuple[Profile, Path] | None = None  # the last that was
         self._own: dict[tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]] = {}  # this rank's, until all are merged

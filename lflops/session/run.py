@@ -66,7 +66,9 @@ class MonitoredRun:
 
     def request_window(self) -> None:
         """Ask for a window, on every rank, as soon as all can meet. Any thread may do so, and a handler of a signal."""
-        if self._requests is not None:
+        if self.store is not None and not self._settings.ledger:
+            warn("request_window: no window opens: with ledger=False nothing looks for the step that all ranks can meet; give ledger=True")
+        elif self._requests is not None:
             self._requests.ask()
 
     @property
@@ -155,6 +157,8 @@ class MonitoredRun:
         if self._results is None:
             self._results = Results(training, self._settings, self.log_dir, monitor=self._monitor, store=self.store)
             self._results.profiles = self.profiles
+            if self._ledger is not None:
+                self._results.run_curves = self._ledger.curves
         return self._results
 
     def batch_begins(self, name: str, batch: Any) -> None:

@@ -14,7 +14,7 @@ from lflops.collect.timing.clock import ThreadSchedule
 from lflops.collect.torch_private.modules import Compilations, compile_seconds
 from lflops.ledger.account import Ledger
 from lflops.ledger.keeper import Keeper
-from lflops.ledger.recorder import TrainPhases
+from lflops.ledger.recorder import TrainPhases, process_age
 from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.window_requests import WindowRequests
@@ -31,25 +31,19 @@ class RunLedger:
         self._reader = BatchReader()
         self._ends_step: Callable[[], bool] | None = None  # of the training's batches, once it has begun
         self._logged_step: Callable[[], int] = _none_done
+        self.curves = self._keeper.curves
         self.enter, self.leave_last = self._recorder.enter, self._recorder.leave_last
 
     def install(self, phases: Phases, folder: Path | None, boundary: Boundary, undo: Undo) -> None:
         """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
         undo.add(self.stop, "interrupted")
         self._keeper.start(folder)
-        self._note_compilations()
+        if self._keeper.is_first:  # of the process, whose compilations until now nobody has heard
+            self._recorder.note_past("compilation", min(compile_seconds(), process_age()))
         undo.add(self._compilations.stop)
         self._compilations.listen(boundary.guard)
         undo.add(phases.listen("train", TrainPhases(self._recorder), boundary.guard))
         undo.add(phases.listen(RUN, self._recorder, boundary.guard))
-
-    def _note_compilations(self) -> None:
-        """Account for what was compiled since the last run, before this one began."""
-        global _accounted  # noqa: PLW0603 - torch.compile counts for the process
-        compiled, before = compile_seconds(), _accounted
-        _accounted = compiled
-        if compiled > before:
-            self._recorder.note_past("compilation", min(compiled - before, self._keeper.age))
 
     def begin_training(self, training: Training, stage: Stage) -> None:
         """The stage begins whose steps are those of the ledger."""
@@ -71,8 +65,7 @@ class RunLedger:
         Raises:
             OSError: The file could not be written.
         """
-        global _accounted
-        self._ends_step, self._logged_step, _accounted = None, _none_done, compile_seconds()
+        self._ends_step, self._logged_step = None, _none_done
         self._keeper.stop(ended)
         error, self._keeper.error = self._keeper.error, None
         if error is not None:
@@ -86,9 +79,6 @@ class RunLedger:
     def _allocator_retries(self) -> int:
         """How often the allocator of the training's device has freed its cache and tried again."""
         return 0 if self._device is None else allocator_stats(self._device).get("num_alloc_retries", 0)
-
-
-_accounted = 0.0  # seconds of compilations that are in the account of a run
 
 
 def _none_done() -> int:

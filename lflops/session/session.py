@@ -293,7 +293,7 @@ class Session:
             self.detach(keep_curves=self._live_metrics is not None)
             self.over = self._live_metrics is None and not self._is_annotating and not self._results.pending
         if log and self._live_metrics is not None and self._results.outlets is not None:
-            point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
+            point = self._live_metrics.point(self._results.shares.get(self._stage.name, {})) | self._results.run_curves()
             self._results.outlets.point(point, self._stage.name, self._step_clock.logged_step)
         if shares:
             self._share_steps()

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -33,6 +34,8 @@ from lflops.watch.settings_line import settings_of
 
 DEEPEST = 4  # levels below the outermost module at which those are looked for that the loop calls
 IDLE = 32  # steps of other optimizers after which a loop whose optimizer makes none is over
+
+_tell = partial(print, file=sys.stderr, flush=True)  # what a script prints itself may be read by another program
 
 
 class Finder:
@@ -117,7 +120,7 @@ class Finder:
         """Notice which of these are called for a training step."""
         self._called, self._candidates = [], [ref(each) for each in modules]
         for each in _alive(self._candidates):
-            hook_model(self._looking, each, unguarded(self._is_called), _ignore)
+            hook_model(self._looking, each, unguarded(self._is_called), lambda _: None)
 
     def _is_called(self, module: nn.Module) -> None:
         if torch.is_grad_enabled() and all(each() is not module for each in self._called):
@@ -151,15 +154,6 @@ def modules_of(optimizer: Optimizer) -> list[nn.Module]:
 
 def _alive(modules: Iterable["ref[nn.Module]"]) -> list[nn.Module]:
     return [module for each in modules if (module := each()) is not None]
-
-
-def _ignore(_output: Any) -> None:
-    """Nothing is to be done after a call."""
-
-
-def _tell(message: str) -> None:
-    """A script's own output goes to where it prints, and may be read by another program."""
-    print(message, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _step_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:

@@ -35,9 +35,10 @@ class FoundLoop:
         for each in models:
             name = type(each).__name__ if len(models) > 1 else ""
             alive[name if name not in alive else f"{name}{len(alive)}"] = each
-        self._phases = FoundPhases(self._validates, self._epoch_ends)
+        self._phases = FoundPhases(self._validates)
         loop = Loop(alive, (), engine=None, loggers=(), accumulation=1, log_every=0, steps=None, log=log)
         self._monitor = LoopMonitor(loop, Settings(**settings), self._phases)
+        self._phases.epoch_ends = self._monitor.epoch_ends
         self._validation = contextlib.ExitStack()
         self._monitor.__enter__()
         for _ in range(steps + 1):
@@ -58,9 +59,6 @@ class FoundLoop:
         if begins:
             self._validation.enter_context(self._monitor.stage("validate"))
 
-    def _epoch_ends(self) -> None:
-        self._monitor.epoch_ends()
-
 
 class FoundPhases(LoopPhases):
     """The phases of a loop that tells nothing itself.
@@ -69,13 +67,14 @@ class FoundPhases(LoopPhases):
 
     Args:
         validates: Is called when a validation begins and when it ends.
-        epoch_ends: Is called when the training's loader is at its end.
     """
 
-    def __init__(self, validates: Callable[..., None], epoch_ends: Callable[[], None]) -> None:
+    epoch_ends: Callable[[], None]  # is called when the training's loader is at its end
+
+    def __init__(self, validates: Callable[..., None]) -> None:
         super().__init__()
         self.batch: Any = None  # the last one that was fetched for this step
-        self._validates, self._epoch_ends = validates, epoch_ends
+        self._validates = validates
         self._is_validating = False
         self._thread = threading.get_ident()
         self._last: ref[Any] | None = None  # the loader's iterator that fetched last
@@ -114,6 +113,6 @@ class FoundPhases(LoopPhases):
         self._around = None
         if isinstance(batch, StopIteration):
             if self._trains is not None and self._trains() is iterator:
-                self._epoch_ends()
+                self.epoch_ends()
         elif not isinstance(batch, BaseException):
             self._last, self.batch = ref(iterator), batch

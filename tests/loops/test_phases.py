@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import copyreg
+import io
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -236,6 +238,19 @@ def test_a_copy_of_the_model_has_no_hook_of_ours(loop: Loop) -> None:
     assert ("", False) == (loop.heard, b"lflops" in saved)
     loop.model(torch.ones(2, 4))
     assert "+forward" == loop.heard
+
+
+def test_a_saved_model_is_as_without(loop: Loop) -> None:
+    """To the byte, so that it loads with `weights_only`, which takes no function. Afterwards no class is pickled otherwise than before."""
+    saved = pickle.dumps(loop.model)
+    file = io.BytesIO()
+    torch.save(loop.model, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.Tanh]):
+        assert 0 == len(torch.load(file, weights_only=True)._forward_hooks)
+    loop.undo.close()
+    assert saved == pickle.dumps(loop.model)
+    assert nn.Sequential not in copyreg.dispatch_table
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")  # where another test's library has left a global hook

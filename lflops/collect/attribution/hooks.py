@@ -9,9 +9,11 @@ error or an interrupt.
 """
 
 import contextlib
+import copyreg
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from weakref import ref
 
 import torch
@@ -140,6 +142,9 @@ def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[N
         handle.remove()
 
 
+HOOKS = {"_forward_pre_hooks", "_forward_hooks"}  # attributes of a module
+
+
 class _ModelHook:
     """A hook on a user's own module. What is copied or pickled with the module in its place does nothing, and needs no lflops to load."""
 
@@ -163,10 +168,31 @@ def hook_model(undo: Undo, module: nn.Module, before: Callable[[nn.Module], None
     if compiles_its_hooks(module):
         return
     begins, ends = _ModelHook(lambda module, _args: before(module)), _ModelHook(lambda _module, _args, output: after(output))
+    if type(module) not in copyreg.dispatch_table:
+        undo.add(_reduce_as_before, type(module))
+        copyreg.pickle(type(module), _reduced)
     for hook in (begins, ends):
         undo.add(_remove_if_alive, hook, ref(module))
     module.register_forward_pre_hook(begins)
     module.register_forward_hook(ends)
+
+
+def _reduced(module: nn.Module) -> Any:
+    """What a module is copied and pickled by while one of its class is hooked: as ever, without our hooks.
+
+    So it can be loaded with weights alone allowed, too, which refuses what a hook is pickled as.
+    """
+    function, given, state, *more = cast("tuple[Any, ...]", module.__reduce_ex__(2))
+    if isinstance(state, dict):
+        for name in HOOKS & state.keys():
+            theirs = OrderedDict(each for each in state[name].items() if not isinstance(each[1], _ModelHook))
+            state = state | {name: theirs}
+    return function, given, state, *more
+
+
+def _reduce_as_before(kind: type[nn.Module]) -> None:
+    if copyreg.dispatch_table.get(kind) is _reduced:
+        del copyreg.dispatch_table[kind]
 
 
 def _remove_if_alive(hook: Callable[..., Any], module: "ref[nn.Module]") -> None:
