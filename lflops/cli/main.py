@@ -15,6 +15,7 @@ from lflops.cli.html import html
 from lflops.cli.ledger import ledger
 from lflops.cli.output import UsageError, write_json
 from lflops.cli.roofline import roofline
+from lflops.cli.selftest import selftest
 from lflops.cli.show import show
 from lflops.cli.window import window
 from lflops.errors import LflopsError
@@ -28,7 +29,7 @@ def schema() -> None:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, diff, html, estimate, roofline, hardware, ledger, window, schema):
+for command in (show, diff, html, estimate, roofline, hardware, ledger, window, selftest, schema):
     app.command()(command)
 for add_commands in offered("add_commands", "the shell"):
     add_commands(app)
