@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,41 +23,9 @@ from tests.simulated.trainings import PRODUCT, RATE, ROWS, WIDTH, Layers
 from tests.support import simulated
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, fit, watching
 from tests.support.simulated import FIRST, SECOND
+from tests.support.simulated.lightning import on
 
 pytestmark = LIGHTNINGS_WARNINGS
-
-
-class SimulatedAccelerator(Accelerator):
-    """What Lightning asks of an accelerator."""
-
-    def setup_device(self, device: torch.device) -> None:
-        torch.accelerator.set_device_index(device)
-
-    def teardown(self) -> None:
-        torch.accelerator.set_device_index(0)
-
-    def get_device_stats(self, device: Any) -> dict[str, Any]:
-        return {}
-
-    @staticmethod
-    def parse_devices(devices: Any) -> Any:
-        return devices
-
-    @staticmethod
-    def get_parallel_devices(devices: Any) -> Any:
-        return list(simulated.DEVICES)
-
-    @staticmethod
-    def auto_device_count() -> int:
-        return len(simulated.DEVICES)
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def name() -> str:
-        return simulated.NAME
 
 
 class Training(LightningModule):
@@ -78,8 +44,7 @@ def trained(device: torch.device, **options: Any) -> Profile:
     """The window of a Trainer's fit."""
     monitor = watching(schedule=Schedule(wait=6, warmup=2, active=3, repeat=1), hardware=None, **options)
     batches = DataLoader(TensorDataset(torch.randn(20 * ROWS, WIDTH)), batch_size=ROWS)
-    strategy = SingleDeviceStrategy(device=device, accelerator=SimulatedAccelerator())
-    fit(Training(), monitor, data=batches, strategy=strategy, accelerator="auto")
+    fit(Training(), monitor, data=batches, strategy=on(device), accelerator="auto")
     (profile,) = monitor.profiles
     return profile
 
