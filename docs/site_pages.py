@@ -85,11 +85,11 @@ def kind(schema: Any) -> str:
 
 def notes() -> str:
     """For each code its sentence with values of an example, its cause and its remedy."""
-    from lflops.profile.notes import NOTES, Note, sentence
+    from lflops.profile.notes import Note, kinds, sentence
 
     example: dict[type, int | float | str] = {int: 12, float: 0.25, str: "…"}
     lines = []
-    for code, row in sorted(NOTES.items()):
+    for code, row in sorted(kinds().items()):
         values = {"forward" if name == "*" else name: example[kind] for name, kind in row.values.items()}
         lines += [f"## `{code}`", "", f"> {sentence(Note(code=code, subject='…', values=values))}", ""]
         lines += [f"**Cause**: {row.cause} **Remedy**: {row.remedy}", ""]

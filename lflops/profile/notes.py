@@ -1,12 +1,15 @@
-"""The notes of a profile: a row for each code, with the types of its values, its sentence, its cause and its remedy.
+"""The notes of a profile: a row of notes.toml for each code, with its sentence, its cause, its remedy and the types of its values.
 
 A note says something that a reader of the numbers has to know. It holds a code and values; the reports print its sentence.
-A new note is a row of `NOTES`, and a `Note(code=...)` where it arises.
+A new note is a row of notes.toml, and a `Note(code=...)` where it arises.
 """
 
+import functools
 import string
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -19,8 +22,8 @@ class Note(Struct, frozen=True, kw_only=True):
     """One note.
 
     Attributes:
-        code: What the note says. A file of a later version may have codes that are not in `NOTES`.
-        subject: What it is about, as its row in `NOTES` says; may be empty.
+        code: What the note says. A file of a later version may have codes that are not there.
+        subject: What it is about, as its row says; may be empty.
         values: By name, of the types in its row.
     """
 
@@ -40,7 +43,7 @@ class Kind(NamedTuple):
 
 def sentence(note: Note) -> str:
     """The sentence of a note. A code that is unknown here still shows its subject and values."""
-    template = NOTES[note.code].sentence if note.code in NOTES else _unknown
+    template = kinds()[note.code].sentence if note.code in kinds() else _unknown
     return _fill(template, note) if isinstance(template, str) else template(note)
 
 
@@ -184,235 +187,28 @@ def _unknown(note: Note) -> str:
     return f"{head}: {values}" if values else head
 
 
-NOTES: Mapping[str, Kind] = {
-    # Counting.
-    "anomaly_mode": Kind(
-        "anomaly detection is on, which makes steps longer",
-        cause="`torch.autograd.set_detect_anomaly` is on: each operator of forward keeps its stack, and backward looks for NaN.",
-        remedy="switch it off when you have found what you look for.",
-    ),
-    "eval_mode": Kind(
-        "all modules are in eval mode while they are trained: dropout does nothing, and norms do not learn their statistics",
-        cause="`model.eval()` was called, or `from_pretrained` has done so, and no `model.train()` after it.",
-        remedy="call `model.train()` before you train.",
-    ),
-    "ambiguous_threads": Kind(
-        "the work of {calls:operator call} in backward is counted as the model's own: its module is unknown",
-        values={"calls": int},  # operator calls in backward whose module is unknown; they are the root's own
-        cause="backward ran on several threads, and two operators carry the same number, so the module of one is unknown.",
-        remedy="none is needed for totals. For exact rows, count with `torch.autograd.set_multithreading_enabled(False)`.",
-    ),
-    "communication_hook": Kind(
-        "{calls:operator call} of DDP's communication hook are counted as other work: what it computes when a collective ends is counted "
-        "only where it runs on the same thread, which it does not with gloo",
-        values={"calls": int},  # operator calls of a communication hook of DDP, counted as `other`
-        cause="a communication hook of DDP, such as PowerSGD, computes something, which is `other` work of the model itself.",
-        remedy="none is needed for the model's work, which is exact.",
-    ),
-    "compiled_differs": Kind(
-        "compiled code called by {row} ran kernels of {seen} MACs, and its graphs have {counted}: do not rely on them",
-        values={"seen": int, "counted": int},  # subject: the row; MACs seen while compiled code ran, and those of its graph
-        cause="while compiled code ran, library kernels made more products than its graph has.",
-        remedy="report it, with the model and torch's version.",
-    ),
-    "compiled_ran_eager": Kind(
-        _compiled_ran_eager,
-        cause="`lflops.count`, `lflops.measure` and estimates run the Python code of compiled modules; a counted step runs compiled.",
-        remedy="none. Compilation fuses operators; it does not change MACs.",
-    ),
-    "compiled_uncounted": Kind(
-        "{calls:call of a compiled graph is/calls of compiled graphs are} not counted in full: products by library kernels are counted in "
-        "the row that called it, generated kernels are not ({subject})",
-        values={"calls": int},  # subject: why the work of these calls of compiled graphs is not known
-        cause="it was compiled before lflops watched, or values that were not seen decide what it does.",
-        remedy="create the monitor, or `lflops.counting(model)`, before the first call of the compiled model.",
-    ),
-    "counted_inside": Kind(
-        "{subject} has no formula, so {calls:call} are counted by the operators inside: kernels that it launches itself are in no total",
-        values={"calls": int},  # subject: a custom operator without a formula, counted by the operators that run inside it
-        cause="a custom operator has no formula, and PyTorch operators ran inside it.",
-        remedy="if the operator also launches a kernel directly, register its cost with `lflops.register_formula`.",
-    ),
-    "dense_mask": Kind(
-        _dense_mask,
-        values={"calls": int, "computed": int, "within": int},  # subject: attention; scores computed, and those within a sequence
-        cause="a dense mask separates packed sequences, as that of `transformers` for `sdpa` if position ids restart.",
-        remedy="use attention that takes lengths or a block mask: `varlen_attn`, flash attention or flex attention.",
-    ),
-    "formula_failed": Kind(
-        "the formula of {subject} failed, so its calls are not counted: {error}",
-        values={"error": str},  # subject: the operator
-        cause="a formula raised an exception.",
-        remedy="the error is in the sentence. Correct your formula, or report ours.",
-    ),
-    "generated": Kind(
-        "of forward, prefill has {prefill_macs} MACs ({prefill_flops} FLOPs), decode {decode_macs} MACs ({decode_flops} FLOPs) in "
-        "{decode_calls:call}",
-        values={"prefill_macs": int, "prefill_flops": int, "decode_macs": int, "decode_flops": int, "decode_calls": int},
-        cause='`mode="generate"` counted prefill and decode together.',
-        remedy="none. The sentence has both parts.",
-    ),
-    "ignored": Kind(
-        _ignored,
-        values={"calls": int, "macs": int, "flops": int, "seconds": float},  # subject: the row; seconds only where it was timed
-        cause="you left out a module with `ignore=` or `ignore_modules=`.",
-    ),
-    "logical_differs": Kind(
-        "logical= is of another model or batch, so it tells nothing: it differs in {phase} of {row}",
-        values={"phase": str},  # subject: the first row that differs from the model given as `logical=`
-        cause="`logical=` is a profile of another model, or of another batch.",
-        remedy="count the unsharded model with one rank's batch.",
-    ),
-    "not_counted": Kind(
-        _not_counted,
-        cause="no step was counted, for example because the run ended before.",
-        remedy="use a shorter schedule, as `Schedule(wait=0, warmup=1)`.",
-    ),
-    "scripted": Kind(
-        "the parts of {row} run as a script: their work is its own",
-        cause="TorchScript runs a module as one graph, without hooks on the modules inside.",
-        remedy="profile the module before `torch.jit.script`.",
-    ),
-    "upper_bound": Kind(
-        "{calls:call} of {subject} are counted as the most that they can cost: what decides it, as the lengths of packed sequences, is not "
-        "known here",
-        values={"calls": int},  # subject: the operator; values that decide its cost were not known
-        cause="lengths of packed sequences, or a mask, are values, and a `meta` or fake tensor has none.",
-        remedy="count on a real batch.",
-    ),
-    # Timing.
-    "backward_assumed": Kind(
-        "backward was timed and not counted: it is taken to cost {forwards} times the forward",
-        values={"forwards": float},  # backward's cost in forwards, where it was timed and not counted
-        cause="DeepSpeed's engine timed backward without counting it.",
-        remedy="count with `backward=True`.",
-    ),
-    "few_clean_steps": Kind(
-        "the times rest on few undisturbed steps: {steps}",
-        values={"steps": int},
-        cause="fewer than five steps were undisturbed.",
-        remedy="run longer, or use a shorter `wait` and `active`. Until then, do not trust small differences.",
-    ),
-    "time_scaled": Kind(
-        _time_scaled,
-        values={"*": float},  # by phase: the factor that hooked times were scaled by
-        cause="the median step timed by module differs from the median undisturbed one by more than the hook overhead that is known.",
-        remedy="none below a factor of two. Above it, time more steps by module (`active=8`) and on an idle machine.",
-    ),
-    "no_timed_events": Kind(
-        _no_timed_events,
-        values={"waits": int},  # subject: the kind of device; 1 where lflops waits for it at the end of each step
-        cause="times on a device are taken by events, and this backend has none with times.",
-    ),
-    "compiled_by_module": Kind(
-        "times inside of {graphs:compiled graph} are from the traced steps: {assigned:percent} of it by module, {divided:percent} in "
-        "kernels fused of several modules, divided by the bytes that each module's operators move",
-        values={"graphs": int, "assigned": float, "divided": float},  # shares of the time inside of compiled graphs
-        cause='`compiled="modules"` divided the time of compiled graphs over modules.',
-        remedy="none. A large share in fused kernels means that rows are approximate.",
-    ),
-    "compiled_unopened": Kind(
-        "compiled modules are one row each, though compiled='modules': {error}",
-        values={"error": str},  # modules inside of compiled ones were asked for, and cannot be had
-        cause='this torch, or its compiler, does not give what `compiled="modules"` needs.',
-        remedy="the error is in the sentence. Times of the compiled rows are right.",
-    ),
-    "compiled_unrecorded": Kind(
-        "{graphs:compiled graph is/compiled graphs are} of no known module: compiled before the monitor began, or by another backend than "
-        "inductor",
-        values={"graphs": int},  # compiled graphs that ran, and whose modules are not known
-        cause="a graph was compiled before the monitor was made, or by another backend.",
-        remedy="make the monitor before the first compiled step.",
-    ),
-    # Estimates.
-    "ddp_buckets": Kind(
-        "DistributedDataParallel cannot run on fake tensors: lflops made its {buckets:bucket} of gradients itself, {bytes:size}",
-        values={"buckets": int, "bytes": int},  # made by lflops in place of torch's
-        cause="DistributedDataParallel copies gradients to buckets, in code that cannot run on fake tensors.",
-        remedy="none. With `gradient_as_bucket_view=True` a step needs less, at most by the bytes in the note.",
-    ),
-    "attention_on_cuda": Kind(
-        _attention_on_cuda,
-        values={"*": int},  # subject: the chip; by kernel: calls
-        cause="`hardware=` names an NVIDIA chip, so attention is the kernel that torch picks there.",
-    ),
-    "foreach_assumed": Kind(
-        "the optimizer is taken to work on lists of parameters, as torch does on {subject} unless foreach=False",
-        cause="on CUDA, optimizers work on lists of parameters.",
-        remedy="if you pass `foreach=False`, pass it in the estimate as well.",
-    ),
-    "gradients_taken_for_finite": Kind(
-        "a GradScaler scales the loss and, before {subject}'s step, the gradients; all are taken for finite, so every step is made",
-        cause="a gradient scaler skips steps with infinite gradients; fake gradients have no values.",
-    ),
-    "lstm_workspace": Kind(
-        _lstm_workspace,
-        values={"calls": int},  # subject: the chip of the table that is asked for, where the size is not known
-        cause="an LSTM's kernel has its own workspace.",
-        remedy="on a GPU, leave room for it.",
-    ),
-    "not_captured": Kind(
-        "{subject} is estimated without capturable, which needs a device that captures",
-        cause="`capturable=True` needs a real device.",
-        remedy="none. The memory is that of the step without the capture.",
-    ),
-    "rounded_up": Kind(
-        "each tensor's memory is rounded up to a multiple of {bytes} bytes",
-        values={"bytes": int},
-        cause="you gave `round_to=`.",
-    ),
-    # The callback's window.
-    "ended_early": Kind(
-        _ended_early,
-        cause="an exception or Ctrl-C ended the training inside a window.",
-        remedy="the profile is partial. Run again.",
-    ),
-    "no_trace": Kind(
-        _no_trace,
-        cause='the sentence names it. Most often another profiler runs, as with `Trainer(profiler="pytorch")`.',
-        remedy="switch the other profiler off, or pass `trace=False`.",
-    ),
-    "rounded_to_cycles": Kind(
-        "the schedule is rounded up to whole steps of {accumulation} batches, over which gradients are accumulated",
-        values={"accumulation": int},
-        cause="gradients are accumulated, and a schedule counts batches.",
-        remedy="none, or use multiples of the accumulation.",
-    ),
-    "schedule_shrunk": Kind(
-        _schedule_shrunk,
-        values={"batches": int, "skip_first": int, "wait": int, "warmup": int, "active": int, "windows": int},
-        cause="the run has fewer batches than the schedule.",
-        remedy="give a shorter `Schedule`.",
-    ),
-    # Ranks.
-    "experts": Kind(
-        "{expert_parameters} parameters are experts', {non_expert_parameters} are not",
-        values={"expert_parameters": int, "non_expert_parameters": int, "tensor_parallel": int},  # of all ranks together
-        cause="the model has experts that are distributed over ranks.",
-        remedy="none. Their parameters are listed separately, as DeepSpeed does.",
-    ),
-    "gather_failed": Kind(
-        "the other ranks' profiles could not be gathered: {error}",
-        values={"error": str},
-        cause="ranks cannot reach each other's store.",
-        remedy="each rank's profile is in a file. Merge them with `lflops.merge`.",
-    ),
-    "only_on": Kind(
-        _only_on,
-        values={"modules": int, "first": str, "last": str},  # subject: the ranks that have these modules
-        cause="pipeline stages, or different models.",
-        remedy="none with a pipeline. Otherwise check how ranks build the model.",
-    ),
-    "ranks_differ": Kind(
-        _ranks_differ,
-        values={"leading_rank": int, "least_macs": int, "most_macs": int, "least_flops": int, "most_flops": int, "rows_of_others": int},
-        cause="ranks do different work: uneven batches, a pipeline, experts.",
-        remedy="if it is unexpected, look at the ranks' MACs in `lflops show`.",
-    ),
-    "ranks_missing": Kind(
-        "{missing} of {world_size} ranks gave no profile: {subject}",
-        values={"missing": int, "world_size": int},  # subject: the ranks
-        cause="a rank was killed, or did not report within `gather_timeout`.",
-        remedy="look at that rank's log.",
-    ),
+_SENTENCES: Mapping[str, Callable[[Note], str]] = {
+    "compiled_ran_eager": _compiled_ran_eager,
+    "dense_mask": _dense_mask,
+    "ignored": _ignored,
+    "not_counted": _not_counted,
+    "time_scaled": _time_scaled,
+    "no_timed_events": _no_timed_events,
+    "attention_on_cuda": _attention_on_cuda,
+    "lstm_workspace": _lstm_workspace,
+    "ended_early": _ended_early,
+    "no_trace": _no_trace,
+    "schedule_shrunk": _schedule_shrunk,
+    "only_on": _only_on,
+    "ranks_differ": _ranks_differ,
 }
+"""Those whose form depends on the values."""
+
+
+@functools.cache
+def kinds() -> Mapping[str, Kind]:
+    """Every kind of note by its code."""
+    types = {"int": int, "float": float, "str": str}
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    values = {code: {name: types[kind] for name, kind in row.pop("values", {}).items()} for code, row in rows.items()}
+    return {code: Kind(**{"sentence": _SENTENCES.get(code), **row}, values=values[code]) for code, row in rows.items()}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 import pytest
 
-from lflops.profile.notes import NOTES, Note, notes_with, sentence
+from lflops.profile.notes import Note, kinds, notes_with, sentence
 from tests.support.repository import ROOT
 
 PACKAGE = ROOT / "lflops"
@@ -46,14 +46,14 @@ def problems(rows: Mapping[str, Collection[str]], sources: Iterable[str]) -> lis
     strange = {(code, name) for code, names in made for name in names - set(rows.get(code, names)) if "*" not in rows[code]}
     return [
         *[f"{code!r} has no producer: make a Note(code={code!r}, …) where it arises, or delete it" for code in sorted(rows.keys() - codes)],
-        *[f"{code!r} is unknown: add it to NOTES in lflops/profile/notes.py" for code in sorted(used - rows.keys())],
-        *[f"{code!r} has no value {name!r}: add it to NOTES in lflops/profile/notes.py" for code, name in sorted(strange)],
+        *[f"{code!r} is unknown: add it to lflops/profile/notes.toml" for code in sorted(used - rows.keys())],
+        *[f"{code!r} has no value {name!r}: add it to lflops/profile/notes.toml" for code, name in sorted(strange)],
     ]
 
 
 def test_every_code_has_a_producer_and_no_other_code_or_value_is_used() -> None:
     """A file that only looks for a note is no producer."""
-    rows = {code: row.values.keys() | UNLISTED.get(code, set()) for code, row in NOTES.items()}
+    rows = {code: row.values.keys() | UNLISTED.get(code, set()) for code, row in kinds().items()}
     assert [] == problems(rows, (path.read_text("utf-8") for path in PACKAGE.rglob("*.py")))
 
 
@@ -67,25 +67,25 @@ def test_a_code_that_nothing_makes_a_note_of_would_be_seen(source: str) -> None:
 @pytest.mark.parametrize("source", ["Note(code='x', subject='', values={})", "any(notes_with('x', notes))", "note.code == 'x'"])
 def test_an_unknown_code_would_be_seen(source: str) -> None:
     """Whether a note is made of it or looked for."""
-    assert ["'x' is unknown: add it to NOTES in lflops/profile/notes.py"] == problems({}, [source])
+    assert ["'x' is unknown: add it to lflops/profile/notes.toml"] == problems({}, [source])
 
 
 def test_an_unknown_value_would_be_seen() -> None:
     """A name that the row does not have, unless its names depend on the run."""
     source = "Note(code='x', subject='', values={'calls': 1, 'macs': 2})"
-    assert ["'x' has no value 'macs': add it to NOTES in lflops/profile/notes.py"] == problems({"x": ["calls"]}, [source])
+    assert ["'x' has no value 'macs': add it to lflops/profile/notes.toml"] == problems({"x": ["calls"]}, [source])
     assert [] == problems({"x": ["*"]}, [source])
 
 
-@pytest.mark.parametrize("code", NOTES)
+@pytest.mark.parametrize("code", kinds())
 def test_the_sentence_takes_the_values_of_its_code(code: str) -> None:
     """One of the types that the table says; a name that depends on the run is `forward` here."""
-    values = {name.replace("*", "forward"): EXAMPLES[kind] for name, kind in NOTES[code].values.items()}
+    values = {name.replace("*", "forward"): EXAMPLES[kind] for name, kind in kinds()[code].values.items()}
     said = sentence(Note(code=code, subject="encoder", values=values))
     assert said
     assert "–" not in said
-    assert NOTES[code].cause.endswith(".")
-    assert NOTES[code].remedy.endswith(".")
+    assert kinds()[code].cause.endswith(".")
+    assert kinds()[code].remedy.endswith(".")
 
 
 def test_a_code_of_a_later_version_is_read_and_shown() -> None:

@@ -203,8 +203,14 @@ def sentences_of(name: str) -> list[Sentence]:
     path = ROOT / name
     if path.suffix == ".md":
         return list(document_sentences(Path(name), path.read_text()))
-    files = sorted(path.glob("*.py")) if path.is_dir() else [path]
-    return [each for file in files for each in python_sentences(file.relative_to(ROOT), file.read_text())]
+    files = sorted([*path.glob("*.py"), *path.glob("notes.toml")]) if path.is_dir() else [path]
+    return [each for file in files for each in python_sentences(file.relative_to(ROOT), _as_python(file))]
+
+
+def _as_python(file: Path) -> str:
+    """A file's text; a line of TOML with a string is one of Python too."""
+    text = file.read_text()
+    return text if file.suffix == ".py" else re.sub(r"(?m)^values = .*", "", text)
 
 
 def folders() -> list[str]:
