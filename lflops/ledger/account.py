@@ -1,9 +1,11 @@
 """The ledger as a value: the seconds of a run by category, its slow steps, and the starts that it was made in."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from statistics import median
 
 from msgspec import Struct
+
+from lflops.profile.series import summed
 
 CATEGORIES = {
     "start_up": "start-up",
@@ -124,7 +126,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
 
     def by_group(self) -> dict[str, float]:
         """Seconds by category, without phases and causes, the most first."""
-        return dict(sorted(added((group_of(name), value) for name, value in self.seconds.items()).items(), key=lambda item: -item[1]))
+        return dict(sorted(summed((group_of(name), value) for name, value in self.seconds.items()).items(), key=lambda item: -item[1]))
 
 
 def group_of(category: str) -> str:
@@ -156,11 +158,3 @@ def memory_growth(ledger: Ledger) -> float | None:
     grown = usual[-1] - usual[0]
     creeps = sorted(set(usual)) == usual and grown >= max(GROWN * usual[0], LEAST_GROWN)
     return grown / ((end - begin) * (1 - 1 / QUARTERS)) * 3600 if creeps else None
-
-
-def added(items: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The sum of the values of each name."""
-    sums: dict[str, float] = {}
-    for name, value in items:
-        sums[name] = sums.get(name, 0.0) + value
-    return sums

@@ -81,7 +81,9 @@ def monitor(
                     optimizer.step()
                     optimizer.zero_grad()
     """
-    _check_numbers(accumulation=accumulation, log_every=log_every, steps=steps)
+    for name, value, least in (("accumulation", accumulation, 1), ("log_every", log_every, 0), ("steps", steps, 1)):
+        if value is not None and not is_whole(value, least):
+            raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
     if unknown := settings.keys() - Settings.__dataclass_fields__.keys():
         raise CountError(f"{min(unknown)!r} is no argument of lflops.monitor; these are: {', '.join(Settings.__dataclass_fields__)}")
     asked = Settings(**settings)
@@ -318,7 +320,7 @@ class LoopMonitor:
             loggers=loop.loggers,
             log_every=loop.log_every,
             logged_step=partial(getattr, self, "_steps_done"),
-            say=loop.log if rank == 0 else _say_nothing,
+            say=loop.log if rank == 0 else lambda _: None,  # only the main process logs
         )
 
     def _stage_of(self, name: str) -> Stage:
@@ -357,12 +359,6 @@ def _models(model: Any) -> dict[str, nn.Module]:
     return models
 
 
-def _check_numbers(**given: Any) -> None:
-    for (name, value), least in zip(given.items(), (1, 0, 1), strict=True):
-        if value is not None and not is_whole(value, least):
-            raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
-
-
 def _optimizers(optimizer: Any) -> list[Optimizer]:
     optimizers = [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer]
     for each in optimizers:
@@ -389,7 +385,3 @@ def _unwrapped(model: Any) -> tuple[nn.Module, list[str]]:
         wrappers.append(kind)
         model = model.module
     return model, wrappers
-
-
-def _say_nothing(_message: str) -> None:
-    """Only the main process logs."""
