@@ -19,12 +19,10 @@ LONGEST_FREEZES = 100
 
 
 class Book:
-    """Reads marks.
+    """Reads the marks of a start.
 
-    Args:
-        begin: The moment at which the start began.
-        collections: Moments at which Python's garbage collector began and ended, in turn.
-        retries: How often the device's allocator has freed its cache and tried again, so far.
+    `collections` are the moments at which Python's garbage collector began and ended, in turn. `retries` says how often the device's
+    allocator has freed its cache and tried again, so far.
     """
 
     def __init__(self, begin: int, collections: deque[int], retries: Callable[[], int] = lambda: 0) -> None:

@@ -26,23 +26,16 @@ PATIENCE = 2.0  # seconds that the end of a run waits for the thread, at most
 
 
 class Keeper:
-    """The ledger of one run in this process.
-
-    Args:
-        rank: Of this process.
-        ranks: How many there are.
-        retries: How often the device's allocator has freed its cache and tried again, so far.
-        schedule: Reads when the training's thread ran and waited for a core.
-        look: Is called once a second with a function that returns how many steps are done, and the seconds of the usual one.
-    """
+    """The ledger of one run in this process."""
 
     def __init__(
         self,
         rank: int = 0,
         ranks: int = 1,
         *,
-        retries: Callable[[], int] = lambda: 0,
-        schedule: Callable[[], bytes | None] = unknown,
+        retries: Callable[[], int] = lambda: 0,  # how often the device's allocator has freed its cache and tried again, so far
+        schedule: Callable[[], bytes | None] = unknown,  # reads when the training's thread ran and waited for a core
+        # Is called once a second with a function that returns how many steps are done, and the seconds of the usual one.
         look: Callable[[Callable[[], tuple[int, float]]], None] = lambda _: None,
     ) -> None:
         self.error: Exception | None = None  # what has ended it before its time

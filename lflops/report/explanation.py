@@ -53,45 +53,28 @@ _SAME = {"loader": {"data"}, "other_rank": {"rank", "communication"}, "logging":
 
 
 class Module(Struct, frozen=True, kw_only=True):
-    """A module among those that take longest, repeated ones together as `layers.*`.
+    """A module among those that take longest, repeated ones together as `layers.*`."""
 
-    Attributes:
-        name: Empty is the model itself.
-        seconds: Of a step, in which the module itself runs.
-    """
-
-    name: str
+    name: str  # empty is the model itself
     kind: str
-    seconds: float
+    seconds: float  # of a step, in which the module itself runs
     macs: int
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """What a run is slow for, with its evidence. `None` is unknown.
+    """What a run is slow for, with its evidence. `None` is unknown."""
 
-    Attributes:
-        status: Whether anything was `found`. Of `nothing found` the steps were good enough to see it; else it is `cannot tell`.
-        said: How fast and how good a step is.
-        findings: Faults, the most costly first, and behind them where else the time goes.
-        because: What it rests on, and why no one can tell.
-        measured: What was measured, and on what: texts by their names.
-        modules: Those that take longest.
-        ranks: The lines about the ranks of a run of several.
-        run: Seconds of the whole run by category, where its ledger is there.
-        more: Commands that show more.
-        format: The version of this value.
-    """
-
+    # Whether anything was `found`. Of `nothing found` the steps were good enough to see it; else it is `cannot tell`.
     status: Literal["found", "nothing found", "cannot tell"]
-    said: str
-    findings: tuple[Finding, ...]
-    because: str
-    measured: Mapping[str, str]
-    modules: tuple[Module, ...]
-    ranks: tuple[str, ...]
-    run: Mapping[str, float] | None
-    more: tuple[str, ...]
-    format: int = FORMAT
+    said: str  # how fast and how good a step is
+    findings: tuple[Finding, ...]  # faults, the most costly first, and behind them where else the time goes
+    because: str  # what it rests on, and why no one can tell
+    measured: Mapping[str, str]  # what was measured, and on what: texts by their names
+    modules: tuple[Module, ...]  # those that take longest
+    ranks: tuple[str, ...]  # the lines about the ranks of a run of several
+    run: Mapping[str, float] | None  # seconds of the whole run by category, where its ledger is there
+    more: tuple[str, ...]  # commands that show more
+    format: int = FORMAT  # the version of this value
 
     @property
     def cause(self) -> str | None:

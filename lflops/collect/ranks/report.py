@@ -85,13 +85,7 @@ class Packed(NamedTuple):
 
 
 def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -> Packed:
-    """A report as bytes. Each hooked step of the profile has to have its times.
-
-    Args:
-        report: Of one rank.
-        ranks: How many there are.
-        most_bytes: Of times: where they have more, the rank keeps them.
-    """
+    """The report of one of so many ranks as bytes. Each hooked step has its times; beyond `most_bytes` of them the rank keeps them."""
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "hooked"]
     steps: list[dict[Place, float]] = []
