@@ -5,7 +5,6 @@ wait for each other within a phase, clean steps do not show which was slow in it
 """
 
 import statistics
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from lflops.analyze.ranks.stragglers import NEARLY_ALL, THERE, Verdict, costs, judge
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait, step_phase
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, summed
 from lflops.profile.steps import EVENTS
 
 Cause = Literal["work", "chip", "thread", "preempted"]
@@ -355,19 +354,14 @@ def _row(each: RankExcess, verdict: Verdict, compared: RankComparison) -> Row:
 
 def slowest_first(profile: Profile, found: Imbalance) -> tuple[int, ...]:
     """The ranks by their cost as culprits, then by how long others waited for them, their excess and their step; unreported ones last."""
-    cost, waited, beyond = (defaultdict[int, float](float) for _ in range(3))
-    for row in found.rows:
-        cost[row.slow_rank] += row.seconds_lost
-    for wait in found.waits:
-        waited[wait.for_rank] += wait.seconds
-    for stat in profile.rank_stats:
-        if not stat.waits:
-            for number, seconds in (stat.by_rank or {}).items():
-                beyond[number] += seconds - stat.median
+    cost = summed((row.slow_rank, row.seconds_lost) for row in found.rows)
+    waited = summed((wait.for_rank, wait.seconds) for wait in found.waits)
+    stats = [(stat.median, stat.by_rank or {}) for stat in profile.rank_stats if not stat.waits]
+    beyond = summed((number, seconds - median) for median, by_rank in stats for number, seconds in by_rank.items())
 
     def order(rank: Rank) -> tuple[float, ...]:
         step = rank.step.median if rank.step else 0.0
         reported = rank.status in {"ok", "late"} or rank.rank in beyond
-        return not reported, -cost[rank.rank], -waited[rank.rank], -beyond[rank.rank], -step, rank.rank
+        return not reported, *(-each.get(rank.rank, 0.0) for each in (cost, waited, beyond)), -step, rank.rank
 
     return tuple(rank.rank for rank in sorted(profile.ranks, key=order))

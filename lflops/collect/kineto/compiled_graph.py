@@ -160,9 +160,5 @@ def recorded_graphs(keys: Iterable[str]) -> dict[str, GraphKernels]:
         from lflops.collect.torch_private.inductor import compiled_graphs
     except CountError:
         return {}
-    graphs: dict[str, GraphKernels] = {}
-    for graph in compiled_graphs(keys):
-        kernels = GraphKernels.of(graph.calls, graph.nodes, graph.record)
-        if kernels is not None:
-            graphs[graph.key] = kernels
-    return graphs
+    found = ((graph.key, GraphKernels.of(graph.calls, graph.nodes, graph.record)) for graph in compiled_graphs(keys))
+    return {key: kernels for key, kernels in found if kernels is not None}

@@ -13,6 +13,7 @@ from typing import Self
 
 from lflops.collect.timing.stamps import HookOverhead, PassTimes, inclusive
 from lflops.profile.records import ModulePhase, Spread
+from lflops.profile.series import gathered
 
 MOST_OVERHEAD = 3.0  # the largest factor of the trial's overhead
 
@@ -92,10 +93,7 @@ def _shifted(spreads: Mapping[ModulePhase, Spread], medians: Mapping[ModulePhase
 
 def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, Spread]:
     """Over the passes: what a module usually takes where it runs, times how often it does, as those of a GAN that take turns."""
-    ran: dict[ModulePhase, list[float]] = {}
-    for each in passes:
-        for key, seconds in each.items():
-            ran.setdefault(key, []).append(seconds)
+    ran = gathered(item for each in passes for item in each.items())
     spreads = {key: spread for key, seconds in ran.items() if (spread := Spread.of(seconds)) is not None}
     for key, spread in spreads.items():
         if (often := spread.n / len(passes)) < 1:
