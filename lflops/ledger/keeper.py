@@ -38,6 +38,7 @@ class Keeper:
         # Is called once a second with a function that returns how many steps are done, and the seconds of the usual one.
         look: Callable[[Callable[[], tuple[int, float]]], None] = lambda _: None,
     ) -> None:
+        global _latest  # noqa: PLW0603 - one process, one account
         self.error: Exception | None = None  # what has ended it before its time
         self.recorder = Recorder(schedule=schedule)
         self.is_first = _latest is None  # of this process, so that its account begins with the process
@@ -50,7 +51,7 @@ class Keeper:
         self._lock = threading.RLock()  # an interrupt may come between taking it and giving it back
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lflops: the ledger", daemon=True)
-        _remember(self)
+        _latest = self
 
     def start(self, folder: Path | None) -> None:
         """Begin to listen, and to write to a file in this folder, if there is one."""
@@ -165,11 +166,6 @@ def _begin_of_account() -> int:
     if _latest is None or _latest.process != os.getpid():  # a fork begins anew
         return now - int(process_age() * 1e9)
     return _latest.end() if _latest.is_over else now
-
-
-def _remember(keeper: Keeper) -> None:
-    global _latest  # noqa: PLW0603 - one process, one account
-    _latest = keeper
 
 
 def _end_at_exit() -> None:

@@ -108,13 +108,10 @@ class Loop:
 
 
 class LoopMonitor:
-    """A loop that is watched inside of a `with`. `lflops.monitor` makes one.
-
-    Attributes:
-        profiles: A profile for each window that is closed, on the main process; of more than 32, the last 32.
-    """
+    """A loop that is watched inside of a `with`. `lflops.monitor` makes one."""
 
     def __init__(self, loop: Loop, settings: Settings, phases: LoopPhases | None = None) -> None:
+        # A profile for each window that is closed, on the main process; of more than 32, the last 32.
         self.profiles: list[Profile] = []
         self._loop = loop
         self._settings = settings
@@ -129,7 +126,8 @@ class LoopMonitor:
         self._account: Ledger | None = None
 
     def __enter__(self) -> Self:
-        self._ranks = rank, world_size = _rank_and_world_size()
+        in_group = distributed.is_available() and distributed.is_initialized()
+        self._ranks = rank, world_size = (distributed.get_rank(), distributed.get_world_size()) if in_group else (0, 1)
         if rank == 0:
             self._settings.try_folder()
         self._run = run = MonitoredRun(self._settings)
@@ -174,11 +172,7 @@ class LoopMonitor:
         self.epoch_ends()
 
     def step(self, batch: Any = None) -> "_Batch":
-        """One batch: a step, or with accumulation a part of one.
-
-        Args:
-            batch: What the model is given. Samples and tokens per second come from its tensors' shapes.
-        """
+        """One batch: a step, or with accumulation a part of one. Samples and tokens per second come from its tensors' shapes."""
         return _Batch(self, batch)
 
     def next_step(self, batch: Any = None) -> None:
@@ -366,12 +360,6 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
             raise CountError(f"optimizer={describe(each)}: give a torch.optim.Optimizer, or several in a list")
     # Accelerate's optimizer has another one inside of it, and no hooks.
     return [getattr(each, "optimizer", each) if type(each).__name__ == "AcceleratedOptimizer" else each for each in optimizers]
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
 
 
 def _one(models: Mapping[str, nn.Module]) -> nn.Module:
