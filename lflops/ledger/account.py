@@ -1,9 +1,11 @@
 """The ledger as a value: the seconds of a run by category, its slow steps, and the starts that it was made in."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from statistics import median
 
 from msgspec import Struct
+
+from lflops.profile.series import summed
 
 CATEGORIES = {
     "start_up": "start-up",
@@ -46,56 +48,35 @@ CAUSES = {
 
 
 class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
-    """A step that took longer than is usual for its size.
-
-    Attributes:
-        end: Seconds from the begin of its start to the end of the step.
-        usual: Seconds that such a step takes, a median.
-        cost: Seconds that it took longer.
-        cause: One of `CAUSES`.
-        phase: The phase, or the category, that most of the cost was in.
-    """
+    """A step that took longer than is usual for its size."""
 
     step: int
-    end: float
+    end: float  # seconds from the begin of its start to the end of the step
     seconds: float
-    usual: float
-    cost: float
-    cause: str
-    phase: str
+    usual: float  # seconds that such a step takes, a median
+    cost: float  # seconds that it took longer
+    cause: str  # one of `CAUSES`
+    phase: str  # the phase, or the category, that most of the cost was in
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """A part of a run.
+    """A part of a run."""
 
-    Attributes:
-        begin: Unix time in seconds.
-        seconds: How long it is. `spent` adds up to it.
-        steps: How many steps were done by its end, as the loggers count.
-        memory: Bytes of the process in main memory at its end, `None` where that was not read.
-    """
-
-    begin: float
-    seconds: float
-    steps: int
+    begin: float  # Unix time in seconds
+    seconds: float  # how long it is. `spent` adds up to it
+    steps: int  # how many steps were done by its end, as the loggers count
     spent: Mapping[str, float]
-    memory: int | None = None
+    memory: int | None = None  # bytes of the process in main memory at its end; `None` where that was not read
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """One start of a run's process, from the begin of the process to its last moment in the file.
+    """One start of a run's process, from the begin of the process to its last moment in the file."""
 
-    Attributes:
-        begin: Unix time in seconds.
-        first_step: How many steps earlier starts had done, as the loggers count.
-        last_step: How many were done when it ended.
-        ended: "finished", the class of the exception that ended it, "exit" of a program that did not close its run, "killed", or "running".
-    """
-
-    begin: float
+    begin: float  # Unix time in seconds
     seconds: float
-    first_step: int
-    last_step: int
+    first_step: int  # how many steps earlier starts had done, as the loggers count
+    last_step: int  # how many were done when it ended
+    # "finished", the class of the exception that ended it, "exit" of a program that did not close its run, "killed", or "running".
     ended: str
 
 
@@ -124,7 +105,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
 
     def by_group(self) -> dict[str, float]:
         """Seconds by category, without phases and causes, the most first."""
-        return dict(sorted(added((group_of(name), value) for name, value in self.seconds.items()).items(), key=lambda item: -item[1]))
+        return dict(sorted(summed((group_of(name), value) for name, value in self.seconds.items()).items(), key=lambda item: -item[1]))
 
 
 def group_of(category: str) -> str:
@@ -156,11 +137,3 @@ def memory_growth(ledger: Ledger) -> float | None:
     grown = usual[-1] - usual[0]
     creeps = sorted(set(usual)) == usual and grown >= max(GROWN * usual[0], LEAST_GROWN)
     return grown / ((end - begin) * (1 - 1 / QUARTERS)) * 3600 if creeps else None
-
-
-def added(items: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The sum of the values of each name."""
-    sums: dict[str, float] = {}
-    for name, value in items:
-        sums[name] = sums.get(name, 0.0) + value
-    return sums

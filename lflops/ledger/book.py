@@ -6,7 +6,7 @@ from typing import Any
 
 from lflops.ledger.account import CATEGORIES, NO_LOSS, SlowStep, group_of
 from lflops.ledger.recorder import StepEnd
-from lflops.ledger.usual import Evidence, StepSpent, Usual, Verdict, elements, without
+from lflops.ledger.usual import Evidence, StepSpent, Usual, Verdict, elements
 
 COLD = 2  # so many steps at the beginning are the warm-up
 
@@ -19,12 +19,10 @@ LONGEST_FREEZES = 100
 
 
 class Book:
-    """Reads marks.
+    """Reads the marks of a start.
 
-    Args:
-        begin: The moment at which the start began.
-        collections: Moments at which Python's garbage collector began and ended, in turn.
-        retries: How often the device's allocator has freed its cache and tried again, so far.
+    `collections` are the moments at which Python's garbage collector began and ended, in turn. `retries` says how often the device's
+    allocator has freed its cache and tried again, so far.
     """
 
     def __init__(self, begin: int, collections: deque[int], retries: Callable[[], int] = lambda: 0) -> None:
@@ -109,8 +107,8 @@ class Book:
             self._add("warm_up", step.total)
             return
         taken, category = self._judged(step, end, at)
-        for phase, spent in without(step, taken).items():
-            self._add(f"training/{phase}", spent)
+        for phase, spent in phases.items():
+            self._add(f"training/{phase}", spent - taken.get(phase, 0))
         self._add(category, sum(taken.values()))
         for name in between.keys() & INTERRUPTIONS.keys():
             if between[name] > self._usual.tolerance:
@@ -134,12 +132,13 @@ class Book:
 
     def _evidence(self, at: int, end: StepEnd) -> Evidence:
         before, self._usage = self._usage, end.usage
-        schedule_before, self._schedule = self._schedule, end.schedule
+        ran_before, self._schedule = self._schedule, end.schedule
         collecting = self._collected(at)
         if before is None:
             return Evidence(collecting=collecting)
         running = end.usage.ru_utime + end.usage.ru_stime - before.ru_utime - before.ru_stime
-        waiting = _waited(schedule_before, end.schedule)
+        # As Linux counts it: the thread was ready to run, and had no core.
+        waiting = int(end.schedule.split()[1]) - int(ran_before.split()[1]) if ran_before and end.schedule else 0
         if any(stop > self._step_begin and start < at for start, stop in self.freezes):  # of which only the end is known
             waiting = max(at - self._step_begin - int(running * 1e9), waiting)
         return Evidence(
@@ -157,8 +156,3 @@ class Book:
             begin, end = moments.popleft(), moments.popleft()
             collecting += end - begin if end > self._step_begin else 0
         return collecting
-
-
-def _waited(before: bytes | None, after: bytes | None) -> int:
-    """Nanoseconds that the thread waited for a core, from what Linux says of it."""
-    return int(after.split()[1]) - int(before.split()[1]) if before and after else 0

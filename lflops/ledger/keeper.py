@@ -26,25 +26,19 @@ PATIENCE = 2.0  # seconds that the end of a run waits for the thread, at most
 
 
 class Keeper:
-    """The ledger of one run in this process.
-
-    Args:
-        rank: Of this process.
-        ranks: How many there are.
-        retries: How often the device's allocator has freed its cache and tried again, so far.
-        schedule: Reads when the training's thread ran and waited for a core.
-        look: Is called once a second with a function that returns how many steps are done, and the seconds of the usual one.
-    """
+    """The ledger of one run in this process."""
 
     def __init__(
         self,
         rank: int = 0,
         ranks: int = 1,
         *,
-        retries: Callable[[], int] = lambda: 0,
-        schedule: Callable[[], bytes | None] = unknown,
+        retries: Callable[[], int] = lambda: 0,  # how often the device's allocator has freed its cache and tried again, so far
+        schedule: Callable[[], bytes | None] = unknown,  # reads when the training's thread ran and waited for a core
+        # Is called once a second with a function that returns how many steps are done, and the seconds of the usual one.
         look: Callable[[Callable[[], tuple[int, float]]], None] = lambda _: None,
     ) -> None:
+        global _latest  # noqa: PLW0603 - one process, one account
         self.error: Exception | None = None  # what has ended it before its time
         self.recorder = Recorder(schedule=schedule)
         self.is_first = _latest is None  # of this process, so that its account begins with the process
@@ -57,7 +51,7 @@ class Keeper:
         self._lock = threading.RLock()  # an interrupt may come between taking it and giving it back
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lflops: the ledger", daemon=True)
-        _remember(self)
+        _latest = self
 
     def start(self, folder: Path | None) -> None:
         """Begin to listen, and to write to a file in this folder, if there is one."""
@@ -172,11 +166,6 @@ def _begin_of_account() -> int:
     if _latest is None or _latest.process != os.getpid():  # a fork begins anew
         return now - int(process_age() * 1e9)
     return _latest.end() if _latest.is_over else now
-
-
-def _remember(keeper: Keeper) -> None:
-    global _latest  # noqa: PLW0603 - one process, one account
-    _latest = keeper
 
 
 def _end_at_exit() -> None:

@@ -35,9 +35,7 @@ class StepEnd(NamedTuple):
 class Recorder:
     """Appends the marks of one process. What begins within another category ends before it.
 
-    Args:
-        clock: Nanoseconds of the one clock of the account.
-        schedule: Reads when this thread ran and waited for a core.
+    `clock` has the account's nanoseconds; `schedule` reads when this thread ran and waited for a core.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, schedule: Callable[[], bytes | None] = unknown) -> None:

@@ -7,8 +7,9 @@ from os import PathLike
 from pathlib import Path
 
 from lflops.errors import ProfileError
-from lflops.ledger.account import Ledger, Span, Start, added
+from lflops.ledger.account import Ledger, Span, Start
 from lflops.ledger.segment import ENDING, Segment, read_segment
+from lflops.profile.series import summed
 
 # Nanoseconds that a start may begin before the end of the one before: the system's clock is set while a process counts on.
 CLOCKS_DIFFER = 1_000_000_000
@@ -75,7 +76,7 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
     starts = tuple(_start(each, moment if each is segments[-1] else None) for each in segments)
     head = segments[-1].head
     return Ledger(
-        seconds=added(item for span in spans for item in span.spent.items()),
+        seconds=summed(item for span in spans for item in span.spent.items()),
         total=sum(span.seconds for span in spans),
         steps=starts[-1].last_step,
         slow_steps=tuple(each for segment in segments for each in segment.slow),
@@ -91,7 +92,7 @@ def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
     before, steps, is_over = 0, _first(segment), False
     for row in segment.rows:
         is_last = row is segment.rows[-1]
-        spent = added([*row.spent.items(), *(row.open.items() if is_last else ())])
+        spent: dict[str, float] = summed([*row.spent.items(), *(row.open.items() if is_last else ())])
         done = steps if row.step is None else row.step
         if lost_after is not None and not is_over and done > lost_after:
             share = (lost_after - steps) / (done - steps) if steps < lost_after else 0.0

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from lflops.errors import ProfileError
 from lflops.ledger.account import SlowStep
+from lflops.profile.series import summed
 
 ENDING = ".ledger.jsonl"
 REQUEST = "window.request"  # a file in the folder of a running ledger that asks for a window
@@ -36,37 +37,22 @@ class Head(Struct, frozen=True, tag_field="kind", tag="head"):
 
 
 class Row(Struct, frozen=True, tag_field="kind", tag="row"):
-    """A part of the account.
+    """A part of the account."""
 
-    Attributes:
-        end: Nanoseconds from the begin.
-        spent: Nanoseconds by category since the row before.
-        open: Those of the step that was going on, which a later row has again.
-        step: How many steps were done; `None` before the first.
-        first: How many earlier starts had done; `None` before the first step.
-        memory: Bytes of the process in main memory.
-        ended: How the run ended, in the row that ends it.
-    """
-
-    end: int
-    spent: dict[str, int]
-    open: dict[str, int] = {}
-    step: int | None = None
-    first: int | None = None
-    memory: int | None = None
-    ended: str | None = None
+    end: int  # nanoseconds from the begin
+    spent: dict[str, int]  # nanoseconds by category since the row before
+    open: dict[str, int] = {}  # those of the step that was going on, which a later row has again
+    step: int | None = None  # how many steps were done; `None` before the first
+    first: int | None = None  # how many earlier starts had done; `None` before the first step
+    memory: int | None = None  # bytes of the process in main memory
+    ended: str | None = None  # how the run ended, in the row that ends it
 
 
 Line = Head | Row | SlowStep
 
 
 class Segment:
-    """The lines of one start.
-
-    Args:
-        head: Its first line.
-        path: Its file; `None` is none.
-    """
+    """The lines of one start, the first being its head, and their file if there is one."""
 
     def __init__(self, head: Head, path: Path | None = None, rows: Sequence[Row] = (), slow: Sequence[SlowStep] = ()) -> None:
         self.head = head
@@ -131,9 +117,7 @@ def coarser(rows: Sequence[Row]) -> list[Row]:
 
 
 def _joined(first: Row, second: Row) -> Row:
-    spent = dict(first.spent)
-    for name, value in second.spent.items():
-        spent[name] = spent.get(name, 0) + value
+    spent = summed([*first.spent.items(), *second.spent.items()])
     memory = max((each for each in (first.memory, second.memory) if each is not None), default=None)
     return msgspec.structs.replace(second, spent=spent, memory=memory, ended=second.ended or first.ended)
 

@@ -62,12 +62,16 @@ class Usual:
 
     def judge(self, step: StepSpent) -> Verdict | None:
         """Whether a step is slow: `None` where it is not, or where that is not known yet. It is remembered for those that follow."""
-        recent = self._by_size.setdefault(_size(step.elements), _Recent())
+        size = round(SIZES_PER_DOUBLING * math.log2(step.elements)) if step.elements else None
+        recent = self._by_size.setdefault(size, _Recent())
         is_new_size = not recent.knows
         compared = self._all if is_new_size else recent
         verdict = None
         if compared.knows and (cost := compared.cost_of(step)):
-            verdict = _explained(step, compared, cost, is_larger=is_new_size and compared.is_exceeded(step.elements))
+            by_phase = _excess(step, compared, cost)
+            phase = max(by_phase, key=by_phase.__getitem__)
+            cause = _cause(step, compared, cost, phase, is_larger=is_new_size and compared.is_exceeded(step.elements))
+            verdict = Verdict(compared.totals.median, cost, by_phase, cause, phase)
         recent.add(step)
         self._all.add(step)
         if len(self._by_size) > MOST_SIZES:
@@ -89,12 +93,6 @@ class Usual:
     def median(self) -> int:
         """Nanoseconds of the usual step."""
         return self._all.totals.median
-
-
-def _explained(step: StepSpent, recent: "_Recent", cost: int, *, is_larger: bool) -> Verdict:
-    by_phase = _excess(step, recent, cost)
-    phase = max(by_phase, key=by_phase.__getitem__)
-    return Verdict(recent.totals.median, cost, by_phase, _cause(step, recent, cost, phase, is_larger=is_larger), phase)
 
 
 def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larger: bool) -> str:
@@ -197,18 +195,9 @@ class _Times(list[int]):
         return excess if excess > LEAST and excess > self.tolerance else 0
 
 
-def without(step: StepSpent, taken: Mapping[str, int]) -> dict[str, int]:
-    """The step's time by phase, without what was taken from it."""
-    return {phase: spent - taken.get(phase, 0) for phase, spent in step.phases.items()}
-
-
 def elements(shapes: Any) -> int | None:
     """Elements of a batch's tensors, from its shapes; `None` where those are unknown."""
     try:
         return sum(int(shape[1] if shape and shape[0] == "nested" else math.prod(shape)) for shape in shapes[1])
     except (TypeError, IndexError):
         return None
-
-
-def _size(count: int | None) -> int | None:
-    return None if not count else round(SIZES_PER_DOUBLING * math.log2(count))

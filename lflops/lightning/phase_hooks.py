@@ -124,10 +124,10 @@ class TrainerPhases(Phases):
             wrap(self._undo, profiler, "profile", self._profile)
         for name in LOADING:
             if hasattr(strategy, name):
-                wrap(self._undo, strategy, name, partial(self._within, "checkpoint_load"))
+                wrap(self._undo, strategy, name, partial(self._within, "checkpoint_load", RUN))
         connector = getattr(trainer, "_logger_connector", None)  # calls all loggers
         if hasattr(connector, "log_metrics"):
-            wrap(self._undo, connector, "log_metrics", partial(self._within, "logging"))
+            wrap(self._undo, connector, "log_metrics", partial(self._within, "logging", RUN))
         self.awaits_others = trainer.world_size > 1
         if self.awaits_others:
             for owner, name in [*((strategy, name) for name in SYNCHRONIZING), (trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]:
@@ -171,11 +171,13 @@ class TrainerPhases(Phases):
         return context
 
     def _synchronize(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        stage, depth = self._running_stage(), self.depth
-        if stage is None:
-            return call(*args, **kwargs)
+        stage = self._running_stage()
+        return call(*args, **kwargs) if stage is None else self._within(SYNC, stage, call, *args, **kwargs)
+
+    def _within(self, phase: str, stage: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        depth = self.depth
         with self._boundary:
-            self.enter(SYNC, stage, args)
+            self.enter(phase, stage, args)
         try:
             result = call(*args, **kwargs)
         except BaseException:
@@ -185,16 +187,6 @@ class TrainerPhases(Phases):
         with self._boundary:
             self.leave(depth)
         return result
-
-    def _within(self, category: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        depth = self.depth
-        with self._boundary:
-            self.enter(category, RUN)
-        try:
-            return call(*args, **kwargs)
-        finally:
-            with self._boundary:
-                self.leave(depth)
 
     def _begins(self, name: str) -> None:
         known = self._phase_of(name)

@@ -44,7 +44,8 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         scales_gradients=getattr(trainer.precision_plugin, "scaler", None) is not None,
         loggers=trainer.loggers,
         log_every=trainer.log_every_n_steps,
-        logged_step=partial(_logged_step, trainer),
+        # The loggers' x-axis, which several optimizers do not move several times: Lightning's own monitors read it.
+        logged_step=lambda: trainer.fit_loop.epoch_loop._batches_that_stepped,  # noqa: SLF001
         say=say,
     )
 
@@ -70,12 +71,6 @@ def _root_of(trainer: Any, pl_module: Any) -> nn.Module:
     wraps = type(around).__name__ == "FullyShardedDataParallel" and around.module is pl_module
     root: nn.Module = around if wraps else pl_module
     return root
-
-
-def _logged_step(trainer: Any) -> int:
-    """The loggers' x-axis, which several optimizers do not move several times."""
-    steps: int = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001 - Lightning's own monitors read it
-    return steps
 
 
 def _ends_step(trainer: Any, pl_module: Any) -> bool:

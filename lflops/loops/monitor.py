@@ -81,7 +81,9 @@ def monitor(
                     optimizer.step()
                     optimizer.zero_grad()
     """
-    _check_numbers(accumulation=accumulation, log_every=log_every, steps=steps)
+    for name, value, least in (("accumulation", accumulation, 1), ("log_every", log_every, 0), ("steps", steps, 1)):
+        if value is not None and not is_whole(value, least):
+            raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
     if unknown := settings.keys() - Settings.__dataclass_fields__.keys():
         raise CountError(f"{min(unknown)!r} is no argument of lflops.monitor; these are: {', '.join(Settings.__dataclass_fields__)}")
     asked = Settings(**settings)
@@ -106,13 +108,10 @@ class Loop:
 
 
 class LoopMonitor:
-    """A loop that is watched inside of a `with`. `lflops.monitor` makes one.
-
-    Attributes:
-        profiles: A profile for each window that is closed, on the main process; of more than 32, the last 32.
-    """
+    """A loop that is watched inside of a `with`. `lflops.monitor` makes one."""
 
     def __init__(self, loop: Loop, settings: Settings, phases: LoopPhases | None = None) -> None:
+        # A profile for each window that is closed, on the main process; of more than 32, the last 32.
         self.profiles: list[Profile] = []
         self._loop = loop
         self._settings = settings
@@ -127,7 +126,8 @@ class LoopMonitor:
         self._account: Ledger | None = None
 
     def __enter__(self) -> Self:
-        self._ranks = rank, world_size = _rank_and_world_size()
+        in_group = distributed.is_available() and distributed.is_initialized()
+        self._ranks = rank, world_size = (distributed.get_rank(), distributed.get_world_size()) if in_group else (0, 1)
         if rank == 0:
             self._settings.try_folder()
         self._run = run = MonitoredRun(self._settings)
@@ -172,11 +172,7 @@ class LoopMonitor:
         self.epoch_ends()
 
     def step(self, batch: Any = None) -> "_Batch":
-        """One batch: a step, or with accumulation a part of one.
-
-        Args:
-            batch: What the model is given. Samples and tokens per second come from its tensors' shapes.
-        """
+        """One batch: a step, or with accumulation a part of one. Samples and tokens per second come from its tensors' shapes."""
         return _Batch(self, batch)
 
     def next_step(self, batch: Any = None) -> None:
@@ -318,7 +314,7 @@ class LoopMonitor:
             loggers=loop.loggers,
             log_every=loop.log_every,
             logged_step=partial(getattr, self, "_steps_done"),
-            say=loop.log if rank == 0 else _say_nothing,
+            say=loop.log if rank == 0 else lambda _: None,  # only the main process logs
         )
 
     def _stage_of(self, name: str) -> Stage:
@@ -357,12 +353,6 @@ def _models(model: Any) -> dict[str, nn.Module]:
     return models
 
 
-def _check_numbers(**given: Any) -> None:
-    for (name, value), least in zip(given.items(), (1, 0, 1), strict=True):
-        if value is not None and not is_whole(value, least):
-            raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
-
-
 def _optimizers(optimizer: Any) -> list[Optimizer]:
     optimizers = [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer]
     for each in optimizers:
@@ -370,12 +360,6 @@ def _optimizers(optimizer: Any) -> list[Optimizer]:
             raise CountError(f"optimizer={describe(each)}: give a torch.optim.Optimizer, or several in a list")
     # Accelerate's optimizer has another one inside of it, and no hooks.
     return [getattr(each, "optimizer", each) if type(each).__name__ == "AcceleratedOptimizer" else each for each in optimizers]
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
 
 
 def _one(models: Mapping[str, nn.Module]) -> nn.Module:
@@ -389,7 +373,3 @@ def _unwrapped(model: Any) -> tuple[nn.Module, list[str]]:
         wrappers.append(kind)
         model = model.module
     return model, wrappers
-
-
-def _say_nothing(_message: str) -> None:
-    """Only the main process logs."""

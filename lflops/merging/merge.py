@@ -1,6 +1,5 @@
 """Many ranks, one profile: what the run did, from what each of its ranks counted or measured."""
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from lflops.merging.steps import MergedSteps, RankSteps
 from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run
 from lflops.profile.notes import Note
 from lflops.profile.records import PASSES, PHASES, Count, Rank, Seconds, Spread, Trace, step_phase
+from lflops.profile.series import gathered
 from lflops.profile.steps import Step, is_compared
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
 
@@ -230,13 +230,14 @@ def _with_least_seconds(
     communication: Iterable[Communication], briefs: Iterable[Brief], of_table: Mapping[str, Sequence[Communication]]
 ) -> Iterator[Communication]:
     """The collectives with their least time over the ranks, where at least two know it."""
-    known: dict[tuple[object, ...], list[float]] = defaultdict(list)
-    for brief in briefs:
-        for each, (seconds, _) in zip(of_table[brief.table], brief.communication_seconds, strict=True):
-            if seconds is not None:
-                known[_same_on_all_ranks(each)].append(seconds)
+    known = gathered(
+        (_same_on_all_ranks(each), seconds)
+        for brief in briefs
+        for each, (seconds, _) in zip(of_table[brief.table], brief.communication_seconds, strict=True)
+        if seconds is not None
+    )
     for each in communication:
-        seconds_of_ranks = known[_same_on_all_ranks(each)]
+        seconds_of_ranks = known.get(_same_on_all_ranks(each), [])
         yield replace(each, least_seconds=min(seconds_of_ranks)) if len(seconds_of_ranks) > 1 else each
 
 

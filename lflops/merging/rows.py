@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from lflops.profile.model import COUNTS, Cell, Communication, DtypeShare, ModuleProfile, Profile, Uncounted, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import grouped, sum_known
+from lflops.profile.series import gathered, grouped, sum_known
 
 _LISTED = 12
 
@@ -58,14 +58,10 @@ class MergedRows:
 
     def modules(self) -> dict[str, ModuleProfile]:
         """Every row as its source has it; what other ranks have below it is added."""
-        grafts: dict[str, list[ModuleProfile]] = defaultdict(list)
-        for row, module in self._rows.items():
-            above = ancestry(row)[1:]
-            if above and self.sources[above[0]] != self.sources[row]:
-                for each in above:
-                    grafts[each].append(module)
+        grafted = (row for row in self._rows if row and self.sources[ancestry(row)[1]] != self.sources[row])
+        grafts = gathered((above, self._rows[row]) for row in grafted for above in ancestry(row)[1:])
         return {
-            row: replace(_grown(self._rows[row], grafts[row]), peak_bytes=self._peaks.get(row))
+            row: replace(_grown(self._rows[row], grafts.get(row, [])), peak_bytes=self._peaks.get(row))
             for row in sorted(self._rows, key=self._places.__getitem__)
         }
 

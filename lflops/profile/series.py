@@ -1,6 +1,5 @@
 """Series: sums in which some may be unknown, or by field or key; groups by key; a long series made short without losing its extremes."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -11,10 +10,15 @@ Number = TypeVar("Number", int, float)
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """The items by a key, in the order of the first ones."""
-    groups: defaultdict[Key, list[Item]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return dict(groups)
+    return gathered((key(item), item) for item in items)
+
+
+def gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
+    """The items of each key, in the order of the first ones."""
+    groups: dict[Key, list[Item]] = {}
+    for key, item in pairs:
+        groups.setdefault(key, []).append(item)
+    return groups
 
 
 def sums(items: Sequence[object], *fields: str) -> dict[str, int]:

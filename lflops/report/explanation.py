@@ -53,45 +53,28 @@ _SAME = {"loader": {"data"}, "other_rank": {"rank", "communication"}, "logging":
 
 
 class Module(Struct, frozen=True, kw_only=True):
-    """A module among those that take longest, repeated ones together as `layers.*`.
+    """A module among those that take longest, repeated ones together as `layers.*`."""
 
-    Attributes:
-        name: Empty is the model itself.
-        seconds: Of a step, in which the module itself runs.
-    """
-
-    name: str
+    name: str  # empty is the model itself
     kind: str
-    seconds: float
+    seconds: float  # of a step, in which the module itself runs
     macs: int
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """What a run is slow for, with its evidence. `None` is unknown.
+    """What a run is slow for, with its evidence. `None` is unknown."""
 
-    Attributes:
-        status: Whether anything was `found`. Of `nothing found` the steps were good enough to see it; else it is `cannot tell`.
-        said: How fast and how good a step is.
-        findings: Faults, the most costly first, and behind them where else the time goes.
-        because: What it rests on, and why no one can tell.
-        measured: What was measured, and on what: texts by their names.
-        modules: Those that take longest.
-        ranks: The lines about the ranks of a run of several.
-        run: Seconds of the whole run by category, where its ledger is there.
-        more: Commands that show more.
-        format: The version of this value.
-    """
-
+    # Whether anything was `found`. Of `nothing found` the steps were good enough to see it; else it is `cannot tell`.
     status: Literal["found", "nothing found", "cannot tell"]
-    said: str
-    findings: tuple[Finding, ...]
-    because: str
-    measured: Mapping[str, str]
-    modules: tuple[Module, ...]
-    ranks: tuple[str, ...]
-    run: Mapping[str, float] | None
-    more: tuple[str, ...]
-    format: int = FORMAT
+    said: str  # how fast and how good a step is
+    findings: tuple[Finding, ...]  # faults, the most costly first, and behind them where else the time goes
+    because: str  # what it rests on, and why no one can tell
+    measured: Mapping[str, str]  # what was measured, and on what: texts by their names
+    modules: tuple[Module, ...]  # those that take longest
+    ranks: tuple[str, ...]  # the lines about the ranks of a run of several
+    run: Mapping[str, float] | None  # seconds of the whole run by category, where its ledger is there
+    more: tuple[str, ...]  # commands that show more
+    format: int = FORMAT  # the version of this value
 
     @property
     def cause(self) -> str | None:
@@ -127,23 +110,20 @@ def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
 
 def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None) -> Explanation:
     analysis = None if profile is None else analyze(profile)
-    verdict = (
-        Verdict(said="No window was closed.", trust="the ledger of the run alone") if analysis is None else report_of(analysis).verdict
-    )
+    verdict = _NO_WINDOW if analysis is None else report_of(analysis).verdict
     findings = list(verdict.findings)
     findings += [] if ledger is None else _of_run(ledger, {each.cause for each in findings if each.is_fault})
     findings.sort(key=lambda each: (not each.is_fault, each.seconds is not None, -(each.seconds or 0.0)))
     is_seen = analysis is not None and _would_be_seen(analysis)
+    modules, of_ranks = ((), ()) if analysis is None else (analysis.busiest[:MOST_MODULES], ranks(analysis))
     return Explanation(
         status="found" if findings and findings[0].is_fault else "nothing found" if is_seen else "cannot tell",
         said=verdict.said,
         findings=tuple(findings[:MOST_FINDINGS]),
         because=verdict.trust,
         measured={} if analysis is None else dict(_measured(analysis)),
-        modules=() if analysis is None else tuple(_modules(analysis)),
-        ranks=()
-        if analysis is None
-        else tuple(_short(f"{label}: {text}" if label else text) for label, text in ranks(analysis))[:MOST_LINES],
+        modules=tuple(Module(name=_short(each.pattern), kind=_short(each.kind), seconds=each.seconds, macs=each.macs) for each in modules),
+        ranks=tuple(_short(f"{label}: {text}" if label else text) for label, text in of_ranks)[:MOST_LINES],
         run=None if ledger is None else ledger.by_group(),
         more=tuple(_more(path, ledger)),
     )
@@ -191,11 +171,6 @@ def _measured(analysis: Analysis) -> Iterator[tuple[str, str]]:
         yield "not counted", _short(", ".join(dict.fromkeys(uncounted)))
 
 
-def _modules(analysis: Analysis) -> Iterator[Module]:
-    for each in analysis.busiest[:MOST_MODULES]:
-        yield Module(name=_short(each.pattern), kind=_short(each.kind), seconds=each.seconds, macs=each.macs)
-
-
 def _more(path: Path | None, ledger: Ledger | None) -> Iterator[str]:
     if path is None:
         return
@@ -213,13 +188,10 @@ def _short(text: str) -> str:
 def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
     """Label and text of each line for a terminal."""
     faults, rest = ([each.said for each in found.findings if each.is_fault == is_fault] for is_fault in (True, False))
-    rows = {"verdict": [found.said], "why": faults or [f"{found.status}."], "also": rest, "next": _steps(found), "trust": [found.because]}
+    steps = [f"{step}." for step in dict.fromkeys(each.next for each in found.findings if each.next)]
+    rows = {"verdict": [found.said], "why": faults or [f"{found.status}."], "also": rest, "next": steps, "trust": [found.because]}
     for label, lines in rows.items():
         yield from (("" if index else label, line) for index, line in enumerate(lines))
-
-
-def _steps(found: Explanation) -> list[str]:
-    return [f"{step}." for step in dict.fromkeys(each.next for each in found.findings if each.next)]
 
 
 def markdown(found: Explanation) -> Iterator[str]:

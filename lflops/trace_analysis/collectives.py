@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lflops.profile.collective_names import bus_factor, collective_kind
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, sum_known
 from lflops.stretches import Stretches, joined, length, outside
 from lflops.trace_analysis.host_walk import HostWalk
 from lflops.trace_analysis.operator_cost import BYTES
@@ -96,8 +96,7 @@ def collectives(found: Sequence[Occurrence], computing: Stretches) -> tuple[Coll
     rows = []
     for (kind, group, size), calls in groups.items():
         device = sum(each.end - each.start for each in calls)
-        known = [each.bytes for each in calls if each.bytes is not None]
-        moved = sum(known) if len(known) == len(calls) else None
+        moved = sum_known(each.bytes for each in calls)
         rate = moved / (device / 1e9) if moved is not None and device else None
         factor = bus_factor(kind, size)
         rows.append(

@@ -1,13 +1,12 @@
 """The kernels of a trace: by name, by category, by precision."""
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from msgspec import Struct
 
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, summed
 from lflops.trace_analysis.categories import CATEGORIES, Category, category_of_kernel, precision_by_name, tensor_cores_by_name
 from lflops.trace_analysis.host_walk import HostWalk
 from lflops.trace_analysis.operator_cost import precision_of
@@ -71,15 +70,10 @@ def kernels(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[KernelTimes, ..
 
 def _kernel(name: str, found: Sequence[DeviceWork], walk: HostWalk) -> KernelTimes:
     times = [each.end - each.start for each in found]
-    by_operator: defaultdict[str, int] = defaultdict(int)
-    by_category: defaultdict[Category, int] = defaultdict(int)
-    by_precision: defaultdict[str | None, int] = defaultdict(int)
-    for each, took in zip(found, times, strict=True):
-        operator = _operator(walk, each)
-        if operator is not None:
-            by_operator[operator] += took
-        by_category[_category(walk, each)] += took
-        by_precision[_precision(walk, each)] += took
+    timed = list(zip(found, times, strict=True))
+    by_operator = summed((operator, took) for each, took in timed if (operator := _operator(walk, each)) is not None)
+    by_category = summed((_category(walk, each), took) for each, took in timed)
+    by_precision = summed((_precision(walk, each), took) for each, took in timed)
     computes = found[0].kind == "kernel" and not communicates(found[0])
     return KernelTimes(
         name=name,

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from lflops.boundary import Undo, unguarded
 from lflops.collect.attribution.hooks import hook_model
 from lflops.collect.torch_private.modules import call_last, is_called_last
+from lflops.profile.series import gathered
 from lflops.session.inputs.messages import warn
 from lflops.session.run import OPEN
 from lflops.watch import entry
@@ -139,10 +140,7 @@ def modules_of(optimizer: Optimizer) -> list[nn.Module]:
     """The outermost modules that hold parameters of an optimizer, of all modules that there are."""
     wanted = {id(each) for group in optimizer.param_groups for each in group["params"]}
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    above: dict[int, list[nn.Module]] = {}
-    for each in modules:
-        for child in each.children():
-            above.setdefault(id(child), []).append(each)
+    above = gathered((id(child), each) for each in modules for child in each.children())
     reached = {id(each): each for each in modules if any(id(own) in wanted for own in each.parameters(recurse=False))}
     to_climb = [*reached.values()]
     while to_climb:

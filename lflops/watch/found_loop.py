@@ -21,14 +21,7 @@ from lflops.session.inputs.settings import Settings
 
 
 class FoundLoop:
-    """A loop that is watched from the end of a step on.
-
-    Args:
-        models: That it calls.
-        steps: That it has made.
-        log: Is called with what there is to say, on the main process.
-        settings: The arguments of a monitor.
-    """
+    """A loop that calls these models, watched from the end of a step on, of which it has made `steps`."""
 
     def __init__(self, models: Sequence[nn.Module], steps: int, *, log: Callable[[str], None], settings: dict[str, Any]) -> None:
         alive: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
@@ -64,9 +57,7 @@ class FoundPhases(LoopPhases):
     """The phases of a loop that tells nothing itself.
 
     A model in eval mode that is called without gradients is validated, until it is trained again or its loader is asked for the next batch.
-
-    Args:
-        validates: Is called when a validation begins and when it ends.
+    `validates` is called when a validation begins and when it ends.
     """
 
     epoch_ends: Callable[[], None]  # is called when the training's loader is at its end

@@ -5,7 +5,6 @@ wait for each other within a phase, clean steps do not show which was slow in it
 """
 
 import statistics
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 from lflops.analyze.ranks.stragglers import NEARLY_ALL, THERE, Verdict, costs, judge
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait, step_phase
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, summed
 from lflops.profile.steps import EVENTS
 
 Cause = Literal["work", "chip", "thread", "preempted"]
@@ -47,38 +46,24 @@ _OF_NO_WORK = frozenset({"data", "transfer", "clip", "optimizer", "other", *EVEN
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """A culprit: one rank, and what it takes longer for than the other ranks.
+    """A culprit: one rank, and what it takes longer for than the other ranks."""
 
-    Attributes:
-        module: `""` is the root, and what is in no module; `layers.*.mlp` is several modules together.
-        phase: One of `PHASES`, `data`, `transfer`, `clip`, `validation`, `checkpoint`; `all` is everything that the rank's device does,
-            `stage` the rank's part of a pipeline.
-        modules: The number of modules.
-        slow_rank: The rank.
-        seconds_lost: What it costs a step, the mean over the steps.
-        pattern: `steady` is in nearly every step, `burst` in some of them.
-        slow_steps: In how many steps it is there.
-        steps: Of how many; `None` where single steps are unknown.
-        seconds: The slow rank's median.
-        usual: The other ranks' median.
-        cause: Why, where that is known: it has more `work` or another `chip`, a `thread` of its process computes, or it was `preempted`.
-        work_ratio: Its work to that of the others, where that is the cause.
-        since: The step from which on it is there, where it was not there before.
-    """
-
-    module: str
+    module: str  # `""` is the root, and what is in no module. `layers.*.mlp` is several modules together.
+    # One of `PHASES`, `data`, `transfer`, `clip`, `validation`, `checkpoint`. `all` is all that the rank's device does, `stage` its part of
+    # a pipeline.
     phase: str
     modules: int
     slow_rank: int
-    seconds_lost: float
-    pattern: Literal["steady", "burst"]
-    slow_steps: int | None
-    steps: int | None
-    seconds: float
-    usual: float
+    seconds_lost: float  # what it costs a step, the mean over the steps
+    pattern: Literal["steady", "burst"]  # `steady` is in nearly every step, `burst` in some of them
+    slow_steps: int | None  # in how many steps it is there
+    steps: int | None  # of how many; `None` where single steps are unknown
+    seconds: float  # the slow rank's median
+    usual: float  # the other ranks' median
+    # Why, where that is known: it has more `work` or another `chip`, a `thread` of its process computes, or it was `preempted`.
     cause: Cause | None = None
-    work_ratio: float | None = None
-    since: int | None = None
+    work_ratio: float | None = None  # its work to that of the others, where that is the cause
+    since: int | None = None  # the step from which on it is there, where it was not there before
 
     @property
     def ratio(self) -> float | None:
@@ -87,27 +72,16 @@ class Row(Struct, frozen=True, kw_only=True):
 
 
 class Imbalance(Struct, frozen=True, kw_only=True):
-    """What a run loses because its ranks are not equally fast.
+    """What a run loses because its ranks are not equally fast."""
 
-    Attributes:
-        rows: The culprits, the one that costs most first.
-        waits: Where ranks wait for another, the longest first.
-        lost_share: The share that a step would be shorter by with all ranks as fast as the median one; `None` is unknown.
-        step_seconds: The median compared step's; `None` where ranks were not compared at all.
-        too_few_steps: How many steps there are to compare, where more are needed to accuse a rank.
-        take_turns: Whether ranks are late in turn, by about as much, so that none of them is the slow one.
-        busy_machine: Whether ranks are late in turn, or wait for each other, because the system preempted all of them.
-        lengths_differ: Whether what their batches hold explains that.
-    """
-
-    rows: tuple[Row, ...] = ()
-    waits: tuple[RankWait, ...] = ()
-    lost_share: float | None = None
-    step_seconds: float | None = None
-    too_few_steps: int | None = None
-    take_turns: bool = False
-    lengths_differ: bool = False
-    busy_machine: bool = False
+    rows: tuple[Row, ...] = ()  # the culprits, the one that costs most first
+    waits: tuple[RankWait, ...] = ()  # where ranks wait for another, the longest first
+    lost_share: float | None = None  # the share that a step would be shorter by with all ranks as fast as the median one; `None` is unknown
+    step_seconds: float | None = None  # the median compared step's; `None` where ranks were not compared at all
+    too_few_steps: int | None = None  # how many steps there are to compare, where more are needed to accuse a rank
+    take_turns: bool = False  # whether ranks are late in turn, by about as much, so that none of them is the slow one
+    lengths_differ: bool = False  # whether what their batches hold explains that they take turns
+    busy_machine: bool = False  # whether ranks are late in turn, or wait for each other, because the system preempted all of them
 
     @property
     def worst_share(self) -> float | None:
@@ -116,11 +90,7 @@ class Imbalance(Struct, frozen=True, kw_only=True):
 
 
 def imbalance(profile: Profile) -> Imbalance:
-    """Find who makes the ranks of a merged profile wait.
-
-    Args:
-        profile: Of several ranks; of one there are no rows.
-    """
+    """Find who makes the ranks of a merged profile wait. Of one rank there are no rows."""
     hooked, clean = profile.rank_comparison, profile.clean_comparison
     ranks = max(len(profile.ranks), 2)
     sees_all = clean is not None and clean.steps >= ENOUGH and not _BLIND & set(clean.awaited)
@@ -384,19 +354,14 @@ def _row(each: RankExcess, verdict: Verdict, compared: RankComparison) -> Row:
 
 def slowest_first(profile: Profile, found: Imbalance) -> tuple[int, ...]:
     """The ranks by their cost as culprits, then by how long others waited for them, their excess and their step; unreported ones last."""
-    cost, waited, beyond = (defaultdict[int, float](float) for _ in range(3))
-    for row in found.rows:
-        cost[row.slow_rank] += row.seconds_lost
-    for wait in found.waits:
-        waited[wait.for_rank] += wait.seconds
-    for stat in profile.rank_stats:
-        if not stat.waits:
-            for number, seconds in (stat.by_rank or {}).items():
-                beyond[number] += seconds - stat.median
+    cost = summed((row.slow_rank, row.seconds_lost) for row in found.rows)
+    waited = summed((wait.for_rank, wait.seconds) for wait in found.waits)
+    stats = [(stat.median, stat.by_rank or {}) for stat in profile.rank_stats if not stat.waits]
+    beyond = summed((number, seconds - median) for median, by_rank in stats for number, seconds in by_rank.items())
 
     def order(rank: Rank) -> tuple[float, ...]:
         step = rank.step.median if rank.step else 0.0
         reported = rank.status in {"ok", "late"} or rank.rank in beyond
-        return not reported, -cost[rank.rank], -waited[rank.rank], -beyond[rank.rank], -step, rank.rank
+        return not reported, *(-each.get(rank.rank, 0.0) for each in (cost, waited, beyond)), -step, rank.rank
 
     return tuple(rank.rank for rank in sorted(profile.ranks, key=order))

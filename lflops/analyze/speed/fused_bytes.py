@@ -8,7 +8,7 @@ from msgspec import Struct
 from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, Phase
-from lflops.profile.series import sum_known
+from lflops.profile.series import gathered, sum_known
 
 
 class Fusion(Struct, frozen=True, kw_only=True):
@@ -42,11 +42,9 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
 
 def bytes_with_below(profile: Profile, compiled: Mapping[ModulePhase, int | None]) -> Mapping[ModulePhase, int | None]:
     """What `bytes_as_compiled` returned, of each module with all below it; without a kernel, the bytes of its operators as dispatched."""
-    parts: defaultdict[ModulePhase, list[int | None]] = defaultdict(list)
-    for key in {ModulePhase(cell.module, cell.phase) for cell in profile.cells} | set(compiled):
-        moved = compiled[key] if key in compiled else profile.modules[key.row].work(key.phase).own_bytes_moved
-        for name in ancestry(key.row):
-            parts[ModulePhase(name, key.phase)].append(moved)
+    counted = {ModulePhase(cell.module, cell.phase) for cell in profile.cells}
+    moved = {**{key: profile.modules[key.row].work(key.phase).own_bytes_moved for key in counted}, **compiled}
+    parts = gathered((ModulePhase(name, key.phase), each) for key, each in moved.items() for name in ancestry(key.row))
     opened = {ModulePhase(name, key.phase) for key in compiled for name in ancestry(key.row)}
     return {key: sum_known(parts[key]) for key in opened}
 

@@ -21,7 +21,7 @@ from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, Phase
-from lflops.profile.series import sum_known
+from lflops.profile.series import gathered, sum_known
 
 Bound = Literal["compute", "memory"]
 
@@ -137,10 +137,8 @@ class LazyRoofline:
 
 
 def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
-    of_rows: defaultdict[tuple[str, Phase], list[int]] = defaultdict(list)
-    for cell, number in zip(profile.cells, costs.numbers, strict=True):
-        for name in ancestry(cell.module):
-            of_rows[name, cell.phase].append(number)
+    numbered = zip(profile.cells, costs.numbers, strict=True)
+    of_rows = gathered(((name, cell.phase), number) for cell, number in numbered for name in ancestry(cell.module))
     fused = bytes_with_below(profile, bytes_as_compiled(profile))
     for name, module in profile.modules.items():
         for phase in PHASES:
@@ -151,9 +149,8 @@ def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
 
 def _operators(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     """Traced operators with all their phases and dtypes as one, since their time is that of all."""
-    by_kind: defaultdict[tuple[str, Phase, str], list[int]] = defaultdict(list)
-    for key, number in zip(map(attrgetter("operator", "phase", "dtype"), profile.cells), costs.numbers, strict=True):
-        by_kind[key].append(number)
+    kinds_of_cells: Iterable[tuple[str, Phase, str]] = map(attrgetter("operator", "phase", "dtype"), profile.cells)
+    by_kind = gathered(zip(kinds_of_cells, costs.numbers, strict=True))
     traced = {name.removeprefix(_OF_TORCH): seconds for name, seconds in traced_seconds(profile).items()}
     groups: defaultdict[tuple[str, Phase | None, str | None], list[tuple[Phase, str]]] = defaultdict(list)
     for operator, phase, dtype in by_kind:

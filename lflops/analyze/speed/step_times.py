@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.records import PASSES, Spread, step_phase
-from lflops.profile.series import sum_known, summed
+from lflops.profile.series import gathered, sum_known, summed
 from lflops.profile.steps import Step
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
@@ -95,10 +95,7 @@ def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _spreads(steps: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
-    by_phase: dict[str, list[float]] = {}
-    for phases in steps:
-        for name, seconds in phases.items():
-            by_phase.setdefault(name, []).append(seconds)
+    by_phase = gathered(item for phases in steps for item in phases.items())
     return {name: spread for name, seconds in by_phase.items() if (spread := Spread.of(seconds)) is not None}
 
 

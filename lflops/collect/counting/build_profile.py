@@ -27,7 +27,7 @@ from lflops.profile.model import (
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import grouped, sum_known
+from lflops.profile.series import gathered, grouped, sum_known
 
 LONGEST_DETAIL = 200  # characters of a module's `extra_repr`
 
@@ -201,10 +201,7 @@ def _work(inclusive: Counts, own: Counts, difference: int | None, own_difference
 
 
 def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[str, str]]:
-    parameters: defaultdict[str, list[ParameterSize]] = defaultdict(list)
-    for size in parameter_sizes(tree):
-        for row in ancestry(size.row):
-            parameters[row].append(size)
+    parameters = gathered((row, size) for size in parameter_sizes(tree) for row in ancestry(size.row))
     owned = ((row, tree.owner(parameter)) for row, module in tree.modules.items() for parameter in module.parameters(recurse=False))
     return parameters, {row: owner for row, owner in owned if owner != row}
 

@@ -6,7 +6,6 @@ The same allocations and frees, of several steps, are requests for the simulatio
 import contextlib
 import heapq
 import weakref
-from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from lflops.collect.torch_private.tensors import PLAIN, FakeTensor, local_part, 
 from lflops.profile.model import Allocation, Memory, Moment
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
-from lflops.profile.series import extremes
+from lflops.profile.series import extremes, summed
 
 
 class AllocationLog:
@@ -280,23 +279,15 @@ class LiveMemory:
         """The peak, its composition, and the timeline."""
         at_peak = self._alive_at_peak()
         alive = [(self._relabelled.get(serial, birth.category), birth) for serial, birth in at_peak]
-        by_category = Counter(dict.fromkeys(CATEGORIES, 0))
-        by_module: dict[str, int] = defaultdict(int)
-        activations: dict[str, int] = defaultdict(int)
-        for category, birth in alive:
-            by_category[category] += birth.nbytes
-            by_module[birth.row] += birth.nbytes
-            if category == "activations":
-                activations[birth.row] += birth.nbytes
         timeline, most = self._timeline()
         largest = heapq.nlargest(LARGEST, alive, key=lambda each: each[1].nbytes)
         return Memory(
             source="counted" if self._fake.isdisjoint(serial for serial, _ in at_peak) else "fake",
             peak_bytes=self._peak,
             peak_index=self._peak_index,
-            by_category=dict(by_category),
-            by_module=dict(by_module),
-            activations_by_module=dict(activations),
+            by_category=dict.fromkeys(CATEGORIES, 0) | summed((category, birth.nbytes) for category, birth in alive),
+            by_module=summed((birth.row, birth.nbytes) for _, birth in alive),
+            activations_by_module=summed((birth.row, birth.nbytes) for category, birth in alive if category == "activations"),
             alive=tuple(Allocation(category, birth.operator, birth.row, birth.phase, birth.nbytes) for category, birth in largest),
             timeline=tuple(timeline),
             most_by_category=most,

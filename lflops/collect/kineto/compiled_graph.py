@@ -8,12 +8,12 @@ runs: a graph may be compiled once and run for each of twelve blocks.
 """
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lflops.errors import CountError
+from lflops.profile.series import summed
 
 
 class Share(NamedTuple):
@@ -74,9 +74,7 @@ class GraphKernels:
 def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
     """What each module has of a kernel. Where the bytes of no node are known, nodes have equal parts."""
     known = all(moved is not None for _, moved, _ in nodes) and any(moved for _, moved, _ in nodes)
-    parts: defaultdict[tuple[int, bool], float] = defaultdict(float)
-    for module, moved, tag in nodes:
-        parts[module, tag == "is_forward"] += moved if known else 1
+    parts = summed(((module, tag == "is_forward"), moved if known else 1) for module, moved, tag in nodes)
     total = sum(parts.values())
     return tuple(Share(*key, part / total) for key, part in parts.items() if part)
 
@@ -160,9 +158,5 @@ def recorded_graphs(keys: Iterable[str]) -> dict[str, GraphKernels]:
         from lflops.collect.torch_private.inductor import compiled_graphs
     except CountError:
         return {}
-    graphs: dict[str, GraphKernels] = {}
-    for graph in compiled_graphs(keys):
-        kernels = GraphKernels.of(graph.calls, graph.nodes, graph.record)
-        if kernels is not None:
-            graphs[graph.key] = kernels
-    return graphs
+    found = ((graph.key, GraphKernels.of(graph.calls, graph.nodes, graph.record)) for graph in compiled_graphs(keys))
+    return {key: kernels for key, kernels in found if kernels is not None}

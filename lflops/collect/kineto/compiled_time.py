@@ -15,10 +15,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from lflops.collect.kineto.compiled_graph import GraphKernels, KernelCall
 from lflops.profile.records import CompiledCode, CompiledKernel, ModulePhase, Phase
+from lflops.profile.series import grouped
 
 _OF_GRAPH = re.compile(r"^graph_\d+_")
 
@@ -167,13 +169,11 @@ class _Sums:
 
 def _matched(names: Sequence[str], calls: Sequence[KernelCall], *, by_name: bool = False) -> list[KernelCall | None]:
     """The call of each event: the n-th of its name, if there are as many of both."""
-    of_name: defaultdict[str, list[KernelCall]] = defaultdict(list)
-    for call in calls:
-        of_name[call.name if by_name else call.event].append(call)
+    of_name = grouped(calls, attrgetter("name" if by_name else "event"))
     counts, seen = Counter(names), Counter[str]()
     matched: list[KernelCall | None] = []
     for name in names:
-        fitting = of_name[name]
+        fitting = of_name.get(name, [])
         matched.append(fitting[seen[name]] if len(fitting) == counts[name] else None)
         seen[name] += 1
     return matched

@@ -1,6 +1,6 @@
 """How a device spent the recorded time, by the four-state rule of `traces/device_states.py`. Collectives, those on the host too."""
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Literal
@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from lflops.collect.kineto.events import LAUNCHES, Communicated, Event
 from lflops.profile.collective_names import collective_kind
 from lflops.profile.records import Call, Phase
+from lflops.profile.series import gathered
 from lflops.stretches import joined, length, outside, shares
 from lflops.traces.device_states import Timeline, communicates, idle_stretches, states, timeline
 from lflops.traces.recorded import DeviceWork
@@ -62,11 +63,9 @@ def communication(events: Iterable[Event]) -> dict[int, list[Communicated]]:
     """The kernels of collectives by the key of what launched them."""
     work = _work(events)
     device = _states(work)
-    found: defaultdict[int, list[Communicated]] = defaultdict(list)
-    for each in filter(communicates, work):
-        exposed = length(outside([(each.start, each.end)], device.computing if device else []))
-        found[each.external].append(Communicated(collective_kind(each.name), each.end - each.start, exposed))
-    return dict(found)
+    computing = device.computing if device else []
+    exposed = ((each, length(outside([(each.start, each.end)], computing))) for each in work if communicates(each))
+    return gathered((each.external, Communicated(collective_kind(each.name), each.end - each.start, alone)) for each, alone in exposed)
 
 
 def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
@@ -96,15 +95,11 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
 
 
 def _launch_of(event: Event, launches: Sequence[Event]) -> Event:
-    """Of those before it the first of its kind; without one, the first."""
+    """Of those before it the first of its kind, as which gloo may run it; without one, the first."""
+    kind = collective_kind(event.name)
+    kinds = {kind, "reduce_scatter"} if kind == "all_reduce" else {kind}
     before = takewhile(lambda launch: launch.start <= event.start, launches)
-    return next((launch for launch in before if collective_kind(event.name) in _run_as(launch)), launches[0])
-
-
-def _run_as(launch: Event) -> set[str]:
-    """The kinds of events that gloo may run it as."""
-    kind = collective_kind(launch.name)
-    return {kind, "all_reduce"} if kind == "reduce_scatter" else {kind}
+    return next((launch for launch in before if collective_kind(launch.name) in kinds), launches[0])
 
 
 def _namespace(event: Event) -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, starmap
 from math import inf
-from operator import ne, not_, or_
+from operator import attrgetter, ne, not_, or_
 from typing import Any, NamedTuple
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined,unused-ignore]
@@ -24,6 +24,7 @@ from lflops.collect.kineto.compiled_time import Region, RegionEvent
 from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
+from lflops.profile.series import grouped
 from lflops.traces.recorded import NODE, STEP
 
 REGION = "## Call CompiledFxGraph "
@@ -176,10 +177,7 @@ def _device_work(events: Iterable[Event]) -> tuple[dict[int, list[Event]], list[
     """The work of the device by the key of what asked for it, in the order of time, and what nothing asked for."""
     done = sorted((event for event in events if event.is_on_device and not event.is_named), key=lambda event: event.start)
     askers = {event.key for event in events if not event.is_on_device and not event.link and not event.spans_threads} if done else set()
-    asked: defaultdict[int, list[Event]] = defaultdict(list)
-    for event in done:
-        if event.link in askers:
-            asked[event.link].append(event)
+    asked = grouped((event for event in done if event.link in askers), attrgetter("link"))
     return asked, [event for event in done if event.link not in askers]
 
 
@@ -187,9 +185,7 @@ def _by_thread(events: Iterable[Event]) -> dict[int, list[Event]]:
     """The host's events, each in the order in which they begin, the outer ones first. A call of the device's library is its operator's."""
     on_host = [event for event in events if not event.is_on_device]
     threads = {event.key: event.thread for event in on_host if not event.link}
-    events_of: defaultdict[int, list[Event]] = defaultdict(list)
-    for event in on_host:
-        events_of[threads.get(event.link, event.thread) if event.link else event.thread].append(event)
+    events_of = grouped(on_host, lambda event: threads.get(event.link, event.thread) if event.link else event.thread)
     for each in events_of.values():
         each.sort(key=lambda event: (event.start, -event.end))
     return events_of

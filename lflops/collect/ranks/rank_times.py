@@ -4,7 +4,6 @@ Of very many ranks most keep their times, and hand in sums. These show which ran
 asked for their times, which are compared with those of ranks drawn by lot.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from lflops.merging.rank_table import (
     median_step,
     repeated_places,
 )
+from lflops.profile.series import grouped
 
 AT_ONCE = 1 << 18  # values that are compared together
 MOST_VALUES = 400_000  # of all ranks, steps and places together: places beyond that are summed
@@ -73,10 +73,7 @@ class RankTimes:
     """Takes each rank's times once."""
 
     def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
-        members: dict[tuple[str, tuple[int, ...]], list[RankHeader]] = defaultdict(list)
-        for head in heads:
-            if head.at:
-                members[head.brief.table, head.at].append(head)
+        members = grouped((head for head in heads if head.at), lambda head: (head.brief.table, head.at))
         self.groups = [
             _Group(
                 at=at,
@@ -234,10 +231,7 @@ class _Selection:
             return set(self._having)
         beyond: dict[Place, float] = {}
         longest: dict[Place, float] = {}
-        shared: dict[tuple[int, ...], list[Place]] = defaultdict(list)
-        for place, having in self._having.items():
-            shared[having].append(place)
-        for having, places in shared.items():
+        for having, places in grouped(self._having, self._having.__getitem__).items():
             number = sum(len(self._steps[index]) for index in having)
             width = max(AT_ONCE // (number * steps), 1)
             for start in range(0, len(places), width):

@@ -85,13 +85,7 @@ class Packed(NamedTuple):
 
 
 def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -> Packed:
-    """A report as bytes. Each hooked step of the profile has to have its times.
-
-    Args:
-        report: Of one rank.
-        ranks: How many there are.
-        most_bytes: Of times: where they have more, the rank keeps them.
-    """
+    """The report of one of so many ranks as bytes. Each hooked step has its times; beyond `most_bytes` of them the rank keeps them."""
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "hooked"]
     steps: list[dict[Place, float]] = []
@@ -128,7 +122,7 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
         sums=_sums(table, times, len(steps), ranks) if keeps else b"",
     )
     shared = {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]})
-    return Packed(compress_head(head), shared, times.tobytes(), keeps)
+    return Packed(zlib.compress(msgpack.encode(head), _FAST), shared, times.tobytes(), keeps)
 
 
 def intervals_in(places: PlacesOfTable | Table, ranks: int) -> dict[Place, int]:
@@ -209,8 +203,3 @@ def _named(value: Table | Memory) -> tuple[str, bytes]:
     """A blob and its name, which says what is in it."""
     packed = msgpack.encode(value)
     return hashlib.blake2b(packed, digest_size=16).hexdigest(), zlib.compress(packed, _FAST)
-
-
-def compress_head(head: RankHeader) -> bytes:
-    """A head, for `unpacked`."""
-    return zlib.compress(msgpack.encode(head), _FAST)

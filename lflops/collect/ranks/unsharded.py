@@ -1,6 +1,5 @@
 """The work of the whole model where tensors that are spread over ranks do not tell it: from a count of the same model in one piece."""
 
-from collections import defaultdict
 from typing import Any
 
 from msgspec.structs import replace
@@ -11,6 +10,7 @@ from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import Phase
+from lflops.profile.series import summed
 
 _PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 
@@ -35,11 +35,7 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
             notes.append(Note(code="logical_differs", subject=strange[0], values={"phase": phase}))
         else:
             own[phase] = {row: theirs.get(row, 0) for row in known}
-    below: dict[tuple[str, Phase], int] = defaultdict(int)
-    for phase, rows in own.items():
-        for row, macs in rows.items():
-            for above in ancestry(row):
-                below[above, phase] += macs
+    below = summed(((above, phase), macs) for phase, rows in own.items() for row, macs in rows.items() for above in ancestry(row))
     modules = {}
     for row, module in profile.modules.items():
         works: dict[str, Any] = {

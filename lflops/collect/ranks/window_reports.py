@@ -82,10 +82,7 @@ class RankWindow:
     def collected(self, report: RankReport, pause: Callable[[float], object], is_over: Callable[[], bool]) -> Profile:
         """What the reports that are there make with rank 0's own. Of what all have in common one copy is looked at.
 
-        Args:
-            report: Rank 0's.
-            pause: Waits so many seconds.
-            is_over: Whether ranks that are asked for their times are waited for no longer.
+        Ranks that are asked for their times are waited for until `is_over`.
         """
         packed = pack(report)
 

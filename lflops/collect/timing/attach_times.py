@@ -13,6 +13,7 @@ from lflops.collect.timing.stamps import HookOverhead, PassTimes
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
+from lflops.profile.series import gathered, summed
 from lflops.profile.steps import Step, is_disturbed
 
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
@@ -31,10 +32,7 @@ def attach_module_times(
     clean = [step for step in profile.steps if step.is_clean]
     of_hooks = [step for step in profile.steps if step.kind == "hooked"]
     waits_apart = len(of_hooks) == len(hooked) and all(step.waiting is not None for step in (*clean, *of_hooks))
-    known: defaultdict[str, list[float]] = defaultdict(list)
-    for step in clean:
-        for part, seconds in _parts(step, waits_apart=waits_apart).items():
-            known[part].append(seconds)
+    known = gathered(item for step in clean for item in _parts(step, waits_apart=waits_apart).items())
     # A step without the part has none of its seconds: so modules add up to the summed clean steps.
     means = {part: sum(seconds) / len(clean) for part, seconds in known.items()}
     usual = {part: statistics.median(known[part]) * len(known[part]) / len(clean) for part in means}
@@ -48,16 +46,8 @@ def attach_module_times(
         part: factor for part, factor in times.factors.items() if part != "waiting" and abs(factor - 1) > WORTH_SAYING
     }
     notes = (*timed.notes, Note(code="time_scaled", subject="", values=far)) if far else timed.notes
-    return replace(timed, run=run, notes=notes), tuple(map(_own_seconds, hooked))
-
-
-def _own_seconds(parts: Mapping[str, PassTimes]) -> dict[ModulePhase, float]:
-    """The own seconds of a hooked step's modules over all its parts."""
-    own: defaultdict[ModulePhase, float] = defaultdict(float)
-    for part in parts.values():
-        for key, seconds in part.own.items():
-            own[key] += seconds
-    return dict(own)
+    own_of_steps = tuple(summed(item for part in parts.values() for item in part.own.items()) for parts in hooked)
+    return replace(timed, run=run, notes=notes), own_of_steps
 
 
 def with_times(profile: Profile, times: ScaledTimes) -> Profile:

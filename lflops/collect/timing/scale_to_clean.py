@@ -13,6 +13,7 @@ from typing import Self
 
 from lflops.collect.timing.stamps import HookOverhead, PassTimes, inclusive
 from lflops.profile.records import ModulePhase, Spread
+from lflops.profile.series import gathered
 
 MOST_OVERHEAD = 3.0  # the largest factor of the trial's overhead
 
@@ -44,17 +45,13 @@ def scale_to_clean(
     hooked: Sequence[Mapping[str, PassTimes]],
     clean: Mapping[str, float],
     overhead: HookOverhead,
-    ignored: Collection[str] = (),
-    means: Mapping[str, float] | None = None,
+    ignored: Collection[str] = (),  # rows that are left out
+    means: Mapping[str, float] | None = None,  # seconds of each part, which the modules add up to in the end; without them the usual ones
 ) -> ScaledTimes:
     """Take off hook overhead, and scale the rest to add up to the clean passes.
 
-    Args:
-        hooked: The hooked passes, each by its parts. Forward may have time of the backward phase too, where it takes a gradient.
-        clean: Usual seconds of each part of a clean pass, compared with the usual ones of hooked passes; a part not in it is not scaled.
-        overhead: What torch takes to call the hooks, from a trial.
-        ignored: Rows that are left out.
-        means: Mean seconds of each part, which the modules add up to in the end; where absent, the usual ones.
+    Each hooked pass is given by its parts, of which forward may have time of the backward phase, where it takes a gradient. `clean` are the
+    usual seconds of each part of a clean pass; a part not in it is not scaled.
     """
     means = clean if means is None else means
     scaled: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in hooked]
@@ -96,10 +93,7 @@ def _shifted(spreads: Mapping[ModulePhase, Spread], medians: Mapping[ModulePhase
 
 def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, Spread]:
     """Over the passes: what a module usually takes where it runs, times how often it does, as those of a GAN that take turns."""
-    ran: dict[ModulePhase, list[float]] = {}
-    for each in passes:
-        for key, seconds in each.items():
-            ran.setdefault(key, []).append(seconds)
+    ran = gathered(item for each in passes for item in each.items())
     spreads = {key: spread for key, seconds in ran.items() if (spread := Spread.of(seconds)) is not None}
     for key, spread in spreads.items():
         if (often := spread.n / len(passes)) < 1:

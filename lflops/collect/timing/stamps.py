@@ -16,6 +16,7 @@ from typing import Any
 from lflops.collect.timing.clock import Clock
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import ModulePhase
+from lflops.profile.series import summed
 
 Stamp = tuple[Any, ModulePhase | None, str]  # a mark, what runs from there on, and why; `None` is the observer
 
@@ -84,8 +85,4 @@ def pass_times(stamps: Sequence[Stamp], clock: Clock) -> PassTimes:
 
 def inclusive(own: Mapping[ModulePhase, float]) -> dict[ModulePhase, float]:
     """Seconds of each row and of all rows below it, in each phase."""
-    sums: defaultdict[ModulePhase, float] = defaultdict(float)
-    for (row, phase), seconds in own.items():
-        for above in ancestry(row):
-            sums[ModulePhase(above, phase)] += seconds
-    return dict(sums)
+    return summed((ModulePhase(above, phase), seconds) for (row, phase), seconds in own.items() for above in ancestry(row))

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -186,9 +187,7 @@ def _modules(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
 
 
 def _attribute(module: fx.GraphModule, name: Any, backend: str) -> Any:
-    value: Any = module
-    for part in str(name).split("."):
-        value = getattr(value, part)
+    value = attrgetter(str(name))(module)
     if isinstance(value, fx.GraphModule):
         return CapturedGraph.of(value, backend)
     if isinstance(value, Tensor):

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 
 from lflops.collect.torch_private.known_torch import differs, known_torch
 from lflops.garbage import SearchTimeout, alive
+from lflops.profile.series import sum_known
 
 with known_torch():
     from torch._inductor import config, debug
@@ -152,10 +153,7 @@ def recorded_names(text: str | None) -> tuple[Mapping[str, list[str]], Mapping[s
 
 
 def _get(name: str) -> Any:
-    value: Any = config
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+    return operator.attrgetter(name)(config)
 
 
 class _Setting(NamedTuple):
@@ -242,8 +240,7 @@ def _moved(node: fx.Node) -> int | None:
     if getattr(node.target, "is_view", False):
         return 0
     values = [each.meta.get("val") for each in (*node.all_input_nodes, node)]
-    sizes = [_bytes(tensor) for value in values for tensor in (value if isinstance(value, list | tuple) else [value])]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+    return sum_known(_bytes(tensor) for value in values for tensor in (value if isinstance(value, list | tuple) else [value]))
 
 
 def _bytes(value: Any) -> int | None:

@@ -160,63 +160,47 @@ def _raise_if_wrong(facts: Mapping[str, bool]) -> None:
 
 
 class _Operators(dispatch_modes.TorchDispatchMode):
-    """Notes the operators that run."""
+    """Notes the operators that run, and the numbers of the autograd nodes that run products."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[object] = []
+        self.seen: list[Any] = []
+        self.products: list[int] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(function)
-        return function(*args, **(kwargs or {}))
-
-
-class _BackwardProducts(dispatch_modes.TorchDispatchMode):
-    """Records the operators of a backward pass, and the autograd node of each product."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.numbers: list[int] = []
-        self.names: list[str] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(operators.qualified_name(func))
         node = autograd.current_node()
-        if self.names[-1] == "aten::mm" and node is not None:
-            self.numbers.append(autograd.sequence_number(node))
-        return func(*args, **(kwargs or {}))
+        if function is aten.mm.default and node is not None:
+            self.products.append(autograd.sequence_number(node))
+        return function(*args, **(kwargs or {}))
 
 
 def _numbering() -> dict[str, bool]:
     """Two products of one input: their gradient is the case that naive attribution gets wrong."""
-    products = _BackwardProducts()
-    dispatch_modes.route_higher_order_operators(_BackwardProducts)
+    ran = _Operators()
+    dispatch_modes.route_higher_order_operators(_Operators)
     x, w = (torch.zeros(2, 2, device="cpu", dtype=torch.float32, requires_grad=True) for _ in range(2))
     before = autograd.next_sequence_number()
     first = x.mm(w)
     between = autograd.next_sequence_number()
     second = x.mm(w)
     ended: list[int] = []
-    first.register_hook(lambda _: autograd.after_backward(lambda: ended.append(len(products.numbers))))
+    first.register_hook(lambda _: autograd.after_backward(lambda: ended.append(len(ran.products))))
     after = autograd.next_sequence_number()
     outside = autograd.backward_id()
     with Undo() as undo:
-        undo.add(dispatch_modes.end_mode, products)
-        with dispatch_modes.on_stack(products):
+        undo.add(dispatch_modes.end_mode, ran)
+        with dispatch_modes.on_stack(ran):
             grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
-        dispatch_modes.push_mode(products)
+        dispatch_modes.push_mode(ran)
     dispatch_modes.sweep_modes()
     return {
-        "modes do not end": products not in dispatch_modes.open_modes(),
+        "modes do not end": ran not in dispatch_modes.open_modes(),
         "autograd nodes are not numbered in the order they are built": before <= between - 1 and between <= after - 1,
-        "a node's number does not survive to backward": products.numbers == [after - 1] * 2 + [between - 1] * 2,
+        "a node's number does not survive to backward": ran.products == [after - 1] * 2 + [between - 1] * 2,
         "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
         "the end of a backward pass is not reported": ended == [4],
-        "operators have other names": "aten::mm" in products.names,
+        "operators have other names": "aten::mm" in [operators.qualified_name(each) for each in ran.seen],
         "nodes have no names": "MmBackward" in autograd.node_name((x * 1).mm(w).grad_fn),
         "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])} == {id(x), id(w)},
         "a recording profiler is not seen": autograd.profiler_is_recording() in (True, False),

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lflops import units
-from lflops.ledger.account import CATEGORIES, CAUSES, NO_LOSS, Ledger, SlowStep, added, group_of, memory_growth
+from lflops.ledger.account import CATEGORIES, CAUSES, NO_LOSS, Ledger, SlowStep, group_of, memory_growth
+from lflops.profile.series import summed
 from lflops.report.lines.text import counted
 
 LEAST_SHARE, LEAST = 0.01, 1.0  # a loss costs this share of the run and so many seconds; less is not worth a line
@@ -35,12 +36,7 @@ def losses(ledger: Ledger) -> list[Loss]:
 
 
 def end_lines(ledger: Ledger, where: str | None) -> list[str]:
-    """Where the run's time went, its three largest losses, and where to look; nothing where no loss is worth a line.
-
-    Args:
-        ledger: Of the run.
-        where: The folder of its file; `None` without one.
-    """
+    """Where the run's time went, its three largest losses, and where to look (`where`, if there is a file); nothing for small losses."""
     lost = losses(ledger)[:MOST_LOSSES]
     growth = memory_growth(ledger)
     if not lost and growth is None:
@@ -71,7 +67,9 @@ def ledger_lines(ledger: Ledger) -> Iterator[str]:
         for part, value in sorted(parts.items(), key=lambda item: -item[1]):
             yield _row(f"  {CAUSES.get(part, part) if group == 'slow' else part}", value, ledger.total)
     if len(ledger.starts) > 1:
-        yield from ["", *(_start_line(number, ledger) for number in range(len(ledger.starts)))]
+        yield ""
+        for number, start in enumerate(ledger.starts, 1):
+            yield f"start {number}: {units.long_duration(start.seconds)}, steps {start.first_step + 1} to {start.last_step}, {start.ended}"
     if ledger.slow_steps:
         yield from ["", *_slow_lines(ledger.slow_steps)]
     if (growth := memory_growth(ledger)) is not None:
@@ -80,11 +78,6 @@ def ledger_lines(ledger: Ledger) -> Iterator[str]:
 
 def _row(label: str, seconds: float, total: float) -> str:
     return f"{label:<72} {units.long_duration(seconds):>12} {units.percent(seconds / total if total else None):>8}"
-
-
-def _start_line(number: int, ledger: Ledger) -> str:
-    start = ledger.starts[number]
-    return f"start {number + 1}: {units.long_duration(start.seconds)}, steps {start.first_step + 1} to {start.last_step}, {start.ended}"
 
 
 def _slow_lines(steps: Iterable[SlowStep]) -> Iterator[str]:
@@ -103,7 +96,7 @@ def _text_of(loss: Loss) -> str:
     if group != "slow":
         return CATEGORIES.get(group, group)
     longest = max(loss.steps, key=lambda step: step.seconds, default=None)
-    phases = added((step.phase, step.cost) for step in loss.steps)
+    phases = summed((step.phase, step.cost) for step in loss.steps)
     what = f"{CAUSES.get(cause, cause)}{f', mostly in {max(phases, key=phases.__getitem__)}' if cause == 'unknown' and phases else ''}"
     if longest is None:
         return f"slow steps: {what}"

@@ -26,27 +26,16 @@ _REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measu
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """A cause in words.
+    """A cause in words."""
 
-    Attributes:
-        cause: Its kind, for programs.
-        said: The sentence, with the cost.
-        module: Where it is; empty is no module in particular.
-        rank: The slow rank.
-        seconds: What it costs a step; `None` is unknown.
-        share: That over the step.
-        next: What usually shortens it.
-        is_fault: Whether it is something wrong, rather than where the time of any such training goes.
-    """
-
-    cause: str
-    said: str
-    module: str = ""
-    rank: int | None = None
-    seconds: float | None = None
-    share: float | None = None
-    next: str = ""
-    is_fault: bool = False
+    cause: str  # its kind, for programs
+    said: str  # the sentence, with the cost
+    module: str = ""  # where it is; empty is no module in particular
+    rank: int | None = None  # the slow rank
+    seconds: float | None = None  # what it costs a step; `None` is unknown
+    share: float | None = None  # that over the step
+    next: str = ""  # what usually shortens it
+    is_fault: bool = False  # whether it is something wrong, rather than where the time of any such training goes
 
 
 class Verdict(Struct, frozen=True, kw_only=True):

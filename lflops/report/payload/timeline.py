@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
 from lflops.profile.model import Moment
+from lflops.profile.series import gathered
 from lflops.profile.timeline import ModuleSlice, StepTimeline
 from lflops.report.payload.columns import Columns
 from lflops.report.payload.memory import MemoryShown
@@ -108,9 +109,7 @@ def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]
         else:
             counted[key].append((index, index + 1))
         last = key
-    timed: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-    for each in _innermost(step.slices):
-        timed[_key(each.row, each.phase)].append((each.start, each.start + each.length))
+    timed = gathered((_key(each.row, each.phase), (each.start, each.start + each.length)) for each in _innermost(step.slices))
     if updates := timed.get(_UPDATE):  # an optimizer that calls a closure runs before it too, and computes nothing there
         timed[_UPDATE] = sorted(sorted(updates, key=lambda ends: ends[0] - ends[1])[: len(counted[_UPDATE])])
     for key in counted.keys() & timed.keys():
