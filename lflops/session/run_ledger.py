@@ -36,7 +36,7 @@ class RunLedger:
         """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
         undo.add(self.stop, "interrupted")
         self._keeper.start(folder)
-        if self._keeper.is_first:  # of the process, whose compilations until now nobody has heard
+        if self._keeper.is_first:  # of the process: nothing has heard its compilations until now
             self._recorder.note_past("compilation", min(compile_seconds(), process_age()))
         undo.add(self._compilations.stop)
         self._compilations.listen(boundary.guard)
