@@ -1,6 +1,7 @@
 """Everything that only a GPU can tell, in ten minutes: `make gpu`. Each part is a process with a time limit, and a line of RESULTS.md.
 
-Without a CUDA device every part says that it did not run. `--device cpu` tries the code of the parts there, and writes nothing.
+Without a CUDA device every part says that it did not run. `--device cpu` tries the code of the parts there, `--device simulated` on the
+simulated accelerator of the tests, which makes no claim about a real chip. Both write nothing.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lflops
 from lflops import Profile, Schedule, units
+from lflops.collect.inputs.devices import profiler_activity
 from lflops.trace_analysis.read_trace import read_trace
 from lflops.trace_analysis.sentences import verdict
 from lflops.trace_analysis.summary import TraceSummary, summarise
@@ -92,7 +94,7 @@ def fit(device: str, folder: str, *callbacks: Any, steps: int = STEPS) -> tuple[
     batches = DataLoader(TensorDataset(module.model.batch(8).repeat(steps, 1, 1)), batch_size=8)
     trainer = Trainer(
         max_steps=steps,
-        accelerator="gpu" if device == "cuda" else "cpu",
+        **_place(device),
         devices=1,
         callbacks=list(callbacks),
         default_root_dir=folder,
@@ -108,10 +110,20 @@ def fit(device: str, folder: str, *callbacks: Any, steps: int = STEPS) -> tuple[
     return module.model, time.perf_counter() - start
 
 
+def _place(device: str) -> dict[str, Any]:
+    """The Trainer's arguments for a device."""
+    if device == "simulated":
+        from tests.support.simulated import FIRST
+        from tests.support.simulated.lightning import on
+
+        return {"accelerator": "auto", "strategy": on(FIRST)}
+    return {"accelerator": "gpu" if device == "cuda" else "cpu"}
+
+
 def synchronise(device: str) -> None:
     """Wait for the device."""
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if device != "cpu":
+        torch.accelerator.synchronize()
 
 
 def monitored(device: str, folder: str) -> Profile:
@@ -202,19 +214,20 @@ def memory(device: str) -> Iterator[str]:
     if found is None:
         raise RuntimeError("the estimate has no memory")
     reserved = units.size(found.reserved.reserved_bytes) if found.reserved else units.UNKNOWN
-    if device != "cuda":
-        yield f"estimated {units.size(found.peak_bytes)}, reserved {reserved}; allocated: needs CUDA"
+    if device == "cpu":
+        yield f"estimated {units.size(found.peak_bytes)}, reserved {reserved}; allocated: needs a device"
         return
-    torch.cuda.reset_peak_memory_stats()
+    allocator: Any = torch.cuda if device == "cuda" else torch.accelerator
+    allocator.reset_peak_memory_stats()
     module = Layers(device).to(device)
     optimizer, batch = torch.optim.AdamW(module.parameters()), x.to(device)
     for _ in range(2):
         optimizer.zero_grad()
         module(batch).sum().backward()
         optimizer.step()
-    torch.cuda.synchronize()
-    yield f"alive: estimated {units.size(found.peak_bytes)}, allocated {units.size(torch.cuda.max_memory_allocated())}"
-    yield f"reserved: estimated {reserved}, reserved {units.size(torch.cuda.max_memory_reserved())}"
+    synchronise(device)
+    yield f"alive: estimated {units.size(found.peak_bytes)}, allocated {units.size(allocator.max_memory_allocated())}"
+    yield f"reserved: estimated {reserved}, reserved {units.size(allocator.max_memory_reserved())}"
 
 
 ATTENTION: dict[str, tuple[tuple[int, ...], torch.dtype, dict[str, Any]]] = {
@@ -280,8 +293,8 @@ def trace(device: str) -> Iterator[str]:
 
 def recorded(device: str, run: Callable[[], Any]) -> TraceSummary:
     """Five steps by torch.profiler, with shapes, read by our own reader."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
-    with profile(activities=activities, record_shapes=True) as recorder:
+    activities = [ProfilerActivity.CPU, profiler_activity(torch.device(device))]
+    with profile(activities=[each for each in activities if each is not None], record_shapes=True) as recorder:
         for _ in range(5):
             run()
         synchronise(device)
@@ -298,6 +311,9 @@ def graphs(device: str) -> Iterator[str]:
     for title, how in options.items():
         if device != "cuda" and title == "CUDA graphs":
             yield "CUDA graphs: need CUDA"
+            continue
+        if device == "simulated" and title == "compiled":
+            yield "compiled: inductor makes no code for the simulated device"
             continue
         run = module if title == "eager" else torch.compile(module, **how)
         with torch.no_grad():
@@ -351,13 +367,19 @@ def outcome(name: str, device: str, seconds: float) -> str:
 def main() -> None:
     """Run the parts and write the section."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--device", choices=["cuda", "cpu", "simulated"], default="cuda")
     parser.add_argument("--part", choices=list(PARTS), help="run one part in this process, and print its lines as JSON")
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    if options.device == "cpu":
+    if options.device != "cuda":
         torch.set_num_threads(1)
+    if options.part and options.device == "simulated":
+        from tests.support import simulated
+
+        simulated.load()
+        simulated.plan(macs_per_second=1e9, bytes_per_second=1e9)
+        simulated.follow_real_clock(follows=True)
     if options.part:
         with contextlib.redirect_stdout(sys.stderr):
             lines = list(PARTS[options.part][0](options.device))

@@ -74,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report.tables": VALUE | ANALYSES | {"report.lines"},
     "report.terminal": VALUE | ANALYSES | {"report.lines", "report.tables", "pypi:rich"},
     "report.payload": VALUE | ANALYSES | {"ledger", "report.lines"},
-    "report": VALUE | ANALYSES | {"report.lines", "report.payload"},
+    "report": VALUE | ANALYSES | {"ledger", "report.lines", "report.payload"},
     "tensorboard": VALUE | ANALYSES | {"ledger", "report.payload", "pypi:tensorboard"},
 }
 COLLECT = {row for row in MAY_IMPORT if row.partition(".")[0] == "collect"}

@@ -24,7 +24,7 @@ class Book:
     Args:
         begin: The moment at which the start began.
         collections: Moments at which Python's garbage collector began and ended, in turn.
-        retries: How often the CUDA allocator has freed its cache and tried again, so far.
+        retries: How often the device's allocator has freed its cache and tried again, so far.
     """
 
     def __init__(self, begin: int, collections: deque[int], retries: Callable[[], int] = lambda: 0) -> None:

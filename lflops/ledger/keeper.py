@@ -31,7 +31,7 @@ class Keeper:
     Args:
         rank: Of this process.
         ranks: How many there are.
-        retries: How often the CUDA allocator has freed its cache and tried again, so far.
+        retries: How often the device's allocator has freed its cache and tried again, so far.
         schedule: Reads when the training's thread ran and waited for a core.
         look: Is called once a second with a function that returns how many steps are done, and the seconds of the usual one.
     """

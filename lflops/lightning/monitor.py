@@ -46,7 +46,7 @@ class FlopsMonitor(Base, HearsPhases):
         count: Whether to count a step; or a profile of the same model that was counted elsewhere.
         trace: Whether to trace; without, the modules are timed in the active steps.
         trace_ranks: Which ranks trace: "zero", "all", or a list of them.
-        activities: What is traced, of "cpu" and "cuda"; as torch.profiler takes it, and so the next three.
+        activities: What is traced, of "cpu" and "device", the one that the model is on. The next three are as torch.profiler takes them.
         record_shapes: The shapes of operators' inputs as well.
         profile_memory: Allocations as well.
         with_stack: Python's stack as well; it breaks the nesting of your `record_function` in the trace.
@@ -99,7 +99,7 @@ class FlopsMonitor(Base, HearsPhases):
         output_file: str | PathLike[str] | None = None,
         trace: bool = True,
         trace_ranks: str | Sequence[int] = "zero",
-        activities: Sequence[Activity] = ("cpu", "cuda"),
+        activities: Sequence[Activity] = ("cpu", "device"),
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
@@ -288,7 +288,6 @@ class FlopsMonitor(Base, HearsPhases):
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
 
     def _number(self, trainer: Any) -> int:
-        """Which of the Trainer's monitors this is, from 1."""
         return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
 
     def _guarded(self, name: str, action: Callable[[Session], None]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from lflops.boundary import Boundary, ExitBy, Undo
-from lflops.collect.inputs.arguments import describe
+from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.inputs.tensors import device_of
 from lflops.collect.ranks.store import shared_store
 from lflops.errors import CountError
@@ -335,8 +335,6 @@ class LoopMonitor:
 
 
 class _Batch:
-    """The `with` of one batch."""
-
     def __init__(self, monitor: LoopMonitor, batch: Any) -> None:
         self._monitor = monitor
         self._batch = batch
@@ -361,7 +359,7 @@ def _models(model: Any) -> dict[str, nn.Module]:
 
 def _check_numbers(**given: Any) -> None:
     for (name, value), least in zip(given.items(), (1, 0, 1), strict=True):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        if value is not None and not is_whole(value, least):
             raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
 
 
@@ -381,7 +379,6 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 
 def _one(models: Mapping[str, nn.Module]) -> nn.Module:
-    """The model; a module that has all of them, where there are several."""
     return models[""] if "" in models else nn.ModuleDict(models)
 
 

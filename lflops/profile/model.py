@@ -22,6 +22,7 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.module_names import ancestry, patterns
 from lflops.profile.notes import Note, notes_with
 from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase, Rank, RankComparison, RankStat, Seconds, Spread, Trace
+from lflops.profile.series import summed
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 
@@ -346,10 +347,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     def by_operator(self, phase: PhaseQuery = "forward", module: str = "", *, metric: Metric = "macs") -> dict[str, int]:
         """MACs, or another metric, of each operator in `module` and below it, the most first; those that have none are left out."""
         self._check_module(module)
-        sums: dict[str, int] = {}
-        for name, operator, value in self._nonzero_cells(phase, metric):
-            if module in ancestry(name):
-                sums[operator] = sums.get(operator, 0) + value
+        sums = summed((operator, value) for name, operator, value in self._nonzero_cells(phase, metric) if module in ancestry(name))
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def by_module_and_operator(self, phase: PhaseQuery = "forward", *, metric: Metric = "macs") -> dict[str, dict[str, int]]:
@@ -374,9 +372,9 @@ class Profile(Struct, frozen=True, kw_only=True):
     def cpu_lost_shares(self) -> list[float]:
         """The share of the CPU time that the process was ready to use and others took, in each hooked step that knows it.
 
-        On CUDA there are none: a host that waits for its core need not slow the device.
+        On a device there are none: a host that waits for its core need not slow it.
         """
-        steps = () if self.run.device_type == "cuda" else self.steps
+        steps = self.steps if self.run.device_type in {"cpu", None} else ()
         known = [(s.cpu_lost, s.cpu_user + (s.cpu_system or 0.0)) for s in steps if s.cpu_lost is not None and s.cpu_user is not None]
         return [lost / (lost + used) for lost, used in known if lost + used]
 

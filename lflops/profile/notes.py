@@ -120,6 +120,11 @@ def _time_scaled(note: Note) -> str:
     return f"module times are rough{rough}: they are scaled to undisturbed passes, {factors or units.UNKNOWN}{doubt}"
 
 
+def _no_timed_events(note: Note) -> str:
+    waits = "lflops waits for the device at the end of each step" if note.values.get("waits") else "steps are timed by the host's clock"
+    return _fill("torch cannot time events on {subject}: ", note) + f"{waits}, and the phases of a step are the host's"
+
+
 def _schedule_shrunk(note: Note) -> str:
     left = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in note.values.items() if name != "batches")
     return _fill("the schedule is shortened to the run's {batches:batch/batches}, in steps: ", note) + (left or units.UNKNOWN)
@@ -181,6 +186,16 @@ def _unknown(note: Note) -> str:
 
 NOTES: Mapping[str, Kind] = {
     # Counting.
+    "anomaly_mode": Kind(
+        "anomaly detection is on, which makes steps longer",
+        cause="`torch.autograd.set_detect_anomaly` is on: each operator of forward keeps its stack, and backward looks for NaN.",
+        remedy="switch it off when you have found what you look for.",
+    ),
+    "eval_mode": Kind(
+        "all modules are in eval mode while they are trained: dropout does nothing, and norms do not learn their statistics",
+        cause="`model.eval()` was called, or `from_pretrained` has done so, and no `model.train()` after it.",
+        remedy="call `model.train()` before you train.",
+    ),
     "ambiguous_threads": Kind(
         "the work of {calls:operator call} in backward is counted as the model's own: its module is unknown",
         values={"calls": int},  # operator calls in backward whose module is unknown; they are the root's own
@@ -283,6 +298,11 @@ NOTES: Mapping[str, Kind] = {
         values={"*": float},  # by phase: the factor that hooked times were scaled by
         cause="the median step timed by module differs from the median undisturbed one by more than the hook overhead that is known.",
         remedy="none below a factor of two. Above it, time more steps by module (`active=8`) and on an idle machine.",
+    ),
+    "no_timed_events": Kind(
+        _no_timed_events,
+        values={"waits": int},  # subject: the kind of device; 1 where lflops waits for it at the end of each step
+        cause="times on a device are taken by events, and this backend has none with times.",
     ),
     "compiled_by_module": Kind(
         "times inside of {graphs:compiled graph} are from the traced steps: {assigned:percent} of it by module, {divided:percent} in "

@@ -19,7 +19,7 @@ from lflops.session.inputs.messages import Failures, warn
 from lflops.session.inputs.phases import Phases
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import STAGES, Stage, Training
-from lflops.session.outlets.ledger_text import log_ledger
+from lflops.session.outlets.loggers import log_ledger
 from lflops.session.outlets.out_of_memory import MemoryHistory, ran_out_of_memory, write_report
 from lflops.session.outlets.paths import OutputPaths
 from lflops.session.results import Results
@@ -102,16 +102,10 @@ class MonitoredRun:
             self._tracking.start()
 
     def begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int = 1) -> None:
-        """A stage begins, or comes again.
+        """A stage begins, or comes again. A `LflopsError` says that an argument is not for this model, or these ranks.
 
-        Args:
-            name: Of the stage.
-            training: Reads the run off its loop, when its first stage begins.
-            stage: Reads the stage, when it begins for the first time.
-            monitor: Which of the loop's monitors it is for, from 1.
-
-        Raises:
-            LflopsError: An argument is not for this model, or these ranks.
+        `training` reads the run off its loop when its first stage begins, `stage` the stage when it begins for the first time; `monitor`
+        says which of the loop's monitors it is for, from 1.
         """
         if self._failed:
             return

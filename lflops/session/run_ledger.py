@@ -9,6 +9,7 @@ import torch
 
 from lflops.boundary import Boundary, Undo
 from lflops.collect.inputs.batch_reader import BatchReader
+from lflops.collect.inputs.devices import allocator_stats
 from lflops.collect.timing.clock import ThreadSchedule
 from lflops.collect.torch_private.modules import Compilations, compile_seconds
 from lflops.ledger.account import Ledger
@@ -23,7 +24,8 @@ class RunLedger:
     """Marks what one run does, from its set-up to its end."""
 
     def __init__(self, rank: int, ranks: int, requests: WindowRequests) -> None:
-        self._keeper = Keeper(rank, ranks, retries=_allocator_retries, schedule=ThreadSchedule().read, look=requests.look)
+        self._device: torch.device | None = None  # of the training, once it has begun
+        self._keeper = Keeper(rank, ranks, retries=self._allocator_retries, schedule=ThreadSchedule().read, look=requests.look)
         self._recorder = self._keeper.recorder
         self._compilations = Compilations(partial(self._recorder.enter, "compilation"), partial(self._recorder.leave_last, "compilation"))
         self._reader = BatchReader()
@@ -36,7 +38,7 @@ class RunLedger:
         """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
         undo.add(self.stop, "interrupted")
         self._keeper.start(folder)
-        if self._keeper.is_first:  # of the process: nothing has heard its compilations until now
+        if self._keeper.is_first:  # of the process, whose compilations until now no one has heard
             self._recorder.note_past("compilation", min(compile_seconds(), process_age()))
         undo.add(self._compilations.stop)
         self._compilations.listen(boundary.guard)
@@ -45,7 +47,7 @@ class RunLedger:
 
     def begin_training(self, training: Training, stage: Stage) -> None:
         """The stage begins whose steps are those of the ledger."""
-        self._ends_step, self._logged_step = stage.ends_step, training.logged_step
+        self._ends_step, self._logged_step, self._device = stage.ends_step, training.logged_step, training.device
 
     def epoch_ends(self) -> None:
         """What follows is between two epochs, until a batch is asked for."""
@@ -74,13 +76,10 @@ class RunLedger:
         """The account until now, or until the run ended."""
         return self._keeper.ledger()
 
+    def _allocator_retries(self) -> int:
+        """How often the allocator of the training's device has freed its cache and tried again."""
+        return 0 if self._device is None else allocator_stats(self._device).get("num_alloc_retries", 0)
+
 
 def _none_done() -> int:
     return 0
-
-
-def _allocator_retries() -> int:
-    """How often CUDA's allocator has freed its cache and tried again."""
-    if not torch.cuda.is_initialized():
-        return 0
-    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))

@@ -75,7 +75,6 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return _answer(start, "200 OK", "application/json", json.dumps({"windows": windows, "problems": problems}).encode())
 
     def _logged(self, environ: dict[str, Any]) -> Iterator[tuple[str, str, Any, _Status]]:
-        """Run, tag, what was logged at a step, and its status; without a step where no step of the tag can be shown."""
         experiment = environ.get(experiment_id.WSGI_ENVIRON_KEY, "")
         listed = self._data.list_tensors(request_context.from_environ(environ), experiment_id=experiment, plugin_name=PLUGIN)
         for run, tags in sorted(listed.items()):
@@ -102,7 +101,6 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return _json(environ, start, payload, value)
 
     def _timeline(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The timeline of one window, which is logged behind its payload."""
         window = self._requested(environ, _parameters(environ))
         value = None if window is None else _value(window[1], 1)
         if value is None:
@@ -188,7 +186,6 @@ def _parameters(environ: dict[str, Any]) -> dict[str, str]:
 
 
 def _value(datum: Any, index: int = 0) -> Any:
-    """The payload in what was logged, or with 1 its timeline; `None` if there is none."""
     return datum.numpy.item(index) if index < datum.numpy.size <= _PARTS else None
 
 

@@ -4,16 +4,17 @@ from collections import Counter
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw, Struct, field
+from msgspec.structs import replace
 
 from lflops.trace_analysis.event_stream import TraceStream
 from lflops.traces.annotate import MODULE
 from lflops.traces.files import as_trace
 from lflops.traces.recorded import STEP, Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
-from lflops.traces.timestamps import ZERO, span
+from lflops.traces.timestamps import ZERO, microseconds, span
 
 _FRAME = "nn.Module: "
 _COLLECTIVE = "nccl:"
@@ -28,9 +29,17 @@ _RUNTIME = (
     "xpu_runtime",
     "xpu_driver",
     "mtia_runtime",
+    "glow_runtime",
+    "hpu_op",
     "privateuse1_runtime",
     "privateuse1_driver",
 )
+_ASCEND = "Ascend Hardware"
+"""The process of a trace whose slices are what an Ascend device did. They have no category."""
+
+_ASCEND_WAITS = ("EVENT_", "NOTIFY_")
+"""How the types of its tasks begin in which nothing is computed: it waits, or lets others go on."""
+
 _SKIPPED = frozenset(
     {
         "ac2g",
@@ -85,6 +94,14 @@ class _WorkArgs(_CollectiveArgs, gc=False):
     external: int = field(default=0, name="External id")
 
 
+class _AscendArgs(Struct, gc=False):
+    """Of a slice of an Ascend device, and of the event that names its process."""
+
+    name: str = ""
+    task: str = field(default="", name="Task Type")
+    stream: int | None = field(default=None, name="Physic Stream Id")
+
+
 class _RuntimeArgs(Struct, gc=False):
     correlation: int = 0
 
@@ -111,7 +128,6 @@ class _SliceArgs(Struct, gc=False):
 
 
 def _described(name: str, args: _OperatorArgs) -> Collective | None:
-    """The message of a collective by the inputs of its scope, which are all that older torch tells."""
     if args.shapes is _ABSENT:
         return None
     try:
@@ -131,6 +147,7 @@ def read_trace(path: Path) -> RecordedTrace:
     with as_trace(path):
         for events in stream.portions():
             reader.add(events)
+        reader.finish()
         if not reader.events:
             raise ValueError("it has no events")
     header = stream.header
@@ -155,8 +172,6 @@ def read_trace(path: Path) -> RecordedTrace:
 
 
 class _Reader:
-    """Sorts the events into what they are."""
-
     def __init__(self) -> None:
         self.work: list[DeviceWork] = []
         self.runtime: list[RuntimeCall] = []
@@ -173,6 +188,10 @@ class _Reader:
         self._names: dict[str, str] = {}
         self._inputs: dict[Inputs, Inputs] = {}
         self._work_args = msgspec.json.Decoder(_WorkArgs)
+        self._begun: dict[tuple[Any, Any], list[_Event]] = {}  # events of which only the begin has been read, by thread
+        self._unsorted: dict[int | str | None, list[DeviceWork]] = {}  # slices without a category, by process
+        self._ascend: set[int | str | None] = set()
+        self._ascend_args = msgspec.json.Decoder(_AscendArgs)
         self._runtime_args = msgspec.json.Decoder(_RuntimeArgs)
         self._operator_args = msgspec.json.Decoder(_OperatorArgs)
         self._collective_args = msgspec.json.Decoder(_CollectiveArgs)
@@ -181,6 +200,8 @@ class _Reader:
             "Operator": self._operator,
             "kernel": lambda event: self._device(event, "kernel"),
             "Kernel": lambda event: self._device(event, "kernel"),
+            "mtia_ccp_events": lambda event: self._device(event, "kernel"),
+            "": self._without_category,
             "gpu_memcpy": lambda event: self._device(event, "copy"),
             "Memcpy": lambda event: self._device(event, "copy"),
             "gpu_memset": lambda event: self._device(event, "fill"),
@@ -196,7 +217,16 @@ class _Reader:
         takers = self._takers
         for event in events:
             category = event.cat or ""
-            if event.ph == "X":
+            if event.ph == "B":
+                self._begun.setdefault((event.pid, event.tid), []).append(event)
+            elif event.ph == "E" and (begun := self._begun.get((event.pid, event.tid))):
+                start, end = span(begun[-1].ts)[0], span(event.ts)[0]
+                self.events -= 1  # a pair is one event
+                self.add([replace(begun.pop(), ph="X", dur=microseconds(end - start))])
+            elif event.ph == "M" and event.name == "process_name":
+                if self._ascend_args.decode(event.args).name == _ASCEND:
+                    self._ascend.add(event.pid)
+            elif event.ph == "X":
                 taker = takers.get(category)
                 if taker is not None:
                     taker(event)
@@ -204,6 +234,26 @@ class _Reader:
                     self.unread[category] += 1
             elif category == "cpu_instant_event":
                 self._instant(event)
+
+    def finish(self) -> None:
+        """All events have been added: what had no category is a device's where its process is one."""
+        for process in self._ascend:
+            self.work += self._unsorted.get(process, [])
+        for begun in self._begun.values():
+            self.unread.update(event.cat or "begun, and not ended" for event in begun)
+
+    def _without_category(self, event: _Event) -> None:
+        """A slice of a process that may be an Ascend device; only the whole trace tells."""
+        try:
+            args = self._ascend_args.decode(event.args)
+        except msgspec.MsgspecError:
+            return
+        if args.task.startswith(_ASCEND_WAITS) or not args.task:
+            return
+        start, end = self._times(event)
+        stream = args.stream if args.stream is not None else event.tid if isinstance(event.tid, int) else 0
+        kind: Literal["copy", "kernel"] = "copy" if "MEMCPY" in args.task or "SDMA" in args.task else "kernel"
+        self._unsorted.setdefault(event.pid, []).append(DeviceWork(kind, self._name(event), 0, stream, start, end, 0, 0, None))
 
     def _name(self, event: _Event) -> str:
         name = event.name or ""

@@ -23,8 +23,8 @@ def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
     start, length = _as_kineto_writes(bytes(ts)), _as_kineto_writes(bytes(dur))
     if start is not None and length is not None:
         return start, start + length
-    begin = _decimal(bytes(ts))
-    return _rounded(begin), _rounded(_EXACT.add(begin, _decimal(bytes(dur))))
+    begin, took = (_decimal(bytes(each).strip(b'"')) for each in (ts, dur))  # some profilers write a text
+    return _rounded(begin), _rounded(_EXACT.add(begin, took))
 
 
 def microseconds(nanoseconds: int) -> Raw:

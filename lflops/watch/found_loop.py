@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -85,7 +86,7 @@ class FoundPhases(LoopPhases):
         check_data_loader()
         super().install(models, optimizers, boundary, undo)
         guard = boundary.guard
-        hook_optimizers(undo, guard(self._optimizer_begins), guard(self._optimizer_ends))
+        hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")))
         hear_fetches(undo, guard(self._fetch_begins), guard(self._fetch_ends))
 
     def _model_is_called(self, model: nn.Module) -> None:

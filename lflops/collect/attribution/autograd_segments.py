@@ -33,6 +33,10 @@ class AutogradSegments:
             self.mark(self._end, row)
             self._end = number
 
+    def close(self, number: int) -> None:
+        """Let the nodes up to `number` keep the rows that they have."""
+        self._end = number
+
     def row(self, number: int) -> str:
         """The row that built the node of that number; the root for one that was there before."""
         index = bisect_right(self._starts, number) - 1

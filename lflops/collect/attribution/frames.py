@@ -61,7 +61,7 @@ class ThreadState:
         # The last backward pass seen here with gradients on, and whether it is one that is itself differentiated
         self.backward = NO_BACKWARD
         self.differentiated = False
-        self.recomputed_in = (NO_BACKWARD, 0)  # the last backward pass in which modules were entered here, in which round of forward
+        self.recomputed_round = -1  # the last round of forward in whose backward modules were entered here
         # Whether the next operator has to begin a segment: nodes were built in backward, or a frame was found abandoned
         self.detour = False
         self.unfollow: Callable[[], None] | None = None  # what to call when the thread has left the tree's modules

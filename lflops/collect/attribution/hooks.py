@@ -83,20 +83,24 @@ def install_hooks(undo: Undo, listener: ModuleListener, steps: OptimizerListener
     hidden = HiddenHooks((enters, leaves))
     for hook in (enters, leaves):
         never_compiled(hook)
-        undo.add(remove_hook, hook)
-    undo.add(hidden.stop)
-    register_module_forward_pre_hook(enters)
     # always_call: early-stopped recomputation leaves forward by an exception
-    register_module_forward_hook(leaves, with_kwargs=True, always_call=True)
+    calls_always = partial(register_module_forward_hook, with_kwargs=True, always_call=True)
+    _hook(undo, None, (register_module_forward_pre_hook, enters), (calls_always, leaves))
+    undo.add(hidden.stop)
     hidden.start()
     if steps is not None:
         begins, ends = guard(partial(_enter_step, steps)), guard(lambda optimizer, *_: steps.leave_step(optimizer))
-        for hook in (begins, ends):
-            undo.add(remove_hook, hook)
-        register_optimizer_step_pre_hook(begins)
-        register_optimizer_step_post_hook(ends)
+        _hook(undo, None, (register_optimizer_step_pre_hook, begins), (register_optimizer_step_post_hook, ends))
     undo.add(_forget, listener)
     LISTENERS.append(listener)
+
+
+def _hook(undo: Undo, owner: nn.Module | Optimizer | None, *hooks: tuple[Callable[[Any], object], Callable[..., Any]]) -> None:
+    """Register hooks on an owner, or for all, until `undo` is closed; an interrupt in between leaves none."""
+    for _, hook in hooks:
+        undo.add(remove_hook, hook, owner)
+    for register, hook in hooks:
+        register(hook)
 
 
 @contextlib.contextmanager
@@ -196,22 +200,12 @@ def _remove_if_alive(hook: Callable[..., Any], module: "ref[nn.Module]") -> None
         remove_hook(hook, alive)
 
 
-def hook_optimizer(undo: Undo, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Run an action before each step of this one optimizer, and one after it, until `undo` is closed."""
-    begins, ends = lambda *_: before(), lambda *_: after()
-    for hook in (begins, ends):
-        undo.add(remove_hook, hook, optimizer)
-    optimizer.register_step_pre_hook(begins)
-    optimizer.register_step_post_hook(ends)
-
-
-def hook_optimizers(undo: Undo, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """The same for each step of all optimizers."""
-    begins, ends = lambda *_: before(), lambda *_: after()
-    for hook in (begins, ends):
-        undo.add(remove_hook, hook)
-    register_optimizer_step_pre_hook(begins)
-    register_optimizer_step_post_hook(ends)
+def hook_optimizers(undo: Undo, before: Callable[[], None], after: Callable[[], None], only: Optimizer | None = None) -> None:
+    """Run an action before each step of all optimizers, or of only one, and another action after it, until `undo` is closed."""
+    registers: tuple[Any, Any] = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+    if only is not None:
+        registers = (only.register_step_pre_hook, only.register_step_post_hook)
+    _hook(undo, only, (registers[0], lambda *_: before()), (registers[1], lambda *_: after()))
 
 
 def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

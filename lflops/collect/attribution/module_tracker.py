@@ -9,8 +9,8 @@ what the modules take or return.
     number                5                        6
     backward    node 6: k, node 5: q
 
-On CUDA backward runs on a thread of the device's, which numbers from 0 itself. What activation checkpointing builds there again is run by a
-pass within the pass, on that thread (`recomputed_in`), and gone with it. What a backward that is itself differentiated builds there lasts,
+On a device backward runs on the device's thread, which numbers from 0 itself. What activation checkpointing builds there again is run
+by a pass within the pass, on that thread (`in_inner_backward`), and gone with it. What a differentiated backward builds there lasts,
 and so does what a second thread builds in forward. Then nodes are claimed. Where that is not enough, the root has the work, with a note
 (`ambiguous`).
 """
@@ -29,7 +29,7 @@ from lflops.boundary import Guard, Undo, unguarded
 from lflops.collect.attribution.autograd_segments import AutogradSegments, Claims
 from lflops.collect.attribution.frames import ThreadLocal, TrackedFrame
 from lflops.collect.attribution.hooks import LISTENERS, install_hooks
-from lflops.collect.attribution.python_stack import caller, checkpoint_is_running, is_running
+from lflops.collect.attribution.python_stack import caller, checkpoint_is_running, in_inner_backward, is_running
 from lflops.collect.inputs.tensors import nodes_of, tensors_in
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.autograd import (
@@ -213,6 +213,7 @@ class ModuleTracker:
         state = self._local.state
         if not state.stack.cut(key):
             return False
+        self._segments().close(next_sequence_number())  # else in recompute what the frame built would go to what runs around it
         self._boundary(self._running()[0], backward_id())
         if not state.stack and state.unfollow is not None:
             unfollow, state.unfollow = state.unfollow, None
@@ -237,7 +238,7 @@ class ModuleTracker:
         state = self._local.state
         self._phase = "other"
         node = current_node()
-        row = "" if node is None else self._built_by(node, backward)
+        row = "" if node is None else self._built_by(node)
         if not torch.is_grad_enabled():
             state.backward, state.differentiated = backward, False
             return row, "backward"
@@ -252,19 +253,17 @@ class ModuleTracker:
         state.detour = True
         if state.differentiated:
             return row, "backward"
-        state.recomputed_in = (backward, self._round)
+        state.recomputed_round = self._round
         return row, "recompute"
 
-    def _built_by(self, node: Any, backward: int) -> str:
+    def _built_by(self, node: Any) -> str:
         number = sequence_number(node)
         if number >= ACCUMULATES_GRADIENT:
             return self.tree.owner(getattr(node, "variable", None))
         if len(self._threads) == 1:
             return self._threads[0].row(number)
-        state = self._local.state
-        recomputed_in, round_ = state.recomputed_in
         # A pass within the one that recomputed, on the same thread, runs what was recomputed.
-        if NO_BACKWARD < recomputed_in < backward and round_ == self._round:
+        if self._local.state.recomputed_round == self._round and in_inner_backward():
             return self._segments().row(number)
         owner = self._claims.owner(node)
         if owner is not None:
@@ -291,4 +290,4 @@ class ModuleTracker:
         if backward == NO_BACKWARD:
             segments.lasting = True
         else:
-            self._local.state.recomputed_in = (backward, self._round)
+            self._local.state.recomputed_round = self._round

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.autograd import function
 from torch.utils import checkpoint
 
 from lflops.collect.torch_private.autograd import ACCUMULATES_GRADIENT, current_node, sequence_number
@@ -47,6 +48,16 @@ def checkpoint_is_running() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def in_inner_backward() -> bool:
+    """Whether the backward pass that is running was begun in the backward of another pass's node, as a reentrant checkpoint's is."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the same
+    while frame is not None and frame.f_code.co_name != ENGINE:
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename != function.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def in_communication_hook() -> bool:

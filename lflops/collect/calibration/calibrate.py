@@ -61,7 +61,7 @@ def calibrate(
     first one measures, and the others wait and read its figures.
 
     Args:
-        device: The CPU or a CUDA device; `None` is CUDA where there is one.
+        device: The CPU or an accelerator; `None` is the accelerator where there is one.
         dtypes: Which products to measure, some of `lflops.hardware.DTYPES`; `None` is all that run on the device.
         fresh: Measure again, even if figures are stored.
         clock: What times a block; `None` is the device's own.
@@ -85,7 +85,7 @@ def calibrate(
         if known is not None and (known != before or not known.source.endswith(BUSY)):  # another rank has measured meanwhile
             return known
         with machine.alone():
-            peaks, bandwidth, is_busy = _measured(machine, clock or clock_of(torch.device(machine.kind)), wanted)
+            peaks, bandwidth, is_busy = _measured(machine, clock or clock_of(machine.device), wanted)
         today = dt.datetime.now(dt.UTC).date().isoformat()
         source = f"{SOURCE}, {today}, torch {torch.__version__}, {threads} thread{'s' * (threads != 1)}{BUSY * is_busy}"
         hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source, machine.cache_bytes or None)
@@ -219,14 +219,18 @@ def _seconds(clock: Clock, run: Callable[[], object], calls: int) -> float:
 
 
 def _device(device: torch.device | str | None) -> torch.device:
+    here = torch.accelerator.current_accelerator(check_available=True)
+    taken = "give 'cpu', or a device of torch.accelerator" + (", of which this machine has none" if here is None else f": '{here.type}'")
     try:
-        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        chosen = torch.device(device or here or "cpu")
     except (RuntimeError, TypeError) as error:
-        raise HardwareError(f"device={device!r}: give 'cpu', 'cuda' or 'cuda:N'") from error
-    if chosen.type not in {"cpu", "cuda"}:
-        raise HardwareError(f"device={str(chosen)!r}: give 'cpu', 'cuda' or 'cuda:N'")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise HardwareError(f"device={str(chosen)!r}: this machine has {torch.cuda.device_count()} CUDA devices")
+        raise HardwareError(f"device={device!r}: {taken}") from error
+    if chosen.type == "cpu":
+        return chosen
+    if here is None or chosen.type != here.type:
+        raise HardwareError(f"device={str(chosen)!r}: {taken}")
+    if (chosen.index or 0) >= torch.accelerator.device_count():
+        raise HardwareError(f"device={str(chosen)!r}: this machine has {torch.accelerator.device_count()} devices of that kind")
     return chosen
 
 

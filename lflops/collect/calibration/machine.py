@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lflops.collect.inputs.devices import current, memory_of, properties_of
 from lflops.collect.inputs.run_info import device_name
 from lflops.collect.torch_private.dispatch_modes import without_modes
 
@@ -25,23 +26,24 @@ class TorchMachine:
         self.device = device
         self.kind = device.type
         self.name = device_name(device)
-        properties: Any = torch.cuda.get_device_properties(device) if self.kind == "cuda" else None
-        nvidia = properties is not None and not torch.version.hip
-        self.memory_bytes = properties.total_memory if properties else _memory_field(ROOT, "MemTotal")
-        self.cache_bytes: int = properties.L2_cache_size if properties else last_level_cache(ROOT)
-        if properties and not nvidia:
+        is_cpu, properties = self.kind == "cpu", properties_of(device)
+        nvidia = self.kind == "cuda" and not torch.version.hip
+        self.memory_bytes = _memory_field(ROOT, "MemTotal") if is_cpu else getattr(properties, "total_memory", None)
+        self.cache_bytes: int = last_level_cache(ROOT) if is_cpu else getattr(properties, "L2_cache_size", UNKNOWN_CACHE)
+        if self.kind == "cuda" and not nvidia:
             self.cache_bytes = max(self.cache_bytes, INFINITY_CACHE)  # AMD's stands behind the L2, and no property tells of it
         has_tf32 = nvidia and properties.major >= 8
         self.dtypes = tuple(dtype for dtype in DTYPES if dtype != "tf32" or has_tf32)
 
     def free_bytes(self) -> int:
         """What could be allocated."""
-        return torch.cuda.mem_get_info(self.device)[0] if self.kind == "cuda" else available_memory(ROOT)
+        memory = memory_of(self.device)
+        return available_memory(ROOT) if memory is None else memory[0]
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Within it, no mode sees what runs, and CUDA's current stream is the device's. Autocast leaves products with an `out` alone."""
-        with without_modes(), torch.cuda.device(self.device) if self.kind == "cuda" else contextlib.nullcontext():
+        """Within it, no mode sees what runs, and the current stream is the device's. Autocast leaves products with an `out` alone."""
+        with without_modes(), current(self.device):
             yield
 
     def precision(self, dtype: str) -> contextlib.AbstractContextManager[None]:
@@ -101,7 +103,6 @@ def available_memory(root: pathlib.Path = ROOT) -> int:
 
 
 def _memory_field(root: pathlib.Path, field: str) -> int | None:
-    """A line of /proc/meminfo, in bytes."""
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith(f"{field}:"):

@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import pathlib
 import platform
-from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -14,8 +13,10 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lflops.collect.inputs.batch import samples_and_tokens
+from lflops.collect.inputs.devices import allocator_stats
 from lflops.collect.inputs.tensors import device_of, dtype_name, shapes_of, tensors_in
 from lflops.profile.model import Run
+from lflops.profile.series import summed
 
 
 def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
@@ -40,23 +41,18 @@ def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[
     )
 
 
-def with_allocator_peaks(run: Run) -> Run:
-    """The facts with the peaks of CUDA's allocator. It keeps these sums on the host, so nothing waits for the device."""
-    if run.device_type != "cuda" or not torch.cuda.is_initialized():
-        return run
-    stats = torch.cuda.memory_stats()
-    return replace(run, allocated_bytes=stats["allocated_bytes.all.peak"], reserved_bytes=stats["reserved_bytes.all.peak"])
+def with_allocator_peaks(run: Run, device: torch.device) -> Run:
+    """The facts with the peaks of the device's allocator. It keeps these sums on the host, so nothing waits for the device."""
+    peak = allocator_stats(device).get
+    return replace(run, allocated_bytes=peak("allocated_bytes.all.peak"), reserved_bytes=peak("reserved_bytes.all.peak"))
 
 
 def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
     """The dtype of contractions: that of autocast, else that of most parameters."""
     if _autocasts(device):
         return dtype_name(torch.get_autocast_dtype(device.type))
-    sizes: Counter[torch.dtype] = Counter()
-    for tensor in tensors:
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            sizes[tensor.dtype] += tensor.numel()
-    return dtype_name(sizes.most_common(1)[0][0]) if sizes else None
+    sizes = summed((each.dtype, each.numel()) for each in tensors if each.dtype.is_floating_point or each.dtype.is_complex)
+    return dtype_name(max(sizes, key=sizes.__getitem__)) if sizes else None
 
 
 def _autocasts(device: torch.device) -> bool:
@@ -65,10 +61,9 @@ def _autocasts(device: torch.device) -> bool:
 
 def device_name(device: torch.device) -> str:
     """The name of a device, from its driver; of a CPU, from the system."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
     if device.type != "cpu":
-        return device.type
+        named = getattr(getattr(torch, device.type, None), "get_device_name", None)
+        return device.type if named is None else str(named(device))
     processors = pathlib.Path("/proc/cpuinfo")
     if processors.exists():
         for line in processors.read_text(errors="replace").splitlines():

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from lflops.boundary import Guard, Undo, call_each, unguarded
+from lflops.collect.inputs.devices import profiler_activity
 from lflops.collect.kineto.compiled_graph import recorded_graphs
 from lflops.collect.kineto.compiled_time import CompiledTimes, times_of
 from lflops.collect.kineto.device_timeline import communication, communication_on_host, device_seconds, idle_by_phase
@@ -38,13 +39,12 @@ from lflops.profile.records import Call, ModulePhase, Phase, Spread, Trace
 from lflops.profile.timeline import StepTimeline
 from lflops.traces.recorded import STEP
 
-Activity = Literal["cpu", "cuda"]
+Activity = Literal["cpu", "device"]
+ACTIVITIES: tuple[Activity, ...] = ("cpu", "device")
 
 Refusal = Literal["other_profiler", "own_trace", "cut_off", "no_activity", "not_written"]
 """Why there is no recording: somebody else's profiler runs, or another recording of ours; somebody else's ran while ours did; none of the
 activities can be recorded here. Or why there is no file: it could not be written."""
-
-ACTIVITIES: Mapping[Activity, ProfilerActivity] = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,9 @@ class Tracer:
     def __init__(
         self,
         tree: ModuleTree,
+        device: torch.device | None = None,
         *,
-        activities: Collection[Activity] = ("cpu", "cuda"),
+        activities: Collection[Activity] = ACTIVITIES,
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
@@ -84,10 +85,11 @@ class Tracer:
         guard: Guard = unguarded,
     ) -> None:
         self._inside_compiled = inside_compiled
-        here = supported_activities() if torch.cuda.is_available() else {ProfilerActivity.CPU}
         self._tree = tree
-        self._activities = [kind for name, kind in ACTIVITIES.items() if name in activities and kind in here]
-        self._device = ProfilerActivity.CUDA in self._activities
+        of_device = None if device is None or "device" not in activities else profiler_activity(device)
+        self._device = of_device is not None
+        asked = ProfilerActivity.CPU if "cpu" in activities else None, of_device
+        self._activities = [each for each in asked if each is not None]
         self._options: dict[str, Any] = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
         self._log = ModuleLog(tree)
         self._profile: profile | None = None

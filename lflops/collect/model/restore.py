@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lflops.collect.inputs.devices import random_state, set_random_state
 from lflops.collect.torch_private.modules import buffers_of
 
 
@@ -93,8 +94,6 @@ def _same(buffer: Tensor, copy: Tensor) -> bool:
 
 @dataclass
 class _States:
-    """The states of all generators: torch's on the CPU and on devices, Python's and NumPy's."""
-
     python: Any
     numpy: Any
     cpu: Tensor
@@ -103,7 +102,7 @@ class _States:
     @classmethod
     def now(cls, devices: Iterable[torch.device]) -> Self:
         numpy: Any = sys.modules.get("numpy")
-        of_devices = {device: _generators_of(device).get_rng_state(device) for device in devices}
+        of_devices = {device: random_state(device) for device in devices}
         return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), of_devices)
 
     def restore(self) -> None:
@@ -113,12 +112,10 @@ class _States:
             numpy.random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
         for device, state in self.devices.items():
-            _generators_of(device).set_rng_state(state, device)
+            set_random_state(device, state)
 
 
 class _Pass:
-    """A running pass, and the states that it restores at its end."""
-
     def __init__(self, states: _States) -> None:
         self.states = states
 
@@ -148,7 +145,3 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
                 later[0].states = mine.states
             else:
                 mine.states.restore()
-
-
-def _generators_of(device: torch.device) -> Any:
-    return getattr(torch, device.type)

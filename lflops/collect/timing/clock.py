@@ -1,4 +1,4 @@
-"""Clocks: the process's own on a CPU, events of the stream on CUDA, and in tests one that the test advances.
+"""Clocks: the process's own on a CPU, events of the stream on other devices, and in tests one that the test advances.
 
 A mark is cheap and waits for nothing. The seconds between two marks are asked later, after one `settle`.
 """
@@ -12,10 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from lflops.collect.inputs.devices import runtime, with_index
 from lflops.errors import CountError
 
 
@@ -45,40 +46,96 @@ class HostClock:
         return end - start
 
 
+class StreamMark(NamedTuple):
+    """An event and its stream. Where the mark before it is on another stream, also that mark's stream and an event there now."""
+
+    event: torch.Event
+    stream: torch.Stream
+    last_stream: torch.Stream
+    on_last_stream: torch.Event | None
+
+    def query(self) -> bool:
+        """Whether the moment has come."""
+        return self.event.query()
+
+
 class StreamClock:
     """Events on a device's current stream: between two of them is the stream's time, however far ahead the host is.
 
-    Events of two devices cannot be subtracted. So the device is given, whichever one is current where a moment is marked.
+    Events of two devices cannot be subtracted. So the device is given, whichever one is current where a moment is marked. What runs on a
+    second stream ends there, not where the first one goes on.
     """
 
-    def __init__(self, device: torch.device, module: Any = torch.cuda) -> None:
-        index: int | None = device.index  # without one, the device that is current now
-        self.device = torch.device(device.type, module.current_device() if index is None else index)
-        self._module = module
+    def __init__(self, device: torch.device) -> None:
+        self.device = with_index(device)
+        self._runtime = runtime(device)
+        self._stream: torch.Stream = self._runtime.current_stream(self.device)
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> StreamMark:
         """An event after everything that is queued on the device's current stream."""
-        event: torch.cuda.Event = self._module.Event(enable_timing=True)
-        event.record(self._module.current_stream(self.device))
+        last, stream = self._stream, self._runtime.current_stream(self.device)
+        self._stream = stream
+        return StreamMark(self._event(stream), stream, last, None if stream == last else self._event(last))
+
+    def _event(self, stream: torch.Stream) -> torch.Event:
+        event = torch.Event(self.device, enable_timing=True)
+        event.record(stream)
         return event
 
     def settle(self) -> None:
         """Wait for the device, and for no other."""
-        self._module.synchronize(self.device)
+        self._runtime.synchronize(self.device)
 
-    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """CUDA tells milliseconds."""
-        milliseconds: float = start.elapsed_time(end)
-        return milliseconds / 1e3
+    def seconds(self, start: StreamMark, end: StreamMark) -> float:
+        """Events tell milliseconds."""
+        other = end.on_last_stream
+        return start.event.elapsed_time(end.event if other is None or end.last_stream != start.stream else other) / 1e3
+
+    def has_times(self) -> bool:
+        """Whether the time between two events can be read here. To try it waits for the device."""
+        try:
+            start, end = self.mark(), self.mark()
+            end.event.synchronize()
+            return self.seconds(start, end) >= 0
+        except RuntimeError:
+            return False
+
+
+class WaitingClock:
+    """The host's, which waits for the device at each mark: for a device whose events have no times."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = with_index(device)
+        self._wait = partial(runtime(device).synchronize, self.device)
+        self._host = HostClock()
+        self.settle, self.seconds = self._host.settle, self._host.seconds
+
+    def mark(self) -> float:
+        """The moment at which everything that was queued on the device is done."""
+        self._wait()
+        return self._host.mark()
+
+
+DeviceClock = StreamClock | WaitingClock
 
 
 def clock_of(device: torch.device) -> Clock:
     """The clock that a device's work is timed by."""
-    if device.type == "cpu":
-        return HostClock()
-    if device.type == "cuda":
-        return StreamClock(device)
-    raise CountError(f"the tensors are on {device.type!r}: times are taken on 'cpu' and 'cuda'; lflops.count works on every device")
+    return HostClock() if device.type == "cpu" else device_clock(device)
+
+
+def device_clock(device: torch.device) -> DeviceClock:
+    """The clock of a device that is no CPU.
+
+    Raises:
+        CountError: torch cannot wait for such a device.
+    """
+    try:
+        clock = StreamClock(device)
+        return clock if clock.has_times() else WaitingClock(device)
+    except (RuntimeError, AssertionError) as error:  # of CUDA where torch was built without it
+        where = "times are taken on 'cpu' and where torch can wait for the device"
+        raise CountError(f"the tensors are on {device.type!r}: {where}; lflops.count works on every device") from error
 
 
 def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float:

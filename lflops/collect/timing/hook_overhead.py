@@ -12,7 +12,7 @@ from torch.autograd import backward
 
 from lflops.collect.attribution.hooks import ModuleListener
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.clock import Clock, HostClock, StreamClock, seconds_of
+from lflops.collect.timing.clock import Clock, DeviceClock, HostClock, device_clock, seconds_of
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, PassTimes
 from lflops.collect.torch_private.dispatch_modes import isolated
@@ -66,9 +66,9 @@ class Chain:
 
 def hook_overhead(clock: Clock) -> HookOverhead:
     """The overhead of a `ModuleTimer` with this clock; none for a clock that is not this machine's."""
-    if isinstance(clock, HostClock):
-        return _of_timer(None)
-    return _of_timer(clock.device) if isinstance(clock, StreamClock) else NO_OVERHEAD
+    if isinstance(clock, DeviceClock):
+        return _of_timer(clock.device)
+    return _of_timer(None) if isinstance(clock, HostClock) else NO_OVERHEAD
 
 
 def median_overhead(trial: Callable[[], HookOverhead], *, trials: int) -> HookOverhead:
@@ -89,8 +89,8 @@ def of_module_calls(clock: Clock, timed: Callable[[Chain, Tensor], PassTimes]) -
 
 @functools.cache
 def _of_timer(device: torch.device | None) -> HookOverhead:
-    """With the clock of a CUDA device; with the host's where there is none."""
-    clock = HostClock() if device is None else StreamClock(device)
+    """With a device's clock; with the host's where there is none."""
+    clock = HostClock() if device is None else device_clock(device)
 
     def trial() -> HookOverhead:
         inside, outside = of_module_calls(clock, lambda chain, x: _timed(clock, chain, x)["forward"])

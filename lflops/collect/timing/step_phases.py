@@ -5,7 +5,7 @@
     optimizer              ^^^^^^^^^^^^^^              ^              ^^        ^^^^^^^^
 
 A phase has the time from a mark at its beginning to one at its end, less that of the phases within it; what is in none of them is other.
-Marks are read later: on CUDA they are events on the stream, so a phase is the time in which the stream had nothing but it to go on with.
+Marks are read later: on a device they are events on the stream, so a phase is the time in which the stream had nothing else to go on with.
 """
 
 from collections.abc import Iterable
@@ -30,9 +30,11 @@ PhaseMarks = tuple[list[Any], list[str], Any]
 class StepPhases:
     """Follows one thread in and out of phases. It does so some twenty times in a step: what can wait is left to who reads the marks."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, within: Clock | None = None) -> None:
+        """`within` marks the phases of a step, where `clock` is too dear for that; its seconds have to be the same."""
         self._clock = clock
-        self.mark = clock.mark  # marks this moment
+        self.mark = clock.mark  # marks a moment between two steps
+        self._mark = (within or clock).mark
         self._running: list[str] = [OTHER]
         # When a phase became the innermost one, since the last step that was handed out; always the same list. A moment that was not marked
         # is `None`.
@@ -41,7 +43,7 @@ class StepPhases:
 
     def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
         """A phase begins."""
-        self.marks.append(self.mark())
+        self.marks.append(self._mark())
         self._phases.append(phase)
         self._running.append(phase)
 
@@ -50,7 +52,7 @@ class StepPhases:
         running = self._running
         if len(running) > 1:  # the first is what is in no phase
             running.pop()
-        self.marks.append(self.mark())
+        self.marks.append(self._mark())
         self._phases.append(running[-1])
 
     def drop(self) -> None:
@@ -62,7 +64,7 @@ class StepPhases:
 
     def wait(self) -> None:
         """Backward goes on to wait for other ranks."""
-        self.marks.append(self.mark())
+        self.marks.append(self._mark())
         self._phases.append(WAIT)
 
     def begin(self) -> None:

@@ -206,9 +206,8 @@ def _numbering() -> dict[str, bool]:
     outside = autograd.backward_id()
     with Undo() as undo:
         undo.add(dispatch_modes.end_mode, products)
-        dispatch_modes.push_mode(products)
-        grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
-        dispatch_modes.pop_mode(products)
+        with dispatch_modes.on_stack(products):
+            grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
         dispatch_modes.push_mode(products)
     dispatch_modes.sweep_modes()
     return {

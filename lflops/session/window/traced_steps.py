@@ -60,6 +60,7 @@ class TracedSteps:
         asked = self._settings
         self._tracer = Tracer(
             self._tree,
+            self._training.device,
             activities=asked.activities,
             record_shapes=asked.record_shapes,
             profile_memory=asked.profile_memory,

@@ -91,6 +91,13 @@ def test_a_checkpoint_within_a_checkpoint_is_recomputed_twice(reentrant: bool) -
     assert {row: cost if row == "0" else 2 * cost for row, cost in forward.items()} == macs(profile, "backward")
 
 
+@either_way
+def test_a_module_that_is_checkpointed_itself_has_its_own_work(reentrant: bool) -> None:
+    """Not only that of the modules below it: backward belongs to the layer, and nothing to the module that checkpoints it."""
+    profile = lflops.count(between_linears(Checkpointed(nn.Linear(hidden, hidden), reentrant=reentrant)), sequence(), backward=True)
+    assert {"0": square, "1.body": 2 * square, "2": 2 * square} == macs(profile, "backward")
+
+
 def test_a_checkpoint_wrapper_is_no_level_of_the_model() -> None:
     """Names and calls are those of the model without it."""
     profile = lflops.count(between_linears(checkpoint_wrapper(Block())), sequence(), backward=True)

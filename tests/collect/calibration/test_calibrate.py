@@ -396,9 +396,9 @@ def test_without_a_cache_home_it_is_in_the_home(home: str, tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"device": "meta"}, "device='meta': give 'cpu', 'cuda' or 'cuda:N'"),
-        ({"device": "gpu"}, "device='gpu': give 'cpu', 'cuda' or 'cuda:N'"),
-        ({"device": "cuda:99"}, "device='cuda:99': this machine has "),
+        ({"device": "meta"}, "device='meta': give 'cpu', or a device of torch.accelerator"),
+        ({"device": "gpu"}, "device='gpu': give 'cpu', or a device of torch.accelerator"),
+        ({"device": "cuda:99"}, "device='cuda:99': "),
         ({"device": "cpu", "dtypes": ["fp32", "fp8"]}, "dtypes has 'fp8': on cpu, give some of fp64, fp32, fp16, bf16"),
         ({"device": "cpu", "dtypes": "tf32"}, "dtypes has 'tf32': on cpu"),
         ({"device": "cpu", "dtypes": []}, "dtypes=[]: give some of"),
