@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lflops.planning.best_checkpointing import best_checkpointing
     from lflops.profile.json_file import load
     from lflops.profile.model import Profile
+    from lflops.report.explanation import explain
     from lflops.schedule import Schedule
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "counting",
     "diff",
     "estimate",
+    "explain",
     "get_model_profile",
     "imbalance",
     "largest_batch",
@@ -80,6 +82,7 @@ _HOMES = {
     "diff": "lflops.analyze.compare.diff",
     "imbalance": "lflops.analyze.ranks.imbalance",
     "estimate": "lflops.collect.estimate.estimate",
+    "explain": "lflops.report.explanation",
     "largest_batch": "lflops.collect.estimate.largest_batch",
     "load": "lflops.profile.json_file",
     "Ledger": "lflops.ledger.account",

@@ -7,6 +7,7 @@ import copy
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -70,11 +71,22 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to watch the Trainer that calls."""
-        self._close(None)  # of a training that was left by an exception
-        trainer = _caller_of(self)
+        self._begin(_caller_of(self))
+
+    def join(self, trainer: Any) -> None:
+        """Begin to watch a Trainer in the middle of a step, which is noted as one that took no time."""
+        trainer.add_callback(self)
+        watched = self._begin(trainer)
+        for _ in range(trainer.args.gradient_accumulation_steps):
+            with watched.step():
+                pass
+
+    def _begin(self, trainer: Any) -> LoopMonitor:
+        self.close(None)  # of a training that was left by an exception
+        args, state = trainer.args, trainer.state
         settings = {"dirpath": f"{args.output_dir}/lflops"} | self._settings
         loggers, self._writer = _loggers_of(trainer) if state.is_world_process_zero else ([], None)
-        self._monitor = monitor(
+        self._monitor = watched = monitor(
             trainer.model,
             trainer.optimizer,
             engine=trainer.accelerator,
@@ -85,11 +97,12 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             log=self._log,
             **settings,
         )
-        self._monitor.go_on_from(state.global_step)
-        self._monitor.__enter__()
-        self.profiles = self._monitor.profiles
-        with self._monitor.boundary:
-            self._install(self._monitor, trainer)
+        watched.go_on_from(state.global_step)
+        watched.__enter__()
+        self.profiles = watched.profiles
+        with watched.boundary:
+            self._install(watched, trainer)
+        return watched
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A batch is over, and perhaps its step with it."""
@@ -108,7 +121,7 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._monitor.mark("checkpoint")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._close(None)
+        self.close(None)
 
     def _install(self, watched: LoopMonitor, trainer: Any) -> None:
         phase, stage = watched.phase, watched.stage
@@ -144,10 +157,11 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         try:
             return call(*args, **kwargs)
         except BaseException as error:
-            self._close(error)
+            self.close(error)
             raise
 
-    def _close(self, error: BaseException | None) -> None:
+    def close(self, error: BaseException | None = None) -> None:
+        """End the watching, if it goes on. The end of a training does so by itself."""
         watched, writer = self._monitor, self._writer
         self._monitor = self._batch = self._writer = None
         if watched is not None:
@@ -201,10 +215,18 @@ def _inputs_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _caller_of(callback: TrainerCallback) -> Any:
     """The Trainer that calls a callback. Callbacks are given its model and its loaders, but never the Trainer."""
-    frame = sys._getframe(1)  # noqa: SLF001 - to read the caller's `self`, and nothing else
+    trainer = running_trainer()
+    if callback not in getattr(getattr(trainer, "callback_handler", None), "callbacks", ()):
+        raise CountError("FlopsCallback: on_train_begin was not called by a transformers.Trainer: give it in Trainer(callbacks=[...])")
+    return trainer
+
+
+def running_trainer() -> Any:
+    """The innermost Trainer of those whose methods are running; `None` outside of all."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - to read the callers' `self`, and nothing else
     while frame is not None:
-        caller = frame.f_locals.get("self")
-        if callback in getattr(getattr(caller, "callback_handler", None), "callbacks", ()):
+        caller = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames else None
+        if hasattr(type(caller), "training_step") and hasattr(caller, "callback_handler"):
             return caller
-        frame = frame.f_back  # type: ignore[assignment]
-    raise CountError("FlopsCallback: on_train_begin was not called by a transformers.Trainer: give it in Trainer(callbacks=[...])")
+        frame = frame.f_back
+    return None

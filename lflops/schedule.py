@@ -101,6 +101,27 @@ class Plan:
         return Position("traced" if traced else "hooked", window)
 
 
+class Course:
+    """A plan as one stage goes through it: the position that was last acted on, which nothing but `go_to` moves."""
+
+    def __init__(self, plan: Plan, first: int = 0) -> None:
+        self.first = first  # the number of its first window
+        self._plan = plan
+        self._ahead = 0  # by how many steps it was brought forward
+        self.go_to(0)
+
+    def go_to(self, step: int) -> None:
+        """Be at this step, which begins at 0."""
+        self.phase, window = self._plan.place(step + self._ahead)
+        self.window = self.first + window
+        self.idle_until = self._plan.waits_until(step + self._ahead) - self._ahead  # the first step that is more than waited in
+
+    def bring_forward(self, step: int) -> None:
+        """Let the window that is waited for open at this step, if it would open later."""
+        self._ahead += max(int(self.idle_until) - step, 0)
+        self.idle_until = min(self.idle_until, step)
+
+
 def _less(length: int, excess: int, least: int, times: int = 1) -> tuple[int, int]:
     """Shorten a part that occurs `times` times; return its new length and the excess that remains."""
     cut = min(-(-excess // times), length - least)

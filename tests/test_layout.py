@@ -73,9 +73,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report.lines": VALUE | ANALYSES | {"ledger"},
     "report.tables": VALUE | ANALYSES | {"report.lines"},
     "report.terminal": VALUE | ANALYSES | {"report.lines", "report.tables", "pypi:rich"},
-    "report.payload": VALUE | ANALYSES | {"report.lines"},
-    "report": VALUE | ANALYSES | {"report.lines", "report.payload"},
-    "tensorboard": VALUE | ANALYSES | {"report.payload", "pypi:tensorboard"},
+    "report.payload": VALUE | ANALYSES | {"ledger", "report.lines"},
+    "report": VALUE | ANALYSES | {"ledger", "report.lines", "report.payload"},
+    "tensorboard": VALUE | ANALYSES | {"ledger", "report.payload", "pypi:tensorboard"},
 }
 COLLECT = {row for row in MAY_IMPORT if row.partition(".")[0] == "collect"}
 SESSION = {"session", "session.inputs"}
@@ -84,7 +84,7 @@ SESSION = {"session", "session.inputs"}
 REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
 MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
-    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"ledger", "traces", "pypi:typer", "pypi:rich"},
+    "cli": VALUE | ANALYSES | COLLECT | REPORT | {"ledger", "traces", "watch", "pypi:typer", "pypi:rich"},
     "session.inputs": VALUE | COLLECT | {"pypi:torch"},
     "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "formulas", "merging", "session.inputs", "report.lines", "traces"},
     "session.outlets": VALUE
@@ -95,7 +95,9 @@ MAY_IMPORT |= {
     "loops": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "session.outlets"},
     "huggingface": {"errors", "profile", "ledger", "loops", "session.inputs", "session.outlets", "pypi:transformers", "pypi:torch"},
     "lightning": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "pypi:lightning", "pypi:pytorch_lightning"},
-    "lightning.injection": {"errors", "schedule", "lightning"},
+    "watch": {"errors", "boundary", "schedule", "collect.attribution", "collect.torch_private", "huggingface", "loops", "session"}
+    | {"session.inputs", "pypi:torch"},
+    "lightning.injection": {"errors", "lightning", "watch"},
     "__main__": {"cli"},
 }
 COMMAND = {"cli", "report", "report.lines", "report.terminal", "pypi:typer", "pypi:rich"}

@@ -81,7 +81,8 @@ def test_the_wheel_runs_where_it_alone_is_installed(built: Path, tmp_path: Path)
     assert f"lflops {version}\n" == script.stdout
 
 
-GROUPS = ["console_scripts", "lightning.pytorch.callbacks_factory", "pytorch_lightning.callbacks_factory", "tensorboard_plugins"]
+LIGHTNINGS = ["lightning.pytorch.callbacks_factory", "pytorch_lightning.callbacks_factory"]
+GROUPS = ["console_scripts", *LIGHTNINGS, "tensorboard_plugins", "torch.backends"]
 
 
 ALONE = """

@@ -26,6 +26,7 @@ PUBLIC = [
     "counting",
     "diff",
     "estimate",
+    "explain",
     "get_model_profile",
     "imbalance",
     "largest_batch",

@@ -7,22 +7,17 @@ Key = tuple[int, int, int]
 
 
 class Block:
-    """A stretch of memory: a whole segment, or a part of one between its neighbours.
-
-    Attributes:
-        requested: Bytes that were asked for; 0 while it is free.
-        mapped: Whether memory stands behind its addresses; only expandable segments have blocks without.
-        expandable: Whether its segment is.
-        inserted: The pool's count of searches when it became free: its age is counted from there.
-    """
+    """A stretch of memory: a whole segment, or a part of one between its neighbours."""
 
     __slots__ = ("address", "allocated", "expandable", "inserted", "mapped", "next", "pool", "previous", "requested", "size", "stream")
 
     def __init__(self, pool: "Pool", stream: int, address: int, size: int, *, mapped: bool = True, expandable: bool = False) -> None:
         self.pool, self.stream, self.address, self.size = pool, stream, address, size
-        self.mapped, self.expandable = mapped, expandable
+        self.mapped = mapped  # whether memory stands behind its addresses; only expandable segments have blocks without
+        self.expandable = expandable  # whether its segment is
         self.allocated = False
-        self.requested = self.inserted = 0
+        self.requested = 0  # bytes that were asked for; 0 while it is free
+        self.inserted = 0  # the pool's count of searches when it became free: its age is counted from there
         self.previous: Block | None = None
         self.next: Block | None = None
 

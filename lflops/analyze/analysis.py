@@ -18,9 +18,8 @@ from lflops.analyze.ranks.communication import Collective, communication
 from lflops.analyze.ranks.imbalance import Imbalance, imbalance
 from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.fused_bytes import Fusion, fusion
-from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
 from lflops.analyze.speed.peaks import chip_of
-from lflops.analyze.speed.roofline import LazyRoofline
+from lflops.analyze.speed.roofline import LazyRoofline, LowerBound, lower_bound
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import Utilization, utilization_at
 from lflops.hardware.chips import Hardware

@@ -4,8 +4,8 @@ A cause that is found by its own evidence, as work outside of the layers, is tak
 second is in two causes.
 """
 
+import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -16,14 +16,31 @@ from lflops.analyze.modules.outliers import Outlier, explaining
 from lflops.analyze.ranks.imbalance import Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
-from lflops.profile.model import Profile
+from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import added_up, ancestry
-from lflops.profile.notes import are_times_far_off
+from lflops.profile.notes import are_times_far_off, notes_with
 from lflops.profile.records import PASSES, step_phase
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, summed
 
 _WORTH = 0.02  # of the step: what costs less is no cause
 _LEAST = {"outside": 0.05, "no_products": 0.05}  # the same for what every model has some of
+_FAULTS = {
+    **dict.fromkeys(("data", "transfer", "clip", "sync", "optimizer"), 0.1),
+    **dict.fromkeys(("other", "outside", "recompute", "recomputed"), 0.12),
+    **dict.fromkeys(("unused", "backward_twice", "communication", "turns"), 0.05),
+}
+"""Of the step: from so much on, what every training has some of is a fault. Other parts of a step are where its time goes."""
+
+_LEFT_ON = ("anomaly_mode", "eval_mode")  # notes that are causes, whose cost is unknown
+_BY_EVIDENCE = frozenset({"threads", "rank", "slow", "calls", "dtype", *_LEFT_ON})  # faults however little they cost
+
+_PER_CALL, _PER_BYTE, _TOO_SLOW = 30e-6, 1 / 5e9, 2.0
+"""Seconds that an optimizer's operator needs at the most, and a byte that it moves; and how many times that is a fault."""
+
+_SMALL_MESSAGE, _MANY_CALLS = 1 << 20, 8  # bytes of collectives, and how many of them, that would better be one
+
+_BACKWARD_OF_FORWARD = 2.5  # MACs of backward over those of forward; twice is usual
+
 _LEAST_MODULES = 3
 _LEAST_RATIO = 1.5
 _MORE_CALLS = 2
@@ -34,9 +51,14 @@ _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 1
 class Cause(Struct, frozen=True, kw_only=True):
     """Something that a step is longer for.
 
-    Its kind is a part of the budget, a phase, or what has its own evidence. That is a slow `rank`, more `threads` than cores, a `slow`
-    module among equals; one with more `calls` than its repeats, or a wider `dtype`. `outside` is the model itself, without its layers.
-    `no_products` are modules that multiply nothing. `busiest` comes last: where nothing stands out, or no peak says how fast it could be.
+    Its kind is a part of the budget, a phase, or what has its own evidence:
+
+    * a slow `rank`; ranks that take `turns`; more `threads` than cores; `anomaly_mode` or `eval_mode`, which was left on;
+    * a `slow` module among equals; one with more `calls` than its repeats, or a wider `dtype`; an `unused` one, without a gradient;
+    * `outside`, the model itself without its layers; `no_products`, modules that multiply nothing;
+    * `backward_twice`, more than one backward; `recomputed`, what is computed again, where no peak is known.
+
+    `busiest` comes last: where nothing stands out, or no peak says how fast it could be.
     """
 
     kind: str
@@ -48,6 +70,7 @@ class Cause(Struct, frozen=True, kw_only=True):
     is_rough: bool = False  # whether the times of modules are no measure, so that only the order of the cost is known
     is_rest: bool = False  # whether other causes have a share of the same part of the budget
     phase: str = ""  # of a slow rank, what it is slow in
+    is_fault: bool = False  # whether it is something wrong, rather than where the time of any such training goes
 
 
 def causes(
@@ -85,16 +108,52 @@ def causes(
         own = {"forward": times.phases.get("forward", 0.0), "backward": times.phases.get("backward", 0.0) - exchanged}
         parts += (Cause(kind=f"all_{name}", seconds=max(seconds, 0.0)) for name, seconds in own.items())
         in_modules = []  # they are in these
-    found = [*_threads(profile), *late, *_without([*in_modules, *parts], late)]
+    left_on = [Cause(kind=code, seconds=None) for code in _LEFT_ON if any(notes_with(code, profile.notes))]
+    found = [*left_on, *_threads(profile), *late, *_without([*in_modules, *parts], late), *_needless(profile, times, budget)]
     if budget is None and not is_rough:
         found += _without_products(busiest, {patterns.get(each.module, "") for each in in_modules})
     kept = [each for each in found if each.seconds is None or each.seconds >= _LEAST.get(each.kind, _WORTH) * times.mean]
+    kept = [replace(each, is_fault=_is_fault(each, profile, times.mean)) for each in kept]
     kept.sort(key=lambda each: (each.seconds is not None, -(each.seconds or 0.0)))
     if busiest and (not kept or (budget is None and not is_rough)):
         most = next((each for each in busiest if each.pattern), busiest[0])  # the model itself is another cause
         if not most.pattern or most.pattern not in {each.module for each in kept}:
             kept.append(Cause(kind="busiest", seconds=most.seconds, module=most.name, value=most.kind, is_rest=bool(kept)))
     return tuple(kept)
+
+
+def _is_fault(cause: Cause, profile: Profile, mean: float) -> bool:
+    took = cause.seconds or 0.0
+    if cause.kind in _BY_EVIDENCE or took < _FAULTS.get(cause.kind, math.inf) * mean:
+        return cause.kind in _BY_EVIDENCE
+    if cause.kind == "optimizer":
+        work, lost = profile.modules[""].optimizer, statistics.median(profile.cpu_lost_shares or [0.0])
+        return took * (1 - lost) > _TOO_SLOW * (work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE)
+    if cause.kind == "communication":
+        calls = sum(each.calls for each in profile.communication)
+        return calls >= _MANY_CALLS and sum(each.bytes for each in profile.communication) < calls * _SMALL_MESSAGE
+    return True
+
+
+def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iterator[Cause]:
+    """Work that the step would do without: a second backward, modules that nothing is learned from, and recomputing."""
+    root = profile.modules[""]
+    forward, backward = root.forward.macs, root.backward.macs
+    if forward and backward >= _BACKWARD_OF_FORWARD * forward:
+        seconds = times.phases.get("backward", 0.0) * (1 - 2 * forward / backward)
+        yield Cause(kind="backward_twice", seconds=seconds, value=backward / forward)
+    if budget is None and root.recompute.seconds is not None:
+        yield Cause(kind="recomputed", seconds=root.recompute.seconds.median)
+    silent = [name for name, module in profile.modules.items() if _learns_nothing(module)] if backward else []
+    for name in silent:
+        took = profile.modules[name].forward.seconds
+        if name.rpartition(".")[0] not in silent and took is not None:
+            yield Cause(kind="unused", seconds=took.median, module=name)
+
+
+def _learns_nothing(module: ModuleProfile) -> bool:
+    """Whether a module that could learn runs forward, and no gradient goes back through it."""
+    return bool(module.trainable_parameters and module.forward.macs and not module.backward.macs)
 
 
 def _threads(profile: Profile) -> Iterator[Cause]:
@@ -109,6 +168,8 @@ def _of_ranks(imbalance: Imbalance, mean: float) -> Iterator[Cause]:
         worst = imbalance.rows[0]
         seconds = min(worst.seconds_lost, mean)
         yield Cause(kind="rank", seconds=seconds, module=worst.module, value=worst.slow_rank, phase=worst.phase)
+    elif imbalance.take_turns and imbalance.lost_share is not None:
+        yield Cause(kind="turns", seconds=imbalance.lost_share * mean)
 
 
 def _without(found: Iterable[Cause], late: Iterable[Cause]) -> list[Cause]:
@@ -149,7 +210,6 @@ def _unlike_their_repeats(
 
 
 def _widest_dtypes(profile: Profile) -> dict[str, str]:
-    """Of each module the widest dtype that anything is multiplied in, in it or below it."""
     widest: dict[str, str] = {}
     for cell in profile.cells:
         if cell.macs and cell.dtype in _WIDTH:
@@ -207,10 +267,7 @@ def _parts(
 
 
 def _innermost(budget: Budget, part: str, patterns: Mapping[str, str]) -> str:
-    """The innermost modules that have most of a part of the modules' time."""
-    shares: defaultdict[str, float] = defaultdict(float)
-    for module, parts in budget.modules.items():
-        for above in ancestry(module) if part in IN_MODULES and parts[part] else ():
-            shares[above] += parts[part]
+    having = ((module, parts[part]) for module, parts in budget.modules.items() if part in IN_MODULES and parts[part])
+    shares = summed((above, share) for module, share in having for above in ancestry(module))
     most = [name for name, share in added_up(shares, patterns).items() if name and share >= _MOSTLY * shares[""]]
     return max(most, key=lambda name: name.count("."), default="")

@@ -7,17 +7,15 @@ from typing import Annotated
 
 import typer
 
+from lflops.analyze.compare.diff import Limit, limits
 from lflops.analyze.compare.diff import diff as diff_of
-from lflops.analyze.compare.regression_limits import Limit, limits
-from lflops.cli.output import UsageError, draw, write_json
+from lflops.cli.output import BYTES, UsageError, draw, write_json
 from lflops.extras import needed
 from lflops.profile.json_file import load
 from lflops.report.lines.diff import headline
 from lflops.report.terminal.diff import render_diff
 from lflops.traces.files import is_trace
 
-_BYTES = {"B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}
-_BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 _UNKNOWN = {
     "max_regress": "cannot be checked: each run needs two undisturbed steps at least",
     "min_mfu": "cannot be checked: the second run has no MFU, as its steps' times or the peak of its chip are unknown",
@@ -101,9 +99,9 @@ def memory_limit(given: str | None, before: float | None) -> float | None:
     number = _number(parts[1]) if parts else None
     if number is not None and parts and not parts[2]:
         raise UsageError(f"--max-memory={given!r} has no unit: give {parts[1]}GiB, {parts[1]}GB or, as a growth, {parts[1]}%")
-    if parts is None or number is None or parts[2] not in _BYTES:
+    if parts is None or number is None or parts[2] not in BYTES:
         raise UsageError(f"--max-memory={given!r}: give a size, as 24GiB or 24GB, or a growth, as 5%")
-    return number * float(_BYTES[parts[2]])
+    return number * float(BYTES[parts[2]])
 
 
 def _number(given: str) -> float | None:

@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.memory.room import room_for
 from lflops.analyze.memory.sharding import Sharded, sharded
-from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json
+from lflops.cli.output import BYTES, UsageError, draw, name_file, save_memory, write_json
 from lflops.errors import LflopsError
 from lflops.extras import needed
 from lflops.profile.model import Profile
@@ -187,7 +187,6 @@ def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
 
 
 def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, *, depth: int) -> None:
-    """What `lflops show` draws, then memory and the lower bound."""
     try:
         table = render(analysis, depth=depth)
     except ValueError as error:
@@ -201,14 +200,11 @@ def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, *
         typer.echo(f"{plan.table()}\n\n{plan.code()}")  # no line of code may be wrapped
 
 
-UNITS = {"": 1, "B": 1, **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}}
-UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
-
-
 def bytes_of(size: str) -> float:
     """The bytes of a size as people write it: `40GB`, `37.5 GiB`, `4e10`; anything else is a `UsageError`."""
     found = re.fullmatch(r"([0-9.]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)", size.strip())
-    unit = None if found is None else {name.lower(): factor for name, factor in UNITS.items()}.get(found[2].lower())
+    units = {"": 1} | {name.lower(): factor for name, factor in BYTES.items()}
+    unit = None if found is None else units.get(found[2].lower())
     try:
         return float(found[1]) * unit  # type: ignore[index, operator]
     except (TypeError, ValueError):

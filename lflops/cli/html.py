@@ -46,7 +46,6 @@ def html(
 
 
 def _distinct_names(files: list[Path]) -> list[str]:
-    """The files' names, or their paths where two names are equal; a file that is given twice gets a number too."""
     names = [file.name for file in files]
     paths = names if len(set(names)) == len(names) else [str(file) for file in files]
     return [path if paths.index(path) == i else f"{path} ({i + 1})" for i, path in enumerate(paths)]

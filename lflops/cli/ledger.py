@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
-from lflops.cli.output import write_json, write_lines
+from lflops.cli.output import UsageError, write_json, write_lines
 from lflops.ledger.run import load_run
+from lflops.report.html import page_of_data, write
 from lflops.report.lines.ledger import ledger_lines
+from lflops.report.payload.run import run_shown
 
 
 def ledger(
@@ -17,10 +19,17 @@ def ledger(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: seconds by category, slow_steps, starts and spans. Unknown is null.")
     ] = False,
+    page: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a page that opens offline.")] = None,
 ) -> None:
     """Print every second of the last run in a folder by category, over its restarts, and its slow steps with their causes."""
     account = load_run(directory, rank)
+    if as_json and page is not None:
+        raise UsageError(f"html={str(page)!r}: --json writes no page, give one of the two")
     if as_json:
         write_json(account)
+    elif page is not None:
+        shown = run_shown(account)
+        write(page_of_data(f"Run: {shown.title}", shown, "entry/ledger"), page)
+        typer.echo(page)
     else:
         write_lines(ledger_lines(account))

@@ -15,22 +15,26 @@ from lflops.cli.html import html
 from lflops.cli.ledger import ledger
 from lflops.cli.output import UsageError, write_json
 from lflops.cli.roofline import roofline
+from lflops.cli.run import run
 from lflops.cli.selftest import selftest
 from lflops.cli.show import show
+from lflops.cli.why import why
 from lflops.cli.window import window
 from lflops.errors import LflopsError
 from lflops.extras import offered
 from lflops.profile.json_schema import json_schema
+from lflops.report.explanation import FORMAT, Explanation
 
 
-def schema() -> None:
+def schema(*, of_why: Annotated[bool, typer.Option("--why", help="That of what `lflops why --format json` prints.")] = False) -> None:
     """Print the JSON schema of a profile's file."""
-    write_json(json_schema())
+    write_json(json_schema(Explanation, f"An explanation of lflops, format {FORMAT}") if of_why else json_schema())
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, diff, html, estimate, roofline, hardware, ledger, window, selftest, schema):
+for command in (show, why, diff, html, estimate, roofline, hardware, ledger, window, selftest, schema):
     app.command()(command)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
 for add_commands in offered("add_commands", "the shell"):
     add_commands(app)
 

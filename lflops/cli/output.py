@@ -16,6 +16,9 @@ from lflops.profile.model import Profile
 
 WIDTH = 120  # of what is not a terminal, unless COLUMNS says another
 
+BYTES = {"B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}  # by the units of a size
+BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+
 # What typer raises on wrong usage: it exports no other of these by name, and which package they live in depends on its version.
 UsageError: Any = typer.BadParameter.__bases__[0]
 

@@ -274,7 +274,6 @@ class Counting:
 
 
 def _warn_of_failures(profile: Profile) -> None:
-    """Warn the formula's author, who may never read the notes."""
     failed = [f"{note.subject} ({note.values['error']})" for note in profile.notes if note.code == "formula_failed"]
     if failed:
         warnings.warn(f"count: the formula failed, so no call is counted: {', '.join(failed)}", stacklevel=4)
@@ -297,11 +296,7 @@ def _each(ignore: Ignored) -> list[Any]:
 
 
 def ignored_rows(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
-    """The rows that the names and classes of `ignore` mean.
-
-    Raises:
-        CountError: One is no name of a module, and no class.
-    """
+    """The rows that the names and classes of `ignore` mean; a `CountError` where one is no name of a module, and no class."""
     rows: set[str] = set()
     for each in _each(ignore):
         if isinstance(each, str):

@@ -142,8 +142,6 @@ class _StampingTracker(ModuleTracker):
 
 
 class _StampingCounter(OperatorCounter):
-    """A counter whose modes stamp what they do."""
-
     def __init__(self, tracker: _StampingTracker, extent: Extent) -> None:
         super().__init__(tracker, extent)
         self.tracker = tracker

@@ -180,11 +180,7 @@ class FlopsProfiler:
         self._watched: Profile | None = None
 
     def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
-        """Begin, from nothing.
-
-        Args:
-            ignore_list: Classes or names of modules whose own work is left out of every total.
-        """
+        """Begin, from nothing. `ignore_list` is as `ignore_modules` of `get_model_profile`."""
         self.stop_profile()
         self._ignore = _ignored(ignore_list)
         self._watched = None
@@ -222,11 +218,8 @@ class FlopsProfiler:
             raise CountError(f"{_PROFILER}: there is no profile: call start_profile(), then the model")
         if not any(module.calls for module in self._watched.modules.values()):
             raise CountError(f"{_PROFILER}: no forward has run since start_profile(): call the model before asking or printing")
-        return (
-            self._watched
-            if self.ds_engine is None
-            else with_engine_facts(self._watched, self.model, self.ds_engine, self.recompute_fwd_factor)
-        )
+        engine, factor = self.ds_engine, self.recompute_fwd_factor
+        return self._watched if engine is None else with_engine_facts(self._watched, self.model, engine, factor)
 
     def get_total_flops(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
         """Floating-point operations of forward."""
@@ -261,29 +254,15 @@ class FlopsProfiler:
         detailed: bool = True,  # noqa: FBT001, FBT002
         output_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Print all of it, or write it to a file.
-
-        Args:
-            profile_step: The step to name in the first line.
-            module_depth: The last depth that is added up; 0 is the root alone, -1 or any number too large is the innermost.
-            top_modules: How many classes of modules are named at each depth.
-            detailed: Whether to print the model, module by module.
-            output_file: Where to write it.
-        """
+        """Print all of it, or write it to a file, as `get_model_profile` does; the first line names the `profile_step`."""
         _check_printing(_PROFILER, module_depth, top_modules)
         profile = self.profile
         self.flops, self.macs, self.params = _figures(profile)
-        _show(
-            summary(analyze(profile), step=profile_step, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file
-        )
+        asked: dict[str, Any] = {"module_depth": module_depth, "top_modules": top_modules, "detailed": detailed}
+        _show(summary(analyze(profile), step=profile_step, **asked), output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Print which classes of modules have the most, depth by depth.
-
-        Args:
-            module_depth: The last depth; 0 is the root alone, -1 or any number too large is the innermost.
-            top_modules: How many are named at each depth.
-        """
+        """Print which classes of modules have the most, depth by depth; what is given is as in `get_model_profile`."""
         _check_printing(_PROFILER, module_depth, top_modules)
         _show(aggregated(self.profile, module_depth=module_depth, top_modules=top_modules), None)
 
@@ -295,7 +274,6 @@ def _figures(profile: Profile) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """The model in evaluation mode, and then every module in the mode that it was in."""
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     try:
         model.eval()
@@ -318,9 +296,7 @@ def _hint_at_shape(caller: str, *, given: bool) -> Iterator[None]:
 
 def _positional(args: Any) -> tuple[Any, ...]:
     """A tensor is one argument, though it could be gone through as well."""
-    if args is None:
-        return ()
-    return tuple(args) if isinstance(args, list | tuple) else (args,)
+    return tuple(args) if isinstance(args, list | tuple) else () if args is None else (args,)
 
 
 def _ignored(modules: Any) -> tuple[Any, ...]:

@@ -8,20 +8,11 @@ Mask = tuple[bool, bool, bool]  # which gradients a backward gives: of the input
 
 
 @formula(
-    "convolution",
-    "_convolution",
-    "convolution_overrideable",
-    "mkldnn_convolution",
-    "miopen_convolution",
-    "cudnn_convolution",
-    "_slow_conv2d_forward",
-    "slow_conv3d_forward",
-    "_conv_depthwise2d",
-    "conv_depthwise3d",
-    "slow_conv_dilated2d",
-    "slow_conv_dilated3d",
-    "_nnpack_spatial_convolution",
-    "miopen_depthwise_convolution",
+    """
+    convolution _convolution convolution_overrideable mkldnn_convolution miopen_convolution cudnn_convolution _slow_conv2d_forward
+    slow_conv3d_forward _conv_depthwise2d conv_depthwise3d slow_conv_dilated2d slow_conv_dilated3d _nnpack_spatial_convolution
+    miopen_depthwise_convolution
+    """
 )
 def convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, transposed: bool = False) -> Cost:
     """A kernel's products at each position: of the output, or of the input where that is spread out (transposed)."""

@@ -51,8 +51,6 @@ def triangular_solve(b: Shape, a: Shape, *, out: Sequence[Shape], unitriangular:
 
 
 def _cubic(operations: Fraction | int) -> Formula:
-    """The formula of n³ times so many operations for each matrix."""
-
     def cost(a: Shape) -> Cost:
         return _each(a[:-2], operations * a[-1] ** 3)
 
@@ -68,7 +66,7 @@ _CUBIC: Mapping[str, Fraction | int] = {
     "_linalg_eigvals": 10,  # without them
 }
 for operators, operations in _CUBIC.items():
-    formula(*operators.split())(_cubic(operations))
+    formula(operators)(_cubic(operations))
 
 
 @formula("linalg_lu", "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet")
@@ -84,14 +82,14 @@ def solve(a: Shape, b: Shape, *, out: Sequence[Shape]) -> Cost:
     return Cost(other_flops=lu(a).other_flops + 2 * prod(out[0]) * a[-1])
 
 
-@formula("_cholesky_solve_helper", "cholesky_solve")
-def cholesky_solve(b: Shape, a: Shape, *, out: Shape) -> Cost:
+@formula("linalg_lu_solve", "linalg_ldl_solve")
+def solve_by_factors(a: Shape, pivots: Shape, b: Shape, *, out: Shape) -> Cost:
     """Two triangles for each side."""
     return Cost(other_flops=2 * prod(out) * a[-1])
 
 
-@formula("linalg_lu_solve", "linalg_ldl_solve")
-def solve_by_factors(a: Shape, pivots: Shape, b: Shape, *, out: Shape) -> Cost:
+@formula("_cholesky_solve_helper", "cholesky_solve")
+def cholesky_solve(b: Shape, a: Shape, *, out: Shape) -> Cost:
     """Two triangles for each side."""
     return Cost(other_flops=2 * prod(out) * a[-1])
 

@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from lflops.formulas.table import Cost, Shape, formula, per_element
+from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 
 
 def _normalised(x: Shape, weight: Any, bias: Any, each: int) -> int:
@@ -75,10 +75,8 @@ def synchronised_scaling(x: Shape, weight: Shape | None, bias: Shape | None) -> 
     return Cost(other_flops=_normalised(x, weight, bias, 1))
 
 
-@formula("batch_norm_gather_stats_with_counts")
-def synchronised_gathering(x: Shape, mean: Shape) -> Cost:
-    """Between them the ranks' statistics become one: a mean and a variance, weighted by the counts, 3 an element each."""
-    return Cost(other_flops=6 * prod(mean))
+# Between them the ranks' statistics become one: a mean and a variance, weighted by the counts, 3 an element each.
+formula("batch_norm_gather_stats_with_counts")(adapted(per_element(6), "given"))
 
 
 @formula("batch_norm_backward_reduce", "batch_norm_backward_elemt")

@@ -6,26 +6,13 @@ from lflops.formulas.table import Cost, Shape, formula
 
 
 @formula(
-    "quantized::linear",
-    "quantized::linear_relu",
-    "quantized::linear_dynamic",
-    "quantized::linear_relu_dynamic",
-    "quantized::linear_dynamic_fp16",
-    "quantized::linear_relu_dynamic_fp16",
-    "quantized::linear_leaky_relu",
-    "quantized::linear_tanh",
-    "quantized::linear_with_input_q_dq_qweight_dq_output_fp32",
-    "quantized::linear_with_input_q_dq_qweight_dq_relu_output_fp32",
-    "onednn::qlinear_pointwise",
-    "onednn::linear_dynamic_fp16",
-    "onednn::linear_relu_dynamic_fp16",
-    "_weight_int8pack_mm",
-    "_weight_int4pack_mm",
-    "_weight_int4pack_mm_for_cpu",
-    "_weight_int4pack_mm_with_scales_and_zeros",
-    "_mixed_dtypes_linear",
-    "_dyn_quant_matmul_4bit",
-    "mkldnn_linear",
+    """
+    quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic quantized::linear_dynamic_fp16
+    quantized::linear_relu_dynamic_fp16 quantized::linear_leaky_relu quantized::linear_tanh
+    quantized::linear_with_input_q_dq_qweight_dq_output_fp32 quantized::linear_with_input_q_dq_qweight_dq_relu_output_fp32
+    onednn::qlinear_pointwise onednn::linear_dynamic_fp16 onednn::linear_relu_dynamic_fp16 _weight_int8pack_mm _weight_int4pack_mm
+    _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros _mixed_dtypes_linear _dyn_quant_matmul_4bit mkldnn_linear
+    """
 )
 def packed_linear(x: Shape, *, out: Shape) -> int:
     """[..., k] x [k, m]."""

@@ -6,7 +6,7 @@ What is not a product costs what it costs operator by operator: an addition for 
 from collections.abc import Sequence
 from math import prod
 
-from lflops.formulas.table import Cost, Shape, formula, per_element
+from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 
 GATES = (2, 2, 13, 10)  # operations a hidden unit and step without products and biases, by torch's number for relu, tanh, LSTM, GRU
 
@@ -54,19 +54,15 @@ def fused_lstm_cell(gates: Shape) -> Cost:
     return Cost(other_flops=prod(gates) // 4 * GATES[2])
 
 
-@formula("_thnn_fused_lstm_cell_backward_impl")
-def fused_lstm_cell_backward(grad_h: Shape | None, grad_c: Shape | None, c: Shape) -> Cost:
-    """As much: [batch, hidden]."""
-    return Cost(other_flops=prod(c) * GATES[2])
-
-
 @formula("_thnn_fused_gru_cell")
 def fused_gru_cell(gates: Shape) -> Cost:
     """The gates of one step: [batch, 3 hidden]. Their products and biases are separate operators."""
     return Cost(other_flops=prod(gates) // 3 * GATES[3])
 
 
-formula("_thnn_fused_gru_cell_backward")(per_element(GATES[3]))  # as much: [batch, hidden]
+# As much: [batch, hidden].
+formula("_thnn_fused_lstm_cell_backward_impl")(adapted(per_element(GATES[2]), "grad_h grad_c"))
+formula("_thnn_fused_gru_cell_backward")(per_element(GATES[3]))
 
 
 @formula("_lstm_mps")

@@ -3,7 +3,7 @@
 from math import prod
 from typing import Any
 
-from lflops.formulas.table import Cost, Shape, adapted, formula
+from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
 
 
 @formula("quantized_max_pool1d", "quantized::max_pool1d")
@@ -12,9 +12,7 @@ def pool1d(x: Shape, kernel: Shape, *, out: Any) -> Cost:
     return Cost(other_flops=_windows(out, kernel, 1))
 
 
-@formula(
-    "max_pool2d_with_indices", "avg_pool2d", "fractional_max_pool2d", "quantized_max_pool2d", "quantized::max_pool2d", "mkldnn_max_pool2d"
-)
+@formula("max_pool2d_with_indices avg_pool2d fractional_max_pool2d quantized_max_pool2d quantized::max_pool2d mkldnn_max_pool2d")
 def pool2d(x: Shape, kernel: Shape, *, out: Any) -> Cost:
     """Each window once."""
     return Cost(other_flops=_windows(out, kernel, 2))
@@ -32,16 +30,16 @@ def _windows(out: Any, kernel: Any, dimensions: int) -> int:
     return prod(pooled) * prod(window)
 
 
-@formula("index_add", "index_add_", "index_reduce", "index_reduce_")
-def index_add(x: Shape, dim: int, index: Shape, source: Shape) -> Cost:
-    """One addition an element of the source."""
-    return Cost(other_flops=prod(source))
-
-
 @formula("scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_")
 def scatter_add(x: Shape, dim: int, index: Shape, source: Shape) -> Cost:
     """One addition an element that the index names."""
     return Cost(other_flops=prod(index))
+
+
+# One addition an element of the source, and one a target.
+formula("index_add index_add_ index_reduce index_reduce_")(adapted(per_element(1), "into dim index"))
+formula("nll_loss_forward nll_loss2d_forward")(adapted(per_element(1), "scores"))
+formula("nll_loss_backward nll_loss2d_backward")(adapted(per_element(1), "grad scores"))  # all other elements are zero
 
 
 @formula("_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward", "_embedding_bag_dense_backward")
@@ -60,15 +58,6 @@ def embedding_bag_weights_backward(grad: Shape, weight: Shape, indices: Shape) -
 def embedding_renorm(weight: Shape, indices: Shape) -> Cost:
     """Square, sum and scale the rows that the indices name."""
     return Cost(other_flops=3 * prod(indices) * weight[-1])
-
-
-@formula("nll_loss_forward", "nll_loss2d_forward")
-def nll_loss(x: Shape, target: Shape) -> Cost:
-    """One addition a target."""
-    return Cost(other_flops=prod(target))
-
-
-formula("nll_loss_backward", "nll_loss2d_backward")(adapted(nll_loss, "grad"))  # one element a target; all others are zero
 
 
 @formula("grid_sampler_2d", "grid_sampler_3d")

@@ -55,19 +55,15 @@ READS: dict[str, frozenset[str]] = {}  # by operator: the arguments that are ten
 
 
 def formula(*operators: str, writes_first: str = "", reads: str = "") -> Callable[[_AnyFormula], _AnyFormula]:
-    """Enter a formula for operators, of ATen where no namespace is given.
+    """Enter a formula for operators, as words; of ATen where no namespace is given.
 
-    It takes shapes in the order of the schema, and by its keywords all else that it needs.
-
-    Args:
-        operators: Their names.
-        writes_first: An operator whose first argument is the tensor that it writes into, and whose others are the same.
-        reads: Its keywords, as words, that are tensors of integers and decide by their numbers: it gets `Values`, or the shape where the
-            numbers are not known, as on the meta device.
+    It takes shapes in the order of the schema, and by its keywords all else that it needs. `writes_first` names an operator whose first
+    argument is the tensor that it writes into, and whose others are the same. `reads` has keywords, as words, that are tensors of integers
+    and decide by their numbers: it gets `Values`, or the shape where the numbers are not known, as on the meta device.
     """
 
     def enter(function: _AnyFormula) -> _AnyFormula:
-        of_each: dict[str, Formula] = dict.fromkeys(operators, function)
+        of_each: dict[str, Formula] = dict.fromkeys(" ".join(operators).split(), function)
         if writes_first:
             of_each[writes_first] = adapted(function, "result")
         for operator, entered in of_each.items():

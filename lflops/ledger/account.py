@@ -25,6 +25,9 @@ CATEGORIES = {
 }
 """The categories, and how they are called. `training` is divided by phase and `slow` by cause: `training/forward`, `slow/loader`."""
 
+NO_LOSS = {"training", "warm_up"}
+"""What is not lost of a run's time."""
+
 CAUSES = {
     "loader": "waiting for the data loader",
     "gc": "Python's garbage collector",

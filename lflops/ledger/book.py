@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from lflops.ledger.account import CATEGORIES, SlowStep
+from lflops.ledger.account import CATEGORIES, NO_LOSS, SlowStep, group_of
 from lflops.ledger.recorder import StepEnd
 from lflops.ledger.usual import Evidence, StepSpent, Usual, Verdict, elements, without
 
@@ -31,6 +31,7 @@ class Book:
         self.begin = self.until = begin  # the account has every nanosecond from the one to the other
         self.spent: dict[str, int] = {}  # by category, since it was taken
         self.slow: list[SlowStep] = []  # those since they were taken
+        self.lost, self.slow_steps = 0, 0  # nanoseconds and slow steps of all that was taken
         self.steps: int | None = None  # that were done, as the loggers count; `None` before the first
         self.first_step: int | None = None  # how many earlier starts had done
         self.freezes: deque[tuple[int, int]] = deque(maxlen=LONGEST_FREEZES)  # in which no thread of the process ran
@@ -73,6 +74,8 @@ class Book:
         """What was spent and which steps were slow since the last time."""
         taken = {name: spent for name, spent in self.spent.items() if spent}, self.slow
         self.spent, self.slow = {}, []
+        self.lost += sum(spent for name, spent in taken[0].items() if group_of(name) not in NO_LOSS)
+        self.slow_steps += len(taken[1])
         return taken
 
     def _charge(self, at: int) -> None:

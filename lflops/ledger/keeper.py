@@ -47,6 +47,7 @@ class Keeper:
     ) -> None:
         self.error: Exception | None = None  # what has ended it before its time
         self.recorder = Recorder(schedule=schedule)
+        self.is_first = _latest is None  # of this process, so that its account begins with the process
         begin, now = _begin_of_account(), time.perf_counter_ns()
         self._collections = Collections()
         self._book = Book(begin, self._collections.moments, retries)
@@ -97,6 +98,11 @@ class Keeper:
     def process(self) -> int:
         """The number of the process that it is of."""
         return self._segment.head.pid
+
+    def curves(self) -> dict[str, float]:
+        """Figures of this start until the last row, a few seconds ago; none before the first."""
+        rows = self._segment.rows
+        return {"lost_share": self._book.lost / rows[-1].end, "slow_steps": self._book.slow_steps} if rows else {}
 
     @property
     def is_over(self) -> bool:

@@ -71,6 +71,11 @@ class Recorder:
             del self._running[place + 1 :]
             self.leave()
 
+    def note_past(self, category: str, seconds: float) -> None:
+        """So many seconds before now belonged to this category, as is known only now."""
+        now = self._clock()
+        self.marks.extend([(now - int(seconds * 1e9), category), (now, self._base)])
+
     def rest(self, category: str) -> None:
         """What is in no other category belongs to this one from here on."""
         self._base = category

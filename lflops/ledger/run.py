@@ -35,7 +35,7 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
         raise ProfileError(f"{os.fspath(path)}: {error.strerror or error}") from error
     of_rank = [each for each in segments if each.head.rank == rank or given.is_file()]
     if not of_rank:
-        raise ProfileError(f"{os.fspath(path)}: no ledger of rank {rank} is there: give the folder of a run that lflops has watched")
+        raise ProfileError(f"{os.fspath(path)}: no ledger of rank {rank} is there: give the folder of a run, watched with ledger=True")
     return ledger_of(starts_of_a_run(of_rank))
 
 

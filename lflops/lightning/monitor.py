@@ -42,7 +42,7 @@ class FlopsMonitor(Base, HearsPhases):
 
     Args:
         schedule: Which steps are waited for, warmed up in, counted and profiled; each stage has its own count of them.
-        stages: Which of "train", "validate", "test" and "predict" are watched.
+        stages: Which of "train", "validate", "test" and "predict" have windows. With `()` a window opens only when it is asked for.
         count: Whether to count a step; or a profile of the same model that was counted elsewhere.
         trace: Whether to trace; without, the modules are timed in the active steps.
         trace_ranks: Which ranks trace: "zero", "all", or a list of them.
@@ -288,7 +288,6 @@ class FlopsMonitor(Base, HearsPhases):
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
 
     def _number(self, trainer: Any) -> int:
-        """Which of the Trainer's monitors this is, from 1."""
         return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
 
     def _guarded(self, name: str, action: Callable[[Session], None]) -> None:

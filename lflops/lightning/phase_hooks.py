@@ -12,6 +12,7 @@ collectives are wrapped as well, because ranks wait for each other in them.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -123,10 +124,10 @@ class TrainerPhases(Phases):
             wrap(self._undo, profiler, "profile", self._profile)
         for name in LOADING:
             if hasattr(strategy, name):
-                wrap(self._undo, strategy, name, self._load)
+                wrap(self._undo, strategy, name, partial(self._within, "checkpoint_load"))
         connector = getattr(trainer, "_logger_connector", None)  # calls all loggers
         if hasattr(connector, "log_metrics"):
-            wrap(self._undo, connector, "log_metrics", self._log)
+            wrap(self._undo, connector, "log_metrics", partial(self._within, "logging"))
         self.awaits_others = trainer.world_size > 1
         if self.awaits_others:
             for owner, name in [*((strategy, name) for name in SYNCHRONIZING), (trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]:
@@ -185,12 +186,6 @@ class TrainerPhases(Phases):
             self.leave(depth)
         return result
 
-    def _load(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self._within("checkpoint_load", call, *args, **kwargs)
-
-    def _log(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self._within("logging", call, *args, **kwargs)
-
     def _within(self, category: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         depth = self.depth
         with self._boundary:
@@ -226,7 +221,6 @@ class TrainerPhases(Phases):
         return name if name in STEPS else None
 
     def _phase_of(self, name: str) -> tuple[str | None, str | None] | None:
-        """The phase of an action. It is asked once for each name."""
         if name not in self._known:
             self._known[name] = self._look_up(name)
         return self._known[name]

@@ -86,7 +86,6 @@ def _ends_step(trainer: Any, pl_module: Any) -> bool:
 
 
 def _batches_left(trainer: Any, pl_module: Any) -> float:
-    """Batches that the run will have; infinity where that is not known."""
     of_epochs: float = math.inf
     if trainer.max_epochs is not None and trainer.max_epochs >= 0 and not math.isinf(trainer.num_training_batches):
         of_epochs = trainer.num_training_batches * (trainer.max_epochs - trainer.current_epoch)
@@ -108,7 +107,6 @@ def _batches_of(trainer: Any, stage: str) -> float:
 
 
 def _precision_of(trainer: Any) -> str:
-    """As Lightning names it, and whether products of float32 run as TF32."""
     name = str(trainer.precision)
     return f"{name}, tf32" if trainer.strategy.root_device.type == "cuda" and _tf32() else name
 

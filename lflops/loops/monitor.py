@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from lflops.boundary import Boundary, ExitBy, Undo
-from lflops.collect.inputs.arguments import describe
+from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.inputs.tensors import device_of
 from lflops.collect.ranks.store import shared_store
 from lflops.errors import CountError
@@ -112,21 +112,22 @@ class LoopMonitor:
         profiles: A profile for each window that is closed, on the main process; of more than 32, the last 32.
     """
 
-    def __init__(self, loop: Loop, settings: Settings) -> None:
+    def __init__(self, loop: Loop, settings: Settings, phases: LoopPhases | None = None) -> None:
         self.profiles: list[Profile] = []
         self._loop = loop
         self._settings = settings
-        self._phases = LoopPhases([*loop.models.values()], loop.optimizers, loop.engine)
+        self._phases = phases or LoopPhases(loop.engine)
         self._stage = "train"
         self._batches = 0
         self._has_batches = False
         self._steps_done = 0
         self._run: MonitoredRun | None = None
+        self._ranks = 0, 1  # this process's number, and how many there are; a process group may end before the loop
         self._ends = contextlib.ExitStack()
         self._account: Ledger | None = None
 
     def __enter__(self) -> Self:
-        rank, world_size = _rank_and_world_size()
+        self._ranks = rank, world_size = _rank_and_world_size()
         if rank == 0:
             self._settings.try_folder()
         self._run = run = MonitoredRun(self._settings)
@@ -140,7 +141,7 @@ class LoopMonitor:
                 if world_size > 1:
                     run.store = shared_store(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
                 self._phases.awaits_others = world_size > 1
-                self._phases.install(run.boundary, run.undo)
+                self._phases.install(self._loop.models.values(), self._loop.optimizers, run.boundary, run.undo)
                 run.keep_ledger(self._phases, rank, world_size)
             self._begin("train")
             return self  # noqa: TRY300 - an interrupt here is one in here
@@ -177,6 +178,12 @@ class LoopMonitor:
             batch: What the model is given. Samples and tokens per second come from its tensors' shapes.
         """
         return _Batch(self, batch)
+
+    def next_step(self, batch: Any = None) -> None:
+        """End the step that is running, whose batch this was, and begin another: for a loop of which only the ends of steps are seen."""
+        if self._has_batches:
+            self._batch_ends(batch)
+        self._batch_begins(None)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """A phase that you name: "forward", "backward", "optimizer", "clip", "transfer", or any other name."""
@@ -287,7 +294,7 @@ class LoopMonitor:
         return next((str(each) for each in directories if isinstance(each, str | PathLike)), None)
 
     def _training(self) -> Training:
-        loop, (rank, world_size) = self._loop, _rank_and_world_size()
+        loop, (rank, world_size) = self._loop, self._ranks
         unwrapped = {name: _unwrapped(each) for name, each in loop.models.items()}
         models = {name: each for name, (each, _) in unwrapped.items()}
         wrappers = {kind for _, around in unwrapped.values() for kind in around}
@@ -328,8 +335,6 @@ class LoopMonitor:
 
 
 class _Batch:
-    """The `with` of one batch."""
-
     def __init__(self, monitor: LoopMonitor, batch: Any) -> None:
         self._monitor = monitor
         self._batch = batch
@@ -354,7 +359,7 @@ def _models(model: Any) -> dict[str, nn.Module]:
 
 def _check_numbers(**given: Any) -> None:
     for (name, value), least in zip(given.items(), (1, 0, 1), strict=True):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        if value is not None and not is_whole(value, least):
             raise CountError(f"{name}={describe(value)}: give a whole number, {least} or more")
 
 
@@ -374,7 +379,6 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 
 def _one(models: Mapping[str, nn.Module]) -> nn.Module:
-    """The model; a module that has all of them, where there are several."""
     return models[""] if "" in models else nn.ModuleDict(models)
 
 

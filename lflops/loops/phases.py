@@ -10,7 +10,7 @@ A loss that is computed outside of the model has its own gradient counted as for
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lflops.boundary import Boundary, Undo
-from lflops.collect.attribution.hooks import hook_model, hook_optimizer
+from lflops.collect.attribution.hooks import hook_model, hook_optimizers
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.torch_private.autograd import after_backward
 from lflops.session.inputs.phases import RUN, Phases
@@ -39,23 +39,21 @@ ENGINE_BLOCKS = {
 class LoopPhases(Phases):
     """The phases of one loop."""
 
-    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], engine: Any = None) -> None:
+    def __init__(self, engine: Any = None) -> None:
         super().__init__()
         self._engine = engine
-        self._models = models
-        self._optimizers = optimizers
         self._stage = "train"
         self._in_step = False
-        self._boundary = Boundary(lambda _: None)  # before a run begins, nothing is installed
+        self.boundary = Boundary(lambda _: None)  # the run's; before one begins, nothing is installed
 
-    def install(self, boundary: Boundary, undo: Undo) -> None:
+    def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
-        self._boundary, guard = boundary, boundary.guard
+        self.boundary, guard = boundary, boundary.guard
         undo.add(self.forget)
-        for model in self._models:
+        for model in models:
             hook_model(undo, model, guard(self._model_is_called), guard(self._model_returns))
-        for optimizer in self._optimizers:
-            hook_optimizer(undo, optimizer, guard(self._optimizer_begins), guard(self._optimizer_ends))
+        for optimizer in optimizers:
+            hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")), optimizer)
         for name, phase in ENGINE_PHASES.items():
             if hasattr(self._engine, name):
                 wrap(undo, self._engine, name, partial(self._called_in, partial(self.named, phase)))
@@ -96,11 +94,6 @@ class LoopPhases(Phases):
         self.enter(phase, stage or self._stage, given)
         return self.depth - 1
 
-    @property
-    def boundary(self) -> Boundary:
-        """The run's."""
-        return self._boundary
-
     def _called_in(self, around: Callable[..., "_NamedPhase"], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with around(*args[:1]):
             return call(*args, **kwargs)
@@ -110,13 +103,13 @@ class LoopPhases(Phases):
         if self.innermost == "forward":
             self.leave(self.depth - 1)
 
-    def _model_is_called(self) -> None:
+    def _model_is_called(self, _model: nn.Module) -> None:
         if self._in_step and self.is_heard(self._stage) and self.innermost in {None, "optimizer"}:
             self.enter("forward", self._stage)
 
     def _model_returns(self, output: Any) -> None:
         if self._in_step and self.is_heard(self._stage):
-            begins = self._boundary.guard(self._backward_begins)
+            begins = self.boundary.guard(self._backward_begins)
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
                     tensor.register_hook(begins)
@@ -124,7 +117,7 @@ class LoopPhases(Phases):
     def _backward_begins(self, _gradient: Tensor) -> None:
         if not self._in_step:
             return
-        guard = self._boundary.guard
+        guard = self.boundary.guard
         if not self.is_running("backward"):
             self._leave_forward()
             self.enter("backward", self._stage)
@@ -142,9 +135,6 @@ class LoopPhases(Phases):
         if self._in_step:
             self._leave_forward()
             self.enter("optimizer", self._stage)
-
-    def _optimizer_ends(self) -> None:
-        self.leave_last("optimizer")
 
 
 class _NamedPhase:

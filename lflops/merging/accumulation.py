@@ -1,8 +1,8 @@
 """Batches that gradients are accumulated over, each counted by itself, become one step."""
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from lflops.profile.model import COUNTS, ModuleProfile, Profile, Work
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES
+from lflops.profile.series import grouped, sums
 
 _LOGICAL = ("logical_macs", "own_logical_macs")
-_CELL = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
+_CELL, _TRANSFERS = ("calls", "macs", "executed_macs", "flops", "bytes_moved"), ("calls", "bytes")
 
 Row = TypeVar("Row", bound=Any)
 
@@ -27,18 +28,17 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     last = profiles[-1]
     rows = {name: None for profile in profiles for name in profile.modules}
     memories = [profile.memory for profile in profiles if profile.memory is not None]
+    notes = (note for profile in profiles for note in profile.notes)
     return replace(
         last,
         run=replace(last.run, partial=any(profile.run.partial for profile in profiles)),
         modules={name: _row([profile.modules[name] for profile in profiles if name in profile.modules]) for name in rows},
-        cells=_sums((each for p in profiles for each in p.cells), lambda e: (e.module, e.operator, e.phase, e.dtype), _CELL),
-        uncounted=_sums((each for p in profiles for each in p.uncounted), lambda e: (e.module, e.operator, e.phase), ("calls", "bytes")),
-        communication=_sums(
-            (each for p in profiles for each in p.communication), lambda e: (e.module, e.phase, e.collective, e.group), ("calls", "bytes")
-        ),
+        cells=_sums((each for p in profiles for each in p.cells), "module operator phase dtype", _CELL),
+        uncounted=_sums((each for p in profiles for each in p.uncounted), "module operator phase", _TRANSFERS),
+        communication=_sums((each for p in profiles for each in p.communication), "module phase collective group", _TRANSFERS),
         waits=tuple(sorted({wait for profile in profiles for wait in profile.waits})),
         memory=max(memories, key=lambda memory: memory.peak_bytes, default=None),
-        notes=_notes([note for profile in profiles for note in profile.notes]),
+        notes=tuple(reduce(_added, same) for same in grouped(notes, attrgetter("code", "subject")).values()),
     )
 
 
@@ -54,24 +54,14 @@ def _work(one: Work, other: Work) -> Work:
     return replace(one, **counts, **logical)
 
 
-def _sums(rows: Iterable[Row], key: Callable[[Row], Hashable], counts: Iterable[str]) -> tuple[Row, ...]:
-    groups: dict[Hashable, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
-    return tuple(replace(group[0], **{count: sum(getattr(row, count) for row in group) for count in counts}) for group in groups.values())
+def _sums(rows: Iterable[Row], fields: str, counts: Iterable[str]) -> tuple[Row, ...]:
+    """One row for those that are equal in these fields."""
+    return tuple(replace(group[0], **sums(group, *counts)) for group in grouped(rows, attrgetter(*fields.split())).values())
 
 
-def _notes(notes: Sequence[Note]) -> tuple[Note, ...]:
-    """Each once, its counts added up."""
-    groups: dict[tuple[str, str], Note] = {}
-    for note in notes:
-        before = groups.get((note.code, note.subject))
-        groups[note.code, note.subject] = note if before is None else replace(note, values=_values(before, note))
-    return tuple(groups.values())
-
-
-def _values(one: Note, other: Note) -> dict[str, int | float | str]:
-    return {
+def _added(one: Note, other: Note) -> Note:
+    values = {
         name: value + before if isinstance(value, int) and isinstance(before := one.values.get(name, 0), int) else value
         for name, value in other.values.items()
     }
+    return replace(other, values=values)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from lflops.merging.rank_comparison import compare_ranks
 from lflops.merging.rank_table import Place, Series, added_up, median_of_others, table_of_series
-from lflops.profile.records import RankActivity, RankComparison, RankExcess, step_phase
+from lflops.profile.records import RankActivity, RankComparison, step_phase
 from lflops.profile.steps import EVENTS, Step
 
 MOST_STEPS = 256  # of each rank, the last ones. Of many ranks fewer, so that all of them together stay small.
@@ -44,13 +44,7 @@ class CleanSteps:
         self._rows: dict[int, deque[tuple[int, bytes]]] = {}  # no objects for the garbage collector: of many ranks these are many
 
     def add(self, rank: int, steps: Iterable[Step], *, ranks: int) -> None:
-        """Take further steps of a rank, none disturbed by more than an event; those without phases are passed over.
-
-        Args:
-            rank: Which one.
-            steps: In their order.
-            ranks: How many ranks there are.
-        """
+        """Take further steps of one of so many ranks, none disturbed by more than an event; those without phases are left out."""
         rows = self._rows.setdefault(rank, deque(maxlen=most_steps(ranks)))
         rows.extend((step.index, _row(step)) for step in steps if step.phases)
 
@@ -62,8 +56,7 @@ class CleanSteps:
     def compared(self, waits: Collection[Place]) -> RankComparison | None:
         """The ranks in the steps that all of them have; `None` of fewer than two ranks, and without such a step.
 
-        Args:
-            waits: The places where ranks wait for each other, modules among them.
+        `waits` are the places where ranks wait for each other, modules among them.
         """
         at = self._common()
         if len(self._rows) < 2 or not at:
@@ -75,25 +68,26 @@ class CleanSteps:
         found = compare_ranks(table, whole=True) if table.busy else None
         if found is None:
             return None
+        kept = found.excesses[:KEPT]
         busy = added_up(table.busy.values(), columns)
         beside = {name: {rank: of_rank[name] for rank, of_rank in columns.items()} for name in _BESIDE}
         beside["other_threads"] = {
             rank: tuple(whole - own for whole, own in zip(cpu, beside["thread_cpu"][rank], strict=True))
             for rank, cpu in beside["cpu"].items()
         }
+        waited = statistics.fmean(seconds for of_rank in beside["waited"].values() for seconds in of_rank)
         return replace(
             found,
-            excesses=tuple(map(_short, found.excesses[:KEPT])),
+            excesses=tuple(replace(each, excess=_in_microseconds(each.excess), late=_in_microseconds(each.late)) for each in kept),
             usual_lost_seconds=statistics.median(max(step) - statistics.median_low(step) for step in zip(*busy.values(), strict=True)),
             at=tuple(at),
             awaited=tuple(sorted(place.phase for place in awaited)),
-            activity=tuple(_activity(rank, beside, busy) for rank in sorted({each.rank for each in found.excesses[:KEPT]})),
-            waited=_mean(seconds for of_rank in beside["waited"].values() for seconds in of_rank),
+            activity=tuple(_activity(rank, beside, busy) for rank in sorted({each.rank for each in kept})),
+            waited=None if math.isnan(waited) else waited,
             lengths_explain=_lengths_explain(beside["units"], busy),
         )
 
     def _common(self) -> list[int]:
-        """The steps that all ranks have."""
         ranks = iter(self._rows.values())
         everywhere = {index for index, _ in next(ranks, ())}
         for rows in ranks:
@@ -117,7 +111,6 @@ def _row(step: Step) -> bytes:
 
 
 def _columns(rows: Mapping[int, bytes], at: Iterable[int]) -> "dict[str, tuple[float, ...]]":
-    """What a rank's rows have in these steps, by name."""
     names = (*_PHASES, *_BESIDE)
     values = array("f", b"".join(rows[index] for index in at))
     return {name: tuple(values[number :: len(names)]) for number, name in enumerate(names)}
@@ -186,11 +179,5 @@ def _lengths_explain(units: Series, busy: Series) -> float | None:
     return statistics.correlation(more, late) if is_known else None
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    mean = statistics.fmean(values)
-    return None if math.isnan(mean) else mean
-
-
-def _short(each: RankExcess) -> RankExcess:
-    """To the microsecond."""
-    return replace(each, excess=tuple(round(value, 6) for value in each.excess), late=tuple(round(value, 6) for value in each.late))
+def _in_microseconds(seconds: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(each, 6) for each in seconds)

@@ -125,18 +125,12 @@ def merged(
     *,
     absent: Mapping[int, Rank] | None = None,
 ) -> Profile:
-    """What `merge` does, from parts: of most ranks the brief is enough.
+    """What `merge` does, from parts: of most ranks the brief is enough. A `ProfileError` where the ranks are not of one run.
 
-    Args:
-        briefs: In the order of the ranks.
-        rows_of: Of a rank a profile that has its rows, cells, ledger and collectives; asked once for each distinct table.
-        memory_of: Asked of the rank with the largest peak.
-        rank_table: The ranks' times by place, given each module's name with `*` for the numbers of what repeats.
-        waits: The places where ranks wait for each other.
-        absent: What is known of ranks that gave nothing; of the others of these they are missing.
-
-    Raises:
-        ProfileError: The ranks are not of one run.
+    `briefs` are in the order of the ranks. `rows_of` has a rank's rows, cells, ledger and collectives, and is asked once for each distinct
+    table; `memory_of` is asked of the rank with the largest peak. `rank_table` makes a table of the ranks' times by place, given each
+    module's name with `*` for the numbers of what repeats. `absent` is what is known of ranks that gave nothing; the others of these are
+    missing.
     """
     waits = set(waits)
     told, steps, clean = _told(briefs, waits)
@@ -152,7 +146,7 @@ def merged(
             rows.add(rank, profile, lowest[table])
     remembering = [brief for brief in kept.values() if brief.memory_bytes is not None]
     largest = max(remembering, key=lambda brief: brief.memory_bytes or 0, default=None)
-    world, staged = _world(kept.values()), any(rows.only_on())
+    world, staged = max(max(brief.rank + 1, brief.run.world_size) for brief in kept.values()), any(rows.only_on())
     last, of_run = None if staged else steps.last_rank, tuple(steps.merged())
     modules = rows.modules() if last in {None, order[0]} else _timed_by(rows_of(last or 0).modules, rows.modules())
     whole = Profile(
@@ -160,9 +154,9 @@ def merged(
         run=_run(kept, order[0], world),
         modules=modules if staged else _fitted(modules, of_run, at_end=waits_at_end(waits)),
         cells=tuple(rows.cells()),
-        uncounted=tuple(rows.uncounted()),
+        uncounted=tuple(rows.ledger.values()),
         communication=tuple(_with_least_seconds(rows.communication(), kept.values(), collectives)),
-        waits=tuple(rows.waits()),
+        waits=tuple(sorted(rows.waits)),
         steps=of_run,
         memory=None if largest is None else memory_of(largest.rank),
         trace=_trace(kept, order),
@@ -171,7 +165,11 @@ def merged(
     )
     times = rank_table(whole.patterns())
     ranks = tuple(_ranks(told, world, None if times is None else times_last(times), absent or {}))
-    return _compared(replace(whole, ranks=ranks, notes=tuple(_notes(kept, order, rows, ranks))), times)
+    whole = replace(whole, ranks=ranks, notes=tuple(_notes(kept, order, rows, ranks)))
+    if times is None:
+        return whole
+    stats, comparison = rank_stats(times, whole.modules), compare_ranks(times, _own_work(whole.modules))
+    return replace(whole, rank_stats=tuple(stats), rank_comparison=comparison)
 
 
 def _told(briefs: Iterable[Brief], waits: Collection[Place]) -> tuple[dict[int, tuple[Brief, RankSteps]], MergedSteps, CleanSteps]:
@@ -203,10 +201,7 @@ def _timed_by(source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleP
 def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_end: bool) -> dict[str, ModuleProfile]:
     """The modules with times that add up to the run's clean steps. Those come from several ranks, the modules' times from one.
 
-    Args:
-        modules: With one rank's times.
-        steps: Of the run.
-        at_end: Whether ranks wait at the end of backward alone: then the difference is waiting, which is the root's own.
+    If ranks wait at the end of backward alone (`at_end`), the difference is waiting, which is the root's own.
     """
     clean, fitted = [step for step in steps if step.is_clean], dict(modules)
     for part, phases in PASSES.items():
@@ -231,22 +226,6 @@ def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_e
     return fitted
 
 
-def _world(briefs: Iterable[Brief]) -> int:
-    """The number of ranks, those without a profile among them."""
-    return max(max(brief.rank + 1, brief.run.world_size) for brief in briefs)
-
-
-def _compared(profile: Profile, table: RankTable | None) -> Profile:
-    """The profile with what the ranks' times say of each other."""
-    if table is None:
-        return profile
-    return replace(
-        profile,
-        rank_stats=tuple(rank_stats(table, profile.modules)),
-        rank_comparison=compare_ranks(table, _own_work(profile.modules)),
-    )
-
-
 def _with_least_seconds(
     communication: Iterable[Communication], briefs: Iterable[Brief], of_table: Mapping[str, Sequence[Communication]]
 ) -> Iterator[Communication]:
@@ -267,7 +246,6 @@ def _same_on_all_ranks(each: Communication) -> tuple[object, ...]:
 
 
 def _own_work(modules: Mapping[str, ModuleProfile]) -> dict[Place, OwnWork]:
-    """What each module itself does in each phase."""
     return {
         Place(row, phase): OwnWork(work.own_flops, work.own_bytes_moved)
         for row, module in modules.items()
@@ -298,23 +276,19 @@ def _by_rank(profiles: Any) -> dict[int, Profile]:
 
 
 def _check_one_run(runs: Mapping[int, Run]) -> None:
-    """Whether all of them can be of one run. A value that one of them does not know contradicts no other."""
+    """Whether all of them can be of one run. A value that one of them does not know contradicts no other: so a world of 1."""
     told: dict[str, tuple[int, object]] = {}
     for rank, run in runs.items():
-        for fact, value in _facts(run).items():
+        world = run.world_size
+        facts: dict[str, object] = {f"run.{field}": getattr(run, field) for field in _OF_THE_RUN}
+        facts |= {"run.world_size": world if world > 1 else None, "run.versions['torch']": run.versions.get("torch")}
+        for fact, value in facts.items():
             other, theirs = told.setdefault(fact, (rank, value)) if value is not None else (rank, None)
             if value != theirs:
                 raise ProfileError(f"merge: {fact} is {value!r} on rank {rank}, {theirs!r} on rank {other}: give the ranks of one run")
-        world = run.world_size
         if world > 1 and not max(runs) < world <= LARGEST_WORLD:
             taken = f"{max(runs) + 1} to {LARGEST_WORLD}"
             raise ProfileError(f"merge: run.world_size is {world} on rank {rank}: with the ranks that are given, {taken} is taken")
-
-
-def _facts(run: Run) -> dict[str, object]:
-    """What all ranks of a run have in common. A world of 1 is what a profile says that knows of no other rank."""
-    facts: dict[str, object] = {f"run.{field}": getattr(run, field) for field in _OF_THE_RUN}
-    return facts | {"run.world_size": run.world_size if run.world_size > 1 else None, "run.versions['torch']": run.versions.get("torch")}
 
 
 def _run(briefs: Mapping[int, Brief], leading: int, world: int) -> Run:

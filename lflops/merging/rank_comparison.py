@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from lflops.merging.rank_table import OUTSIDE, Place, RankTable, Series, added_up, median_of_others
 from lflops.profile.records import RankComparison, RankExcess, RankWait
+from lflops.profile.series import summed
 
 CANDIDATES = 32  # ranks that are looked at place by place, those that are late by the most
 KEPT = 256  # excesses in a profile, those that cost the most
@@ -64,10 +65,8 @@ class _Excess(NamedTuple):
 def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None, *, whole: bool = False) -> RankComparison | None:
     """The evidence of a table; `None` of fewer than two ranks, and where no step was timed.
 
-    Args:
-        table: What the ranks took.
-        work: Of places in modules, for modules that one rank alone has.
-        whole: Whether a rank's whole step is a place too, as where places are too few to say that the rank is slow in everything.
+    `work` is that of places in modules, for modules that one rank alone has. With `whole` a rank's whole step is a place too, as where
+    places are too few to say that the rank is slow in everything.
     """
     steps = len(next(iter(table.waiting.values()), ()))
     if len(table.ranks) < 2 or not steps:
@@ -81,7 +80,10 @@ def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None,
         if (each := _everywhere(table, {place: usual[place] for place in usual if place not in estimated}, late, rank)) is not None
     ]
     if whole or table.staged:
-        everywhere = [*(() if whole else everywhere), *_whole_steps(table, late, EVERYTHING if whole else STAGE)]
+        busy, place = added_up(table.busy.values(), table.ranks), EVERYTHING if whole else STAGE
+        others, intervals = median_of_others(busy), tuple(table.busy)
+        in_all = [_Excess(place, rank, busy[rank], others[rank], late.within(rank, intervals), intervals) for rank in late.ranks]
+        everywhere = in_all if whole else [*everywhere, *in_all]
     worst = heapq.nlargest(KEPT, [*everywhere, *found], key=lambda each: each.cost)
     beyond = {place: _beyond(table.seconds[place], usual[place]) for place in usual}
     jolts, jolted_seconds = _jolts(table, beyond)
@@ -105,11 +107,8 @@ def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None,
 
 
 def _late_ranks(busy: Mapping[int, Series]) -> list[int]:
-    """The ranks that are late by the most, on the mean of all steps and intervals."""
-    late: dict[int, float] = defaultdict(float)
-    for series in busy.values():
-        for rank, seconds in _beyond_others(series).items():
-            late[rank] += statistics.fmean(max(each, 0.0) for each in seconds)
+    beyond = (of_rank for series in busy.values() for of_rank in _beyond_others(series).items())
+    late = summed((rank, statistics.fmean(max(each, 0.0) for each in seconds)) for rank, seconds in beyond)
     return heapq.nlargest(CANDIDATES, late, key=late.__getitem__)
 
 
@@ -161,20 +160,16 @@ def _usual(table: RankTable, work: Mapping[Place, OwnWork]) -> tuple[dict[Place,
         for place in group:
             rank, _ = alone[place]
             like = [other for other in group if alone[other][0] != rank] or [other for other in group if other != place]
-            expected = _median_by_step([alone[other][1] for other in like]) if like else _by_work(place, alone, work)
-            if not like:
-                estimated.add(place)
-            if expected is not None:
+            if like:
+                usual[place] = {rank: tuple(map(statistics.median, zip(*(alone[other][1] for other in like), strict=True)))}
+                continue
+            estimated.add(place)
+            if (expected := _by_work(place, alone, work)) is not None:
                 usual[place] = {rank: expected}
     return usual, estimated
 
 
-def _median_by_step(series: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(map(statistics.median, zip(*series, strict=True)))
-
-
 def _in_places(table: RankTable, usual: Mapping[Place, Series], late: _Lateness) -> Iterator[_Excess]:
-    """The candidates in each place."""
     for place, of_rank in usual.items():
         interval = table.intervals[place]
         for rank in late.ranks:
@@ -227,13 +222,6 @@ def _everywhere(table: RankTable, usual: Mapping[Place, Series], late: _Lateness
     return _Excess(EVERYTHING, rank, took, total, late.within(rank, table.busy), tuple(table.busy))
 
 
-def _whole_steps(table: RankTable, late: _Lateness, place: Place) -> list[_Excess]:
-    """The candidates in all that they do besides waiting."""
-    busy = added_up(table.busy.values(), table.ranks)
-    usual, intervals = median_of_others(busy), tuple(table.busy)
-    return [_Excess(place, rank, busy[rank], usual[rank], late.within(rank, intervals), intervals) for rank in late.ranks]
-
-
 def is_on_device(place: Place) -> bool:
     """Whether it is a module's, or the root's own in a pass."""
     return bool(place.row) or place.phase not in OUTSIDE
@@ -247,7 +235,6 @@ def _on_device(table: RankTable, places: Iterable[Place], *, everywhere: bool) -
 
 
 def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
-    """The value at half of the weight; 1 of none."""
     ordered = sorted(values)
     half, reached = sum(weight for _, weight in ordered) / 2, 0.0
     for value, weight in ordered:
@@ -283,9 +270,7 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
         ranks, by_step = list(series), list(zip(*series.values(), strict=True))
         shortest = [min(step) for step in by_step]
         waited = {rank: _usual_mean([took - least for took, least in zip(series[rank], shortest, strict=True)]) for rank in ranks}
-        for_whom: dict[int, float] = defaultdict(float)
-        for step, least in zip(by_step, shortest, strict=True):
-            for_whom[ranks[step.index(least)]] += statistics.fmean(step) - least
+        for_whom = summed((ranks[step.index(min(step))], statistics.fmean(step) - min(step)) for step in by_step)
         for_rank = max(for_whom, key=for_whom.__getitem__)
         others = [rank for rank in ranks if rank != for_rank]
         longest = max(others, key=waited.__getitem__)

@@ -9,11 +9,11 @@ late in it was slow in the interval before.
 """
 
 import statistics
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from lflops.profile.series import grouped
 from lflops.profile.steps import EVENTS
 
 BEFORE_MODULES = ("data", "transfer")
@@ -72,9 +72,7 @@ class RankTable:
 
 def repeated_places(intervals: Mapping[Place, int], patterns: Mapping[str, str]) -> dict[Place, list[Place]]:
     """The places where no rank waits by the pattern of their names, of those patterns that several modules have."""
-    groups: dict[Place, list[Place]] = defaultdict(list)
-    for place in intervals:
-        groups[Place(patterns.get(place.row, place.row), place.phase)].append(place)
+    groups = grouped(intervals, lambda place: Place(patterns.get(place.row, place.row), place.phase))
     return {group: members for group, members in groups.items() if len(members) > 1}
 
 
@@ -110,15 +108,9 @@ def table_of(
     patterns: Mapping[str, str] | None = None,
     are_quartiles: bool = False,
 ) -> RankTable:
-    """The table of some ranks.
+    """The table of some ranks, from each rank's seconds of each place, step by step, in the same steps (with `are_quartiles`, quartiles).
 
-    Args:
-        times: Of each rank the seconds of each place, step by step, in the same steps.
-        waits: The places where ranks wait for each other.
-        begins: Those where collectives begin that are awaited elsewhere.
-        known: `RankTable.known_waits`.
-        patterns: Each module's name with `*` for the numbers of what repeats.
-        are_quartiles: Whether these are quartiles in place of steps.
+    In the places `begins`, collectives begin that are awaited elsewhere. `patterns` are each module's name with `*` for what repeats.
     """
     seconds: dict[Place, dict[int, tuple[float, ...]]] = {place: {} for steps in times.values() for step in steps for place in step}
     for rank, steps in times.items():
@@ -136,13 +128,7 @@ def table_of(
 
 
 def table_of_series(seconds: Mapping[Place, Series], ranks: Mapping[int, int], waits: Collection[Place]) -> RankTable:
-    """The table of places that do not repeat.
-
-    Args:
-        seconds: By place, of the ranks that have it.
-        ranks: How many steps each of them has.
-        waits: The places where ranks wait for each other.
-    """
+    """The table of places that do not repeat; `ranks` has how many steps each rank has."""
     waits = frozenset(waits)
     intervals = intervals_of(seconds, waits)
     nothing = {rank: (0.0,) * steps for rank, steps in ranks.items()}
@@ -199,8 +185,8 @@ def median_of_others(series: Series) -> dict[int, tuple[float, ...]]:
     if len(ranks) > FEW:
         medians = tuple(statistics.median(step) for step in by_step)
         return dict.fromkeys(ranks, medians)
-    found: dict[int, list[float]] = defaultdict(list)
-    for step in by_step:
-        for index, rank in enumerate(ranks):
-            found[rank].append(statistics.median((*step[:index], *step[index + 1 :])))
-    return {rank: tuple(medians) for rank, medians in found.items()}
+    return {
+        rank: tuple(statistics.median((*step[:index], *step[index + 1 :])) for step in by_step)
+        for index, rank in enumerate(ranks)
+        if by_step
+    }

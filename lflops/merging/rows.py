@@ -9,18 +9,11 @@ from msgspec.structs import replace
 from lflops.profile.model import COUNTS, Cell, Communication, DtypeShare, ModuleProfile, Profile, Uncounted, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 _LISTED = 12
 
-_HELD = (
-    "parameters",
-    "trainable_parameters",
-    "parameter_bytes",
-    "trainable_parameter_bytes",
-    "local_parameters",
-    "local_parameter_bytes",
-)
+_HELD = tuple(f"{of}{field}" for of in ("", "trainable_", "local_") for field in ("parameters", "parameter_bytes"))
 
 
 class MergedRows:
@@ -30,7 +23,6 @@ class MergedRows:
     """
 
     def __init__(self) -> None:
-        """Begin without any."""
         self.sources: dict[str, int] = {}  # of each row the rank that it is of
         self.differ = False  # whether a rank did other work than the first
         self._leading: Profile | None = None
@@ -40,18 +32,12 @@ class MergedRows:
         self._added: list[int] = []
         self._peaks: dict[str, int] = {}
         self._cells: dict[int, list[Cell]] = {}
-        self._waits: set[ModulePhase] = set()
         self._communication: dict[int, list[Communication]] = {}
-        self._ledger: dict[tuple[str, str, str], Uncounted] = {}
+        self.waits: set[ModulePhase] = set()  # where any rank waits for others
+        self.ledger: dict[tuple[str, str, str], Uncounted] = {}  # what any rank ran without a formula
 
     def add(self, rank: int, profile: Profile, lowest: int) -> None:
-        """Take the next rank.
-
-        Args:
-            rank: Which one.
-            profile: What it did.
-            lowest: The lowest rank that has the same rows: theirs is the order in which they are shown.
-        """
+        """Take the next rank. `lowest` is the lowest rank that has the same rows: theirs is the order in which they are shown."""
         if self._leading is None:
             self._leading = profile
         self.differ = self.differ or _differ(self._leading, profile)
@@ -64,11 +50,11 @@ class MergedRows:
             self._places[row] = min(self._places.get(row, (lowest, index)), (lowest, index))
             if module.peak_bytes is not None:
                 self._peaks[row] = max(module.peak_bytes, self._peaks.get(row, 0))
-        self._waits.update(profile.waits)
+        self.waits.update(profile.waits)
         self._cells[rank] = [cell for cell in profile.cells if self.sources[cell.module] == rank]
         self._communication[rank] = [each for each in profile.communication if self.sources[each.module] == rank]
         for each in profile.uncounted:  # a total that leaves something out on one rank only is not whole either
-            self._ledger.setdefault((each.module, each.operator, each.phase), each)
+            self.ledger.setdefault((each.module, each.operator, each.phase), each)
 
     def modules(self) -> dict[str, ModuleProfile]:
         """Every row as its source has it; what other ranks have below it is added."""
@@ -85,25 +71,16 @@ class MergedRows:
 
     def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
         """Of rows that not all have, the ranks that have the same ones, and the uppermost of these."""
-        everybody, groups = (1 << len(self._added)) - 1, defaultdict(list)
-        for row in sorted(self._rows, key=self._places.__getitem__):
-            having, above = self._having[row], ancestry(row)[1:]
-            if having != everybody and not (above and self._having[above[0]] == having):
-                groups[having].append(row)
+        everybody = (1 << len(self._added)) - 1
+        uppermost = (row for row in self._rows if not row or self._having[ancestry(row)[1]] != self._having[row])
+        groups = grouped(sorted(uppermost, key=self._places.__getitem__), self._having.__getitem__)
         for having, rows in groups.items():
-            yield [rank for index, rank in enumerate(self._added) if having >> index & 1], rows
+            if having != everybody:
+                yield [rank for index, rank in enumerate(self._added) if having >> index & 1], rows
 
     def cells(self) -> Iterator[Cell]:
         """Those of each row's source."""
         return (cell for rank in sorted(self._cells) for cell in self._cells[rank])
-
-    def uncounted(self) -> Iterable[Uncounted]:
-        """The ledger of every rank."""
-        return self._ledger.values()
-
-    def waits(self) -> list[ModulePhase]:
-        """Where any rank waits for others."""
-        return sorted(self._waits)
 
     def communication(self) -> Iterator[Communication]:
         """That of each row's source."""
@@ -123,7 +100,6 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _grown(row: ModuleProfile, grafts: list[ModuleProfile]) -> ModuleProfile:
-    """The row with the work and the parameters of further rows below it."""
     if not grafts:
         return row
     figures: dict[str, Any] = {field: sum(getattr(each, field) for each in (row, *grafts)) for field in _HELD}

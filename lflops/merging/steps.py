@@ -37,11 +37,9 @@ class RankSteps(Struct, frozen=True, kw_only=True):
 
 
 class MergedSteps:
-    """Takes the steps of one rank after the other, in the order of the ranks.
+    """Takes the steps of one rank after the other, in the order of the ranks, which wait for each other in the phases `waits`.
 
-    Args:
-        waits: The phases of a step in which ranks wait for each other.
-        at_end: Whether they wait in backward at its end alone.
+    `at_end` says whether they wait in backward at its end alone.
     """
 
     def __init__(self, waits: Collection[str], *, at_end: bool = False) -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from lflops.analyze.speed.roofline import Bound
 from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 SECTOR_BYTES = 32
 
@@ -99,19 +99,13 @@ def command(script: Sequence[str]) -> list[str]:
 def read(text: str, *, gpu_seconds: float | None = None, modules: Collection[str] = (), chip: Hardware | None = None) -> Measured:
     """The kernels of what `ncu` wrote, as CSV by metric or by kernel, or for people; a `LflopsError` where none has any of the metrics.
 
-    Args:
-        text: The log.
-        gpu_seconds: The GPU's running time, used in place of the sum of the kernels' times.
-        modules: Names of rows, to find among the NVTX ranges, which CSV alone has.
-        chip: What is at the roof.
+    `gpu_seconds` of the GPU's running time are used in place of the sum of the kernels' times. The `modules` are names of rows, to find
+    among the NVTX ranges, which CSV alone has. The `chip` is at the roof.
     """
     launches = [launch for launch in _launches(text) if launch.metrics.keys() & _KNOWN]
     if not launches:
         raise LflopsError("no kernel with a metric that is read here: give what the command of lflops roofline --ncu-command writes")
-    groups: defaultdict[tuple[str, str | None], list[_Launch]] = defaultdict(list)
-    for launch in launches:
-        row = next((name for name in reversed(launch.ranges) if name in modules), None)
-        groups[launch.name, row].append(launch)
+    groups = grouped(launches, lambda launch: (launch.name, next((name for name in reversed(launch.ranges) if name in modules), None)))
     kernels = [_kernel(name, row, of_kernel, None, chip) for (name, row), of_kernel in groups.items()]
     return Measured(
         total=_kernel("", None, launches, gpu_seconds, chip),
@@ -179,7 +173,6 @@ def _launches(text: str) -> Iterator[_Launch]:
 
 
 def _by_metric(rows: Iterable[Mapping[str, str]]) -> Iterator[_Launch]:
-    """A line a metric, those of one launch with one ID."""
     launches: dict[tuple[str | None, str | None], _Launch] = {}
     for row in rows:
         key = row.get("Process ID"), row.get("ID")
@@ -215,7 +208,6 @@ def _of_log(lines: Iterable[str]) -> Iterator[_Launch]:
 
 
 def _ranges(row: Mapping[str, str]) -> tuple[str, ...]:
-    """The NVTX ranges that a thread was in, the outermost first."""
     return tuple(name for column, stack in row.items() if _RANGES in column for name in _RANGE.findall(stack))
 
 

@@ -13,7 +13,7 @@ from lflops.collect.estimate.changes import POLICIES, Policy
 from lflops.collect.estimate.estimate import Estimator, Model, Subject, built, checked_model
 from lflops.collect.estimate.mesh import checked_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer
-from lflops.collect.inputs.arguments import describe
+from lflops.collect.inputs.arguments import check_memory
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, named
@@ -88,13 +88,11 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
         if room(0, chip, ranks=ranks) is None:
             raise CountError(f"{estimator.caller}: give memory_bytes, or the hardware whose memory is known")
         return _most_that_fits(chip, ranks)
-    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int | float) or not memory_bytes > 0:
-        raise CountError(f"{estimator.caller}: memory_bytes={describe(memory_bytes)}: give a positive number of bytes")
+    check_memory(estimator.caller, memory_bytes)
     return int(memory_bytes)
 
 
 def _most_that_fits(chip: Hardware | None, ranks: int) -> int:
-    """The most bytes of tensors with which a step fits on a chip, and is not tight."""
     low, high = 0, 1 << 50
     while high - low > 1:
         middle = (low + high) // 2

@@ -130,10 +130,12 @@ def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Seq
     entered = [None if span is None else timeline[span[0]].live_bytes for span in behind]
     highest = [None if span is None else _highest(timeline, span[0], until[span[0]]) for span in behind]
     most = tuple((most or 0) - (live or 0) for most, live in zip(highest, entered, strict=True))
-    traces = [
-        (flops, _trace(timeline, span), _operators(timeline, turn), beyond)
-        for flops, span, turn, beyond in zip(work, ahead, behind, most, strict=True)
-    ]
+    traces = []
+    for flops, (first, last), turn, beyond in zip(work, ahead, behind, most, strict=True):
+        forward_of_block = tuple((each.operator, each.live_bytes - timeline[first].live_bytes) for each in timeline[first:last])
+        # What others share may be freed in a backward: bytes of equal blocks differ, their highest point does not.
+        backward_of_block = () if turn is None else tuple(each.operator for each in timeline[slice(*turn)])
+        traces.append((flops, forward_of_block, backward_of_block, beyond))
     numbers: dict[Hashable, int] = {}
     return Reading(
         starts=tuple(starts),
@@ -216,17 +218,6 @@ def _spans(timeline: Sequence[Moment], units: dict[str, tuple[str, ...]], phases
 
 def _highest(timeline: Sequence[Moment], begin: int, end: int) -> int:
     return max((moment.highest_bytes or moment.live_bytes for moment in timeline[begin:end]), default=0)
-
-
-def _trace(timeline: Sequence[Moment], span: tuple[int, int]) -> tuple[Hashable, ...]:
-    """The operators of a span and the bytes that are alive before each, from the first one on."""
-    first = timeline[span[0]].live_bytes
-    return tuple((moment.operator, moment.live_bytes - first) for moment in timeline[slice(*span)])
-
-
-def _operators(timeline: Sequence[Moment], span: tuple[int, int] | None) -> tuple[str, ...]:
-    """The operators of a span. What others share may be freed in it: bytes of equal blocks differ, their highest point does not."""
-    return () if span is None else tuple(moment.operator for moment in timeline[slice(*span)])
 
 
 MOST_STATES = 4096  # partial choices that are followed at once. Of more, one in each of equal steps of bytes is followed.

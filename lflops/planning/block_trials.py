@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from lflops.analyze.speed.lower_bound import lower_bound
+from lflops.analyze.speed.roofline import lower_bound
 from lflops.collect.estimate.changes import POLICIES, Policy, checkpointed, recomputable
 from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.collect.inputs.arguments import check_module

@@ -13,43 +13,25 @@ _HEADS = ("recomputed", "peak", "saved", "FLOPs more", "of the step's", "time mo
 
 
 class Alternative(Struct, frozen=True, kw_only=True):
-    """One way to checkpoint a model.
+    """One way to checkpoint a model."""
 
-    Attributes:
-        policy: The policy of every block; `best` for the plan's own.
-        peak_bytes: The peak of live tensors.
-        estimated: Whether a whole estimate says so; else it follows from the blocks of other estimates.
-        flops: FLOPs that run once more.
-        seconds: The least time that they take on the chip; `None` where no chip is known.
-    """
-
-    policy: str
-    peak_bytes: int
-    estimated: bool
-    flops: int
-    seconds: float | None
+    policy: str  # the policy of every block; `best` for the plan's own
+    peak_bytes: int  # the peak of live tensors
+    estimated: bool  # whether a whole estimate says so; else it follows from the blocks of other estimates
+    flops: int  # FLOPs that run once more
+    seconds: float | None  # the least time that they take on the chip; `None` where no chip is known
 
 
 class CheckpointingPlan(Struct, frozen=True, kw_only=True):
-    """What each block recomputes, so that a step fits into a budget at the least cost.
+    """What each block recomputes, so that a step fits into a budget at the least cost."""
 
-    Attributes:
-        policies: By block, in the order of their forward.
-        memory_bytes: The budget for live tensors.
-        fits: Whether the estimate of the step with these policies is within the budget. If not, it is the lowest peak that was found.
-        predicted_bytes: The peak that the blocks' bytes add up to.
-        alternatives: The same policy for every block, and the plan.
-        profile: The estimate of the step with these policies.
-        estimates: How many estimates were made.
-    """
-
-    policies: Mapping[str, Policy]
-    memory_bytes: int
-    fits: bool
-    predicted_bytes: int
-    alternatives: tuple[Alternative, ...]
-    profile: Profile
-    estimates: int
+    policies: Mapping[str, Policy]  # by block, in the order of their forward
+    memory_bytes: int  # the budget for live tensors
+    fits: bool  # whether the estimate of the step with these policies is within the budget. If not, it is the lowest peak that was found.
+    predicted_bytes: int  # the peak that the blocks' bytes add up to
+    alternatives: tuple[Alternative, ...]  # the same policy for every block, and the plan
+    profile: Profile  # the estimate of the step with these policies
+    estimates: int  # how many estimates were made
 
     @property
     def peak_bytes(self) -> int:
@@ -60,21 +42,15 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         """The alternatives and the plan, a line each."""
         plain = self.alternatives[0]
         total = sum(cell.flops for cell in self.profile.cells) - self.alternatives[-1].flops
-        rows = [("", *_HEADS)]
+        rows: list[tuple[str, ...]] = [("", *_HEADS)]
         for each in self.alternatives:
-            ratio = each.flops / total if total else None
-            cells = (
-                units.size(each.peak_bytes),
-                units.size(plain.peak_bytes - each.peak_bytes),
-                units.count(each.flops),
-                units.percent(ratio),
-            )
-            rows.append((each.policy, self._recomputed(each.policy), *cells, units.duration(each.seconds)))
-        keep = [
-            column for column in range(len(rows[0])) if column != len(_HEADS) or any(each.seconds is not None for each in self.alternatives)
-        ]
-        widths = [max(len(row[column]) for row in rows) for column in keep]
-        lines = ["  ".join(row[column].ljust(width) for column, width in zip(keep, widths, strict=True)).rstrip() for row in rows]
+            more = units.count(each.flops), units.percent(each.flops / total if total else None), units.duration(each.seconds)
+            saved = units.size(plain.peak_bytes - each.peak_bytes)
+            rows.append((each.policy, self._recomputed(each.policy), units.size(each.peak_bytes), saved, *more))
+        if all(each.seconds is None for each in self.alternatives):
+            rows = [row[:-1] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         beyond = " The allocator reserves too much besides." if self.peak_bytes <= self.memory_bytes and not self.fits else ""
         verdict = "fits" if self.fits else "does not fit, this is the lowest peak"
         return "\n".join([*lines, f"{verdict}: {units.size(self.peak_bytes)} of {units.size(self.memory_bytes)} for tensors.{beyond}"])

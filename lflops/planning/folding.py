@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
 from torch import nn
 
 from lflops.planning.block_chain import Chain
@@ -38,8 +39,9 @@ def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
     """
     runs: list[list[str]] = []
     for name in blocks:
-        before = runs[-1][-1] if runs else None
-        if before is not None and _follows(before, name) and _are_equal(blocks[before], blocks[name]):
+        container, _, number = name.rpartition(".")
+        before = Fold(container, 0, 0).block(int(number) - 1)
+        if runs and runs[-1][-1] == before and _are_equal(blocks[before], blocks[name]):
             runs[-1].append(name)
         else:
             runs.append([name])
@@ -84,16 +86,12 @@ def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -
         return None
     each = chain.offsets[after] - chain.offsets[after + 1]  # gradients of one block
     between = [chain.offsets[after + 1] + each * (copies - copy) for copy in range(copies)]
-    return Chain(
+    return replace(
+        chain,
         kinds=(*chain.kinds[: after + 1], *[chain.kinds[after]] * copies, *chain.kinds[after + 1 :]),
         base=chain.base + base * copies,
         fixed=chain.fixed + fixed * copies,
         offsets=(*(offset + each * copies for offset in chain.offsets[: after + 1]), *between, *chain.offsets[after + 1 :]),
-        terms=chain.terms,
-        heads=chain.heads,
-        settled=chain.settled,
-        flops=chain.flops,
-        times=chain.times,
     )
 
 
@@ -111,11 +109,6 @@ def _refill(container: nn.Module, children: Mapping[str, nn.Module]) -> None:
         container.add_module(name, module)
 
 
-def _follows(before: str, name: str) -> bool:
-    (container, _, number), (its, _, next_number) = before.rpartition("."), name.rpartition(".")
-    return container == its and int(next_number) == int(number) + 1
-
-
 def _are_equal(block: nn.Module, following: nn.Module) -> bool:
     pairs = list(zip(block.named_modules(), following.named_modules(), strict=False))
     if len(pairs) != sum(1 for _ in block.modules()) or len(pairs) != sum(1 for _ in following.modules()):
@@ -130,12 +123,11 @@ def _make(module: nn.Module) -> tuple[Any, ...]:
 
 def _settings_agree(module: nn.Module, following: nn.Module) -> bool:
     """Whether plain attributes are equal, but for numbers that count with the block."""
-    own, other = ({name: value for name, value in vars(each).items() if _is_plain(value)} for each in (module, following))
-    counts = {
-        name for name in own.keys() & other.keys() if type(own[name]) is int and type(other[name]) is int and other[name] == own[name] + 1
+    own, other = (
+        {name: value for name, value in vars(each).items() if value is None or isinstance(value, bool | int | float | str | tuple)}
+        for each in (module, following)
+    )
+    counting = {
+        name: value for name, value in other.items() if type(value) is int and type(before := own.get(name)) is int and value == before + 1
     }
-    return {name: own[name] for name in own if name not in counts} == {name: other[name] for name in other if name not in counts}
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | tuple)
+    return own.keys() == other.keys() and own | counting == other

@@ -1,4 +1,4 @@
-"""The JSON schema of a profile's file, made from the types of `Profile` and their docstrings."""
+"""The JSON schema of what lflops writes, made from the types and their docstrings."""
 
 import inspect
 import re
@@ -11,15 +11,14 @@ from lflops.profile import model, timeline
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
-def json_schema() -> dict[str, Any]:
-    """The schema, in JSON Schema's draft 2020-12; each object and field with its description.
+def json_schema(value: type = model.Profile, title: str = f"A profile of lflops, schema_version {model.SCHEMA_VERSION}") -> dict[str, Any]:
+    """The schema of a value, in JSON Schema's draft 2020-12; each object and field with its description.
 
     It takes the files of every minor version of its major one: fields that it does not know are allowed.
     """
-    schema = msgspec.json.schema(model.Profile)
+    schema = msgspec.json.schema(value)
     for name, definition in schema["$defs"].items():
         _describe(name, definition)
-    title = f"A profile of lflops, schema_version {model.SCHEMA_VERSION}"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema
 
 

@@ -22,6 +22,7 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.module_names import ancestry, patterns
 from lflops.profile.notes import Note, notes_with
 from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase, Rank, RankComparison, RankStat, Seconds, Spread, Trace
+from lflops.profile.series import summed
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 
@@ -346,10 +347,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     def by_operator(self, phase: PhaseQuery = "forward", module: str = "", *, metric: Metric = "macs") -> dict[str, int]:
         """MACs, or another metric, of each operator in `module` and below it, the most first; those that have none are left out."""
         self._check_module(module)
-        sums: dict[str, int] = {}
-        for name, operator, value in self._nonzero_cells(phase, metric):
-            if module in ancestry(name):
-                sums[operator] = sums.get(operator, 0) + value
+        sums = summed((operator, value) for name, operator, value in self._nonzero_cells(phase, metric) if module in ancestry(name))
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def by_module_and_operator(self, phase: PhaseQuery = "forward", *, metric: Metric = "macs") -> dict[str, dict[str, int]]:

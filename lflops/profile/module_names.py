@@ -71,7 +71,6 @@ def spelled_out(names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Rising numbers, as `0-2,4`."""
     known = {*numbers}
     starts = [number for number in numbers if number - 1 not in known]
     ends = [number for number in numbers if number + 1 not in known]

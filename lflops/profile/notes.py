@@ -186,6 +186,16 @@ def _unknown(note: Note) -> str:
 
 NOTES: Mapping[str, Kind] = {
     # Counting.
+    "anomaly_mode": Kind(
+        "anomaly detection is on, which makes steps longer",
+        cause="`torch.autograd.set_detect_anomaly` is on: each operator of forward keeps its stack, and backward looks for NaN.",
+        remedy="switch it off when you have found what you look for.",
+    ),
+    "eval_mode": Kind(
+        "all modules are in eval mode while they are trained: dropout does nothing, and norms do not learn their statistics",
+        cause="`model.eval()` was called, or `from_pretrained` has done so, and no `model.train()` after it.",
+        remedy="call `model.train()` before you train.",
+    ),
     "ambiguous_threads": Kind(
         "the work of {calls:operator call} in backward is counted as the model's own: its module is unknown",
         values={"calls": int},  # operator calls in backward whose module is unknown; they are the root's own

@@ -182,11 +182,20 @@ class Trace(Struct, frozen=True, kw_only=True):
     operators: tuple[TracedOperator, ...] = ()
     compiled: CompiledCode | None = None
 
+    def by_own_time(self, *, on_device: bool) -> list[TracedOperator]:
+        """The operators, sorted by own time."""
+        return sorted(self.operators, key=lambda each: each.own_device_seconds if on_device else each.own_host_seconds, reverse=True)
+
+    def per_batch(self, figure: float) -> float | None:
+        """The mean over the recorded batches; `None` where their number is unknown."""
+        return figure / self.batches if self.batches else None
+
 
 class Rank(Struct, frozen=True, kw_only=True, gc=False):
     """One rank of the run, also one that did not report.
 
     Attributes:
+        device: The name of its chip.
         step: A clean step's time. Ranks that wait for each other take equally long.
         data: Its wait for data.
         slowest: In how many of the compared steps it was busy the longest, waiting left out.

@@ -1,4 +1,4 @@
-"""Series: a sum in which some may be unknown, sums by field, groups by key, and a long series made short without losing its extremes."""
+"""Series: sums in which some may be unknown, or by field or key; groups by key; a long series made short without losing its extremes."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +20,14 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 def sums(items: Sequence[object], *fields: str) -> dict[str, int]:
     """The sum of each field over all items."""
     return {field: sum(getattr(item, field) for item in items) for field in fields}
+
+
+def summed(pairs: Iterable[tuple[Key, Number]]) -> dict[Key, Number]:
+    """The sum of the numbers of each key, in the order of the first ones."""
+    found: dict[Key, Number] = {}
+    for key, number in pairs:
+        found[key] = found[key] + number if key in found else number
+    return found
 
 
 def sum_known(values: Iterable[Number | None]) -> Number | None:

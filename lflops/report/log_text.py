@@ -22,7 +22,7 @@ _MODEL = frozenset({"parameters", "peak live memory"})
 _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})  # of the facts about speed, those that only lflops show has
 _REMARKS_LEFT_OUT = frozenset({"allocator's peak", "never called"})
 _LINES_OF_RANKS = 4
-_CHANGES = 2
+_CHANGES = 2  # sentences about what changed since the window before
 
 _Lines = Iterable[tuple[str, str]]
 
@@ -32,7 +32,7 @@ def log_text(analysis: Analysis, before: Profile | None = None) -> str:
     report = report_of(analysis)
     parts: list[_Lines] = [
         verdict_lines(report),
-        _changes(analysis, before),
+        (("since the last", line) for line in headline(diff(before, analysis.profile))[:_CHANGES]) if before is not None else (),
         ((fact.label, fact.text) for fact in report.subject if fact.name in _SUBJECT),
         speed_lines([fact for fact in report.speed if fact.name not in _LEFT_OUT]),
         _modules(analysis),
@@ -46,14 +46,7 @@ def log_text(analysis: Analysis, before: Profile | None = None) -> str:
     return "\n".join(lines)
 
 
-def _changes(analysis: Analysis, before: Profile | None) -> Iterator[tuple[str, str]]:
-    """What changed since the window before, in at most two sentences; nothing of the first window."""
-    if before is not None:
-        yield from (("since the last", line) for line in headline(diff(before, analysis.profile))[:_CHANGES])
-
-
 def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """The five places with the most own time, and the others together."""
     times, rows = analysis.step_times, analysis.busiest
     if not rows:
         return
@@ -79,7 +72,6 @@ def _named(each: BusyModules) -> str:
 
 
 def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
-    """Ranks, uncounted operators and notes: the first few of each."""
     of_ranks = 0
     for label, facts in groupby(report.remarks, key=lambda fact: fact.label):
         lines = [fact.text for fact in facts]

@@ -6,10 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -73,15 +75,8 @@ class _Closed(NamedTuple):
 class Results:
     """The windows of one monitor in one run of the Trainer, of all stages. Every process makes one, for they have to agree.
 
-    Args:
-        training: The run that is watched.
-        settings: What is asked for.
-        log_dir: The run's, if it has one.
-        monitor: Which of the loop's monitors it is for, from 1.
-        store: That all ranks reach; `None` where they have none, or there is one rank.
-
-    Raises:
-        CountError: What the user says of the ranks cannot be.
+    `monitor` says which of the loop's monitors it is for, from 1; the `store` is one that all ranks reach, `None` where they have none. A
+    `CountError` says that what the user says of the ranks cannot be.
     """
 
     def __init__(self, training: Training, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> None:
@@ -92,12 +87,13 @@ class Results:
         self._traces: list[Path] = []
         # By stage, how many times the samples and the tokens of this rank all ranks have together, as the last window had them.
         self.shares: dict[str, Mapping[str, float]] = {}
+        self.run_curves: Callable[[], dict[str, float]] = dict  # figures of the whole run, for each point of the training's curves
         self._training = training
         self._saved: tuple[Profile, Path] | None = None  # the last that was
         self._own: dict[tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]] = {}  # this rank's, until all are merged
         self._compared: dict[str, RankComparison] = {}  # by stage, the last that was looked at
         self._accused: set[Hashable] = set()
-        self._in_background: deque[tuple[_Closed, BackgroundCall[PreparedWindow]]] = deque()
+        self._in_background: deque[tuple[_Closed, Future[PreparedWindow]]] = deque()
         self.topology = topology_of(
             training.world_size,
             training.rank,
@@ -219,7 +215,6 @@ class Results:
         return self._saved is not None
 
     def _save_of_rank(self, profile: Profile) -> None:
-        """What this rank alone knows of a window: for `lflops.merge`."""
         if self.paths is not None:
             self.save(profile, self.paths.of_rank(profile.run, self._training.rank), "the file of this rank's profile")
 
@@ -247,7 +242,7 @@ class Results:
         if len(profile.modules) + len(profile.cells) < LARGE and not self._in_background:
             self._log(closed, prepare())
         else:
-            self._in_background.append((closed, BackgroundCall(prepare, f"lflops: {run.stage} window {run.window}")))
+            self._in_background.append((closed, in_background(prepare, f"lflops: {run.stage} window {run.window}")))
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
         if self.outlets is None:
@@ -267,8 +262,8 @@ class Results:
         """Wait so long, at most, for the windows that the background is still busy with, and log them, if need be without what it makes."""
         end = time.monotonic() + seconds
         while self._in_background:
-            if self._in_background[0][1].wait(end - time.monotonic()):
-                self._log_prepared()
+            wait_for([self._in_background[0][1]], max(end - time.monotonic(), 0.0))
+            if self._log_prepared():
                 continue
             closed, _ = self._in_background.popleft()
             self._log(closed, PreparedWindow("", [], []))
@@ -280,7 +275,7 @@ class Results:
     def _log_prepared(self) -> bool:
         """Log the windows that the background is done with, in their order. Returns whether there were any."""
         logged = False
-        while self._in_background and self._in_background[0][1].is_done:
+        while self._in_background and self._in_background[0][1].done():
             closed, call = self._in_background.popleft()
             self._log(closed, call.result())
             logged = True
@@ -317,37 +312,18 @@ def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> st
     return ""
 
 
-class BackgroundCall(Generic[Result]):
-    """One call. Its thread ends with the interpreter: a file system that hangs must not hold the exit.
+def in_background(function: Callable[[], Result], name: str) -> Future[Result]:
+    """Call it in a thread that ends with the interpreter: a file system that hangs must not hold the exit.
 
     So what it calls writes files under temporary names, and renames them.
     """
+    future: Future[Result] = Future()
 
-    def __init__(self, function: Callable[[], Result], name: str) -> None:
-        self._function = function
-        self._returned: list[Result] = []
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._call, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has returned, or failed."""
-        return not self._thread.is_alive()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for it, so long at most. Returns whether it is done."""
-        self._thread.join(max(seconds, 0.0))
-        return self.is_done
-
-    def result(self) -> Result:
-        """What it returned, once it is done; what it raised is raised."""
-        if self._error is not None:
-            raise self._error
-        return self._returned[0]
-
-    def _call(self) -> None:
+    def call() -> None:
         try:
-            self._returned.append(self._function())
+            future.set_result(function())
         except BaseException as error:  # noqa: BLE001 - the other thread raises it
-            self._error = error
+            future.set_exception(error)
+
+    threading.Thread(target=call, name=name, daemon=True).start()
+    return future

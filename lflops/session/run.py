@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from lflops.boundary import Boundary, Undo, call_each
 from lflops.collect.kineto.compiled_graph import CompileTracking
@@ -18,13 +19,15 @@ from lflops.session.inputs.messages import Failures, warn
 from lflops.session.inputs.phases import Phases
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import STAGES, Stage, Training
-from lflops.session.outlets.ledger_text import log_ledger
+from lflops.session.outlets.loggers import log_ledger
 from lflops.session.outlets.out_of_memory import MemoryHistory, ran_out_of_memory, write_report
 from lflops.session.outlets.paths import OutputPaths
 from lflops.session.results import Results
 from lflops.session.run_ledger import RunLedger
 from lflops.session.session import Session
 from lflops.session.window_requests import WindowRequests
+
+OPEN: "WeakSet[MonitoredRun]" = WeakSet()  # the runs of this process that are watched now
 
 
 class MonitoredRun:
@@ -48,7 +51,8 @@ class MonitoredRun:
         self._tracking = CompileTracking()
         self._ledger: RunLedger | None = None
         self._requests: WindowRequests | None = None
-        self._trained: Stage | None = None  # the stage of the training, where it is watched
+        self._read_training: Callable[[], tuple[Training, Stage]] | None = None  # reads the training off its loop, once it has begun
+        self._trained: Stage | None = None  # its stage, where one was read
         self._next_window = 0
 
     def keep_ledger(self, phases: Phases, rank: int, ranks: int) -> None:
@@ -62,7 +66,9 @@ class MonitoredRun:
 
     def request_window(self) -> None:
         """Ask for a window, on every rank, as soon as all can meet. Any thread may do so, and a handler of a signal."""
-        if self._requests is not None:
+        if self.store is not None and not self._settings.ledger:
+            warn("request_window: no window opens: with ledger=False nothing looks for the step that all ranks can meet; give ledger=True")
+        elif self._requests is not None:
             self._requests.ask()
 
     @property
@@ -90,21 +96,16 @@ class MonitoredRun:
 
     def open(self) -> None:
         """The run is about to begin: graphs that are compiled from here on are kept, and tracked if that is asked for."""
+        OPEN.add(self)
         self._graphs.start()
         if self._settings.looks_inside_compiled:
             self._tracking.start()
 
     def begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int = 1) -> None:
-        """A stage begins, or comes again.
+        """A stage begins, or comes again. A `LflopsError` says that an argument is not for this model, or these ranks.
 
-        Args:
-            name: Of the stage.
-            training: Reads the run off its loop, when its first stage begins.
-            stage: Reads the stage, when it begins for the first time.
-            monitor: Which of the loop's monitors it is for, from 1.
-
-        Raises:
-            LflopsError: An argument is not for this model, or these ranks.
+        `training` reads the run off its loop when its first stage begins, `stage` the stage when it begins for the first time; `monitor`
+        says which of the loop's monitors it is for, from 1.
         """
         if self._failed:
             return
@@ -125,9 +126,11 @@ class MonitoredRun:
             if wrong is not None:
                 self.take_off()
                 raise wrong
-        if self._ledger is not None and name == "train":
-            with self.boundary:
-                self._ledger.begin_training(self._training or training(), self._trained or stage())
+        if name == "train" and not self._failed:
+            self._monitor, self._read_training = monitor, lambda: (self._training or training(), self._trained or stage())
+            if self._ledger is not None:
+                with self.boundary:
+                    self._ledger.begin_training(*self._read_training())
         self.leaves("lflops")
 
     def _begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> None:
@@ -137,12 +140,8 @@ class MonitoredRun:
                 self._history = MemoryHistory(self._training.device)
                 self.undo.add(self._history.stop)
                 self._history.start()
-        if self._results is None:
-            self._results = Results(self._training, self._settings, self.log_dir, monitor=monitor, store=self.store)
-            self._results.profiles = self.profiles
-        watched = stage()
-        watched = replace(watched, listen=partial(watched.listen, guard=self.boundary.guard))
-        session = Session(self._settings, self._training, watched, results=self._results, guard=self.boundary.guard)
+        watched = self._guarded_stage(stage())
+        session = Session(self._settings, self._training, watched, results=self._results_of(self._training), guard=self.boundary.guard)
         if self._tracking.refusal is not None:
             session.notes.append(Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal}))
         self.sessions[name] = session
@@ -150,6 +149,17 @@ class MonitoredRun:
             self._trained = watched
         session.begin()
         self._begun.add(name)
+
+    def _guarded_stage(self, stage: Stage) -> Stage:
+        return replace(stage, listen=partial(stage.listen, guard=self.boundary.guard))
+
+    def _results_of(self, training: Training) -> Results:
+        if self._results is None:
+            self._results = Results(training, self._settings, self.log_dir, monitor=self._monitor, store=self.store)
+            self._results.profiles = self.profiles
+            if self._ledger is not None:
+                self._results.run_curves = self._ledger.curves
+        return self._results
 
     def batch_begins(self, name: str, batch: Any) -> None:
         """A batch of a stage begins."""
@@ -188,12 +198,14 @@ class MonitoredRun:
 
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
         """Open a window that was asked for, if its step has come: the next scheduled one, or one more. A running one is waited for."""
-        training, stage = self._training, self._trained
-        if training is None or stage is None or self._results is None or self._failed:
+        if self._read_training is None or self._failed:
             requests.due = None
             return
+        training, stage = self._read_training()
         if not stage.ends_step() or training.logged_step() + 1 < due:
             return
+        if self._training is None:  # no window was scheduled
+            self._training, self._trained = training, self._guarded_stage(stage)
         if session is not None and not session.bring_forward():
             if session.next_window is None:
                 return
@@ -203,9 +215,9 @@ class MonitoredRun:
         requests.due = None
         if session is None:
             once = replace(self._settings.schedule, skip_first=0, wait=0, repeat=1)
-            asked, endless = replace(self._settings, schedule=once), replace(stage, batches_left=math.inf)
-            guard = self.boundary.guard
-            session = Session(asked, training, endless, results=self._results, guard=guard, number=self._next_window)
+            asked, endless = replace(self._settings, schedule=once), replace(self._trained or stage, batches_left=math.inf)
+            results, guard = self._results_of(training), self.boundary.guard
+            session = Session(asked, training, endless, results=results, guard=guard, number=self._next_window)
             self.sessions["train"] = session
             session.begin()
 
@@ -220,6 +232,10 @@ class MonitoredRun:
     def close(self, error: BaseException | None = None) -> None:
         """The run is over, or left by an error: tell what there is to tell."""
         training = self._training
+        if training is None and self._read_training is not None and not self._failed:
+            with self.boundary:
+                training, _ = self._read_training()
+        self._read_training = None
         self.enters("lflops")
         for name in STAGES:
             self.guarded(name, lambda session: session.close(error))
@@ -270,5 +286,5 @@ class MonitoredRun:
         """Take off every hook, wrapper and mode of this run. It can be called again."""
         sessions = [each for each in self.sessions.values() if each is not None]
         parts = [part for each in sessions for part in (each.detach, each.leave_annotations)]
-        parts += [sweep_modes, self._graphs.stop, self._tracking.stop, self.undo.close]
+        parts += [sweep_modes, self._graphs.stop, self._tracking.stop, self.undo.close, partial(OPEN.discard, self)]
         call_each([*parts, partial(self.sessions.update, dict.fromkeys(STAGES))])

@@ -11,10 +11,10 @@ from lflops.boundary import Boundary, Undo
 from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.inputs.devices import allocator_stats
 from lflops.collect.timing.clock import ThreadSchedule
-from lflops.collect.torch_private.modules import Compilations
+from lflops.collect.torch_private.modules import Compilations, compile_seconds
 from lflops.ledger.account import Ledger
 from lflops.ledger.keeper import Keeper
-from lflops.ledger.recorder import TrainPhases
+from lflops.ledger.recorder import TrainPhases, process_age
 from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.window_requests import WindowRequests
@@ -31,12 +31,15 @@ class RunLedger:
         self._reader = BatchReader()
         self._ends_step: Callable[[], bool] | None = None  # of the training's batches, once it has begun
         self._logged_step: Callable[[], int] = _none_done
+        self.curves = self._keeper.curves
         self.enter, self.leave_last = self._recorder.enter, self._recorder.leave_last
 
     def install(self, phases: Phases, folder: Path | None, boundary: Boundary, undo: Undo) -> None:
         """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
         undo.add(self.stop, "interrupted")
         self._keeper.start(folder)
+        if self._keeper.is_first:  # of the process, whose compilations until now no one has heard
+            self._recorder.note_past("compilation", min(compile_seconds(), process_age()))
         undo.add(self._compilations.stop)
         self._compilations.listen(boundary.guard)
         undo.add(phases.listen("train", TrainPhases(self._recorder), boundary.guard))

@@ -19,7 +19,7 @@ from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import is_compared
-from lflops.schedule import Plan, Position, Schedule
+from lflops.schedule import Course, Plan, Schedule
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.results import Results
@@ -36,15 +36,10 @@ SHARE_EVERY = 50  # steps after which ranks share their clean steps, where the r
 
 
 class Session:
-    """What a monitor is while a training goes through a stage: once in training, again and again in the validations of a fit.
-
-    Attributes:
-        over: Whether there is nothing left to do.
-        notes: What the reader of every window has to know.
-    """
+    """What a monitor is while a training goes through a stage: once in training, again and again in the validations of a fit."""
 
     def __init__(self, settings: Settings, training: Training, stage: Stage, *, results: Results, guard: Guard, number: int = 0) -> None:
-        self.over = False
+        self.over = False  # whether there is nothing left to do
         self._stage = stage
         self._results = results
         self._guard = guard
@@ -55,9 +50,11 @@ class Session:
         self._clock: Clock = HostClock() if device.type == "cpu" else _device_clock(device)
         places = results.paths
         traced = settings.trace and places is not None
-        self._plan, self.notes = _planned(settings.schedule, stage, training.say, traced=traced)
-        self._number, self._ahead = number, 0  # of the first window; by how many steps the schedule was brought forward
-        self._position, self._idle_until = self._placed(0)
+        # The schedule in whole steps, and short enough for the run. Where it is not what was asked for, the log says so, and so do the
+        # notes, which are what the reader of every window has to know.
+        plan = Plan.of(settings.schedule, accumulation=stage.accumulation(), batches=stage.batches_left, traced=traced)
+        self.notes = list(_changes(settings.schedule, plan, stage.accumulation(), stage.batches_left, training.say))
+        self._course = Course(plan, number)
         self._window = Window(number, 0)
         self._closing: list[Window] = []
         self._tree = ModuleTree({"": training.model})
@@ -102,7 +99,7 @@ class Session:
             self._step_clock.resume()
             self._step_clock.mark("cold")
             if self._tracing is not None:
-                self._tracing.step(traced=self._position.phase == "traced")
+                self._tracing.step(traced=self._course.phase == "traced")
 
     def _listen_to_transfers(self) -> None:
         """Listen if the curves need it, and no longer than that."""
@@ -138,7 +135,7 @@ class Session:
             self._end_batch(batch)
 
     def _begin_batch(self, batch: Any) -> None:
-        phase, begins_step = self._position.phase, not self._step_clock.batches
+        phase, begins_step = self._course.phase, not self._step_clock.batches
         live = self._live_metrics
         if begins_step:
             is_sample = phase == "warmup" and self._settings.count is True and live is not None and live.is_sample(batch)
@@ -171,9 +168,7 @@ class Session:
         if self._is_annotating or self._results.pending:
             self._check_background_work()
         # Where one rank records, the others wait for it.
-        traced = self._position.phase == "traced" and (
-            self._training.world_size > 1 or (self._tracing is not None and self._tracing.records)
-        )
+        traced = self._course.phase == "traced" and (self._training.world_size > 1 or (self._tracing is not None and self._tracing.records))
         was_noted = bool(self._plain.steps)  # to make those out takes a while, which is no step's
         self._step_clock.end(self._training.logged_step(), counted=counted is not None, hooked=self._end_hooked_step(), traced=traced)
         self._advance()
@@ -189,7 +184,7 @@ class Session:
     @property
     def touches_step(self) -> bool:
         """Whether the step that is running is counted, timed by module or traced."""
-        return self._counts_step or self._hooked is not None or self._position.phase == "traced"
+        return self._counts_step or self._hooked is not None or self._course.phase == "traced"
 
     def mark(self, mark: str) -> None:
         """Note what else happens in this step."""
@@ -198,16 +193,14 @@ class Session:
     @property
     def next_window(self) -> int | None:
         """The number of a window after all that were scheduled; `None` while one of those is to come, or is not reported."""
-        is_idle = self._window.complete and self._position.phase == "over" and not self._closing
-        return self._position.window if is_idle and not self._is_annotating and not self._results.pending else None
+        is_idle = self._window.complete and self._course.phase == "over" and not self._closing
+        return self._course.window if is_idle and not self._is_annotating and not self._results.pending else None
 
     def bring_forward(self) -> bool:
         """Open the next scheduled window after the step that begins now, if one is waited for. Returns whether that is so."""
-        if self._position.phase != "wait":
+        if self._course.phase != "wait":
             return False
-        opens = self._step_clock.ordinal + 1
-        self._ahead += max(int(self._idle_until) - opens, 0)
-        self._idle_until = min(self._idle_until, opens)
+        self._course.bring_forward(self._step_clock.ordinal + 1)
         self._plain.limit = 0
         return True
 
@@ -287,7 +280,7 @@ class Session:
     def _advance(self) -> None:
         """A step is over: read those that can be read, and do what is due. In most steps nothing is."""
         log, shares = (each is not None and not (self._step_clock.logged_step + 1) % each for each in self._periods)
-        if self._step_clock.ordinal < self._idle_until and not self._closing and not log and not shares:
+        if self._step_clock.ordinal < self._course.idle_until and not self._closing and not log and not shares:
             return
         for step in self._step_clock.read():
             self._add_step(step)
@@ -300,7 +293,7 @@ class Session:
             self.detach(keep_curves=self._live_metrics is not None)
             self.over = self._live_metrics is None and not self._is_annotating and not self._results.pending
         if log and self._live_metrics is not None and self._results.outlets is not None:
-            point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
+            point = self._live_metrics.point(self._results.shares.get(self._stage.name, {})) | self._results.run_curves()
             self._results.outlets.point(point, self._stage.name, self._step_clock.logged_step)
         if shares:
             self._share_steps()
@@ -311,7 +304,7 @@ class Session:
         """Steps from here on at whose end nothing is due: no point of the curves, no window that opens, and no work in the background."""
         if self._closing or self._is_annotating or self._results.pending:
             return 0
-        until_window = max(self._idle_until - 1 - self._step_clock.ordinal, 0)
+        until_window = max(self._course.idle_until - 1 - self._step_clock.ordinal, 0)
         next_step = self._step_clock.logged_step + 1
         return min([until_window, *(each - 1 - next_step % each for each in self._periods if each is not None)])
 
@@ -332,9 +325,9 @@ class Session:
 
     def _change_phase(self) -> bool:
         """Go to the next window where the last is over, and open one where one opens. Returns whether anything was done."""
-        before = self._position.phase
-        self._position, self._idle_until = self._placed(self._step_clock.ordinal)
-        phase, number = self._position
+        before = self._course.phase
+        self._course.go_to(self._step_clock.ordinal)
+        phase, number = self._course.phase, self._course.window
         if self._tracing is not None:
             self._window.recording = self._tracing.step(traced=phase == "traced") or self._window.recording
         if number != self._window.number and not self._window.complete:
@@ -346,14 +339,8 @@ class Session:
             self._step_clock.mark("background")  # where one rank ends its recording, the others wait for it
         return self._open() or "traced" in {before, phase}
 
-    def _placed(self, ordinal: int) -> tuple[Position, float]:
-        """Where a step is in the schedule, and the first step from it on that is more than waited in."""
-        phase, window = self._plan.place(ordinal + self._ahead)
-        return Position(phase, window + self._number), self._plan.waits_until(ordinal + self._ahead) - self._ahead
-
     def _open(self) -> bool:
-        """Open the window if its time has come. Returns whether it was opened."""
-        if self._position.phase in {"wait", "over"} or self._window.opened:
+        if self._course.phase in {"wait", "over"} or self._window.opened:
             return False
         self._window.opened = True
         if self._live_metrics is not None:
@@ -361,11 +348,11 @@ class Session:
             self._listen_to_transfers()
         batches = self._step_clock.ordinal * (self._stage.accumulation() if self._stage.learns else 1)  # as the schedule counts
         where = f"at step {self._step_clock.logged_step + 1}" if self._stage.learns else f"after step {self._step_clock.logged_step}"
-        after = "it was asked for" if self._number else f"{batches} batch{'' if batches == 1 else 'es'}"
+        after = "it was asked for" if self._course.first else f"{batches} batch{'' if batches == 1 else 'es'}"
         self._training.say(f"lflops: {self._stage.name} window {self._window.number} opens after {after}, {where}")
         if self._tracing is not None:
             self._tracing.open()
-            self._tracing.step(traced=self._position.phase == "traced")
+            self._tracing.step(traced=self._course.phase == "traced")
         return True
 
     def _check_background_work(self) -> None:
@@ -393,7 +380,7 @@ class Session:
         Several ranks would disagree on it, and the next window wants clean steps.
         """
         more, ordinal = window.more_hooked, self._step_clock.ordinal
-        room = self._idle_until - ordinal
+        room = self._course.idle_until - ordinal
         if not more or more + WANTED > room or self._training.world_size > 1:
             return False
         if analyze(self._profile(window, failed=False)[0]).outliers.doubt in {None, "scaled"}:
@@ -432,13 +419,6 @@ def _device_clock(device: torch.device) -> Clock:
         return device_clock(device)
     except CountError:
         return HostClock()
-
-
-def _planned(asked: Schedule, stage: Stage, say: Callable[[str], None], *, traced: bool) -> tuple[Plan, list[Note]]:
-    """The schedule in whole steps, and short enough for the run. Where it is not what was asked for, notes and the log say so."""
-    accumulation, batches = stage.accumulation(), stage.batches_left
-    plan = Plan.of(asked, accumulation=accumulation, batches=batches, traced=traced)
-    return plan, list(_changes(asked, plan, accumulation, batches, say))
 
 
 def _changes(asked: Schedule, plan: Plan, accumulation: int, batches: float, say: Callable[[str], None]) -> Iterator[Note]:

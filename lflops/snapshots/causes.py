@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from lflops.profile.series import summed
 from lflops.snapshots.holders import CATEGORIES, Alive, Category, Peak, category_of, line_of
 
 CauseCode = Literal[
@@ -43,8 +44,6 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 class _Case(NamedTuple):
-    """What the rules look at."""
-
     peak: Peak
     categories: Mapping[int, Category]
     failed: int  # bytes that were asked for in vain, 0 where memory did not run out
@@ -146,10 +145,9 @@ def _huge_tensor(case: _Case) -> Cause | None:
 
 def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause:
     """A cause that explains some allocations, with the line that made the most bytes of them."""
-    lines: Counter[str] = Counter()
-    for each in held:
-        lines[line_of(each.stack)] += each.bytes
-    return Cause(code=code, bytes=lines.total(), count=len(held) if count is None else count, line=lines.most_common(1)[0][0])
+    lines = summed((line_of(each.stack), each.bytes) for each in held)
+    most = max(lines, key=lines.__getitem__)
+    return Cause(code=code, bytes=sum(lines.values()), count=len(held) if count is None else count, line=most)
 
 
 _RULES: tuple[Callable[[_Case], Cause | None], ...] = (

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.hardware.chips import Hardware
+from lflops.profile.series import summed
 from lflops.report.lines.text import counted
 from lflops.snapshots.causes import Cause, CauseCode, causes_of
 from lflops.snapshots.holders import CATEGORIES, Category, StackHolder, category_of, holders_of, line_of, peak_of, sizes_of_parameters
@@ -54,9 +55,7 @@ def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None 
         known = chip.usable_bytes if chip.usable_bytes is not None else chip.memory_bytes
         total = None if known is None else int(known)
     before = sizes_of_parameters(peak.alive)
-    by_category: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
-    for each in peak.alive:
-        by_category[category_of(each, before)] += each.bytes
+    by_category = dict.fromkeys(CATEGORIES, 0) | summed((category_of(each, before), each.bytes) for each in peak.alive)
     failed = peak.ran_out
     unused = max(peak.reserved - peak.bytes, 0)
     free = failed.device_free if failed is not None else None

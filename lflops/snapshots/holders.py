@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from lflops.profile.series import grouped
 from lflops.snapshots.read import Entry, Frame, Snapshot, Stack
 
 OPTIMIZER = "torch/optim/"
@@ -39,30 +40,34 @@ class Peak(NamedTuple):
 
 def peak_of(snapshot: Snapshot) -> Peak:
     """The moment of the last failure, else of the most bytes alive, from the end of the trace backward."""
-    blocks = (block for segment in snapshot.segments for block in segment.blocks if block.state == "active_allocated")
-    alive = {block.address: (block.requested, block.stack) for block in blocks}
-    reserved = sum(segment.size for segment in snapshot.segments)
-    at = _moment(snapshot.trace, sum(size for size, _ in alive.values()))
-    for entry in reversed(snapshot.trace[at:]):
-        if entry.action == "alloc":
-            alive.pop(entry.address, None)
-        elif entry.action in FREED:
-            alive[entry.address] = (entry.size, entry.stack)
-        reserved -= _GROWS.get(entry.action, 0) * entry.size
+    at = _moment(snapshot.trace, sum(size for size, _ in alive_before(snapshot, len(snapshot.trace)).values()))
+    grown = sum(_GROWS.get(entry.action, 0) * entry.size for entry in snapshot.trace[at:])
     births, now = _births(snapshot.trace[: at + 1])
     held = []
-    for address, (size, stack) in alive.items():
+    for address, (size, stack) in alive_before(snapshot, at).items():
         born = births.get(address)
         if born is None:
             held.append(Alive(size, stack))
         else:
             held.append(Alive(size, born.stack or stack, now.passes - born.passes, now.steps - born.steps))
     ran_out = snapshot.trace[at] if at < len(snapshot.trace) and snapshot.trace[at].action == "oom" else None
+    reserved = sum(segment.size for segment in snapshot.segments) - grown
     return Peak(ran_out=ran_out, alive=tuple(held), passes=now.passes, steps=now.steps, reserved=reserved)
 
 
+def alive_before(snapshot: Snapshot, at: int) -> dict[int, tuple[int, Stack]]:
+    """Size and stack of each allocation, by address, before an entry of the trace: what is alive in the end, with all since undone."""
+    blocks = (block for segment in snapshot.segments for block in segment.blocks if block.state == "active_allocated")
+    alive = {block.address: (block.requested, block.stack) for block in blocks}
+    for entry in reversed(snapshot.trace[at:]):
+        if entry.action == "alloc":
+            alive.pop(entry.address, None)
+        elif entry.action in FREED:
+            alive[entry.address] = (entry.size, entry.stack)
+    return alive
+
+
 def _moment(trace: tuple[Entry, ...], at_end: int) -> int:
-    """How many entries come before it."""
     failures = [place for place, entry in enumerate(trace) if entry.action == "oom"]
     if failures:
         return failures[-1]
@@ -181,12 +186,10 @@ def line_of(stack: Stack) -> str:
 
 def holders_of(alive: Iterable[Alive], parameter_sizes: frozenset[int] = frozenset()) -> tuple[StackHolder, ...]:
     """Allocations by category and line, the most bytes first."""
-    sums: dict[tuple[Category, str], list[int]] = {}
-    for each in alive:
-        entry = sums.setdefault((category_of(each, parameter_sizes), line_of(each.stack)), [0, 0])
-        entry[0] += 1
-        entry[1] += each.bytes
-    rows = (StackHolder(category=category, line=line, count=count, bytes=nbytes) for (category, line), (count, nbytes) in sums.items())
+    rows = (
+        StackHolder(category=category, line=line, count=len(held), bytes=sum(each.bytes for each in held))
+        for (category, line), held in grouped(alive, lambda each: (category_of(each, parameter_sizes), line_of(each.stack))).items()
+    )
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.line)))
 
 

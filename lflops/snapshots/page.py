@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from lflops.hardware.chips import Hardware
 from lflops.profile.records import Phase
-from lflops.profile.series import extremes
+from lflops.profile.series import extremes, grouped
 from lflops.report.payload.columns import Columns, exact, lists
 from lflops.report.payload.memory import POINTS, LiveMemoryShown, chip_memory
 from lflops.snapshots.explain import ExplainedMemory, explained_lines, remedies
@@ -16,6 +16,7 @@ from lflops.snapshots.holders import (
     FREED,
     Alive,
     Category,
+    alive_before,
     category_of,
     is_forward,
     is_optimizer,
@@ -23,7 +24,7 @@ from lflops.snapshots.holders import (
     peak_of,
     sizes_of_parameters,
 )
-from lflops.snapshots.read import Entry, Snapshot, Stack
+from lflops.snapshots.read import Entry, Snapshot
 
 
 class Instant(NamedTuple):
@@ -40,16 +41,12 @@ class Instant(NamedTuple):
 
 def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) -> list[Instant]:
     """The entries that allocate, free or fail, of more than `most` the extremes; empty without a trace."""
-    in_use = (block for segment in snapshot.segments for block in segment.blocks if block.state == "active_allocated")
-    alive = {block.address: Alive(block.requested, block.stack) for block in in_use}
     changes = [(at, entry) for at, entry in enumerate(snapshot.trace) if entry.action in ("alloc", "oom", *FREED)]
-    for _, entry in reversed(changes):
-        if entry.action == "alloc":
-            alive.pop(entry.address, None)
-        elif entry.action in FREED:
-            alive[entry.address] = Alive(entry.size, entry.stack)
     live = dict.fromkeys(CATEGORIES, 0)
-    held = {address: (category_of(each, parameter_sizes), each.bytes) for address, each in alive.items()}
+    held = {
+        address: (category_of(Alive(nbytes, stack), parameter_sizes), nbytes)
+        for address, (nbytes, stack) in alive_before(snapshot, 0).items()
+    }
     for category, nbytes in held.values():
         live[category] += nbytes
     totals, steps = [], []
@@ -99,21 +96,15 @@ _HOLDERS = 400
 class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
     """A snapshot as the page draws it.
 
-    Attributes:
-        title: The device.
-        sentences: The cause, the request that failed, and the totals.
-        remedies: What would free memory.
-        ran_out: Whether the moment that is explained is a request that failed; else it is the peak.
-        points: Bytes alive after each entry that allocates, frees or fails.
-        peak: The index in `points` of the moment that is explained; `None` without a trace.
-        holders: What is alive then, by category and stack, the most bytes first; of smaller ones the category has the rest.
+    Its `points` are the bytes alive after each entry that allocates, frees or fails; `peak` is the index in them of the moment that is
+    explained, and `None` without a trace.
     """
 
-    title: str
-    sentences: list[str]
-    remedies: list[str]
-    ran_out: bool
-    holders: Columns
+    title: str  # the device
+    sentences: list[str]  # the cause, the request that failed, and the totals
+    remedies: list[str]  # what would free memory
+    ran_out: bool  # whether the moment that is explained is a request that failed; else it is the peak
+    holders: Columns  # what is alive then, by category and stack, the most bytes first; of smaller ones the category has the rest
 
 
 class _Holder(Struct, frozen=True):
@@ -160,19 +151,8 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
 
 
 def _holders(alive: Iterable[Alive], sizes: frozenset[int]) -> list[_Holder]:
-    """By category and stack, the most bytes first."""
-    sums: dict[tuple[Category, Stack], list[int]] = {}
-    for each in alive:
-        entry = sums.setdefault((category_of(each, sizes), each.stack), [0, 0])
-        entry[0] += 1
-        entry[1] += each.bytes
-    rows = [
-        _Holder(category, line_of(stack), line_of(stack).partition(":")[0], _text(stack), count, nbytes)
-        for (category, stack), (count, nbytes) in sums.items()
-    ]
+    rows = []
+    for (category, stack), held in grouped(alive, lambda each: (category_of(each, sizes), each.stack)).items():
+        line, text = line_of(stack), "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in stack)
+        rows.append(_Holder(category, line, line.partition(":")[0], text, len(held), sum(each.bytes for each in held)))
     return sorted(rows, key=lambda row: (-row.bytes, row.line))
-
-
-def _text(stack: Stack) -> str:
-    """A line for each frame, the innermost first."""
-    return "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in stack)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from lflops.errors import ProfileError
+from lflops.profile.series import summed
 
 LARGEST_FILE = 8 * 2**30
 
@@ -140,12 +141,9 @@ def _fullest(segments: Iterable[Mapping[str, Any]], traces: list[Any]) -> int:
     for device, trace in enumerate(traces):
         if isinstance(trace, list) and any(isinstance(each, Mapping) and each.get("action") == "oom" for each in trace):
             return device
-    reserved: dict[int, int] = {}
-    for each in segments:
-        device, size = each.get("device", 0), each.get("total_size", 0)
-        if type(device) is int and type(size) is int:
-            reserved[device] = reserved.get(device, 0) + size
-    return max(reserved, key=lambda each: reserved[each], default=0)
+    sizes = ((each.get("device", 0), each.get("total_size", 0)) for each in segments)
+    reserved: dict[int, int] = summed((device, size) for device, size in sizes if type(device) is int and type(size) is int)
+    return max(reserved, key=reserved.__getitem__, default=0)
 
 
 class _Reader:

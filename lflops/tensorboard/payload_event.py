@@ -64,7 +64,6 @@ def head(value: object) -> dict[str, Any]:
 
 
 def _begin(value: object, most: int) -> tuple[bytes, Any]:
-    """The first bytes of a text, and what inflates the others."""
     if not isinstance(value, bytes):
         raise ValueError(_FOREIGN)  # noqa: TRY004 - of what was written, not of an argument
     inflating = zlib.decompressobj()

@@ -53,7 +53,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         """The routes: the page's script and style sheet, and the data."""
         files = {_ENTRY: _script, _STYLE: _style}
         data = {"/windows": self._windows, "/window": self._window, "/timeline": self._timeline}
-        return files | data | {"/compare": self._compare, "/trace": self._trace}
+        return files | data | {"/compare": self._compare, "/trace": self._trace, "/ledger": self._ledger}
 
     def is_active(self) -> bool:
         """TensorBoard itself sees from the data whether there is something to show."""
@@ -75,7 +75,6 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return _answer(start, "200 OK", "application/json", json.dumps({"windows": windows, "problems": problems}).encode())
 
     def _logged(self, environ: dict[str, Any]) -> Iterator[tuple[str, str, Any, _Status]]:
-        """Run, tag, what was logged at a step, and its status; without a step where no step of the tag can be shown."""
         experiment = environ.get(experiment_id.WSGI_ENVIRON_KEY, "")
         listed = self._data.list_tensors(request_context.from_environ(environ), experiment_id=experiment, plugin_name=PLUGIN)
         for run, tags in sorted(listed.items()):
@@ -102,7 +101,6 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return _json(environ, start, payload, value)
 
     def _timeline(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The timeline of one window, which is logged behind its payload."""
         window = self._requested(environ, _parameters(environ))
         value = None if window is None else _value(window[1], 1)
         if value is None:
@@ -132,6 +130,23 @@ class Tab(TBPlugin):  # type: ignore[misc]
         except ValueError as error:
             return _refused(start, "422 Unprocessable Entity", f"they {error}")
         return _json(environ, start, comparison)
+
+    def _ledger(self, environ: dict[str, Any], start: _Start) -> _Answer:
+        """The ledger of a run, from the files that lie in its folder now."""
+        from lflops.errors import ProfileError
+        from lflops.ledger.segment import ENDING
+        from lflops.report.payload.run import encoded_run  # these load msgspec, which starting TensorBoard does not need
+
+        window = self._requested(environ, _parameters(environ))
+        if window is None or self._logdir is None:
+            return _refused(start, "404 Not Found", f"{_NOT_FOUND}, or has no log directory")
+        folder, root = self._logdir / window[0] / "lflops", self._logdir.resolve()
+        if not all(each.resolve().is_relative_to(root) for each in (folder, *folder.glob(f"*{ENDING}"))):
+            return _refused(start, "403 Forbidden", "the ledger does not lie below the log directory")
+        try:
+            return _json(environ, start, encoded_run(folder))
+        except ProfileError as error:
+            return _refused(start, "404 Not Found", str(error))
 
     def _trace(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """A trace that a window's payload names. The request has its number, and no part of its path."""
@@ -171,7 +186,6 @@ def _parameters(environ: dict[str, Any]) -> dict[str, str]:
 
 
 def _value(datum: Any, index: int = 0) -> Any:
-    """The payload in what was logged, or with 1 its timeline; `None` if there is none."""
     return datum.numpy.item(index) if index < datum.numpy.size <= _PARTS else None
 
 

@@ -5,7 +5,7 @@ from operator import itemgetter
 
 from msgspec import Struct
 
-from lflops.analyze.compare.regression_limits import Limit
+from lflops.analyze.compare.diff import Limit
 from lflops.profile.records import Spread
 from lflops.profile.series import grouped
 from lflops.trace_analysis.summary import TraceSummary

@@ -87,8 +87,6 @@ class HostWalk:
 
 @dataclass(slots=True)
 class _Open:
-    """What has begun and not ended."""
-
     end: int
     start: int
     operator: OperatorSums | None = None
@@ -170,7 +168,6 @@ _Item = Span | OperatorCall | RuntimeCall
 
 
 def _by_thread(trace: RecordedTrace, wanted: Mapping[int, int]) -> dict[int, list[_Item]]:
-    """What each thread did, the outer ones first; of the runtime's calls those that launched something."""
     places = _slice_threads(trace)
     all_items: list[_Item] = [*trace.spans, *trace.operators, *(call for call in trace.runtime if call.correlation in wanted)]
     return grouped(sorted(all_items, key=lambda item: (item.start, -item.end)), lambda item: places.get(item.thread, item.thread))

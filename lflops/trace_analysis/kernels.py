@@ -16,15 +16,12 @@ from lflops.traces.recorded import DeviceWork
 
 
 class KernelTimes(Struct, frozen=True, kw_only=True):
-    """All calls of one kernel, in nanoseconds, and the operators that launched it, those with the most time first.
-
-    Whether it runs on tensor or matrix cores is `None` where its name does not tell.
-    """
+    """All calls of one kernel, in nanoseconds, and the operators that launched it, those with the most time first."""
 
     name: str
     category: Category
     precision: str | None
-    tensor_cores: bool | None
+    tensor_cores: bool | None  # whether it runs on tensor or matrix cores; `None` where its name does not tell
     calls: int
     device: int
     median: int
@@ -41,15 +38,12 @@ class CategoryTimes(Struct, frozen=True, kw_only=True):
 
 
 class PrecisionTimes(Struct, frozen=True, kw_only=True):
-    """The computing kernels of one precision, which is `None` where neither the inputs nor the names tell; nanoseconds.
-
-    In `tensor_cores` are those whose names tell that they run on tensor or matrix cores.
-    """
+    """The computing kernels of one precision, which is `None` where neither the inputs nor the names tell; nanoseconds."""
 
     precision: str | None
     device: int
     calls: int
-    tensor_cores: int
+    tensor_cores: int  # in kernels whose names tell that they run on tensor or matrix cores
 
 
 def _operator(walk: HostWalk, work: DeviceWork) -> str | None:

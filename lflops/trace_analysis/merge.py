@@ -99,7 +99,6 @@ def _moved(source: _Source, index: int, base: int, numbers: Iterator[int]) -> It
 
 
 def _times(event: _Event, shift: int) -> dict[str, Raw]:
-    """Its times on a clock that begins so many nanoseconds earlier."""
     if not shift or event.ts is UNSET:
         return {}
     start, end = span(event.ts, ZERO if event.dur is UNSET else event.dur)

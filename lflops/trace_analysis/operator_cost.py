@@ -215,7 +215,6 @@ def _result(name: str, given: Sequence[Argument], places: Mapping[str, int], *, 
 
 
 def _geometry(argument: Argument, space: int, *, has_values: bool) -> list[int]:
-    """A number for each dimension in space."""
     value = _value(argument, has_values=has_values)
     numbers = [int(each) for each in value] if isinstance(value, list | tuple) else [int(value)]
     return numbers * space if len(numbers) == 1 else numbers

@@ -1,10 +1,10 @@
 """One HTML file that shows traces: it opens from disk, makes no request to any network, and runs no script."""
 
 import html
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
+from lflops.profile.series import summed
 from lflops.report.html import document
 from lflops.report.lines.text import plain
 from lflops.trace_analysis.categories import CATEGORIES
@@ -63,7 +63,8 @@ def trace_page(found: TraceSummaries) -> str:
 def _trace(summary: TraceSummary) -> Iterator[str]:
     for index, sentence in enumerate(verdict(summary)):
         yield f'<p class="{"plain" if index else "first"}">{_text(sentence)}</p>'
-    yield _terms([*facts(summary), *remarks(summary)])
+    terms = (f"<dt>{_text(label)}</dt><dd>{_text(value)}</dd>" for label, value in [*facts(summary), *remarks(summary)])
+    yield f"<dl>{''.join(terms)}</dl>"
     device = summary.device
     if device is not None and device.window:
         states = {state: getattr(device, state) for state in STATES}
@@ -80,14 +81,11 @@ def _trace(summary: TraceSummary) -> Iterator[str]:
 
 def _work(summary: TraceSummary) -> str:
     """What the time goes into, by category: the device's kernels, or what operators take on the host themselves."""
-    parts: defaultdict[str, int] = defaultdict(int)
     steps, recorded = len(summary.steps) or 1, sum(step.end - step.start for step in summary.steps) or summary.recorded
-    for row in summary.categories:
-        parts[row.category] += row.device
+    parts: dict[str, int] = {row.category: row.device for row in summary.categories}
     title = f"its {nanoseconds(sum(parts.values()))} of kernels and copies, by category"
     if summary.device is None:
-        for operator in summary.operators:
-            parts[operator.category] += operator.own_host // steps
+        parts = summed((operator.category, operator.own_host // steps) for operator in summary.operators)
         title = f"where the {nanoseconds(recorded // steps)} of a step go on the host" if summary.steps else "where the host's time goes"
     largest = dict(sorted(parts.items(), key=lambda part: -part[1]))
     left = recorded // steps - sum(parts.values())
@@ -122,17 +120,12 @@ def _legend(parts: Mapping[str, int], whole: int, labels: Mapping[str, str], col
 
 
 def _steps(summary: TraceSummary) -> Iterator[str]:
-    """A line for each step, as long as it took."""
     longest = max(step.end - step.start for step in summary.steps)
     for step in summary.steps[:_LISTED]:
         took = step.end - step.start
         states = {state: getattr(step.device, state) for state in STATES} if step.device is not None else {"host": took}
         bar = _bar(states, _COLOURS | {"host": "var(--bar)"}, rest=longest - took)
         yield f'<div class="step"><span>{_text(step.name)}, {_text(nanoseconds(took))}</span>{bar}</div>'
-
-
-def _terms(rows: list[tuple[str, str]]) -> str:
-    return f"<dl>{''.join(f'<dt>{_text(label)}</dt><dd>{_text(value)}</dd>' for label, value in rows)}</dl>"
 
 
 def _table(table: TraceTable) -> str:

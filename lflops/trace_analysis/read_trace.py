@@ -127,7 +127,6 @@ class _SliceArgs(Struct, gc=False):
 
 
 def _described(name: str, args: _OperatorArgs) -> Collective | None:
-    """The message of a collective by the inputs of its scope, which are all that older torch tells."""
     if args.shapes is _ABSENT:
         return None
     try:
@@ -172,8 +171,6 @@ def read_trace(path: Path) -> RecordedTrace:
 
 
 class _Reader:
-    """Sorts the events into what they are."""
-
     def __init__(self) -> None:
         self.work: list[DeviceWork] = []
         self.runtime: list[RuntimeCall] = []

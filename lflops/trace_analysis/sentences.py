@@ -126,7 +126,6 @@ def _states(summary: TraceSummary, device: DeviceTimeline) -> str:
 
 
 def _step(summary: TraceSummary) -> str:
-    """How long a step takes on the host's clock, and how much of that the device computes."""
     step = summary.step
     if step is None:
         return ""
@@ -157,7 +156,6 @@ def facts(summary: TraceSummary) -> Iterator[tuple[str, str]]:
 
 
 def _utilization(summary: TraceSummary) -> Iterator[tuple[str, str]]:
-    """MFU and HFU where they are known, and the rate they are of."""
     found = summary.utilization
     if found is None:
         return
@@ -212,10 +210,9 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
             "left out",
             f"{counted(summary.left_out.calls, 'kernel')} of {nanoseconds(summary.left_out.device)}, launched before the recording began",
         )
-    for index, each in enumerate(summary.uncounted):
+    for each in summary.uncounted:
         time = f", {nanoseconds(each.own_device)} of the device" if each.own_device else ""
-        label = "" if index else "not counted"
-        yield label, f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell"
+        yield "not counted", f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell"
     if summary.has_stack:
         yield "recording", "with Python's stack, which slows the host down: without it the device is less idle"
     if summary.negative:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from lflops.analyze.speed.utilization import flops_per_second, of_peak
 from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
 from lflops.profile.series import grouped
@@ -14,12 +15,20 @@ from lflops.trace_analysis.collectives import CollectiveTimes, Occurrence, colle
 from lflops.trace_analysis.host_walk import HostWalk, walk
 from lflops.trace_analysis.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
 from lflops.trace_analysis.kernels import CategoryTimes, KernelTimes, PrecisionTimes, by_category, by_precision, kernels
-from lflops.trace_analysis.modules import SpanTimes, span_times
 from lflops.trace_analysis.operator_cost import cost_of
-from lflops.trace_analysis.operators import OperatorTimes, ShapeTimes, Uncounted, operators, shapes, uncounted
+from lflops.trace_analysis.operators import (
+    OperatorTimes,
+    ShapeTimes,
+    SpanTimes,
+    Uncounted,
+    operators,
+    precision,
+    shapes,
+    span_times,
+    uncounted,
+)
 from lflops.trace_analysis.rank_skew import RankSkew, rank_skew
 from lflops.trace_analysis.timeline import StepTimes, StreamTimes, steps, streams
-from lflops.trace_analysis.utilization import TraceUtilization, utilization
 from lflops.traces.device_states import DeviceTimeline, communicates, idle_stretches, states, timeline, total
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
 
@@ -40,6 +49,21 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     idle: Mapping[Cause, int]
     queue: QueueDepth | None
     memory: MemoryPeak | None
+
+
+class TraceUtilization(Struct, frozen=True, kw_only=True):
+    """`None` is unknown."""
+
+    seconds: float  # of all steps, or of the window where there are none; times the number of devices
+    steps: int  # how many steps; 0 is the window
+    macs: int  # Multiply-accumulates that were launched in this time, those of recompute left out
+    flops_per_second: float | None
+    mfu: float | None  # 2 x MACs over `seconds` and the peak of `precision`, without what activation checkpointing computes again
+    hfu: float | None  # the same with that, and with what fused attention computes again
+    executed: float | None  # what the device did: `hfu` without what masks leave out, each precision at its own peak
+    precision: str | None  # the one that most MACs are of
+    peak_flops_per_second: float | None
+    hardware: str | None  # the chip's name
 
 
 class TraceSummary(Struct, frozen=True, kw_only=True):
@@ -135,7 +159,7 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
         operators=operators(found),
         shapes=shapes(found, chip),
         uncounted=uncounted(found),
-        utilization=utilization(found, step_times, span, len(rows), chip),
+        utilization=_utilization(found, step_times, span, len(rows), chip),
         hardware=chip,
         collectives=collectives(found_collectives, computing),
         modules=span_times(found, "module"),
@@ -186,3 +210,41 @@ def _name(trace: RecordedTrace, device: int) -> str | None:
     found = trace.devices.get(device)
     names = set(trace.devices.values())
     return names.pop() if found is None and len(names) == 1 else found
+
+
+def _utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None) -> TraceUtilization | None:
+    """Of the steps, or without any of the window in nanoseconds; `None` where nothing that multiplies was counted."""
+    macs: dict[str | None, int] = {}
+    executed: dict[str | None, int] = {}
+    first = again = 0
+    for start, sums, is_recompute in walk.counted:
+        if steps and not any(step.start <= start < step.end for step in steps):
+            continue
+        cost = cost_of(sums.name, sums.inputs)
+        if cost is not None and cost.macs:
+            dtype = precision(sums)
+            macs[dtype] = macs.get(dtype, 0) + cost.macs
+            executed[dtype] = executed.get(dtype, 0) + cost.executed_macs
+            again += cost.macs * is_recompute + cost.recompute_macs
+            first += cost.macs * (not is_recompute)
+    if not macs:
+        return None
+    seconds = (sum(step.end - step.start for step in steps) if steps else window) / 1e9 * max(devices, 1)
+    most = max(macs, key=lambda dtype: macs[dtype])
+    peaks = {dtype: chip.peak_flops_per_second.get(dtype or "") if chip else None for dtype in macs}
+    rate = flops_per_second(first, seconds)
+    peak = peaks[most]
+    needed = [2 * executed[dtype] / each if each else None for dtype, each in peaks.items()]
+    known = [each for each in needed if each is not None]
+    return TraceUtilization(
+        seconds=seconds,
+        steps=len(steps),
+        macs=first,
+        flops_per_second=rate,
+        mfu=of_peak(rate, peak),
+        hfu=of_peak(flops_per_second(first + again, seconds), peak),
+        executed=sum(known) / seconds if len(known) == len(needed) and seconds else None,
+        precision=most,
+        peak_flops_per_second=peak,
+        hardware=chip.name if chip else None,
+    )

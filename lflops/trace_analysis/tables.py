@@ -6,8 +6,7 @@ from typing import NamedTuple
 from lflops import units
 from lflops.report.lines.text import counted, plain, shortened
 from lflops.trace_analysis.collectives import CollectiveTimes
-from lflops.trace_analysis.modules import SpanTimes
-from lflops.trace_analysis.operators import ShapeTimes
+from lflops.trace_analysis.operators import ShapeTimes, SpanTimes
 from lflops.trace_analysis.rank_skew import RankSkew
 from lflops.trace_analysis.sentences import CAUSES, STATES, kernel_name, launches, nanoseconds, shapes_text, share
 from lflops.trace_analysis.summary import TraceSummary
@@ -49,7 +48,6 @@ def tables(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
 
 
 def _of_host(summary: TraceSummary, top: int) -> Iterator[TraceTable]:
-    """What launched the work: operators, modules, scopes, collectives."""
     has_device = summary.device is not None
     if summary.operators:
         yield _operators(summary, top)
@@ -146,7 +144,6 @@ def _kernels(summary: TraceSummary, top: int) -> TraceTable:
 
 
 def _operators(summary: TraceSummary, top: int) -> TraceTable:
-    """By their own time on the device, or on the host where no device worked."""
     rows = summary.operators[:top]
     columns: dict[str, list[str]] = {}
     if summary.device is not None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Group, RenderableType
 
 from lflops import units
-from lflops.analyze.compare.regression_limits import Limit
+from lflops.analyze.compare.diff import Limit
 from lflops.report.lines.text import plain
 from lflops.report.terminal.tables import FittedTable, margin, text
 from lflops.trace_analysis.compare import TimeChange, TraceDiff
@@ -20,16 +20,11 @@ _OVER = 1.05
 
 def render_trace(summary: TraceSummary, *, top: int) -> RenderableType:
     """One trace as text for a terminal; tables have at most `top` rows."""
-    blocks = [_header(summary), *map(_drawn, tables(summary, top))]
-    below = list(remarks(summary))
-    if below:
+    first, *others = verdict(summary)
+    blocks: list[RenderableType] = [margin(facts(summary)), *map(_drawn, tables(summary, top))]
+    if below := list(remarks(summary)):
         blocks.append(margin(below))
-    return Group(*(part for block in blocks[:-1] for part in (block, "")), blocks[-1])
-
-
-def _header(summary: TraceSummary) -> RenderableType:
-    sentences = (text(sentence, "bold" if index == 0 else "") for index, sentence in enumerate(verdict(summary)))
-    return Group(*sentences, "", margin(facts(summary)))
+    return Group(text(first, "bold"), *map(text, others), *(part for block in blocks for part in ("", block)))
 
 
 def _drawn(table: TraceTable) -> RenderableType:
@@ -51,24 +46,19 @@ def render_trace_roofline(summary: TraceSummary, *, top: int) -> RenderableType:
     """The chip's roofs, and the operators of a trace below them, those first that would win the most time."""
     chip = summary.hardware
     rows = sorted(summary.shapes, key=lambda row: -(row.device / 1e9 - (row.roof_seconds or 0.0)) if row.roof_seconds is not None else 0.0)
-    table = margin(facts(summary))
+    above: list[tuple[str, RenderableType]] = [*facts(summary)]
     if chip is None:
-        table.add_row("roof", text("no roof is known: give --hardware NAME, one of lflops hardware", "yellow"))
+        above.append(("roof", text("no roof is known: give --hardware NAME, one of lflops hardware", "yellow")))
     else:
         bandwidth = units.quantity(chip.bandwidth_bytes_per_second, "B/s")
         for dtype in dict.fromkeys(row.precision for row in rows if row.macs and row.precision in chip.peak_flops_per_second):
             peak = units.quantity(chip.peak_flops_per_second[dtype or ""], "FLOP/s")
-            table.add_row("roof", text(f"{peak} in {dtype}, {bandwidth}: {chip.name}"))
-    blocks: list[RenderableType] = [table, ""]
-    blocks.append(
-        _drawn(shapes_table(rows, top, roof=True)) if rows else text("no shapes were recorded: record with record_shapes=True", "yellow")
-    )
-    if any((row.share or 0.0) > _OVER for row in rows):
-        blocks.append(text("over its roof: usually its data stayed in the cache", "dim"))
-    return Group(*blocks)
+            above.append(("roof", f"{peak} in {dtype}, {bandwidth}: {chip.name}"))
+    unknown = text("no shapes were recorded: record with record_shapes=True", "yellow")
+    over = [text("over its roof: usually its data stayed in the cache", "dim")] if any((row.share or 0.0) > _OVER for row in rows) else []
+    return Group(margin(above), "", _drawn(shapes_table(rows, top, roof=True)) if rows else unknown, *over)
 
 
-_NAME = 28
 _LISTED = 3
 _SMALL = 0.01
 _TIMES = 9
@@ -104,16 +94,16 @@ def _signed(row: TimeChange) -> str:
 def render_trace_diff(diff: TraceDiff, limits: Iterable[Limit] = (), *, top: int) -> RenderableType:
     """Two traces as text for a terminal, with the limits for the second one; tables have at most `top` rows."""
     first, *others = trace_headline(diff)
-    table = margin()
+    above: list[tuple[str, RenderableType]] = []
     if diff.hardware[0] != diff.hardware[1]:
-        table.add_row("device", text(f"{plain(diff.hardware[0])} → {plain(diff.hardware[1])}", "yellow"))
+        above.append(("device", text(" → ".join(diff.hardware), "yellow")))
     if any(each is not None for each in diff.mfu):
-        table.add_row("MFU", text(" → ".join(units.of_peak(each) for each in diff.mfu)))
+        above.append(("MFU", " → ".join(units.of_peak(each) for each in diff.mfu)))
     if any(each is not None for each in diff.allocated_bytes):
-        table.add_row("allocator's peak", text(" → ".join(units.size(each) for each in diff.allocated_bytes)))
+        above.append(("allocator's peak", " → ".join(units.size(each) for each in diff.allocated_bytes)))
     for limit in limits:
-        name = limit.name.replace("_", " ")
-        table.add_row("limit broken" if limit.broken else "limit held", text(f"{name}: {_found(limit)}", "red" if limit.broken else ""))
+        name, style = limit.name.replace("_", " "), "red" if limit.broken else ""
+        above.append(("limit broken" if limit.broken else "limit held", text(f"{name}: {_found(limit)}", style)))
     of = "of a step" if diff.per_step else "of the window"
     groups: list[tuple[str, Sequence[TimeChange], dict[str, str]]] = [
         (f"device, {of}", diff.states, dict(STATES)),
@@ -123,10 +113,8 @@ def render_trace_diff(diff: TraceDiff, limits: Iterable[Limit] = (), *, top: int
         ("kernels", diff.kernels, {row.name: kernel_name(row.name) for row in diff.kernels}),
     ]
     tables = [("", _table(heading, rows, names, top)) for heading, rows, names in groups if rows]
-    blocks: list[RenderableType] = [text(first, "bold"), *(text(line) for line in others)]
-    if table.row_count:
-        blocks += ["", table]
-    return Group(*blocks, *(part for each in tables for part in each))
+    lines = [text(first, "bold"), *map(text, others)]
+    return Group(*lines, *(("", margin(above)) if above else ()), *(part for each in tables for part in each))
 
 
 def _found(limit: Limit) -> str:

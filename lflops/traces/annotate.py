@@ -4,7 +4,7 @@ The trace is never parsed as a whole: what is added is put behind its last event
 """
 
 import shutil
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from msgspec import Raw, Struct
 
 from lflops.profile.model import Profile
 from lflops.profile.records import Call, Phase
+from lflops.profile.series import summed
 from lflops.traces.files import as_trace, write_head, written_whole
 from lflops.traces.timestamps import microseconds
 
@@ -67,7 +68,6 @@ def pack(trace: Path, into: Path) -> None:
 
 
 def _names(calls: Iterable[Call]) -> Iterator[dict[str, Any]]:
-    """The process, and a track for each phase on each thread."""
     yield _about("process_name", 0, name=PROCESS)
     yield _about("process_sort_index", 0, sort_index=-1)
     for thread, phase in sorted({(call.thread, call.phase) for call in calls}, key=lambda each: (each[0], TRACKS.index(each[1]))):
@@ -85,7 +85,6 @@ def _track(thread: int, phase: Phase) -> int:
 
 
 def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[str, Any]]:
-    """A slice for each call, and the FLOP/s of the innermost as a curve."""
     known = {} if profile is None else profile.modules
     per_call = _work(calls, profile)
     curve: list[tuple[int, float]] = []
@@ -127,9 +126,7 @@ def _work(calls: Calls, profile: Profile | None) -> Callable[[Call], tuple[float
     steps = calls.batches / ((profile.run.accumulation if profile else None) or 1)
     on_device = any(call.device for call in calls.calls)
     number = Counter((call.row, call.phase) for call in calls.calls)
-    took: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for call in calls.calls:
-        took[call.row, call.phase] += call.device if on_device else call.end - call.start
+    took = summed(((call.row, call.phase), call.device if on_device else call.end - call.start) for call in calls.calls)
 
     def of(call: Call) -> tuple[float | None, float | None]:
         if profile is None or call.row not in profile.modules:
@@ -146,7 +143,6 @@ def _work(calls: Calls, profile: Profile | None) -> Callable[[Call], tuple[float
 
 
 def _memory(events: Raw) -> Iterator[dict[str, Any]]:
-    """What was allocated on each device, as a curve, where torch recorded that."""
     for each in msgspec.json.decode(events, type=list[Raw]):
         if MEMORY not in bytes(each):
             continue

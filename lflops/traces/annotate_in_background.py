@@ -27,11 +27,8 @@ LONGEST = 60.0  # seconds that the end of a training waits for a trace to be ann
 class AnnotationProcess:
     """A trace that is being annotated. The process goes on by itself if this one ends first.
 
-    Args:
-        trace: As torch wrote it; it is taken away when the packed one is there.
-        into: The packed one.
-        calls: What was called while it was recorded, in so many `batches`.
-        profile: The file that says how much a call computes, if there is one.
+    The `trace`, as torch wrote it, is taken away when the packed one is there, `into`. While it was recorded the `calls` were made, in so
+    many `batches`. The file `profile` says how much a call computes.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ Instead the stretches of backward are modules too, below one that is called so.
 import importlib.util
 import itertools
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
+from lflops.profile.series import grouped
 from lflops.traces.annotate import MODULE, TRACKS
 from lflops.traces.files import as_trace, read, write_head, written_whole
 from lflops.traces.recorded import NODE, STEP
@@ -136,10 +137,8 @@ def _relabelled(raw: Raw) -> dict[str, Any]:
 def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
     """The calls of modules as 0.4.3 takes them, the outer ones first. Calls at the same place have one number: there they are one row."""
     calls, begun = _calls(events)
-    parts: defaultdict[tuple[Thread, int], list[_Call]] = defaultdict(list)
-    for call in calls:
-        if call.phase != "forward":
-            parts[call.thread, bisect_right(begun, call.start)].append(call)
+    backward = (call for call in calls if call.phase != "forward")
+    parts = grouped(backward, lambda call: (call.thread, bisect_right(begun, call.start)))
     for (thread, _), part in parts.items():
         calls.append(_Call(min(call.start for call in part), max(call.end for call in part), thread, "", "backward"))
     numbers: dict[tuple[int, str], int] = {}

@@ -68,10 +68,7 @@ class OperatorCall(Struct, gc=False):
 
 
 class Span(Struct, gc=False):
-    """A stretch of time on a thread that somebody named.
-
-    A step of the profiler, a scope of `record_function`, a module frame of `with_stack`, or a module slice of lflops.
-    """
+    """A named stretch of time on a thread: a step, a scope of `record_function`, a module frame of `with_stack`, or a slice of lflops."""
 
     kind: Literal["step", "scope", "module", "slice"]
     name: str

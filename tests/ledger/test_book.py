@@ -248,3 +248,18 @@ def test_a_mark_that_comes_after_a_later_look_at_the_clock_moves_the_time_back()
     training.recorder.marks.append((99 * MS, "validation"))
     training.spend(1)
     assert ({"start_up": 99, "validation": 2}, []) == training.read()
+
+
+def test_what_is_lost_is_all_but_training_and_warm_up() -> None:
+    """10 ms of start-up; thirty steps of 6 ms; then one with 200 ms in data, of which 199 are lost: 209 ms, one slow step. Taken twice."""
+    training = Training()
+    training.spend(10)
+    for _ in range(30):
+        training.step()
+    training.book.read(training.recorder.marks, training.now)
+    training.book.take()
+    assert (10 * MS, 0) == (training.book.lost, training.book.slow_steps)
+    training.step(data=200)
+    training.book.read(training.recorder.marks, training.now)
+    training.book.take()
+    assert (209 * MS, 1) == (training.book.lost, training.book.slow_steps)

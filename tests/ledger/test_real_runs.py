@@ -252,3 +252,28 @@ def test_a_file_system_that_hangs_holds_no_program(monkeypatch: pytest.MonkeyPat
     may_go.set()
     thread.join()
     assert isinstance(hanging.error, TimeoutError)
+
+
+class Logger:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.given: dict[int, dict[str, float]] = {}
+
+    def log_metrics(self, values: dict[str, float], step: int) -> None:
+        self.given[step] = values
+
+
+def test_loggers_get_curves_of_it(tmp_path: Path) -> None:
+    """From its first row on, with each point of the training's curves: here all but nothing of the time is start-up."""
+    model, logger = nn.Linear(8, 2), Logger()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with lflops.monitor(
+        model, optimizer, logger=logger, log_every=10, trace=False, html=False, hardware=None, log=lambda _: None
+    ) as monitor:
+        loop(monitor, model, optimizer, 20)
+        monitor.ledger  # noqa: B018 - the account has a row now
+        loop(monitor, model, optimizer, 20)
+    last = logger.given[39]
+    assert 0 < last["lflops/train/lost_share"] < 1
+    assert last["lflops/train/slow_steps"] == int(last["lflops/train/slow_steps"]) >= 0

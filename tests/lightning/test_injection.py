@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import ZipFile
 
 import lightning.pytorch
 import pytest
@@ -21,15 +20,18 @@ import pytorch_lightning
 import lflops
 from lflops import CountError, FlopsMonitor, Schedule
 from lflops.lightning.injection.entry import monitors
-from lflops.lightning.injection.injected import InjectedMonitor, arguments_of
+from lflops.lightning.injection.injected import InjectedMonitor
+from lflops.watch.settings_line import arguments_of
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
 from tests.support.repository import ROOT
 from tests.support.warm_python import Script, WarmPython
+from tests.support.wheel import unpacked_wheel
 
 pytestmark = LIGHTNINGS_WARNINGS
 
 NAMESPACES = [lightning.pytorch, pytorch_lightning]
-ENTRY = ["lflops", "lflops.lightning", "lflops.lightning.injection", "lflops.lightning.injection.entry"]
+INJECTION = "lflops.lightning.injection"
+ENTRY = ["lflops", "lflops.lightning", INJECTION, f"{INJECTION}.entry", "lflops.watch", "lflops.watch.entry"]
 
 
 @pytest.fixture
@@ -62,11 +64,12 @@ def test_a_trainer_gets_a_monitor_as_it_is_asked_for(package: Any, monkeypatch: 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("value", ["1", "true", " True ", "yes", "ON"])
 def test_one_asks_for_a_monitor_as_it_is(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the arguments that `FlopsMonitor()` has; several Trainers have one each, and each fits."""
+    """With the arguments of `FlopsMonitor(stages=())`, so that no window opens; several Trainers have one each, and each fits."""
     monkeypatch.setenv("LFLOPS", value)
     first, second = (of(fit(Classifier())) for _ in range(2))
-    assert FlopsMonitor()._settings == first[0]._settings == second[0]._settings
-    assert [1, 1] == [len(monitor.profiles) for monitor in (*first, *second)]
+    assert FlopsMonitor(stages=())._settings == first[0]._settings == second[0]._settings
+    assert [0, 0] == [len(monitor.profiles) for monitor in (*first, *second)]
+    assert all(monitor.ledger is not None and monitor.ledger.steps for monitor in (*first, *second))
 
 
 @pytest.mark.usefixtures("installed")
@@ -140,7 +143,7 @@ def test_it_steps_back_where_the_model_has_one(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.usefixtures("installed")
 def test_of_several_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A list that an earlier Trainer has put one into, and one from the other Lightning's entry point."""
-    monkeypatch.setenv("LFLOPS", "1")
+    monkeypatch.setenv("LFLOPS", "stages=train")
     callbacks = [*monitors(), Behind()]
     for number in (1, 2):
         trainer = lightning.pytorch.Trainer(callbacks=callbacks, max_epochs=1, logger=False, default_root_dir=tmp_path, **QUIET)
@@ -216,7 +219,7 @@ SAID: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("line", SAID)
 def test_a_line_is_read_by_what_the_arguments_are_annotated_with(line: str) -> None:
     """A comma begins the next setting where a name and `=` follow it, and is part of the value elsewhere."""
-    assert {"schedule": Schedule()} | SAID[line] == arguments_of(line, to_come)
+    assert SAID[line] == arguments_of(line, to_come)
 
 
 NOT_SAID = {
@@ -250,11 +253,7 @@ print(*sorted(name for name in sys.modules if name.partition(".")[0] == "lflops"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What pip would lay down of the wheel."""
-    folder = tmp_path_factory.mktemp("site")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    ZipFile(wheel).extractall(folder)
-    return folder
+    return unpacked_wheel(tmp_path_factory.mktemp("site"))
 
 
 def trained(package: str, site: Path, folder: Path, python: WarmPython) -> list[str]:

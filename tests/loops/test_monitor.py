@@ -80,6 +80,18 @@ def test_a_loop_is_counted_and_timed(trace: bool, tmp_path: Path) -> None:
     assert trace == bool(list(tmp_path.glob("lflops_traces/*/*.pt.trace.json.gz")))
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize(("is_training", "is_anomaly"), [(True, False), (False, False), (True, True)])
+def test_what_was_left_on_is_a_cause_of_unknown_cost(is_training: bool, is_anomaly: bool, tmp_path: Path) -> None:
+    """A model that stays in eval mode, or anomaly detection. With neither of them there is no note."""
+    codes = {"anomaly_mode": is_anomaly, "eval_mode": not is_training}
+    with torch.autograd.set_detect_anomaly(is_anomaly):
+        (profile,) = train(model().train(is_training), trace=False, dirpath=tmp_path).profiles
+    assert [code for code, is_on in codes.items() if is_on] == [note.code for note in profile.notes if note.code in codes]
+    left_on = [each.cause for each in lflops.explain(profile).findings if each.cause in codes and each.is_fault and each.seconds is None]
+    assert [code for code, is_on in codes.items() if is_on] == left_on
+
+
 @pytest.mark.parametrize(("peak", "is_said"), [(1.0, True), (1e30, False)])
 def test_a_measured_peak_that_a_step_exceeds_is_forgotten(peak: float, is_said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """One FLOP a second is exceeded by everything."""

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import copyreg
+import io
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -55,8 +57,8 @@ class Loop:
 
     def watch(self) -> None:
         """Install the hooks, and listen."""
-        self.phases, self.undo = LoopPhases([self.model], [self.optimizer]), Undo()
-        self.phases.install(Boundary(raising), self.undo)
+        self.phases, self.undo = LoopPhases(), Undo()
+        self.phases.install([self.model], [self.optimizer], Boundary(raising), self.undo)
         self.undo.add(self.phases.listen("train", self.events, unguarded))
 
     def loss(self) -> Tensor:
@@ -238,6 +240,19 @@ def test_a_copy_of_the_model_has_no_hook_of_ours(loop: Loop) -> None:
     assert "+forward" == loop.heard
 
 
+def test_a_saved_model_is_as_without(loop: Loop) -> None:
+    """To the byte, so that it loads with `weights_only`, which takes no function. Afterwards no class is pickled otherwise than before."""
+    saved = pickle.dumps(loop.model)
+    file = io.BytesIO()
+    torch.save(loop.model, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.Tanh]):
+        assert 0 == len(torch.load(file, weights_only=True)._forward_hooks)
+    loop.undo.close()
+    assert saved == pickle.dumps(loop.model)
+    assert nn.Sequential not in copyreg.dispatch_table
+
+
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")  # where another test's library has left a global hook
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
@@ -251,8 +266,8 @@ def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
     model(torch.ones(2, 4)).sum().backward()
     before = backend.compilations
     events = Events()
-    phases, undo = LoopPhases([model], []), Undo()
-    phases.install(Boundary(raising), undo)
+    phases, undo = LoopPhases(), Undo()
+    phases.install([model], [], Boundary(raising), undo)
     undo.add(phases.listen("train", events, unguarded))
     phases.begin_step()
     model(torch.ones(2, 4)).sum().backward()

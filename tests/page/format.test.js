@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { bandwidth, between, count, duration, exact, messageOf, percent, perSecond, rate, signed, size, tick } from "../../lflops/page/lib/format.js";
+import { bandwidth, between, count, duration, exact, longDuration, messageOf, percent, perSecond, rate, signed, size, tick } from "../../lflops/page/lib/format.js";
 
 test("an unknown value is a dash", () => {
   for (const format of [count, rate, bandwidth, size, duration, percent, signed]) assert.equal(format(null), "–");
@@ -22,6 +22,10 @@ test("half of the last digit is rounded up, as integers do", () => {
 test("a count beyond 2^53 comes as digits and keeps them", () => {
   assert.equal(count("9007199254740993"), "9.01 P");
   assert.equal(exact("9007199254740993"), "9,007,199,254,740,993");
+});
+
+test("a long duration is said in two units", () => {
+  assert.deepEqual([0.0767, 59.4, 60, 800.9, 8000].map(longDuration), ["76.7 ms", "59.4 s", "1 min 0 s", "13 min 20 s", "2 h 13 min"]);
 });
 
 test("a duration has the unit that fits", () => {

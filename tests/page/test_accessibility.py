@@ -18,7 +18,7 @@ from tests.support.rank_profiles import four_ranks
 from tests.support.repository import ROOT
 
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
-VIEWS = ("summary", "modules", "timeline", "operators", "roofline", "memory", "ranks", "runs", "compare")
+VIEWS = ("summary", "modules", "timeline", "operators", "roofline", "memory", "ranks", "run", "runs", "compare")
 CHIP = Hardware("abacus", {"fp32": 1e6}, bandwidth_bytes_per_second=1e6, memory_bytes=4000.0)
 
 
@@ -98,7 +98,7 @@ WIDGETS = {
 """Of each view what is worked with, a key, and what that changes."""
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", WIDGETS)
 def test_a_view_is_used_with_the_keyboard_alone(view: str, opening: Callable[..., Seen], file: Path) -> None:
     """From the tabs by Tab to what is worked with, where a key changes something."""
     seen = opened(opening, file, "summary")

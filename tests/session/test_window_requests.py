@@ -122,3 +122,34 @@ def test_ranks_meet_at_a_step_that_all_of_them_can(tmp_path: Path) -> None:
     first.look(lambda: (200, 0.5))
     second.look(lambda: (200, 0.5))
     assert (208, 208) == (first.due, second.due)
+
+
+def test_several_ranks_without_a_ledger_are_told_that_no_window_opens() -> None:
+    """Nothing would look for the step that all can meet. One process alone needs nobody to look."""
+    model = nn.Linear(8, 2)
+    with lflops.monitor(model, ledger=False, trace=False, html=False, hardware=None, schedule=SHORT, log=lambda _: None) as monitor:
+        monitor._run.store = Store()
+        with pytest.warns(UserWarning, match="request_window: no window opens: with ledger=False nothing looks for the step"):
+            monitor.request_window()
+        monitor._run.store = None
+        for step in range(30):
+            with monitor.step(torch.ones(4, 8)):
+                model(torch.ones(4, 8)).sum().backward()
+            if step == 20:
+                monitor.request_window()
+    assert [0, 1] == [each.run.window for each in monitor.profiles]
+
+
+def test_a_monitor_without_stages_opens_a_window_on_request(tmp_path: Path) -> None:
+    """And none before: 8 x 4 x 2 MACs forward, as many for the weights' gradient."""
+    model = nn.Linear(8, 2)
+    with lflops.monitor(model, stages=(), dirpath=tmp_path, trace=False, html=False, hardware=None, log=lambda _: None) as monitor:
+        for step in range(30):
+            with monitor.step(torch.ones(4, 8)):
+                model(torch.ones(4, 8)).sum().backward()
+            if step == 10:
+                assert [] == monitor.profiles
+                monitor.request_window()
+    (profile,) = monitor.profiles
+    assert (64, 64) == (profile.total(phase="forward"), profile.total(phase="backward"))
+    assert 30 == monitor.ledger.steps

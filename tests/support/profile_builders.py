@@ -175,7 +175,7 @@ def small_profile() -> Profile:
         timelines=small_timeline(),
         trace=small_trace(),
         ranks=(
-            Rank(rank=0, node="0", host="node0", device="cuda:0", coordinates={"dp": 0}, status="ok", step=spread(3e-3), macs=1408),
+            Rank(rank=0, node="0", host="node0", device="cpu", coordinates={"dp": 0}, status="ok", step=spread(3e-3), macs=1408),
             Rank(rank=1, node=None, host=None, device=None, coordinates={}, status="missing"),
         ),
         rank_stats=(RankStat(module="head", phase="forward", low=1e-4, median=2e-4, high=3e-4, high_rank=1),),

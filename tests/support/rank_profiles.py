@@ -11,7 +11,7 @@ from tests.support.profile_builders import small_profile, spread
 
 def answered(number: int, **fields: Any) -> Rank:
     """A rank that told what it had."""
-    known: dict[str, Any] = {"node": "0", "host": f"node{number // 8}", "device": f"cuda:{number % 8}", "coordinates": {"data": number}}
+    known: dict[str, Any] = {"node": "0", "host": f"node{number // 8}", "device": "NVIDIA H100", "coordinates": {"data": number}}
     return Rank(rank=number, status="ok", **(known | fields))
 
 

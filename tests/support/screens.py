@@ -165,7 +165,7 @@ def _memory() -> Memory:
 def ranks_training() -> Profile:
     """The small profile of two ranks, of which the second is slow in the head."""
     given = small_profile()
-    second = Rank(rank=1, node="1", host="node1", device="cuda:0", coordinates={"dp": 1}, status="ok", step=spread(3e-3), macs=1408)
+    second = Rank(rank=1, node="1", host="node1", device="cpu", coordinates={"dp": 1}, status="ok", step=spread(3e-3), macs=1408)
     return replace(given, ranks=(given.ranks[0], second), rank_comparison=small_comparison())
 
 

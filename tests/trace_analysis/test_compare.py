@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lflops.analyze.compare.regression_limits import Limit
+from lflops.analyze.compare.diff import Limit
 from lflops.trace_analysis.compare import TraceDiff, compare, trace_limits
 from lflops.trace_analysis.summary import TraceSummary, summarise
 from tests.support.traces_by_hand import TraceByHand

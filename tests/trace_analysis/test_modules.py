@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from lflops.trace_analysis.modules import SpanTimes
+from lflops.trace_analysis.operators import SpanTimes
 from lflops.trace_analysis.read_trace import read_trace
 from lflops.trace_analysis.summary import summarise
 from lflops.traces.annotate import MODULE, PROCESS_ID

@@ -70,7 +70,6 @@ def _phases(diff: Diff) -> Iterator[Cause]:
 
 
 def _modules(diff: Diff, explained: float | None) -> Iterator[Cause]:
-    """Modules in both runs that are slower or faster, or whose time changed with their work."""
     changed: list[tuple[CauseKind, ModuleDiff]] = []
     for module in diff.modules:
         verdict = module.news.verdict
@@ -105,15 +104,11 @@ def _has_other_work(module: ModuleDiff, explained: float | None) -> bool:
 def _added_and_removed(diff: Diff) -> Iterator[Cause]:
     sides: tuple[tuple[CauseKind, tuple[ModuleDiff, ...], int], ...] = (("added", diff.added, 1), ("removed", diff.removed, -1))
     for kind, modules, sign in sides:
-        for _, name, group in _grouped(diff, [(kind, module) for module in _uppermost(modules)]):
+        names = {module.name for module in modules}
+        uppermost = [module for module in modules if not module.name or module.name.rpartition(".")[0] not in names]
+        for _, name, group in _grouped(diff, [(kind, module) for module in uppermost]):
             seconds = sum_known((each.inclusive.time.after if sign > 0 else each.inclusive.time.before) for each in group)
             yield Cause(kind=kind, name=name, modules=len(group), seconds=sign * seconds if seconds else None)
-
-
-def _uppermost(modules: Iterable[ModuleDiff]) -> list[ModuleDiff]:
-    listed = list(modules)
-    names = {module.name for module in listed}
-    return [module for module in listed if not module.name or module.name.rpartition(".")[0] not in names]
 
 
 def _grouped(diff: Diff, changed: Sequence[tuple[CauseKind, ModuleDiff]]) -> Iterator[tuple[CauseKind, str, list[ModuleDiff]]]:

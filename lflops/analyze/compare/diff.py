@@ -1,4 +1,4 @@
-"""Two runs of a model, module by module: what changed in their work, and in the time that the same work takes."""
+"""Two runs of a model, module by module: what changed in their work and in the time that the same work takes; limits for the second."""
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -9,7 +9,18 @@ from msgspec import Struct
 from lflops.analyze.compare.compared_run import ComparedRun, Fact, RunFigures, compared_run, module_patterns
 from lflops.analyze.compare.matching import ModuleNode, Pair, matched
 from lflops.analyze.compare.module_pair import Change, ModuleFigures, ModulePair, ModuleSide, SharedPhases
-from lflops.analyze.compare.significance import CHANGED, CommonFactor, Judge, Measured, Timing, Verdict, judge_of, judge_of_steps
+from lflops.analyze.compare.significance import (
+    CHANGED,
+    CommonFactor,
+    Doubt,
+    Judge,
+    Measured,
+    Timing,
+    Verdict,
+    judge_of,
+    judge_of_steps,
+    slowed_by,
+)
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES
@@ -18,25 +29,15 @@ Side = Literal["before", "after"]
 
 
 class ModuleDiff(Struct, frozen=True, kw_only=True):
-    """A module in both runs, or in one of them.
+    """A module in both runs, or in one of them."""
 
-    Attributes:
-        before: Its name; `None` where it was added. A wrapper and what it wraps are one module, with the wrapper's name.
-        after: Its name; `None` where it was removed.
-        kind: Its class: after, where it is there.
-        pattern: Its name with `*` for the numbers of what repeats.
-        own: Itself, without what is below it.
-        inclusive: With all below it. Its time is judged by what no module below explains.
-        peak_bytes: The most bytes alive while it ran.
-    """
-
-    before: str | None
-    after: str | None
-    kind: str
-    pattern: str
-    own: ModuleFigures
-    inclusive: ModuleFigures
-    peak_bytes: Change
+    before: str | None  # its name; `None` where it was added. A wrapper and what it wraps are one module, with the wrapper's name.
+    after: str | None  # its name; `None` where it was removed
+    kind: str  # its class: after, where it is there
+    pattern: str  # its name with `*` for the numbers of what repeats
+    own: ModuleFigures  # itself, without what is below it
+    inclusive: ModuleFigures  # with all below it. Its time is judged by what no module below explains.
+    peak_bytes: Change  # the most bytes alive while it ran
 
     @property
     def name(self) -> str:
@@ -51,33 +52,23 @@ class ModuleDiff(Struct, frozen=True, kw_only=True):
 
 
 class Diff(Struct, frozen=True, kw_only=True):
-    """What changed from one run to another. `None` is unknown.
+    """What changed from one run to another. `None` is unknown."""
 
-    Attributes:
-        facts: What differs in the circumstances of the runs, as device, dtype or samples a step: before and after. The same of
-            `phases` that ran: what only one run has, as an optimizer, is in no figure.
-        whole: How much slower or faster all modules are, as on a slower machine; it is taken out of their times before they are judged.
-        step: Of the clean steps; judged with nothing taken out.
-        phases: Of the clean steps; judged as the modules are.
-        mfu: A share of 1.
-        samples_per_second: Of the clean steps. So is `tokens_per_second`.
-        peak_bytes: The most bytes alive.
-        unreliable: The runs whose profile says that its modules' times are no measure: then no module is judged.
-        cpu_lost: The share of the CPU time that each run was ready to use and other processes took.
-        modules: Those before in their order, the root first, then what was added.
-    """
-
+    # What differs in the circumstances of the runs, as device, dtype or samples a step: before and after. The same of `phases` that ran:
+    # what only one run has, as an optimizer, is in no figure.
     facts: Mapping[str, tuple[Fact, Fact]]
+    # How much slower or faster all modules are, as on a slower machine; it is taken out of their times before they are judged
     whole: CommonFactor | None
-    step: Timing
-    phases: Mapping[str, Timing]
-    mfu: Change
-    samples_per_second: Change
+    step: Timing  # of the clean steps; judged with nothing taken out
+    phases: Mapping[str, Timing]  # of the clean steps; judged as the modules are
+    mfu: Change  # a share of 1
+    samples_per_second: Change  # of the clean steps. So is `tokens_per_second`.
     tokens_per_second: Change
-    peak_bytes: Change
-    unreliable: tuple[Side, ...] = ()
+    peak_bytes: Change  # the most bytes alive
+    unreliable: tuple[Side, ...] = ()  # the runs whose profile says that its modules' times are no measure: then no module is judged
+    # The share of the CPU time that each run was ready to use and other processes took
     cpu_lost: tuple[float | None, float | None] = (None, None)
-    modules: tuple[ModuleDiff, ...]
+    modules: tuple[ModuleDiff, ...]  # those before in their order, the root first, then what was added
 
     @property
     def status(self) -> Verdict | Literal["cannot tell"] | None:
@@ -214,3 +205,38 @@ def _modules(
 def _lost(time: Timing) -> float:
     """The seconds that a time lost or gained, if it changed by more than noise."""
     return time.lost if time.verdict in CHANGED and time.lost is not None else 0.0
+
+
+class Limit(Struct, frozen=True, kw_only=True):
+    """One limit and its result."""
+
+    name: Literal["max_regress", "min_mfu", "max_memory"]  # of the figure
+    allowed: float  # the most, or of MFU the least
+    found: float | None  # the run's figure
+    broken: bool | None  # `None` where it is unknown
+    doubt: Doubt | None = None  # why no one can tell whether it is broken, where the figure is known
+
+
+def limits(
+    diff: Diff, *, max_regress: float | None = None, min_mfu: float | None = None, max_memory: float | None = None
+) -> tuple[Limit, ...]:
+    """Check the second run against the given limits: shares of 1, and the most bytes alive at once.
+
+    A step that is longer within the noise does not break `max_regress`; a slower machine does, unless other processes made it slow.
+    """
+    step, mfu, peak = diff.step, diff.mfu.after, diff.peak_bytes.after
+    made = []
+    if max_regress is not None:
+        doubt = None if step.doubt == "few_steps" else step.doubt
+        regress = None if step.ratio is None or (step.low is None and doubt is None) else step.ratio - 1
+        broken = None if step.low is None or regress is None else step.low > 1 and regress > max_regress
+        made.append(Limit(name="max_regress", allowed=max_regress, found=regress, broken=broken, doubt=doubt))
+    if min_mfu is not None:
+        is_less = None if mfu is None else mfu < min_mfu
+        is_busy = is_less and mfu is not None and mfu * slowed_by(diff.cpu_lost[1] or 0.0) >= min_mfu
+        made.append(
+            Limit(name="min_mfu", allowed=min_mfu, found=mfu, broken=None if is_busy else is_less, doubt="busy" if is_busy else None)
+        )
+    if max_memory is not None:
+        made.append(Limit(name="max_memory", allowed=max_memory, found=peak, broken=None if peak is None else peak > max_memory))
+    return tuple(made)

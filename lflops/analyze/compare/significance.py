@@ -55,32 +55,21 @@ class CommonFactor(Struct, frozen=True, kw_only=True):
 
 
 class Timing(Struct, frozen=True, kw_only=True):
-    """A time before and after, in seconds. `None` is unknown, or not judged.
+    """A time before and after, in seconds. `None` is unknown, or not judged."""
 
-    Attributes:
-        before: The median.
-        after: The median.
-        ratio: after / before.
-        per_mac: The ratio of the seconds a MAC, where the MACs differ.
-        beyond: The ratio over that of the whole run. Of a step it is the ratio itself.
-        low: The lower end of the interval of `beyond`.
-        high: Its upper end.
-        lost: Seconds lost beyond the whole run; a gain is negative. Of other work it is known only where it is more than noise.
-        verdict: `same` where the change is within the noise, too small to matter, or, of an inclusive time, explained by modules below.
-            `None` also where no one can tell. Then there is no interval.
-        doubt: Why no one can tell.
-    """
-
-    before: float | None
-    after: float | None
-    ratio: float | None = None
-    per_mac: float | None = None
-    beyond: float | None = None
-    low: float | None = None
-    high: float | None = None
+    before: float | None  # the median
+    after: float | None  # the median
+    ratio: float | None = None  # after / before
+    per_mac: float | None = None  # the ratio of the seconds a MAC, where the MACs differ
+    beyond: float | None = None  # the ratio over that of the whole run. Of a step it is the ratio itself.
+    low: float | None = None  # the lower end of the interval of `beyond`
+    high: float | None = None  # its upper end
+    # Seconds lost beyond the whole run; a gain is negative. Of other work it is known only where it is more than noise.
     lost: float | None = None
+    # `same` where the change is within the noise, too small to matter, or, of an inclusive time, explained by modules below. `None` also
+    # where no one can tell. Then there is no interval.
     verdict: Verdict | None = None
-    doubt: Doubt | None = None
+    doubt: Doubt | None = None  # why no one can tell
 
 
 class Measured(NamedTuple):
@@ -225,7 +214,6 @@ def _reach(times: int) -> float:
 
 
 def _error_of_ratio(before: Measured | None, after: Measured | None) -> float | None:
-    """The relative error of after / before; `None` where it is unknown, as of a time of 0."""
     if before is None or after is None or before.error is None or after.error is None or not (before.seconds and after.seconds):
         return None
     return math.hypot(before.error / before.seconds, after.error / after.seconds)

@@ -1,6 +1,5 @@
 """The blocks of a model, its repeated parts, what checkpointing each saves, and what else would lower the peak of a step's memory."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -8,7 +7,7 @@ from msgspec import Struct
 
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.module_names import ancestry
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, summed
 
 
 def blocks_of(profile: Profile) -> list[str]:
@@ -33,10 +32,7 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
     """Each block by itself, those that save the most first; none where memory was not counted, or nothing went backward."""
     if profile.memory is None or all(cell.phase != "backward" for cell in profile.cells):
         return ()
-    below: dict[str, int] = defaultdict(int)
-    for row, nbytes in profile.memory.activations_by_module.items():
-        for above in ancestry(row):
-            below[above] += nbytes
+    below = summed((above, nbytes) for row, nbytes in profile.memory.activations_by_module.items() for above in ancestry(row))
     forwards = ((block, profile.modules[block].forward) for block in blocks_of(profile))
     blocks = [
         Checkpointed(module=block, saved_bytes=below[block], macs=forward.macs, flops=forward.flops)
@@ -47,10 +43,7 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
 
 
 class Saving(Struct, frozen=True, kw_only=True):
-    """One way to lower the peak.
-
-    Checkpoint a block or the blocks of one place; free gradients before the forward; an optimizer that updates in place.
-    """
+    """One way to lower the peak: checkpoint blocks, free gradients before the forward, or an optimizer that updates in place."""
 
     kind: Literal["checkpoint", "gradients", "fused_optimizer"]
     module: str  # the block, repeated ones as their pattern; empty for all others

@@ -47,8 +47,6 @@ class _Moment(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Bytes of the unsharded model."""
-
     parameters: int
     gradients: int
     block: int  # the largest block's parameters
@@ -62,8 +60,7 @@ def sharded(profile: Profile, ranks: int, chip: Hardware | None = None) -> tuple
     """Each strategy's peak over a number of data-parallel ranks; none where live memory by operator is unknown.
 
     Uneven parts are rounded up. ZeRO-3 is taken to divide as FSDP2 does: each block and the rest, with one block prefetched, and
-    whole parameters freed after forward.
-    A `ValueError` where there are no ranks, or the model is sharded already.
+    whole parameters freed after forward. A `ValueError` where there are no ranks, or the model is sharded already.
     """
     if ranks < 1:
         raise ValueError(f"ranks={ranks}: give at least 1")
@@ -102,7 +99,6 @@ def _moments(profile: Profile) -> Iterator[_Moment]:
 
 
 def _own_trained(profile: Profile, row: str) -> int:
-    """Bytes of the trained parameters that a module has itself."""
     below = (name for name in profile.modules if name and name.rpartition(".")[0] == row and name != row)
     module = profile.modules[row]
     return max(module.trainable_parameter_bytes - sum(profile.modules[name].trainable_parameter_bytes for name in below), 0)

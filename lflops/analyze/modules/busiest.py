@@ -1,6 +1,5 @@
 """The modules that a step spends most of its time in: each one's own time, those of repeated blocks together."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -8,6 +7,7 @@ from msgspec import Struct
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import fold_repeats
 from lflops.profile.records import Phase
+from lflops.profile.series import summed
 
 TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 """The phases of a module's total time. The optimizer's is rarely known by module."""
@@ -38,11 +38,9 @@ def busiest(
     profile: Profile, patterns: Mapping[str, str], communicating: Mapping[tuple[str, str], float] | None = None
 ) -> tuple[BusyModules, ...]:
     """All places with a time, the one with the most time first; seconds of communication are no work of the module."""
-    without: defaultdict[str, float] = defaultdict(float)
-    for (name, _), seconds in (communicating or {}).items():
-        without[name] += seconds
+    without = summed((name, seconds) for (name, _), seconds in (communicating or {}).items())
     # A module that never ran, as a list of layers, has no time.
-    own = {name: (total_seconds(module, own=True) or 0.0) - without[name] for name, module in profile.modules.items()}
+    own = {name: (total_seconds(module, own=True) or 0.0) - without.get(name, 0.0) for name, module in profile.modules.items()}
     timed = {name: seconds for name, seconds in own.items() if seconds > 0}
     found = []
     for label, names in fold_repeats(timed, lambda name: (name,), patterns):

@@ -1,6 +1,5 @@
 """What each operator did, over all modules and in each of them; and the operators that ran without a formula."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import add, attrgetter, itemgetter
@@ -12,7 +11,7 @@ from lflops.analyze.modules.tree import WorkCounts, share_of
 from lflops.analyze.speed.step_times import traced_seconds
 from lflops.profile.model import Cell, Profile
 from lflops.profile.records import PHASES, Phase
-from lflops.profile.series import grouped, sums
+from lflops.profile.series import grouped, summed, sums
 
 MODULES = 20  # the most modules listed for an operator in a phase: those in which it did the most
 
@@ -84,18 +83,9 @@ def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
     A call that is in two phases, as a fused attention's backward with its second product in recompute, is one call of all together.
     """
     twice = _calls_in_two_phases(profile.cells)
+    no_work = dict.fromkeys(("macs", "executed_macs", "flops"), 0)
     uncounted = [
-        Cell(
-            module=each.module,
-            operator=each.operator,
-            phase=each.phase,
-            dtype="",
-            calls=each.calls,
-            macs=0,
-            executed_macs=0,
-            flops=0,
-            bytes_moved=each.bytes,
-        )
+        Cell(module=each.module, operator=each.operator, phase=each.phase, dtype="", calls=each.calls, bytes_moved=each.bytes, **no_work)
         for each in profile.uncounted
     ]
     return (*_sorted(_rows(profile, uncounted, {}, is_counted=False)), *_sorted(_rows(profile, profile.cells, twice, is_counted=True)))
@@ -107,10 +97,9 @@ def _calls_in_two_phases(cells: Sequence[Cell]) -> dict[tuple[str, str], int]:
     if not recomputed:
         return {}
     backward = {(cell.operator, cell.module, cell.dtype): cell.calls for cell in cells if cell.phase == "backward" and cell.bytes_moved}
-    calls: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for cell in recomputed:
-        calls[cell.operator, cell.module] += min(cell.calls, backward.get((cell.operator, cell.module, cell.dtype), 0))
-    return dict(calls)
+    return summed(
+        ((cell.operator, cell.module), min(cell.calls, backward.get((cell.operator, cell.module, cell.dtype), 0))) for cell in recomputed
+    )
 
 
 def uncounted_operators(profile: Profile) -> tuple[UncountedOperator, ...]:

@@ -50,10 +50,7 @@ def _counts(module: ModuleProfile) -> tuple[Any, ...]:
 
 
 class Repeats(NamedTuple):
-    """The parts of modules that repeat at one place and did the same work, in the model's order.
-
-    Their label is the names' pattern, or the name of the only one.
-    """
+    """The parts of modules that repeat at one place and did the same work, in the model's order, with their pattern or only name."""
 
     label: str
     parts: Sequence[Part]

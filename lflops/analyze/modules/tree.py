@@ -14,7 +14,7 @@ from lflops.analyze.modules.repeats import identical_subtrees
 from lflops.analyze.speed.utilization import flops_per_second
 from lflops.profile.model import ModuleProfile, Profile, Work
 from lflops.profile.module_names import children
-from lflops.profile.records import PHASES, Phase, Spread
+from lflops.profile.records import PHASES, Phase
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
@@ -116,19 +116,12 @@ def tree(
     below: Mapping[str, Sequence[str]] | None = None,
     groups: Mapping[str, int] | None = None,
 ) -> tuple[Row, ...]:
-    """The modules by name, inclusive: the root, and in each row the rows below it.
+    """The modules by name, inclusive: the root, and in each row the rows below it. A `ValueError` where an argument has a wrong value.
 
-    Args:
-        profile: What to show.
-        depth: How many levels below the root; -1 is all of them.
-        fold: Whether consecutive siblings with the same kinds, labels and counts all the way down share a row.
-        sort: One of `SORT_KEYS`, among siblings; `None` keeps the model's order. A run is sorted by the sum of its modules.
-        phase: What `share` and `sort` are about; `None` is all the phases together.
-        below: What `children` returns, where it is already known.
-        groups: What `identical_subtrees` returns, likewise.
-
-    Raises:
-        ValueError: `depth`, `sort` or `phase` is invalid.
+    `depth` is how many levels below the root are shown, -1 for all. With `fold`, consecutive siblings with the same kinds, labels and
+    counts all the way down share a row. Siblings are sorted by one of `SORT_KEYS`, a run by the sum of its modules; `None` keeps the
+    model's order. `share` and `sort` are about the `phase`, `None` for all phases together. `below` is what `children` returns, `groups`
+    what `identical_subtrees` returns, where they are known.
     """
     _check_sort(profile, sort, phase)
     if depth < -1:
@@ -212,14 +205,15 @@ def _row(profile: Profile, names: tuple[str, ...], folded: Sequence[str], *, own
     phases = _by_phase(module, own=own)
     root, metric = profile.modules[""], share_of(profile, phase)
     total = sum(getattr(root.work(each), metric) for each in _phases(phase))
-    total_time = _added_up({each: _median(root.work(each).seconds) for each in PHASES}, phase)
+    total_time = _added_up(_seconds(profile, [""], own=False), phase)
     seconds = _seconds(profile, folded, own=own)
     time = _added_up(seconds, phase)
+    first, last = (name.rpartition(".")[2] for name in (names[0], names[-1]))
     return Row(
         name=names[0],
-        label=_label(names[0]),
+        label=first,
         names=names,
-        repeat=Repeat(first=_label(names[0]), last=_label(names[-1]), times=len(names)) if len(names) > 1 else None,
+        repeat=Repeat(first=first, last=last, times=len(names)) if len(names) > 1 else None,
         depth=module.depth,
         own=own,
         kind=module.kind,
@@ -241,24 +235,15 @@ def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase
     field = "own_seconds" if own else "seconds"
     means: dict[Phase, float | None] = {}
     for phase in PHASES:
-        medians = [_median(getattr(profile.modules[name].work(phase), field)) for name in names]
-        known = [median for median in medians if median is not None]
-        means[phase] = fmean(known) if len(known) == len(medians) else None
+        spreads = [getattr(profile.modules[name].work(phase), field) for name in names]
+        means[phase] = None if None in spreads else fmean(spread.median for spread in spreads)
     return means
-
-
-def _median(seconds: Spread | None) -> float | None:
-    return None if seconds is None else seconds.median
 
 
 def _added_up(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
     """Of a phase, or of all together; a phase whose time is unknown hides none of the others."""
     known = [each for name in ((phase,) if phase else TIMED_PHASES) if (each := seconds[name]) is not None]
     return sum(known) if known else None
-
-
-def _label(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:

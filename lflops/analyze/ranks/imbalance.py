@@ -19,8 +19,8 @@ from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, Ran
 from lflops.profile.series import grouped
 from lflops.profile.steps import EVENTS
 
-Cause = Literal["work", "thread", "preempted"]
-"""Why a rank takes longer: more work, another thread of its process, or the system, which gave its core to somebody else."""
+Cause = Literal["work", "chip", "thread", "preempted"]
+"""Why a rank takes longer: more work, another chip, another thread of its process, or the system, which gave its core to somebody else."""
 
 WORTH_SAYING = 0.01  # of the step: what costs less is dropped
 MOST_OF = 0.6  # of what several modules cost: one that costs so much is named alone
@@ -61,7 +61,7 @@ class Row(Struct, frozen=True, kw_only=True):
         steps: Of how many; `None` where single steps are unknown.
         seconds: The slow rank's median.
         usual: The other ranks' median.
-        cause: Why, where that is known: it has more `work`, another `thread` of its process computes, or it was `preempted`.
+        cause: Why, where that is known: it has more `work` or another `chip`, a `thread` of its process computes, or it was `preempted`.
         work_ratio: Its work to that of the others, where that is the cause.
         since: The step from which on it is there, where it was not there before.
     """
@@ -273,7 +273,7 @@ def _larger_stages(hooked: RankComparison, named: Collection[int], profile: Prof
 
 def _with_cause(row: Row, profile: Profile) -> Row:
     cause, work_ratio = (None, None) if row.phase in _OF_NO_WORK else _cause_of(profile, row.slow_rank, row.ratio)
-    if cause == "preempted" and row.module:  # that would be in no single place
+    if cause in {"chip", "preempted"} and row.module:  # that would be in no single place
         cause = None
     row = replace(row, cause=cause, work_ratio=work_ratio)
     return row if cause in {None, "work"} else replace(row, module="", phase="all", modules=1)
@@ -291,6 +291,10 @@ def _cause_of(profile: Profile, rank: int, ratio: float | None) -> tuple[Cause |
         work = None if activity is None else activity.units_ratio
     if work is not None and work >= MORE_WORK and (ratio is None or ratio <= AS_MUCH_LONGER * work):
         return "work", work
+    devices = {each.rank: each.device for each in profile.ranks}
+    mine, others = devices.pop(rank, None), {device for device in devices.values() if device is not None}
+    if mine is not None and others and mine not in others:
+        return "chip", None
     if activity is None or not activity.late:
         return None, None
     if activity.other_threads is not None and activity.other_threads >= EXPLAINED * activity.late:

@@ -15,6 +15,7 @@ With a device trace the phases are those of its kernels. The time in which the d
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -22,9 +23,10 @@ from msgspec import Struct
 from lflops.analyze.speed.peaks import peak_of
 from lflops.analyze.speed.step_times import StepTimes
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile, Work
+from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
-from lflops.profile.records import PASSES, PHASES, Phase, Spread, step_phase
+from lflops.profile.records import PASSES, PHASES, step_phase
+from lflops.profile.series import summed
 
 IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")  # the parts of a module's own time, in this order
 
@@ -103,7 +105,6 @@ def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: 
 
 
 def _idle(profile: Profile, share: float) -> dict[str, float]:
-    """The idle share by the host's phase."""
     by_phase = (profile.trace.device_idle_by_phase if profile.trace else None) or {}
     total = sum(by_phase.values())
     return {phase: share * seconds / total for phase, seconds in by_phase.items()} if total and share else {}
@@ -160,7 +161,7 @@ def _by_module(
 
 def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
     """The phases of the clean steps, and the own seconds of modules. The time in which they communicate is a separate part."""
-    parts, own = times.parts, _by_pass({(name, phase): work.own_seconds for name, phase, work in _works(profile)})
+    parts, own = times.parts, _by_pass(profile, "own_seconds")
     for (name, when), seconds in times.communicating.items():
         cut = min(seconds, parts.get(when, 0.0))
         parts |= {when: parts.get(when, 0.0) - cut, "communication": parts.get("communication", 0.0) + cut}
@@ -174,7 +175,7 @@ def _of_device(profile: Profile) -> _StepParts | None:
     trace = profile.trace
     if trace is None or trace.device_compute_seconds is None:
         return None
-    inclusive = _by_pass({(name, phase): work.device_seconds for name, phase, work in _works(profile)})
+    inclusive = _by_pass(profile, "device_seconds")
     kernels = {name: inclusive.get(("", name), 0.0) for name in ("forward", "backward", "optimizer", "other")}
     total = sum(kernels.values())
     computing = trace.device_compute_seconds
@@ -188,14 +189,8 @@ def _of_device(profile: Profile) -> _StepParts | None:
     return _StepParts(parts | {name: took or 0.0 for name, took in others.items()}, own)
 
 
-def _works(profile: Profile) -> Iterator[tuple[str, Phase, Work]]:
-    return ((name, phase, module.work(phase)) for name, module in profile.modules.items() for phase in PHASES)
-
-
-def _by_pass(spreads: Mapping[tuple[str, Phase], Spread | None]) -> dict[tuple[str, str], float]:
+def _by_pass(profile: Profile, field: str) -> dict[tuple[str, str], float]:
     """Medians by module, those of the phases of one pass added up; the unknown left out."""
-    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for (name, phase), spread in spreads.items():
-        if spread is not None:
-            seconds[name, step_phase(phase)] += spread.median
-    return dict(seconds)
+    works = ((name, phase, module.work(phase)) for phase, (name, module) in product(PHASES, profile.modules.items()))
+    spreads = ((name, phase, getattr(work, field)) for name, phase, work in works)
+    return summed(((name, step_phase(phase)), spread.median) for name, phase, spread in spreads if spread is not None)

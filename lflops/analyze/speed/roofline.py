@@ -39,82 +39,50 @@ TOLERANCE = 0.05  # a point that is above its roof by no more than this is on it
 
 
 class Ceiling(Struct, frozen=True, kw_only=True):
-    """One roof.
+    """One roof."""
 
-    Attributes:
-        hardware: The chip's name.
-        source: Where its figures are from.
-        dtype: One of `hardware.DTYPES`.
-        flops_per_second: The flat part.
-        bandwidth_bytes_per_second: The slope; `None` is unknown.
-        is_judged_by: Whether the points' roofs are this chip's.
-    """
-
-    hardware: str
-    source: str
-    dtype: str
-    flops_per_second: float
-    bandwidth_bytes_per_second: float | None
-    is_judged_by: bool
+    hardware: str  # the chip's name
+    source: str  # where its figures are from
+    dtype: str  # one of `hardware.DTYPES`
+    flops_per_second: float  # the flat part
+    bandwidth_bytes_per_second: float | None  # the slope; `None` is unknown
+    is_judged_by: bool  # whether the points' roofs are this chip's
 
 
 class Point(Struct, frozen=True, kw_only=True, gc=False):
-    """What ran in one phase, and what it could have taken at best. `None` is unknown.
+    """What ran in one phase, and what it could have taken at best. `None` is unknown."""
 
-    Attributes:
-        module: The row, inclusive, or its own work in `Roofline.own`. Of a cell, the row that ran it; of an operator, the root.
-        operator: `None` for a module.
-        dtype: As the cell says; `None` for a module.
-        flops: A count, without what a mask left out.
-        intensity: FLOPs for each byte.
-        phase: `all` of an operator that was traced: a trace does not separate its phases.
-        seconds: How long it took in a step. Of an operator over all modules it is known with a trace.
-        flops_per_second: Achieved.
-        roof_seconds: What it takes at the roof; of a module the sum over its operators.
-        roof_flops_per_second: Its FLOPs over that.
-        bound: Which side of the roof is over it; of a module, which side most of `roof_seconds` is of.
-        share: `roof_seconds` over `seconds`.
-        seconds_to_win: What a step would be shorter at the roof.
-        over: Why it is over its roof, where it is.
-        fused_bytes: What its kernels read and write in compiled code, as the compiler counts it. Of a module with others below it also
-            the bytes of what is not compiled. `None` where nothing of it is known to be compiled.
-    """
-
-    module: str
-    operator: str | None
-    phase: Phase | Literal["all"]
-    dtype: str | None
+    module: str  # the row, inclusive, or its own work in `Roofline.own`. Of a cell, the row that ran it; of an operator, the root.
+    operator: str | None  # `None` for a module
+    phase: Phase | Literal["all"]  # `all` of an operator that was traced: a trace does not separate its phases
+    dtype: str | None  # as the cell says; `None` for a module
     calls: int
-    flops: int
+    flops: int  # a count, without what a mask left out
     bytes_moved: int
-    intensity: float | None
-    seconds: float | None
-    flops_per_second: float | None
-    roof_seconds: float | None
-    roof_flops_per_second: float | None
-    bound: Bound | None
-    share: float | None
-    seconds_to_win: float | None
-    over: Over | None
+    intensity: float | None  # FLOPs for each byte
+    seconds: float | None  # how long it took in a step. Of an operator over all modules it is known with a trace.
+    flops_per_second: float | None  # achieved
+    roof_seconds: float | None  # what it takes at the roof; of a module the sum over its operators
+    roof_flops_per_second: float | None  # its FLOPs over that
+    bound: Bound | None  # which side of the roof is over it; of a module, which side most of `roof_seconds` is of
+    share: float | None  # `roof_seconds` over `seconds`
+    seconds_to_win: float | None  # what a step would be shorter at the roof
+    over: Over | None  # why it is over its roof, where it is
+    # What its kernels read and write in compiled code, as the compiler counts it. Of a module with others below it also the bytes of what
+    # is not compiled. `None` where nothing of it is known to be compiled.
     fused_bytes: int | None = None
 
 
 class Roofline(Struct, frozen=True, kw_only=True):
-    """The ceilings, and the points below them.
+    """The ceilings, and the points below them."""
 
-    Attributes:
-        ceilings: Of the chip that is judged by, then of the run's own and of its datasheet, where these are others; by dtype.
-        modules: A point a module and phase, in the model's order, with all below it.
-        operators: A point an operator, phase and dtype, over all modules; with a trace of it one an operator, which has its time.
-        cells: The same by module.
-        own: A point a module and phase, without what is below it: together they are all that ran, once.
-    """
-
+    # Of the chip that is judged by, then of the run's own and of its datasheet, where these are others; by dtype
     ceilings: tuple[Ceiling, ...]
-    modules: tuple[Point, ...]
+    modules: tuple[Point, ...]  # a point a module and phase, in the model's order, with all below it.
+    # A point an operator, phase and dtype, over all modules; with a trace of it one an operator, which has its time
     operators: tuple[Point, ...]
-    cells: tuple[Point, ...]
-    own: tuple[Point, ...]
+    cells: tuple[Point, ...]  # the same by module
+    own: tuple[Point, ...]  # a point a module and phase, without what is below it: together they are all that ran, once
 
 
 def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofline:
@@ -219,7 +187,6 @@ def _own(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
 
 
 def _above(names: Iterable[str]) -> set[str]:
-    """The modules that others of these are below."""
     above: set[str] = set()
     for each in names:
         name = each
@@ -352,7 +319,6 @@ def point_of(part: Part) -> Point:
 
 
 def _bound(costs: Iterable[tuple[_Cost, int]]) -> Bound:
-    """The side that most of the roof's seconds are of."""
     sides = {"compute": 0.0, "memory": 0.0}
     for cost, times in costs:
         compute, memory = cost.compute or 0.0, cost.memory or 0.0
@@ -383,7 +349,6 @@ def _seconds(work: Work) -> float | None:
 
 
 def _ceilings(profile: Profile, chip: Hardware | None) -> Iterator[Ceiling]:
-    """Of all that is known of the device, for each dtype in which something was multiplied."""
     multiplied = dict.fromkeys(cell.dtype for cell in profile.cells if cell.executed_macs)
     dtypes = dict.fromkeys(name_of_peak(dtype, profile.run) for dtype in multiplied)
     chips = [chip, profile.run.hardware, lookup(profile.run.device_name)]
@@ -399,3 +364,40 @@ def _ceilings(profile: Profile, chip: Hardware | None) -> Iterator[Ceiling]:
                         bandwidth_bytes_per_second=each.bandwidth_bytes_per_second,
                         is_judged_by=each is chip,
                     )
+
+
+class LowerBound(Struct, frozen=True, kw_only=True):
+    """Lower bounds in seconds."""
+
+    hardware: str  # the chip's name
+    seconds: float  # of a step
+    by_phase: Mapping[Phase, float]  # the same by phase, those that ran
+    by_module: Mapping[str, float]  # row to seconds of it and all below, over all phases
+    unknown: tuple[str, ...]  # contractions in a dtype whose peak is not known: they count by their bytes
+
+
+def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBound | None:
+    """The sum over operators of the longer of contractions at the peak of their dtype and bytes at the bandwidth.
+
+    Operators are taken one after the other, as eager code runs them: fused ones may move less. What is no contraction counts by its
+    bytes. `None` where no chip is known, or not its bandwidth.
+    """
+    chip = hardware or profile.run.hardware
+    if chip is None or chip.bandwidth_bytes_per_second is None:
+        return None
+    by_phase: dict[Phase, float] = defaultdict(float)
+    by_module = dict.fromkeys(profile.modules, 0.0)
+    unknown: dict[str, None] = {}
+    for cell in profile.cells:
+        seconds = cell.bytes_moved / chip.bandwidth_bytes_per_second
+        if cell.executed_macs:
+            peak = peak_of(cell.dtype, profile.run, chip)
+            if peak is None:
+                unknown[cell.operator] = None
+            else:
+                seconds = max(seconds, 2 * cell.executed_macs / peak)
+        by_phase[cell.phase] += seconds
+        for row in ancestry(cell.module):
+            by_module[row] += seconds
+    phases = {phase: by_phase[phase] for phase in PHASES if phase in by_phase}
+    return LowerBound(hardware=chip.name, seconds=sum(phases.values()), by_phase=phases, by_module=by_module, unknown=tuple(unknown))

@@ -4,14 +4,13 @@ A step is divided once: every share of a step, here, in the budget and by module
 their whole, also where steps differ. The median step with its quartiles is known as well.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.records import PASSES, Spread, step_phase
-from lflops.profile.series import sum_known
+from lflops.profile.series import sum_known, summed
 from lflops.profile.steps import Step
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
@@ -115,10 +114,8 @@ def _in_collectives(profile: Profile) -> dict[tuple[str, str], float]:
     """What collectives on the host took in the traced steps, as far as modules have so much time. On a device the budget has it."""
     if profile.trace is None or profile.trace.device_compute_seconds is not None:
         return {}
-    found = defaultdict[tuple[str, str], float](float)
-    for each in profile.communication:
-        if (when := step_phase(each.phase)) in PASSES and each.exposed_seconds:
-            found[each.module, when] += each.exposed_seconds
+    exposed = ((each.module, step_phase(each.phase), each.exposed_seconds) for each in profile.communication)
+    found = summed(((module, when), seconds) for module, when, seconds in exposed if when in PASSES and seconds)
     return {(name, when): min(seconds, _own_seconds(profile.modules[name], when)) for (name, when), seconds in found.items()}
 
 

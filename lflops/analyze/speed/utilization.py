@@ -10,7 +10,7 @@ from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from lflops.profile.records import Phase
-from lflops.profile.series import sum_known
+from lflops.profile.series import sum_known, summed
 
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")  # the phases whose MACs count for MFU
 _HARDWARE: tuple[Phase, ...] = (*MODEL_PHASES, "recompute")
@@ -18,27 +18,16 @@ _BEYOND = 1.1  # the modules' times are no more exact than that
 
 
 class Utilization(Struct, frozen=True, kw_only=True):
-    """The rate of one device over the clean steps. `None` is unknown.
+    """The rate of one device over the clean steps. `None` is unknown."""
 
-    Attributes:
-        mfu: 2 x MACs of forward and backward, over the step and the peak of the run's dtype: a share of 1.
-        hfu: The same with the MACs of recompute. It is never below `mfu`.
-        executed: What the chip did: the MACs of all of these that no mask let it skip, each at its own dtype's peak.
-        flops_per_second: 2 x MACs of forward and backward, over the step.
-        peak_flops_per_second: Of the run's dtype.
-        dtype: The peak's name, one of `hardware.DTYPES`.
-        hardware: The chip's name.
-        budget: Where the rest went: named shares of peak x step time that add up to 1.
-    """
-
-    mfu: float | None
-    hfu: float | None
-    executed: float | None
-    flops_per_second: float | None
-    peak_flops_per_second: float | None
-    dtype: str | None
-    hardware: str | None
-    budget: Budget | None = None
+    mfu: float | None  # 2 x MACs of forward and backward, over the step and the peak of the run's dtype: a share of 1
+    hfu: float | None  # the same with the MACs of recompute. It is never below `mfu`.
+    executed: float | None  # what the chip did: the MACs of all of these that no mask let it skip, each at its own dtype's peak
+    flops_per_second: float | None  # 2 x MACs of forward and backward, over the step
+    peak_flops_per_second: float | None  # of the run's dtype
+    dtype: str | None  # the peak's name, one of `hardware.DTYPES`
+    hardware: str | None  # the chip's name
+    budget: Budget | None = None  # where the rest went: named shares of peak x step time that add up to 1
 
     @property
     def is_peak_too_low(self) -> bool:
@@ -102,9 +91,6 @@ def _share_of_a_rank(profile: Profile, macs: int) -> float:
 
 def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
     """Seconds of the executed contractions at the peaks of their dtypes; `None` where one of the peaks is unknown."""
-    macs: dict[str, int] = {}
-    for cell in profile.cells:
-        if cell.phase in _HARDWARE and cell.executed_macs:
-            macs[cell.dtype] = macs.get(cell.dtype, 0) + cell.executed_macs
+    macs = summed((cell.dtype, cell.executed_macs) for cell in profile.cells if cell.phase in _HARDWARE and cell.executed_macs)
     peaks = {dtype: peak_of(dtype, profile.run, chip) for dtype in macs}
     return sum_known(None if peak is None else 2 * macs[dtype] / peak for dtype, peak in peaks.items())

@@ -9,9 +9,12 @@ error or an interrupt.
 """
 
 import contextlib
+import copyreg
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
+from weakref import ref
 
 import torch
 from torch import nn
@@ -80,20 +83,24 @@ def install_hooks(undo: Undo, listener: ModuleListener, steps: OptimizerListener
     hidden = HiddenHooks((enters, leaves))
     for hook in (enters, leaves):
         never_compiled(hook)
-        undo.add(remove_hook, hook)
-    undo.add(hidden.stop)
-    register_module_forward_pre_hook(enters)
     # always_call: early-stopped recomputation leaves forward by an exception
-    register_module_forward_hook(leaves, with_kwargs=True, always_call=True)
+    calls_always = partial(register_module_forward_hook, with_kwargs=True, always_call=True)
+    _hook(undo, None, (register_module_forward_pre_hook, enters), (calls_always, leaves))
+    undo.add(hidden.stop)
     hidden.start()
     if steps is not None:
         begins, ends = guard(partial(_enter_step, steps)), guard(lambda optimizer, *_: steps.leave_step(optimizer))
-        for hook in (begins, ends):
-            undo.add(remove_hook, hook)
-        register_optimizer_step_pre_hook(begins)
-        register_optimizer_step_post_hook(ends)
+        _hook(undo, None, (register_optimizer_step_pre_hook, begins), (register_optimizer_step_post_hook, ends))
     undo.add(_forget, listener)
     LISTENERS.append(listener)
+
+
+def _hook(undo: Undo, owner: nn.Module | Optimizer | None, *hooks: tuple[Callable[[Any], object], Callable[..., Any]]) -> None:
+    """Register hooks on an owner, or for all, until `undo` is closed; an interrupt in between leaves none."""
+    for _, hook in hooks:
+        undo.add(remove_hook, hook, owner)
+    for register, hook in hooks:
+        register(hook)
 
 
 @contextlib.contextmanager
@@ -135,6 +142,9 @@ def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[N
         handle.remove()
 
 
+HOOKS = {"_forward_pre_hooks", "_forward_hooks"}  # attributes of a module
+
+
 class _ModelHook:
     """A hook on a user's own module. What is copied or pickled with the module in its place does nothing, and needs no lflops to load."""
 
@@ -150,36 +160,52 @@ class _ModelHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def hook_model(undo: Undo, module: nn.Module, before: Callable[[], None], after: Callable[[Any], None]) -> None:
+def hook_model(undo: Undo, module: nn.Module, before: Callable[[nn.Module], None], after: Callable[[Any], None]) -> None:
     """Run an action before each call of this one module, and one after it with the output, until `undo` is closed.
 
-    A module that was compiled in place gets none: hooks are compiled with it, so it would be compiled anew.
+    `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled with it, so it would be compiled anew.
     """
     if compiles_its_hooks(module):
         return
-    begins, ends = _ModelHook(lambda *_: before()), _ModelHook(lambda _module, _args, output: after(output))
+    begins, ends = _ModelHook(lambda module, _args: before(module)), _ModelHook(lambda _module, _args, output: after(output))
+    if type(module) not in copyreg.dispatch_table:
+        undo.add(_reduce_as_before, type(module))
+        copyreg.pickle(type(module), _reduced)
     for hook in (begins, ends):
-        undo.add(remove_hook, hook, module)
+        undo.add(_remove_if_alive, hook, ref(module))
     module.register_forward_pre_hook(begins)
     module.register_forward_hook(ends)
 
 
-def hook_optimizer(undo: Undo, optimizer: Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Run an action before each step of this one optimizer, and one after it, until `undo` is closed."""
-    begins, ends = lambda *_: before(), lambda *_: after()
-    for hook in (begins, ends):
-        undo.add(remove_hook, hook, optimizer)
-    optimizer.register_step_pre_hook(begins)
-    optimizer.register_step_post_hook(ends)
+def _reduced(module: nn.Module) -> Any:
+    """What a module is copied and pickled by while one of its class is hooked: as ever, without our hooks.
+
+    So it can be loaded with weights alone allowed, too, which refuses what a hook is pickled as.
+    """
+    function, given, state, *more = cast("tuple[Any, ...]", module.__reduce_ex__(2))
+    if isinstance(state, dict):
+        for name in HOOKS & state.keys():
+            theirs = OrderedDict(each for each in state[name].items() if not isinstance(each[1], _ModelHook))
+            state = state | {name: theirs}
+    return function, given, state, *more
 
 
-def hook_optimizers(undo: Undo, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """The same for each step of all optimizers."""
-    begins, ends = lambda *_: before(), lambda *_: after()
-    for hook in (begins, ends):
-        undo.add(remove_hook, hook)
-    register_optimizer_step_pre_hook(begins)
-    register_optimizer_step_post_hook(ends)
+def _reduce_as_before(kind: type[nn.Module]) -> None:
+    if copyreg.dispatch_table.get(kind) is _reduced:
+        del copyreg.dispatch_table[kind]
+
+
+def _remove_if_alive(hook: Callable[..., Any], module: "ref[nn.Module]") -> None:
+    if (alive := module()) is not None:
+        remove_hook(hook, alive)
+
+
+def hook_optimizers(undo: Undo, before: Callable[[], None], after: Callable[[], None], only: Optimizer | None = None) -> None:
+    """Run an action before each step of all optimizers, or of only one, and another action after it, until `undo` is closed."""
+    registers: tuple[Any, Any] = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+    if only is not None:
+        registers = (only.register_step_pre_hook, only.register_step_post_hook)
+    _hook(undo, only, (registers[0], lambda *_: before()), (registers[1], lambda *_: after()))
 
 
 def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

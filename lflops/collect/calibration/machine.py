@@ -103,7 +103,6 @@ def available_memory(root: pathlib.Path = ROOT) -> int:
 
 
 def _memory_field(root: pathlib.Path, field: str) -> int | None:
-    """A line of /proc/meminfo, in bytes."""
     with contextlib.suppress(OSError, ValueError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith(f"{field}:"):

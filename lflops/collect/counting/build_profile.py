@@ -1,7 +1,7 @@
 """A `Profile` from the sums of a count: rows with own and inclusive work, parameters, notes."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from lflops.profile.model import (
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import sum_known
+from lflops.profile.series import grouped, sum_known
 
 LONGEST_DETAIL = 200  # characters of a module's `extra_repr`
 
@@ -43,34 +43,6 @@ class CountedPass:
     peaks: Mapping[str, int] = field(default_factory=dict)  # the most bytes alive while each row ran
     ignored: frozenset[str] = frozenset()  # rows whose own work is left out
     notes: tuple[Note, ...] = ()
-
-
-@dataclass
-class _Parameters:
-    """Sums over the parameters at or below a row."""
-
-    count: int = 0
-    trainable: int = 0
-    bytes: int = 0
-    trainable_bytes: int = 0
-    own: int = 0
-    local: int = 0
-    local_bytes: int = 0
-    by_dtype: Counter[str] = field(default_factory=Counter)
-    bytes_by_dtype: Counter[str] = field(default_factory=Counter)
-
-    def add(self, size: ParameterSize) -> None:
-        """Add a parameter."""
-        each, dtype = size.stored_in.element_size(), dtype_name(size.stored_in.dtype)
-        self.count += size.elements
-        self.bytes += size.elements * each
-        if size.stored_in.requires_grad:
-            self.trainable += size.elements
-            self.trainable_bytes += size.elements * each
-        self.local += size.local_elements
-        self.local_bytes += size.local_elements * each
-        self.by_dtype[dtype] += size.elements
-        self.bytes_by_dtype[dtype] += size.elements * each
 
 
 def build_profile(collected: CountedPass, run: Run) -> Profile:
@@ -118,7 +90,6 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
 
 
 def _add_scripted(collected: CountedPass) -> None:
-    """List what scripted modules ran below the dispatcher as uncounted."""
     for row, module in _scripted(collected.tree):
         calls = collected.calls[row]
         for operator, weights in below_dispatcher(module) if calls else ():
@@ -126,7 +97,6 @@ def _add_scripted(collected: CountedPass) -> None:
 
 
 def _scripted(tree: ModuleTree) -> Iterator[tuple[str, nn.Module]]:
-    """Scripted modules that are in no other."""
     rows: set[str] = set()
     for row, module in tree.modules.items():
         if isinstance(module, torch.jit.ScriptModule) and rows.isdisjoint(ancestry(row)):
@@ -153,7 +123,7 @@ def _modules(collected: CountedPass, communication: Iterable[Communication]) -> 
         row: _module(
             row,
             collected,
-            parameters.get(row, _Parameters()),
+            parameters.get(row, []),
             owners.get(row),
             {
                 str(phase): _work(inclusive[key], own[key], difference.get(key, 0), own_difference.get(key, 0))
@@ -164,32 +134,42 @@ def _modules(collected: CountedPass, communication: Iterable[Communication]) -> 
     }
 
 
-def _module(row: str, collected: CountedPass, parameters: _Parameters, owner: str | None, work: Mapping[str, Work]) -> ModuleProfile:
+def _module(
+    row: str, collected: CountedPass, parameters: Sequence[ParameterSize], owner: str | None, work: Mapping[str, Work]
+) -> ModuleProfile:
+    """The row with the parameters here and below."""
     module = collected.tree.modules.get(row)
+    trainable = [each for each in parameters if each.stored_in.requires_grad]
+    by_dtype = grouped(parameters, lambda each: dtype_name(each.stored_in.dtype))
     return ModuleProfile(
         kind=type(module).__name__ if module is not None else _kind_without_module(row, collected),
         depth=len(ancestry(row)) - 1,
         calls=collected.calls[row],
         compiled=row in collected.tree.compiled,
         owner=owner,
-        parameters=parameters.count,
-        trainable_parameters=parameters.trainable,
-        parameter_bytes=parameters.bytes,
-        trainable_parameter_bytes=parameters.trainable_bytes,
-        own_parameters=parameters.own,
-        local_parameters=parameters.local,
-        local_parameter_bytes=parameters.local_bytes,
-        dtypes={
-            dtype: DtypeShare(parameters=count, bytes=parameters.bytes_by_dtype[dtype]) for dtype, count in parameters.by_dtype.items()
-        },
+        parameters=_elements(parameters),
+        trainable_parameters=_elements(trainable),
+        parameter_bytes=_bytes(parameters),
+        trainable_parameter_bytes=_bytes(trainable),
+        own_parameters=_elements(each for each in parameters if each.row == row),
+        local_parameters=sum(each.local_elements for each in parameters),
+        local_parameter_bytes=sum(each.local_elements * each.stored_in.element_size() for each in parameters),
+        dtypes={dtype: DtypeShare(parameters=_elements(those), bytes=_bytes(those)) for dtype, those in by_dtype.items()},
         peak_bytes=collected.peaks.get(row),
         detail="" if module is None else _detail(module),
         **work,
     )
 
 
+def _elements(parameters: Iterable[ParameterSize]) -> int:
+    return sum(each.elements for each in parameters)
+
+
+def _bytes(parameters: Iterable[ParameterSize]) -> int:
+    return sum(each.elements * each.stored_in.element_size() for each in parameters)
+
+
 def _detail(module: nn.Module) -> str:
-    """The module's `extra_repr` on one line; empty if it fails."""
     try:
         detail = " ".join(str(module.extra_repr()).split())
     except Exception:  # noqa: BLE001 - the user's code must not end a count
@@ -220,20 +200,13 @@ def _work(inclusive: Counts, own: Counts, difference: int | None, own_difference
     return Work(**counts, logical_macs=logical_macs, own_logical_macs=own_logical_macs)
 
 
-def _parameters(tree: ModuleTree) -> tuple[dict[str, _Parameters], dict[str, str]]:
-    """The parameters of each row; and for rows with parameters that another row counts, that row."""
-    parameters: defaultdict[str, _Parameters] = defaultdict(_Parameters)
+def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[str, str]]:
+    parameters: defaultdict[str, list[ParameterSize]] = defaultdict(list)
     for size in parameter_sizes(tree):
-        parameters[size.row].own += size.elements
         for row in ancestry(size.row):
-            parameters[row].add(size)
-    owners = {}
-    for row, module in tree.modules.items():
-        for parameter in module.parameters(recurse=False):
-            owner = tree.owner(parameter)
-            if owner != row:
-                owners[row] = owner
-    return parameters, owners
+            parameters[row].append(size)
+    owned = ((row, tree.owner(parameter)) for row, module in tree.modules.items() for parameter in module.parameters(recurse=False))
+    return parameters, {row: owner for row, owner in owned if owner != row}
 
 
 def _notes(collected: CountedPass) -> Iterable[Note]:

@@ -143,13 +143,15 @@ class CompiledRegions:
     def _ends(self, begun: tuple[RegionCall, int] | None, out: Any = None) -> None:
         if begun is not None:
             call, first = begun
-            if out is not None:
-                self._end(call, first, out)
+            try:
+                if out is not None:
+                    self._hear_backward(call, first, out)
+            except Exception:  # noqa: BLE001 - its work is unknown then, and the user's step goes on
+                call.given = None
             self._open.pop(call.scope, None)
             self._scopes.leave_scope(id(call))
 
     def _begin(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> RegionCall:
-        """Write down what a graph is given."""
         _, phase = self._scopes.current(args)
         row = self._scopes.running()
         scope = f"{row}.{MARK}{len(self.calls)}" if row else f"{MARK}{len(self.calls)}"
@@ -193,13 +195,6 @@ class CompiledRegions:
             with without_modes():
                 known = self._values[key] = (tensor, tensor.detach().cpu().clone())
         return known[1]
-
-    def _end(self, call: RegionCall, first: int, out: Any) -> None:
-        """Write down what it returned; an error leaves its work unknown, and does not end the user's step."""
-        try:
-            self._hear_backward(call, first, out)
-        except Exception:  # noqa: BLE001 - whatever it is
-            call.given = None
 
     def _hear_backward(self, call: RegionCall, first: int, out: Any) -> None:
         results = list(tensors_in(out))
@@ -247,7 +242,6 @@ class _Replaced:
             self._functions.clear()
 
     def _replace(self) -> None:
-        """Replace all compiled functions that have not been yet."""
         from lflops.collect.torch_private import dynamo
 
         with contextlib.suppress(Exception), self._lock:  # called out of the user's compilation

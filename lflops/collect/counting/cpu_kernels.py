@@ -66,7 +66,6 @@ def _in_format_of(position: int) -> Rule:
 
 
 def _like(position: int) -> Rule:
-    """The strides of the argument."""
     return lambda result, args: _with_strides_of(result, torch.empty_like(args[position]))
 
 
@@ -79,10 +78,6 @@ def _element_by_element(result: Tensor, args: Sequence[Any]) -> Tensor:
 def _if_in_mask(rule: Rule) -> Rule:
     """The gradient of the input only if the output mask, the only list among the arguments, includes it."""
     return lambda result, args: rule(result, args) if next(each for each in args if isinstance(each, list))[0] else None
-
-
-def _own_storage(result: Tensor, _args: Sequence[Any]) -> Tensor:
-    return torch.empty_like(result)
 
 
 def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
@@ -167,7 +162,12 @@ CORRECTIONS = (
         "the same, by the forward's input",
     ),
     Correction("mkldnn_rnn_layer", (LSTM_WORKSPACE,), _workspace, "oneDNN keeps a workspace for backward; the fake one is empty"),
-    Correction("mkldnn_rnn_layer_backward", (4,), _own_storage, "the two biases' gradients are two tensors; the fake ones are one"),
+    Correction(
+        "mkldnn_rnn_layer_backward",
+        (4,),
+        lambda result, _: torch.empty_like(result),
+        "the two biases' gradients are two tensors; the fake ones are one",
+    ),
 )
 """All corrections. Not corrected: Fourier transforms of one expanded element, and a few bytes of `_embedding_bag`."""
 

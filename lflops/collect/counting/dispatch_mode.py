@@ -18,7 +18,7 @@ from lflops.collect.torch_private.dispatch_modes import (
     TorchDispatchMode,
     end_mode,
     is_tracing,
-    pop_mode,
+    on_stack,
     push_mode,
     route_higher_order_operators,
 )
@@ -109,11 +109,8 @@ class CountingMode(TorchDispatchMode):
         if operator.is_control_flow and not self._fake and not is_tracing():
             return self._run_control_flow(function, args, kwargs)
         if operator.kind is DECOMPOSED or (operator.has_nested_kernel and nested_kernel(function, args)):
-            push_mode(self)
-            try:
+            with on_stack(self):
                 return decompose(function, args, kwargs)
-            finally:
-                pop_mode(self)
         kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
         return self._run(operator, function, args, kwargs, kernel)
 
@@ -132,11 +129,8 @@ class CountingMode(TorchDispatchMode):
         operator = known[1] if known is not None else self._new_operator(function)
 
         def run() -> Any:
-            push_mode(self)
-            try:
+            with on_stack(self):
                 return function(*args, **kwargs)
-            finally:
-                pop_mode(self)
 
         return self._counter.run_sharded(operator, function, run, args, kwargs)
 
@@ -150,11 +144,8 @@ class CountingMode(TorchDispatchMode):
         def seen(part: Any, number: int) -> Any:
             def run(*operands: Any) -> Any:
                 calls[number] += 1
-                push_mode(self)
-                try:
+                with on_stack(self):
                     return part(*operands)
-                finally:
-                    pop_mode(self)
 
             return run
 
@@ -211,14 +202,12 @@ class CountingMode(TorchDispatchMode):
         """Run an operator that is written in Python, and see the operators that it calls."""
 
         def run() -> Any:
-            push_mode(self)
             try:
-                return run_kernel(function, kernel, args, kwargs)
+                with on_stack(self):
+                    return run_kernel(function, kernel, args, kwargs)
             except NEEDS_VALUES:
                 if not self._fake:
                     raise
-            finally:
-                pop_mode(self)
             return function(*args, **kwargs)  # it says itself what its results look like
 
         row, phase = self._scopes.current(args)
@@ -230,7 +219,6 @@ def _raise(error: BaseException) -> None:
 
 
 def _refuse_real_parameters(args: Any) -> None:
-    """Raise a `RealParameterError` for a real tensor that requires a gradient; other real tensors do no harm."""
     for each in args:
         if type(each) in PLAIN and each.requires_grad:
             raise RealParameterError

@@ -6,8 +6,9 @@ is seen as it is without torch.compile.
 """
 
 import contextlib
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ from lflops.collect.counting.totals import Counts, Resolved, Totals, Transfers
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.model.compiled_rows import rows_of
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.dispatch_modes import pop_mode, push_mode, without_modes
+from lflops.collect.torch_private.dispatch_modes import on_stack, without_modes
 from lflops.collect.torch_private.dynamo import MODULES, CapturedGraph
 from lflops.collect.torch_private.operators import HigherOrderOperator
 from lflops.collect.torch_private.tensors import fake_mode
@@ -57,20 +58,21 @@ def count_graph(call: RegionCall, tree: ModuleTree, *, traffic: bool = True) -> 
     scopes = ModuleTracker(tree)
     counter = OperatorCounter(scopes, Extent(traffic=traffic, memory=False, fake=True, scratch=False))
     with _apart_from_training(call), contextlib.ExitStack() as undo:
-        mode, known = fake_mode(), KnownValues()
-        given = _Given(call, mode)
+        mode = fake_mode()
+        passed, leaves = _stand_ins(call, mode)
         undo.enter_context(mode)
-        push_mode(known)
-        undo.callback(pop_mode, known)
-        run = _Run(call, scopes, _Rows(call, tree))
+        undo.enter_context(on_stack(KnownValues()))
+        run = _Run(call, scopes, _rows_of_modules(call, tree))
         scopes.begin()
         try:
-            undo.callback(stop := _once(counter.follow()))
-            scopes.enter_row(id(run), run.rows.base)
-            out = run.graph(call.graph, given.passed)
+            forward = undo.enter_context(contextlib.ExitStack())
+            forward.callback(counter.follow())
+            scopes.enter_row(id(run), call.row)
+            out = run.graph(call.graph, passed)
             scopes.leave_scope(id(run))
+            forward.close()
             if call.went_backward:
-                _go_backward(out, given.leaves, stop, counter)
+                _go_backward(out, leaves, counter)
         except UncountableError:
             raise
         except Exception as error:
@@ -95,38 +97,31 @@ def _apart_from_training(call: RegionCall) -> Iterator[None]:
         yield
 
 
-def _once(action: Any) -> Any:
-    actions = [action]
-    return lambda: actions.pop()() if actions else None
+def _stand_ins(call: RegionCall, mode: Any) -> tuple[list[Any], list[Tensor]]:
+    """A fake tensor for each argument that is one; and the leaves, which get a gradient."""
+    passed: list[Any] = []
+    leaves: list[Tensor] = []
+    with mode:
+        for place, (each, same) in enumerate(zip(call.given or (), call.same, strict=True)):
+            passed.append(_stand_in(each, leaves) if same == place else passed[same])
+    return passed, leaves
 
 
-class _Given:
-    """Fake tensors for what a graph was given."""
-
-    def __init__(self, call: RegionCall, mode: Any) -> None:
-        self.leaves: list[Tensor] = []  # those that get a gradient
-        self.passed: list[Any] = []  # for each argument its stand-in
-        with mode:
-            for place, (each, same) in enumerate(zip(call.given or (), call.same, strict=True)):
-                self.passed.append(self._fake(each) if same == place else self.passed[same])
-
-    def _fake(self, each: Any) -> Any:
-        if not isinstance(each, GivenTensor):
-            return each
-        if each.values is not None:
-            with without_modes():
-                return torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=each.device).copy_(each.values)
-        made = torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=each.device)
-        if not each.requires_grad:
-            return made
-        self.leaves.append(made.requires_grad_())
-        with torch.enable_grad():
-            return made if each.is_leaf else made.clone()  # it may be written to, which a leaf may not
+def _stand_in(each: Any, leaves: list[Tensor]) -> Any:
+    if not isinstance(each, GivenTensor):
+        return each
+    if each.values is not None:
+        with without_modes():
+            return torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=each.device).copy_(each.values)
+    made = torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=each.device)
+    if not each.requires_grad:
+        return made
+    leaves.append(made.requires_grad_())
+    with torch.enable_grad():
+        return made if each.is_leaf else made.clone()  # it may be written to, which a leaf may not
 
 
-def _go_backward(out: Any, leaves: Sequence[Tensor], stop: Any, counter: OperatorCounter) -> None:
-    """Go backward from all results, as compiled code does."""
-    stop()
+def _go_backward(out: Any, leaves: Sequence[Tensor], counter: OperatorCounter) -> None:
     results = [each for each in tensors_in(out) if each.requires_grad and each.grad_fn is not None]
     gradients = [torch.empty_like(each, requires_grad=False) for each in results]
     end = counter.follow()
@@ -137,23 +132,10 @@ def _go_backward(out: Any, leaves: Sequence[Tensor], stop: Any, counter: Operato
         end()
 
 
-class _Rows:
-    """The rows of the modules that a call's graph names."""
-
-    def __init__(self, call: RegionCall, tree: ModuleTree) -> None:
-        names = dict.fromkeys((name, kind) for modules in _stacks(call.graph) for _, name, kind in modules)
-        owners = frozenset(each.owner for each in call.given or () if isinstance(each, GivenTensor) and each.owner is not None)
-        rows = rows_of(list(names), call.row, tree, owners)
-        self.base = call.row  # the row of the compiled function
-        self._rows = {name: row for (name, _), row in zip(names, rows, strict=True)}
-
-    def of(self, modules: Sequence[tuple[str, str, str]]) -> str:
-        """The row of the innermost of the modules around a node that has one."""
-        return next((row for _, name, _ in reversed(modules) if (row := self._rows.get(name)) is not None), self.base)
-
-    def named(self, name: str) -> str | None:
-        """The row of one module."""
-        return self._rows.get(name)
+def _rows_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | None]:
+    names = dict.fromkeys((name, kind) for modules in _stacks(call.graph) for _, name, kind in modules)
+    owners = frozenset(each.owner for each in call.given or () if isinstance(each, GivenTensor) and each.owner is not None)
+    return {name: row for (name, _), row in zip(names, rows_of(list(names), call.row, tree, owners), strict=True)}
 
 
 def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
@@ -165,11 +147,9 @@ def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
 
 
 class _Run:
-    """Runs a graph, and the graphs within it, node by node."""
-
-    def __init__(self, call: RegionCall, scopes: ModuleTracker, rows: _Rows) -> None:
-        self.rows = rows
+    def __init__(self, call: RegionCall, scopes: ModuleTracker, rows: Mapping[str, str | None]) -> None:
         self.calls: Counter[str] = Counter()
+        self._base, self._rows = call.row, rows  # the row of the compiled function, and those of the modules that its graph names
         self._decisions = iter(call.decisions)
         self._scopes = scopes
         self._called: set[str] = set()
@@ -194,13 +174,13 @@ class _Run:
     @contextlib.contextmanager
     def _within(self, node: fx.Node) -> Iterator[None]:
         modules = node.meta[MODULES]
-        for key, name, _ in modules:
-            row = self.rows.named(name)
-            if key not in self._called and row is not None and row != self.rows.base:
+        rows = [(key, row) for key, name, _ in modules if (row := self._rows.get(name)) is not None]
+        for key, row in rows:
+            if key not in self._called and row != self._base:
                 self._called.add(key)
                 self.calls[row] += 1
-        row = self.rows.of(modules) if modules else None
-        if row is None or row == self._scopes.running():
+        row = rows[-1][1] if rows else self._base
+        if not modules or row == self._scopes.running():
             yield
             return
         self._scopes.enter_row(id(node), row)
@@ -243,14 +223,13 @@ class _Run:
         return self.graph(yes if (bool(condition) if seen is None else seen) else no, operands)
 
     def _while_loop(self, condition: CapturedGraph, body: CapturedGraph, carried: Any, further: Any = ()) -> Any:
-        seen, trips = next(self._decisions, None), 0
-        while self._goes_on(condition, (*carried, *further), seen, trips):
-            carried, trips = self.graph(body, (*carried, *further)), trips + 1
+        seen = next(self._decisions, None)
+        for trip in itertools.count():
+            answer = self.graph(condition, (*carried, *further))
+            if not (answer if seen is None else trip < seen):
+                break
+            carried = self.graph(body, (*carried, *further))
         return carried
-
-    def _goes_on(self, condition: CapturedGraph, args: Any, seen: int | None, trips: int) -> bool:
-        answer = self.graph(condition, args)
-        return bool(answer) if seen is None else trips < seen
 
     def _map_impl(self, body: CapturedGraph, mapped: Any, further: Any = ()) -> Any:
         results = [self.graph(body, (*(each[trip] for each in mapped), *further)) for trip in range(len(mapped[0]))]
@@ -290,7 +269,9 @@ def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, 
             if not call.sees_all:
                 unknown[str(error)] += 1
             continue
-        found = _in_phase_of(counted.totals, call)
+        found, at = counted.totals, call.phase
+        if at != "forward":
+            found = found.moved(lambda row, phase, at=at: (row, at if phase == "forward" else phase))  # type: ignore[misc]
         macs, most = _macs(seen, of_backward=False), _macs(found, of_backward=False)
         if call.sees_all and macs != most:
             resolved.totals.merge(_as_seen(seen, call))
@@ -346,11 +327,6 @@ def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
         for phase in (call.phase, "backward") if call.went_backward else (call.phase,):
             found.uncounted[call.row, COMPILED, phase].add(Transfers(1, call.bytes))
     return found
-
-
-def _in_phase_of(totals: Totals, call: RegionCall) -> Totals:
-    """The sums with the phase in which the graph ran in place of forward."""
-    return totals if call.phase == "forward" else totals.moved(lambda row, phase: (row, call.phase if phase == "forward" else phase))
 
 
 def _add_recompute(found: Totals, seen: Totals, row: str) -> None:

@@ -150,11 +150,8 @@ def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:
 
     The values stay unchanged, known or not. `resize_` to more than `LARGEST` elements is not run.
     """
-    if (
-        not isinstance(function, OpOverload)
-        or torch.Tag.inplace_view not in function.tags
-        or not all(type(each) in PLAIN for each in given)
-    ):
+    changes_shape = isinstance(function, OpOverload) and torch.Tag.inplace_view in function.tags
+    if not changes_shape or not all(type(each) in PLAIN for each in given):
         return False
     return function.overloadpacket is not torch.ops.aten.resize_ or prod(args[1]) <= LARGEST
 
@@ -176,11 +173,7 @@ def _taken_for_granted(asked: list[Tensor]) -> bool | None:
         if caller is None and (code.co_filename.startswith(_DISTRIBUTIONS) or not code.co_filename.startswith((_OURS, _TORCH))):
             caller = code
         frame = frame.f_back
-    return True if caller is not None and _asks_for_validity(caller) else None
-
-
-def _asks_for_validity(code: CodeType) -> bool:
-    """Whether a function of `torch.distributions` validates."""
-    if not code.co_filename.startswith(_DISTRIBUTIONS):
-        return False
-    return code.co_qualname in _VALIDATORS or (code.co_filename == torch.distributions.constraints.__file__ and code.co_name == "check")
+    if caller is None or not caller.co_filename.startswith(_DISTRIBUTIONS):
+        return None
+    is_check = caller.co_filename == torch.distributions.constraints.__file__ and caller.co_name == "check"
+    return True if is_check or caller.co_qualname in _VALIDATORS else None

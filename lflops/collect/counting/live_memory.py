@@ -189,7 +189,6 @@ class LiveMemory:
             self._replaced = _Replaced(term_key, place, self._live, row)
 
     def _keep_both(self, replaced: _Replaced) -> None:
-        """Note the live bytes at a sum whose term is still alive."""
         self._replaced = None
         if replaced.live > self._highest.get(replaced.row, -1):
             self._highest[replaced.row] = replaced.live
@@ -222,7 +221,6 @@ class LiveMemory:
             self._highest[row] = self._live
 
     def _drop_emptied(self) -> None:
-        """Drop the resized storages that have no memory any more."""
         for key, reference in list(self._resized.items()):
             storage = reference()
             if storage is None or not storage.nbytes():

@@ -150,7 +150,6 @@ def _convention(function: Any, name: str) -> CallCost | None:
 
 
 def _is_pointwise(function: Any, name: str) -> bool:
-    """Whether the operator, or the ATen operator of which it is the in-place form, is tagged pointwise."""
     if torch.Tag.pointwise in function.tags:
         return True
     plain = None if "::" in name else getattr(torch.ops.aten, name.rstrip("_"), None)

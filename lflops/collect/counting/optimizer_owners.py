@@ -43,13 +43,10 @@ class StepOwners:
 
     def one(self, args: Any) -> str:
         """The row of an operator on single tensors."""
-        rows = self._rows
         for each in args:
-            # An id is valid only as long as its tensor is alive, and this keeps none alive.
-            known = rows.get(id(each))
-            if known is not None and known[0]() is each:
-                self.last = known[1]
-                return known[1]
+            if (known := self._known(each)) is not None:
+                self.last = known
+                return known
         if len(self.optimizer.state) != self._states and any(isinstance(each, Tensor) for each in args):
             self._register()  # the first step makes the state
             return self.one(args)
@@ -68,14 +65,16 @@ class StepOwners:
                 self._add(result, row)
         return rows_or_last
 
+    def _known(self, value: Any) -> str | None:
+        """The row of a tensor. An id is valid only as long as its tensor is alive, and this keeps none alive."""
+        known = self._rows.get(id(value))
+        return known[1] if known is not None and known[0]() is value else None
+
     def _row(self, tensor: Tensor) -> str | None:
-        known = self._rows.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        if len(self.optimizer.state) == self._states:
-            return None
-        self._register()  # the first step makes the state
-        return self._row(tensor)
+        if (known := self._known(tensor)) is None and len(self.optimizer.state) != self._states:
+            self._register()  # the first step makes the state
+            known = self._known(tensor)
+        return known
 
     def _register(self) -> None:
         self._states = len(self.optimizer.state)
@@ -89,8 +88,7 @@ class StepOwners:
 
     def _add(self, tensor: Tensor, row: str) -> None:
         local = local_part(tensor)  # the tensor that operators see
-        known = self._rows.get(id(local))
-        if known is None or known[0]() is not local:
+        if self._known(local) is None:
             self._rows[id(local)] = (weakref.ref(local), row)
 
     def _parameters(self) -> Iterator[Tensor]:

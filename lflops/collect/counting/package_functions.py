@@ -10,7 +10,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -19,15 +19,6 @@ from lflops.collect.counting.operators import Operator
 from lflops.collect.operator_costs.table import shapes, values_or_shape
 from lflops.collect.torch_private.dispatch_modes import open_modes
 from lflops.formulas.table import FUNCTIONS, Cost, FunctionFormula
-
-
-class _Wrapped(NamedTuple):
-    """A function that is wrapped: where, and by what."""
-
-    owner: Any
-    name: str
-    wrapper: Any
-    before: Any
 
 
 class _Covered(threading.local):
@@ -68,20 +59,15 @@ def _install() -> None:
         function = vars(owner).get(last) if owner is not None and hasattr(owner, "__dict__") else None
         if callable(function):
             wrapped = _wrapper(name, function, entry)
-            _undo.add(_put_back, _Wrapped(owner, last, wrapped, function))
-            _replace(owner, last, wrapped)
+            _undo.add(_put_back, owner, last, wrapped, function)
+            with contextlib.suppress(AttributeError, TypeError):  # where it cannot be set, the function stays unseen
+                setattr(owner, last, wrapped)
     _watch_triton()
 
 
-def _replace(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute; where that cannot be, the function stays unseen."""
-    with contextlib.suppress(AttributeError, TypeError):
-        setattr(owner, name, value)
-
-
-def _put_back(wrapped: _Wrapped) -> None:
-    if vars(wrapped.owner).get(wrapped.name) is wrapped.wrapper:  # or somebody has replaced it since
-        setattr(wrapped.owner, wrapped.name, wrapped.before)
+def _put_back(owner: Any, name: str, wrapper: Any, before: Any) -> None:
+    if vars(owner).get(name) is wrapper:  # or somebody has replaced it since
+        setattr(owner, name, before)
 
 
 def _watchers() -> list[Any]:
@@ -181,7 +167,6 @@ def _remove_from(hooks: Any) -> None:
 
 
 def _launched(metadata: Any) -> None:
-    """A Triton kernel is launched."""
     if _COVERED.depth:
         return
     watchers = _watchers()

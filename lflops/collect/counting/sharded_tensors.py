@@ -16,7 +16,7 @@ from lflops.collect.counting.live_memory import storage_of
 from lflops.collect.counting.operators import Kind, Operator
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, pop_mode, push_mode, without_modes
+from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, on_stack, without_modes
 from lflops.collect.torch_private.operators import decompose
 from lflops.collect.torch_private.tensors import PLAIN
 from lflops.formulas.table import Cost
@@ -43,20 +43,15 @@ def logical_cost(operator: Operator, function: Any, args: Any, kwargs: Any, out:
     if operator.kind is not Kind.DECOMPOSED:
         return None
     macs = _Macs()
-    with without_modes():
-        push_mode(macs)
-        try:
+    try:
+        with without_modes(), on_stack(macs):
             decompose(function, *_on_meta((args, kwargs)))
-        except Exception:  # noqa: BLE001 - some operators need more than shapes
-            return None
-        finally:
-            pop_mode(macs)
+    except Exception:  # noqa: BLE001 - some operators need more than shapes
+        return None
     return Cost(macs.sum)
 
 
 class _Macs(TorchDispatchMode):
-    """Adds up MACs."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sum = 0
@@ -68,11 +63,8 @@ class _Macs(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, operator = kwargs or {}, Operator(function)
         if operator.kind is Kind.DECOMPOSED:
-            push_mode(self)
-            try:
+            with on_stack(self):
                 return decompose(function, args, kwargs)
-            finally:
-                pop_mode(self)
         out = function(*args, **kwargs)
         self.sum += operator.cost(args, kwargs, out).macs
         return out

@@ -11,7 +11,7 @@ from msgspec import Struct
 from lflops.formulas.table import Cost
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
-from lflops.profile.series import sum_known
+from lflops.profile.series import sum_known, summed
 
 CellKey = tuple[str, str, Phase, "torch.dtype | None"]  # row, operator, phase, dtype
 UncountedKey = tuple[str, str, Phase]  # row, operator, phase
@@ -94,17 +94,15 @@ class Totals:
 
     def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
         """Add the logical work of an operator on sharded tensors: `local` is what this rank ran; `None` is an unknown cost."""
-        local_macs: dict[ModulePhase, int] = defaultdict(int)
-        for (row, _, phase, _), counts in local.cells.items():
-            local_macs[ModulePhase(row, phase)] += counts.macs
+        local_macs = summed((ModulePhase(row, phase), counts.macs) for (row, _, phase, _), counts in local.cells.items())
         logical_macs: dict[ModulePhase, int] = {}
         if logical is not None:
             logical_macs[key] = logical.macs
             if logical.recompute is not None:
                 logical_macs[ModulePhase(key.row, "recompute")] = logical.recompute.macs
         for each in local_macs.keys() | logical_macs.keys():
-            known = logical is not None or not local_macs[each]
-            self._add_difference(each, logical_macs.get(each, 0) - local_macs[each] if known else None)
+            macs = local_macs.get(each, 0)
+            self._add_difference(each, logical_macs.get(each, 0) - macs if logical is not None or not macs else None)
 
     def add_unknown_logical(self, row: str, phase: Phase, cost: Cost) -> None:
         """Note that the logical work of an operator is unknown, which costs this much here."""

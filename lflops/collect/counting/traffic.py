@@ -104,7 +104,6 @@ def _written(operator: Operator, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _rows(table: Tensor, indices: Tensor) -> int:
-    """Elements of the rows that the indices select."""
     return indices.numel() * table.shape[-1]
 
 
@@ -157,7 +156,6 @@ def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
 
 
 def _group(value: Any) -> Any:
-    """The process group, if the argument is one or its name."""
     if isinstance(value, str):
         return group_named(value)
     if isinstance(value, torch.ScriptObject) and distributed.is_available():

@@ -19,15 +19,8 @@ Policy = Literal["none", "selective", "full"]
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
 """What a block recomputes in backward: nothing, all but the operators in `KEPT`, or all."""
 
-KEPT = (
-    "mm",
-    "addmm",
-    "convolution",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-)
+_ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+KEPT = ("mm", "addmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTION))
 """ATen operators whose results a block keeps under the policy `selective`: linear layers, convolutions and fused attention."""
 
 SCALE = 2.0  # what the adapter's result is multiplied by: alpha over rank. Its value changes neither work nor memory.
@@ -86,16 +79,15 @@ def recompute(block: nn.Module, policy: Policy) -> None:
 @contextlib.contextmanager
 def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]) -> Iterator[None]:
     """A context in which blocks recompute; afterwards their forwards are what they were."""
-    before = {name: dict(vars(blocks[name])) for name in policies}
+    before = {name: {key: value for key, value in vars(blocks[name]).items() if key == "forward"} for name in policies}
     try:
         for name, policy in policies.items():
             recompute(blocks[name], policy)
         yield
     finally:
-        for name, attributes in before.items():
+        for name, own in before.items():
             vars(blocks[name]).pop("forward", None)
-            if "forward" in attributes:
-                vars(blocks[name])["forward"] = attributes["forward"]
+            vars(blocks[name]).update(own)
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

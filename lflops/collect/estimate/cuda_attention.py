@@ -69,10 +69,15 @@ class Attention(NamedTuple):
         """
         fused = self._may_be_fused()
         halved = fused and ampere and self.query.dtype in HALF
+        width, of_values, mask = self.query.shape[-1], self.value.shape[-1], self.attn_mask
+        is_square = not self.is_causal or self.query.shape[-2] == self.key.shape[-2]
+        suits_flash = mask is None and is_square and of_values == width <= WIDEST_FLASH
+        may_mask = mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
+        are_narrow = all(each <= WIDEST_CUDNN and not each % 8 for each in (width, of_values))
         takes = {
-            "flash_attention": halved and self._suits_flash(),
+            "flash_attention": halved and suits_flash,
             "efficient_attention": fused and self._suits_efficient(ampere=ampere),
-            "cudnn_attention": halved and self._suits_cudnn(),
+            "cudnn_attention": halved and may_mask and self.key.shape[-2] > 1 and are_narrow,
             "attention_math": True,
         }
         return next(((name, operator) for name, operator in attention_kernels().items() if takes[name]), None)
@@ -105,21 +110,12 @@ class Attention(NamedTuple):
     def _has_all_heads(self) -> bool:
         return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
 
-    def _suits_flash(self) -> bool:
-        square = not self.is_causal or self.query.shape[-2] == self.key.shape[-2]
-        return self.attn_mask is None and square and self.value.shape[-1] == self.query.shape[-1] <= WIDEST_FLASH
-
     def _suits_efficient(self, *, ampere: bool) -> bool:
         dtypes = (*HALF, torch.float32) if ampere else (torch.float16, torch.float32)
         multiple = 8 if self.query.dtype in HALF else 4 if ampere else 1
         even = not self.query.shape[-1] % multiple and not self.value.shape[-1] % multiple
         masked = self.attn_mask is None or self.attn_mask.stride(-1) == 1
         return self.query.dtype in dtypes and even and masked and self._has_all_heads()
-
-    def _suits_cudnn(self) -> bool:
-        widths, mask = (self.query.shape[-1], self.value.shape[-1]), self.attn_mask
-        masked = mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
-        return masked and self.key.shape[-2] > 1 and all(width <= WIDEST_CUDNN and not width % 8 for width in widths)
 
 
 @contextlib.contextmanager
@@ -140,8 +136,6 @@ def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
 
 
 class _Choice(TorchFunctionMode):
-    """Replaces attention by the chosen kernel, and nothing else."""
-
     def __init__(self, chip: Hardware) -> None:
         super().__init__()
         self._chip = chip

@@ -211,7 +211,6 @@ class Estimator:
             yield run
 
     def _checked(self) -> Hardware | None:
-        """Check the options, and look the chip up."""
         if only_shapes_run(()):
             raise CountError(f"{self.caller}: a mode that makes tensors fake is open here already: call it outside")
         if self.grad_scaler not in (True, False):
@@ -238,15 +237,8 @@ class Estimator:
             caller=self.caller, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, step=subject.step, _given=given
         )
         call.begin_without_gradients()
-        moments = LONGEST_TIMELINE if self.watch is None else sys.maxsize
-        extent = Extent(
-            fake=True,
-            round_to=self.round_to,
-            moments=moments,
-            gradients=subject.buckets,
-            scratch=not is_gpu(chip),
-            survivors=None if subject.step is None else [],
-        )
+        how: dict[str, Any] = {"gradients": subject.buckets, "scratch": not is_gpu(chip), "survivors": None if subject.step is None else []}
+        extent = Extent(fake=True, round_to=self.round_to, moments=LONGEST_TIMELINE if self.watch is None else sys.maxsize, **how)
         if any(local_part(each) is not each for each in model.parameters()):
             # Torch infers the placements of results in the first step only, with its own tensors.
             self._step(call, stepper, chip, Meter(progress=False), extent)
@@ -277,9 +269,8 @@ class Estimator:
             notes.append(Note(code="rounded_up", subject="", values={"bytes": self.round_to}))
         calls = sum(cell.calls for cell in counting.profile.cells if cell.operator == LSTM_LAYER.name().removeprefix("aten::"))
         if calls and (self.backward or torch.is_grad_enabled()):
-            notes.append(
-                Note(code="lstm_workspace", subject=chip.name if chip is not None and is_gpu(chip) else "", values={"calls": calls})
-            )
+            gpu = chip.name if chip is not None and is_gpu(chip) else ""
+            notes.append(Note(code="lstm_workspace", subject=gpu, values={"calls": calls}))
         profile = replace(counting.profile, notes=counting.profile.notes + tuple(notes))
         if self.watch is not None:
             self.watch(profile)
@@ -287,7 +278,6 @@ class Estimator:
 
 
 def _with_reserved(step: Profile, log: AllocationLog, settings: str) -> Profile:
-    """The step with what the allocator reserves for the logged requests."""
     log.stop()
     if step.memory is None:
         return step
@@ -303,12 +293,10 @@ def _with_reserved(step: Profile, log: AllocationLog, settings: str) -> Profile:
 
 
 def _with_the_higher_peak(step: Profile, other: Profile) -> Profile:
-    """The step's profile, with the memory of the other if its peak is higher."""
     if step.memory is None or other.memory is None or step.memory.peak_bytes >= other.memory.peak_bytes:
         return step
-    modules = {
-        row: replace(module, peak_bytes=other.modules[row].peak_bytes) for row, module in step.modules.items() if row in other.modules
-    }
+    both = step.modules.keys() & other.modules.keys()
+    modules = {row: replace(step.modules[row], peak_bytes=other.modules[row].peak_bytes) for row in both}
     return replace(step, memory=other.memory, modules={**step.modules, **modules})
 
 

@@ -101,19 +101,16 @@ def _wrong(error: Exception) -> str | None:
         return "it changes in place the shape of a tensor that has memory, by a fake one or to a large one: make a new tensor"
     if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
         return "it asks for CUDA, which is not here: say no device, or that of a tensor, and give the chip as hardware"
-    return _object_sent(error) or _value_asked_for(error)
+    return _asked_for(error)
 
 
-def _object_sent(error: Exception) -> str | None:
-    """What a failed collective of Python objects does; stages of a pipeline tell each other their shapes by these."""
-    if not any("object" in each.name and each.filename.endswith(OBJECTS_IN) for each in traceback.extract_tb(error.__traceback__)):
-        return None
-    return "it sends Python objects to other ranks, which do not exist here: give each PipelineStage its input_args and output_args"
-
-
-def _value_asked_for(error: Exception) -> str | None:
+def _asked_for(error: Exception) -> str | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    if any("object" in each.name and each.filename.endswith(OBJECTS_IN) for each in frames):
+        # Stages of a pipeline send each other their shapes by these.
+        return "it sends Python objects to other ranks, which do not exist here: give each PipelineStage its input_args and output_args"
     if isinstance(error, NEEDS_VALUES):
-        if any(each.filename == grad_scaler.__file__ for each in traceback.extract_tb(error.__traceback__)):
+        if any(each.filename == grad_scaler.__file__ for each in frames):
             return "a GradScaler asks whether all gradients are finite: leave it out, and lflops.estimate(grad_scaler=True) takes them so"
         asked: object = error.func
     elif isinstance(error, RuntimeError | TypeError) and any(each in str(error) for each in ("tensor subclasses", "FakeTensor.__format__")):

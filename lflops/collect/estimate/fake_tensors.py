@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from lflops.collect.counting.known_values import LARGEST, KnownValues
 from lflops.collect.estimate.fake_errors import refuse_real_optimizer, refuse_what_keeps_tensors
 from lflops.collect.inputs.tensors import DEEPEST
-from lflops.collect.torch_private.dispatch_modes import pop_mode, push_mode, without_modes
+from lflops.collect.torch_private.dispatch_modes import on_stack, without_modes
 from lflops.collect.torch_private.tensors import FakeTensor, fake_mode, local_part
 from lflops.errors import CountError
 
@@ -40,8 +40,7 @@ class Fakes:
             undo.callback(log.removeFilter, _is_no_traceback)
             undo.callback(register_optimizer_step_pre_hook(refuse_real_optimizer).remove)
             undo.enter_context(self._mode)
-            push_mode(known)
-            undo.callback(pop_mode, known)
+            undo.enter_context(on_stack(known))
             yield
 
     def forget(self) -> None:
@@ -121,7 +120,6 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def _like_sharded(tensor: Any) -> Tensor:
-    """The same for a sharded tensor: only this rank's part."""
     unsharded = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
     sharded: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **unsharded)
     return sharded

@@ -59,7 +59,6 @@ def _config(target: str, *, remote_code: bool) -> Any:
 
 
 def _class(config: Any, *, remote_code: bool) -> Callable[[Any], Any]:
-    """The class that the configuration names, else the causal language model of its kind."""
     import transformers
 
     for name in getattr(config, "architectures", None) or ():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lflops.collect.estimate.estimate import Estimator, Model, Subject, batch_of, built, checked_model
 from lflops.collect.estimate.optimizer_step import MakesOptimizer
-from lflops.collect.inputs.arguments import describe
+from lflops.collect.inputs.arguments import check_memory, describe
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware
 
@@ -48,7 +48,9 @@ def largest_batch(
         CountError: An argument is wrong, some code needs the value of a tensor, or any batch fits.
         HardwareError: The chip is unknown.
     """
-    _check(make_args, memory_bytes)
+    if not callable(make_args):
+        raise CountError(f"largest_batch: make_args={describe(make_args)}: give a function from a number of samples to the arguments")
+    check_memory("largest_batch", memory_bytes)
     training = loss is not None or optimizer is not None
     held = checked_model("largest_batch", model, (), None, loss, backward=training)
     estimator = Estimator(caller="largest_batch", backward=training, optimizer=optimizer, hardware=hardware, round_to=round_to)
@@ -64,13 +66,6 @@ def largest_batch(
             return LARGEST if memory is None else memory.peak_bytes
 
         return _largest(peak, int(min(memory_bytes, LARGEST - 1)))
-
-
-def _check(make_args: Any, memory_bytes: Any) -> None:
-    if not callable(make_args):
-        raise CountError(f"largest_batch: make_args={describe(make_args)}: give a function from a number of samples to the arguments")
-    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int | float) or not memory_bytes > 0:
-        raise CountError(f"largest_batch: memory_bytes={describe(memory_bytes)}: give a positive number of bytes")
 
 
 def _largest(peak: Callable[[int], int], memory_bytes: int) -> int:

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from lflops.collect.inputs.arguments import describe
+from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.model.module_tree import blocks_in
 from lflops.collect.torch_private.distributed import fake_group
 from lflops.collect.torch_private.self_check import check_fake_group
@@ -47,7 +47,7 @@ def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
     if not isinstance(mesh, Mapping) or not mesh or any(name not in DIMENSIONS for name in mesh):
         raise CountError(f"{caller}: mesh={describe(mesh)}: {taken}")
     for name, ranks in mesh.items():
-        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        if not is_whole(ranks, 1):
             raise CountError(f"{caller}: mesh[{name!r}]={describe(ranks)}: give a whole number of ranks, 1 or more")
     if "replica" in mesh and "tensor" in mesh and "data" not in mesh:
         wrong = "mesh has 'replica' and 'tensor' without 'data': DistributedDataParallel takes no DTensors"
@@ -59,10 +59,10 @@ def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
 
 def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
     """The rank, which the mesh has."""
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < prod(mesh.values()):
+    if not is_whole(rank) or rank >= prod(mesh.values()):
         taken = f"mesh={dict(mesh)} has ranks 0 to {prod(mesh.values()) - 1}" if mesh else "give a mesh, whose rank it is"
         raise CountError(f"{caller}: rank={describe(rank)}: {taken}")
-    return rank
+    return int(rank)
 
 
 @contextlib.contextmanager

@@ -48,8 +48,19 @@ def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
 
 def check_whole(caller: str, name: str, value: Any, *, least: int) -> None:
     """Check that an argument is a whole number, and not too small."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_whole(value, least):
         raise CountError(f"{caller}: {name}={describe(value)}: give a whole number, at least {least}")
+
+
+def check_memory(caller: str, memory_bytes: Any) -> None:
+    """Check the bytes that a device has."""
+    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int | float) or not memory_bytes > 0:
+        raise CountError(f"{caller}: memory_bytes={describe(memory_bytes)}: give a positive number of bytes")
+
+
+def is_whole(value: Any, least: int = 0) -> bool:
+    """Whether a value is a whole number, and not too small; to Python `True` would be one."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def describe(value: Any) -> str:

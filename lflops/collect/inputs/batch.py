@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lflops.collect.inputs.arguments import describe
+from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.inputs.tensors import device_of
 from lflops.collect.torch_private.tensors import is_integer, without_overrides
 from lflops.errors import CountError
@@ -24,7 +24,7 @@ def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
         given = units(*args, **kwargs) if callable(units) else units
     except Exception as error:
         raise CountError(f"{caller}: units failed on the batch: {type(error).__name__}: {error}") from error
-    if not isinstance(given, Mapping) or not given.keys() <= {"samples", "tokens"} or not all(map(_is_whole, given.values())):
+    if not isinstance(given, Mapping) or not given.keys() <= {"samples", "tokens"} or not all(map(is_whole, given.values())):
         raise CountError(f"{caller}: units gave {describe(given)}: give {{'samples': n, 'tokens': n}} or a function that returns it")
     return {f"{name}_per_step": int(number) for name, number in given.items()}
 
@@ -46,15 +46,8 @@ def samples_and_tokens(tensors: Iterable[Tensor]) -> tuple[int | None, int | Non
     return max(first, key=first.count) if first else None, tokens
 
 
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
-
-
 def tensor_of_shape(caller: str, model: nn.Module, shape: Any) -> Tensor:
-    """A tensor of random numbers from 0 to 1, on the model's device and in the dtype of its first floating parameter.
-
-    It has its own generator, so the caller's random numbers are not changed.
-    """
+    """A tensor of random numbers from 0 to 1, on the model's device, in the dtype of its first floating parameter, by its own generator."""
     if not isinstance(shape, tuple | list) or not shape or not all(isinstance(size, int) and size >= 0 for size in shape):
         raise CountError(f"{caller}: input_shape={describe(shape)}: give the sizes of one tensor, as (8, 3, 224, 224)")
     tensors = [*model.parameters(), *model.buffers()]

@@ -43,8 +43,6 @@ class _Unreadable(Exception):  # noqa: N818 - it is caught in this file
 
 
 class _Structure(NamedTuple):
-    """A container with tensors."""
-
     size: int  # its number of entries
     keys: tuple[Any, ...] | None  # of a mapping or a dataclass; `None` for a sequence
     # The type of each entry, and its structure: `_TENSOR` is taken, `None` holds no tensor.
@@ -122,8 +120,6 @@ def _follow(value: Any, storage: Storage | None, structure: Any, found: list[Ten
 
 
 class _Search:
-    """The search of one batch."""
-
     def __init__(self) -> None:
         self.names: list[str] = []
         self.tensors: list[Tensor] = []

@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import pathlib
 import platform
-from collections import Counter
 from collections.abc import Iterable
 
 import torch
@@ -17,6 +16,7 @@ from lflops.collect.inputs.batch import samples_and_tokens
 from lflops.collect.inputs.devices import allocator_stats
 from lflops.collect.inputs.tensors import device_of, dtype_name, shapes_of, tensors_in
 from lflops.profile.model import Run
+from lflops.profile.series import summed
 
 
 def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
@@ -51,11 +51,8 @@ def _dtype(tensors: list[Tensor], device: torch.device) -> str | None:
     """The dtype of contractions: that of autocast, else that of most parameters."""
     if _autocasts(device):
         return dtype_name(torch.get_autocast_dtype(device.type))
-    sizes: Counter[torch.dtype] = Counter()
-    for tensor in tensors:
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            sizes[tensor.dtype] += tensor.numel()
-    return dtype_name(sizes.most_common(1)[0][0]) if sizes else None
+    sizes = summed((each.dtype, each.numel()) for each in tensors if each.dtype.is_floating_point or each.dtype.is_complex)
+    return dtype_name(max(sizes, key=sizes.__getitem__)) if sizes else None
 
 
 def _autocasts(device: torch.device) -> bool:

@@ -60,7 +60,6 @@ class _Search:
 
 
 def _parts(value: Any) -> Storage | None:
-    """What is in a value; `None` where it holds no others."""
     storage = storage_of(value)
     if storage is not None:
         return storage

@@ -94,8 +94,6 @@ def _same(buffer: Tensor, copy: Tensor) -> bool:
 
 @dataclass
 class _States:
-    """The states of all generators: torch's on the CPU and on devices, Python's and NumPy's."""
-
     python: Any
     numpy: Any
     cpu: Tensor
@@ -118,8 +116,6 @@ class _States:
 
 
 class _Pass:
-    """A running pass, and the states that it restores at its end."""
-
     def __init__(self, states: _States) -> None:
         self.states = states
 

@@ -86,8 +86,6 @@ def _separated(mask: Tensor, heads: int, keys: int) -> MaskedScores | None:
 
 
 class _Blocks(NamedTuple):
-    """A block mask."""
-
     counts: list[Tensor]  # of blocks a row of blocks: those that the mask cuts through, and where there are any those that it leaves whole
     indices: list[Tensor]  # their columns, likewise
     sizes: tuple[int, int]  # rows and columns of a block

@@ -20,9 +20,9 @@ __all__ = [
     "end_mode",
     "is_tracing",
     "isolated",
+    "on_stack",
     "open_modes",
     "passes_dynamo",
-    "pop_mode",
     "push_mode",
     "route_higher_order_operators",
     "sweep_modes",
@@ -87,6 +87,16 @@ def push_mode(mode: TorchDispatchMode) -> None:
     _python_dispatch._push_mode(mode)
 
 
+@contextlib.contextmanager
+def on_stack(mode: TorchDispatchMode) -> Iterator[None]:
+    """Have a mode on top of this thread's stack, as `push_mode` puts it there."""
+    push_mode(mode)
+    try:
+        yield
+    finally:
+        _pop_mode(mode)
+
+
 def end_mode(mode: Any) -> None:
     """Take a mode off for good. It can be called again.
 
@@ -101,10 +111,10 @@ def sweep_modes() -> None:
     """Take off the modes of this thread that have ended."""
     for mode in open_modes():
         if getattr(mode, "is_off", False):
-            pop_mode(mode)
+            _pop_mode(mode)
 
 
-def pop_mode(mode: TorchDispatchMode) -> None:
+def _pop_mode(mode: TorchDispatchMode) -> None:
     """Take a mode off this thread's stack, at any position: two observers need not end in reverse order."""
     above = []
     while (top := _python_dispatch._pop_mode()) is not mode:

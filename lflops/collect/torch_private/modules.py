@@ -113,6 +113,12 @@ def compilations() -> int:
     return 0 if loaded is None else loaded.counters["stats"]["unique_graphs"]
 
 
+def compile_seconds() -> float:
+    """How long torch.compile has compiled in this process. It does not load torch.compile."""
+    loaded: Any = sys.modules.get("torch._dynamo.utils")
+    return 0.0 if loaded is None else sum(loaded.compilation_time_metrics.get("_compile.compile_inner", ()))
+
+
 class Compilations:
     """Tells when torch.compile begins to compile something, anywhere in the process, and when it has ended, if that is asked for."""
 
@@ -165,6 +171,17 @@ def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = 
             registry.pop(number, None)
             for marks in (_global_forward_hooks_with_kwargs, _global_forward_hooks_always_called):
                 marks.pop(number, None)  # torch leaves the first of these
+
+
+def is_called_last(hook: Callable[..., Any]) -> bool:
+    """Whether a global hook on the ends of optimizers' steps is the last one. It alone may add and remove such hooks as it is called."""
+    return next(reversed(_global_optimizer_post_hooks.values()), None) is hook
+
+
+def call_last(hook: Callable[..., Any]) -> None:
+    """Let it be the last one from here on, until another one is added. To be called while none of them runs."""
+    for number in [number for number, each in _global_optimizer_post_hooks.items() if each is hook]:
+        _global_optimizer_post_hooks[number] = _global_optimizer_post_hooks.pop(number)
 
 
 def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ...]:

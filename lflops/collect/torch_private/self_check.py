@@ -97,6 +97,20 @@ def check_inductor() -> None:
 
 
 @functools.cache
+def check_data_loader() -> None:
+    """Check that fetches are heard, by a loader of nothing: only the watching of a loop that was found needs it."""
+    from lflops.collect.torch_private.data_loader import hear_fetches
+
+    heard: list[object] = []
+    iterator = iter(torch.utils.data.DataLoader(torch.empty(0, device="cpu"), generator=torch.Generator("cpu")))  # type: ignore[arg-type]
+    with known_torch(), Undo() as undo:
+        hear_fetches(undo, heard.append, lambda _, got: heard.append(got))
+        next(iterator, None)
+    next(iterator, None)
+    _raise_if_wrong({"data loaders fetch unheard": len(heard) == 2 and isinstance(heard[1], StopIteration)})
+
+
+@functools.cache
 def check_cuda_memory(device: torch.device) -> None:
     """Check the names that record the memory of a CUDA device: only a report about missing memory needs them.
 
@@ -192,9 +206,8 @@ def _numbering() -> dict[str, bool]:
     outside = autograd.backward_id()
     with Undo() as undo:
         undo.add(dispatch_modes.end_mode, products)
-        dispatch_modes.push_mode(products)
-        grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
-        dispatch_modes.pop_mode(products)
+        with dispatch_modes.on_stack(products):
+            grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
         dispatch_modes.push_mode(products)
     dispatch_modes.sweep_modes()
     return {
@@ -293,6 +306,8 @@ def _are_hooks_found(module: nn.Module) -> bool:
         with Undo() as undo:
             undo.add(modules.remove_hook, hook, owner)
             handles = [register(hook) for register in registers]
+            modules.call_last(hook)
+            found = found and (owner is not None or modules.is_called_last(hook) == (registers[-1] is register_optimizer_step_post_hook))
         for handle in handles:
             registry = handle.hooks_dict_ref()
             found = found and registry is not None and handle.id not in registry
@@ -341,6 +356,7 @@ def _of_modules() -> dict[str, bool]:
         "a plain module wraps another one": modules.unwrapped(parent) is parent,
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
+        "compilations take no time": modules.compile_seconds() >= 0,
         "compilations begin unheard": _hears_compilations(),
         "hooks cannot be hidden from compilations": _hides_hooks(),
         "hooks are registered elsewhere": _are_hooks_found(parent),

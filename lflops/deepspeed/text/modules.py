@@ -63,10 +63,7 @@ _FOLDED = "12 x: the figures are those of one of 12 modules with the same counts
 
 
 def aggregated(profile: Profile, *, module_depth: int = -1, top_modules: int = 1) -> str:
-    """The second part, without a heading: at each depth, the classes with the most parameters, MACs and time, so many of them.
-
-    The last depth is that of `summary`; a `ValueError` where it is none.
-    """
+    """The second part, without a heading: at each depth down to `module_depth`, the classes with the most parameters, MACs and time."""
     lines = [f"Top {top_modules} modules in terms of params, MACs or fwd latency at different model depths:"]
     for depth, kinds in enumerate(by_depth(profile, module_depth)):
         lines += [
@@ -125,7 +122,6 @@ def _label(row: Row) -> str:
 
 
 def _figures(profile: Profile, row: Row, *, never_called: bool) -> Iterator[str]:
-    """The figures of one module, its time the mean of those that share its lines."""
     module, seconds = profile.modules[row.name], row.seconds["forward"]
     root, work = profile.modules[""], module.forward
     total = root.forward.seconds.median if root.forward.seconds else None

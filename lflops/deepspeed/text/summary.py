@@ -16,9 +16,9 @@ from lflops.deepspeed.text.modules import aggregated
 from lflops.deepspeed.text.modules import detailed as details
 from lflops.profile.model import Profile
 from lflops.profile.notes import notes_with
+from lflops.profile.records import Trace
 from lflops.report.lines.report import report_of, verdict_lines
 from lflops.report.lines.text import counted, plain
-from lflops.report.lines.trace import traced
 from lflops.units import UNKNOWN
 
 _NOTATIONS = """\
@@ -33,18 +33,10 @@ _Lines = Iterator[tuple[str, str]]
 def summary(
     analysis: Analysis, *, step: int | None = None, module_depth: int = -1, top_modules: int = 1, detailed: bool = True, fold: bool = False
 ) -> str:
-    """The text in all its parts.
+    """The text in all its parts, by the arguments of `get_model_profile`; a `ValueError` where there is no such depth.
 
-    Args:
-        analysis: What to show.
-        step: The step to name in the first line; `None` is the run's.
-        module_depth: The last depth of the second part; 0 is the root alone, -1 and anything too deep are the innermost.
-        top_modules: How many classes of modules the second part names for each figure.
-        detailed: Whether to print the third part, which has a line or more for every module.
-        fold: Whether modules that repeat share their lines in the third part.
-
-    Raises:
-        ValueError: There is no such depth.
+    `step` is the step to name in the first line, by default the run's. With `fold`, modules that repeat share their lines in the third
+    part.
     """
     step = analysis.profile.run.step if step is None else step
     table = aggregated(analysis.profile, module_depth=module_depth, top_modules=top_modules)
@@ -81,7 +73,6 @@ def _latencies(analysis: Analysis) -> StepTimes:
 
 
 def _figures(analysis: Analysis, latencies: StepTimes) -> _Lines:
-    """DeepSpeed's lines, in its order."""
     profile = analysis.profile
     yield from _sizes(profile)
     yield from _work(analysis)
@@ -141,7 +132,6 @@ def _work(analysis: Analysis) -> _Lines:
 
 
 def _of_stages(analysis: Analysis) -> _Lines:
-    """The stages added up, which is more than any GPU does."""
     root, macs = analysis.profile.modules[""], analysis.unsharded_macs
     yield "params of model, its stages together", short_units.params(root.parameters)
     yield "fwd MACs of model, its stages together", short_units.macs(macs.get("forward", root.forward.macs))
@@ -192,7 +182,6 @@ def _iteration(analysis: Analysis, latencies: StepTimes) -> _Lines:
 
 
 def _flops_back(analysis: Analysis) -> tuple[str, float | None]:
-    """The label and FLOPs of backward: counted, or else as a multiple of the forward where that is assumed."""
     root, factor = analysis.profile.modules[""], _assumed_factor(analysis.profile)
     if factor is not None:
         return f"{factor:g} * fwd flops per GPU", factor * root.forward.flops
@@ -245,6 +234,7 @@ def _rounded(value: float | None) -> str:
 
 _OF_SPEED = frozenset({"CPU time", "observer", "MFU", "HFU", "executed"})
 _SHOWN_ELSEWHERE = frozenset({"generated", "experts", "backward_assumed"})  # codes of notes
+_LISTED = 5  # operators of a trace
 _SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "step"}
 
 
@@ -258,7 +248,7 @@ def extra_lines(analysis: Analysis, latencies: StepTimes) -> _Lines:
     yield from ((fact.label, fact.said) for fact in report.speed if fact.name in _OF_SPEED)
     yield from ((fact.label, fact.said) for fact in report.model if fact.name == "peak live memory")
     if profile.trace is not None:
-        yield from traced(profile.trace)
+        yield from _traced(profile.trace)
     above = ""
     for fact in (each for each in report.remarks if each.name not in _SHOWN_ELSEWHERE):
         yield "" if fact.label == above else fact.label, plain(fact.said)
@@ -266,6 +256,18 @@ def extra_lines(analysis: Analysis, latencies: StepTimes) -> _Lines:
     if profile.run.partial:
         silent = any(rank.status != "ok" for rank in profile.ranks)
         yield "partial", f"what was watched ended by an exception or before its time{', or not all ranks answered' if silent else ''}"
+
+
+def _traced(trace: Trace) -> _Lines:
+    """The traces' files, and the operators with the most own time."""
+    for rank, file in trace.files.items():
+        yield "trace" if len(trace.files) == 1 else f"trace of rank {rank}", plain(file)
+    on_device = any(each.own_device_seconds for each in trace.operators)
+    for index, each in enumerate(trace.by_own_time(on_device=on_device)[:_LISTED]):
+        own = each.own_device_seconds if on_device else each.own_host_seconds
+        label = "" if index else f"most self time, {'on the device' if on_device else 'on the host'}, as traced, in a batch"
+        calls = units.count(trace.per_batch(each.calls))
+        yield label, f"{plain(each.name)}  {units.duration(trace.per_batch(own))}, calls: {calls}"
 
 
 def _further_work(analysis: Analysis) -> _Lines:

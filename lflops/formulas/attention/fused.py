@@ -57,16 +57,9 @@ def attention_formula(
 ) -> Callable[[_ScoresOf], _ScoresOf]:
     """Enter the formulas of a fused attention and of its gradients, from a function that tells which scores it has.
 
-    The function takes queries, keys and values first, whose last dimensions are their widths.
-
-    Args:
-        operators: As in `formula`.
-        writes_first: As in `formula`, of forward.
-        reads: As in `formula`.
-        backward: The operators of the gradients, as words.
-        leading: What these take first.
-        forward_only: Keywords that they do not have.
-        backward_only: Keywords that only they have.
+    The function takes queries, keys and values first, whose last dimensions are their widths. `operators` and `reads` are as in `formula`,
+    and `writes_first`, of forward. `backward` has the operators of the gradients, as words, which take `leading` first. They do not have
+    the keywords `forward_only`, and only they have `backward_only`.
     """
 
     def enter(scores: _ScoresOf) -> _ScoresOf:

@@ -7,7 +7,7 @@ from typing import Any
 from lflops.formulas.attention.fused import attention_backward_of_scores, attention_of_scores
 from lflops.formulas.attention.packed import kernel_scores
 from lflops.formulas.attention.scores import Packing, Scores, Window
-from lflops.formulas.table import Cost, Shape, Values, function_formula, per_element
+from lflops.formulas.table import Cost, Shape, Values, adapted, function_formula, per_element
 
 TEX = "transformer_engine_torch:"
 PAIR = 2  # sides of a window; every tensor of queries has more dimensions, and every tensor of offsets fewer
@@ -20,7 +20,6 @@ def _matrix(shape: Shape, *, transposed: bool) -> tuple[int, int]:
 
 
 def _product(a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool) -> tuple[int, int]:
-    """MACs, and elements of the result."""
     m, k = _matrix(a, transposed=transposed_a)
     n = b[-1] if transposed_b else prod(b[:-1])
     return m * n * k, m * n
@@ -68,10 +67,8 @@ for functions, operations in {
     function_formula(*(TEX + name for name in functions.split()))(per_element(operations))
 
 
-@function_formula(*(f"{TEX}{name}" for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu")))
-def gated_backward(grad: Shape, x: Shape) -> Cost:
-    """Twice the forward."""
-    return Cost(other_flops=2 * prod(x))
+_GATED_BACKWARD = (f"{TEX}{name}" for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu"))
+function_formula(*_GATED_BACKWARD)(adapted(per_element(2), "grad"))  # twice the forward
 
 
 def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:

@@ -3,15 +3,16 @@
 Where lflops is installed, every training runs this file, so it imports nothing that was not asked for.
 """
 
-import os
 from typing import Any
+
+from lflops.watch.entry import settings_line
 
 
 def monitors() -> list[Any]:
     """A monitor, if the variable `LFLOPS` asks for one; a `MisconfigurationException` where it says something that cannot be."""
-    asked = os.environ.get("LFLOPS", "").strip()
-    if asked.lower() in {"", "0", "false", "no", "off"}:
+    asked = settings_line()
+    if asked is None:
         return []
     from lflops.lightning.injection.injected import InjectedMonitor
 
-    return [InjectedMonitor("" if asked.lower() in {"1", "true", "yes", "on"} else asked)]
+    return [InjectedMonitor(asked)]

@@ -33,6 +33,14 @@ export function duration(value) {
   return Math.abs(value) >= 1 ? threeDigits(value, SECONDS.slice(-1)) : threeDigits(value * 1e9, SECONDS);
 }
 
+// As people say a longer time; from a minute on the smaller unit is rounded down.
+/** @type {(value: number | null) => string} */
+export function longDuration(value) {
+  if (value === null || value < 60) return duration(value);
+  const [minutes, hours] = [Math.floor(value / 60), Math.floor(value / 3600)];
+  return hours ? `${hours} h ${minutes % 60} min` : `${minutes} min ${Math.floor(value) % 60} s`;
+}
+
 // A rate that is made of a time, as samples per second.
 /** @type {(value: number | null) => string} */
 export function perSecond(value) {

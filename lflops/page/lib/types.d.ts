@@ -17,7 +17,8 @@ interface Fact {
 interface Part {
   name: string; label: string; seconds: number; share: number; text: string; what: string; advice: string; modules: [string, number][];
 }
-interface Verdict { said: string; why: string[]; next: string[]; trust: string; doubts: number }
+interface Finding { cause: string; said: string; module: string; rank: number | null; seconds: number | null; share: number | null; next: string }
+interface Verdict { said: string; findings: Finding[]; why: string[]; next: string[]; trust: string; doubts: number }
 interface Report {
   verdict: Verdict; subject: Fact[]; speed: Fact[]; model: Fact[]; budget: Part[]; why_no_budget: string; remarks: Fact[];
 }
@@ -70,6 +71,15 @@ interface RankTimeline {
 }
 interface Timeline { ranks: RankTimeline[]; memory_at: number[] | null }
 
+/** The account of a run; the docstrings in lflops/ledger/account.py say what its fields mean. */
+interface Ledger {
+  seconds: Record<string, number>; total: number;
+  slow_steps: { step: number; end: number; seconds: number; usual: number; cost: number; cause: string }[];
+  starts: { begin: number; seconds: number; first_step: number; last_step: number; ended: string }[];
+  spans: { begin: number; seconds: number; steps: number; spent: Record<string, number>; memory: number | null }[];
+}
+interface RunShown { title: string; said: string[]; ledger: Ledger; categories: Record<string, string>; causes: Record<string, string> }
+
 interface Change { before: Count; after: Count }
 interface Timing {
   before: number | null; after: number | null; ratio: number | null; per_mac: number | null; beyond: number | null; low: number | null;
@@ -113,6 +123,8 @@ interface Source {
   read(window: ProfileWindow): Promise<Payload>;
   /** Of a window that has one. */
   timeline(window: ProfileWindow): Promise<Timeline>;
+  /** Of the run that a window is of, where the page can reach its files. */
+  ledger?(window: ProfileWindow): Promise<RunShown>;
   compare(before: ProfileWindow, after: ProfileWindow): Promise<Comparison>;
   /** Shows a trace by its address, where that is possible. */
   viewer?: (address: string, title: string) => Promise<HTMLElement>;

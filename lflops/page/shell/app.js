@@ -11,13 +11,14 @@ import { modules } from "../views/modules.js";
 import { operators } from "../views/operators.js";
 import { ranks } from "../views/ranks.js";
 import { roofline } from "../views/roofline.js";
+import { run } from "../views/run.js";
 import { runs } from "../views/runs.js";
 import { summary } from "../views/summary.js";
 import { timeline } from "../views/timeline.js";
 import { isSameWindow, nearest, windowChoices, windowStep } from "../lib/windows.js";
 
 /** @type {View[]} */
-const VIEWS = [summary, modules, timeline, operators, roofline, memory, ranks, runs, compare];
+const VIEWS = [summary, modules, timeline, operators, roofline, memory, ranks, run, runs, compare];
 const SCROLLING = ["PageDown", "PageUp", " ", "Home", "End"];
 
 /** @type {(source: Source, root: HTMLElement) => Promise<{ reload: () => Promise<void> }>} */

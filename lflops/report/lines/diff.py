@@ -128,7 +128,6 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
 
 
 def _names(diff: Diff, found: Sequence[Cause]) -> Iterator[str]:
-    """Modules that came or went without a known time, and those with another name."""
     for kind in ("added", "removed"):
         if untimed := [_named(cause) for cause in found if cause.kind == kind and cause.seconds is None]:
             yield f"{kind.capitalize()}: {_few(untimed)}."

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lflops import units
-from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, SlowStep, added, group_of, memory_growth
+from lflops.ledger.account import CATEGORIES, CAUSES, NO_LOSS, Ledger, SlowStep, added, group_of, memory_growth
 from lflops.report.lines.text import counted
 
 LEAST_SHARE, LEAST = 0.01, 1.0  # a loss costs this share of the run and so many seconds; less is not worth a line
 SHORT_RUN = 60.0  # seconds: of a shorter run only slow steps are worth a line, since every program starts
 
-NO_LOSS = {"training", "warm_up"}
 MOST_LOSSES, MOST_SLOW, MOST_CATEGORIES = 3, 10, 4
 
 
@@ -55,10 +54,15 @@ def end_lines(ledger: Ledger, where: str | None) -> list[str]:
     return lines if where is None else [*lines, f"  all of it: lflops ledger {shlex.quote(where)}"]
 
 
+def headline(ledger: Ledger) -> str:
+    """How long the run is, and whose account it is."""
+    starts = counted(len(ledger.starts), "start")
+    return f"{units.long_duration(ledger.total)} in {starts}, {counted(ledger.steps, 'step')}, rank {ledger.rank} of {ledger.ranks}"
+
+
 def ledger_lines(ledger: Ledger) -> Iterator[str]:
     """The account by category, the starts, and the costliest slow steps."""
-    starts = counted(len(ledger.starts), "start")
-    yield f"{units.long_duration(ledger.total)} in {starts}, {counted(ledger.steps, 'step')}, rank {ledger.rank} of {ledger.ranks}"
+    yield headline(ledger)
     yield ""
     groups = ledger.by_group()
     for group, seconds in groups.items():

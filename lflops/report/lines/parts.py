@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from lflops.analyze.speed.budget import Budget
-from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.model import Profile
 from lflops.profile.records import PHASES
+from lflops.profile.series import grouped
 from lflops.report.lines.text import plain
 
 _KINDS, _COVERED = 3, 2 / 3
@@ -69,7 +70,8 @@ def _words(profile: Profile, name: str) -> _Words | None:
 def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
     """What a part of the step is: "memory-bound work"."""
     kinds = _kinds(profile, budget, name) if budget is not None and name == "memory_bound" else {}
-    if kinds and not any(_multiplies(profile.modules[module]) for of_kind in kinds.values() for module in of_kind):
+    most_of_it = [profile.modules[module] for of_kind in kinds.values() for module in of_kind]
+    if most_of_it and not any(module.work(phase).own_macs for module in most_of_it for phase in PHASES):
         return "memory-bound pointwise work"
     if name == "idle" and budget is not None and budget.idle:
         most = max(budget.idle, key=lambda phase: budget.idle[phase])
@@ -80,18 +82,9 @@ def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
 
 
 def _kinds(profile: Profile, budget: Budget, part: str) -> dict[str, list[str]]:
-    """The modules of the kinds that most of a part is in, the most first."""
-    shares: dict[str, float] = {}
-    modules: dict[str, list[str]] = {}
-    for module, parts in budget.modules.items():
-        if parts[part]:
-            kind = profile.modules[module].kind or module
-            shares[kind] = shares.get(kind, 0.0) + parts[part]
-            modules.setdefault(kind, []).append(module)
+    having = (module for module, parts in budget.modules.items() if parts[part])
+    modules = grouped(having, lambda module: profile.modules[module].kind or module)
+    shares = {kind: sum(budget.modules[module][part] for module in names) for kind, names in modules.items()}
     kinds = sorted(shares, key=lambda kind: -shares[kind])
     before = [sum(shares[each] for each in kinds[:index]) for index in range(len(kinds))]
     return {kind: modules[kind] for kind, covered in zip(kinds[:_KINDS], before, strict=False) if covered < _COVERED * sum(shares.values())}
-
-
-def _multiplies(module: ModuleProfile) -> bool:
-    return any(module.work(phase).own_macs for phase in PHASES)

@@ -7,6 +7,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.ranks.communication import Collective
 from lflops.analyze.ranks.imbalance import ENOUGH, Imbalance, Row
+from lflops.profile.model import Profile
 from lflops.profile.records import Rank, RankWait, Spread
 from lflops.report.lines.text import counted, plain
 
@@ -30,10 +31,7 @@ _OUTSIDE = {
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Label and value of each line; one without a label goes on with the line above. Of a run of one rank there are none.
-
-    Of one rank of several there are its collectives.
-    """
+    """Label and value of each line; one without a label goes on with the line above. Of a run of one rank, only its collectives."""
     listed = analysis.profile.ranks
     if len(listed) < 2:
         yield from _communication(analysis)
@@ -69,13 +67,12 @@ def _position(rank: Rank) -> str:
 
 
 def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """The culprits, a sentence each; and what all of it costs."""
     found = analysis.imbalance
     if found.step_seconds is None:
         return
-    hosts = _hosts(analysis)
-    culprits = [_sentence(row, hosts) for row in found.rows[:_WORST]]
+    culprits = [_sentence(row, analysis) for row in found.rows[:_WORST]]
     if len(found.rows) > _WORST:
+        hosts = _hosts(analysis)
         on = {hosts.get(row.slow_rank, "") for row in found.rows}
         culprits.append(f"{len(found.rows) - _WORST} more{', all of them' + on.pop() if len(on) == 1 and '' not in on else ''}")
     yield from _labelled("slow ranks", culprits or [_nobody(found, analysis)])
@@ -88,8 +85,7 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
     """A sentence about each of the worst culprits, by its rank and what it is slow in."""
-    hosts = _hosts(analysis)
-    return {(row.slow_rank, row.module, row.phase, row.cause): _sentence(row, hosts) for row in analysis.imbalance.rows[:_WORST]}
+    return {(row.slow_rank, row.module, row.phase, row.cause): _sentence(row, analysis) for row in analysis.imbalance.rows[:_WORST]}
 
 
 def _nobody(found: Imbalance, analysis: Analysis) -> str:
@@ -124,26 +120,29 @@ def slowest_rank(analysis: Analysis, seconds: float) -> str | None:
     worst = found.rows[0]
     rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
     where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
-    why = f"it is slow in {where}" if worst.cause is None else _cause(worst)
+    why = f"it is slow in {where}" if worst.cause is None else _cause(worst, analysis.profile)
     cost = f"{units.percent(analysis.step_times.share(seconds))} of the step ({units.duration(seconds)})"
     others = "the other ranks" if len(analysis.profile.ranks) > 2 else "the other rank"
     return f"{rank} makes {others} wait for {cost}: {why}."
 
 
-def _sentence(row: Row, hosts: Mapping[int, str]) -> str:
+def _sentence(row: Row, analysis: Analysis) -> str:
     """As `rank 3 on node7 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
     often = "" if row.steps is None else f", in {row.slow_steps} of {counted(row.steps, 'step')}"
     often += "" if row.since is None else f", from step {row.since} on"
     where = _where(row.module, row.phase) if row.phase != "all" else "no single place" if row.cause == "preempted" else "everything"
     number = f" ({row.modules} modules)" if row.modules > 1 else ""
     costs = f"costs {units.duration(row.seconds_lost)} a step"
-    rank = f"rank {row.slow_rank}{hosts.get(row.slow_rank, '')}"
-    why = "" if row.cause is None else f"; {_cause(row)}"
+    rank = f"rank {row.slow_rank}{_hosts(analysis).get(row.slow_rank, '')}"
+    why = "" if row.cause is None else f"; {_cause(row, analysis.profile)}"
     return f"{rank} is {_slower(row.ratio)} than the other ranks in {where}{number}{often}: {costs}{why}"
 
 
-def _cause(row: Row) -> str:
-    """What makes the rank slow, where that is known."""
+def _cause(row: Row, profile: Profile) -> str:
+    if row.cause == "chip":
+        chips = {rank.rank: rank.device for rank in profile.ranks if rank.device is not None}
+        mine = chips.pop(row.slow_rank)
+        return f"its chip is {mine}, the others' {' or '.join(dict.fromkeys(chips.values()))}"
     if row.cause == "work":
         has = "it has" if row.phase == "stage" else "its batch has"
         return f"{has} {row.work_ratio or 0.0:.1f} × the work of the others'"
@@ -167,7 +166,6 @@ def _waiting(wait: RankWait) -> str:
 
 
 def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """The collectives, a sentence each."""
     found = analysis.communication
     twice = Counter((each.kind, each.group_size) for each in found)
     sentences = [_collective(each, in_group=twice[each.kind, each.group_size] > 1) for each in found[:_WORST]]

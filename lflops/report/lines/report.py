@@ -15,7 +15,7 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
 from lflops.analyze.speed.utilization import MODEL_PHASES, Utilization
-from lflops.profile.model import ModuleProfile, Profile, Run
+from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import added_up, fold_repeats
 from lflops.profile.notes import are_times_far_off, sentence
 from lflops.profile.records import PHASES
@@ -46,6 +46,7 @@ _LISTED = 12
 _LEADING_MODULES = 3
 _FASTER = 0.9  # timing modules makes no step faster
 _PARTS_OF_FORWARD = ("prefill", "decode")
+_IN_TRUST = {"not_counted", "time_scaled", "few_clean_steps"}  # remarks that the line of trust makes in other words
 
 
 class Fact(Struct, frozen=True, kw_only=True):
@@ -113,7 +114,7 @@ def report_of(analysis: Analysis) -> Report:
         budget = tuple(_budget(analysis))
         remarks = tuple(_remarks(analysis))
         made = _MADE[analysis] = Report(
-            verdict=verdict(analysis, sum(remark.doubt and not _is_in_trust(remark) for remark in remarks)),
+            verdict=verdict(analysis, sum(remark.doubt and remark.name not in _IN_TRUST for remark in remarks)),
             subject=tuple(_subject(analysis.profile)),
             speed=tuple(_speed(analysis)),
             model=tuple(_model(analysis)),
@@ -133,7 +134,6 @@ def _text(label: str, text: str, *, doubt: bool = False) -> Fact:
 
 
 def _speed(analysis: Analysis) -> Iterator[Fact]:
-    """The step and its phases, rates, FLOP/s and MFU, CPU time, and what timing the modules cost."""
     if all(step.seconds is None or step.kind == "counted" for step in analysis.profile.steps):
         return
     run, times = analysis.profile.run, analysis.step_times
@@ -183,11 +183,11 @@ def _phase(times: StepTimes, name: str, seconds: float, *, of: str) -> Fact:
 
 
 def _reached(analysis: Analysis) -> Iterator[Fact]:
-    reached, run, root = analysis.utilization, analysis.profile.run, analysis.profile.modules[""]
+    reached, root = analysis.utilization, analysis.profile.modules[""]
     ran = " and ".join(phase for phase in MODEL_PHASES if root.work(phase).macs) or "forward"
     rate = reached.flops_per_second
     yield _fact("achieved", rate, "FLOP/s", "nothing was counted" if rate is None else f"2 × MACs of {ran}")
-    yield _fact("MFU", reached.mfu, "of peak", _peak(reached, run))
+    yield _fact("MFU", reached.mfu, "of peak", _peak(reached, analysis.profile))
     if units.percent(reached.hfu) != units.percent(reached.mfu):
         yield _fact("HFU", reached.hfu, "of peak", "with recomputed MACs")
     if units.percent(reached.executed) != units.percent(reached.hfu):
@@ -196,8 +196,11 @@ def _reached(analysis: Analysis) -> Iterator[Fact]:
         yield _fact("executed", reached.executed, "of peak", unknown if reached.executed is None else known)
 
 
-def _peak(reached: Utilization, run: Run) -> str:
+def _peak(reached: Utilization, profile: Profile) -> str:
     """The peak that the share is of, or why it is unknown."""
+    run = profile.run
+    if reached.hardware is None and len(chips := _chips(profile)) > 1:
+        return f"the ranks have different chips, which have no common peak: {', '.join(chips)}"
     if reached.hardware is None:
         return f'the peak of {run.device_name} is not known: hardware="measure" measures it'
     if reached.peak_flops_per_second is None:
@@ -206,7 +209,6 @@ def _peak(reached: Utilization, run: Run) -> str:
 
 
 def _model(analysis: Analysis) -> Iterator[Fact]:
-    """Least time and memory of a plan; memory, parameters and MACs."""
     profile, root = analysis.profile, analysis.profile.modules[""]
     if (bound := analysis.lower_bound) is not None and analysis.step_times.seconds is None:
         yield _fact("least time", bound.seconds, "s", f"a step can take on {bound.hardware}")
@@ -247,8 +249,10 @@ def _parameters(root: ModuleProfile) -> Iterator[str]:
 
 def _budget(analysis: Analysis) -> Iterator[Part]:
     budget = analysis.budget
-    for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]) if budget else ():
-        seconds = share * budget.seconds if budget else 0.0
+    if budget is None:
+        return
+    for name, share in sorted(budget.parts.items(), key=lambda part: -part[1]):
+        seconds = share * budget.seconds
         yield Part(
             name=name,
             label=label_of(name),
@@ -257,7 +261,7 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
             text=f"{units.percent(share)}, {units.duration(seconds)}",
             what=what_it_is(analysis.profile, budget, name),
             advice=advice(analysis.profile, name),
-            modules=tuple(_modules_of(analysis, budget, name)) if budget else (),
+            modules=tuple(_modules_of(analysis, budget, name)),
         )
 
 
@@ -280,7 +284,6 @@ def _why_no_budget(analysis: Analysis) -> str:
 
 
 def _subject(profile: Profile) -> Iterator[Fact]:
-    """What was profiled, on what, and when."""
     run = profile.run
     when = [f"{name} {at}" for name, at in (("step", run.step), ("window", run.window)) if at is not None]
     ranks = counted(run.world_size, "rank") if run.world_size > 1 else None
@@ -298,8 +301,13 @@ def _device(profile: Profile) -> str:
     """What the figures are of: an estimate ran on no device, and its figures are those of the chip that it was asked for."""
     run = profile.run
     if run.kind != "estimate":
-        return f"{run.device_name} on {run.host}"
+        return f"{' and '.join(_chips(profile))} on {run.host}"
     return f"{run.hardware.name if run.hardware else 'no device'}, estimated on {run.host}"
+
+
+def _chips(profile: Profile) -> list[str]:
+    """Of all ranks, each once."""
+    return list(dict.fromkeys(rank.device for rank in profile.ranks if rank.device)) or [profile.run.device_name]
 
 
 def _root(profile: Profile) -> str:
@@ -326,7 +334,6 @@ def _listed(*parts: str | None) -> str:
 
 
 def _remarks(analysis: Analysis) -> Iterator[Fact]:
-    """The allocator's peak, ranks, what no total includes, and the notes."""
     profile, run = analysis.profile, analysis.profile.run
     if run.allocated_bytes is not None:
         reserved = f"reserved {units.size(run.reserved_bytes)}"
@@ -340,11 +347,6 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
         yield _text("never called", _never_called(analysis), doubt=True)
     for note in profile.notes:
         yield Fact(name=note.code, label="note", text=sentence(note), doubt=True)
-
-
-def _is_in_trust(remark: Fact) -> bool:
-    """Whether the line of trust says it already, in other words."""
-    return remark.label == "not counted" or (remark.label == "note" and remark.name in {"time_scaled", "few_clean_steps"})
 
 
 def uncounted(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bool]]:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -20,16 +20,41 @@ _CAUSES, _NEXT = 3, 2
 _UNSTEADY = 0.1  # of the median step: a mean or a quartile that is farther off is worth a word
 _WIDE = 0.3  # of the median step: steps whose quartile is farther off are unsteady
 _BURST = 5  # times as long as in the other steps
-_VERY_BUSY = 0.2  # from so much on the verdict itself says so
+VERY_BUSY = 0.2  # from so much on the verdict itself says so
 _BUSY = 0.05  # of the CPU time that was asked for: from so much on, what other processes had is worth a word
 _REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measure"
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """A cause in words.
+
+    Attributes:
+        cause: Its kind, for programs.
+        said: The sentence, with the cost.
+        module: Where it is; empty is no module in particular.
+        rank: The slow rank.
+        seconds: What it costs a step; `None` is unknown.
+        share: That over the step.
+        next: What usually shortens it.
+        is_fault: Whether it is something wrong, rather than where the time of any such training goes.
+    """
+
+    cause: str
+    said: str
+    module: str = ""
+    rank: int | None = None
+    seconds: float | None = None
+    share: float | None = None
+    next: str = ""
+    is_fault: bool = False
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
     """The first lines of every drawing."""
 
     said: str  # how fast and how good the step is, or of a plan its least time and whether it fits
-    why: tuple[str, ...] = ()  # what it is longer for, each with its cost, the most costly first
+    findings: tuple[Finding, ...] = ()  # all that it is longer for, the most costly first
+    why: tuple[str, ...] = ()  # the first of these, each with its cost
     next: tuple[str, ...] = ()  # what usually shortens that, in the same order
     trust: str = ""  # what the figures rest on, how steady they are, and what is unknown
     doubts: int = 0  # how many further remarks make them less reliable
@@ -37,15 +62,16 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def verdict(analysis: Analysis, doubts: int) -> Verdict:
     """The verdict on a profile. So many remarks make its figures less reliable, besides those in the line of trust."""
-    found = [(cause, each) for cause in analysis.causes if (each := _told(analysis, cause)) is not None]
-    judged = [each for cause, each in found if cause.kind != "busiest"]
-    told = [*judged[:_CAUSES], *(each for cause, each in found if cause.kind == "busiest")]
+    found = [each for cause in analysis.causes if (each := _finding(analysis, cause)) is not None]
+    judged = [each for each in found if each.cause != "busiest"]
+    told = [*judged[:_CAUSES], *(each for each in found if each.cause == "busiest")]
     steps = dict.fromkeys(each.next for each in told if each.next)
     if analysis.utilization.is_peak_too_low:
         steps = {_REMEASURE: None} | steps
     return Verdict(
         said=" ".join(_said(analysis)),
-        why=tuple(each.why for each in told),
+        findings=tuple(judged),
+        why=tuple(each.said for each in told),
         next=tuple(f"{step}." for step in steps)[:_NEXT],
         trust="; ".join(_trust(analysis, doubts)),
         doubts=doubts,
@@ -59,7 +85,7 @@ def _said(analysis: Analysis) -> Iterator[str]:
         if analysis.profile.is_counted:
             yield from _planned(analysis)
         return
-    took = f"A {one} takes {units.duration(times.mean)}{' on this busy machine' if _lost(analysis) >= _VERY_BUSY else ''}"
+    took = f"A {one} takes {units.duration(times.mean)}{' on this busy machine' if lost_share(analysis) >= VERY_BUSY else ''}"
     if reached.mfu is None:
         yield f"{took}."
         return
@@ -70,7 +96,6 @@ def _said(analysis: Analysis) -> Iterator[str]:
 
 
 def _planned(analysis: Analysis) -> Iterator[str]:
-    """Of a count or an estimate: the least time, whether it fits, and the work where nothing else is known."""
     bound, room = analysis.lower_bound, analysis.room
     if bound is not None:
         yield f"A step takes at least {units.duration(bound.seconds)} on {bound.hardware}."
@@ -81,8 +106,25 @@ def _planned(analysis: Analysis) -> Iterator[str]:
         yield f"A step has {units.count(sum(counts.macs for counts in analysis.totals.values()))} MACs. Nothing was timed."
 
 
+def _finding(analysis: Analysis, cause: Cause) -> Finding | None:
+    """A cause in words; `None` where it is not worth a sentence."""
+    told = _told(analysis, cause)
+    if told is None:
+        return None
+    return Finding(
+        cause=cause.kind,
+        said=told.why,
+        module=cause.module,
+        rank=int(cause.value) if cause.kind == "rank" and isinstance(cause.value, int | float) else None,
+        seconds=cause.seconds,
+        share=None if cause.seconds is None else analysis.step_times.share(cause.seconds),
+        next=told.next,
+        is_fault=cause.is_fault,
+    )
+
+
 class _Told(NamedTuple):
-    """A cause in words: why, with its cost, and what usually shortens it."""
+    """Why, with its cost, and what usually shortens it."""
 
     why: str
     next: str
@@ -98,7 +140,6 @@ class _Setting(NamedTuple):
 
 
 def _told(analysis: Analysis, cause: Cause) -> _Told | None:
-    """The cause in words; `None` where it is not worth a sentence."""
     if cause.kind == "rank":
         worst = slowest_rank(analysis, cause.seconds or 0.0)
         return None if worst is None else _Told(worst, "Look at that rank's machine, data and code: the view Ranks has its phases")
@@ -111,8 +152,8 @@ def _told(analysis: Analysis, cause: Cause) -> _Told | None:
         others=f"the {cause.others} others like it" if cause.others > 1 else "the other like it",
         itself=itself,
     )
-    if cause.kind in _TELL:
-        return _TELL[cause.kind](cause, setting)
+    if (told := _told_alone(cause, setting)) is not None:
+        return told
     mostly = f", mostly in {plain(cause.module)}" if cause.module else _in_bursts(analysis, cause.kind)
     what = what_it_is(analysis.profile, analysis.budget, cause.kind)
     return _Told(
@@ -130,60 +171,65 @@ def _in_bursts(analysis: Analysis, phase: str) -> str:
     return f": {units.duration(statistics.mean(long))} in {len(long)} of {len(known)} steps, else {units.duration(statistics.mean(short))}"
 
 
-def _threads(cause: Cause, _: _Setting) -> _Told:
-    why = f"torch computes with {cause.value} threads on {cause.usual} cores: they take turns, and all times are longer for it."
-    return _Told(why, f"Give it no more threads than cores: torch.set_num_threads({cause.usual}), or OMP_NUM_THREADS={cause.usual}")
+def _told_alone(cause: Cause, at: _Setting) -> _Told | None:
+    """Of a cause that is no part of a budget and no phase."""
+    where, value, usual, cost = at.where, cause.value, cause.usual, at.cost
+    kind = f" ({plain(str(value))})" if value else ""
+    match cause.kind:
+        case "threads":
+            why = f"torch computes with {value} threads on {usual} cores: they take turns, and all times are longer for it."
+            advised = f"Give it no more threads than cores: torch.set_num_threads({usual}), or OMP_NUM_THREADS={usual}"
+        case "slow":
+            why = f"{where} takes {float(value or 0) / float(usual or 1):.1f}× as long as {at.others}: {cost} more."
+            advised = f"Look for what only {where} does: hooks, prints, copies, its own code"
+        case "calls":
+            runs, usually = (units.count(float(calls or 0)) for calls in (value, usual))
+            why = f"{where} runs {runs} operators where {at.others} run {usually} each: {cost} more."
+            advised = f"Replace the loop in {where} by few large operators, or compile it"
+        case "dtype":
+            others, at_least = (at.others, f"{cost} more") if cause.others else ("the training", f"at least {cost}")
+            why = f"{where} multiplies in {value}, {others} in {usual}: {at_least}."
+            advised = f"Cast the parameters and inputs of {where} to {usual}"
+        case "outside":
+            why = f"{cost[0].upper()}{cost[1:]} is {at.itself}."
+            keep = "Keep .item(), images, prints and loops in Python out of training_step and forward, if there are any"
+            advised = f"{keep}; name the parts of them with lflops.scope"
+        case "no_products":
+            why = f"{cost} is in {where}{kind} itself, in operators that multiply no matrices."
+            advised = f"Fuse the operators of {where}, for example with torch.compile"
+        case "busiest" if cause.is_rest:
+            why = f"The most time is in {where}{kind}, {cost}: without a known peak no one can say how fast it could be."
+            advised = 'Give the peak of this chip: hardware="measure" measures it'
+        case "busiest":
+            why, advised = f"Nothing stands out: the most time is in {where}{kind}, {cost}.", ""
+        case _:
+            return _told_needless(cause, at)
+    return _Told(why, advised)
 
 
-def _slow(cause: Cause, at: _Setting) -> _Told:
-    why = f"{at.where} takes {float(cause.value or 0) / float(cause.usual or 1):.1f}× as long as {at.others}: {at.cost} more."
-    return _Told(why, f"Look for what only {at.where} does: hooks, prints, copies, its own code")
-
-
-def _calls(cause: Cause, at: _Setting) -> _Told:
-    runs, usual = (units.count(float(calls or 0)) for calls in (cause.value, cause.usual))
-    why = f"{at.where} runs {runs} operators where {at.others} run {usual} each: {at.cost} more."
-    return _Told(why, f"Replace the loop in {at.where} by few large operators, or compile it")
-
-
-def _dtype(cause: Cause, at: _Setting) -> _Told:
-    others, cost = (at.others, f"{at.cost} more") if cause.others else ("the training", f"at least {at.cost}")
-    why = f"{at.where} multiplies in {cause.value}, {others} in {cause.usual}: {cost}."
-    return _Told(why, f"Cast the parameters and inputs of {at.where} to {cause.usual}")
-
-
-def _outside(_: Cause, at: _Setting) -> _Told:
-    keep = "Keep .item(), images, prints and loops in Python out of training_step and forward, if there are any"
-    return _Told(f"{at.cost[0].upper()}{at.cost[1:]} is {at.itself}.", f"{keep}; name the parts of them with lflops.scope")
-
-
-def _no_products(cause: Cause, at: _Setting) -> _Told:
-    kind = f" ({plain(str(cause.value))})" if cause.value else ""
-    return _Told(
-        f"{at.cost} is in {at.where}{kind} itself, in operators that multiply no matrices.",
-        f"Fuse the operators of {at.where}, for example with torch.compile",
-    )
-
-
-def _busiest(cause: Cause, at: _Setting) -> _Told:
-    kind = f" ({plain(str(cause.value))})" if cause.value else ""
-    most = f"most time is in {at.where}{kind}, {at.cost}"
-    if not cause.is_rest:
-        return _Told(f"Nothing stands out: the {most}.", "")
-    unknown = "without a known peak no one can say how fast it could be"
-    return _Told(f"The {most}: {unknown}.", 'Give the peak of this chip: hardware="measure" measures it')
-
-
-_TELL: Mapping[str, Callable[[Cause, _Setting], _Told]] = {
-    "threads": _threads,
-    "slow": _slow,
-    "calls": _calls,
-    "dtype": _dtype,
-    "outside": _outside,
-    "no_products": _no_products,
-    "busiest": _busiest,
-}
-"""Those that are no part of a budget and no phase."""
+def _told_needless(cause: Cause, at: _Setting) -> _Told | None:
+    """Of work, or waiting, that the step would do without."""
+    match cause.kind:
+        case "anomaly_mode":
+            why, advised = "Anomaly detection is on: it makes steps longer.", "Switch torch.autograd.set_detect_anomaly off"
+        case "eval_mode":
+            why = "All modules are in eval mode while they are trained: dropout does nothing, and norms do not learn their statistics."
+            advised = "Call model.train() before training, and after each validation"
+        case "unused":
+            why = f"{at.where} runs forward, and no gradient goes back through it: {at.cost}."
+            advised = f"Leave {at.where} out if nothing reads its output"
+        case "backward_twice":
+            why = f"Backward multiplies {float(cause.value or 0):.1f}× as much as forward, where twice is usual: {at.cost} more."
+            advised = "Call backward once, of the sum of the losses, unless you need gradients of gradients"
+        case "recomputed":
+            why = f"{at.cost} is computed again in backward, by activation checkpointing."
+            advised = "Checkpoint fewer layers, if memory allows it"
+        case "turns":
+            why = f"Ranks take turns in coming last: {at.cost} is waiting."
+            advised = "Give all ranks batches of about the same length in each step"
+        case _:
+            return None
+    return _Told(why, advised)
 
 
 _DOUBT: Mapping[Doubt, str] = {
@@ -208,23 +254,22 @@ def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
         yield f"{counted(doubts, 'note')} below"
 
 
-def _lost(analysis: Analysis) -> float:
+def lost_share(analysis: Analysis) -> float:
     """What share of the CPU time that the process needed others took, while modules were timed."""
     return statistics.median(analysis.profile.cpu_lost_shares or [0.0])
 
 
 def _steadiness(analysis: Analysis) -> Iterator[str]:
-    """How many steps, how much they vary, and what disturbed them."""
     profile, times = analysis.profile, analysis.step_times
     one, several = ("step", "steps") if profile.run.kind == "training" else ("pass", "passes")
     if times.seconds is not None and times.mean is not None:
         median = times.seconds.median
         spread = f" ± {plus_minus(times.spread)}" if times.steps > 1 and times.spread is not None else ""
-        quiet = "undisturbed " if _lost(analysis) < _VERY_BUSY else ""
+        quiet = "undisturbed " if lost_share(analysis) < VERY_BUSY else ""
         yield f"{units.count(times.steps)} {quiet}{one if times.steps == 1 else several}{spread}"
         if median and (abs(times.mean - median) > _UNSTEADY * median or (times.spread or 0.0) > _WIDE):
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
-    if (lost := _lost(analysis)) >= _BUSY:
+    if (lost := lost_share(analysis)) >= _BUSY:
         yield f"this machine was busy: other processes took {units.percent(lost, digits=0)} of the CPU time that this one needed"
     if analysis.outliers.doubt and not analysis.outliers.found:
         yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers.doubt]}"

@@ -29,10 +29,7 @@ class RunShown(RunFigures, frozen=True, kw_only=True):
 
 
 class ComparisonShown(Struct, frozen=True, kw_only=True):
-    """A `Diff` as the page draws it.
-
-    The rest is as in a `Diff`.
-    """
+    """A `Diff` as the page draws it. What has no comment here is as in a `Diff`."""
 
     headline: tuple[str, ...]  # the verdict on the step, and the other sentences about what changed
     is_news: bool  # whether anything changed beyond noise
@@ -48,8 +45,6 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
 
 
 class _Window(Struct, frozen=True):
-    """The parts of a payload that a comparison reads."""
-
     modules: dict[str, Any]
     compare: RunShown
 

@@ -46,26 +46,15 @@ _STACKED = ("parameters", "optimizer_state", "other", "gradients", "activations"
 
 
 class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
-    """A step's live memory.
-
-    Attributes:
-        rank: Of several ranks, the one with the largest peak, whose memory this is.
-        points: Bytes alive before each operator: the extremes of equal buckets, and the peak, half an operator after the one that
-            reaches it.
-        modules: The modules that hold the peak, the most bytes first; repeated ones together.
-        more: How many modules are left out, and their bytes.
-        largest: How many of the largest storages at the peak are listed.
-        alive: The largest storages, those of repeated modules together; `pattern` is the module's name with `*` for repeats.
-        savings: What would lower the peak: what to do, the most bytes that it saves, and its cost.
-    """
+    """A step's live memory before each operator: the extremes of equal buckets, and the peak half an operator after the one of it."""
 
     source: str
-    rank: int | None
-    modules: Columns
-    more: tuple[int, Value]
-    largest: int
-    alive: Columns
-    savings: list[tuple[str, Value, str]]
+    rank: int | None  # of several ranks, the one with the largest peak, whose memory this is
+    modules: Columns  # those that hold the peak, the most bytes first; repeated ones together
+    more: tuple[int, Value]  # how many modules are left out, and their bytes
+    largest: int  # how many of the largest storages at the peak are listed
+    alive: Columns  # the largest storages, those of repeated modules together; `pattern` is the module's name with `*` for repeats
+    savings: list[tuple[str, Value, str]]  # what would lower the peak: what to do, the most bytes that it saves, and its cost
 
 
 class _Point(Struct, frozen=True):

@@ -8,7 +8,6 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.operators import OperatorRow, operator_rows
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, CompiledCode, Trace, TracedOperator
-from lflops.report.lines.trace import per_batch
 from lflops.report.payload.columns import Columns, column
 
 KERNELS = 1000  # kernels of compiled code that the page has room for
@@ -81,7 +80,7 @@ def _table(analysis: Analysis, rows: Sequence[OperatorRow], traced_only: Sequenc
     of_rows = [traced.get(row.operator.removeprefix(_OF_TORCH)) if row.phase is None else None for row in rows]
     for field in _TRACED:
         times = [*of_rows, *(traced[name] for name in traced_only)]
-        columns[field] = column(None if each is None or trace is None else per_batch(getattr(each, field), trace) for each in times)
+        columns[field] = column(None if each is None or trace is None else trace.per_batch(getattr(each, field)) for each in times)
     return columns
 
 
@@ -112,11 +111,11 @@ def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | No
         "name": [each.name for each in kept],
         "module": [numbers[each.module] for each in kept],
         "phase": [each.phase for each in kept],
-        "seconds": column(per_batch(seconds, trace) for seconds in took),
+        "seconds": column(trace.per_batch(seconds) for seconds in took),
         "share": column(seconds / code.seconds if code.seconds else None for seconds in took),
-        "fused_bytes": column(None if each.bytes_moved is None else per_batch(each.bytes_moved, trace) for each in kept),
+        "fused_bytes": column(None if each.bytes_moved is None else trace.per_batch(each.bytes_moved) for each in kept),
         "modules": column(each.modules for each in kept),
-        "calls": column(per_batch(each.calls, trace) for each in kept),
+        "calls": column(trace.per_batch(each.calls) for each in kept),
     }
     return Kernels(
         table=columns,

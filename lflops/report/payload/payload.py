@@ -8,15 +8,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import Analysis
+from lflops.analyze.ranks.imbalance import slowest_first
 from lflops.garbage import gc_paused
 from lflops.profile.model import Profile
+from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import Report, report_of
-from lflops.report.payload.columns import VERSION, Columns
+from lflops.report.payload.columns import VERSION, Columns, lists
 from lflops.report.payload.compare import RunShown, run_shown
 from lflops.report.payload.memory import MemoryShown, memory
 from lflops.report.payload.modules import modules
 from lflops.report.payload.operators import Operators, operators
-from lflops.report.payload.ranks import RanksShown, ranks
 from lflops.report.payload.roofline import Roofs, roofs
 
 
@@ -42,11 +43,21 @@ class Head(Struct, frozen=True, kw_only=True):
     ranges: dict[str, tuple[float, float]]  # the quartiles of those that have some
 
 
-class Payload(Struct, frozen=True, kw_only=True):
-    """What one page shows of one profile, a field for each of its views.
+class RanksShown(Struct, frozen=True, kw_only=True):
+    """The ranks of a run."""
 
-    A view for which there is nothing is `None`.
-    """
+    said: list[tuple[str, str]]  # the report's lines, labels and texts
+    ranks: Columns  # in their order, with the medians of what they took; a status is one of `ok`, `late`, `missing` and `failed`
+    slowest_first: tuple[int, ...]  # the ranks by their time beyond the median rank's
+    compared: bool  # whether any module has times of two ranks.
+    # Modules and phases with every rank's time, those in which ranks differ most first: the median rank's seconds, how much longer the
+    # slowest one takes, and whether ranks wait for each other in it
+    places: Columns
+    seconds: list[list[float | None]]  # of each of these the seconds of each rank
+
+
+class Payload(Struct, frozen=True, kw_only=True):
+    """What one page shows of one profile, a field for each of its views: `None` where there is nothing to show."""
 
     lflops: int  # the version of this format, before everything else
     head: Head  # what a list of windows shows; second, so that a server reads it without the rest
@@ -92,7 +103,7 @@ def _made(analysis: Analysis) -> Payload:
         operators=operators(analysis),
         roofline=roofs(analysis),
         memory=memory(analysis),
-        ranks=ranks(analysis),
+        ranks=_ranks(analysis),
         traces=(),
         compare=run_shown(analysis),
     )
@@ -128,3 +139,23 @@ def _relative(folder: Path, file: str) -> str:
         return Path(os.path.relpath(file, folder)).as_posix()
     except ValueError:  # another drive on Windows
         return file
+
+
+def _ranks(analysis: Analysis) -> RanksShown | None:
+    """The view; `None` for a run of one rank."""
+    profile = analysis.profile
+    if len(profile.ranks) < 2:
+        return None
+    known = sorted((stat for stat in profile.rank_stats if stat.by_rank is not None), key=lambda stat: (stat.waits, -stat.spread))
+    table = lists(profile.ranks, ("rank", "status", "host", "device", "macs", "peak_bytes", "slowest"))
+    for field in ("step", "data", "cpu"):
+        table[field] = [None if (spread := getattr(rank, field)) is None else spread.median for rank in profile.ranks]
+    positions = [", ".join(f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()) for rank in profile.ranks]
+    return RanksShown(
+        said=list(ranks(analysis)),
+        ranks=table | {"place": [position or None for position in positions]},
+        slowest_first=slowest_first(profile, analysis.imbalance),
+        compared=bool(profile.rank_stats),
+        places=lists(known, ("module", "phase", "median", "spread", "waits")),
+        seconds=[[(stat.by_rank or {}).get(rank.rank) for rank in profile.ranks] for stat in known],
+    )

@@ -16,19 +16,8 @@ Timed = TypeVar("Timed", Part, Repeats, Point)
 
 MOST = 2000  # points that a chart can show, and that the page has room for
 
-_FIGURES = {
-    "flops": "flops",
-    "bytes_moved": "bytes_moved",
-    "fused_bytes": "fused_bytes",
-    "intensity": "intensity",
-    "seconds": "seconds",
-    "achieved": "flops_per_second",
-    "roof_seconds": "roof_seconds",
-    "reachable": "roof_flops_per_second",
-    "share": "share",
-    "to_win": "seconds_to_win",
-    "bound": "bound",
-}
+_FIGURES = ("flops", "bytes_moved", "fused_bytes", "intensity", "seconds", "roof_seconds", "share", "bound")
+_RENAMED = {"achieved": "flops_per_second", "reachable": "roof_flops_per_second", "to_win": "seconds_to_win"}
 
 
 class Points(Struct, frozen=True, kw_only=True):
@@ -76,27 +65,25 @@ def roofs(analysis: Analysis) -> Roofs | None:
         first, times = each.parts[0].module, len(each.parts)
         label = each.label if times > 1 else None
         repeats.append(_PointRow(each.point, rows[first], label=label, times=times, has_below=first in below))
+    operators = [_PointRow(point, None, label=f"{point.operator} {point.dtype}") for point in _longest(overview.operators)]
     return Roofs(
         ceilings=overview.ceilings,
         why_unknown=why_no_roof(profile.run, overview.ceilings),
         modules=_points(own, len(overview.own)),
         repeats=_points(repeats, len(folded)),
-        operators=_points(
-            [_PointRow(point, None, label=f"{point.operator} {point.dtype}") for point in _longest(overview.operators)],
-            len(overview.operators),
-        ),
+        operators=_points(operators, len(overview.operators)),
         fusion=saved_by_fusion(analysis.fusion),
     )
 
 
 def _longest(items: Sequence[Timed]) -> list[Timed]:
-    """Those with the most time, or with the most time at their roofs."""
     return nlargest(MOST, items, key=lambda item: (item.roof_seconds if item.seconds is None else item.seconds) or 0.0)
 
 
 def _points(kept: Sequence[_PointRow], number: int) -> Points:
     columns: Columns = {"phase": [each.point.phase for each in kept]}
     columns |= {field: column(getattr(each, field) for each in kept) for field in ("module", "label", "times", "has_below")}
-    columns |= {name: column(getattr(each.point, field) for each in kept) for name, field in _FIGURES.items()}
+    named = dict(zip(_FIGURES, _FIGURES, strict=True)) | _RENAMED
+    columns |= {name: column(getattr(each.point, field) for each in kept) for name, field in named.items()}
     columns["over"] = column(OVER[each.point.over] if each.point.over else None for each in kept)
     return Points(table=columns, left_out=number - len(kept))

@@ -2,28 +2,30 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import Row
 from lflops.profile.records import PHASES, Phase
 from lflops.report.lines.text import plain
-from lflops.report.tables.module_columns import ModuleLine, module_columns, module_lines
+from lflops.report.tables.module_columns import module_columns, module_lines, multiplied
 
 FORMATS = ("markdown", "latex", "csv")
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "…": r"\ldots{}",
-    "×": r"$\times$",
-    "µ": r"$\mu$",
-    "<": "$<$",
-    ">": "$>$",
-    "–": "--",
-    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-}
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "…": r"\ldots{}",
+        "×": r"$\times$",
+        "µ": r"$\mu$",
+        "<": "$<$",
+        ">": "$>$",
+        "–": "--",
+        **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    }
+)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a name that begins so would be a formula to a spreadsheet
 
 
@@ -37,7 +39,7 @@ def markdown_table(analysis: Analysis, rows: Iterable[Row], phase: Phase | None)
 
 def latex_table(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> str:
     """The table as a tabular of the package booktabs, all columns."""
-    head, *lines = ([_in_latex(cell) for cell in line] for line in _cells(analysis, rows, phase))
+    head, *lines = ([cell.translate(_LATEX) for cell in line] for line in _cells(analysis, rows, phase))
     body = [f"{' & '.join(line)} \\\\" for line in lines]
     columns = "ll" + "r" * (len(head) - 2)
     begin = ["% needs \\usepackage{booktabs}", f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{' & '.join(head)} \\\\", "\\midrule"]
@@ -51,21 +53,14 @@ def csv_table(analysis: Analysis, rows: Iterable[Row]) -> str:
     measured = [f"{phase}_{field}" for phase in PHASES for field in ("macs", "flops", "bytes_moved", "seconds")]
     writer.writerow(["module", "class", "modules", "calls", "parameters", "total_seconds", "share_of_step", *measured])
     for line in module_lines(rows):
-        row, total = line.row, _times(line.row.time(None), line.times)
+        row, total = line.row, multiplied(line.row.time(None), line.times)
         share = None if total is None else analysis.step_times.share(total)
-        counts = (line.times, row.calls * line.times, row.parameters * line.times)
-        of_phases = [figure for phase in PHASES for figure in _figures(line, phase)]
-        writer.writerow([_text(line.path), _text(row.kind), *counts, total, share, *of_phases])
+        figures = [line.times, row.calls * line.times, row.parameters * line.times, total, share]
+        for phase in PHASES:
+            counts = row.phases[phase] * line.times
+            figures += [counts.macs, counts.flops, counts.bytes_moved, multiplied(row.seconds[phase], line.times)]
+        writer.writerow([_text(line.path), _text(row.kind), *figures])
     return written.getvalue()
-
-
-def _figures(line: ModuleLine, phase: Phase) -> Sequence[float | None]:
-    counts = line.row.phases[phase] * line.times
-    return counts.macs, counts.flops, counts.bytes_moved, _times(line.row.seconds[phase], line.times)
-
-
-def _times(value: float | None, factor: int) -> float | None:
-    return None if value is None else value * factor
 
 
 def _cells(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> Iterator[list[str]]:
@@ -74,10 +69,6 @@ def _cells(analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> Iter
     for line in module_lines(rows):
         times = f" ×{line.times}" if line.times > 1 else ""
         yield [plain(f"{line.path or '(model)'}{times}"), plain(line.row.kind), *(column.cell(line) for column in columns)]
-
-
-def _in_latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
 def _text(name: str) -> str:

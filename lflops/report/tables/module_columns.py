@@ -64,9 +64,9 @@ def _time(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
     yield ModuleColumn(f"{_SHORT[phase]}\ntime", partial(_duration, phase))
     if step:
         one = "step" if analysis.profile.run.kind == "training" else "pass"
-        yield ModuleColumn(f"% of\n{one}", partial(_share_of_step, phase, step))
+        yield ModuleColumn(f"% of\n{one}", lambda line: units.percent(multiplied(line.row.time(phase), line.times / step)))
     else:
-        yield ModuleColumn(f"% of {_SHORT[phase]}\ntime", lambda line: units.percent(_times(line.row.time_share, line.times)))
+        yield ModuleColumn(f"% of {_SHORT[phase]}\ntime", lambda line: units.percent(multiplied(line.row.time_share, line.times)))
     timed = [each for each in TIMED_PHASES if analysis.has_times(each)]
     if phase is None and len(timed) > 1:
         for each in timed:
@@ -74,9 +74,8 @@ def _time(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
 
 
 def _work(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
-    """MACs and their share, parameters, FLOP/s, the MACs of each phase; then FLOPs, and bytes."""
     short, by_flops = _SHORT[phase], analysis.share_of(phase) == "flops"
-    share = ModuleColumn(f"% of\n{'FLOPs' if by_flops else 'MACs'}", lambda line: units.percent(_times(line.row.share, line.times)))
+    share = ModuleColumn(f"% of\n{'FLOPs' if by_flops else 'MACs'}", lambda line: units.percent(multiplied(line.row.share, line.times)))
     flops = ModuleColumn(f"{short}\nFLOPs", lambda line: units.count(line.row.one(phase).flops * line.times))
     yield flops if by_flops else ModuleColumn(f"{short}\nMACs", partial(_macs, phase))
     yield ModuleColumn("params", lambda line: units.count(line.row.parameters * line.times))
@@ -97,12 +96,9 @@ def _macs(phase: Phase | None, line: ModuleLine) -> str:
 
 
 def _duration(phase: Phase | None, line: ModuleLine) -> str:
-    return units.duration(_times(line.row.time(phase), line.times))
+    return units.duration(multiplied(line.row.time(phase), line.times))
 
 
-def _share_of_step(phase: Phase | None, step: float, line: ModuleLine) -> str:
-    return units.percent(_times(line.row.time(phase), line.times / step))
-
-
-def _times(value: float | None, factor: float) -> float | None:
+def multiplied(value: float | None, factor: float) -> float | None:
+    """The product; `None` where the value is unknown."""
     return None if value is None else value * factor

@@ -1,13 +1,12 @@
 """Two runs on a terminal: the changes in words, a table of the step and its phases, a table of the modules that changed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Group, RenderableType
 
 from lflops import units
-from lflops.analyze.compare.diff import Diff, ModuleDiff
+from lflops.analyze.compare.diff import Diff, Limit, ModuleDiff
 from lflops.analyze.compare.module_pair import Change
-from lflops.analyze.compare.regression_limits import Limit
 from lflops.analyze.compare.significance import CHANGED
 from lflops.report.lines.diff import headline, interval, module_name, reason, signed
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
@@ -17,20 +16,20 @@ _LONG_NAME = 40
 
 def render_diff(diff: Diff, limits: Iterable[Limit] = (), *, everything: bool = False) -> RenderableType:
     """Two runs as text for a terminal, with the limits for the second one; with `everything`, also modules that did not change."""
-    table = margin()
-    for fact, (before, after) in diff.facts.items():
-        table.add_row(fact.replace("_", " "), text(f"{_named(before)} → {_named(after)}", "yellow"))
-    for i, line in enumerate(headline(diff)):
-        table.add_row("" if i else "changed", prose(line))
+    rows: list[tuple[str, RenderableType]] = []
+    for fact, sides in diff.facts.items():
+        before, after = (units.UNKNOWN if side is None else str(side) for side in sides)
+        rows.append((fact.replace("_", " "), text(f"{before} → {after}", "yellow")))
+    rows += [("changed", prose(line)) for line in headline(diff)]
     for limit in limits:
         status, style = ("cannot tell", "yellow") if limit.doubt else ("limit broken", "red") if limit.broken else ("limit held", "")
-        table.add_row(status, prose(_limit(limit, diff) + (f": {reason(limit.doubt, diff)}" if limit.doubt else ""), style))
-    listed = [module for module in diff.modules if everything or _is_listed(module)]
-    return Group(table, "", _run(diff), *(("", _modules(listed)) if listed else ()))
+        rows.append((status, prose(_limit(limit, diff) + (f": {reason(limit.doubt, diff)}" if limit.doubt else ""), style)))
+    changed = [each for each in diff.modules if each.news.verdict in CHANGED or each.own.differs or None in (each.before, each.after)]
+    listed = diff.modules if everything else changed
+    return Group(margin(rows), "", _run(diff), *(("", _modules(listed)) if listed else ()))
 
 
 def _run(diff: Diff) -> FittedTable:
-    """The step, its phases and the work of the whole model."""
     root = diff.modules[0].inclusive
     times = {"step": diff.step} | {f"  {name}": phase for name, phase in diff.phases.items()}
     figures: list[tuple[str, Change, Callable[[float | None], str]]] = [
@@ -57,8 +56,7 @@ def _run(diff: Diff) -> FittedTable:
     )
 
 
-def _modules(modules: list[ModuleDiff]) -> FittedTable:
-    """Each module's own time where that changed, else the inclusive one; and its own work."""
+def _modules(modules: Sequence[ModuleDiff]) -> FittedTable:
     names = [module_name(module) for module in modules]
     times = [module.news for module in modules]
     columns = {
@@ -76,10 +74,6 @@ def _modules(modules: list[ModuleDiff]) -> FittedTable:
     return FittedTable("module", names, columns, room=max(MARGIN, min(max(map(len, names)), _LONG_NAME)))
 
 
-def _is_listed(module: ModuleDiff) -> bool:
-    return module.news.verdict in CHANGED or module.own.differs or module.before is None or module.after is None
-
-
 def _verdict(module: ModuleDiff) -> str:
     if module.before is None or module.after is None:
         return "added" if module.before is None else "removed"
@@ -93,10 +87,6 @@ def _limit(limit: Limit, diff: Diff) -> str:
     if limit.name == "min_mfu":
         return f"MFU is {units.percent(limit.found)}; the least is {units.percent(limit.allowed)}"
     return f"peak live memory is {units.size(limit.found)}; the limit is {units.size(limit.allowed)}"
-
-
-def _named(fact: str | int | None) -> str:
-    return units.UNKNOWN if fact is None else str(fact)
 
 
 def _signed(change: Change) -> str:

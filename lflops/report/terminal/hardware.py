@@ -43,12 +43,13 @@ def figures(chip: Hardware | None, measured: Hardware | None = None) -> Renderab
     ):
         values = [_value(device, name) for device in devices]
         if any(value is not None for value in values):
-            share = [figure(units.percent(_share(values)))] if reached else []
-            table.add_row(name, *(figure(units.quantity(value, unit) if unit else units.size(value)) for value in values), *share)
-    sources = [
-        Text.assemble((f"{'device' if device is measured else 'source'}  ", "bold"), text(_origin(device, measured))) for device in devices
-    ]
-    return Group(table, "", *sources)
+            cells = [units.quantity(value, unit) if unit else units.size(value) for value in values]
+            if reached:
+                of_chip, here = values
+                cells.append(units.percent(None if of_chip is None or here is None else here / of_chip))
+            table.add_row(name, *map(figure, cells))
+    sources = [("device", f"{each.name}, {each.source}") if each is measured else ("source", each.source) for each in devices]
+    return Group(table, "", *(Text.assemble((f"{label}  ", "bold"), text(source)) for label, source in sources))
 
 
 class _Listing:
@@ -96,13 +97,3 @@ def _value(device: Hardware, column: str) -> float | None:
     if column in {"bandwidth", "link"}:
         return device.bandwidth_bytes_per_second if column == "bandwidth" else device.link_bytes_per_second
     return device.peak_flops_per_second.get(column)
-
-
-def _share(values: list[float | None]) -> float | None:
-    """The second value as a share of the first."""
-    total, part = values
-    return None if total is None or part is None else part / total
-
-
-def _origin(device: Hardware, measured: Hardware | None) -> str:
-    return f"{device.name}, {device.source}" if device is measured else device.source

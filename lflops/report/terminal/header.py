@@ -1,7 +1,5 @@
 """The lines above every table: the verdict, what was profiled, its times and budget, what ran in each phase, and the remarks."""
 
-from collections.abc import Iterator
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -17,28 +15,18 @@ def header(analysis: Analysis) -> Group:
     """The lines, as one block."""
     report = report_of(analysis)
     blocks: list[RenderableType] = [
-        _lines((label, value, "") for label, value in verdict_lines(report)),
-        _lines((fact.label, fact.text, "") for fact in report.subject),
+        margin((label, prose(value)) for label, value in verdict_lines(report)),
+        margin((fact.label, prose(fact.text)) for fact in report.subject),
         *([margin(speed_lines(report.speed))] if report.speed else []),
         *([_budget(report.budget)] if report.budget else []),
         _totals(analysis),
-        _lines((fact.label, fact.said, "") for fact in report.model if fact.name != "MACs"),
-        _lines((fact.label, fact.text, "yellow" if fact.doubt else "") for fact in report.remarks),
+        margin((fact.label, prose(fact.said)) for fact in report.model if fact.name != "MACs"),
+        margin((fact.label, prose(fact.text, "yellow" if fact.doubt else "")) for fact in report.remarks),
     ]
     return Group(*(part for block in blocks[:-1] for part in (block, "")), blocks[-1])
 
 
-def _lines(rows: Iterator[tuple[str, str, str]]) -> Table:
-    """A label, a text and its style in each row; a label stands once for all rows below it that have the same."""
-    table, above = margin(), ""
-    for label, value, style in rows:
-        table.add_row("" if label == above else label, prose(value, style))
-        above = label or above
-    return table
-
-
 def _budget(parts: tuple[Part, ...]) -> Table:
-    """All parts with their shares and seconds, the largest first."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
     for _ in range(2):

@@ -1,6 +1,6 @@
 """Memory on a terminal: the peak and what is alive then, and what checkpointing or sharding would change."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -9,10 +9,9 @@ from rich.text import Text
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.memory.checkpointing import Checkpointed
-from lflops.analyze.memory.peak import Holder
 from lflops.analyze.memory.room import FRAGMENTATION, Room, Verdict, room_for
 from lflops.analyze.memory.sharding import Sharded
-from lflops.profile.model import Memory, Moment, Reserved
+from lflops.profile.model import Memory, Reserved
 from lflops.report.terminal.tables import margin, prose, text
 
 _COLOURS: Mapping[Verdict, str] = {"fits": "", "tight": "yellow", "does not fit": "red"}
@@ -25,32 +24,31 @@ def render_memory(analysis: Analysis) -> Group:
     memory = analysis.profile.memory
     if memory is None:
         return Group(text("memory was not counted", "dim"))
-    table = margin()
-    table.add_row("peak", prose(", ".join([units.size(memory.peak_bytes), *_when(memory, analysis.peak_moment)])))
+    return Group(margin(_rows(analysis, memory)))
+
+
+def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableType]]:
+    at, when = analysis.peak_moment, ""
+    if at is not None:
+        when = f", reached in {at.phase} by {at.operator} of {at.module or 'the model itself'}, operator {memory.peak_index + 1:,}"
+    yield "peak", prose(f"{units.size(memory.peak_bytes)}{when}")
     if (room := room_for(analysis.profile, analysis.profile.run.hardware)) is not None:
-        _add(table, "verdict", (prose(line, _COLOURS[room.verdict]) for line in room_lines(room)))
+        yield from (("verdict", prose(line, _COLOURS[room.verdict])) for line in room_lines(room))
     if (reserved := memory.reserved) is not None:
-        table.add_row("reserved", prose(_reserved(reserved)))
+        yield "reserved", prose(_reserved(reserved))
     most, at_peak = (each.get("activations", 0) for each in (memory.most_by_category, memory.by_category))
     names = {"activations": "activations (peak)"} if most > at_peak else {}
     categories = {names.get(category, category.replace("_", " ")): nbytes for category, nbytes in memory.by_category.items()}
-    _add(table, "by category", _listed(categories, memory.peak_bytes))
+    yield from (("by category", line) for line in _listed(categories, memory.peak_bytes))
     if most > at_peak:
-        table.add_row("", prose(f"{units.size(most):>12}          activations (largest, at another moment)", "dim"))
-    _add(table, "by module", _listed({_name(each): each.bytes for each in analysis.holders}, memory.peak_bytes))
-    largest = [
-        f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the model itself'}"
-        + (f", {each.operator} in {each.phase}" if each.operator else "")
-        for each in memory.alive[:_LISTED]
-    ]
-    _add(table, "largest", map(text, largest))
-    return Group(table)
-
-
-def _when(memory: Memory, at: Moment | None) -> list[str]:
-    if at is None:
-        return []
-    return [f"reached in {at.phase} by {at.operator} of {at.module or 'the model itself'}, operator {memory.peak_index + 1:,}"]
+        yield "", prose(f"{units.size(most):>12}          activations (largest, at another moment)", "dim")
+    holders = {
+        (each.name or "the model itself") + (f" ×{each.modules}" if each.modules > 1 else ""): each.bytes for each in analysis.holders
+    }
+    yield from (("by module", line) for line in _listed(holders, memory.peak_bytes))
+    for each in memory.alive[:_LISTED]:
+        made = f", {each.operator} in {each.phase}" if each.operator else ""
+        yield "largest", f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the model itself'}{made}"
 
 
 def _reserved(reserved: Reserved) -> str:
@@ -79,10 +77,6 @@ def room_lines(room: Room) -> Iterable[str]:
     yield ", ".join(f"{units.size(nbytes)} {name}" for name, nbytes in parts.items() if nbytes)
 
 
-def _name(holder: Holder) -> str:
-    return (holder.name or "the model itself") + (f" ×{holder.modules}" if holder.modules > 1 else "")
-
-
 def _listed(parts: Mapping[str, int], total: int) -> Iterable[Text]:
     largest = sorted(((nbytes, name) for name, nbytes in parts.items() if nbytes), key=lambda part: -part[0])
     for nbytes, name in largest[:_LISTED]:
@@ -92,21 +86,14 @@ def _listed(parts: Mapping[str, int], total: int) -> Iterable[Text]:
         yield text(f"{units.size(left):>12}  {units.percent(left / total):>6}  {len(rest)} more")
 
 
-def _add(table: Table, label: str, lines: Iterable[RenderableType]) -> None:
-    for index, line in enumerate(lines):
-        table.add_row("" if index else label, line)
-
-
 def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
     """The blocks that save most, and all together."""
-    table = margin()
-    for index, each in enumerate(blocks[:_BLOCKS]):
-        table.add_row("" if index else "checkpointing", text(f"{_saving(each.saved_bytes, each.macs)}, {each.module}"))
+    lines = [f"{_saving(each.saved_bytes, each.macs)}, {each.module}" for each in blocks[:_BLOCKS]]
     if len(blocks) > 1:
         # While one runs again, its own activations are there once more.
         saved = sum(each.saved_bytes for each in blocks[1:])
-        table.add_row("", text(f"{_saving(saved, sum(each.macs for each in blocks))}, all {len(blocks)} blocks"))
-    return Group(table)
+        lines.append(f"{_saving(saved, sum(each.macs for each in blocks))}, all {len(blocks)} blocks")
+    return Group(margin(("checkpointing", line) for line in lines))
 
 
 def render_sharded(strategies: Sequence[Sharded]) -> Group:
@@ -120,15 +107,8 @@ def render_sharded(strategies: Sequence[Sharded]) -> Group:
         table.add_column(justify="right")
     table.add_row(*map(text, (f"peak of each of {strategies[0].ranks} ranks" if strategies else "", *heads)), style="bold")
     for each in strategies:
-        parts = (
-            each.total_bytes,
-            each.parameter_bytes,
-            each.gradient_bytes,
-            each.optimizer_state_bytes,
-            each.gathered_bytes,
-            each.rest_bytes,
-        )
-        cells = [text(units.size(part)) for part in parts]
+        parts = (each.parameter_bytes, each.gradient_bytes, each.optimizer_state_bytes, each.gathered_bytes, each.rest_bytes)
+        cells = [text(units.size(part)) for part in (each.total_bytes, *parts)]
         if each.room is not None:
             cells += [text(units.size(each.room.needed_bytes)), text(each.room.verdict, _COLOURS[each.room.verdict])]
         table.add_row(text(each.strategy), *cells)

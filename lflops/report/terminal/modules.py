@@ -95,13 +95,11 @@ class _Modules:
 
 
 def _full_width(line: ModuleLine) -> int:
-    """Of the name with its indent and its class."""
     kind = _kind(line)
     return (0 if line.row.own else 2 * line.row.depth) + len(_label(line)) + (2 + len(kind) if kind else 0)
 
 
 def _label(line: ModuleLine) -> str:
-    """The name as the table has it; the root by its class."""
     last = line.path if line.row.own else line.path.rpartition(".")[2]
     return plain((last or line.row.kind or "all of it") + (f" ×{line.times}" if line.row.repeat else ""))
 

@@ -5,11 +5,8 @@ from rich.console import Group, RenderableType
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.profile.records import CompiledCode, Phase, Trace
-from lflops.report.lines.trace import by_own_time, per_batch
 from lflops.report.terminal.header import header
 from lflops.report.terminal.tables import FittedTable, text
-
-_LONG_NAME = 40
 
 _MOST = 20  # kernels of compiled code that are shown
 
@@ -27,42 +24,35 @@ def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> Ren
         "bytes moved": [units.size(row.figures.bytes_moved) for row in rows],
         "calls": [units.count(row.figures.calls) for row in rows],
     }
-    names = [row.operator for row in rows]
-    heading = f"operators, {phase or 'all'}"
-    room = max(len(heading), min(max(map(len, names)), _LONG_NAME))
-    shown = Group(header(analysis), "", FittedTable(heading, names, columns, room=room))
+    tables = [FittedTable(f"operators, {phase or 'all'}", [row.operator for row in rows], columns)]
     trace = analysis.profile.trace
-    if trace is None or not trace.operators:
-        return shown
-    return Group(shown, "", _traced(trace), "", _compiled(trace, trace.compiled)) if trace.compiled else Group(shown, "", _traced(trace))
+    if trace is not None and trace.operators:
+        tables += [_traced(trace), *([_compiled(trace, trace.compiled)] if trace.compiled else [])]
+    return Group(header(analysis), *(part for table in tables for part in ("", table)))
 
 
-def _traced(trace: Trace) -> RenderableType:
+def _traced(trace: Trace) -> FittedTable:
     """The operators with the most own time, in the mean recorded batch; device time is attributed to the operator that launched it."""
     on_device = any(each.device_seconds for each in trace.operators)
-    rows = by_own_time(trace, on_device=on_device)
+    rows = trace.by_own_time(on_device=on_device)
     figures = {"device, own": "own_device_seconds", "device": "device_seconds"} if on_device else {}
     figures |= {"host, own": "own_host_seconds", "host": "host_seconds"}
-    columns = {heading: [units.duration(per_batch(getattr(row, name), trace)) for row in rows] for heading, name in figures.items()}
-    columns["calls"] = [units.count(per_batch(row.calls, trace)) for row in rows]
-    names = [row.name for row in rows]
-    heading = "operators as traced, in a batch"
-    return FittedTable(heading, names, columns, room=max(len(heading), min(max(map(len, names)), _LONG_NAME)))
+    columns = {heading: [units.duration(trace.per_batch(getattr(row, name))) for row in rows] for heading, name in figures.items()}
+    columns["calls"] = [units.count(trace.per_batch(row.calls)) for row in rows]
+    return FittedTable("operators as traced, in a batch", [row.name for row in rows], columns)
 
 
-def _compiled(trace: Trace, code: CompiledCode) -> RenderableType:
+def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
     """The kernels of compiled code with the most time, in the mean recorded batch; a fused one has a row in each of its modules."""
     rows = code.kernels[:_MOST]
     took = [row.seconds_on(code.timed_on) for row in rows]
     columns: dict[str, list[str]] = {
         "module": [row.module or "the model itself" for row in rows],
         "phase": [row.phase for row in rows],
-        code.timed_on: [units.duration(per_batch(seconds, trace)) for seconds in took],
+        code.timed_on: [units.duration(trace.per_batch(seconds)) for seconds in took],
         "% of compiled": [units.percent(seconds / code.seconds if code.seconds else None) for seconds in took],
-        "bytes, fused": [units.size(None if row.bytes_moved is None else per_batch(row.bytes_moved, trace)) for row in rows],
+        "bytes, fused": [units.size(None if row.bytes_moved is None else trace.per_batch(row.bytes_moved)) for row in rows],
         "fused of": [f"{row.modules} modules" if row.modules > 1 else "1 module" for row in rows],
-        "calls": [units.count(per_batch(row.calls, trace)) for row in rows],
+        "calls": [units.count(trace.per_batch(row.calls)) for row in rows],
     }
-    names = [row.name for row in rows]
-    heading = "kernels of compiled code, in a batch"
-    return FittedTable(heading, names, columns, room=max(len(heading), min(max(map(len, names), default=0), _LONG_NAME)))
+    return FittedTable("kernels of compiled code, in a batch", [row.name for row in rows], columns)

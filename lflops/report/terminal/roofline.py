@@ -7,10 +7,9 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.repeats import Repeats, fold_parts
+from lflops.analyze.modules.repeats import fold_parts
 from lflops.analyze.speed.fused_bytes import Fusion
-from lflops.analyze.speed.lower_bound import LowerBound
-from lflops.analyze.speed.roofline import Ceiling, Over, Point
+from lflops.analyze.speed.roofline import Ceiling, LowerBound, Over, Point
 from lflops.report.lines.roofline import OVER, saved_by_fusion
 from lflops.report.lines.text import counted, plain
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
@@ -23,9 +22,12 @@ _SIGNS: dict[Over, str] = {"cache": "c", "compiled": "t", "cache_unknown": "?", 
 
 def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
     """The ceilings, and the `top` modules and operators that would win the most seconds at their roof, or need the most."""
-    folded = [(_module(repeats), repeats.point) for repeats in fold_parts(analysis.roofline.modules, analysis.patterns)]
-    modules = sorted(folded, key=lambda named: (-(named[1].seconds_to_win or 0.0), -(named[1].roof_seconds or 0.0)))
     overview = analysis.roofline
+    folded = []
+    for repeats in fold_parts(overview.modules, analysis.patterns):
+        number = f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else ""
+        folded.append((f"{plain(repeats.label) or '(model)'}{number}", repeats.point))
+    modules = sorted(folded, key=lambda named: (-(named[1].seconds_to_win or 0.0), -(named[1].roof_seconds or 0.0)))
     operators = sorted(
         overview.operators,
         key=lambda point: (-(point.seconds_to_win or 0.0), -(point.roof_seconds or 0.0), -point.flops, -point.bytes_moved),
@@ -48,13 +50,13 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
 def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
     if not ceilings:
         return text("no roof is known: give --hardware NAME, one of lflops hardware", "yellow")
-    table = margin()
-    for index, ceiling in enumerate(ceilings):
+    rows = []
+    for ceiling in ceilings:
         peak, bandwidth = units.quantity(ceiling.flops_per_second, "FLOP/s"), units.quantity(ceiling.bandwidth_bytes_per_second, "B/s")
         source = f", {ceiling.source}" if ceiling.source else ""
         mine = "" if ceiling.is_judged_by else " (not what is judged by here)"
-        table.add_row("" if index else "roof", prose(f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{mine}"))
-    return table
+        rows.append(("roof", prose(f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{mine}")))
+    return margin(rows)
 
 
 def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) -> FittedTable:
@@ -83,10 +85,6 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
     return FittedTable(heading, [name for name, _ in named], columns, room=_NAME)
 
 
-def _module(repeats: Repeats) -> str:
-    return (plain(repeats.label) or "(model)") + (f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else "")
-
-
 def _remarks(modules: Sequence[Point], fusion: Sequence[Fusion], more_modules: int, more_operators: int) -> Iterator[RenderableType]:
     over = {point.over for point in modules}
     lines = [f"{_SIGNS[each]}: {sentence}" for each, sentence in OVER.items() if each in over]
@@ -105,17 +103,14 @@ def _remarks(modules: Sequence[Point], fusion: Sequence[Fusion], more_modules: i
 
 def render_lower_bound(bound: LowerBound) -> Group:
     """The step, its phases, and the modules directly below the root that take longest."""
-    table = margin()
     sentence = f"{units.duration(bound.seconds)} a step, with every operator at the peak or the bandwidth of {bound.hardware}"
-    table.add_row("at least", prose(sentence))
-    for phase, seconds in bound.by_phase.items():
-        table.add_row("", _bound_line(seconds, bound, phase))
+    rows: list[tuple[str, RenderableType]] = [("at least", prose(sentence))]
+    rows += [("", _bound_line(seconds, bound, phase)) for phase, seconds in bound.by_phase.items()]
     below = sorted(((seconds, row) for row, seconds in bound.by_module.items() if row and "." not in row), reverse=True)
-    for index, (seconds, row) in enumerate(row for row in below[:_LISTED] if row[0]):
-        table.add_row("" if index else "by module", _bound_line(seconds, bound, row))
+    rows += [("by module", _bound_line(seconds, bound, row)) for seconds, row in below[:_LISTED] if seconds]
     if bound.unknown:
-        table.add_row("no peak for", text(", ".join(bound.unknown), "yellow"))
-    return Group(table)
+        rows.append(("no peak for", text(", ".join(bound.unknown), "yellow")))
+    return Group(margin(rows))
 
 
 def _bound_line(seconds: float, bound: LowerBound, of: str) -> Text:

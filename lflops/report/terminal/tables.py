@@ -16,7 +16,7 @@ MARGIN = 16  # width of the labels in the lines above a table
 
 _WITH_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) ")
 _GAP = 2
-_SHORTEST = 16
+_SHORTEST, _LONG_NAME = 16, 40
 _NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}
 
 
@@ -47,22 +47,27 @@ class prose:  # noqa: N801 - used as the function `text` is
         yield Text("\n".join(lines).replace("\N{NO-BREAK SPACE}", " "), self._style, no_wrap=True)
 
 
-def margin(rows: Iterable[tuple[str, str]] = ()) -> Table:
-    """Lines with a label in the margin, to begin with these."""
-    table = Table.grid(padding=(0, 2, 0, 0))
+def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Lines with a label in the margin, which stands once for all lines below it with the same label."""
+    table, above = Table.grid(padding=(0, 2, 0, 0)), ""
     table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for label, line in rows:
-        table.add_row(label, text(line))
+        table.add_row("" if label == above else label, text(line) if isinstance(line, str) else line)
+        above = label or above
     return table
 
 
 class FittedTable:
     """Names with their figures; where the width is too small the last columns are left out, never digits."""
 
-    def __init__(self, heading: str, names: Sequence[str], columns: Mapping[str, Sequence[str]], *, room: int) -> None:
-        """Take cells of each row by heading; `room` is the width of the names, as long as there is a column to leave out."""
-        self._heading, self._names, self._columns, self._room = heading, names, columns, room
+    def __init__(self, heading: str, names: Sequence[str], columns: Mapping[str, Sequence[str]], *, room: int | None = None) -> None:
+        """Take cells of each row by heading; `room` is the width of the names, as long as there is a column to leave out.
+
+        Without it the names have their own width, up to 40 letters.
+        """
+        self._heading, self._names, self._columns = heading, names, columns
+        self._room = max(len(heading), min(max(map(len, names), default=0), _LONG_NAME)) if room is None else room
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         kept = self._fitting(options.max_width)

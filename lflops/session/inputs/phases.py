@@ -23,8 +23,6 @@ class Listener(Protocol):
 
 
 class _Ear(NamedTuple):
-    """A listener whose methods never raise."""
-
     listener: Listener
     enter: Callable[..., None]
     leave: Callable[[], None]

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lflops.collect.count import Ignored
-from lflops.collect.inputs.arguments import describe
+from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.kineto.tracer import ACTIVITIES, Activity
 from lflops.collect.ranks.unsharded import check_logical
 from lflops.errors import CountError, HardwareError, ScheduleError
@@ -76,13 +76,13 @@ class Settings:
             yield name, isinstance(given[name], bool), "True or False"
         for name, words in (("compiled", ("row", "modules")), ("on_error", ("warn", "raise"))):
             yield name, given[name] in words, " or ".join(map(repr, words))
-        for name, known in (("stages", STAGES), ("activities", ACTIVITIES)):
-            is_some = _is_list(given[name]) and given[name] and all(each in known for each in given[name])
+        for name, known, least in (("stages", STAGES, 0), ("activities", ACTIVITIES, 1)):
+            is_some = _is_list(given[name]) and len(given[name]) >= least and all(each in known for each in given[name])
             yield name, is_some, f"some of {', '.join(map(repr, known))}, in a tuple or a list"
         for name in ("output_file", "dirpath"):
             yield name, isinstance(given[name], str | PathLike | None), "a path, or None"
         for name, least in (("module_depth", -1), ("top_modules", 0), ("module_scalars", 0)):
-            yield name, _is_whole(given[name], least), f"a whole number, {least} or more"
+            yield name, is_whole(given[name], least), f"a whole number, {least} or more"
         yield "count", isinstance(given["count"], bool | Profile), "True, False, or a Profile that was counted elsewhere"
         functions = {"units": "a batch to {'samples': n, 'tokens': n}", "topology": "a rank to its coordinates"}
         for name, what in functions.items():
@@ -90,7 +90,7 @@ class Settings:
         timeout, ranks = given["gather_timeout"], given["trace_ranks"]
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         yield "gather_timeout", is_number and 0 < timeout < math.inf, "seconds, more than 0"
-        are_ranks = all(_is_whole(each, 0) for each in ranks) if _is_list(ranks) else ranks in ("zero", "all")
+        are_ranks = all(map(is_whole, ranks)) if _is_list(ranks) else ranks in ("zero", "all")
         yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
 
     def try_folder(self) -> None:
@@ -122,10 +122,6 @@ class Settings:
             )
         if isinstance(self.hardware, str):
             named(self.hardware) if self.hardware not in {"auto", "measure"} else names()  # which reads the user's table
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _is_list(value: object) -> bool:

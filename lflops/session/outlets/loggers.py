@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.utilization import flops_per_second
 from lflops.extras import offered
+from lflops.ledger.account import Ledger
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.records import Phase
 from lflops.report import html as page
+from lflops.report.lines.ledger import end_lines
 from lflops.report.lines.ranks import slow_ranks
 from lflops.report.lines.report import report_of
 from lflops.report.log_text import log_text
@@ -19,7 +21,7 @@ from lflops.session.inputs.messages import Failures
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Training
 from lflops.session.outlets.logger_outputs import LONGEST_TEXT, OUTPUTS, Output
-from lflops.session.outlets.paths import open_text
+from lflops.session.outlets.paths import OutputPaths, open_text
 
 FEWEST_WINDOWS = 3  # two points are no curve
 
@@ -177,6 +179,12 @@ class Outlets:
         for summary in offered("summary", "the summary"):
             return str(summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed, fold=True))
         return log_text(analysis, None)
+
+
+def log_ledger(ledger: Ledger, paths: OutputPaths | None, say: Callable[[str], None]) -> None:
+    """Say where the run's time went, if anything in it is worth saying."""
+    if lines := end_lines(ledger, None if paths is None else str(paths.profiles)):
+        say("\n".join(lines))
 
 
 class ModuleCurves:

@@ -96,7 +96,6 @@ def _report(error: BaseException, training: Training, profile: Profile | None) -
 
 
 def _place(at: TracebackType | None, model: nn.Module) -> tuple[str | None, Literal["forward", "backward", "optimizer"] | None]:
-    """The innermost module of the model in a traceback, and the phase that its functions tell."""
     names = {id(module): name for name, module in model.named_modules()}
     module: str | None = None
     phase: Literal["forward", "backward", "optimizer"] | None = None

@@ -40,11 +40,7 @@ class RunLogger:
 
 
 def loggers_of(given: Any) -> list[Any]:
-    """Loggers unchanged, or loggers around the writers that were given: one, several in a list, or none.
-
-    Raises:
-        CountError: One of them can do neither.
-    """
+    """Loggers unchanged, or loggers around the given writers: one, several in a list, or none; a `CountError` for anything else."""
     return [_logger_of(each) for each in (given if isinstance(given, list | tuple) else [] if given is None else [given])]
 
 

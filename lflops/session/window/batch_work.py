@@ -116,7 +116,6 @@ class BatchWork:
 
 
 def _decided_by_lengths(counted: Profile) -> int:
-    """MACs of forward and backward of operators that lengths decide."""
     return sum(cell.macs for cell in counted.cells if cell.phase in ("forward", "backward") and _reads_lengths(cell.operator))
 
 
@@ -188,7 +187,6 @@ def _lengths(name: str, tensor: Tensor) -> Tensor | None:
 
 
 def _are_offsets(tensor: Tensor) -> bool:
-    """Whether a tensor without a name begins with 0 and rises."""
     return tensor.dim() == 1 and len(tensor) > 1 and int(tensor[0]) == 0 and bool((tensor.diff() > 0).all())
 
 

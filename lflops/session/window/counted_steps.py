@@ -1,7 +1,6 @@
 """What the steps of a stage take: counted once for each shape of batch, with the facts of the run."""
 
-from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from lflops.errors import CountError
 from lflops.merging.accumulation import sum_of_batches
 from lflops.profile.model import Profile, Run
 from lflops.profile.notes import Note
+from lflops.profile.series import summed
 from lflops.session.inputs.phases import OutsideModules
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
@@ -86,8 +86,17 @@ class CountedSteps:
         batches, self._step = self._step, None
         if not batches:
             return None
-        counted = self._counted[self._key] = self.with_facts(sum_of_batches(batches))
+        counted = self.with_facts(sum_of_batches(batches))
+        if self._stage.learns:
+            counted = replace(counted, notes=(*counted.notes, *self._left_on()))
+        self._counted[self._key] = counted
         return counted
+
+    def _left_on(self) -> Iterator[Note]:
+        if torch.is_anomaly_enabled():
+            yield Note(code="anomaly_mode", subject="", values={})
+        if not any(module.training for module in self._root.modules()):
+            yield Note(code="eval_mode", subject="", values={})
 
     def abandon(self) -> None:
         """The step was left before it was over."""
@@ -159,9 +168,5 @@ def _facts_of(profile: Profile, training: Training, stage: Stage) -> Run:
 
 def _dtype(profile: Profile) -> str | None:
     """What most of the contractions ran in: autocast is the loop's business, or the user's, and over when one could ask for it."""
-    macs: Counter[str] = Counter()
-    for cell in profile.cells:
-        if cell.phase in {"forward", "backward"}:
-            macs[cell.dtype] += cell.macs
-    dtype, most = macs.most_common(1)[0] if macs else ("", 0)
-    return dtype if most else None
+    macs = summed((cell.dtype, cell.macs) for cell in profile.cells if cell.phase in {"forward", "backward"} and cell.macs)
+    return max(macs, key=macs.__getitem__, default=None)

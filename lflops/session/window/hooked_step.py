@@ -38,7 +38,9 @@ class HookedStep:
 
     def stop(self) -> None:
         """End. It can be called again."""
-        call_each([self._end_pass, self._undo.close, self._end_cpu])
+        call_each([self._end_pass, self._undo.close])
+        if self._cpu is not None:
+            self.cpu_lost, self._cpu = self._cpu.lost(), None
 
     def pass_times(self) -> dict[str, PassTimes]:
         """What the settled stamps say of forward and of backward, over all passes of the step."""
@@ -90,10 +92,6 @@ class HookedStep:
         """By an exception: unmarked."""
         if self._phases:
             self._phases.pop()
-
-    def _end_cpu(self) -> None:
-        if self._cpu is not None:
-            self.cpu_lost, self._cpu = self._cpu.lost(), None
 
     def _end_pass(self) -> None:
         if self._begun:

@@ -20,12 +20,7 @@ class _StepSample(NamedTuple):
 
 
 class LiveMetrics:
-    """Gathers the clean steps between two points.
-
-    Args:
-        seconds: How long a step took.
-        replicas: Over how many ranks batches are spread; `None` is unknown.
-    """
+    """Gathers the clean steps between two points; `replicas` is over how many ranks batches are spread, `None` where that is unknown."""
 
     def __init__(self, seconds: Callable[[TimedStep], float], replicas: int | None) -> None:
         self._seconds = seconds

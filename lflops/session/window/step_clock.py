@@ -4,7 +4,7 @@ This runs in every step of the training. All that can wait until somebody asks f
 """
 
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from resource import struct_rusage
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from lflops.collect.inputs.batch import samples_and_tokens, units_of
 from lflops.collect.timing.clock import ThreadSchedule, cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
 from lflops.collect.torch_private.modules import Compilations, compilations, remove_hook
+from lflops.profile.series import sum_known
 from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.plain_steps import MAX_PENDING_STEPS, BatchUnits, PlainSteps
@@ -64,28 +65,18 @@ class TimedStep(NamedTuple):
 
 
 class StepClock:
-    """Makes a step of the batches that gradients are accumulated over.
-
-    Args:
-        phases: A listener to the phases.
-        on_host: A listener by the host's clock, where `phases` have another.
-        units: As `FlopsMonitor` is given it.
-        logged_step: What the loggers call the last step so far.
-        updating: The phases without which a step has learned nothing.
-        scaled: Whether gradients are scaled, so that an optimizer that should step may not.
-        on_ranks: Whether steps are compared with those of other ranks, so that it matters what the system does to this one.
-    """
+    """Makes a step of the batches that gradients are accumulated over."""
 
     def __init__(
         self,
-        phases: StepPhases,
-        on_host: StepPhases | None,
-        units: Any,
-        logged_step: int,
+        phases: StepPhases,  # a listener to the phases
+        on_host: StepPhases | None,  # one by the host's clock, where `phases` have another
+        units: Any,  # as `FlopsMonitor` is given it
+        logged_step: int,  # what the loggers call the last step so far
         *,
-        updating: frozenset[str],
-        scaled: bool,
-        on_ranks: bool = False,
+        updating: frozenset[str],  # the phases without which a step has learned nothing
+        scaled: bool,  # whether gradients are scaled, so that an optimizer that should step may not
+        on_ranks: bool = False,  # whether steps are compared with those of other ranks: then it matters what the system does to this one
     ) -> None:
         self.listeners = [phases] if on_host is None else [phases, on_host]  # what has to listen to phases
         self.batches: list[BatchUnits] = []  # the batches of the step that are over
@@ -179,8 +170,8 @@ class StepClock:
             times_phases=self.times_phases,
             device_marks=device_marks,
             shapes=tuple(each.shapes for each in batches),
-            samples=_sum([each.samples for each in batches]),
-            tokens=_sum([each.tokens for each in batches]),
+            samples=sum_known([each.samples for each in batches]),
+            tokens=sum_known([each.tokens for each in batches]),
             cpu=None if before is None or usage is None else (before, usage),
             thread=(thread_before, thread),
         )
@@ -288,7 +279,3 @@ class StepClock:
             tokens=step.tokens,
             marks=(*step.marks, "no_update") if idle else step.marks,
         )
-
-
-def _sum(counts: Collection[int | None]) -> int | None:
-    return None if None in counts else sum(filter(None, counts))

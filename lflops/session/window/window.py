@@ -27,12 +27,7 @@ LONGEST_WAIT = 100  # steps of a wait that are kept, the last ones
 
 
 class Window:
-    """Gathers until it is closed.
-
-    Args:
-        number: Of the schedule's windows, from 0.
-        begin: The first step of its wait, counted from the beginning of the run.
-    """
+    """Gathers until it is closed: a window of the schedule, numbered from 0. Its wait began at step `begin` of the run."""
 
     def __init__(self, number: int, begin: int) -> None:
         self.number = number
@@ -115,7 +110,6 @@ class Window:
         return attach_module_times(profile, pass_times, hook_overhead(clock)) if pass_times else (profile, ())
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
-        """That of the hooked step of median length, if no traced step has one."""
         hooked = [(clock.seconds(step.device_marks[0][0], step.device_marks[-1]), step) for step in self._steps if step.hooked]
         if not hooked or (self.recording is not None and self.recording.timeline is not None):
             return ()

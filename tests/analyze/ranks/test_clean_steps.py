@@ -1,7 +1,7 @@
 """Who is slow, from the clean steps of all ranks alone: steps written by hand, with 1 % of jitter, and what is planted in them."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -66,11 +66,18 @@ def shared(
     return kept
 
 
-def given(clean: CleanSteps, *, ranks: int = 2, waits: set[Place] = WAITS, hooked: RankComparison | None = None, macs: Any = ()) -> Profile:
+def given(
+    clean: CleanSteps,
+    *,
+    ranks: int = 2,
+    waits: set[Place] = WAITS,
+    hooked: RankComparison | None = None,
+    macs: Sequence[int] = (),
+    chips: Sequence[str] = (),
+) -> Profile:
     """A profile with nothing but the comparison."""
-    each = tuple(
-        Rank(rank=n, node=None, host=None, device=None, coordinates={}, status="ok", macs=macs[n] if macs else None) for n in range(ranks)
-    )
+    facts = [{"macs": macs[n] if macs else None, "device": chips[n] if chips else None} for n in range(ranks)]
+    each = tuple(Rank(rank=n, node=None, host=None, coordinates={}, status="ok", **facts[n]) for n in range(ranks))
     rows = {name: weights(0) for name in ("", "slow")}
     return profile(rows, [], run=run(world_size=ranks), ranks=each, clean_comparison=clean.compared(waits), rank_comparison=hooked)
 
@@ -210,6 +217,19 @@ def test_the_cause_is_named_with_its_evidence() -> None:
     counted = first(given(shared(30, plant), macs=(1000, 3100)))
     assert ("work", 3.1) == (counted.cause, counted.work_ratio)
     assert "its batch has 3.1 × the work of the others'" in said(given(shared(30, plant), macs=(1000, 3100)))
+
+
+def test_a_slow_rank_with_another_chip_than_all_others_has_its_cause() -> None:
+    """A chip that another rank has as well is no cause, and no chip makes data late."""
+    clean = shared(30, {(2, "forward"): every(1)}, ranks=3)
+    other = given(clean, ranks=3, chips=("H100", "H100", "A100"))
+    assert ("all", "chip") == (first(other).phase, first(other).cause)
+    assert "than the other ranks in everything" in said(other)
+    assert "; its chip is A100, the others' H100" in said(other)
+    assert None is first(given(clean, ranks=3, chips=("H100", "A100", "A100"))).cause
+    assert None is first(given(clean, ranks=3)).cause
+    late = shared(30, {(2, "data"): every(1)}, ranks=3)
+    assert ("data", None) == ((row := first(given(late, ranks=3, chips=("H100", "H100", "A100")))).phase, row.cause)
 
 
 def test_a_rank_whose_core_is_shared_is_named_though_its_delays_are_neither_steady_nor_bursts() -> None:

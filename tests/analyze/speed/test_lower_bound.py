@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lflops.analyze.speed.lower_bound import LowerBound, lower_bound
+from lflops.analyze.speed.roofline import LowerBound, lower_bound
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from tests.support.profile_builders import cell, product, profile, run

@@ -1,0 +1,158 @@
+"""What `lflops.explain` says of trainings with known faults: how often it is right, what it is wrong in, and what a mend would bring.
+
+python -m benchmarks.faults.judge DIR [--half tuned|report] [--record]
+
+Even seeds are those that rules may be tuned on, odd ones the report's. A training counts as faulty if its fault costs 5 % of the step or
+more, or if it is no matter of time. What it costs is what was planted, or else the stopwatch's difference. A verdict is right if its first
+finding is the fault.
+"""
+
+import argparse
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import lflops
+from benchmarks.results import record
+from lflops.report.explanation import Explanation
+
+LEAST = 0.05  # of the step: a fault that costs less is not asked for
+TIMELESS = {"busy machine", "memory grows", "frozen", "eval mode", "threads", "find unused parameters", "padding", "unused work"}
+"""Faults whose cost is not the difference of two step times."""
+
+ACCEPTED = {
+    "data": {"data", "loader"},
+    "outside": {"outside"},
+    "slow module": {"slow"},
+    "tiny operators": {"calls", "slow"},
+    "wide dtype": {"dtype"},
+    "recompute": {"recompute", "recomputed"},
+    "unused work": {"unused"},
+    "frozen": {"frozen"},
+    "eval mode": {"eval_mode"},
+    "padding": {"padding"},
+    "hooks": {"hooks", "anomaly_mode"},
+    "backward twice": {"backward_twice"},
+    "clip": {"clip"},
+    "optimizer": {"optimizer"},
+    "outside all phases": {"other"},
+    "logging": {"logging", "other"},
+    "checkpoint": {"checkpoint"},
+    "validation": {"validation"},
+    "garbage collection": {"gc"},
+    "compilation": {"compilation"},
+    "graph breaks": {"graph_breaks"},
+    "threads": {"threads"},
+    "busy machine": {"busy", "not_scheduled"},
+    "another thread": {"thread"},
+    "memory grows": {"memory"},
+    "ranks take turns": {"turns"},
+    "small buckets": {"communication"},
+    "find unused parameters": {"find_unused"},
+    "communication": {"communication"},
+}
+"""The causes that a label may have; of the labels `slow rank: ...` it is the rank."""
+
+
+class Training:
+    """One that was made, and what is said of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.truth: dict[str, Any] = json.loads((folder / "truth.json").read_text())
+        self.found: Explanation = lflops.explain(folder)
+        self.word: str = self.truth["word"]
+        self.faults = [each for each in self.found.findings if each.is_fault]
+
+    @property
+    def cost(self) -> float:
+        """Seconds of the fault in a step: as planted, or else by the stopwatch."""
+        return float(self.truth["planted"] or self.truth["step"] - self.truth["without"])
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the fault is large enough to be found."""
+        return bool(self.word) and (self.word in TIMELESS or self.cost >= LEAST * self.truth["step"])
+
+    def is_it(self, finding: Any) -> bool:
+        """Whether a finding is the fault."""
+        if self.word.startswith("slow rank"):
+            return finding.cause == "rank" and finding.rank == 1
+        is_there = not self.truth["module"] or self.truth["module"] in finding.module
+        return finding.cause in ACCEPTED[self.word] and is_there
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the fault is the first finding; of a busy machine, whether no finding is there for it."""
+        if self.word == "busy machine" and not self.faults:
+            return self.found.status == "cannot tell" and "busy" in self.found.because
+        return bool(self.faults) and bool(self.word) and self.is_it(self.faults[0])
+
+
+def table(trainings: list[Training]) -> Iterator[str]:
+    """By label, and in all."""
+    asked = [each for each in trainings if each.is_asked]
+    by_word: dict[str, list[Training]] = defaultdict(list)
+    for each in asked:
+        by_word[each.word].append(each)
+    yield "| planted | trainings | first | among the findings | said else | promised / reached |"
+    yield "|---|--:|--:|--:|---|--:|"
+    for word, rows in sorted(by_word.items()):
+        there = [[finding for finding in each.faults if each.is_it(finding)] for each in rows]
+        promised = [found[0].seconds if found else None for found in there]
+        ratios = [seconds / each.cost for each, seconds in zip(rows, promised, strict=True) if seconds and each.cost > 0]
+        wrong = Counter(each.faults[0].cause if each.faults else each.found.status for each in rows if not each.is_first)
+        said = ", ".join(f"{cause} {times}" for cause, times in wrong.most_common())
+        ratio = f"{median(ratios):.2f}" if ratios else "–"
+        yield f"| {word} | {len(rows)} | {sum(each.is_first for each in rows)} | {sum(map(bool, there))} | {said} | {ratio} |"
+    first, named = sum(each.is_first for each in asked), sum(bool(each.faults) for each in asked)
+    clean = [each for each in trainings if not each.word]
+    accused = [each for each in clean if each.faults]
+    yield ""
+    yield f"Recall: {first} of {len(asked)} faults come first ({share(first, len(asked))})."
+    of = named + len(accused)
+    yield f"Precision: of {of} trainings of which anything is said, {first} have it right ({share(first, of)})."
+    yield f"Clean: {len(accused)} of {len(clean)} are accused."
+    for each in accused:
+        yield f"- {each.truth['kind']}, seed {each.truth['seed']}: {each.faults[0].said}"
+
+
+def by_cause(trainings: list[Training]) -> Iterator[str]:
+    """How often each cause is right where it comes first: what a finding says of its own confidence."""
+    first: dict[str, list[bool]] = defaultdict(list)
+    for each in trainings:
+        if each.faults and (each.is_asked or not each.word):
+            first[each.faults[0].cause].append(each.is_first)
+    yield from ("", "| first finding | said | right |", "|---|--:|--:|")
+    for cause, right in sorted(first.items()):
+        yield f"| {cause} | {len(right)} | {sum(right)} |"
+
+
+def share(part: int, whole: int) -> str:
+    """In percent."""
+    return f"{100 * part / whole:.0f} %" if whole else "–"
+
+
+def main() -> None:
+    """Judge what is there."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--half", choices=("tuned", "report"), default="tuned")
+    parser.add_argument("--record", action="store_true")
+    given = parser.parse_args()
+    folders = sorted(file.parent for file in given.folder.glob("*/truth.json"))
+    odd = given.half == "report"
+    trainings = [each for each in map(Training, folders) if each.truth["seed"] % 2 == odd]
+    loads = [each.truth["load"] for each in trainings]
+    on = f"{len(trainings)} trainings, on a machine with a load of {min(loads):.0f} to {max(loads):.0f}."
+    lines = [on, "", *table(trainings), *by_cause(trainings)]
+    if given.record:
+        record("faults", "Known faults, and what is said of them", lines)
+    else:
+        print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

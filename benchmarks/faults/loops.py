@@ -1,0 +1,138 @@
+"""The loops that a training can have: the documentation's, and Lightning's."""
+
+import contextlib
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, zeros
+from torch.utils.data import DataLoader
+
+import lflops
+from benchmarks.faults.parts import Parts
+
+
+class Unwatched:
+    """Does nothing where a monitor would look."""
+
+    def data(self, loader: Any) -> Any:
+        """The loader."""
+        return loader
+
+    def step(self, _batch: Any) -> Any:
+        """Anything."""
+        return contextlib.nullcontext()
+
+    within = stage = step
+
+
+def plain(parts: Parts, folder: Path | None) -> list[float]:
+    """A loop of one's own, watched if there is a folder; the moments at which its steps end."""
+    parts.wrap()
+    ends: list[float] = []
+    with contextlib.ExitStack() as contexts:
+        for context in parts.contexts:
+            contexts.enter_context(context())
+        monitor: Any = Unwatched()
+        if folder is not None:
+            settings: dict[str, Any] = {"dirpath": folder, "html": False, "on_error": "raise", "log": lambda _line: None}
+            monitor = contexts.enter_context(lflops.monitor(parts.wrapped, parts.optimizer, **settings))
+        for step, batch in enumerate(monitor.data(parts.loader()), 1):
+            with monitor.step(batch):
+                loss = parts.loss(batch)
+                parts.backward(loss)
+                parts.clip()
+                parts.optimizer.step()
+                parts.optimizer.zero_grad()
+                parts.after_step(step)
+                if parts.log_every and step % parts.log_every == 0:
+                    with monitor.within("logging"):
+                        parts.logging()
+            for name, event in parts.events(step):
+                with monitor.stage("validate") if name == "validation" else monitor.within(name):
+                    event()
+            ends.append(time.perf_counter())
+    return ends
+
+
+class Module(LightningModule):
+    """Trains the parts."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        self.parts = parts
+        self.model = parts.model
+
+    def training_step(self, batch: Tensor, _: int) -> Tensor:
+        return self.parts.loss(batch)
+
+    def validation_step(self, _batch: Tensor, _: int) -> None:
+        self.parts.validating()
+
+    def backward(self, loss: Tensor, *_: Any, **__: Any) -> None:
+        self.parts.backward(loss)
+
+    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+        self.parts.clip()
+
+    def configure_optimizers(self) -> Any:
+        return self.parts.optimizer
+
+
+class Events(Callback):
+    """Does what is due after a step."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.ends: list[float] = []
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.ends.append(time.perf_counter())
+
+    def on_train_batch_end(self, _trainer: Any, _module: Any, _outputs: Any, _batch: Any, index: int) -> None:
+        self.parts.after_step(index + 1)
+        if self.parts.log_every and (index + 1) % self.parts.log_every == 0:
+            self.parts.logging()
+
+
+class Saves(ModelCheckpoint):
+    """Takes longer."""
+
+    def __init__(self, parts: Parts, folder: str) -> None:
+        super().__init__(dirpath=folder, every_n_train_steps=parts.save_every, save_top_k=-1)
+        self.parts = parts
+
+    def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
+        super()._save_checkpoint(trainer, filepath)
+        self.parts.saving()
+
+
+def lightning(parts: Parts, folder: Path | None) -> list[float]:
+    """A Trainer, watched if there is a folder; the moments at which its steps end."""
+    callbacks: list[Any] = [events := Events(parts)]
+    with contextlib.ExitStack() as contexts:
+        for context in parts.contexts:
+            contexts.enter_context(context())
+        saved = contexts.enter_context(tempfile.TemporaryDirectory())
+        callbacks += [Saves(parts, saved)] if parts.save_every else []
+        callbacks += [lflops.FlopsMonitor(dirpath=folder, html=False, on_error="raise")] if folder is not None else []
+        trainer = Trainer(
+            max_epochs=1,
+            callbacks=callbacks,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=bool(parts.save_every),
+            default_root_dir=saved,
+            num_sanity_val_steps=0,
+            **({"val_check_interval": parts.validate_every} if parts.validate_every else {}),
+        )
+        trainer.fit(Module(parts), parts.loader(), DataLoader(zeros(1, 1)) if parts.validate_every else None)
+    return events.ends
+
+
+LOOPS = {"plain": plain, "lightning": lightning}

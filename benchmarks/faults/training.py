@@ -1,0 +1,86 @@
+"""A training with a fault or without, each in a process of its own."""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+
+from benchmarks.faults.kinds import KINDS, Kind
+from benchmarks.faults.loops import LOOPS
+from benchmarks.faults.parts import Parts
+from tests.support.ports import free_port
+
+SHARES = (0.15, 0.8)
+"""Of a usual step: what a fault costs that can choose."""
+
+FIRST = 20  # steps that are no measure: the schedule's window is in them
+SECONDS = 180
+"""That a training may take."""
+
+
+def trained(name: str, seed: int, rank: int, port: int, folder: Path | None) -> dict[str, Any]:
+    """One training in this process, and what is known of it."""
+    kind, draw = KINDS[name], random.Random(f"{name} {seed}")  # noqa: S311 - nothing is secret
+    torch.set_num_threads(1)  # more would wait for each other at full load, beside other programs
+    if kind.ranks > 1:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(kind.ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        distributed.init_process_group("gloo")
+    loop = draw.choice(kind.loops)
+    parts = Parts(f"{seed} {name}", rank, kind.ranks)
+    seconds = draw.uniform(*SHARES) * parts.usual_seconds
+    if kind.ranks > 1:  # all plant the same
+        shared = torch.tensor([seconds])
+        distributed.broadcast(shared, 0)
+        seconds = float(shared)
+    if folder is not None:
+        kind.change(parts, draw, seconds)
+    try:
+        ends = LOOPS[loop](parts, folder)
+    finally:
+        parts.end()
+    if kind.ranks > 1:
+        distributed.destroy_process_group()
+    steps = [later - earlier for earlier, later in zip(ends[FIRST:], ends[FIRST + 1 :], strict=False)]
+    module = f"blocks.{parts.slow_block}" if kind.label.module else ""
+    return {
+        "kind": name,
+        "seed": seed,
+        "word": kind.label.word,
+        "module": module,
+        "loop": loop,
+        "model": parts.name,
+        "planted": seconds if kind.can_choose and kind.label.word else None,
+        "usual": parts.usual_seconds,
+        "step": sum(steps) / len(steps),
+    }
+
+
+def in_processes(kind: Kind, name: str, seed: int, folder: Path | None) -> dict[str, Any] | None:
+    """What the first rank knows; nothing where a process failed or took too long."""
+    context, port = multiprocessing.get_context("forkserver"), free_port()
+    answers: Any = context.Queue()
+    processes = [context.Process(target=answer, args=(answers, name, seed, rank, port, folder)) for rank in range(kind.ranks)]
+    context.set_forkserver_preload(["lightning.pytorch", __name__])
+    for process in processes:
+        process.start()
+    found = None
+    with contextlib.suppress(Exception):
+        for _ in processes:
+            rank, known = answers.get(timeout=SECONDS)
+            found = known if rank == 0 else found
+    for process in processes:
+        process.join(10)
+        process.kill()
+    return found
+
+
+def answer(answers: Any, *of: Any) -> None:
+    """Train, and say what is known."""
+    warnings.simplefilter("ignore")
+    answers.put((of[2], trained(*of)))

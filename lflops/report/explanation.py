@@ -1,0 +1,238 @@
+"""What a run or a profile is slow for, as one bounded value for people, programs and agents: `lflops.explain` and `lflops why`.
+
+The verdict is the first screen's. What only the run's ledger sees comes to it: time between steps, and steps that are slow now and then.
+"""
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from lflops import units
+from lflops.analyze.analysis import Analysis, analyze
+from lflops.errors import ProfileError
+from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, memory_growth
+from lflops.ledger.run import load_run
+from lflops.profile.json_file import load
+from lflops.profile.model import Profile
+from lflops.report.lines.ranks import ranks
+from lflops.report.lines.report import report_of
+from lflops.report.lines.text import plain, shortened
+from lflops.report.lines.verdict import VERY_BUSY, Finding, Verdict, lost_share
+
+FORMAT = 1  # of the explanation as JSON: a field is added, never changed
+WORTH = 0.05  # of the time in which the run trained: what costs less is no finding
+FEWEST_STEPS = 5  # clean ones: from fewer no one can tell
+LONGEST, MOST_LINES, MOST_FINDINGS, MOST_MODULES = 240, 6, 6, 5  # letters of a text, and entries of a list: all of it stays small
+
+_NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
+
+_NEXT: Mapping[str, str] = {
+    "validation": "Validate less often, or on fewer batches",
+    "checkpoint": "Save checkpoints less often, or in another process",
+    "logging": "Log less often, and no images or histograms in every step",
+    "compilation": "Pad inputs to a few shapes, or give torch.compile dynamic=True",
+    "between_epochs": "Give the DataLoader persistent_workers=True",
+    "repeated": "Save checkpoints more often",
+    "gc": "Call gc.freeze() after start-up, or gc.collect() less often",
+    "loader": "Give the DataLoader more workers, or a larger prefetch_factor",
+    "not_scheduled": "Run on a machine that does nothing else, with no more threads than cores",
+    "swap": "Use less memory: what is read from disk does not fit",
+    "allocator_retry": "Use less memory, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "other_rank": "Look at the rank that the others wait for: the view Ranks has its phases",
+    "larger_batch": "Give all batches about the same size",
+    "memory": "Look for what is kept from step to step: losses with their graphs, outputs in a list",
+}
+
+_SAME = {"loader": {"data"}, "other_rank": {"rank", "communication"}, "logging": {"other"}, "gc": set[str]()}
+"""Causes of slow steps, and the findings of a window that are the same."""
+
+
+class Module(Struct, frozen=True, kw_only=True):
+    """A module among those that take longest, repeated ones together as `layers.*`.
+
+    Attributes:
+        name: Empty is the model itself.
+        seconds: Of a step, in which the module itself runs.
+    """
+
+    name: str
+    kind: str
+    seconds: float
+    macs: int
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """What a run is slow for, with its evidence. `None` is unknown.
+
+    Attributes:
+        status: Whether anything was `found`. Of `nothing found` the steps were good enough to see it; else it is `cannot tell`.
+        said: How fast and how good a step is.
+        findings: Faults, the most costly first, and behind them where else the time goes.
+        because: What it rests on, and why no one can tell.
+        measured: What was measured, and on what: texts by their names.
+        modules: Those that take longest.
+        ranks: The lines about the ranks of a run of several.
+        run: Seconds of the whole run by category, where its ledger is there.
+        more: Commands that show more.
+        format: The version of this value.
+    """
+
+    status: Literal["found", "nothing found", "cannot tell"]
+    said: str
+    findings: tuple[Finding, ...]
+    because: str
+    measured: Mapping[str, str]
+    modules: tuple[Module, ...]
+    ranks: tuple[str, ...]
+    run: Mapping[str, float] | None
+    more: tuple[str, ...]
+    format: int = FORMAT
+
+    @property
+    def cause(self) -> str | None:
+        """The kind of the most costly fault; `None` without one."""
+        return self.findings[0].cause if self.status == "found" else None
+
+
+def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
+    """Say what a run is slow for, what that costs, and what to do next.
+
+    Args:
+        given: A profile, the ledger of a run, the file of a profile, or the folder of a run: its last window and its ledger.
+
+    Raises:
+        ProfileError: There is nothing to read there, or it cannot be read.
+    """
+    if isinstance(given, Profile):
+        return _explained(given, None, None)
+    if isinstance(given, Ledger):
+        return _explained(None, given, None)
+    path = Path(given)
+    if not path.is_dir():
+        return _explained(load(path), None, path)
+    windows = sorted(path.rglob("*.profile.json"), key=lambda file: (file.name.startswith("train"), file.stat().st_mtime))
+    try:
+        ledger = load_run(path)
+    except ProfileError:
+        if not windows:
+            raise
+        ledger = None
+    return _explained(load(windows[-1]) if windows else None, ledger, path)
+
+
+def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None) -> Explanation:
+    analysis = None if profile is None else analyze(profile)
+    verdict = (
+        Verdict(said="No window was closed.", trust="the ledger of the run alone") if analysis is None else report_of(analysis).verdict
+    )
+    findings = list(verdict.findings)
+    findings += [] if ledger is None else _of_run(ledger, {each.cause for each in findings if each.is_fault})
+    findings.sort(key=lambda each: (not each.is_fault, each.seconds is not None, -(each.seconds or 0.0)))
+    is_seen = analysis is not None and _would_be_seen(analysis)
+    return Explanation(
+        status="found" if findings and findings[0].is_fault else "nothing found" if is_seen else "cannot tell",
+        said=verdict.said,
+        findings=tuple(findings[:MOST_FINDINGS]),
+        because=verdict.trust,
+        measured={} if analysis is None else dict(_measured(analysis)),
+        modules=() if analysis is None else tuple(_modules(analysis)),
+        ranks=()
+        if analysis is None
+        else tuple(_short(f"{label}: {text}" if label else text) for label, text in ranks(analysis))[:MOST_LINES],
+        run=None if ledger is None else ledger.by_group(),
+        more=tuple(_more(path, ledger)),
+    )
+
+
+_NO_WINDOW = Verdict(said="No window was closed.", trust="the ledger of the run alone")
+
+
+def _would_be_seen(analysis: Analysis) -> bool:
+    """Whether the steps are good enough to say that nothing is wrong."""
+    is_quiet = lost_share(analysis) < VERY_BUSY and analysis.outliers.doubt is None
+    return is_quiet and analysis.step_times.steps >= FEWEST_STEPS
+
+
+def _of_run(ledger: Ledger, known: Iterable[str]) -> Iterator[Finding]:
+    """What takes time between steps or in a few of them, and memory that grows."""
+    trained = sum(seconds for group, seconds in ledger.by_group().items() if group not in _NO_TRAINING)
+    seen = set(known)
+    for name, seconds in ledger.seconds.items():
+        group, _, part = name.partition("/")
+        cause = part if group == "slow" else group.removesuffix("_save")
+        if group in _NO_TRAINING | {"training"} or seconds < WORTH * trained or _SAME.get(cause, {cause}) & seen:
+            continue
+        what = f"slow steps: {CAUSES.get(part, part)}" if group == "slow" else CATEGORIES[group]
+        each = seconds / max(ledger.steps, 1)
+        said = f"{units.percent(seconds / trained)} of the run is {what}: {units.duration(each)} for each step."
+        is_fault = cause != "compilation" or _compiles_late(ledger)
+        yield Finding(cause=cause, said=said, seconds=each, share=seconds / trained, next=_NEXT.get(cause, ""), is_fault=is_fault)
+    if (growth := memory_growth(ledger)) is not None:
+        said = f"Memory of the process grows by {units.size(growth)} an hour."
+        yield Finding(cause="memory", said=said, next=_NEXT["memory"], is_fault=True)
+
+
+def _compiles_late(ledger: Ledger) -> bool:
+    """Whether the second half of the steps is compiled for as well: at first, every compiled model takes long."""
+    late = [each for each in ledger.spans if each.steps > ledger.steps / 2][1:]
+    return sum(each.spent.get("compilation", 0.0) for each in late) >= WORTH * sum(each.seconds for each in late) > 0
+
+
+def _measured(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    report = report_of(analysis)
+    for fact in (*report.subject, *report.speed, *report.model):
+        yield fact.name, _short(fact.said)
+    if uncounted := [row.operator for row in analysis.uncounted]:
+        yield "not counted", _short(", ".join(dict.fromkeys(uncounted)))
+
+
+def _modules(analysis: Analysis) -> Iterator[Module]:
+    for each in analysis.busiest[:MOST_MODULES]:
+        yield Module(name=_short(each.pattern), kind=_short(each.kind), seconds=each.seconds, macs=each.macs)
+
+
+def _more(path: Path | None, ledger: Ledger | None) -> Iterator[str]:
+    if path is None:
+        return
+    where = shlex.quote(os.fspath(path))
+    if path.is_dir():
+        yield from (f"tensorboard --logdir {where}", *([f"lflops ledger {where}"] if ledger is not None else []), f"lflops window {where}")
+    else:
+        yield from (f"lflops show {where}", f"lflops show {where} --operators", f"lflops show {where} --memory", f"lflops html {where}")
+
+
+def _short(text: str) -> str:
+    return shortened(plain(text), LONGEST)
+
+
+def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
+    """Label and text of each line for a terminal."""
+    faults, rest = ([each.said for each in found.findings if each.is_fault == is_fault] for is_fault in (True, False))
+    rows = {"verdict": [found.said], "why": faults or [f"{found.status}."], "also": rest, "next": _steps(found), "trust": [found.because]}
+    for label, lines in rows.items():
+        yield from (("" if index else label, line) for index, line in enumerate(lines))
+
+
+def _steps(found: Explanation) -> list[str]:
+    return [f"{step}." for step in dict.fromkeys(each.next for each in found.findings if each.next)]
+
+
+def markdown(found: Explanation) -> Iterator[str]:
+    """The explanation as a text to paste."""
+    yield from (f"**{found.said}** ({found.status})", "")
+    for number, each in enumerate(found.findings, 1):
+        yield f"{number}. {each.said}{f' {each.next}.' if each.next else ''}"
+    yield from ("", f"Trust: {found.because}", "", "| measured | |", "|---|---|")
+    yield from (f"| {name} | {text.replace('|', '∣')} |" for name, text in found.measured.items())
+    if found.modules:
+        yield from ("", "| module | kind | ms a step | MACs |", "|---|---|--:|--:|")
+        yield from (
+            f"| `{each.name or 'the model itself'}` | {each.kind} | {each.seconds * 1e3:.3g} | {each.macs:,} |" for each in found.modules
+        )
+    yield from (("", *(f"- {line}" for line in found.ranks)) if found.ranks else ())
+    yield from ("", *(f"    {command}" for command in found.more)) if found.more else ()

@@ -1,0 +1,1 @@
+"""Trainings that are watched without a line of code, where the variable `LFLOPS` asks for it: their loops are found by torch's hooks."""

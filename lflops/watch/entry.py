@@ -1,0 +1,49 @@
+"""Whether the variable `LFLOPS` asks for lflops. torch calls `watch` as it is imported, in every program where lflops is installed.
+
+So this file imports nothing that was not asked for, and lflops is loaded when an optimizer has made its first step.
+"""
+
+import functools
+import importlib
+import os
+import sys
+import warnings
+from typing import Any
+
+VARIABLE = "LFLOPS"
+FINDER = "lflops.watch.finder"
+
+
+def settings_line() -> str | None:
+    """The settings that the variable has, "" for none; `None` where it does not ask for lflops."""
+    asked = os.environ.get(VARIABLE, "").strip()
+    if asked.lower() in {"", "0", "false", "no", "off"}:
+        return None
+    return "" if asked.lower() in {"1", "true", "yes", "on"} else asked
+
+
+def watch() -> None:
+    """Look for loops from here on, if that is asked for."""
+    if settings_line() is not None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(step_ends)
+
+
+def step_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """An optimizer has made a step. A training that is watched already is left alone."""
+    finder: Any = sys.modules.get(FINDER)
+    runs: Any = sys.modules.get("lflops.session.run")
+    if finder is None and (runs is None or not runs.OPEN):
+        finder = _loaded()
+    if finder is not None:
+        finder.step_ends(optimizer)
+
+
+@functools.cache
+def _loaded() -> Any:
+    try:
+        return importlib.import_module(FINDER)
+    except Exception as error:  # noqa: BLE001 - as of a torch that lflops does not know; it is the training's step
+        warnings.warn(f"lflops: this training is not watched: {type(error).__name__}: {error}", stacklevel=1)
+        return None

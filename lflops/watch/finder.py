@@ -1,0 +1,166 @@
+"""Finds the loop that an optimizer steps in, and watches it: a Trainer of transformers by its callback, any other loop by torch's hooks.
+
+    step 1    ends: the modules that hold the optimizer's parameters are found, and hooked for one step.
+    step 2    ends: those that were called are the models. A monitor begins, with two steps that took no time.
+    step 3    is the first that is watched.
+
+Nothing here keeps a model or an optimizer alive. One loop is watched at a time; it ends with the process, or when others step in its place.
+"""
+
+import atexit
+import gc
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from lflops.boundary import Undo, unguarded
+from lflops.collect.attribution.hooks import hook_model
+from lflops.collect.torch_private.modules import call_last, is_called_last
+from lflops.session.inputs.messages import warn
+from lflops.session.run import OPEN
+from lflops.watch import entry
+from lflops.watch.entry import VARIABLE, settings_line
+from lflops.watch.found_loop import FoundLoop
+from lflops.watch.settings_line import settings_of
+
+DEEPEST = 4  # levels below the outermost module at which those are looked for that the loop calls
+IDLE = 32  # steps of other optimizers after which a loop whose optimizer makes none is over
+
+_tell = partial(print, file=sys.stderr, flush=True)  # what a script prints itself may be read by another program
+
+
+class Finder:
+    """What is known of the loops of this process."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._is_off = False
+        self._optimizer: ref[Optimizer] | None = None  # whose steps are those of the loop
+        self._steps_of_others = 0
+        self._steps = 0  # that were made before the loop is watched
+        self._candidates: list[ref[nn.Module]] = []
+        self._called: list[ref[nn.Module]] = []
+        self._looking = Undo()
+        self._watched: Any = None  # a `FoundLoop`, or the callback of a Trainer
+        atexit.register(self.close)
+
+    def step_ends(self, optimizer: Optimizer) -> None:
+        """An optimizer has made a step. What goes wrong here ends the watching, and nothing else.
+
+        To begin, to end and to count a step adds and removes hooks like the one that calls this. Torch would fail in any but the last one.
+        """
+        if self._is_off or not is_called_last(entry.step_ends):
+            return
+        try:
+            self._step_ends(optimizer)
+        except Exception as error:  # noqa: BLE001 - it is the training's step
+            self._is_off = True
+            self.close(error)
+            warn(f"{VARIABLE}={os.environ.get(VARIABLE)!r}: this training is not watched: {error}")
+
+    def close(self, error: BaseException | None = None) -> None:
+        """The loop is over, or the process: then by an error that Python has shown, if there was one."""
+        watched, self._watched, self._optimizer = self._watched, None, None
+        self._looking.close()
+        if watched is not None and self.process == os.getpid():
+            with suppress(Exception):
+                watched.close(error or getattr(sys, "last_value", None))
+
+    def _step_ends(self, optimizer: Optimizer) -> None:
+        known = None if self._optimizer is None else self._optimizer()
+        if known is optimizer:
+            self._steps_of_others = 0
+            if self._watched is None:
+                self._look_again()
+            elif len(OPEN) > 1:  # the script has begun to watch for itself
+                self.close()
+            else:
+                self._watched.step_ends()
+        elif known is None or self._steps_of_others == IDLE:
+            if self._optimizer is not None:
+                self.close()
+            self._look(optimizer)
+        else:
+            self._steps_of_others += 1
+
+    def _look(self, optimizer: Optimizer) -> None:
+        if OPEN:
+            return
+        self._watched = None
+        if "transformers.trainer" in sys.modules:
+            from lflops.huggingface import FlopsCallback, running_trainer
+
+            if (trainer := running_trainer()) is not None:
+                self._watched = FlopsCallback(log=_tell, **settings_of(settings_line() or ""))
+                self._watched.join(trainer)
+                return
+        self._optimizer, self._steps, self._steps_of_others = ref(optimizer), 1, 0
+        self._expect(modules_of(optimizer))
+
+    def _look_again(self) -> None:
+        self._looking.close()
+        self._steps += 1
+        candidates, called = (_alive(each) for each in (self._candidates, self._called))
+        children = [child for each in candidates for child in each.children()]
+        if not called and children and self._steps < DEEPEST:
+            self._expect(children)
+            return
+        self._watched = FoundLoop(called or candidates, self._steps, log=_tell, settings=settings_of(settings_line() or ""))
+
+    def _expect(self, modules: Iterable[nn.Module]) -> None:
+        """Notice which of these are called for a training step."""
+        self._called, self._candidates = [], [ref(each) for each in modules]
+        for each in _alive(self._candidates):
+            hook_model(self._looking, each, unguarded(self._is_called), lambda _: None)
+
+    def _is_called(self, module: nn.Module) -> None:
+        if torch.is_grad_enabled() and all(each() is not module for each in self._called):
+            self._called.append(ref(module))
+
+
+def step_ends(optimizer: Optimizer) -> None:
+    """An optimizer of this process has made a step."""
+    global _finder  # noqa: PLW0603 - one process, one finder
+    if _finder.process != os.getpid():  # a fork begins anew
+        _finder = Finder()
+    _finder.step_ends(optimizer)
+
+
+def modules_of(optimizer: Optimizer) -> list[nn.Module]:
+    """The outermost modules that hold parameters of an optimizer, of all modules that there are."""
+    wanted = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    above: dict[int, list[nn.Module]] = {}
+    for each in modules:
+        for child in each.children():
+            above.setdefault(id(child), []).append(each)
+    reached = {id(each): each for each in modules if any(id(own) in wanted for own in each.parameters(recurse=False))}
+    to_climb = [*reached.values()]
+    while to_climb:
+        found = [each for each in above.get(id(to_climb.pop()), ()) if id(each) not in reached]
+        reached.update((id(each), each) for each in found)
+        to_climb += found
+    return [each for number, each in reached.items() if number not in above]
+
+
+def _alive(modules: Iterable["ref[nn.Module]"]) -> list[nn.Module]:
+    return [module for each in modules if (module := each()) is not None]
+
+
+def _step_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """An optimizer is about to make a step."""
+    if not is_called_last(entry.step_ends):
+        call_last(entry.step_ends)
+
+
+_finder = Finder()
+register_optimizer_step_pre_hook(_step_begins)

@@ -1,0 +1,233 @@
+"""What `lflops.explain` and `lflops why` say: which findings are faults, what the ledger adds, and that all of it stays small."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from msgspec import json as struct_json
+from msgspec.structs import replace
+
+import lflops
+from lflops.cli.main import main
+from lflops.ledger.account import Ledger, Span, Start
+from lflops.profile.json_schema import json_schema
+from lflops.profile.model import Communication, Profile
+from lflops.profile.records import Phase
+from lflops.profile.steps import Step
+from lflops.report.explanation import Explanation, explain, markdown
+from tests.support.profile_builders import cell, clocked, product, profile, run, weights
+
+USUAL = {"data": 1e-3, "forward": 10e-3, "backward": 20e-3, "optimizer": 2e-3, "other": 1e-3}
+"""Seconds of a step of 34 ms."""
+
+
+def trained(
+    steps: int = 6,
+    *,
+    own: dict[tuple[str, Phase], float] | None = None,
+    cells: Any = (),
+    facts: Any = (),
+    waiting: float | None = None,
+    **phases: float,
+) -> Profile:
+    """A training of two layers, of which nothing is slow, but for what is given."""
+    took = USUAL | phases
+    rows = {name: {"kind": "Linear"} | weights(4) for name in ("a", "b")}
+    work = [
+        product(name, "aten::mm", phase, macs=macs, bytes_moved=8) for name in rows for phase, macs in (("forward", 4), ("backward", 8))
+    ]
+    adam = cell("", "aten::_foreach_add_", "optimizer", calls=40, bytes_moved=1000)
+    clean = [Step(index=n, kind="clean", seconds=sum(took.values()), phases=took, waiting=waiting) for n in range(steps)]
+    made = profile(
+        {"": {"kind": "Net"} | weights(0, 8)} | rows, [*work, adam, *cells], run=run(kind="training"), steps=tuple(clean), **dict(facts)
+    )
+    each: dict[tuple[str, Phase], float] = {(name, "forward"): took["forward"] / 2 for name in rows}
+    each |= {(name, "backward"): took["backward"] / 2 for name in rows}
+    return clocked(made, each | (own or {}))
+
+
+def account(**seconds: float) -> Ledger:
+    """Of a run of 100 steps."""
+    spent = {"start_up": 50.0, "training/forward": 80.0, **{name.replace("__", "/"): each for name, each in seconds.items()}}
+    begin = 1_800_000_000.0
+    start = Start(begin=begin, seconds=sum(spent.values()), first_step=0, last_step=100, ended="finished")
+    span = Span(begin=begin, seconds=start.seconds, steps=100, spent=spent)
+    return Ledger(seconds=spent, total=start.seconds, steps=100, slow_steps=(), starts=(start,), spans=(span,))
+
+
+def faults(given: Profile | Ledger) -> list[tuple[str, float | None]]:
+    """Cause and cost."""
+    return [(each.cause, None if each.seconds is None else round(each.seconds, 9)) for each in explain(given).findings if each.is_fault]
+
+
+def test_a_training_like_any_other_has_no_fault_though_its_time_goes_somewhere() -> None:
+    """Of 34 ms the optimizer has 2, which is more than 2 %: that is said, and is no fault."""
+    found = explain(trained())
+    assert ("nothing found", None) == (found.status, found.cause)
+    assert {"data", "optimizer", "other"} == {each.cause for each in found.findings if each.cause in USUAL}
+    assert not any(each.is_fault for each in found.findings)
+
+
+def test_few_steps_or_a_busy_machine_cannot_tell() -> None:
+    """Five clean steps are needed; a fault is named anyway."""
+    assert "cannot tell" == explain(trained(4)).status
+    assert "found" == explain(trained(4, data=20e-3)).status
+
+
+@pytest.mark.parametrize(
+    ("phases", "said"),
+    [
+        ({"data": 20e-3}, [("data", 20e-3)]),
+        ({"other": 10e-3}, [("other", 10e-3)]),
+        ({"clip": 8e-3}, [("clip", 8e-3)]),
+        # 40 operators need 1.2 ms at the most, and 1,000 bytes hardly anything: 7 ms is too long, 2 are not.
+        ({"optimizer": 7e-3}, [("optimizer", 7e-3)]),
+        ({"optimizer": 2.3e-3}, []),
+        ({"data": 2e-3}, []),
+    ],
+)
+def test_from_which_share_on_a_phase_is_a_fault(phases: dict[str, float], said: list[tuple[str, float]]) -> None:
+    """A tenth of the step, or a little more."""
+    assert said == faults(trained(**phases))
+
+
+def test_an_optimizer_with_many_operators_may_take_long() -> None:
+    """400 need 12 ms at the most."""
+    many = cell("", "aten::_foreach_add_", "optimizer", calls=400)
+    assert [] == faults(trained(optimizer=7e-3, cells=[many]))
+
+
+def test_a_second_backward_costs_what_is_more_than_twice_the_forward() -> None:
+    """8 MACs forward and 16 + 16 backward: half of 20 ms."""
+    again = [product(name, "aten::mm", "backward", macs=8, bytes_moved=8) for name in ("a", "b")]
+    given = trained(cells=again)
+    assert [("backward_twice", 10e-3)] == faults(given)
+    assert "Backward multiplies 4.0× as much as forward, where twice is usual" in explain(given).findings[0].said
+
+
+def test_a_layer_that_nothing_is_learned_from_is_unused() -> None:
+    """It could learn: a layer without parameters, or with frozen ones, is not told of."""
+    wasted = product("c", "aten::mm", "forward", macs=4, bytes_moved=8)
+
+    def with_third(parameters: int) -> Profile:
+        rows = {name: {"kind": "Linear"} | weights(4) for name in ("a", "b")} | {"c": {"kind": "Linear"} | weights(parameters)}
+        work = [wasted, *(product(name, "aten::mm", "forward", macs=4, bytes_moved=8) for name in ("a", "b"))]
+        work += [product(name, "aten::mm", "backward", macs=8, bytes_moved=8) for name in ("a", "b")]
+        steps = tuple(Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6))
+        root = {"": {"kind": "Net"} | weights(0, 8 + parameters)}
+        own: dict[tuple[str, Phase], float] = {("a", "forward"): 3e-3, ("b", "forward"): 3e-3, ("c", "forward"): 4e-3}
+        return clocked(profile(root | rows, work, run=run(kind="training"), steps=steps), own)
+
+    assert [("unused", "c", 4e-3)] == [(each.cause, each.module, each.seconds) for each in explain(with_third(4)).findings if each.is_fault]
+    assert [] == faults(with_third(0))
+
+
+def test_many_small_messages_are_a_fault_and_few_large_ones_are_none() -> None:
+    """Of 20 ms of backward 10 are exchange: in 16 all-reduces of 64 KiB, or in two of 8 MiB."""
+
+    def exchanging(calls: int, bytes_each: int) -> Profile:
+        sent = Communication(
+            module="", phase="backward", collective="allreduce_", group="world", group_size=2, calls=calls, bytes=calls * bytes_each,
+            seconds=10e-3, exposed_seconds=10e-3,
+        )  # fmt: skip
+        own: dict[tuple[str, Phase], float] = {("", "backward"): 10e-3, ("a", "backward"): 5e-3, ("b", "backward"): 5e-3}
+        return trained(facts={"communication": (sent,)}, own=own, waiting=10e-3)
+
+    assert [("communication", 10e-3)] == faults(exchanging(16, 1 << 16))
+    assert [] == faults(exchanging(2, 1 << 23))
+
+
+def test_what_is_computed_again_is_told_without_a_peak() -> None:
+    """5 ms of a step of 34."""
+    again = [product("a", "aten::mm", "recompute", macs=4, bytes_moved=8)]
+    assert ("recomputed", 5e-3) in faults(trained(cells=again, own={("a", "recompute"): 5e-3}))
+
+
+def test_the_ledger_adds_what_is_between_steps() -> None:
+    """Of 100 s of training 20 are validation: 0.2 s for each of 100 steps. The 50 of start-up are no part of them; 3 % is no fault."""
+    found = explain(account(validation=17.0, checkpoint_save=3.0))
+    assert [("validation", 0.17, 0.17)] == [(each.cause, each.seconds, each.share) for each in found.findings]
+    assert "17.0 % of the run is validation: 170 ms for each step." == found.findings[0].said
+    assert ("found", "validation") == (found.status, found.cause)
+    assert 50.0 == (found.run or {})["start_up"]
+    assert "cannot tell" == explain(account()).status
+
+
+@pytest.mark.parametrize(("compiling", "is_fault"), [((9.0, 0.0, 0.0, 0.0), False), ((9.0, 1.0, 1.0, 1.0), True)])
+def test_compilation_is_a_fault_where_it_goes_on(compiling: tuple[float, ...], is_fault: bool) -> None:
+    """Four spans of 25 steps and 10 s each. A model is compiled at first; one whose shapes change is compiled again and again."""
+    made = account(compilation=sum(compiling))
+    spans = [
+        Span(
+            begin=made.starts[0].begin + 10 * n,
+            seconds=10.0,
+            steps=25 * (n + 1),
+            spent={"compilation": took, "training/forward": 10 - took},
+        )
+        for n, took in enumerate(compiling)
+    ]
+    (finding,) = explain(replace(made, spans=tuple(spans))).findings
+    assert ("compilation", is_fault) == (finding.cause, finding.is_fault)
+
+
+def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:
+    """The window sees the wait for data as well, and knows its cost in a usual step. Without that the ledger tells."""
+    waits = account(slow__loader=20.0)
+    assert [("loader", 0.2)] == faults(waits)
+    for data, causes in ((20e-3, ["data"]), (1e-3, ["loader"])):
+        trained(data=data).save(tmp_path / "train-0-9.profile.json")
+        (tmp_path / "rank0-1-2.ledger.jsonl").write_bytes(b"")
+        from lflops.report import explanation
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(explanation, "load_run", lambda _path: waits)
+            assert causes == [each.cause for each in explain(tmp_path).findings if each.is_fault]
+
+
+def test_a_folder_has_its_last_training_window(tmp_path: Path) -> None:
+    """A validation's window is another one; without a ledger the window is enough. A folder with nothing is refused."""
+    trained(data=20e-3).save(tmp_path / "train-0-9.profile.json")
+    trained().save(tmp_path / "validate-0-9.profile.json")
+    assert "data" == explain(tmp_path).cause
+    (empty := tmp_path / "empty").mkdir()
+    with pytest.raises(lflops.ProfileError, match="no ledger of rank 0 is there: give the folder of a run"):
+        explain(empty)
+
+
+def huge() -> Profile:
+    """5,000 modules with names of 2,000 letters."""
+    rows: dict[str, dict[str, Any]] = {"": {"kind": "Net"}} | {f"{'x' * 2000}{n}": {"kind": "Kind" * 200} for n in range(5000)}
+    cells = [product(name, f"my::{'operator' * 50}{n}", "forward", macs=1, bytes_moved=1) for n, name in enumerate(rows)]
+    steps = tuple(Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6))
+    return profile(rows, cells, run=run(kind="training"), steps=steps)
+
+
+@pytest.mark.parametrize("given", [trained(data=20e-3), huge()], ids=["small", "huge"])
+def test_it_is_bounded_and_follows_its_schema(given: Profile) -> None:
+    """2,000 tokens are about 8,000 letters."""
+    text = struct_json.encode(explain(given)).decode()
+    assert len(text) <= 8000
+    assert len("\n".join(markdown(explain(given)))) <= 8000
+    jsonschema.validate(json.loads(text), json_schema(Explanation, "an explanation"))
+
+
+def test_the_shell_prints_it_in_three_forms(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Text, Markdown and JSON say the same; another form is refused."""
+    path = tmp_path / "run.profile.json"
+    trained(data=20e-3).save(path)
+
+    def printed(*options: str) -> str:
+        assert 0 == main(["why", str(path), *options])
+        return capfdbinary.readouterr().out.decode()
+
+    sentence = "37.7 % of the step (20.0 ms) is waiting for data."
+    assert f"why      {sentence}" in printed()
+    assert f"1. {sentence} Give the DataLoader more workers" in printed("--format", "markdown")
+    assert ("found", sentence) == ((shown := json.loads(printed("--format", "json")))["status"], shown["findings"][0]["said"])
+    assert f"lflops show {path}" in shown["more"]
+    assert 2 == main(["why", str(path), "--format", "xml"])
+    assert b"format='xml': give one of text, markdown, json" in capfdbinary.readouterr().err
+    assert 0 == main(["schema", "--why"])
+    assert b'"title": "An explanation of lflops, format 1"' in capfdbinary.readouterr().out

@@ -1,0 +1,39 @@
+"""Ledgers of runs that are written by hand, in seconds."""
+
+from pathlib import Path
+
+from lflops.ledger.account import SlowStep
+from lflops.ledger.segment import ENDING, Head, Row, Segment
+
+SECOND = 10**9
+
+
+def row(
+    end: float, spent: dict[str, float], *, step: int | None = None, first: int = 0, memory: int | None = None, ended: str | None = None
+) -> Row:
+    """A part of the account that ends at this second of its start."""
+    nanoseconds = {name: int(value * SECOND) for name, value in spent.items()}
+    return Row(end=int(end * SECOND), spent=nanoseconds, step=step, first=None if step is None else first, memory=memory, ended=ended)
+
+
+def slow(step: int, end: float, cause: str = "loader") -> SlowStep:
+    """A slow step of 2 s in place of 0.1 s, which ended at this second of its start."""
+    return SlowStep(step=step, end=end, seconds=2.0, usual=0.1, cost=1.9, cause=cause, phase="data")
+
+
+def write_start(folder: Path, begin: int, rows: list[Row], slow_steps: list[SlowStep] | None = None) -> None:
+    """The file of a start that began in that second of the clock."""
+    segment = Segment(Head(begin=begin * SECOND, rank=0, ranks=1, pid=begin), folder / f"rank0-{begin}{ENDING}")
+    segment.open()
+    for number, each in enumerate(rows):
+        segment.add(each, (slow_steps or []) if number == len(rows) - 1 else [])
+    segment.close()
+
+
+def write_resumed_run(folder: Path) -> None:
+    """A start of 30 s that is killed, 10 s in which it is down, and one of 20 s that goes on from its last step."""
+    begin = row(10, {"start_up": 10}, memory=2**20)
+    worked = row(30, {"training/data": 18, "slow/loader": 2}, step=10)
+    write_start(folder, 1, [begin, worked], [slow(5, 12), slow(8, 29)])
+    again = row(20, {"start_up": 5, "training/forward": 15}, step=20, first=10, memory=3 * 2**20, ended="finished")
+    write_start(folder, 41, [again], [slow(15, 12, "gc")])

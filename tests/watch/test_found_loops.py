@@ -1,0 +1,266 @@
+"""Loops that say nothing of lflops: they are found, their account has their phases, and they train as without."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lflops
+from lflops.ledger.run import load_run
+from lflops.watch.entry import settings_line
+from lflops.watch.finder import modules_of
+from tests.support.warm_python import Ended, Script, WarmPython
+
+ASKED = """
+import os, sys
+folder = sys.argv[1]
+os.environ["LFLOPS"] = f"dirpath={folder},hardware=none,html=false,trace=false"
+from lflops.watch.entry import watch
+if "unwatched" not in sys.argv:
+    watch()  # torch calls it as it is imported
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+torch.manual_seed(0)
+torch.set_num_threads(1)
+"""
+
+MODEL = """
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+PLAIN = f"""{ASKED}{MODEL}
+loader, validated = (DataLoader(torch.randn(320, 64), batch_size=32) for _ in range(2))
+for epoch in range(4):
+    model.train()
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for batch in validated:
+            model(batch)
+print(*(each.double().sum().item().hex() for each in model.parameters()))
+"""
+
+
+def ended(python: WarmPython, code: str, *arguments: object) -> Ended:
+    """Run a script to its end, which is a good one."""
+    result = python.run(code, *arguments)
+    assert 0 == result.status, result.err
+    return result
+
+
+def test_a_plain_loop_has_its_phases_steps_and_validations(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Forty steps; those of the first two took place before the loop was found, and count as none that took time."""
+    ended(warm_python, PLAIN, tmp_path)
+    ledger = load_run(tmp_path)
+    phases = {"training/data", "training/forward", "training/backward", "training/optimizer", "training/other"}
+    assert phases | {"start_up", "validation", "between_epochs", "after_run"} <= ledger.seconds.keys()
+    assert (40, 0, "finished") == (ledger.steps, ledger.starts[0].first_step, ledger.starts[0].ended)
+    assert ledger.total == pytest.approx(sum(ledger.seconds.values()), abs=1e-6)
+    assert min(ledger.seconds.values()) >= 0
+
+
+def test_its_weights_are_those_without(tmp_path: Path, warm_python: WarmPython) -> None:
+    """To the bit."""
+    assert ended(warm_python, PLAIN, tmp_path).out == ended(warm_python, PLAIN, tmp_path, "unwatched").out
+    assert 1 == len(list(tmp_path.iterdir()))
+
+
+WINDOW = f"""{ASKED}{MODEL}
+from torch.optim.optimizer import register_optimizer_step_post_hook
+calls = []
+register_optimizer_step_post_hook(lambda *_: calls.append(1))  # behind ours, and before those of the window
+for step in range(40):
+    if step == 10:
+        from lflops.session.run import OPEN
+        (run,) = OPEN
+        run.request_window()
+    model(torch.ones(32, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(len(calls))
+"""
+
+
+def test_a_window_can_be_asked_for(tmp_path: Path, warm_python: WarmPython) -> None:
+    """By hand: 32 rows of 64 x 64 and 64 x 4 MACs; backward has both twice, but for the gradient of the data."""
+    assert "40" == ended(warm_python, WINDOW, tmp_path).out.splitlines()[-1]
+    (path,) = tmp_path.glob("*.profile.json")
+    profile = lflops.load(path)
+    forward = 32 * (64 * 64 + 64 * 4)
+    assert (forward, 2 * forward - 32 * 64 * 64) == (profile.total(phase="forward"), profile.total(phase="backward"))
+
+
+OTHERS = {
+    "a model within a class that is never called": """
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    def act(self, x):
+        return self.model(x)
+agent = Agent()
+optimizer = torch.optim.Adam(agent.parameters())
+for _ in range(20):
+    agent.act(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+""",
+    "two models with an optimizer each": """
+first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+optimizers = [torch.optim.Adam(each.parameters()) for each in (first, second)]
+for _ in range(20):
+    for optimizer in optimizers:
+        second(first(torch.ones(2, 8))).sum().backward()
+        optimizer.step()
+""",
+    "a compiled model": """
+model = torch.compile(nn.Linear(8, 8), backend="aot_eager")
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(20):
+    model(torch.ones(2 if step < 10 else 3, 8)).sum().backward()
+    optimizer.step()
+from torch._dynamo.utils import counters
+assert counters["stats"]["unique_graphs"] == 2, counters
+""",
+    "gradients of several batches": """
+model = nn.Linear(8, 8)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(60):
+    model(torch.ones(2, 8)).sum().backward()
+    if step % 3 == 2:
+        optimizer.step()
+""",
+}
+
+
+@pytest.mark.parametrize("loop", OTHERS)
+def test_loops_of_other_kinds_are_found(loop: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    """With twenty steps and a forward of their own."""
+    ended(warm_python, ASKED + OTHERS[loop], tmp_path)
+    ledger = load_run(tmp_path)
+    assert 20 == ledger.steps
+    assert {"training/forward", "training/backward", "training/optimizer"} <= ledger.seconds.keys()
+    assert ("compilation" in ledger.seconds) == ("compiled" in loop)
+
+
+RELEASED = f"""{ASKED}
+import gc, weakref
+gc.disable()
+def train():
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(torch.ones(64, 8), batch_size=4)
+    for batch in loader:
+        model(batch).sum().backward()
+        optimizer.step()
+    return weakref.ref(model), weakref.ref(loader)
+print([each() is None for _ in range(2) for each in train()])
+"""
+
+
+def test_nothing_keeps_a_model_or_a_loader_alive(tmp_path: Path, warm_python: WarmPython) -> None:
+    """They go with their last name, without Python's garbage collector: as in a script that is not watched. torch keeps the first ones."""
+    watched, unwatched = (ended(warm_python, RELEASED, tmp_path, *more).out.strip() for more in ((), ("unwatched",)))
+    assert watched == unwatched
+    assert watched.endswith("True, True]")
+    assert 1 == len(list(tmp_path.iterdir()))
+
+
+OWN = f"""{ASKED}{MODEL}
+import lflops
+def step():
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+for _ in range(int(sys.argv[2])):
+    step()
+with lflops.monitor(model, optimizer, hardware=None, trace=False, log=lambda _: None) as monitor:
+    for _ in range(20):
+        with monitor.step(torch.ones(2, 64)):
+            step()
+    from lflops.session.run import OPEN
+    print(len(OPEN), len(monitor.profiles), "lflops.watch.finder" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("before", "found"), [(0, False), (10, True)])
+def test_a_script_that_watches_itself_is_left_alone(before: int, found: bool, tmp_path: Path, warm_python: WarmPython) -> None:
+    """From the first step, or from the moment at which it begins to."""
+    assert f"1 1 {found}" == ended(warm_python, OWN, tmp_path, before).out.strip()
+    assert found == bool(list(tmp_path.iterdir()))
+
+
+RANKS = f"""{ASKED}{MODEL}
+from torch import distributed
+rank = int(sys.argv[2])
+distributed.init_process_group("gloo", init_method=f"file://{{folder}}/store", rank=rank, world_size=2)
+parallel = nn.parallel.DistributedDataParallel(model)
+for _ in range(20):
+    parallel(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+distributed.destroy_process_group()
+"""
+
+
+def test_each_rank_has_its_ledger(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Of the model that is called, which is DDP's."""
+    for each in warm_python.together([Script(RANKS, (tmp_path, rank)) for rank in range(2)]):
+        assert 0 == each.status, each.err
+    ledgers = [load_run(tmp_path, rank) for rank in range(2)]
+    assert [(0, 2, 20), (1, 2, 20)] == [(each.rank, each.ranks, each.steps) for each in ledgers]
+    assert all("training/forward" in each.seconds for each in ledgers)
+
+
+TRAINER = f"""{ASKED}
+import transformers
+from lflops.huggingface import FlopsCallback
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+    def forward(self, x, labels):
+        logits = self.layer(x)
+        return {{"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}}
+data = [{{"x": torch.randn(8), "labels": number % 4}} for number in range(64)]
+options = {{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_train_epochs": 2, "report_to": [], "use_cpu": True}}
+quiet = {{"save_strategy": "no", "disable_tqdm": True, "remove_unused_columns": False}}
+arguments = transformers.TrainingArguments(folder + "/out", **options, **quiet)
+trainer = transformers.Trainer(Model(), arguments, train_dataset=data)
+for training in range(2):
+    trainer.train()
+    (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, FlopsCallback)]
+    print(callback.ledger.steps, "training/forward" in callback.ledger.seconds)
+"""
+
+
+def test_a_trainer_of_transformers_gets_its_callback(tmp_path: Path, warm_python: WarmPython) -> None:
+    """64 samples in steps of 4 x 2, twice: 16 steps; a second training has the same callback."""
+    pytest.importorskip("accelerate")
+    lines = [line for line in ended(warm_python, TRAINER, tmp_path).out.splitlines() if line.startswith("16 ")]
+    assert ["16 True"] * 2 == lines
+
+
+def test_a_setting_that_cannot_be_is_warned_of(tmp_path: Path, warm_python: WarmPython) -> None:
+    """The training goes on, and is not watched."""
+    result = ended(warm_python, PLAIN.replace("hardware=none", "activ=5"), tmp_path)
+    assert "this training is not watched: 'activ' is no setting" in result.err
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_outermost_modules_of_an_optimizer_are_found() -> None:
+    """A wrapper around the model, and nothing that has none of the parameters."""
+    inner, other = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
+    outer = nn.Sequential(inner, nn.ReLU())
+    assert [outer] == modules_of(torch.optim.SGD(inner.parameters(), lr=0.1))
+    assert {outer, other} == set(modules_of(torch.optim.SGD([*inner.parameters(), *other.parameters()], lr=0.1)))
+
+
+@pytest.mark.parametrize(("value", "line"), [("", None), ("off", None), ("0", None), ("1", ""), ("Yes", ""), (" wait=2 ", "wait=2")])
+def test_the_variable_says_whether_lflops_is_asked_for(value: str, line: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with what settings."""
+    monkeypatch.setenv("LFLOPS", value)
+    assert line == settings_line()
