@@ -37,8 +37,7 @@ _RUNTIME = (
 _ASCEND = "Ascend Hardware"
 """The process of a trace whose slices are what an Ascend device did. They have no category."""
 
-_ASCEND_WAITS = ("EVENT_", "NOTIFY_")
-"""How the types of its tasks begin in which nothing is computed: it waits, or lets others go on."""
+_ASCEND_WAITS = ("EVENT_", "NOTIFY_")  # begin the types of its tasks in which nothing is computed
 
 _SKIPPED = frozenset(
     {

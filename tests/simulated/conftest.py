@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lflops.collect.timing.clock import times_events
 from tests.support import simulated
 from tests.support.repository import ROOT
 
@@ -83,7 +84,10 @@ def _run(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _as_planted_by_default() -> Iterator[None]:
-    """No test sees what another one has planted."""
+    """No test sees what another one has planted, or what was found out about it."""
+    if WITHIN in os.environ:
+        times_events.cache_clear()
     yield
     if WITHIN in os.environ:
         simulated.reset()
+        times_events.cache_clear()

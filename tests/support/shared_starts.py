@@ -8,7 +8,7 @@ from tests.support.repository import ROOT
 STARTS: Mapping[str, tuple[str, ...]] = {
     "a forkserver": ("tests.support.processes", "tests.support.trainer_ranks"),
     "a warm Python": ("tests.support.warm_python", "warm_python:"),
-    "the simulated devices": ("tests.support.simulated", "tests.support import simulated"),
+    "the simulated devices": ("tests.support.simulated", "tests.support import simulated", "tests.simulated"),
     "a browser": ("tests.support.browser",),
 }
 """What takes seconds to start, and the words in a test's file that tell of it. It starts once for all of these files, on one worker."""

@@ -46,8 +46,7 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 def allocator_stats(device: torch.device) -> Mapping[str, int]:
     """What the device's allocator counts on the host, by the names of `torch.cuda.memory_stats`. Empty where it counts nothing."""
-    stats = _called(device, "memory_stats")
-    return {} if stats is None else stats
+    return _called(device, "memory_stats") or {}
 
 
 def memory_of(device: torch.device) -> tuple[int, int] | None:

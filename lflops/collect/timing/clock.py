@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -91,15 +91,6 @@ class StreamClock:
         other = end.on_last_stream
         return start.event.elapsed_time(end.event if other is None or end.last_stream != start.stream else other) / 1e3
 
-    def has_times(self) -> bool:
-        """Whether the time between two events can be read here. To try it waits for the device."""
-        try:
-            start, end = self.mark(), self.mark()
-            end.event.synchronize()
-            return self.seconds(start, end) >= 0
-        except RuntimeError:
-            return False
-
 
 class WaitingClock:
     """The host's, which waits for the device at each mark: for a device whose events have no times."""
@@ -131,11 +122,22 @@ def device_clock(device: torch.device) -> DeviceClock:
         CountError: torch cannot wait for such a device.
     """
     try:
-        clock = StreamClock(device)
-        return clock if clock.has_times() else WaitingClock(device)
+        return StreamClock(device) if times_events(with_index(device)) else WaitingClock(device)
     except (RuntimeError, AssertionError) as error:  # of CUDA where torch was built without it
-        where = "times are taken on 'cpu' and where torch can wait for the device"
-        raise CountError(f"the tensors are on {device.type!r}: {where}; lflops.count works on every device") from error
+        where = "times are taken on 'cpu' and where torch can wait for the device; lflops.count works on all"
+        raise CountError(f"the tensors are on {device.type!r}: {where}") from error
+
+
+@cache
+def times_events(device: torch.device) -> bool:
+    """Whether the time between two events of the device can be read. To try it waits for the device, so it is done once."""
+    clock = StreamClock(device)
+    try:
+        start, end = clock.mark(), clock.mark()
+        end.event.synchronize()
+        return clock.seconds(start, end) >= 0
+    except RuntimeError:
+        return False
 
 
 def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float:

@@ -22,7 +22,16 @@ from torch.utils import backend_registration, cpp_extension
 
 NAME = "simulated"
 DEVICES = FIRST, SECOND = [torch.device("privateuseone", index) for index in range(2)]  # as torch calls them until they are loaded
-MISSING = None if shutil.which("g++") else "the simulated device is built with g++, and there is none here"
+OLDEST = "2.13"  # torch, whose C++ the device is written for; older ones have other functions
+
+
+def _missing() -> str | None:
+    if torch.__version__ < OLDEST:
+        return f"the simulated device needs torch {OLDEST} or newer"
+    return None if shutil.which("g++") else "the simulated device is built with g++, and there is none here"
+
+
+MISSING = _missing()
 """Why it cannot be built; `None` where it can."""
 
 LAUNCH, EVENT = 5e-6, 1e-6
@@ -61,7 +70,8 @@ def built() -> Path:
             unfinished = library.with_suffix(".unfinished")
             command = ["g++", *flags, *(f"-isystem{path}" for path in [*includes, f"{includes[0]}/kineto"])]
             command += [str(_SOURCE), "-o", str(unfinished), *links, "-lc10", "-ltorch_cpu", "-ltorch"]
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            assert not done.returncode, done.stderr[-5000:]
             unfinished.rename(library)
     return library
 
@@ -130,6 +140,26 @@ def synchronisations() -> int:
     return int(_library().simulated_synchronisations())
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    """What this thread copies within it takes no time and waits for nobody, on the simulated clock."""
+    _library().simulated_aside(1)
+    try:
+        yield
+    finally:
+        _library().simulated_aside(0)
+
+
+def busy_until(device: int) -> int:
+    """The moment, in nanoseconds, at which the device's current stream is done with all that was launched."""
+    return int(_library().simulated_busy_until(device))
+
+
+def launch(name: str, device: int, nanoseconds: int) -> None:
+    """Launch a kernel that computes nothing."""
+    _library().simulated_launch(name.encode(), device, nanoseconds)
+
+
 def forget_kernels() -> None:
     """Begin the list of kernels anew."""
     _library().simulated_forget_kernels()
@@ -148,13 +178,14 @@ def kernels() -> list[Kernel]:
 def _library() -> Any:
     library = ctypes.CDLL(str(built()))
     library.simulated_kernels.restype = ctypes.c_char_p
-    for name in ("simulated_now", "simulated_synchronisations"):
+    for name in ("simulated_now", "simulated_synchronisations", "simulated_busy_until"):
         getattr(library, name).restype = ctypes.c_int64
     for name, kinds in {
         "simulated_plan": (ctypes.c_int64, ctypes.c_int64, ctypes.c_double, ctypes.c_double),
         "simulated_plan_kernel": (ctypes.c_char_p, ctypes.c_int64),
         "simulated_plan_device": (ctypes.c_int, ctypes.c_double, ctypes.c_int64),
         "simulated_host_works": (ctypes.c_int64,),
+        "simulated_launch": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int64),
     }.items():
         getattr(library, name).argtypes = kinds
     return library

@@ -975,6 +975,16 @@ int64_t simulated_now() {
 void simulated_host_works(int64_t nanoseconds) {
   simulated::host_works(nanoseconds);
 }
+void simulated_aside(int aside) {
+  simulated::within_fallback = aside != 0;
+}
+int64_t simulated_busy_until(int device) {
+  std::lock_guard<std::mutex> lock(simulated::state_mutex);
+  return std::max(simulated::stream_now(device).busy_until, simulated::host_now());
+}
+void simulated_launch(const char* name, int device, int64_t nanoseconds) {
+  simulated::launch(simulated::stream_now(device), name, static_cast<double>(nanoseconds), nullptr);
+}
 int64_t simulated_synchronisations() {
   return simulated::synchronisations;
 }
