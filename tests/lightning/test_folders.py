@@ -83,7 +83,7 @@ def test_two_monitors_of_a_trainer_share_the_folder(tmp_path: Path, caplog: pyte
 
 def test_a_monitor_from_the_environment_writes_nothing_without_a_logger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The summary is in the log."""
-    monitor = InjectedMonitor("on_error=raise")
+    monitor = InjectedMonitor("on_error=raise,stages=train")
     trainer(tmp_path, monitor).fit(Classifier(), loader(30))
     assert [] == list(tmp_path.iterdir())
     assert (1, []) == (len(monitor.profiles), folders_named(caplog))
@@ -92,9 +92,9 @@ def test_a_monitor_from_the_environment_writes_nothing_without_a_logger(tmp_path
 
 def test_a_monitor_from_the_environment_writes_where_it_is_asked_to(tmp_path: Path) -> None:
     """By its `dirpath`, or to the logger's folder."""
-    trainer(tmp_path / "here", InjectedMonitor(f"on_error=raise,trace=false,html=false,ledger=false,dirpath={tmp_path / 'there'}")).fit(
-        Classifier(), loader(30)
-    )
+    trainer(
+        tmp_path / "here", InjectedMonitor(f"on_error=raise,stages=train,trace=false,html=false,ledger=false,dirpath={tmp_path / 'there'}")
+    ).fit(Classifier(), loader(30))
     assert ["there/train-0-9.profile.json"] == files(tmp_path)
 
 

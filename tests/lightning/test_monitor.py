@@ -154,7 +154,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"compiled": "modules", "trace": False}, "trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'"),
     ({"stages": "train"}, "stages='train': give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),
     ({"stages": ["fit"]}, "stages=['fit']: give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),
-    ({"stages": ()}, "stages=(): give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),
     ({"activities": ["xpu"]}, "activities=['xpu']: give some of 'cpu', 'device', in a tuple or a list"),
     ({"activities": None}, "activities=None: give some of 'cpu', 'device', in a tuple or a list"),
     ({"trace_ranks": "one"}, "trace_ranks='one': give 'zero', 'all', or a list of ranks"),
