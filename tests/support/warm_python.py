@@ -62,9 +62,8 @@ class WarmPython:
         """Run them at once, each in its process, and wait for all."""
         if self._server is None:
             command = [sys.executable, "-m", "tests.support.warm_python"]
-            environment = os.environ | {
-                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"
-            }  # torch would load lflops, which a script has from its own folder
+            # torch would load lflops as one of its backends, and a script has its own folder to load it from.
+            environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
             self._server = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._server.stdin is not None
         assert self._server.stdout is not None
