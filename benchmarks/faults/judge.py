@@ -24,7 +24,7 @@ TIMELESS = {"busy machine", "memory grows", "frozen", "eval mode", "threads", "f
 """Faults whose cost is not the difference of two step times."""
 
 ACCEPTED = {
-    "data": {"data", "loader"},
+    "data": {"data"},
     "outside": {"outside"},
     "slow module": {"slow"},
     "tiny operators": {"calls", "slow"},
@@ -34,7 +34,7 @@ ACCEPTED = {
     "frozen": {"frozen"},
     "eval mode": {"eval_mode"},
     "padding": {"padding"},
-    "hooks": {"hooks", "anomaly_mode"},
+    "hooks": {"python", "anomaly_mode"},
     "backward twice": {"backward_twice"},
     "clip": {"clip"},
     "optimizer": {"optimizer"},

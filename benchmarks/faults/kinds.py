@@ -295,13 +295,14 @@ def clips_by_a_loop(parts: Parts, _: random.Random, seconds: float) -> None:
 @kind("optimizer")
 def optimizer_by_hand(parts: Parts, _: random.Random, seconds: float) -> None:
     """An optimizer that was written for a paper."""
-    step = parts.optimizer.step
 
-    def slow(*args: Any, **kwargs: Any) -> Any:
+    def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = base.step(self, *args, **kwargs)
         spin(seconds)
-        return step(*args, **kwargs)
+        return result
 
-    parts.optimizer.step = slow  # type: ignore[method-assign]
+    base: Any = type(parts.optimizer)
+    parts.optimizer = type("OfAPaper", (base,), {"step": slow})(parts.model.parameters(), lr=1e-4)
 
 
 @kind("outside all phases")

@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, zeros
 from torch.utils.data import DataLoader
 
@@ -98,15 +99,14 @@ class Events(Callback):
             self.parts.logging()
 
 
-class Saves(ModelCheckpoint):
-    """Takes longer."""
+class Saves(TorchCheckpointIO):
+    """To a disk that takes longer."""
 
-    def __init__(self, parts: Parts, folder: str) -> None:
-        super().__init__(dirpath=folder, every_n_train_steps=parts.save_every, save_top_k=-1)
+    def __init__(self, parts: Parts) -> None:
         self.parts = parts
 
-    def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
-        super()._save_checkpoint(trainer, filepath)
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        super().save_checkpoint(*args, **kwargs)
         self.parts.saving()
 
 
@@ -117,7 +117,8 @@ def lightning(parts: Parts, folder: Path | None) -> list[float]:
         for context in parts.contexts:
             contexts.enter_context(context())
         saved = contexts.enter_context(tempfile.TemporaryDirectory())
-        callbacks += [Saves(parts, saved)] if parts.save_every else []
+        if parts.save_every:
+            callbacks += [ModelCheckpoint(dirpath=saved, every_n_train_steps=parts.save_every, save_top_k=-1)]
         callbacks += [lflops.FlopsMonitor(dirpath=folder, html=False, on_error="raise")] if folder is not None else []
         trainer = Trainer(
             max_epochs=1,
@@ -129,6 +130,7 @@ def lightning(parts: Parts, folder: Path | None) -> list[float]:
             enable_checkpointing=bool(parts.save_every),
             default_root_dir=saved,
             num_sanity_val_steps=0,
+            plugins=[Saves(parts)],
             **({"val_check_interval": parts.validate_every} if parts.validate_every else {}),
         )
         trainer.fit(Module(parts), parts.loader(), DataLoader(zeros(1, 1)) if parts.validate_every else None)

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ SHARES = (0.15, 0.8)
 """Of a usual step: what a fault costs that can choose."""
 
 FIRST = 20  # steps that are no measure: the schedule's window is in them
-SECONDS = 180
-"""That a training may take."""
+SECONDS, TRIES = 60, 3
+"""That a training may take; and how often it is tried."""
+
+KEPT: list[Parts] = []
+"""What lives as long as the process."""
 
 
 def trained(name: str, seed: int, rank: int, port: int, folder: Path | None) -> dict[str, Any]:
@@ -33,6 +37,7 @@ def trained(name: str, seed: int, rank: int, port: int, folder: Path | None) -> 
         distributed.init_process_group("gloo")
     loop = draw.choice(kind.loops)
     parts = Parts(f"{seed} {name}", rank, kind.ranks)
+    KEPT.append(parts)
     seconds = draw.uniform(*SHARES) * parts.usual_seconds
     if kind.ranks > 1:  # all plant the same
         shared = torch.tensor([seconds])
@@ -62,25 +67,35 @@ def trained(name: str, seed: int, rank: int, port: int, folder: Path | None) -> 
 
 
 def in_processes(kind: Kind, name: str, seed: int, folder: Path | None) -> dict[str, Any] | None:
-    """What the first rank knows; nothing where a process failed or took too long."""
-    context, port = multiprocessing.get_context("forkserver"), free_port()
-    answers: Any = context.Queue()
-    processes = [context.Process(target=answer, args=(answers, name, seed, rank, port, folder)) for rank in range(kind.ranks)]
+    """What the first rank knows; nothing where a process failed or took too long, time after time."""
+    context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lightning.pytorch", __name__])
-    for process in processes:
-        process.start()
-    found = None
-    with contextlib.suppress(Exception):
-        for _ in processes:
-            rank, known = answers.get(timeout=SECONDS)
-            found = known if rank == 0 else found
-    for process in processes:
-        process.join(10)
-        process.kill()
-    return found
+    for _ in range(TRIES):
+        answers: Any = context.Queue()
+        port = free_port()
+        processes = [context.Process(target=answer, args=(answers, name, seed, rank, port, folder)) for rank in range(kind.ranks)]
+        for process in processes:
+            process.start()
+        found: dict[int, dict[str, Any]] = {}
+        with contextlib.suppress(Exception):
+            for _rank in processes:
+                found.update([answers.get(timeout=SECONDS)])
+        for process in processes:
+            process.join(10)
+            process.kill()
+        if len(found) == kind.ranks:
+            return found[0]
+        if folder is not None:
+            shutil.rmtree(folder)
+            folder.mkdir()
+    return None
 
 
 def answer(answers: Any, *of: Any) -> None:
-    """Train, and say what is known."""
+    """Train, say what is known, and end at once: gloo's threads may wait for ever where a model is deleted after its process group."""
     warnings.simplefilter("ignore")
+    multiprocessing.set_start_method("fork", force=True)  # of a loader's workers, as in a program that was started by hand
     answers.put((of[2], trained(*of)))
+    answers.close()
+    answers.join_thread()
+    os._exit(0)

@@ -4,14 +4,17 @@ A cause that is found by its own evidence, as work outside of the layers, is tak
 second is in two causes.
 """
 
-import math
+import functools
 import statistics
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.modules.busiest import BusyModules, total_seconds
+from lflops.analyze.modules.busiest import TIMED_PHASES, BusyModules, total_seconds
 from lflops.analyze.modules.outliers import Outlier, explaining
 from lflops.analyze.ranks.imbalance import Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
@@ -19,20 +22,12 @@ from lflops.analyze.speed.step_times import StepTimes
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import added_up, ancestry
 from lflops.profile.notes import are_times_far_off, notes_with
-from lflops.profile.records import PASSES, step_phase
+from lflops.profile.records import PASSES, ModulePhase, step_phase
 from lflops.profile.series import grouped, summed
+from lflops.profile.steps import is_disturbed
 
 _WORTH = 0.02  # of the step: what costs less is no cause
-_LEAST = {"outside": 0.05, "no_products": 0.05}  # the same for what every model has some of
-_FAULTS = {
-    **dict.fromkeys(("data", "transfer", "clip", "sync", "optimizer"), 0.1),
-    **dict.fromkeys(("other", "outside", "recompute", "recomputed"), 0.12),
-    **dict.fromkeys(("unused", "backward_twice", "communication", "turns"), 0.05),
-}
-"""Of the step: from so much on, what every training has some of is a fault. Other parts of a step are where its time goes."""
-
-_LEFT_ON = ("anomaly_mode", "eval_mode")  # notes that are causes, whose cost is unknown
-_BY_EVIDENCE = frozenset({"threads", "rank", "slow", "calls", "dtype", *_LEFT_ON})  # faults however little they cost
+_LEFT_ON = ("anomaly_mode", "eval_mode", "graph_breaks", "find_unused")  # notes that are causes, whose cost is unknown
 
 _PER_CALL, _PER_BYTE, _TOO_SLOW = 30e-6, 1 / 5e9, 2.0
 """Seconds that an optimizer's operator needs at the most, and a byte that it moves; and how many times that is a fault."""
@@ -41,6 +36,11 @@ _SMALL_MESSAGE, _MANY_CALLS = 1 << 20, 8  # bytes of collectives, and how many o
 
 _BACKWARD_OF_FORWARD = 2.5  # MACs of backward over those of forward; twice is usual
 
+_PER_MODULE = 50e-6  # seconds that a module needs at the most for itself, and for each one that it calls
+
+_LEAST_STEPS = 3  # by module, which tell what other threads do
+_MOSTLY_FROZEN = 0.5  # of the products in forward: as many in frozen layers are worth a word
+
 _LEAST_MODULES = 3
 _LEAST_RATIO = 1.5
 _MORE_CALLS = 2
@@ -48,17 +48,33 @@ _MOSTLY = 0.6  # a part is mostly in a module that has this share of it
 _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 
 
+class Row(Struct, frozen=True, forbid_unknown_fields=True):
+    """What all causes of a kind have in common: a row of `causes.toml`, whose first lines explain the fields."""
+
+    what: str = ""
+    why: str = ""
+    next: str = ""
+    fault_from: float | None = None
+    least_seconds: float = 0.0
+    told_from: float = _WORTH
+
+
+@functools.cache
+def row_of(kind: str) -> Row:
+    """The row of a kind; an empty one where it has none."""
+    return _rows().get(kind, Row())
+
+
+@functools.cache
+def _rows() -> Mapping[str, Row]:
+    return msgspec.convert(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")), dict[str, Row])
+
+
 class Cause(Struct, frozen=True, kw_only=True):
     """Something that a step is longer for.
 
-    Its kind is a part of the budget, a phase, or what has its own evidence:
-
-    * a slow `rank`; ranks that take `turns`; more `threads` than cores; `anomaly_mode` or `eval_mode`, which was left on;
-    * a `slow` module among equals; one with more `calls` than its repeats, or a wider `dtype`; an `unused` one, without a gradient;
-    * `outside`, the model itself without its layers; `no_products`, modules that multiply nothing;
-    * `backward_twice`, more than one backward; `recomputed`, what is computed again, where no peak is known.
-
-    `busiest` comes last: where nothing stands out, or no peak says how fast it could be.
+    Its kind is a row of `causes.toml`, or a phase that the training has named. `busiest` comes last: where nothing stands out, or no peak
+    says how fast it could be.
     """
 
     kind: str
@@ -84,7 +100,7 @@ def causes(
     patterns: Mapping[str, str],
     below: Mapping[str, Sequence[str]],
 ) -> tuple[Cause, ...]:
-    """The causes that cost 2 % of a step or more, and those whose cost is unknown. Without a clean step there are none.
+    """The causes that cost enough to be worth a word, and those whose cost is unknown. Without a clean step there are none.
 
     `budget` is of the mean clean step, `None` without a known peak; `below` has the names directly below each module.
     """
@@ -103,16 +119,28 @@ def causes(
     ]
     in_modules += [replace(each, is_rough=is_rough) for each in by_evidence]
     exchanged = sum(times.communicating.values())
-    parts = list(_parts(times, budget, exchanged, in_modules, {} if is_rough else patterns))
+    parts = list(_parts(profile, times, budget, in_modules, {} if is_rough else patterns))
     if budget is None and is_rough:
         own = {"forward": times.phases.get("forward", 0.0), "backward": times.phases.get("backward", 0.0) - exchanged}
         parts += (Cause(kind=f"all_{name}", seconds=max(seconds, 0.0)) for name, seconds in own.items())
         in_modules = []  # they are in these
-    left_on = [Cause(kind=code, seconds=None) for code in _LEFT_ON if any(notes_with(code, profile.notes))]
-    found = [*left_on, *_threads(profile), *late, *_without([*in_modules, *parts], late), *_needless(profile, times, budget)]
+    left_on = [
+        Cause(kind=note.code, seconds=None, value=note.values.get("places"))
+        for code in _LEFT_ON
+        for note in notes_with(code, profile.notes)
+    ]
+    found = [
+        *left_on,
+        *_threads(profile, times.mean),
+        *late,
+        *_without([*in_modules, *parts], late),
+        *_needless(profile, times, budget),
+        *_python(profile, patterns, below),
+    ]
     if budget is None and not is_rough:
-        found += _without_products(busiest, {patterns.get(each.module, "") for each in in_modules})
-    kept = [each for each in found if each.seconds is None or each.seconds >= _LEAST.get(each.kind, _WORTH) * times.mean]
+        computing = {patterns[name] for name, each in profile.modules.items() if any(each.work(phase).own_calls for phase in TIMED_PHASES)}
+        found += _without_products(busiest, computing - {patterns.get(each.module, "") for each in in_modules})
+    kept = [each for each in found if each.seconds is None or each.seconds >= row_of(each.kind).told_from * times.mean]
     kept = [replace(each, is_fault=_is_fault(each, profile, times.mean)) for each in kept]
     kept.sort(key=lambda each: (each.seconds is not None, -(each.seconds or 0.0)))
     if busiest and (not kept or (budget is None and not is_rough)):
@@ -123,9 +151,11 @@ def causes(
 
 
 def _is_fault(cause: Cause, profile: Profile, mean: float) -> bool:
-    took = cause.seconds or 0.0
-    if cause.kind in _BY_EVIDENCE or took < _FAULTS.get(cause.kind, math.inf) * mean:
-        return cause.kind in _BY_EVIDENCE
+    row, took = row_of(cause.kind), cause.seconds or 0.0
+    if row.fault_from is None or took < max(row.fault_from * mean, row.least_seconds):
+        return False
+    if cause.kind == "outside":
+        return ModulePhase("", "forward") not in profile.waits  # for other ranks, as DDP does before the model runs
     if cause.kind == "optimizer":
         work, lost = profile.modules[""].optimizer, statistics.median(profile.cpu_lost_shares or [0.0])
         return took * (1 - lost) > _TOO_SLOW * (work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE)
@@ -144,6 +174,9 @@ def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iter
         yield Cause(kind="backward_twice", seconds=seconds, value=backward / forward)
     if budget is None and root.recompute.seconds is not None:
         yield Cause(kind="recomputed", seconds=root.recompute.seconds.median)
+    frozen = sum(each.forward.own_macs for each in profile.modules.values() if each.parameters and _is_frozen(each))
+    if backward and frozen >= _MOSTLY_FROZEN * forward:
+        yield Cause(kind="frozen", seconds=None, value=frozen / forward)
     silent = [name for name, module in profile.modules.items() if _learns_nothing(module)] if backward else []
     for name in silent:
         took = profile.modules[name].forward.seconds
@@ -151,16 +184,46 @@ def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iter
             yield Cause(kind="unused", seconds=took.median, module=name)
 
 
+def _python(profile: Profile, patterns: Mapping[str, str], below: Mapping[str, Sequence[str]]) -> Iterator[Cause]:
+    """Modules that take time in forward without any operator: hooks of the user's on their layers, or Python code."""
+    uncounted = {each.module for each in profile.uncounted}
+    longer = summed(
+        (patterns[name], max(own.median - _PER_MODULE * (1 + len(below[name])), 0.0))
+        for name, each in profile.modules.items()
+        if name and not each.forward.own_calls and name not in uncounted and (own := each.forward.own_seconds) is not None
+    )
+    if profile.is_counted and longer:
+        most = max(longer, key=longer.__getitem__)
+        kinds = {patterns[name]: each.kind for name, each in profile.modules.items()}
+        yield Cause(kind="python", seconds=sum(longer.values()), module=most, value=kinds[most])
+
+
+def _is_frozen(module: ModuleProfile) -> bool:
+    """Whether a module has parameters that learn nothing, and nothing before it learns by it."""
+    return not module.trainable_parameters and not module.backward.macs
+
+
 def _learns_nothing(module: ModuleProfile) -> bool:
     """Whether a module that could learn runs forward, and no gradient goes back through it."""
     return bool(module.trainable_parameters and module.forward.macs and not module.backward.macs)
 
 
-def _threads(profile: Profile) -> Iterator[Cause]:
-    """More threads than cores take turns, so that all times of the run are longer; by how much is unknown."""
+def _threads(profile: Profile, mean: float) -> Iterator[Cause]:
+    """More threads than cores take turns, so that all times of the run are longer; by how much is unknown. And Python's threads take turns.
+
+    These compute while the training's thread does not. It is known where torch itself has no other threads.
+    """
     run = profile.run
     if run.threads is not None and run.cores is not None and run.threads > run.cores:
         yield Cause(kind="threads", seconds=None, value=run.threads, usual=run.cores)
+    shares = [
+        min(others / step.seconds, 1 - (step.thread_cpu + (step.thread_waited or 0.0)) / step.seconds)
+        for step in (profile.steps if run.threads == 1 else ())
+        if step.kind == "hooked" and step.seconds and step.thread_cpu is not None and not is_disturbed(step.marks)
+        if (others := (step.cpu_user or 0.0) + (step.cpu_system or 0.0) - step.thread_cpu) > 0
+    ]
+    if len(shares) >= _LEAST_STEPS:
+        yield Cause(kind="thread", seconds=max(statistics.median(shares), 0.0) * mean)
 
 
 def _of_ranks(imbalance: Imbalance, mean: float) -> Iterator[Cause]:
@@ -225,12 +288,15 @@ def _wide(profile: Profile, named: set[str]) -> Iterator[Cause]:
         seconds = total_seconds(profile.modules[name], own=True)
         if seconds is not None and named.isdisjoint(ancestry(name)):
             yield Cause(kind="dtype", seconds=seconds / 2, module=name, value="float64", usual=profile.run.dtype)
+    seconds = total_seconds(profile.modules[""])
+    if profile.run.dtype == "float64" and seconds is not None:
+        yield Cause(kind="dtype", seconds=seconds / 2, value="float64", usual="float32")
 
 
-def _without_products(busiest: Iterable[BusyModules], named: set[str]) -> Iterator[Cause]:
-    """Modules that multiply nothing: without a known peak, no one can tell what else is slow."""
+def _without_products(busiest: Iterable[BusyModules], judged: set[str]) -> Iterator[Cause]:
+    """Modules that compute and multiply nothing: without a known peak, no one can tell what else is slow."""
     for each in busiest:
-        if each.pattern and not each.macs and each.pattern not in named:
+        if each.pattern in judged and not each.macs:
             yield Cause(kind="no_products", seconds=each.seconds, module=each.pattern, value=each.kind)
 
 
@@ -250,12 +316,15 @@ def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: M
 
 
 def _parts(
-    times: StepTimes, budget: Budget | None, exchanged: float, in_modules: Sequence[Cause], patterns: Mapping[str, str]
+    profile: Profile, times: StepTimes, budget: Budget | None, in_modules: Sequence[Cause], patterns: Mapping[str, str]
 ) -> Iterator[Cause]:
     """What is in no module, by its phase; and with a known peak the parts of modules' time, without what other causes have."""
-    mean = times.mean or 0.0
+    mean, exchanged = times.mean or 0.0, sum(times.communicating.values())
     outside = {name: seconds / mean for name, seconds in times.parts.items() if name != "backward"} | {"communication": exchanged / mean}
-    shares = budget.parts if budget else outside
+    shares = dict(budget.parts if budget else outside)
+    if (by_hand := min(_exchanged_by_hand(profile) / mean, shares.get("other", 0.0))) > 0:
+        shares["other"] -= by_hand
+        shares["communication"] = shares.get("communication", 0.0) + by_hand
     own = budget.modules.get("", {}).get("below_roof", 0.0) * mean if budget else 0.0
     told = sum(own if each.kind == "outside" else each.seconds or 0.0 for each in in_modules if (each.seconds or 0.0) >= _WORTH * mean)
     for name, share in shares.items():
@@ -264,6 +333,12 @@ def _parts(
         seconds = max(share * mean - (told if name == "below_roof" else 0.0), 0.0)
         module = _innermost(budget, name, patterns) if budget and patterns else ""
         yield Cause(kind=name, seconds=seconds, module=module, is_rest=name == "below_roof" and told > 0)
+
+
+def _exchanged_by_hand(profile: Profile) -> float:
+    """Seconds of collectives in no phase of a step on the host, as of gradients that are averaged after backward."""
+    on_host = profile.trace is not None and profile.trace.device_compute_seconds is None
+    return sum(each.seconds or 0.0 for each in profile.communication if each.phase == "other") if on_host else 0.0
 
 
 def _innermost(budget: Budget, part: str, patterns: Mapping[str, str]) -> str:

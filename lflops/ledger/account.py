@@ -20,6 +20,7 @@ CATEGORIES = {
     "checkpoint_load": "loading checkpoints",
     "between_epochs": "between epochs",
     "logging": "logging",
+    "gc": "Python's garbage collector",
     "lflops": "lflops itself",
     "after_run": "after the run",
     "down": "down, until it was started again",
@@ -32,7 +33,7 @@ NO_LOSS = {"training", "warm_up"}
 
 CAUSES = {
     "loader": "waiting for the data loader",
-    "gc": "Python's garbage collector",
+    "gc": CATEGORIES["gc"],
     "compilation": "compilation",
     "checkpoint": "a checkpoint",
     "validation": "a validation",

@@ -17,6 +17,8 @@ FLUSHING = {"between_epochs", "after_run"}  # what is running when a step was gi
 
 LONGEST_FREEZES = 100
 
+COLLECTING = "gc"  # a phase and a category: what Python's garbage collector takes of the others
+
 
 class Book:
     """Reads the marks of a start.
@@ -47,7 +49,7 @@ class Book:
     @property
     def open(self) -> dict[str, int]:
         """Nanoseconds of the step that is going on, by phase: part of the account, and perhaps to be judged otherwise at its end."""
-        return {f"training/{phase}": spent for phase, spent in self._step.items() if spent}
+        return {_category_of(phase): spent for phase, spent in self._step.items() if spent}
 
     def pace(self) -> tuple[int, float]:
         """How many steps are done, as the loggers count, and the seconds of the usual one."""
@@ -78,19 +80,22 @@ class Book:
 
     def _charge(self, at: int) -> None:
         # A mark may be older than the last look at the clock, which another thread took: the difference goes back to where it belongs.
-        spent, self.until = at - self.until, at
+        begin, self.until = self.until, at
+        spent = at - begin
         if self._current in CATEGORIES:
             self._add(self._current, spent)
             self._between[self._current] = self._between.get(self._current, 0) + spent
-        else:
-            self._step[self._current] = self._step.get(self._current, 0) + spent
+            return
+        collecting = self._collected(begin, at)
+        for phase, part in ((self._current, spent - collecting), (COLLECTING, collecting)):
+            self._step[phase] = self._step.get(phase, 0) + part
 
     def _add(self, category: str, spent: int) -> None:
         self.spent[category] = self.spent.get(category, 0) + spent
 
     def _give_up_step(self) -> None:
         for phase, spent in self._step.items():
-            self._add(f"training/{phase}", spent)
+            self._add(_category_of(phase), spent)
         self._step = {}
 
     def _end_step(self, at: int, end: StepEnd) -> None:
@@ -98,7 +103,7 @@ class Book:
         between, self._between = self._between, {}
         evidence = self._evidence(at, end)
         self._step_begin = at
-        step = StepSpent(phases, sum(phases.values()), evidence, elements(end.shapes))
+        step = StepSpent({phase: spent for phase, spent in phases.items() if spent}, sum(phases.values()), evidence, elements(end.shapes))
         if self.first_step is None:
             self.first_step = max(end.step - 1, 0)
         self.steps = end.step
@@ -108,7 +113,7 @@ class Book:
             return
         taken, category = self._judged(step, end, at)
         for phase, spent in phases.items():
-            self._add(f"training/{phase}", spent - taken.get(phase, 0))
+            self._add(_category_of(phase), spent - taken.get(phase, 0))
         self._add(category, sum(taken.values()))
         for name in between.keys() & INTERRUPTIONS.keys():
             if between[name] > self._usual.tolerance:
@@ -133,26 +138,31 @@ class Book:
     def _evidence(self, at: int, end: StepEnd) -> Evidence:
         before, self._usage = self._usage, end.usage
         ran_before, self._schedule = self._schedule, end.schedule
-        collecting = self._collected(at)
         if before is None:
-            return Evidence(collecting=collecting)
+            return Evidence()
         running = end.usage.ru_utime + end.usage.ru_stime - before.ru_utime - before.ru_stime
         # As Linux counts it: the thread was ready to run, and had no core.
         waiting = int(end.schedule.split()[1]) - int(ran_before.split()[1]) if ran_before and end.schedule else 0
         if any(stop > self._step_begin and start < at for start, stop in self.freezes):  # of which only the end is known
             waiting = max(at - self._step_begin - int(running * 1e9), waiting)
         return Evidence(
-            collecting=collecting,
             waiting=waiting,
             running=int(running * 1e9),
             faults=end.usage.ru_majflt - before.ru_majflt,
             retries=self._new_retries,
         )
 
-    def _collected(self, at: int) -> int:
-        """Nanoseconds of Python's garbage collector since the step began."""
+    def _collected(self, begin: int, at: int) -> int:
+        """Nanoseconds of Python's garbage collector from one moment to another."""
         moments, collecting = self._collections, 0
-        while len(moments) >= 2 and moments[1] <= at:
-            begin, end = moments.popleft(), moments.popleft()
-            collecting += end - begin if end > self._step_begin else 0
+        while len(moments) >= 2 and moments[0] < at:
+            collecting += max(min(moments[1], at) - max(moments[0], begin), 0)
+            if moments[1] > at:
+                break
+            moments.popleft()
+            moments.popleft()
         return collecting
+
+
+def _category_of(phase: str) -> str:
+    return phase if phase in CATEGORIES else f"training/{phase}"

@@ -22,7 +22,6 @@ MUCH_LARGER = 1.2
 class Evidence(NamedTuple):
     """What the system and Python have counted in a step; times are in nanoseconds."""
 
-    collecting: int = 0  # by Python's garbage collector
     waiting: int = 0  # ready to run, or stopped, while the thread had no core
     running: int = 0  # on a core
     faults: int = 0  # pages that were read from disk
@@ -103,7 +102,7 @@ def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larg
     waits_anyway = reads_disk or (is_larger and 4 * more.running >= cost)
     causes = {
         "allocator_retry": more.retries > 0,
-        "gc": 2 * more.collecting >= cost,
+        "gc": phase == "gc",
         "not_scheduled": 2 * more.waiting >= cost and not waits_anyway,
         "loader": phase == "data",
         "other_rank": phase in {"wait", "sync"},

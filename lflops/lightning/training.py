@@ -42,6 +42,7 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         # A Trainer that was given the module compiled has the plain one, whose training_step is a compiled function.
         is_compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
         scales_gradients=getattr(trainer.precision_plugin, "scaler", None) is not None,
+        looks_for_unused=getattr(strategy.model, "find_unused_parameters", False),
         loggers=trainer.loggers,
         log_every=trainer.log_every_n_steps,
         # The loggers' x-axis, which several optimizers do not move several times: Lightning's own monitors read it.

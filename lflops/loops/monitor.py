@@ -294,8 +294,8 @@ class LoopMonitor:
         unwrapped = {name: _unwrapped(each) for name, each in loop.models.items()}
         models = {name: each for name, (each, _) in unwrapped.items()}
         wrappers = {kind for _, around in unwrapped.values() for kind in around}
-        of_engine = {type(getattr(each, "_forward_module", None)).__name__ for each in loop.models.values()}  # Fabric's, around the user's
-        divides = (wrappers | of_engine) & DATA_PARALLEL
+        outermost = [getattr(each, "_forward_module", each) for each in loop.models.values()]  # Fabric's is around the user's
+        divides = (wrappers | {type(each).__name__ for each in outermost}) & DATA_PARALLEL
         # What torch's first FSDP keeps of the parameters is in its wrapper.
         keeps_parameters = "FullyShardedDataParallel" in wrappers
         return Training(
@@ -311,6 +311,7 @@ class LoopMonitor:
             sampler={"num_replicas": world_size, "rank": rank} if divides else None,
             precision=getattr(loop.engine, "mixed_precision", None),
             scales_gradients=getattr(loop.engine, "scaler", None) is not None,
+            looks_for_unused=any(getattr(each, "find_unused_parameters", False) for each in outermost),
             loggers=loop.loggers,
             log_every=loop.log_every,
             logged_step=partial(getattr, self, "_steps_done"),

@@ -70,6 +70,7 @@ _UNITS: Mapping[str, Callable[[float | None], str]] = {
     "percent": units.percent,
     "duration": units.duration,
     "size": units.size,
+    "times": lambda value: "–" if value is None else f"{value:.1f}×",
 }
 
 
@@ -91,10 +92,14 @@ class _Words(string.Formatter):
 _WORDS = _Words()
 
 
+def filled(template: str, names: Mapping[str, float | str | None]) -> str:
+    """The template with these values."""
+    return _WORDS.vformat(template, (), defaultdict(lambda: None, names))
+
+
 def _fill(template: str, note: Note) -> str:
     """The template with the values of a note, its `subject`, and as `row` its subject as a module's name."""
-    names: dict[str, float | str | None] = {**note.values, "subject": note.subject, "row": note.subject or "the model itself"}
-    return _WORDS.vformat(template, (), defaultdict(lambda: None, names))
+    return filled(template, {**note.values, "subject": note.subject, "row": note.subject or "the model itself"})
 
 
 def _ignored(note: Note) -> str:

@@ -43,7 +43,7 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
         cpu_lost: Seconds in which its threads were ready to run and other processes had the CPU, added up; of hooked steps. `None` where
             the system does not say, or the machine is not Linux.
         waiting: Seconds at the end of backward in which the gradients of other ranks are awaited; a part of backward.
-        thread_cpu: Seconds of the CPU in the training's thread. This and the next are read on several ranks only.
+        thread_cpu: Seconds of the CPU in the training's thread. Read of hooked steps, and on several ranks of all; so is the next.
         thread_waited: Seconds in which that thread was ready to run and the system had given its core to another one.
         marks: Other events in the step: one of the `DISTURBANCES`, or `no_update`.
     """

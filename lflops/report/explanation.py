@@ -5,7 +5,7 @@ The verdict is the first screen's. What only the run's ledger sees comes to it: 
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Literal
@@ -14,42 +14,29 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis, analyze
+from lflops.analyze.causes import row_of
 from lflops.errors import ProfileError
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, memory_growth
 from lflops.ledger.run import load_run
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
+from lflops.profile.series import summed
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import report_of
 from lflops.report.lines.text import plain, shortened
 from lflops.report.lines.verdict import VERY_BUSY, Finding, Verdict, lost_share
 
 FORMAT = 1  # of the explanation as JSON: a field is added, never changed
-WORTH = 0.05  # of the time in which the run trained: what costs less is no finding
+WORTH = 0.05  # of the time in which the run trained: as much in its second half is compiled for step after step
 FEWEST_STEPS = 5  # clean ones: from fewer no one can tell
+UNSTEADY = 0.3  # of the median step: where a quartile is farther off, something is wrong that no one can name
+FEWEST_COMPILED = 3  # steps of a window that are compiled for, besides the first ones
 LONGEST, MOST_LINES, MOST_FINDINGS, MOST_MODULES = 240, 6, 6, 5  # letters of a text, and entries of a list: all of it stays small
 
 _NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 
-_NEXT: Mapping[str, str] = {
-    "validation": "Validate less often, or on fewer batches",
-    "checkpoint": "Save checkpoints less often, or in another process",
-    "logging": "Log less often, and no images or histograms in every step",
-    "compilation": "Pad inputs to a few shapes, or give torch.compile dynamic=True",
-    "between_epochs": "Give the DataLoader persistent_workers=True",
-    "repeated": "Save checkpoints more often",
-    "gc": "Call gc.freeze() after start-up, or gc.collect() less often",
-    "loader": "Give the DataLoader more workers, or a larger prefetch_factor",
-    "not_scheduled": "Run on a machine that does nothing else, with no more threads than cores",
-    "swap": "Use less memory: what is read from disk does not fit",
-    "allocator_retry": "Use less memory, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "other_rank": "Look at the rank that the others wait for: the view Ranks has its phases",
-    "larger_batch": "Give all batches about the same size",
-    "memory": "Look for what is kept from step to step: losses with their graphs, outputs in a list",
-}
-
-_SAME = {"loader": {"data"}, "other_rank": {"rank", "communication"}, "logging": {"other"}, "gc": set[str]()}
-"""Causes of slow steps, and the findings of a window that are the same."""
+_SAME = {"other_rank": {"rank", "communication"}, "logging": {"other"}}
+"""Causes that the ledger has, and the findings of a window that are the same."""
 
 
 class Module(Struct, frozen=True, kw_only=True):
@@ -112,7 +99,12 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
     analysis = None if profile is None else analyze(profile)
     verdict = _NO_WINDOW if analysis is None else report_of(analysis).verdict
     findings = list(verdict.findings)
-    findings += [] if ledger is None else _of_run(ledger, {each.cause for each in findings if each.is_fault})
+    if ledger is not None:
+        findings += _of_run(ledger, findings, recompiles=profile is not None and _recompiles(profile))
+        explained = max((each.seconds or 0.0 for each in findings if each.cause == "gc"), default=0.0)
+        findings = [each for each in findings if each.cause != "other" or (each.seconds or 0.0) > 2 * explained]
+        faults = {each.cause for each in findings if each.is_fault}
+        findings = [each for each in findings if each.is_fault or each.cause not in faults]
     findings.sort(key=lambda each: (not each.is_fault, each.seconds is not None, -(each.seconds or 0.0)))
     is_seen = analysis is not None and _would_be_seen(analysis)
     modules, of_ranks = ((), ()) if analysis is None else (analysis.busiest[:MOST_MODULES], ranks(analysis))
@@ -135,26 +127,38 @@ _NO_WINDOW = Verdict(said="No window was closed.", trust="the ledger of the run 
 def _would_be_seen(analysis: Analysis) -> bool:
     """Whether the steps are good enough to say that nothing is wrong."""
     is_quiet = lost_share(analysis) < VERY_BUSY and analysis.outliers.doubt is None
-    return is_quiet and analysis.step_times.steps >= FEWEST_STEPS
+    return is_quiet and analysis.step_times.steps >= FEWEST_STEPS and (analysis.step_times.spread or 0.0) < UNSTEADY
 
 
-def _of_run(ledger: Ledger, known: Iterable[str]) -> Iterator[Finding]:
+def _of_run(ledger: Ledger, found: Sequence[Finding], *, recompiles: bool) -> Iterator[Finding]:
     """What takes time between steps or in a few of them, and memory that grows."""
     trained = sum(seconds for group, seconds in ledger.by_group().items() if group not in _NO_TRAINING)
-    seen = set(known)
-    for name, seconds in ledger.seconds.items():
-        group, _, part = name.partition("/")
-        cause = part if group == "slow" else group.removesuffix("_save")
-        if group in _NO_TRAINING | {"training"} or seconds < WORTH * trained or _SAME.get(cause, {cause}) & seen:
+    seen = {each.cause for each in found if each.is_fault}
+    for cause, seconds in summed((_cause_of(name), seconds) for name, seconds in ledger.seconds.items()).items():
+        row = row_of(cause)
+        if row.fault_from is None or seconds < row.fault_from * trained or _SAME.get(cause, {cause}) & seen:
             continue
-        what = f"slow steps: {CAUSES.get(part, part)}" if group == "slow" else CATEGORIES[group]
+        what = row.what or CATEGORIES.get(cause) or CATEGORIES.get(f"{cause}_save") or f"slow steps: {CAUSES.get(cause, cause)}"
         each = seconds / max(ledger.steps, 1)
         said = f"{units.percent(seconds / trained)} of the run is {what}: {units.duration(each)} for each step."
-        is_fault = cause != "compilation" or _compiles_late(ledger)
-        yield Finding(cause=cause, said=said, seconds=each, share=seconds / trained, next=_NEXT.get(cause, ""), is_fault=is_fault)
+        is_fault = cause != "compilation" or recompiles or _compiles_late(ledger)
+        yield Finding(cause=cause, said=said, seconds=each, share=seconds / trained, next=row.next, is_fault=is_fault)
     if (growth := memory_growth(ledger)) is not None:
         said = f"Memory of the process grows by {units.size(growth)} an hour."
-        yield Finding(cause="memory", said=said, next=_NEXT["memory"], is_fault=True)
+        yield Finding(cause="memory", said=said, next=row_of("memory").next, is_fault=True)
+
+
+def _cause_of(category: str) -> str:
+    """The cause that a category of the ledger is; empty for training as it should be, and for what is before or after it."""
+    group, _, part = category.partition("/")
+    if group == "slow":
+        return "data" if part == "loader" else part
+    return "data" if category == "training/data" else "" if group in _NO_TRAINING | {"training"} else group.removesuffix("_save")
+
+
+def _recompiles(profile: Profile) -> bool:
+    """Whether step after step is compiled for."""
+    return sum("recompiled" in step.marks for step in profile.steps if "cold" not in step.marks) >= FEWEST_COMPILED
 
 
 def _compiles_late(ledger: Ledger) -> bool:

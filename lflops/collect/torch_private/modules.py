@@ -113,6 +113,12 @@ def compilations() -> int:
     return 0 if loaded is None else loaded.counters["stats"]["unique_graphs"]
 
 
+def graph_breaks() -> int:
+    """In how many places torch.compile has left its graphs in this process. It does not load torch.compile."""
+    loaded: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if loaded is None else sum(loaded.counters["graph_break"].values())
+
+
 def compile_seconds() -> float:
     """How long torch.compile has compiled in this process. It does not load torch.compile."""
     loaded: Any = sys.modules.get("torch._dynamo.utils")

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.causes import Cause
+from lflops.analyze.causes import Cause, row_of
 from lflops.analyze.modules.outliers import Doubt
-from lflops.profile.notes import are_times_far_off, time_factors
+from lflops.profile.notes import are_times_far_off, filled, time_factors
 from lflops.report.lines.parts import advice, what_it_is
 from lflops.report.lines.ranks import slowest_rank
 from lflops.report.lines.text import counted, itself_of, plain, plus_minus
@@ -119,35 +119,39 @@ class _Told(NamedTuple):
     next: str
 
 
-class _Setting(NamedTuple):
-    """What the sentence about a cause needs besides it."""
-
-    cost: str  # as `59.3 % of the step (68.2 ms)`
-    where: str  # the cause's module
-    others: str  # those that it is compared with
-    itself: str  # what the root is to a reader
-
-
 def _told(analysis: Analysis, cause: Cause) -> _Told | None:
+    row, share = row_of(_row_name(cause)), None if cause.seconds is None else analysis.step_times.share(cause.seconds)
     if cause.kind == "rank":
         worst = slowest_rank(analysis, cause.seconds or 0.0)
-        return None if worst is None else _Told(worst, "Look at that rank's machine, data and code: the view Ranks has its phases")
-    share = None if cause.seconds is None else analysis.step_times.share(cause.seconds)
+        return None if worst is None else _Told(worst, row.next)
     one = "step" if analysis.profile.run.kind == "training" else "pass"
+    cost = f"{'roughly ' if cause.is_rough else ''}{units.percent(share)} of the {one} ({units.duration(cause.seconds)})"
+    if not row.why:
+        mostly = f", mostly in {plain(cause.module)}" if cause.module else _in_bursts(analysis, cause.kind)
+        what = what_it_is(analysis.profile, analysis.budget, cause.kind)
+        why = f"{cost} is {'otherwise ' if cause.is_rest else ''}{what}{mostly}."
+        return _Told(why, advice(analysis.profile, cause.kind, cause.module))
     itself = itself_of(analysis.profile.modules[""].kind)
-    setting = _Setting(
-        cost=f"{'roughly ' if cause.is_rough else ''}{units.percent(share)} of the {one} ({units.duration(cause.seconds)})",
-        where=plain(cause.module) or itself,
-        others=f"the {cause.others} others like it" if cause.others > 1 else "the other like it",
-        itself=itself,
-    )
-    if (told := _told_alone(cause, setting)) is not None:
-        return told
-    mostly = f", mostly in {plain(cause.module)}" if cause.module else _in_bursts(analysis, cause.kind)
-    what = what_it_is(analysis.profile, analysis.budget, cause.kind)
-    return _Told(
-        f"{setting.cost} is {'otherwise ' if cause.is_rest else ''}{what}{mostly}.", advice(analysis.profile, cause.kind, cause.module)
-    )
+    value, usual = (plain(each) if isinstance(each, str) else each for each in (cause.value, cause.usual))
+    words = {
+        "cost": cost,
+        "Cost": cost[0].upper() + cost[1:],
+        "where": plain(cause.module) or itself,
+        "itself": itself,
+        "others": f"the {cause.others} others like it" if cause.others > 1 else "the other like it",
+        "value": value,
+        "usual": usual,
+        "kind": f" ({value})" if value else "",
+        "ratio": value / usual if isinstance(value, float) and isinstance(usual, float) else None,
+    }
+    return _Told(filled(row.why, words), filled(row.next, words))
+
+
+def _row_name(cause: Cause) -> str:
+    """The row of a cause whose words depend on more than its kind."""
+    if cause.kind == "dtype" and not cause.others:
+        return "dtype_alone" if cause.module else "dtype_of_all"
+    return "busiest_rest" if cause.kind == "busiest" and cause.is_rest else cause.kind
 
 
 def _in_bursts(analysis: Analysis, phase: str) -> str:
@@ -158,67 +162,6 @@ def _in_bursts(analysis: Analysis, phase: str) -> str:
     if not long or len(short) < len(long) or statistics.mean(long) < _BURST * statistics.mean(short):
         return ""
     return f": {units.duration(statistics.mean(long))} in {len(long)} of {len(known)} steps, else {units.duration(statistics.mean(short))}"
-
-
-def _told_alone(cause: Cause, at: _Setting) -> _Told | None:
-    """Of a cause that is no part of a budget and no phase."""
-    where, value, usual, cost = at.where, cause.value, cause.usual, at.cost
-    kind = f" ({plain(str(value))})" if value else ""
-    match cause.kind:
-        case "threads":
-            why = f"torch computes with {value} threads on {usual} cores: they take turns, and all times are longer for it."
-            advised = f"Give it no more threads than cores: torch.set_num_threads({usual}), or OMP_NUM_THREADS={usual}"
-        case "slow":
-            why = f"{where} takes {float(value or 0) / float(usual or 1):.1f}× as long as {at.others}: {cost} more."
-            advised = f"Look for what only {where} does: hooks, prints, copies, its own code"
-        case "calls":
-            runs, usually = (units.count(float(calls or 0)) for calls in (value, usual))
-            why = f"{where} runs {runs} operators where {at.others} run {usually} each: {cost} more."
-            advised = f"Replace the loop in {where} by few large operators, or compile it"
-        case "dtype":
-            others, at_least = (at.others, f"{cost} more") if cause.others else ("the training", f"at least {cost}")
-            why = f"{where} multiplies in {value}, {others} in {usual}: {at_least}."
-            advised = f"Cast the parameters and inputs of {where} to {usual}"
-        case "outside":
-            why = f"{cost[0].upper()}{cost[1:]} is {at.itself}."
-            keep = "Keep .item(), images, prints and loops in Python out of training_step and forward, if there are any"
-            advised = f"{keep}; name the parts of them with lflops.scope"
-        case "no_products":
-            why = f"{cost} is in {where}{kind} itself, in operators that multiply no matrices."
-            advised = f"Fuse the operators of {where}, for example with torch.compile"
-        case "busiest" if cause.is_rest:
-            why = f"The most time is in {where}{kind}, {cost}: without a known peak no one can say how fast it could be."
-            advised = 'Give the peak of this chip: hardware="measure" measures it'
-        case "busiest":
-            why, advised = f"Nothing stands out: the most time is in {where}{kind}, {cost}.", ""
-        case _:
-            return _told_needless(cause, at)
-    return _Told(why, advised)
-
-
-def _told_needless(cause: Cause, at: _Setting) -> _Told | None:
-    """Of work, or waiting, that the step would do without."""
-    match cause.kind:
-        case "anomaly_mode":
-            why, advised = "Anomaly detection is on: it makes steps longer.", "Switch torch.autograd.set_detect_anomaly off"
-        case "eval_mode":
-            why = "All modules are in eval mode while they are trained: dropout does nothing, and norms do not learn their statistics."
-            advised = "Call model.train() before training, and after each validation"
-        case "unused":
-            why = f"{at.where} runs forward, and no gradient goes back through it: {at.cost}."
-            advised = f"Leave {at.where} out if nothing reads its output"
-        case "backward_twice":
-            why = f"Backward multiplies {float(cause.value or 0):.1f}× as much as forward, where twice is usual: {at.cost} more."
-            advised = "Call backward once, of the sum of the losses, unless you need gradients of gradients"
-        case "recomputed":
-            why = f"{at.cost} is computed again in backward, by activation checkpointing."
-            advised = "Checkpoint fewer layers, if memory allows it"
-        case "turns":
-            why = f"Ranks take turns in coming last: {at.cost} is waiting."
-            advised = "Give all ranks batches of about the same length in each step"
-        case _:
-            return None
-    return _Told(why, advised)
 
 
 _DOUBT: Mapping[Doubt, str] = {

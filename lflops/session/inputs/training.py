@@ -28,6 +28,7 @@ class Training:
     precision: str | None = None  # as the loop names it
     is_compiled: bool = False  # whether the loop runs a compiled function in place of `model`
     scales_gradients: bool = False  # whether gradients are scaled, so that an optimizer may skip a step
+    looks_for_unused: bool = False  # whether DistributedDataParallel looks for parameters without gradients in each step
     loggers: Sequence[Any] = ()  # objects with `log_metrics(values, step=...)`
     log_every: int = 0  # steps from one point of the curves to the next; 0 for no curves
     logged_step: Callable[[], int]  # returns the step on the loggers' x-axis, which goes up by one with each step

@@ -14,7 +14,7 @@ from lflops.collect.inputs.batch_reader import BatchReader
 from lflops.collect.model.module_tree import ModuleTree, parameter_sizes
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.torch_private.dispatch_modes import passes_dynamo
-from lflops.collect.torch_private.modules import compilations
+from lflops.collect.torch_private.modules import compilations, graph_breaks
 from lflops.collect.torch_private.self_check import check
 from lflops.errors import CountError
 from lflops.merging.accumulation import sum_of_batches
@@ -88,15 +88,21 @@ class CountedSteps:
             return None
         counted = self.with_facts(sum_of_batches(batches))
         if self._stage.learns:
-            counted = replace(counted, notes=(*counted.notes, *self._left_on()))
+            counted = replace(counted, notes=(*counted.notes, *self._left_on(counted)))
         self._counted[self._key] = counted
         return counted
 
-    def _left_on(self) -> Iterator[Note]:
+    def _left_on(self, counted: Profile) -> Iterator[Note]:
+        """What is set in a way that makes steps longer, or the model worse."""
         if torch.is_anomaly_enabled():
             yield Note(code="anomaly_mode", subject="", values={})
-        if not any(module.training for module in self._root.modules()):
+        modules = [*self._root.modules()]
+        if not any(module.training for module in modules[1:] or modules):  # a Trainer sets its own module alone
             yield Note(code="eval_mode", subject="", values={})
+        if self._training.looks_for_unused and all(each.calls for each in counted.modules.values() if each.own_parameters):
+            yield Note(code="find_unused", subject="", values={})
+        if places := graph_breaks():
+            yield Note(code="graph_breaks", subject="", values={"places": places})
 
     def abandon(self) -> None:
         """The step was left before it was over."""

@@ -81,7 +81,8 @@ class StepClock:
         self.listeners = [phases] if on_host is None else [phases, on_host]  # what has to listen to phases
         self.batches: list[BatchUnits] = []  # the batches of the step that are over
         # The plain steps since the last one that was none.
-        self.plain = PlainSteps(phases.mark, phases.marks, ThreadSchedule() if on_ranks else None)
+        self._schedule = ThreadSchedule()
+        self.plain = PlainSteps(phases.mark, phases.marks, self._schedule if on_ranks else None)
         self.times_phases = True  # whether the phases are recorded
         self._new_shapes = 0
         self._ended = 0
@@ -216,7 +217,7 @@ class StepClock:
         ends = [*self.plain.ends(), (len(self._phases.marks), self._phases.mark())]  # what follows takes a while
         on_host = None if self._on_host is None else self._on_host.end()
         usage = cpu_usage() if self.times_phases else None
-        of_thread = self._of_thread()
+        of_thread = self._schedule.read()
         *plain, device_marks = self._phases.cut(ends)
         unheard = self._unheard()
         self._flush(logged_step, plain, unheard)
@@ -240,10 +241,7 @@ class StepClock:
         if self._on_host is not None:
             self._on_host.begin()
         self._cpu = cpu_usage()
-        self._thread = self._of_thread()
-
-    def _of_thread(self) -> bytes | None:
-        return None if self.plain.schedule is None else self.plain.schedule.read()
+        self._thread = self._schedule.read()
 
     def read(self) -> Iterator[TimedStep]:
         """The steps that are over and can be timed without waiting."""
@@ -259,7 +257,8 @@ class StepClock:
         phases = self._phases.seconds(step.device_marks) if step.times_phases else {}
         idle = step.times_phases and not self._updating <= phases.keys() and "no_update" not in step.marks
         before, after = step.cpu or (None, None)
-        on_core, waited = ThreadSchedule.between(*step.thread) or (None, None)
+        is_read = self.plain.schedule is not None or step.hooked is not None
+        on_core, waited = (ThreadSchedule.between(*step.thread) if is_read else None) or (None, None)
         waiting = None if step.counted or not step.times_phases else self._phases.waiting(step.device_marks)
         return Step(
             index=step.logged_step,
