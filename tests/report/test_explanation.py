@@ -14,8 +14,10 @@ from lflops.cli.main import main
 from lflops.ledger.account import Ledger, Span, Start
 from lflops.profile.json_schema import json_schema
 from lflops.profile.model import Communication, Profile
-from lflops.profile.records import Phase
+from lflops.profile.notes import Note
+from lflops.profile.records import ModulePhase, Phase, Trace
 from lflops.profile.steps import Step
+from lflops.report import explanation
 from lflops.report.explanation import Explanation, explain, markdown
 from tests.support.profile_builders import cell, clocked, product, profile, run, weights
 
@@ -124,6 +126,99 @@ def test_a_layer_that_nothing_is_learned_from_is_unused() -> None:
     assert [] == faults(with_third(0))
 
 
+def built(rows: dict[str, Any], macs: dict[tuple[str, Phase], int], own: dict[tuple[str, Phase], float], **facts: Any) -> Profile:
+    """A training of 34 ms a step, of these modules."""
+    work = [product(name, "aten::mm", phase, macs=each, bytes_moved=8) for (name, phase), each in macs.items()]
+    steps = tuple(Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6))
+    return clocked(
+        profile({"": {"kind": "Net"} | weights(0, 8)} | rows, work, **({"run": run(kind="training"), "steps": steps} | facts)), own
+    )
+
+
+def test_time_of_a_module_without_operators_is_python() -> None:
+    """A container needs 50 µs, and as much for each of its two layers: of 4 ms, 3.85 are hooks around these. A list has no time."""
+    names = ("block", "block.0", "block.1")
+    rows = {name: {"kind": "Linear"} | weights(4) for name in names} | {"block": {"kind": "Sequential"} | weights(0, 8)}
+    macs: dict[tuple[str, Phase], int] = {(name, phase): 4 for name in names[1:] for phase in ("forward", "backward")}
+
+    def of_block(milliseconds: float, **facts: Any) -> Profile:
+        return built(
+            rows, macs, {("block", "forward"): milliseconds * 1e-3, ("block.0", "forward"): 3e-3, ("block.1", "forward"): 3e-3}, **facts
+        )
+
+    assert [("python", 3.85e-3)] == faults(of_block(4))
+    found = explain(of_block(4)).findings[0]
+    assert ("block", "11.3 % of the step (3.85 ms) is in block (Sequential) itself, which runs no operator") == (
+        found.module,
+        found.said.partition(" of its")[0],
+    )
+    assert "no_products" not in {each.cause for each in explain(of_block(4)).findings}
+    assert [] == faults(of_block(1))
+    not_counted = Note(code="not_counted", subject="", values={})
+    assert [] == faults(of_block(4, notes=(not_counted,)))
+
+
+def test_frozen_layers_learn_nothing() -> None:
+    """Three quarters of the products in forward are in layers without gradients. One with an adapter behind it has a backward."""
+    frozen = weights(4) | {"trainable_parameters": 0}
+
+    def with_backward(*names: str) -> Profile:
+        rows = {"a": {"kind": "Linear"} | frozen, "b": {"kind": "Linear"} | frozen, "c": {"kind": "Linear"} | weights(4)}
+        macs: dict[tuple[str, Phase], int] = {("a", "forward"): 4, ("b", "forward"): 8, ("c", "forward"): 4}
+        return built(rows, macs | {(name, "backward"): 4 for name in names}, {})
+
+    found = explain(with_backward("c"))
+    assert [("frozen", None)] == faults(with_backward("c"))
+    assert found.findings[0].said.startswith("75.0 % of the products in forward are in frozen layers")
+    assert [] == faults(with_backward("c", "b"))
+    assert [] == faults(with_backward())
+
+
+@pytest.mark.parametrize(("threads", "others", "is_one"), [(1, 10e-3, True), (1, 1e-3, False), (4, 10e-3, False)])
+def test_another_thread_of_python_is_seen_by_its_time_on_a_core(threads: int, others: float, is_one: bool) -> None:
+    """In 34 ms the training's thread has 20 on a core, and other threads of the process 10. Torch's own are no fault."""
+    hooked = Step(index=9, kind="hooked", seconds=34e-3, phases=USUAL, cpu_user=20e-3 + others, cpu_system=0.0, thread_cpu=20e-3)
+    given = trained()
+    on = replace(given.run, threads=threads, cores=4)
+    expected = [("thread", 10e-3)] if is_one else []
+    assert expected == faults(replace(given, run=on, steps=(*given.steps, hooked, hooked, hooked)))
+    assert [] == faults(replace(given, run=on, steps=(*given.steps, hooked, hooked)))
+
+
+def test_a_training_in_float64_could_take_half() -> None:
+    """The modules have 30 of 34 ms."""
+    given = trained()
+    assert [("dtype", 15e-3)] == faults(replace(given, run=replace(given.run, dtype="float64")))
+    assert "The training multiplies in float64" in explain(replace(given, run=replace(given.run, dtype="float64"))).findings[0].said
+
+
+def test_gradients_that_are_averaged_by_hand_are_communication() -> None:
+    """Of 21 ms in no phase 12 are 38 all-reduces, after backward."""
+    sent = Communication(
+        module="", phase="other", collective="allreduce_", group="0", group_size=2, calls=38, bytes=1 << 20, seconds=12e-3
+    )  # fmt: skip
+    given = trained(other=21e-3, facts={"communication": (sent,), "trace": Trace(files={})})
+    assert [("communication", 12e-3), ("other", 9e-3)] == faults(given)
+
+
+def test_what_the_model_waits_for_before_its_layers_run_is_no_fault_of_its() -> None:
+    """8 ms of forward are in no layer: the model's own code, or DDP's look at the buffers of the other ranks."""
+    own: dict[tuple[str, Phase], float] = {("", "forward"): 8e-3, ("a", "forward"): 1e-3, ("b", "forward"): 1e-3}
+    assert [("outside", 8e-3)] == faults(trained(own=own))
+    assert [] == faults(trained(own=own, facts={"waits": (ModulePhase("", "forward"),)}))
+
+
+@pytest.mark.parametrize(("code", "values", "words"), [
+    ("graph_breaks", {"places": 3}, "torch.compile breaks the graph in 3 places"),
+    ("find_unused", {}, "DistributedDataParallel looks for unused parameters"),
+])  # fmt: skip
+def test_what_was_left_on_is_a_fault_whose_cost_is_unknown(code: str, values: dict[str, int], words: str) -> None:
+    """It comes first."""
+    found = explain(trained(facts={"notes": (Note(code=code, subject="", values=values),)}, data=20e-3))
+    assert [(code, None), ("data", 20e-3)] == [(each.cause, each.seconds) for each in found.findings[:2]]
+    assert found.findings[0].said.startswith(words)
+
+
 def test_many_small_messages_are_a_fault_and_few_large_ones_are_none() -> None:
     """Of 20 ms of backward 10 are exchange: in 16 all-reduces of 64 KiB, or in two of 8 MiB."""
 
@@ -172,6 +267,50 @@ def test_compilation_is_a_fault_where_it_goes_on(compiling: tuple[float, ...], i
     assert ("compilation", is_fault) == (finding.cause, finding.is_fault)
 
 
+def with_ledger(made: Profile, ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Explanation:
+    """What the folder of a run has to say."""
+    made.save(folder / "train-0-9.profile.json")
+    monkeypatch.setattr(explanation, "load_run", lambda _path: ledger)
+    return explain(folder)
+
+
+def test_a_loader_that_is_late_beyond_the_window_is_seen_by_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 of 100 s, though the window's steps had their batches ready."""
+    ledger = account(training__data=20.0)
+    assert [("data", 0.2)] == faults(ledger)
+    assert [("data", True)] == [
+        (each.cause, each.is_fault) for each in with_ledger(trained(), ledger, tmp_path, monkeypatch).findings if each.cause == "data"
+    ]
+    assert [] == faults(account(training__optimizer=20.0))
+
+
+def test_garbage_explains_what_is_in_no_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 ms of each step are in no phase, and the collector has 8 of them; in slow steps and in usual ones."""
+    found = with_ledger(trained(other=10e-3), account(gc=0.5, slow__gc=0.3, training__optimizer=2.0), tmp_path, monkeypatch)
+    assert ["other"] == [each.cause for each in found.findings if each.is_fault]
+    found = with_ledger(trained(other=10e-3), account(gc=10.0, slow__gc=6.0), tmp_path, monkeypatch)
+    assert [("gc", 0.16)] == [(each.cause, each.seconds) for each in found.findings if each.is_fault]
+
+
+def test_a_window_whose_steps_are_compiled_for_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of them, besides the first ones; the ledger has 9 s of it, and no span that is late."""
+    for recompiled, is_fault in ((3, True), (2, False)):
+        given = trained()
+        again = [Step(index=9 + n, kind="clean", seconds=1.0, phases={}, marks=("recompiled",)) for n in range(recompiled)]
+        cold = Step(index=0, kind="clean", seconds=1.0, phases={}, marks=("cold", "recompiled"))
+        found = with_ledger(replace(given, steps=(cold, *given.steps, *again)), account(compilation=9.0), tmp_path, monkeypatch)
+        assert [is_fault] == [each.is_fault for each in found.findings if each.cause == "compilation"]
+
+
+def test_steps_that_vary_without_a_cause_leave_it_open() -> None:
+    """A quarter of the steps takes twice as long."""
+    given = trained(8)
+    twice = {name: 2 * seconds for name, seconds in USUAL.items()}
+    slow = Step(index=9, kind="clean", seconds=sum(twice.values()), phases=twice)
+    varied = [*given.steps[3:], slow, slow, slow]
+    assert ("nothing found", "cannot tell") == (explain(given).status, explain(replace(given, steps=tuple(varied))).status)
+
+
 def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:
     """The window sees the wait for data as well, and knows its cost in a usual step. Without that the ledger tells."""
     waits = account(slow__loader=20.0)
@@ -179,8 +318,6 @@ def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:
     for data in (20e-3, 1e-3):
         trained(data=data).save(tmp_path / "train-0-9.profile.json")
         (tmp_path / "rank0-1-2.ledger.jsonl").write_bytes(b"")
-        from lflops.report import explanation
-
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(explanation, "load_run", lambda _path: waits)
             assert [("data", True)] == [(each.cause, each.is_fault) for each in explain(tmp_path).findings if each.cause == "data"]
