@@ -66,7 +66,7 @@ class TrainerPhases(Phases):
         self._known: dict[str, tuple[str | None, str | None] | None] = {}
         self._begun: list[tuple[str, int]] = []
         self._contexts: dict[str, AbstractContextManager[str]] = {}
-        self._steps = self._steps_around = 0  # of optimizers that run, one within the other; around the last that began its own work
+        self._steps = 0  # of optimizers that run, one within the other
         self._users: list[Boundary] = []
         self._boundary = Boundary(self._fail)
         self._undo = Undo()
@@ -112,7 +112,6 @@ class TrainerPhases(Phases):
         """
         if self.innermost != "optimizer":
             self.enter("optimizer", "train")
-            self._steps_around = max(self._steps - 1, 0)
 
     def _install(self, trainer: Any) -> None:
         strategy, profiler = trainer.strategy, trainer.profiler
@@ -143,7 +142,7 @@ class TrainerPhases(Phases):
 
     def _step_ends(self) -> None:
         self._steps -= 1
-        if self.innermost == "optimizer" and self._steps <= self._steps_around:
+        if self.innermost == "optimizer" and self._steps <= 0:
             self.leave(self.depth - 1)
 
     def _start(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -194,6 +193,8 @@ class TrainerPhases(Phases):
             return
         phase, stage = known
         stage = stage or self._running_stage()
+        if not self._begun:
+            self._steps = 0  # one that failed has told nobody
         self._begun.append((name, self.depth))
         if phase is not None and stage is not None:
             self.enter(phase, stage)

@@ -116,6 +116,20 @@ class Thrice(Slow):
         return super().step(closure)
 
 
+class OfAPaper(Clocked):
+    """An optimizer that goes on when the one that it is made of has made its step."""
+
+    def configure_optimizers(self) -> Any:
+        return GoesOn(self.parameters(), self.clock)
+
+
+class GoesOn(Slow):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        result = super().step(closure)
+        self.clock.advance(2)
+        return result
+
+
 class Idle(Clocked):
     """No loss, so nothing to go backward from."""
 
@@ -166,6 +180,7 @@ CASES: dict[str, tuple[type[Clocked], dict[str, Any], dict[str, float]]] = {
         {},
         {name: 3 * ONCE[name] for name in ("forward", "backward", "clip")} | FETCHED_ONCE | {"optimizer": OPTIMIZER},
     ),
+    "an optimizer around another": (OfAPaper, {}, ONCE | {"optimizer": OPTIMIZER + 2}),
     "no loss": (Idle, {}, {name: ONCE[name] for name in ONCE if name != "backward"}),
     "iterator": (Iterated, {}, {name: ONCE[name] for name in ONCE if name != "transfer"}),
     "code of the user's": (Logging, {}, ONCE | {"other": 1 + 2 + 4 + 8 + 16.0}),
