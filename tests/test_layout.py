@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "profile": {"errors", "units", "hardware", "pypi:msgspec"},
     "ledger": {"errors", "pypi:msgspec"},
     "merging": VALUE,
-    "formulas": set(),
+    "formulas": {"pypi:msgspec"},
     "formulas.attention": {"formulas"},
     "formulas.packages": {"formulas", "formulas.attention"},
     "traces": VALUE | {"formulas"},
