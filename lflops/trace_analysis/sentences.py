@@ -8,9 +8,9 @@ from typing import Any
 
 from lflops import units
 from lflops.report.lines.text import counted, plain
+from lflops.trace_analysis.collectives import RankSkew
 from lflops.trace_analysis.idle import Cause
 from lflops.trace_analysis.operators import ShapeTimes
-from lflops.trace_analysis.rank_skew import RankSkew
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.traces.device_states import DeviceTimeline
 

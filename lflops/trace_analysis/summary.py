@@ -11,7 +11,7 @@ from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
 from lflops.profile.series import grouped
 from lflops.stretches import joined
-from lflops.trace_analysis.collectives import CollectiveTimes, Occurrence, collectives, occurrences
+from lflops.trace_analysis.collectives import CollectiveTimes, Occurrence, RankSkew, collectives, occurrences, rank_skew
 from lflops.trace_analysis.host_walk import HostWalk, walk
 from lflops.trace_analysis.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
 from lflops.trace_analysis.kernels import CategoryTimes, KernelTimes, PrecisionTimes, by_category, by_precision, kernels
@@ -27,7 +27,6 @@ from lflops.trace_analysis.operators import (
     span_times,
     uncounted,
 )
-from lflops.trace_analysis.rank_skew import RankSkew, rank_skew
 from lflops.trace_analysis.timeline import StepTimes, StreamTimes, steps, streams
 from lflops.traces.device_states import DeviceTimeline, communicates, idle_stretches, states, timeline, total
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace

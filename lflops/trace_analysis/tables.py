@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 from lflops import units
 from lflops.report.lines.text import counted, plain, shortened
-from lflops.trace_analysis.collectives import CollectiveTimes
+from lflops.trace_analysis.collectives import CollectiveTimes, RankSkew
 from lflops.trace_analysis.operators import ShapeTimes, SpanTimes
-from lflops.trace_analysis.rank_skew import RankSkew
 from lflops.trace_analysis.sentences import CAUSES, STATES, kernel_name, launches, nanoseconds, shapes_text, share
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.traces.device_states import DeviceTimeline

@@ -8,8 +8,8 @@ from lflops import units
 from lflops.analyze.compare.diff import Limit
 from lflops.report.lines.text import plain
 from lflops.report.terminal.tables import FittedTable, margin, text
+from lflops.trace_analysis.collectives import RankSkew
 from lflops.trace_analysis.compare import TimeChange, TraceDiff
-from lflops.trace_analysis.rank_skew import RankSkew
 from lflops.trace_analysis.sentences import CAUSES, STATES, facts, kernel_name, ranks_verdict, remarks, verdict
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.trace_analysis.tables import TraceTable, ranks_tables, shapes_table, tables
