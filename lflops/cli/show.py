@@ -11,12 +11,10 @@ from lflops.analyze.modules.tree import SORT_KEYS, Row
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
 from lflops.profile.records import PHASES, Phase
+from lflops.report.lines.module_table import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.lines.report import report_of
-from lflops.report.tables.export import FORMATS, csv_table, latex_table, markdown_table
-from lflops.report.terminal.header import header
 from lflops.report.terminal.memory import render_checkpointed, render_memory
-from lflops.report.terminal.modules import render
-from lflops.report.terminal.operators import render_operators
+from lflops.report.terminal.modules import header, render, render_operators
 
 Format = Annotated[
     str | None,
