@@ -56,7 +56,7 @@ def _trace(summary: TraceSummary) -> Iterator[str]:
         yield _chart(f"the device's {nanoseconds(device.window)}", states, STATES, _COLOURS)
     yield _work(summary)
     if device is not None and device.window and summary.idle:
-        labels: dict[str, str] = {cause: label for cause, (label, _) in CAUSES.items()}
+        labels: dict[str, str] = {cause: each.label for cause, each in CAUSES.items()}
         idle: dict[str, int] = dict(summary.idle.items())
         yield _chart(f"its {nanoseconds(device.idle)} of idle time, lost to", idle, labels, _CAUSES)
     if len(summary.steps) > 1:

@@ -81,7 +81,7 @@ def _idle(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
         "share of idle": [share(time, device.idle) for _, time in rows],
         "share of window": [share(time, device.window) for _, time in rows],
     }
-    return TraceTable("idle, lost to", [CAUSES[cause][0] for cause, _ in rows], columns, tuple(launches(summary)))
+    return TraceTable("idle, lost to", [CAUSES[cause].label for cause, _ in rows], columns, tuple(launches(summary)))
 
 
 def _streams(summary: TraceSummary, device: DeviceTimeline, top: int) -> TraceTable:
