@@ -55,8 +55,7 @@ def load(path: str | PathLike[str]) -> Profile:
 def save(profile: Profile, path: str | PathLike[str]) -> None:
     """Write a profile's file and the folders above it, atomically.
 
-    Raises:
-        ProfileError: A number is NaN or infinite, `load` would refuse the profile for another reason, or the file cannot be written.
+    A `ProfileError` where a number is NaN or infinite, `load` would refuse the profile for another reason, or the file cannot be written.
     """
     with _naming(path, "nothing was written"):
         _replace(Path(path), _encoded(profile))

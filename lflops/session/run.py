@@ -81,8 +81,7 @@ class RunLedger:
     def stop(self, ended: str) -> None:
         """The run has ended: "finished", or the class of the exception. What follows is after it. It can be called again.
 
-        Raises:
-            OSError: The file could not be written.
+        An `OSError` where the file could not be written.
         """
         self._ends_step, self._logged_step = None, _none_done
         self._keeper.stop(ended)
