@@ -101,7 +101,7 @@ def memory_figure(analysis: Analysis) -> Figure:
     if memory is None or not memory.timeline:
         raise ProfileError("the profile has no memory to draw: it was not counted")
     figure, axes = drawn_on(10, 4.2)
-    operators: list[float] = [position if moment.index is None else moment.index for position, moment in enumerate(memory.timeline)]
+    operators: list[float] = [moment.index for moment in memory.timeline]
     reached = next((place for place, moment in enumerate(memory.timeline) if moment is peak), None)
     _areas(axes, memory, operators, reached)
     for phase, indices in _runs(memory.timeline):
@@ -133,15 +133,11 @@ def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
 
 
 def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int | None) -> None:
-    """A stack of categories, the lasting ones below; of an older file, without categories, one area.
+    """A stack of categories, the lasting ones below.
 
     `operators` are the places of the moments; the peak lies behind the moment that `reached` it, where that is known.
     """
-    moments = memory.timeline
-    parts = [moment.by_category for moment in moments if moment.by_category is not None]
-    if len(parts) < len(moments):
-        axes.fill_between(operators, [moment.live_bytes for moment in moments], color=CATEGORIES["optimizer_state"], linewidth=0)
-        return
+    parts = [moment.by_category for moment in memory.timeline]
     if reached is not None and memory.by_category:
         peak = ByCategory(**{name: memory.by_category.get(name, 0) for name in ByCategory._fields})
         parts.insert(reached + 1, peak)
