@@ -57,6 +57,7 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     fault_from: float | None = None
     least_seconds: float = 0.0
     told_from: float = _WORTH
+    right: tuple[int, int] | None = None
 
 
 @functools.cache

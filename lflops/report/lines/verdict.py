@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -32,10 +32,13 @@ class Finding(Struct, frozen=True, kw_only=True):
     said: str  # the sentence, with the cost
     module: str = ""  # where it is; empty is no module in particular
     rank: int | None = None  # the slow rank
+    phase: str = ""  # what the rank is slow in
     seconds: float | None = None  # what it costs a step; `None` is unknown
-    share: float | None = None  # that over the step
+    share: float | None = None  # that over the step, or of the run over the time in which it trained
+    of: Literal["step", "run"] = "step"  # the steps of the window as they usually are, or all of the run and what is between its steps
     next: str = ""  # what usually shortens it
     is_fault: bool = False  # whether it is something wrong, rather than where the time of any such training goes
+    right: tuple[int, int] | None = None  # of trainings with known faults: how often this was rightly the first fault, of how often it was
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -105,10 +108,12 @@ def _finding(analysis: Analysis, cause: Cause) -> Finding | None:
         said=told.why,
         module=cause.module,
         rank=int(cause.value) if cause.kind == "rank" and isinstance(cause.value, int | float) else None,
+        phase=cause.phase,
         seconds=cause.seconds,
         share=None if cause.seconds is None else analysis.step_times.share(cause.seconds),
         next=told.next,
         is_fault=cause.is_fault,
+        right=row_of(cause.kind).right if cause.is_fault else None,
     )
 
 
