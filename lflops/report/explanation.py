@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.causes import row_of
+from lflops.analyze.causes import allowance, lost_share, row_of
 from lflops.errors import ProfileError
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, memory_growth
 from lflops.ledger.run import load_run
@@ -24,7 +24,7 @@ from lflops.profile.series import summed
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import report_of
 from lflops.report.lines.text import plain, shortened
-from lflops.report.lines.verdict import VERY_BUSY, Finding, Verdict, lost_share
+from lflops.report.lines.verdict import VERY_BUSY, Finding, Verdict
 
 FORMAT = 1  # of the explanation as JSON: a field is added, never changed
 WORTH = 0.05  # of the time in which the run trained: as much in its second half is compiled for step after step
@@ -35,6 +35,8 @@ FEWEST_COMPILED = 3  # steps of a window that are compiled for, besides the firs
 LONGEST, MOST_LINES, MOST_FINDINGS, MOST_MODULES = 240, 6, 6, 5  # letters of a text, and entries of a list: all of it stays small
 
 _NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
+
+_BY_OTHERS = {"not_scheduled", "other_rank"}  # causes that are no fault of the training's where other programs use the machine
 
 _SAME = {"other_rank": {"rank", "communication"}, "logging": {"other"}}
 """Causes that the ledger has, and the findings of a window that are the same."""
@@ -102,7 +104,7 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
     verdict = _NO_WINDOW if analysis is None else report_of(analysis).verdict
     findings = list(verdict.findings)
     if ledger is not None:
-        findings += _of_run(ledger, findings, recompiles=profile is not None and _recompiles(profile))
+        findings += _of_run(ledger, findings, profile)
         explained = max((each.seconds or 0.0 for each in findings if each.cause == "gc"), default=0.0)
         findings = [each for each in findings if each.cause != "other" or (each.seconds or 0.0) > 2 * explained]
         faults = {each.cause for each in findings if each.is_fault}
@@ -137,14 +139,16 @@ _NO_WINDOW = Verdict(said="No window was closed.", trust="the ledger of the run 
 
 def _would_be_seen(analysis: Analysis) -> bool:
     """Whether the steps are good enough to say that nothing is wrong."""
-    is_quiet = lost_share(analysis) < VERY_BUSY and analysis.outliers.doubt is None
+    is_quiet = lost_share(analysis.profile) < VERY_BUSY and analysis.outliers.doubt is None
     return is_quiet and analysis.step_times.steps >= FEWEST_STEPS and (analysis.step_times.spread or 0.0) < UNSTEADY
 
 
-def _of_run(ledger: Ledger, found: Sequence[Finding], *, recompiles: bool) -> Iterator[Finding]:
+def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -> Iterator[Finding]:
     """What takes time between steps or in a few of them, and memory that grows."""
     trained = _trained(ledger)
     seen = {each.cause for each in found if each.is_fault}
+    allowed = 1.0 if profile is None else allowance(profile)
+    recompiles = profile is not None and _recompiles(profile)
     for cause, seconds in summed((_cause_of(name, ledger), seconds) for name, seconds in ledger.seconds.items()).items():
         row = row_of(cause)
         if row.fault_from is None or seconds < row.fault_from * trained or _SAME.get(cause, {cause}) & seen:
@@ -152,7 +156,8 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], *, recompiles: bool) -> It
         what = row.what or CATEGORIES.get(cause) or CATEGORIES.get(f"{cause}_save") or f"slow steps: {CAUSES.get(cause, cause)}"
         each = seconds / max(ledger.steps, 1)
         said = f"{units.percent(seconds / trained)} of the run, without its start, is {what}: {units.duration(each)} for each step."
-        is_fault = cause != "compilation" or recompiles or _compiles_late(ledger)
+        is_fault = seconds >= row.fault_from * trained * allowed and (cause != "compilation" or recompiles or _compiles_late(ledger))
+        is_fault = is_fault and not (cause in _BY_OTHERS and allowed > 1)
         share = seconds / trained
         yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next, is_fault=is_fault, right=row.right)
     if (growth := memory_growth(ledger)) is not None:
@@ -200,7 +205,7 @@ def _figures(analysis: Analysis | None, ledger: Ledger | None) -> Iterator[tuple
         yield from (("samples_per_second", times.samples_per_second), ("tokens_per_second", times.tokens_per_second))
         yield from (("macs", sum(each.macs for each in analysis.totals.values())), ("peak_bytes", analysis.peak_bytes))
         yield from (("parameters", profile.modules[""].parameters), ("ranks", profile.run.world_size), ("threads", profile.run.threads))
-        yield ("lost_cpu_share", lost_share(analysis) if profile.cpu_lost_shares else None)
+        yield ("lost_cpu_share", lost_share(profile) if profile.cpu_lost_shares else None)
     if ledger is not None:
         yield from (("run_seconds", ledger.total), ("run_steps", ledger.steps), ("run_starts", len(ledger.starts)))
         yield ("run_seconds_per_step", _trained(ledger) / ledger.steps if ledger.steps else None)
