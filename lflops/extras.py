@@ -11,7 +11,7 @@ from lflops.errors import LflopsError, needed_by
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "deepspeed": ("api:FlopsProfiler", "api:get_model_profile", "config:arguments_of", "text.summary:summary"),
-    "figures": ("pictures:pictures", "memory:save_memory_figure", "roofline:save_roofline_figure"),
+    "figures": ("pictures:pictures", "pictures:save_memory_figure", "pictures:save_roofline_figure"),
     "ncu": ("command:show_kernels",),
     "planning": ("best_checkpointing:best_checkpointing", "best_checkpointing:search"),
     "snapshots": ("command:add_commands", "explain:explain_snapshot"),

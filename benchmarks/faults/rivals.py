@@ -3,7 +3,7 @@
 python -m benchmarks.faults.rivals DIR [--seeds 1] [--kinds data_waits nothing] [--record]
 
 Needs `pip install traceml-ai gpuprof`. Both are made for GPUs, and these trainings run on a CPU. They are loops of one's own on one rank,
-unwatched by lflops. Each tool's text is kept in `DIR/KIND-SEED/TOOL.txt`; those that are there are not run again. A tool is right if the first
+unwatched by lflops. Each tool's text is kept in `DIR/KIND-SEED/TOOL.txt`; what is there is not run again. A tool is right if the first
 thing that it says is about the fault, or else any: `ABOUT` has the words.
 """
 

@@ -9,12 +9,14 @@ import typer
 
 from lflops.analyze.compare.diff import Limit, limits
 from lflops.analyze.compare.diff import diff as diff_of
-from lflops.cli.output import BYTES, UsageError, draw, write_json
+from lflops.cli.output import BYTES, UsageError, draw, help_of, write_json
 from lflops.extras import needed
 from lflops.profile.json_file import load
 from lflops.report.lines.diff import headline
 from lflops.report.terminal.diff import render_diff
 from lflops.traces.files import is_trace
+
+HELP = help_of(__file__)
 
 _UNKNOWN = {
     "max_regress": "cannot be checked: each run needs two undisturbed steps at least",
@@ -24,30 +26,15 @@ _UNKNOWN = {
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A profile's JSON file, or a trace.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one of the same kind, which is held to the limits.")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help=HELP["before"])],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help=HELP["after"])],
     *,
-    max_regress: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="How much longer a step may take, as 3%. What is within the noise breaks nothing.")
-    ] = None,
-    min_mfu: Annotated[str | None, typer.Option(metavar="SHARE", help="The least MFU, as 0.35 or 35%.")] = None,
-    max_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The peak of live memory, as 24GiB or 24GB; or how much it may grow, as 5%.")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Also exit with status 1 where no one can tell whether a limit is broken.")
-    ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="List every module, not only those that changed.")] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON object: status (of the step: slower, faster, same, cannot tell), headline (sentences), "
-            "limits, facts (differing circumstances), whole (all modules together), "
-            "step, phases, mfu, samples_per_second, tokens_per_second, peak_bytes and modules. These have own and inclusive figures, each "
-            "before and after. Unknown is null. Of traces: window, step, mfu, states, idle, categories, operators, kernels.",
-        ),
-    ] = False,
+    max_regress: Annotated[str | None, typer.Option(metavar="SHARE", help=HELP["max_regress"])] = None,
+    min_mfu: Annotated[str | None, typer.Option(metavar="SHARE", help=HELP["min_mfu"])] = None,
+    max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help=HELP["max_memory"])] = None,
+    strict: Annotated[bool, typer.Option("--strict", help=HELP["strict"])] = False,
+    everything: Annotated[bool, typer.Option("--all", help=HELP["everything"])] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> int:
     """Compare two runs, module by module. Exit status 1: a limit that was set is broken.
 

@@ -125,8 +125,7 @@ def _joined(first: Row, second: Row) -> Row:
 def read_segment(path: Path) -> Segment | None:
     """A start's file; `None` where its first line is not there. A line that cannot be read is left out: the process died in it.
 
-    Raises:
-        ProfileError: The file is none of a ledger, or of another version of lflops.
+    A `ProfileError` where the file is none of a ledger, or of another version of lflops.
     """
     with suppress(OSError):
         if path.stat().st_size > LARGEST_FILE:

@@ -1,5 +1,6 @@
-"""A profile's JSON file: written atomically, and checked when it is read; every failure is a `ProfileError`."""
+"""A profile's JSON file: written atomically, and checked when it is read; every failure is a `ProfileError`. Its JSON schema."""
 
+import inspect
 import os
 import re
 import reprlib
@@ -19,6 +20,7 @@ from msgspec import Raw, Struct
 
 from lflops.errors import HardwareError, ProfileError
 from lflops.hardware.chips import Hardware
+from lflops.profile import model, timeline
 from lflops.profile.model import COUNTS, SCHEMA_VERSION, ModuleProfile, Profile, Work
 from lflops.profile.records import PHASES
 
@@ -53,8 +55,7 @@ def load(path: str | PathLike[str]) -> Profile:
 def save(profile: Profile, path: str | PathLike[str]) -> None:
     """Write a profile's file and the folders above it, atomically.
 
-    Raises:
-        ProfileError: A number is NaN or infinite, `load` would refuse the profile for another reason, or the file cannot be written.
+    A `ProfileError` where a number is NaN or infinite, `load` would refuse the profile for another reason, or the file cannot be written.
     """
     with _naming(path, "nothing was written"):
         _replace(Path(path), _encoded(profile))
@@ -310,3 +311,34 @@ def _spelled(keys: Sequence[Key], end: str = "") -> str:
         else:
             spelled += f"[{_short.repr(key)}]"
     return spelled and spelled + end
+
+
+_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+def json_schema(value: type = model.Profile, title: str = f"A profile of lflops, schema_version {model.SCHEMA_VERSION}") -> dict[str, Any]:
+    """The schema of a value, in JSON Schema's draft 2020-12; each object and field with its description.
+
+    It takes the files of every minor version of its major one: fields that it does not know are allowed.
+    """
+    schema = msgspec.json.schema(value)
+    for name, definition in schema["$defs"].items():
+        _describe(name, definition)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema
+
+
+def _describe(name: str, definition: dict[str, Any]) -> None:
+    """Divide a docstring: its text stays the object's, each line of "Attributes" goes to its field."""
+    text, _, attributes = inspect.cleandoc(definition.get("description", "")).partition("Attributes:\n")
+    if text:
+        definition["description"] = " ".join(text.split())
+    fields = definition.get("properties", {})
+    if "prefixItems" in definition:  # an array, whose items are the fields of a tuple or of a struct
+        kind = getattr(model, name, None) or getattr(timeline, name)
+        names = kind._fields if issubclass(kind, tuple) else kind.__struct_fields__
+        fields = dict(zip(names, definition["prefixItems"], strict=True))
+        for field, item in fields.items():
+            item["title"] = field
+    for field, meaning in _ATTRIBUTE.findall(attributes):
+        if field in fields:
+            fields[field]["description"] = " ".join(meaning.split())

@@ -79,23 +79,7 @@ def _window(profile: Profile, name: str) -> str:
 
 _STYLE = Path(__file__).parents[1] / "page" / "shell" / "style.css"
 
-_DOCUMENT = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline';{scripts} img-src data:">
-<meta name="viewport" content="width=device-width">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+_DOCUMENT = _STYLE.with_name("document.html")
 
 
 def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
@@ -109,4 +93,5 @@ def document(title: str, body: str, *, script: str = "", style: str = "") -> str
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         scripts = f" script-src 'sha256-{digest}';"
         body = f'{body}\n<script type="module">{script}</script>'
-    return _DOCUMENT.format(scripts=scripts, title=html.escape(title), style=_STYLE.read_text("utf-8") + style, body=body)
+    style = _STYLE.read_text("utf-8") + style
+    return _DOCUMENT.read_text("utf-8").format(scripts=scripts, title=html.escape(title), style=style, body=body)

@@ -11,10 +11,9 @@ from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
 from lflops.profile.series import grouped
 from lflops.stretches import joined
-from lflops.trace_analysis.collectives import CollectiveTimes, Occurrence, collectives, occurrences
+from lflops.trace_analysis.collectives import CollectiveTimes, Occurrence, RankSkew, collectives, occurrences, rank_skew
 from lflops.trace_analysis.host_walk import HostWalk, walk
 from lflops.trace_analysis.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
-from lflops.trace_analysis.kernels import CategoryTimes, KernelTimes, PrecisionTimes, by_category, by_precision, kernels
 from lflops.trace_analysis.operator_cost import cost_of
 from lflops.trace_analysis.operators import (
     OperatorTimes,
@@ -27,8 +26,18 @@ from lflops.trace_analysis.operators import (
     span_times,
     uncounted,
 )
-from lflops.trace_analysis.rank_skew import RankSkew, rank_skew
-from lflops.trace_analysis.timeline import StepTimes, StreamTimes, steps, streams
+from lflops.trace_analysis.timeline import (
+    CategoryTimes,
+    KernelTimes,
+    PrecisionTimes,
+    StepTimes,
+    StreamTimes,
+    by_category,
+    by_precision,
+    kernels,
+    steps,
+    streams,
+)
 from lflops.traces.device_states import DeviceTimeline, communicates, idle_stretches, states, timeline, total
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import lflops
 from lflops.cli.main import main
 from lflops.ledger.account import Ledger, Span, Start
-from lflops.profile.json_schema import json_schema
+from lflops.profile.json_file import json_schema
 from lflops.profile.model import Communication, Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase, Trace

@@ -59,8 +59,5 @@ def _folded(memory: Memory, patterns: Mapping[str, str]) -> list[tuple[str, list
 
 
 def peak_moment(memory: Memory) -> Moment | None:
-    """The operator that reached the peak, and what was alive before it ran; `None` where an older file does not say which it is."""
-    if any(moment.index is not None for moment in memory.timeline):
-        return next((moment for moment in memory.timeline if moment.index == memory.peak_index), None)
-    moment = memory.timeline[memory.peak_index] if memory.peak_index < len(memory.timeline) else None
-    return moment if moment is not None and moment.live_bytes <= memory.peak_bytes else None
+    """The operator that reached the peak, and what was alive before it ran; `None` where the timeline does not have it."""
+    return next((moment for moment in memory.timeline if moment.index == memory.peak_index), None)

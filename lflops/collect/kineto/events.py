@@ -33,18 +33,10 @@ REGION = "## Call CompiledFxGraph "
 LAUNCHES = "c10d::"  # begins the names of the operators that launch collectives
 MAX_TABLE_ROWS = 20  # operators of the table: those with the most self time on the device, and on the host
 
-NO_OPERATORS = frozenset(
-    {
-        "[memory]",
-        "[OutOfMemory]",
-        "profiler::_record_function_enter",
-        "profiler::_record_function_enter_new",
-        "profiler::_record_function_exit",
-        "aten::is_leaf",
-        "aten::output_nr",
-        "aten::_version",
-    }
-)
+NO_OPERATORS = {
+    *("[memory]", "[OutOfMemory]", "aten::is_leaf", "aten::output_nr", "aten::_version"),
+    *(f"profiler::_record_function_{part}" for part in ("enter", "enter_new", "exit")),
+}
 """What torch's own table leaves out as well."""
 
 
