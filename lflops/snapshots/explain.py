@@ -122,7 +122,10 @@ SENTENCES: Mapping[CauseCode, tuple[str, str]] = {
     ),
     "parameters": ("Parameters are the largest part, {bytes}", "shard them (FSDP, tensor parallelism), or keep them in a lower precision"),
     "gradients": ("Gradients are the largest part, {bytes}", "shard them (FSDP, ZeRO-2), or step the optimizer in backward"),
-    "temporary": ("Temporary tensors are the largest part, {bytes}", "for an optimizer give foreach=False or fused=True"),
+    "temporary": (
+        "Temporary tensors are the largest part, {bytes}",
+        "of an optimizer: give foreach=False or fused=True; of backward: take a smaller batch",
+    ),
     "unknown": (
         "{bytes} were allocated before the recording began or without a stack",
         "call torch.cuda.memory._record_memory_history() before the model is built",
