@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -113,7 +114,7 @@ class TraceStream(Generic[_Event]):
                 raise ValueError(self._fault(text, is_whole=not piece))
             rest, missing = text, len(text)
         if head:
-            tail = text[end - 1 :] + file.read(_LONGEST)
+            tail = text[end - 1 :] + b"".join(islice(iter(lambda: file.read(_PIECE), b""), _LONGEST // _PIECE))
             self.header = msgspec.json.decode(_without_infinities(head + b"[]" + tail), type=Header)
 
     def _head(self, file: gzip.GzipFile | BufferedReader) -> tuple[bytes, bytes]:

@@ -246,6 +246,7 @@ class _Reader:
         """All events have been added: what had no category is a device's where its process is one."""
         for process in self._ascend:
             self.work += self._unsorted.get(process, [])
+        self._takers.clear()  # they name this reader, so only the garbage collector would free all that it has read
         for begun in self._begun.values():
             self.unread.update(event.cat or "begun, and not ended" for event in begun)
 

@@ -2,13 +2,14 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from lflops import units
 from lflops.report.lines.text import counted, plain
 from lflops.trace_analysis.idle import Cause
+from lflops.trace_analysis.merge import Clock
 from lflops.trace_analysis.operators import ShapeTimes
 from lflops.trace_analysis.rank_skew import RankSkew
 from lflops.trace_analysis.summary import TraceSummary
@@ -201,6 +202,17 @@ def ranks_verdict(skew: RankSkew) -> str:
         f"Rank {rank} comes last to {skew.last[rank]} of {counted(calls, 'collective')}; rank {waited} waits the longest, "
         f"{nanoseconds(skew.waiting[waited])}, and the transfers take {nanoseconds(skew.transfer)}."
     )
+
+
+def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
+    """By how much each rank was moved to be on the first one's clock."""
+    for clock in clocks:
+        rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
+        if clock.moved is None:
+            yield f"{rank} is on its own clock: it has no collective in common with the ranks before it"
+        else:
+            moved = f"{'-' if clock.moved < 0 else ''}{nanoseconds(abs(clock.moved))}"
+            yield f"{rank} is moved by {moved}: so {counted(clock.collectives, 'collective')} in common end together"
 
 
 def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
