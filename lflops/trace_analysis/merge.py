@@ -25,8 +25,8 @@ MERGED = "merged.trace.json.gz"  # its name is none that readers of single trace
 _TOGETHER = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 """Collectives that no rank leaves before all have come, so that they end at about the same moment everywhere."""
 
-_NUMBERS = ("correlation", "External id", "Sequence number", "wait_on_cuda_event_record_corr_id")
-"""Arguments by which the events of one rank refer to each other."""
+_NUMBERS = {"correlation": 1, "External id": 1, "Sequence number": 0, "wait_on_cuda_event_record_corr_id": 0}
+"""Arguments by which the events of one rank refer to each other, with the first that is a number; less is none."""
 
 
 class Clock(Struct, frozen=True, kw_only=True):
@@ -162,8 +162,8 @@ class _Merger:
     def _renumbered(self, arguments: dict[str, Raw], index: int) -> dict[str, int]:
         """The arguments that are numbers of this trace alone, as the merged trace has them."""
         changed = {}
-        for name in _NUMBERS if index else ():
-            if name in arguments and (number := msgspec.json.decode(arguments[name], type=int)) > 0:
+        for name, first in _NUMBERS.items() if index else ():
+            if name in arguments and (number := msgspec.json.decode(arguments[name], type=int)) >= first:
                 changed[name] = number + (index << 32)
         for name in ("device", "Device Id"):
             if name in arguments and (number := msgspec.json.decode(arguments[name], type=int)) >= 0:

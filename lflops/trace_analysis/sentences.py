@@ -225,6 +225,8 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     for each in summary.uncounted:
         time = f", {nanoseconds(each.own_device)} of the device" if each.own_device else ""
         yield "not counted", f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell"
+    if summary.utilization is not None and any(row.name == "CompiledFunctionBackward" for row in summary.operators):
+        yield "compiled", "backward is compiled: what it computes again is in the MFU, because a trace does not tell it apart"
     if summary.has_stack:
         yield "recording", "with Python's stack, which slows the host down: without it the device is less idle"
     if summary.negative:
