@@ -62,7 +62,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     measured: Mapping[str, str]  # what was measured, and on what: texts by their names
     modules: tuple[Module, ...]  # those that take longest
     ranks: tuple[str, ...]  # the lines about the ranks of a run of several
-    figures: Mapping[str, float | None]  # numbers by their names, in seconds, bytes and operations; those with `run_` are of the whole run
+    figures: Mapping[str, float | None]  # numbers by their names, in seconds, bytes and operations; those of all of the run begin with run
     run: Mapping[str, float] | None  # seconds of the whole run by category, where its ledger is there
     more: Mapping[str, str]  # commands, by what they are for
     format: int = FORMAT  # the version of this value

@@ -73,7 +73,7 @@ class _Content(Struct):
 def merge(folder: Path, into: Path | None = None) -> MergedTraces:
     """Write the traces of a folder, which are of one window, as one, packed, whole or not at all; `None` writes it next to them.
 
-    A rank's clock is set by the collectives that it has in common with the ranks before it. Without any it stays as it is: between machines
+    A rank's clock is set by the collectives that it has in common with the ranks before it. Without any it is not moved: between machines
     clocks differ by milliseconds. A `ProfileError` names a trace that cannot be read, or the folder without any.
     """
     headers = [(path, read(path, Header)) for path in traces_in(folder)]

@@ -216,7 +216,7 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
         time = f", {nanoseconds(each.own_device)} of the device" if each.own_device else ""
         yield "not counted", f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell"
     if summary.utilization is not None and any(row.name == "CompiledFunctionBackward" for row in summary.operators):
-        yield "compiled", "backward is compiled: what it computes again is in the MFU, because a trace does not tell it apart"
+        yield "compiled", "backward is compiled: what it computes again is in the MFU, because a trace does not show which part that is"
     if summary.has_stack:
         yield "recording", "with Python's stack, which slows the host down: without it the device is less idle"
     if summary.negative:
