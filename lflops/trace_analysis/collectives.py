@@ -147,20 +147,28 @@ class RankSkew(Struct, frozen=True, kw_only=True):
     unmatched: int
 
 
-_Key = tuple[str, str, str, int]
+Key = tuple[str, str, str, int]
+
+
+def numbered(found: Sequence[Occurrence]) -> dict[Key, Occurrence]:
+    """The collectives of a rank by what other ranks have for the same one: kind, group and step, and which of these it is."""
+    numbers: Counter[tuple[str, str, str]] = Counter()
+    calls = {}
+    for each in found:
+        place = each.kind, each.group, each.step
+        calls[*place, numbers[place]] = each
+        numbers[place] += 1
+    return calls
 
 
 def rank_skew(by_rank: Mapping[int, Sequence[Occurrence]]) -> RankSkew | None:
     """Match the collectives of several ranks: the n-th of its kind and group in its step. `None` with fewer than two ranks."""
     if len(by_rank) < 2:
         return None
-    calls: defaultdict[_Key, dict[int, int]] = defaultdict(dict)
+    calls: defaultdict[Key, dict[int, int]] = defaultdict(dict)
     for rank, found in by_rank.items():
-        numbers: Counter[tuple[str, str, str]] = Counter()
-        for each in found:
-            place = each.kind, each.group, each.step
-            calls[*place, numbers[place]][rank] = each.end - each.start
-            numbers[place] += 1
+        for key, each in numbered(found).items():
+            calls[key][rank] = each.end - each.start
     matched = [(key, times) for key, times in calls.items() if len(times) > 1]
     skews = (_skew(*place, [times for _, times in found]) for place, found in grouped(matched, lambda each: each[0][:2]).items())
     rows = tuple(sorted(skews, key=lambda row: -sum(row.waiting.values())))

@@ -15,6 +15,7 @@ from lflops.trace_analysis.merge import MERGED
 from lflops.trace_analysis.merge import merge as merge_traces
 from lflops.trace_analysis.page import trace_page
 from lflops.trace_analysis.read_trace import read_trace
+from lflops.trace_analysis.sentences import clock_lines
 from lflops.trace_analysis.summary import summarise, summarise_all
 from lflops.trace_analysis.terminal import render_ranks, render_trace, render_trace_diff, render_trace_roofline, trace_headline
 from lflops.traces.convert import compat as copy_of
@@ -71,7 +72,10 @@ def merge(
     if as_json:
         write_json(merged)
     else:
-        typer.echo(f"{merged.file}: {counted(len(merged.ranks), 'trace')}, {counted(merged.events, 'event')}")
+        left_out = f"; {counted(merged.damaged, 'event')} left out that cannot be read" if merged.damaged else ""
+        typer.echo(f"{merged.file}: {counted(len(merged.ranks), 'trace')}, {counted(merged.events, 'event')}{left_out}")
+        for line in clock_lines(merged.clocks):
+            typer.echo(line)
 
 
 @trace.command()

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -13,6 +13,7 @@ from lflops import units
 from lflops.report.lines.text import counted, plain
 from lflops.trace_analysis.collectives import RankSkew
 from lflops.trace_analysis.idle import Cause
+from lflops.trace_analysis.merge import Clock
 from lflops.trace_analysis.operators import ShapeTimes
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.traces.device_states import DeviceTimeline
@@ -193,6 +194,17 @@ def ranks_verdict(skew: RankSkew) -> str:
     )
 
 
+def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
+    """By how much each rank was moved to be on the first one's clock."""
+    for clock in clocks:
+        rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
+        if clock.moved is None:
+            yield f"{rank} is on its own clock: it has no collective in common with the ranks before it"
+        else:
+            moved = f"{'-' if clock.moved < 0 else ''}{nanoseconds(abs(clock.moved))}"
+            yield f"{rank} is moved by {moved}: so {counted(clock.collectives, 'collective')} in common end together"
+
+
 def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     """Label and sentence of each remark; one without a label goes on with the one above."""
     if summary.left_out.calls:
@@ -203,9 +215,13 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     for each in summary.uncounted:
         time = f", {nanoseconds(each.own_device)} of the device" if each.own_device else ""
         yield "not counted", f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell"
+    if summary.utilization is not None and any(row.name == "CompiledFunctionBackward" for row in summary.operators):
+        yield "compiled", "backward is compiled: what it computes again is in the MFU, because a trace does not show which part that is"
     if summary.has_stack:
         yield "recording", "with Python's stack, which slows the host down: without it the device is less idle"
     if summary.negative:
         yield "clock", f"{counted(summary.negative, 'event')} of negative length, taken as 0"
+    if summary.damaged:
+        yield "left out", f"{counted(summary.damaged, 'event')} that cannot be read: {plain(summary.damage)}"
     for category, number in summary.unread.items():
         yield "not read", f"{counted(number, 'event')} of the unknown category {plain(category)!r}"

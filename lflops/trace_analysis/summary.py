@@ -106,6 +106,8 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
     has_stack: bool  # whether Python's frames were recorded, which takes the host's time
     negative: int  # how many events had a negative length; they are taken as 0 ns long
     unread: Mapping[str, int]  # events of kinds that nothing here knows, by category
+    damaged: int  # how many events are left out because they cannot be read
+    damage: str  # what is wrong with the first of them
 
 
 class _Window(NamedTuple):
@@ -177,6 +179,8 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
         has_stack=trace.has_stack,
         negative=trace.negative,
         unread=trace.unread,
+        damaged=trace.damaged,
+        damage=trace.damage,
     )
     return summary, found_collectives
 

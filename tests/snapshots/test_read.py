@@ -92,7 +92,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a segment": ({"segments": [3]}, r"segments\[0\] is 3: a dictionary is taken"),
     "a size": (
         {"segments": [ONE | {"total_size": "x"}]},
-        r"segments\[0\]\.total_size is 'x': a whole number is taken",
+        r"segments\[0\]\.total_size is 'x': a whole number of 64 bits at most is taken",
     ),
     "no size": (
         {"segments": [ONE | {"blocks": [{}]}]},
@@ -100,6 +100,15 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a truth": ({"segments": [{"address": True, "total_size": 1}]}, r"segments\[0\]\.address is True"),
     "a negative one": ({"segments": [{"address": -1, "total_size": 1}]}, r"segments\[0\]\.address is -1"),
+    "more than an address has": (
+        {"segments": [ONE | {"total_size": 10**5000}]},
+        r"segments\[0\]\.total_size is a number of 16610 bits: a whole number of 64 bits",
+    ),
+    "a sum of more": (
+        {"segments": [ONE | {"total_size": 2**64 - 1, "blocks": [{"size": 1, "state": "inactive"}]}]},
+        "sizes that add up to more than 64 bits",
+    ),
+    "a device below 0": ({"segments": [ONE | {"device": -1}], "device_traces": [[]]}, r"segments\[0\]\.device is -1"),
     "an action": ({"segments": [], "device_traces": [[{"action": 1}]]}, r"device_traces\[0\]\[0\]\.action is 1: a text is taken"),
     "frames": ({"segments": [], "device_traces": [[{"action": "oom", "frames": [1]}]]}, r"\[0\]\.frames\[0\] is 1: a dictionary is taken"),
 }
