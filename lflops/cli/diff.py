@@ -18,12 +18,6 @@ from lflops.traces.files import is_trace
 
 HELP = help_of(__file__)
 
-_UNKNOWN = {
-    "max_regress": "cannot be checked: each run needs two undisturbed steps at least",
-    "min_mfu": "cannot be checked: the second run has no MFU, as its steps' times or the peak of its chip are unknown",
-    "max_memory": "cannot be checked: the second run has no peak of memory",
-}
-
 
 def diff(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help=HELP["before"])],
@@ -47,7 +41,7 @@ def diff(
         return int(diff_traces(before, after, regress, mfu, max_memory, everything=everything, as_json=as_json))
     compared = diff_of(load(before), load(after))
     checked = limits(compared, max_regress=regress, min_mfu=mfu, max_memory=memory_limit(max_memory, compared.peak_bytes.before))
-    refuse_unknown(checked, _UNKNOWN)
+    refuse_unknown(checked, HELP)
     if as_json:
         fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
         write_json({"status": compared.status, "headline": headline(compared), "limits": checked} | fields)
@@ -57,10 +51,10 @@ def diff(
 
 
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
-    """Raise for a limit of which no one can tell whether it is broken, with the reason by the limit's name."""
+    """Raise for a limit of which no one can tell whether it is broken, with the reason in the help of the command."""
     for limit in checked:
         if limit.broken is None and limit.doubt is None:
-            raise UsageError(f"--{limit.name.replace('_', '-')}: {reasons[limit.name]}")
+            raise UsageError(f"--{limit.name.replace('_', '-')}: {reasons[f'unknown_{limit.name}']}")
 
 
 def _share(option: str, given: str | None) -> float | None:

@@ -7,7 +7,7 @@ import typer
 from rich.console import Group
 
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.modules.tree import SORT_KEYS, Row
+from lflops.analyze.modules.tree import SORT_KEYS, Row, share_of
 from lflops.cli.output import UsageError, draw, help_of, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
 from lflops.profile.records import PHASES, Phase
@@ -44,12 +44,9 @@ def show(
             write_json(_as_json(analysis, chosen, operators=analysis.operators(chosen), trace=analysis.profile.trace))
         elif by_operator:
             draw(render_operators(analysis, chosen))
-        elif form is not None:
+        elif form is not None or as_json:
             rows = analysis.flat(sort=sort, phase=chosen) if own else analysis.tree(depth=depth, sort=sort, phase=chosen)
-            _write_table(analysis, form, rows, chosen)
-        elif as_json:
-            rows = analysis.flat(sort=sort, phase=chosen) if own else analysis.tree(depth=depth, sort=sort, phase=chosen)
-            write_json(_as_json(analysis, chosen, rows=rows))
+            write_json(_as_json(analysis, chosen, rows=rows)) if form is None else _write_table(analysis, form, rows, chosen)
         else:
             draw(render(analysis, depth=depth, sort=sort, own=own, phase=chosen))
     except ValueError as error:
@@ -99,7 +96,7 @@ def _as_json(analysis: Analysis, phase: Phase | None, **listed: object) -> dict[
         "report": report_of(analysis),
         "pace": analysis.step_times,
         "utilization": analysis.utilization,
-        "share_of": analysis.share_of(phase),
+        "share_of": share_of(analysis.profile, phase),
         "totals": analysis.totals,
         **listed,
         "uncounted": analysis.uncounted,

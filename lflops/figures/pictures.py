@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgba
@@ -28,22 +29,8 @@ from lflops.profile.records import ByCategory, Phase
 
 TEXT, QUIET, LINE = "#1c2430", "#5b6674", "#d8dde4"
 
-PHASES: Mapping[Phase, str] = {
-    "forward": "#6aa9e9",
-    "backward": "#8f86e0",
-    "recompute": "#e08fbc",
-    "optimizer": "#58b98b",
-    "other": "#c3c9d1",
-}
-
-CATEGORIES: Mapping[str, str] = {
-    "parameters": "#6a97d6",
-    "optimizer_state": "#86aede",
-    "other": "#c3c9d1",
-    "gradients": "#d9743f",
-    "activations": "#ecc76a",
-    "temporary": "#a265b0",
-}
+_COLOURS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, dict[str, str]])
+PHASES, CATEGORIES = _COLOURS["phases"], _COLOURS["categories"]
 """From the bottom of a stack: what stays, then what comes and goes."""
 
 

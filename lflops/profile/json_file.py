@@ -4,7 +4,6 @@ import inspect
 import os
 import re
 import reprlib
-import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lflops.errors import HardwareError, ProfileError
+from lflops.files import write_whole
 from lflops.hardware.chips import Hardware
 from lflops.profile import model, timeline
 from lflops.profile.model import COUNTS, SCHEMA_VERSION, ModuleProfile, Profile, Work
@@ -285,21 +285,10 @@ def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
 
 
 def _replace(path: Path, text: bytes) -> None:
-    path = path.resolve()  # a link stays a link
     if path.exists() and not path.is_file():
         raise ProfileError("is a folder, a pipe or a device")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".lflops-{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    path.resolve().parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text, lasting=True)
 
 
 def _spelled(keys: Sequence[Key], end: str = "") -> str:

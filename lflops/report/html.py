@@ -1,10 +1,8 @@
 """One HTML file that shows a profile, or compares several: it opens from disk, and makes no request to any network."""
 
 import base64
-import contextlib
 import hashlib
 import html
-import secrets
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 from msgspec import json
 
 from lflops.analyze.analysis import Analysis
+from lflops.files import write_whole
 from lflops.profile.model import Profile
 from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.page_script import page_script
@@ -50,19 +49,11 @@ def save(analysis: Analysis, path: Path) -> None:
 
 def write(text: str, path: Path) -> None:
     """Write a file and the folders above it. It has its name when it is whole; a device or a pipe is written to."""
-    path = path.resolve()  # a link stays a link
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.resolve().parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
-        return
-    temporary = path.with_name(f".lflops-{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    else:
+        write_whole(path, text.encode())
 
 
 def _data(name: str, value: Any, attributes: str = "") -> str:

@@ -22,12 +22,6 @@ from lflops.traces.convert import compat as copy_of
 from lflops.traces.files import traces_in
 
 HELP = help_of(__file__)
-
-_UNKNOWN = {
-    "max_regress": "cannot be checked: each trace needs two steps at least",
-    "min_mfu": "cannot be checked: the second trace has no MFU, as its shapes or the peak of its chip are unknown",
-    "max_memory": "cannot be checked: the second trace has no peak of memory; record with profile_memory=True",
-}
 _LISTED = 10
 
 trace = typer.Typer(
@@ -108,7 +102,7 @@ def diff_traces(
     """Compare two traces as `lflops diff` does; returns the exit status."""
     compared = compare(summarise(read_trace(before)), summarise(read_trace(after)))
     checked = trace_limits(compared, max_regress=regress, min_mfu=mfu, max_memory=memory_limit(memory, compared.allocated_bytes[0]))
-    refuse_unknown(checked, _UNKNOWN)
+    refuse_unknown(checked, HELP)
     if as_json:
         fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
         write_json({"headline": list(trace_headline(compared)), "limits": checked} | fields)

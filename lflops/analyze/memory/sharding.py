@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.memory.checkpointing import blocks_of
+from lflops.analyze.memory.peak import blocks_of
 from lflops.analyze.memory.room import Room, room
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile

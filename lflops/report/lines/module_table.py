@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.busiest import TIMED_PHASES
-from lflops.analyze.modules.tree import Row
+from lflops.analyze.modules.tree import Row, has_times, share_of
 from lflops.profile.records import PHASES, Phase
 from lflops.report.lines.text import plain
 
@@ -61,7 +61,7 @@ def _last(row: Row) -> str:
 
 def module_columns(analysis: Analysis, phase: Phase | None) -> list[ModuleColumn]:
     """Time and work of a phase, or of all phases together; with the share of the step first, where there are times."""
-    timed = list(_time(analysis, phase)) if analysis.has_times(phase) else []
+    timed = list(_time(analysis, phase)) if has_times(analysis.profile, phase) else []
     return [*timed, *_work(analysis, phase)]
 
 
@@ -73,20 +73,20 @@ def _time(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
         yield ModuleColumn(f"% of\n{one}", lambda line: units.percent(multiplied(line.row.time(phase), line.times / step)))
     else:
         yield ModuleColumn(f"% of {_SHORT[phase]}\ntime", lambda line: units.percent(multiplied(line.row.time_share, line.times)))
-    timed = [each for each in TIMED_PHASES if analysis.has_times(each)]
+    timed = [each for each in TIMED_PHASES if has_times(analysis.profile, each)]
     if phase is None and len(timed) > 1:
         for each in timed:
             yield ModuleColumn(f"{_SHORT[each]}\ntime", partial(_duration, each))
 
 
 def _work(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
-    short, by_flops = _SHORT[phase], analysis.share_of(phase) == "flops"
+    short, by_flops = _SHORT[phase], share_of(analysis.profile, phase) == "flops"
     share = ModuleColumn(f"% of\n{'FLOPs' if by_flops else 'MACs'}", lambda line: units.percent(multiplied(line.row.share, line.times)))
     flops = ModuleColumn(f"{short}\nFLOPs", lambda line: units.count(line.row.one(phase).flops * line.times))
     yield flops if by_flops else ModuleColumn(f"{short}\nMACs", partial(_macs, phase))
     yield ModuleColumn("params", lambda line: units.count(line.row.parameters * line.times))
     yield share
-    if not by_flops and analysis.has_times(phase):
+    if not by_flops and has_times(analysis.profile, phase):
         yield ModuleColumn(f"{short}\nFLOP/s", lambda line: units.rate(line.row.flops_per_second(phase)))
     ran = [each for each, counts in analysis.totals.items() if counts.macs]
     if phase is None and len(ran) > 1:

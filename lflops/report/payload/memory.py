@@ -7,9 +7,8 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.memory.checkpointing import Saving
-from lflops.analyze.memory.checkpointing import savings as savings_of
-from lflops.analyze.memory.peak import fold_storages
+from lflops.analyze.memory.peak import Saving, fold_storages
+from lflops.analyze.memory.peak import savings as savings_of
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Memory, Moment
 from lflops.profile.records import ByCategory, Phase

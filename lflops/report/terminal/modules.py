@@ -9,7 +9,7 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.tree import Row, WorkCounts
+from lflops.analyze.modules.tree import Row, WorkCounts, share_of
 from lflops.profile.records import CompiledCode, Phase, Trace
 from lflops.profile.series import sum_known
 from lflops.report.lines.module_table import ModuleColumn, ModuleLine, module_columns, module_lines
@@ -181,7 +181,7 @@ def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> Ren
         return Group(header(analysis), "", text(f"no operators in {phase or 'any phase'}", "dim"))
     macs = {"MACs": [units.count(row.figures.macs) for row in rows]}
     flops = {"FLOPs": [units.count(row.figures.flops) for row in rows]}
-    by_flops = analysis.share_of(phase) == "flops"
+    by_flops = share_of(analysis.profile, phase) == "flops"
     share = {f"% of {'FLOPs' if by_flops else 'MACs'}": [units.percent(row.share) for row in rows]}
     columns = (flops | share if by_flops else macs | share | flops) | {
         "bytes moved": [units.size(row.figures.bytes_moved) for row in rows],
