@@ -191,7 +191,7 @@ class _Reader:
 
     def block(self, value: Mapping[str, Any], at: int, place: str) -> Block:
         """One block; older snapshots leave its address to be added up."""
-        size, state = _number(value, "size", place), value.get("state", "inactive")
+        size, state = _number(value, "size", place), value.get("state")
         if not isinstance(state, str):
             raise ProfileError(f"{place}.state is {_described(state)}: a text is taken")
         history = value.get("history")
@@ -223,8 +223,10 @@ class _Reader:
         for index, each in enumerate(self.listed(frames, place)):
             at = f"{place}[{index}]"
             frame = self.mapping(each, at)
-            file = str(frame.get("filename", "")).replace("\\", "/")
-            lines.append(Frame(file, _number(frame, "line", at, 0), str(frame.get("name", ""))))
+            file, function = frame.get("filename"), frame.get("name")
+            if not isinstance(file, str) or not isinstance(function, str):
+                raise ProfileError(f"{at} has {_described(file)} and {_described(function)}: a file's and a function's name are taken")
+            lines.append(Frame(file.replace("\\", "/"), _number(frame, "line", at), function))
         stack = _without_cpp(lines)
         self._stacks[id(frames)] = (frames, stack)
         return stack

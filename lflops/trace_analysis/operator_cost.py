@@ -66,9 +66,9 @@ def arguments(inputs: Inputs) -> tuple[Argument, ...] | None:
     for place, shape in enumerate(shapes):
         kind = types[place] if place < len(types) else ""
         value = values[place] if place < len(values) else ""
-        is_tensor = kind in BYTES or kind == "TensorList" or (kind not in ("", "Scalar", "ScalarList", "GenericList") and bool(shape))
+        is_tensor = isinstance(kind, list) or kind in BYTES or (bool(shape) and kind not in {"", "Scalar", "ScalarList", "GenericList"})
         of_first = kind[0] if isinstance(kind, list) and kind else kind
-        found.append(Argument(_shape(shape) if is_tensor or isinstance(kind, list) else None, str(of_first), str(value)))
+        found.append(Argument(_shape(shape) if is_tensor else None, str(of_first), str(value)))
     return tuple(found)
 
 

@@ -34,6 +34,9 @@ _RUNTIME = (
     "privateuse1_runtime",
     "privateuse1_driver",
 )
+_NAMED = frozenset("XBi")  # of these kinds of events the name and the thread are needed
+_Shapes, _Types = list[list[int | list[int]]], list[str | list[str]]  # of the inputs of an operator; values are like types
+
 _ASCEND = "Ascend Hardware"
 """The process of a trace whose slices are what an Ascend device did. They have no category."""
 
@@ -61,7 +64,7 @@ _SKIPPED = frozenset(
 class _Event(Struct, gc=False):
     ph: str = ""
     cat: str | None = ""
-    name: str | None = ""
+    name: str | None = None
     ts: Raw = _ABSENT
     dur: Raw = _ABSENT
     pid: int | str | None = None
@@ -192,6 +195,7 @@ class _Reader:
         self._work_args = msgspec.json.Decoder(_WorkArgs)
         self._begun: dict[tuple[Any, Any], list[_Event]] = {}  # events of which only the begin has been read, by thread
         self._unsorted: dict[int | str | None, list[DeviceWork]] = {}  # slices without a category, by process
+        self._uncategorised = 0  # slices without a category that are no work of an Ascend device
         self._ascend: set[int | str | None] = set()
         self._ascend_args = msgspec.json.Decoder(_AscendArgs)
         self._runtime_args = msgspec.json.Decoder(_RuntimeArgs)
@@ -224,6 +228,8 @@ class _Reader:
 
     def _add(self, event: _Event) -> None:
         category = event.cat or ""
+        if not event.ph or (event.ph in _NAMED and None in {event.name, event.pid, event.tid}):
+            raise ValueError("an event has no `ph`, `name`, `pid` or `tid`")
         if event.ph == "B":
             self._begun.setdefault((event.pid, event.tid), []).append(event)
         elif event.ph == "E" and (begun := self._begun.get((event.pid, event.tid))):
@@ -247,16 +253,16 @@ class _Reader:
         for process in self._ascend:
             self.work += self._unsorted.get(process, [])
         self._takers.clear()  # they name this reader, so only the garbage collector would free all that it has read
+        if unsorted := 0 if self._ascend else sum(map(len, self._unsorted.values())) + self._uncategorised:
+            self.unread["none"] += unsorted
         for begun in self._begun.values():
             self.unread.update(event.cat or "begun, and not ended" for event in begun)
 
     def _without_category(self, event: _Event) -> None:
         """A slice of a process that may be an Ascend device; only the whole trace tells."""
-        try:
-            args = self._ascend_args.decode(event.args)
-        except msgspec.MsgspecError:
-            return
+        args = self._ascend_args.decode(event.args)
         if args.task.startswith(_ASCEND_WAITS) or not args.task:
+            self._uncategorised += 1
             return
         start, end = self._times(event)
         stream = args.stream if args.stream is not None else event.tid if isinstance(event.tid, int) else 0
@@ -307,6 +313,9 @@ class _Reader:
         inputs = None
         if args.shapes is not _ABSENT:
             found = Inputs(bytes(args.shapes), bytes(args.types), bytes(args.values))
+            if found not in self._inputs:
+                for text, kind in zip(found, (_Shapes, _Types, _Types), strict=True):
+                    msgspec.json.decode(text, type=kind)
             inputs = self._inputs.setdefault(found, found)
         collective = self._collective_args.decode(event.args).value() if name == "record_param_comms" else None
         start, end = self._on_host(event)

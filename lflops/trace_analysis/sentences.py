@@ -221,6 +221,8 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
         yield "recording", "with Python's stack, which slows the host down: without it the device is less idle"
     if summary.negative:
         yield "clock", f"{counted(summary.negative, 'event')} of negative length, taken as 0"
+    if summary.unlaunched:
+        yield "no launch", f"{counted(summary.unlaunched, 'kernel')} or copies, whose call is not in the trace: in no operator"
     if summary.damaged:
         yield "left out", f"{counted(summary.damaged, 'event')} that cannot be read: {plain(summary.damage)}"
     for category, number in summary.unread.items():

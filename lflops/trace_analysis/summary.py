@@ -106,6 +106,7 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
     has_stack: bool  # whether Python's frames were recorded, which takes the host's time
     negative: int  # how many events had a negative length; they are taken as 0 ns long
     unread: Mapping[str, int]  # events of kinds that nothing here knows, by category
+    unlaunched: int  # how many pieces of work have no launch in the trace, so that they are in no operator
     damaged: int  # how many events are left out because they cannot be read
     damage: str  # what is wrong with the first of them
 
@@ -179,6 +180,7 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
         has_stack=trace.has_stack,
         negative=trace.negative,
         unread=trace.unread,
+        unlaunched=sum(found.launch(work) is None for work in window.work),
         damaged=trace.damaged,
         damage=trace.damage,
     )

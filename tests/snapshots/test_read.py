@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_named_with_its_place(content: Any, said: str) -> N
 def test_a_pickle_that_names_one_list_again_and_again_does_not_take_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes that would be a billion blocks."""
     monkeypatch.setattr("lflops.snapshots.read.MOST_PARTS", 10_000)
-    blocks = [{"size": 1}] * 1000
+    blocks = [{"size": 1, "state": "inactive"}] * 1000
     (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps({"segments": [{"address": 1, "total_size": 1, "blocks": blocks}] * 1000}))
     with pytest.raises(ProfileError, match="has more than 10,000 parts"):
         read_snapshot(tmp_path / "snapshot.pickle")
