@@ -183,7 +183,7 @@ class _Reader:
 
     def segment(self, value: Mapping[str, Any], place: str) -> Segment:
         blocks, at = [], _number(value, "address", place)
-        for index, each in enumerate(self.listed(value.get("blocks", []), f"{place}.blocks")):
+        for index, each in enumerate(self.listed(value.get("blocks"), f"{place}.blocks")):
             block = self.block(self.mapping(each, f"{place}.blocks[{index}]"), at, f"{place}.blocks[{index}]")
             blocks.append(block)
             at = block.address + block.size
