@@ -113,7 +113,7 @@ class _OperatorArgs(Struct, gc=False):
     sequence: int = field(default=-1, name="Sequence number")
     forward_thread: int = field(default=0, name="Fwd thread id")
     shapes: Raw = field(default=_ABSENT, name="Input Dims")
-    types: Raw = field(default=_EMPTY, name="Input type")
+    types: Raw = field(default=_ABSENT, name="Input type")
     values: Raw = field(default=_EMPTY, name="Concrete Inputs")
 
 
@@ -312,6 +312,8 @@ class _Reader:
         args = self._operator_args.decode(event.args)
         inputs = None
         if args.shapes is not _ABSENT:
+            if args.types is _ABSENT:
+                raise ValueError("an operator has `Input Dims` and no `Input type`")
             found = Inputs(bytes(args.shapes), bytes(args.types), bytes(args.values))
             if found not in self._inputs:
                 for text, kind in zip(found, (_Shapes, _Types, _Types), strict=True):
