@@ -1,10 +1,10 @@
 """LitGPT's published peaks of memory: each fine-tuning is rebuilt with LitGPT's own model code and loop, and predicted on fake tensors.
 
-`published_memory.py predict FOLDER` predicts the configurations in FOLDER, a checkout of LitGPT at 03ffc55, whose README has the table.
+`published_memory.py predict LITGPT TORCHTITAN` predicts the configurations in checkouts: of LitGPT at 03ffc55, whose
+`config_hub/finetune/README.md` has the table, and of torchtitan at ba2469780, whose `benchmarks/` has one of December 2024.
 `published_memory.py compare` prints the predictions beside the rows in `published_memory.toml`, and writes them to RESULTS.md.
 """
 
-import re
 import statistics
 import sys
 import tomllib
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import yaml
@@ -26,6 +27,8 @@ from results import record
 
 import lflops
 from lflops.analyze.memory.room import CUBLAS_BYTES, room_for
+from lflops.collect.estimate.changes import Changes, mixed_precision
+from lflops.collect.estimate.estimate import Estimator, Subject
 
 PREDICTED, PUBLISHED = (Path(__file__).with_name(f"published_memory{name}.toml") for name in ("_predicted", ""))
 CHIP = "A10G"
@@ -58,7 +61,7 @@ def _dequantized(shape: tuple[int, int], like: Tensor) -> Tensor:
 class FourBitLinear(nn.Module):
     """A linear layer whose weight is stored as bitsandbytes' nf4: half a byte an element, a scale in float32 for 64, and the 16 values."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True, **_: Any) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, **_: Any) -> None:  # noqa: FBT001, FBT002 - as torch's own
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         elements = in_features * out_features
@@ -197,26 +200,79 @@ def compare() -> None:
             error = f"{errors[-1]:+.1%}"
         lines.append(f"| {name} | {ours['peak_gb']:.2f} | {row['peak_gb']} | {error} | {ours['verdict']} | {row.get('unknown', '')} |")
     sizes = sorted(map(abs, errors))
+    summary = f"Median error {statistics.median(sizes):.1%}, {sum(each <= 0.1 for each in sizes)} of {len(sizes)} rows within 10 %"
     record(
         Path(__file__).name,
         "LitGPT's table",
         [
+            "Each fine-tuning by LitGPT's own code, on fake tensors. The predictions of all its configurations are in",
+            "`published_memory_predicted.toml`. A sequence is taken to have 512 tokens, the most that a YAML allows.",
+            "",
             "| fine-tuning | predicted GB | published GB | error | on an A10G | what the row does not tell |",
             "|---|--:|--:|--:|---|---|",
             *lines,
             "",
-            f"Median error {statistics.median(sizes):.1%}; {sum(each <= 0.1 for each in sizes)} of {len(sizes)} rows within 10 %; out of "
-            f"memory: {verdicts.count('right')} of {len(verdicts)} right.",
+            f"{summary}; out of memory: {verdicts.count('right')} of {len(verdicts)} right.",
+            "",
+            *titan_rows(),
         ],
     )
 
 
+RANKS = {8: 82.4, 128: 67.0}
+"""GiB that torchtitan reserved on each rank: Llama 3 8B, batch 2 of 8,192 tokens, per-operator checkpointing, eager bfloat16."""
+
+
+def titan(folder: Path, ranks: int) -> lflops.Profile:
+    """One rank of torchtitan's own model, as `--fsdp N --mp bf16 --reduce fp32 --ac selective-op --optimizer adamw` estimates it."""
+    sys.path.insert(0, str(folder))
+    with mock.patch.dict(sys.modules, dict.fromkeys(("triton", "triton.language", "torchtitan.utils"), mock.MagicMock())):
+        from torchtitan.models.llama import Transformer, llama3_configs
+    settings = llama3_configs["8B"]
+    settings.norm_type, settings.vocab_size, settings.max_seq_len = "rmsnorm", 128_256, 8192
+    Transformer.init_weights = lambda *_, **__: None
+    ids = torch.zeros(2, settings.max_seq_len, dtype=torch.long)
+    changes = Changes(policy="selective-op")
+
+    def loss(logits: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
+
+    estimator = Estimator(
+        caller="torchtitan",
+        backward=True,
+        optimizer="adamw",
+        hardware="H100",
+        allocator="expandable_segments:True",
+        mesh={"data": ranks},
+        mixed=mixed_precision("bf16", "fp32"),
+    )
+    return estimator.run(lambda: changes.applied("torchtitan", Subject(Transformer(settings), (ids,), {}, loss)))
+
+
+def titan_rows() -> Iterator[str]:
+    """The rows of torchtitan that were predicted."""
+    found = tomllib.loads(PREDICTED.read_text())
+    yield "torchtitan's Llama 3 8B with FSDP2 on H100s, GiB of a rank. It publishes what is reserved, which the simulated allocator gives:"
+    yield from ("", "| ranks | predicted | published | error |", "|--:|--:|--:|--:|")
+    for ranks, published in RANKS.items():
+        ours = found[f"torchtitan {ranks}"]["reserved_gib"]
+        yield f"| {ranks} | {ours:.1f} | {published:.1f} | {ours / published - 1:+.1%} |"
+
+
+def predicted_titan(folder: Path) -> Iterator[str]:
+    """A TOML table for each number of ranks."""
+    for ranks in RANKS:
+        memory = titan(folder, ranks).memory
+        if memory is None or memory.reserved is None:
+            raise ValueError(ranks)
+        yield f'["torchtitan {ranks}"]\nreserved_gib = {memory.reserved.reserved_bytes / 2**30:.2f}\n'
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "predict":
-        chosen = re.compile(sys.argv[3]) if len(sys.argv) > 3 else None
-        if chosen is not None:
-            print(Run(Path(sys.argv[2]), sys.argv[3]).predict())
-        else:
-            PREDICTED.write_text("\n".join(predicted(Path(sys.argv[2]))))
-    else:
-        compare()
+    match sys.argv[1:]:
+        case ["predict", litgpt, torchtitan]:
+            PREDICTED.write_text("\n".join([*predicted(Path(litgpt)), *predicted_titan(Path(torchtitan))]))
+        case ["compare"]:
+            compare()
+        case _:
+            sys.exit(__doc__)

@@ -8,7 +8,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 from torch import Tensor
 
-from lflops.analyze.memory.room import TIGHT, room, room_for
+from lflops.analyze.memory.room import TIGHT, most_that_fits, room_for
 from lflops.collect.estimate.changes import POLICIES, Policy
 from lflops.collect.estimate.estimate import Estimator, Model, Subject, built, checked_model
 from lflops.collect.estimate.mesh import checked_mesh
@@ -85,23 +85,12 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
     if memory_bytes is None:
         chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
         ranks = prod(estimator.mesh.values())
-        if room(0, chip, ranks=ranks) is None:
+        most = most_that_fits(chip, ranks=ranks)
+        if most is None:
             raise CountError(f"{estimator.caller}: give memory_bytes, or the hardware whose memory is known")
-        return _most_that_fits(chip, ranks)
+        return most
     check_memory(estimator.caller, memory_bytes)
     return int(memory_bytes)
-
-
-def _most_that_fits(chip: Hardware | None, ranks: int) -> int:
-    low, high = 0, 1 << 50
-    while high - low > 1:
-        middle = (low + high) // 2
-        needs = room(middle, chip, ranks=ranks)
-        if needs is not None and needs.verdict == "fits":
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPlan:
@@ -144,6 +133,7 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
         ),
         profile=profile,
         estimates=trials.made,
+        room=room_for(profile, profile.run.hardware) if by_room else None,
     )
 
 

@@ -6,6 +6,7 @@ from itertools import groupby
 from msgspec import Struct
 
 from lflops import units
+from lflops.analyze.memory.room import Room
 from lflops.collect.estimate.changes import KEPT, POLICIES, Policy
 from lflops.profile.model import Profile
 
@@ -32,6 +33,7 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
     alternatives: tuple[Alternative, ...]  # the same policy for every block, and the plan
     profile: Profile  # the estimate of the step with these policies
     estimates: int  # how many estimates were made
+    room: Room | None = None  # what the step needs of the chip, where its memory is the budget
 
     @property
     def peak_bytes(self) -> int:
@@ -51,9 +53,16 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
             rows = [row[:-1] for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        beyond = " The allocator reserves too much besides." if self.peak_bytes <= self.memory_bytes and not self.fits else ""
-        verdict = "fits" if self.fits else "does not fit, this is the lowest peak"
-        return "\n".join([*lines, f"{verdict}: {units.size(self.peak_bytes)} of {units.size(self.memory_bytes)} for tensors.{beyond}"])
+        return "\n".join([*lines, self._verdict()])
+
+    def _verdict(self) -> str:
+        """The chip's verdict where its memory is the budget, so that it is the same as in the estimate."""
+        lowest = "" if self.fits else ", this is the lowest peak"
+        if self.room is not None:
+            needed, usable = units.size(self.room.needed_bytes), units.size(self.room.usable_bytes)
+            return f"{self.room.verdict}{lowest}: {needed} of {usable} on {self.room.chip}."
+        verdict = "fits" if self.fits else "does not fit"
+        return f"{verdict}{lowest}: {units.size(self.peak_bytes)} of {units.size(self.memory_bytes)} for tensors."
 
     def code(self) -> str:
         """Python code that applies the plan to `model`, before it is wrapped or compiled."""
