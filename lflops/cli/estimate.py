@@ -166,15 +166,14 @@ def estimate(
         with changes.autocast():
             plan = needed("search", "--ac best")(estimator, lambda: changes.applied(target, build(samples)), budget) if searches else None
             if is_largest:
-                largest = search_batch(estimator, lambda tried: changes.applied(target, build(tried)), budget)
-                profile = largest.profile
+                largest, profile = search_batch(estimator, lambda tried: changes.applied(target, build(tried)), budget)
             else:
                 profile = plan.profile if plan else estimator.run(lambda: changes.applied(target, build(samples)))
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
     show = _write if as_json else partial(_draw, depth=depth)
-    show(analyze(profile), _sharded(profile, ranks), plan, largest and largest.samples)
+    show(analyze(profile), _sharded(profile, ranks), plan, largest)
     name_file(figure, as_json=as_json)
 
 

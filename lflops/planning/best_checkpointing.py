@@ -2,21 +2,21 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
-from math import prod
 from typing import Any, cast
 
 from msgspec.structs import replace
 from torch import Tensor
 
-from lflops.analyze.memory.room import TIGHT, most_that_fits, room_for
+from lflops.analyze.memory.room import FRAGMENTATION, TIGHT, room_for
 from lflops.collect.estimate.changes import POLICIES, Policy
 from lflops.collect.estimate.estimate import Estimator, Model, Subject, built, checked_model
+from lflops.collect.estimate.largest_batch import empty_room
 from lflops.collect.estimate.mesh import checked_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer
 from lflops.collect.inputs.arguments import check_memory
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.errors import CountError
-from lflops.hardware.chips import Hardware, named
+from lflops.hardware.chips import Hardware
 from lflops.planning.block_chain import Chain, cheapest_choice, lowest_peak
 from lflops.planning.block_trials import FEMTO, BlockTrials, memory_of, policies_of
 from lflops.planning.checkpointing_plan import Alternative, CheckpointingPlan
@@ -83,12 +83,8 @@ def search(
 
 def _budget(estimator: Estimator, memory_bytes: Any) -> int:
     if memory_bytes is None:
-        chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
-        ranks = prod(estimator.mesh.values())
-        most = most_that_fits(chip, ranks=ranks)
-        if most is None:
-            raise CountError(f"{estimator.caller}: give memory_bytes, or the hardware whose memory is known")
-        return most
+        empty = empty_room(estimator)
+        return int((empty.usable_bytes * (1 - TIGHT) - empty.needed_bytes) / (1 + FRAGMENTATION))
     check_memory(estimator.caller, memory_bytes)
     return int(memory_bytes)
 

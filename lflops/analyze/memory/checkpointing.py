@@ -53,7 +53,7 @@ class Saving(Struct, frozen=True, kw_only=True):
 
 
 LARGE = 0.25
-"""The share of the peak from which it is said that logits and the loss are large."""
+"""The share of the peak from which logits and the loss are reported as large."""
 
 
 def savings(

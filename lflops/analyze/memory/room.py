@@ -76,12 +76,6 @@ def room(tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_b
     )
 
 
-def most_that_fits(chip: Hardware | None, *, ranks: int = 1) -> int | None:
-    """The largest peak of tensors that fits, where the allocator is not simulated; `None` where the chip's memory is unknown."""
-    empty = room(0, chip, ranks=ranks)
-    return None if empty is None else int((empty.usable_bytes * (1 - TIGHT) - empty.needed_bytes) / (1 + FRAGMENTATION))
-
-
 def room_for(profile: Profile, chip: Hardware | None) -> Room | None:
     """The room for a profile's step; `None` where its memory was not counted or the chip's is unknown."""
     memory: Memory | None = profile.memory

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from lflops.collect.estimate.fake_tensors import Answers
 from lflops.errors import CountError
 
 BY_NAME = "hf:"  # before the name of a model in transformers' cache
@@ -58,17 +58,9 @@ def builder_of(target: str, *, tokens: int = 512, remote_code: bool = False) -> 
     return build
 
 
-class _Finite(TorchFunctionMode):
-    """Some vision models ask whether all their activations are finite: yes."""
-
-    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.isfinite:
-            return torch.ones((), dtype=torch.bool)
-        return function(*args, **(kwargs or {}))
-
-
 def _run_finite(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with _Finite():
+    """Run a forward. Some vision models ask whether all their activations are finite: yes."""
+    with Answers({torch.isfinite: torch.ones((), dtype=torch.bool)}):
         return forward(*args, **kwargs)
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from lflops.analyze.memory.room import TIGHT, room, room_for
+from lflops.analyze.memory.room import TIGHT, Room, room, room_for
 from lflops.collect.estimate.estimate import Estimator, Model, Subject, batch_of, built, checked_model
 from lflops.collect.estimate.mesh import checked_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer
@@ -19,13 +19,6 @@ from lflops.profile.model import Profile
 MAX_BATCH = 1 << 30  # the largest number of samples that is tried. If it fits, the peak does not depend on the batch.
 LARGEST = 1 << 62  # a number of bytes beyond any memory
 FURTHER = 64  # the factor of the next try while the peak does not change
-
-
-class LargestBatch(NamedTuple):
-    """What the search found."""
-
-    samples: int  # 0 if not even one fits
-    profile: Profile  # of the step with so many samples, or with one
 
 
 def largest_batch(
@@ -73,15 +66,19 @@ def largest_batch(
     def subject(samples: int) -> Subject:
         return Subject(make(), *batch_of(caller, make_args(samples)), loss)
 
-    return search_batch(estimator, subject, memory_bytes, held=held).samples
+    return search_batch(estimator, subject, memory_bytes, held=held)[0]
 
 
 def search_batch(
     estimator: Estimator, make: Callable[[int], Subject], memory_bytes: float | None, *, held: Iterable[Tensor] = ()
-) -> LargestBatch:
-    """The largest batch of the step that an estimator runs, from a function of the samples; `held` is as in `Estimator.run`."""
+) -> tuple[int, Profile]:
+    """The most samples of the step that an estimator runs, and its profile; if none fits, that of one. `held` is as in `Estimator.run`."""
     profiles: dict[int, Profile] = {}
-    limit = _limit(estimator, memory_bytes)
+    if memory_bytes is None:
+        limit = int(empty_room(estimator).usable_bytes * (1 - TIGHT))
+    else:
+        check_memory(estimator.caller, memory_bytes)
+        limit = int(min(memory_bytes, LARGEST - 1))
     with estimator.started(held) as run:
 
         def needed(samples: int) -> int:
@@ -92,19 +89,16 @@ def search_batch(
             return profile.memory.peak_bytes if space is None else space.needed_bytes
 
         samples = _largest(estimator.caller, needed, limit)
-    return LargestBatch(samples, profiles[max(samples, 1)])
+    return samples, profiles[max(samples, 1)]
 
 
-def _limit(estimator: Estimator, memory_bytes: float | None) -> int:
-    """The most bytes that may be needed: of tensors alone, or with all that a chip has to have besides."""
-    if memory_bytes is not None:
-        check_memory(estimator.caller, memory_bytes)
-        return int(min(memory_bytes, LARGEST - 1))
+def empty_room(estimator: Estimator) -> Room:
+    """What an estimator's chip has, and needs without any tensor; without a chip whose memory is known, a `CountError`."""
     chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
-    space = room(0, chip, ranks=prod(estimator.mesh.values()))
-    if space is None:
+    empty = room(0, chip, ranks=prod(estimator.mesh.values()))
+    if empty is None:
         raise CountError(f"{estimator.caller}: give memory_bytes, or the hardware whose memory is known")
-    return int(space.usable_bytes * (1 - TIGHT))
+    return empty
 
 
 def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> int:

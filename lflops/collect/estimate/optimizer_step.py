@@ -1,6 +1,5 @@
 """The optimizer's step of an estimate, and a GradScaler around it."""
 
-import contextlib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -9,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 
 from lflops.collect.estimate.fake_errors import values_refused
-from lflops.collect.estimate.fake_tensors import HOST
+from lflops.collect.estimate.fake_tensors import HOST, Answers
 from lflops.collect.inputs.arguments import describe
 from lflops.collect.torch_private.tensors import local_part
 from lflops.errors import CountError
@@ -68,13 +66,6 @@ class AdamIn8Bits(Optimizer):
             self.state[parameter] = dict(enumerate([*moments, *scales]))
 
 
-class _NumbersOfOne(TorchFunctionMode):
-    """Adafactor asks for the norms of parameters and updates, which only scale its step: each number that it asks for is 1."""
-
-    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return 1.0 if function is Tensor.item else function(*args, **(kwargs or {}))
-
-
 class Stepper:
     """Makes the steps of an optimizer."""
 
@@ -103,8 +94,9 @@ class Stepper:
         """
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
-        numbers = _NumbersOfOne() if type(self._optimizer) is torch.optim.Adafactor else contextlib.nullcontext()
-        with values_refused(self._caller, step_of=self._optimizer), numbers:
+        # Adafactor asks for the norms of parameters and updates, which only scale its step.
+        answers = {Tensor.item: 1.0} if type(self._optimizer) is torch.optim.Adafactor else {}
+        with values_refused(self._caller, step_of=self._optimizer), Answers(answers):
             self._optimizer.step()
         if self._scaler is not None:
             self._scaler.update()
