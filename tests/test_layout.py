@@ -70,7 +70,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect.calibration": INSIDE | {"collect.timing"},
     "collect": INSIDE
     | {"collect.counting", "collect.operator_costs", "formulas", "collect.timing", "collect.ranks", "collect.calibration"},
-    "collect.estimate": INSIDE | {"pypi:transformers", "allocator", "collect", "collect.counting", "collect.operator_costs", "formulas"},
+    "collect.estimate": INSIDE
+    | {"pypi:transformers", "allocator", "analyze.memory", "collect", "collect.counting", "collect.operator_costs", "formulas"},
     "report.lines": VALUE | ANALYSES | {"ledger"},
     "report.terminal": VALUE | ANALYSES | {"report.lines", "pypi:rich"},
     "report.payload": VALUE | ANALYSES | {"ledger", "report.lines"},

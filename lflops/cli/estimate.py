@@ -38,10 +38,16 @@ def estimate(
         ),
     ],
     *,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="The number of samples.")] = 1,
+    batch: Annotated[
+        str,
+        typer.Option(metavar="N", help="The number of samples; max for the most that fit on the chip, or into --memory: on each rank."),
+    ] = "1",
     backward: Annotated[bool, typer.Option("--backward", help="Go backward as well, from the loss or the sum of the outputs.")] = False,
     optimizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of torch.optim, as adamw, with its defaults. Two steps are run; implies --backward.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Of torch.optim, as adamw, with its defaults; or adamw8bit. Two steps are run; implies --backward."
+        ),
     ] = None,
     fused: Annotated[bool, typer.Option("--fused", help="The optimizer's fused implementation, which needs no temporary tensors.")] = False,
     hardware: Annotated[
@@ -80,20 +86,26 @@ def estimate(
         typer.Option(metavar="N", min=1, help="Tokens of each sample, 512 for a configuration; a function is given them second."),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of parameters and floating arguments: float32, bfloat16 or float16.")
+        str | None, typer.Option(metavar="NAME", help="Of parameters and floating arguments: fp32, bf16 or fp16, or torch's names.")
     ] = None,
     precision: Annotated[str | None, typer.Option(metavar="NAME", help="Autocast: bf16-mixed or 16-mixed; else none.")] = None,
+    mp: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For --fsdp: the dtype in which blocks compute, as bf16. The shards keep theirs.")
+    ] = None,
+    reduce: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For --fsdp: the dtype in which gradients are reduced, fp32 or bf16; else --mp's.")
+    ] = None,
     ac: Annotated[
         str | None,
         typer.Option(
             metavar="HOW",
-            help="Activation checkpointing of the blocks: none, full, selective or best. selective recomputes all but linear layers, "
-            "convolutions and fused attention. best chooses by block what fits into --memory, or on the chip, at the least extra work. "
-            "Implies --backward.",
+            help="Activation checkpointing of the blocks: none, full, selective, selective-op or best. selective recomputes all but "
+            "linear layers, convolutions and fused attention; selective-op also every second linear layer, as torchtitan does. "
+            "best chooses by block what fits into --memory, or on the chip, at the least extra work. Implies --backward.",
         ),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="For --ac best: the bytes that tensors may take, as 40GB or 37GiB.")
+        str | None, typer.Option(metavar="SIZE", help="For --ac best and --batch max: the bytes that tensors may take, as 40GB.")
     ] = None,
     lora: Annotated[
         str | None, typer.Option(metavar="r=N", help="Freeze the model, and train adapters of rank N at the linear layers of its blocks.")
@@ -109,23 +121,29 @@ def estimate(
         typer.Option(
             "--json",
             help="Print one JSON object: profile, fits (true or false), room (what the chip has and what is needed), bounds, checkpointed "
-            "(by block), sharded, and the plan of --ac best. Unknown is null.",
+            "(by block), sharded, the plan of --ac best, and largest_batch of --batch max. Unknown is null.",
         ),
     ] = False,
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
     searches = ac == "best"
-    if searches and memory is None and hardware is None:
-        raise UsageError("--ac best: give --memory, as 40GB, or --hardware")
-    if memory is not None and not searches:
-        raise UsageError("--memory is for --ac best; --hardware says whether a step fits")
+    samples, is_largest = _samples(batch), batch == "max"
+    if searches and is_largest:
+        raise UsageError("--ac best and --batch max both fill the memory: give one of them")
+    if (searches or is_largest) and memory is None and hardware is None:
+        raise UsageError(f"{'--ac best' if searches else '--batch max'}: give --memory, as 40GB, or --hardware")
+    if memory is not None and not (searches or is_largest):
+        raise UsageError("--memory is for --ac best and --batch max; --hardware says whether a step fits")
     if fused and optimizer is None:
         raise UsageError("--fused is for an optimizer: give --optimizer")
     budget = None if memory is None else bytes_of(memory)
     rank, mesh = _adapter_rank(lora), _mesh(ddp, fsdp, hsdp, tp)
+    if (mp is not None or reduce is not None) and "data" not in mesh:
+        raise UsageError(f"{'--mp' if mp is not None else '--reduce'} is FSDP2's: give --fsdp or --hsdp; --precision is autocast")
 
-    from lflops.collect.estimate.changes import Changes  # with torch
+    from lflops.collect.estimate.changes import Changes, mixed_precision  # with torch
     from lflops.collect.estimate.estimate import Estimator
+    from lflops.collect.estimate.largest_batch import search_batch
     from lflops.collect.estimate.optimizer_step import makes_optimizer
 
     policy: Any = "none" if searches or ac is None else ac
@@ -139,18 +157,23 @@ def estimate(
         round_to=round_to,
         allocator=allocator,
         mesh=mesh,
+        mixed=mixed_precision(mp, reduce),
         progress=sys.stderr.isatty(),
     )
     with _modules_of_this_folder(), _errors_of_the_user(target):
-        build = _maker(target, batch, seq, remote_code=trust_remote_code)
+        build = _maker(target, seq, remote_code=trust_remote_code)
+        largest = None
         with changes.autocast():
-            plan = needed("search", "--ac best")(estimator, lambda: changes.applied(target, build()), budget) if searches else None
-            profile = plan.profile if plan else estimator.run(lambda: changes.applied(target, build()))
+            plan = needed("search", "--ac best")(estimator, lambda: changes.applied(target, build(samples)), budget) if searches else None
+            if is_largest:
+                largest, profile = search_batch(estimator, lambda tried: changes.applied(target, build(tried)), budget)
+            else:
+                profile = plan.profile if plan else estimator.run(lambda: changes.applied(target, build(samples)))
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
     show = _write if as_json else partial(_draw, depth=depth)
-    show(analyze(profile), _sharded(profile, ranks), plan)
+    show(analyze(profile), _sharded(profile, ranks), plan, largest)
     name_file(figure, as_json=as_json)
 
 
@@ -170,13 +193,21 @@ def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -
     return mesh if tp is None else {**mesh, "tensor": tp}
 
 
-def _write(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None) -> None:
+def _samples(batch: str) -> int:
+    if batch == "max":
+        return 1
+    if not batch.isdecimal() or not int(batch):
+        raise UsageError(f"--batch {batch}: give a number of samples, 1 or more, or max")
+    return int(batch)
+
+
+def _write(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, largest: int | None) -> None:
     profile = analysis.profile
     room = room_for(profile, profile.run.hardware)
     predicted: dict[str, Any] = {"room": room, "bounds": analysis.lower_bound, "checkpointed": analysis.checkpointed, "sharded": of_ranks}
     chosen = None if plan is None else {**asdict(plan), "peak_bytes": plan.peak_bytes, "code": plan.code()}
     predicted["plan"] = None if chosen is None else {name: value for name, value in chosen.items() if name != "profile"}
-    write_json({"profile": profile, "fits": None if room is None else room.verdict == "fits", **predicted})
+    write_json({"profile": profile, "fits": None if room is None else room.verdict == "fits", "largest_batch": largest, **predicted})
 
 
 def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
@@ -186,7 +217,7 @@ def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
         raise UsageError(str(error)) from error
 
 
-def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, *, depth: int) -> None:
+def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, largest: int | None, *, depth: int) -> None:
     try:
         table = render(analysis, depth=depth)
     except ValueError as error:
@@ -198,6 +229,9 @@ def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, *
     draw(Group(*(each for part in parts for each in (part, ""))))
     if plan is not None:
         typer.echo(f"{plan.table()}\n\n{plan.code()}")  # no line of code may be wrapped
+    if largest is not None:
+        each = f" on each of {analysis.profile.run.world_size} ranks" if analysis.profile.run.world_size > 1 else ""
+        typer.echo(f"largest batch: {largest} samples{each}" if largest else f"not even one sample{each} fits: this is the step with one")
 
 
 def bytes_of(size: str) -> float:
@@ -220,21 +254,21 @@ def _adapter_rank(lora: str | None) -> int | None:
     return int(rank)
 
 
-def _maker(target: str, samples: int, tokens: int | None, *, remote_code: bool) -> Callable[[], Any]:
+def _maker(target: str, tokens: int | None, *, remote_code: bool) -> Callable[[int], Any]:
     from lflops.collect.estimate.estimate import subject_of
     from lflops.collect.estimate.from_config import builder_of, is_config
 
-    arguments = [samples]
+    more = [] if tokens is None else [tokens]
+    build: Callable[..., Any]
     if is_config(target):
         length = {} if tokens is None else {"tokens": tokens}
-        build: Callable[..., Any] = builder_of(target, remote_code=remote_code, **length)
+        build, more = builder_of(target, remote_code=remote_code, **length), []
     elif remote_code:
         raise UsageError("--trust-remote-code is for a configuration")
     else:
-        arguments += [] if tokens is None else [tokens]
         build = _function(target)
-        _check_arguments(target, build, arguments)
-    return lambda: subject_of(target, build(*arguments))
+        _check_arguments(target, build, [1, *more])
+    return lambda samples: subject_of(target, build(samples, *more))
 
 
 @contextlib.contextmanager

@@ -76,11 +76,15 @@ def lookup(name: str) -> Hardware | None:
     return None if found is None else found[1]
 
 
+USUAL = {"H100": "H100 SXM", "A100": "A100 SXM 80GB", "V100": "V100 SXM2 32GB"}
+"""What people mean by a short name. Only names that people give are looked up here: a driver's name is whole."""
+
+
 def named(name: str) -> Hardware:
-    """The chip of that name, or the one in the TOML file at that path."""
+    """The chip of that name, or the one in the TOML file at that path. Of a family the usual chip is taken, as `H100 SXM` for `H100`."""
     if name.endswith(".toml"):
         return _only_chip(Path(name))
-    found = lookup(name)
+    found = lookup(name) or lookup(USUAL.get(name.strip().upper(), ""))
     if found is None:
         raise HardwareError(f"hardware={name!r}: {hint(name)}")
     return found

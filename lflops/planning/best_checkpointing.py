@@ -6,7 +6,6 @@ The plan is a value, with a table and code.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import groupby
-from math import prod
 from typing import Any, cast
 
 from msgspec import Struct
@@ -14,15 +13,16 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lflops import units
-from lflops.analyze.memory.room import TIGHT, room, room_for
+from lflops.analyze.memory.room import FRAGMENTATION, TIGHT, Room, room_for
 from lflops.collect.estimate.changes import KEPT, POLICIES, Policy
 from lflops.collect.estimate.estimate import Estimator, Model, Subject, built, checked_model
+from lflops.collect.estimate.largest_batch import empty_room
 from lflops.collect.estimate.mesh import checked_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer
 from lflops.collect.inputs.arguments import check_memory
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.errors import CountError
-from lflops.hardware.chips import Hardware, named
+from lflops.hardware.chips import Hardware
 from lflops.planning.block_chain import Chain, cheapest_choice, lowest_peak
 from lflops.planning.block_trials import FEMTO, BlockTrials, memory_of, policies_of
 from lflops.profile.model import Profile
@@ -50,6 +50,7 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
     alternatives: tuple[Alternative, ...]  # the same policy for every block, and the plan
     profile: Profile  # the estimate of the step with these policies
     estimates: int  # how many estimates were made
+    room: Room | None = None  # what the step needs of the chip, where its memory is the budget
 
     @property
     def peak_bytes(self) -> int:
@@ -69,9 +70,16 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
             rows = [row[:-1] for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        beyond = " The allocator reserves too much besides." if self.peak_bytes <= self.memory_bytes and not self.fits else ""
-        verdict = "fits" if self.fits else "does not fit, this is the lowest peak"
-        return "\n".join([*lines, f"{verdict}: {units.size(self.peak_bytes)} of {units.size(self.memory_bytes)} for tensors.{beyond}"])
+        return "\n".join([*lines, self._verdict()])
+
+    def _verdict(self) -> str:
+        """The chip's verdict where its memory is the budget, so that it is the same as in the estimate."""
+        lowest = "" if self.fits else ", this is the lowest peak"
+        if self.room is not None:
+            needed, usable = units.size(self.room.needed_bytes), units.size(self.room.usable_bytes)
+            return f"{self.room.verdict}{lowest}: {needed} of {usable} on {self.room.chip}."
+        verdict = "fits" if self.fits else "does not fit"
+        return f"{verdict}{lowest}: {units.size(self.peak_bytes)} of {units.size(self.memory_bytes)} for tensors."
 
     def code(self) -> str:
         """Python code that applies the plan to `model`, before it is wrapped or compiled."""
@@ -170,25 +178,10 @@ def search(
 
 def _budget(estimator: Estimator, memory_bytes: Any) -> int:
     if memory_bytes is None:
-        chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
-        ranks = prod(estimator.mesh.values())
-        if room(0, chip, ranks=ranks) is None:
-            raise CountError(f"{estimator.caller}: give memory_bytes, or the hardware whose memory is known")
-        return _most_that_fits(chip, ranks)
+        empty = empty_room(estimator)
+        return int((empty.usable_bytes * (1 - TIGHT) - empty.needed_bytes) / (1 + FRAGMENTATION))
     check_memory(estimator.caller, memory_bytes)
     return int(memory_bytes)
-
-
-def _most_that_fits(chip: Hardware | None, ranks: int) -> int:
-    low, high = 0, 1 << 50
-    while high - low > 1:
-        middle = (low + high) // 2
-        needs = room(middle, chip, ranks=ranks)
-        if needs is not None and needs.verdict == "fits":
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPlan:
@@ -231,6 +224,7 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
         ),
         profile=profile,
         estimates=trials.made,
+        room=room_for(profile, profile.run.hardware) if by_room else None,
     )
 
 

@@ -305,6 +305,26 @@ def test_a_size_is_read_as_people_write_it(size: str, nbytes: float) -> None:
     assert nbytes == bytes_of(size)
 
 
+def test_the_largest_batch_fills_the_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """Weights, and for each sample its input, the layer's result and the ReLU's."""
+    each = INPUT + 2 * OUTPUT
+    for size, samples in ((WEIGHTS + 7 * each, 7), (WEIGHTS + 8 * each - 1, 7), (WEIGHTS, 0)):
+        assert samples == estimated(capsys, "planned:build", "--batch", "max", "--memory", str(size))["largest_batch"]
+    assert 0 == main(["estimate", "planned:build", "--batch", "max", "--memory", str(WEIGHTS + 7 * each)])
+    assert capsys.readouterr().out.endswith("largest batch: 7 samples\n")
+    assert 0 == main(["estimate", "planned:build", "--batch", "max", "--memory", "1"])
+    assert capsys.readouterr().out.endswith("not even one sample fits: this is the step with one\n")
+
+
+def test_a_rank_computes_in_half_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 5,000 float32 weights each of two ranks keeps half, and computes with whole ones in bfloat16."""
+    peaks = [
+        estimated(capsys, "planned:build", "--batch", "64", "--backward", "--fsdp", "2", *more)["profile"]["memory"]["by_category"]
+        for more in ([], ["--mp", "bf16", "--reduce", "fp32"])
+    ]
+    assert 2 * peaks[1]["activations"] < 2 * peaks[0]["activations"]
+
+
 def test_code_of_a_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Unless it is asked for; nothing of it runs."""
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
@@ -323,11 +343,15 @@ WRONG = {
     "an option of configurations": (["planned:build", "--trust-remote-code"], "--trust-remote-code is for a configuration"),
     "takes no tokens": (["planned:build", "--seq", "8"], "and with the tokens of --seq"),
     "no dtype": (["planned:build", "--dtype", "int8"], "dtype='int8': give one of float32, bfloat16, float16"),
-    "no policy": (["planned:build", "--ac", "some"], "ac='some': give one of none, selective, full, best"),
+    "no policy": (["planned:build", "--ac", "some"], "ac='some': give one of none, selective, selective-op, full, best"),
     "no blocks": (["planned:build", "--ac", "full"], "planned:build: Sequential has no blocks"),
     "no rank": (["planned:build", "--lora", "16x"], "--lora 16x: give the rank, as r=16"),
     "nothing to adapt": (["planned:nowhere_linear", "--lora", "r=2"], "has no blocks with linear layers to adapt"),
     "no budget": (["planned:build", "--ac", "best"], "--ac best: give --memory, as 40GB, or --hardware"),
+    "two that fill": (["planned:build", "--ac", "best", "--batch", "max"], "--ac best and --batch max both fill the memory"),
+    "no memory to fill": (["planned:build", "--batch", "max"], "--batch max: give --memory, as 40GB, or --hardware"),
+    "computes on one rank": (["planned:build", "--mp", "bf16"], "--mp is FSDP2's: give --fsdp or --hsdp"),
+    "computes in no dtype": (["planned:build", "--fsdp", "2", "--mp", "int8"], "mp='int8': give one of float32"),
     "a budget for nothing": (["planned:build", "--memory", "40GB"], "--memory is for --ac best"),
     "no size": (["planned:build", "--ac", "best", "--memory", "much"], "--memory much: give a size, as 40GB or 37GiB"),
     "fuses nothing": (["planned:build", "--fused"], "--fused is for an optimizer"),
@@ -346,7 +370,7 @@ WRONG = {
     "asks for a value": (["planned:asks", "--backward"], "planned.py:30, in <lambda>"),
     "no optimizer": (["planned:build", "--optimizer", "magic"], "optimizer='magic': give one of adadelta"),
     "no chip": (["planned:build", "--hardware", "Abacus"], "hardware='Abacus'"),
-    "no samples": (["planned:build", "--batch", "0"], "'--batch'"),
+    "no samples": (["planned:build", "--batch", "0"], "--batch 0: give a number of samples, 1 or more, or max"),
     "no picture": (["planned:build", "--figure", "plan.nothing"], "plan.nothing: the figure cannot be written"),
 }
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lflops
+from lflops.analyze.memory.room import USABLE, room, room_for
 from lflops.collect.estimate.changes import POLICIES, Policy, checkpointed, recomputable
 from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.planning.block_chain import Chain, cheapest_choice, lowest_peak
@@ -159,6 +160,22 @@ def test_a_budget_that_nothing_fits_gives_the_lowest_peak() -> None:
     assert not plan.fits
     assert plan.peak_bytes == min(each.peak_bytes for each in plan.alternatives)
     assert "does not fit, this is the lowest peak" in plan.table()
+
+
+def test_a_chip_has_one_verdict() -> None:
+    """The lowest peak may be tight: the plan says the same as the estimate, and not that it does not fit."""
+    model = stack(Block, (128, 512))
+    lowest = lflops.best_checkpointing(model, rows(), memory_bytes=1, loss=squared).peak_bytes
+    needed = room(lowest, lflops.Hardware(name="any", peak_flops_per_second={"bf16": 1e12}, memory_bytes=1e12))
+    assert needed is not None
+    for share, verdict in ((0.9, "fits"), (0.97, "tight"), (1.1, "does not fit")):
+        memory_bytes = needed.needed_bytes / share / USABLE
+        chip = lflops.Hardware(name="small", peak_flops_per_second={"bf16": 1e12}, memory_bytes=memory_bytes)
+        plan = lflops.best_checkpointing(model, rows(), loss=squared, hardware=chip)
+        found = room_for(plan.profile, chip)
+        assert found is not None
+        assert (verdict, verdict == "fits") == (found.verdict, plan.fits)
+        assert plan.table().splitlines()[-1].startswith(f"{verdict}: " if plan.fits else f"{verdict}, this is the lowest peak: ")
 
 
 def estimated(model: nn.Module, policy: Policy) -> int:

@@ -101,13 +101,17 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
 
 
 class Saving(Struct, frozen=True, kw_only=True):
-    """One way to lower the peak: checkpoint blocks, free gradients before the forward, or an optimizer that updates in place."""
+    """One way to lower the peak: checkpoint blocks, free gradients before the forward, update in place, or compute the loss in chunks."""
 
-    kind: Literal["checkpoint", "gradients", "fused_optimizer"]
+    kind: Literal["checkpoint", "gradients", "fused_optimizer", "chunked_loss"]
     module: str  # the block, repeated ones as their pattern; empty for all others
     modules: int  # how many blocks
     bytes: int  # the most that it saves; another moment may then be the peak
     macs: int  # MACs that a step does besides
+
+
+LARGE = 0.25
+"""The share of the peak from which logits and the loss are reported as large."""
 
 
 def savings(
@@ -122,7 +126,19 @@ def savings(
         found.append(Saving(kind="gradients", module="", modules=0, bytes=gradients, macs=0))
     if reached is not None and reached.phase == "optimizer" and temporary:
         found.append(Saving(kind="fused_optimizer", module="", modules=0, bytes=temporary, macs=0))
+    if (logits := _of_logits(memory)) >= LARGE * memory.peak_bytes:
+        found.append(Saving(kind="chunked_loss", module="", modules=0, bytes=logits, macs=0))
     return tuple(sorted(found, key=lambda saving: -saving.bytes))
+
+
+def _of_logits(memory: Memory) -> int:
+    """The bytes of logits and the loss: storages that a softmax of the loss made, and those that are as large, or half or twice as large.
+
+    These are casts, gradients and the logits themselves.
+    """
+    sizes = {each.bytes for each in memory.alive if each.operator.startswith("_log_softmax")}
+    logits = {size * times // 2 for size in sizes for times in (1, 2, 4)}
+    return sum(each.bytes for each in memory.alive if each.bytes in logits and each.category in ("activations", "temporary"))
 
 
 def _checkpoints(checkpointed: Sequence[Checkpointed], patterns: Mapping[str, str]) -> list[Saving]:

@@ -7,6 +7,7 @@ import contextlib
 import heapq
 import weakref
 from collections.abc import Iterable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +22,9 @@ from lflops.profile.model import Allocation, Memory, Moment
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import CATEGORIES, ByCategory, Phase
 from lflops.profile.series import extremes, summed
+
+STREAM: ContextVar[int] = ContextVar("stream", default=0)
+"""The stream on which memory is allocated, where code says that it takes another on CUDA. The allocator does not reuse it on others."""
 
 
 class AllocationLog:
@@ -44,7 +48,7 @@ class AllocationLog:
             self._replaced = None
         self._made += 1
         self._alive[key] = (self._made, weakref.ref(storage, partial(self.freed, key)))
-        self.requests.append(Request(self._made, nbytes))
+        self.requests.append(Request(self._made, nbytes, STREAM.get()))
 
     def freed(self, key: int, _reference: object = None) -> None:
         """Add the free of a storage."""

@@ -1,6 +1,7 @@
 """Changes to a model that is to be estimated: dtype, autocast, low-rank adapters and checkpointing, as options name them."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -8,16 +9,20 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lflops.collect.estimate.estimate import Subject
 from lflops.collect.model.module_tree import blocks_in
 from lflops.errors import CountError
 
-Policy = Literal["none", "selective", "full"]
+Policy = Literal["none", "selective", "selective-op", "full"]
 
 POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
 """What a block recomputes in backward: nothing, all but the operators in `KEPT`, or all."""
+
+EVERY_POLICY: tuple[Policy, ...] = ("none", "selective", "selective-op", "full")
+"""Also torchtitan's per-operator policy, which recomputes every second product that `selective` keeps."""
 
 _ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 KEPT = ("mm", "addmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTION))
@@ -70,10 +75,25 @@ def recompute(block: nn.Module, policy: Policy) -> None:
     if policy == "none":
         return
     how: dict[str, Any] = {}
+    kept = [getattr(torch.ops.aten, name).default for name in KEPT if hasattr(torch.ops.aten, name)]
     if policy == "selective":
-        kept = [getattr(torch.ops.aten, name).default for name in KEPT if hasattr(torch.ops.aten, name)]
         how["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
+    if policy == "selective-op":
+        how["context_fn"] = partial(_every_second_product, frozenset(kept))
     vars(block)["forward"] = partial(checkpoint, block.forward, use_reentrant=False, **how)
+
+
+def _every_second_product(kept: frozenset[Any]) -> Any:
+    """The contexts of one checkpointed forward: as `selective`, but of the products (`mm`) only the first, the third and so on are kept."""
+    products: Counter[bool] = Counter()
+
+    def policy(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        is_product = operator is torch.ops.aten.mm.default
+        products[context.is_recompute] += is_product
+        skipped = is_product and not products[context.is_recompute] % 2
+        return CheckpointPolicy.MUST_SAVE if operator in kept and not skipped else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 @contextlib.contextmanager
@@ -91,27 +111,47 @@ def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]
 
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+def dtype_of(argument: str, name: str) -> torch.dtype:
+    """The dtype of a name, in any letter case; any other is a `CountError` that names the argument."""
+    word = name.lower()
+    found = DTYPES.get(SHORT_NAMES.get(word, word))
+    if found is None:
+        raise CountError(f"{argument}={name!r}: give one of {', '.join((*DTYPES, *SHORT_NAMES))}")
+    return found
+
+
+def mixed_precision(compute: str | None, reduce: str | None) -> MixedPrecisionPolicy:
+    """FSDP2's policy, from the names of the dtypes in which blocks compute and gradients are reduced."""
+    return MixedPrecisionPolicy(
+        param_dtype=None if compute is None else dtype_of("mp", compute),
+        reduce_dtype=None if reduce is None else dtype_of("reduce", reduce),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
     """What is changed."""
 
-    dtype: str | None = None  # of parameters and floating arguments, by torch's word; `None` leaves them
+    dtype: str | None = None  # of parameters and floating arguments, a name that `dtype_of` takes; `None` leaves them
     precision: str | None = None  # `bf16-mixed` or `16-mixed` for autocast; `None` for none
     adapter_rank: int | None = None  # of low-rank adapters; `None` for none
     policy: Policy = "none"  # what every block recomputes
 
     def __post_init__(self) -> None:
-        for name, value, known in (("dtype", self.dtype, DTYPES), ("precision", self.precision, MIXED), ("ac", self.policy, POLICIES)):
+        if self.dtype is not None:
+            dtype_of("dtype", self.dtype)
+        for name, value, known in (("precision", self.precision, MIXED), ("ac", self.policy, EVERY_POLICY)):
             if value is not None and value not in known:
                 raise CountError(f"{name}={value!r}: give one of {', '.join(known)}{', best' if name == 'ac' else ''}")
 
     def applied(self, caller: str, subject: Subject) -> Subject:
         """The subject, its model changed; a `CountError` where the model has no blocks to change."""
         if self.dtype is not None:
-            dtype = DTYPES[self.dtype]
+            dtype = dtype_of("dtype", self.dtype)
             subject = subject._replace(
                 model=subject.model.to(dtype), args=tuple(_cast(subject.args, dtype)), kwargs=dict(_cast(subject.kwargs, dtype))
             )

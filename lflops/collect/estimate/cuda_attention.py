@@ -1,4 +1,4 @@
-"""The kernel that `scaled_dot_product_attention` uses on an NVIDIA chip, run on fake CPU tensors.
+"""The kernels that `scaled_dot_product_attention` and `dropout` use on an NVIDIA chip, run on fake CPU tensors.
 
 Torch chooses the kernel in native code, by the device of the tensors. Here the choice follows its rules for CUDA: the first enabled kernel,
 in torch's order of preference, that supports the call. The fake kernels of all of them work on any device.
@@ -147,6 +147,8 @@ class _Choice(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in ATTENTION:
             return self._attend(function, Attention(*args, **kwargs))
+        if function is F.dropout:
+            return _dropped(*args, **kwargs)
         body = self._bodies.get(function)
         if body is None:
             return function(*args, **kwargs)
@@ -163,6 +165,13 @@ class _Choice(TorchFunctionMode):
         self.calls[found[0]] += 1
         with torch.autocast(call.query.device.type, enabled=False):
             return call.run(*found)
+
+
+def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own
+    """Dropout as CUDA's kernel makes it: its mask has a byte an element. A CPU keeps the noise in the dtype of the input."""
+    if training and 0 < p < 1 and not inplace and x.device == HOST:
+        return torch.native_dropout(x, p, train=True)[0]
+    return F.dropout(x, p, training, inplace)
 
 
 def _in_rows(mask: Tensor) -> Tensor:

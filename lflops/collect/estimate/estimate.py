@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from lflops.allocator.settings import settings_of
 from lflops.allocator.simulation import simulate
@@ -106,12 +108,22 @@ def checked_model(caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *,
     """Check a module, or a function that builds one, and what it is called with. Returns the tensors that exist already."""
     if isinstance(model, nn.Module):
         check_arguments(caller, model, args, kwargs, loss, backward=backward)
-    elif isinstance(model, type) or not callable(model):
+    elif not callable(model) or (isinstance(model, type) and not _builds(model)):
         check_module(caller, model, may_build=True)
     check_pass(caller, args, kwargs, loss, backward=backward)
     if mesh and isinstance(model, nn.Module):
         raise CountError(f"{caller}: mesh={describe(mesh)} divides the model: give a function that builds it")
     return [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+
+
+def _builds(model: type) -> bool:
+    """Whether a class of modules needs no arguments, so that it is a function that builds one."""
+    if not issubclass(model, nn.Module):
+        return False
+    return all(
+        each.default is not each.empty or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        for each in inspect.signature(model).parameters.values()
+    )
 
 
 def _check_step(step: Any, loss: Any, mesh: Any, *, backward: Any, grad_scaler: Any) -> None:
@@ -177,6 +189,7 @@ class Estimator:
     allocator: str | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     rank: int = 0
+    mixed: MixedPrecisionPolicy | None = None  # the dtypes in which FSDP2 computes and reduces
     progress: bool | Progress = False
     # Called with the profile of each step. Its timeline has every operator then, and no allocator is simulated.
     watch: Callable[[Profile], object] | None = None
@@ -199,7 +212,7 @@ class Estimator:
                 with torch.inference_mode(mode=False):  # otherwise its parameters take no gradient
                     subject = make()
                     check_module(self.caller, subject.model)
-                    buckets = parallelize(self.caller, subject.model, self.mesh) if self.mesh else ()
+                    buckets = parallelize(self.caller, subject.model, self.mesh, self.mixed) if self.mesh else ()
                 with fakes.swapped_into(subject.model):
                     profile = self._run(subject._replace(buckets=buckets), fakes, chip, makes)
                     for parameter in subject.model.parameters():

@@ -5,6 +5,7 @@ Torch's own wrappers run on fake tensors, except for DistributedDataParallel, wh
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import cycle
 from math import prod
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
+from lflops.collect.counting.live_memory import STREAM
 from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.model.module_tree import blocks_in
 from lflops.collect.torch_private.distributed import fake_group
@@ -27,6 +29,9 @@ from lflops.profile.model import Profile
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
 """In the order of the mesh: stages of a pipeline, which the user's code makes; replicas of what FSDP2 shards over `data`; `tensor`
 divides each part. Replicas alone are DDP's."""
+
+_ALL_GATHER = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+_REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)  # torch 2.13 has renamed both
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -80,10 +85,11 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> Iterator[
         yield
 
 
-def parallelize(caller: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple[Tensor, ...]:
+def parallelize(caller: str, model: nn.Module, mesh: Mapping[str, int], mixed: MixedPrecisionPolicy | None = None) -> tuple[Tensor, ...]:
     """Divide a model over a mesh: tensor parallelism by its plan, then FSDP2 of each block and of the rest; or replicas of DDP.
 
-    A model that is divided already is not changed. Returns DDP's buckets, which no module holds.
+    A model that is divided already is not changed. FSDP2 computes and reduces in the dtypes of `mixed`. Returns DDP's buckets, which no
+    module holds.
     """
     if any(local_part(each) is not each for each in model.parameters()) or set(mesh) == {"pipeline"}:
         return ()
@@ -96,8 +102,28 @@ def parallelize(caller: str, model: nn.Module, mesh: Mapping[str, int]) -> tuple
     sharded = tuple(name for name in ("replica", "data") if name in mesh)
     if sharded:
         for part in (*blocks_in(model).values(), model):
-            fully_shard(part, mesh=devices[sharded])
+            shards: Any = fully_shard(part, mesh=devices[sharded], mp_policy=mixed or MixedPrecisionPolicy())
+            shards.set_custom_all_gather(_Collective(_ALL_GATHER, 1))
+            shards.set_custom_reduce_scatter(_Collective(_REDUCE_SCATTER, 0, 2))  # its input is of the stream that computes
     return ()
+
+
+class _Collective:
+    """A collective of FSDP2, whose buffers are allocated on these streams in turn, as on CUDA."""
+
+    def __init__(self, run: Callable[..., Any], *streams: int) -> None:
+        self._run, self._streams = run, cycle(streams)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:
+        return self._run(output_tensor, input_tensor, **how)
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The next buffer."""
+        before = STREAM.set(next(self._streams))
+        try:
+            return torch.empty(*size, dtype=dtype, device=device)
+        finally:
+            STREAM.reset(before)
 
 
 def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:

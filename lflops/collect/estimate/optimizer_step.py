@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lflops.collect.estimate.fake_errors import values_refused
-from lflops.collect.estimate.fake_tensors import HOST
+from lflops.collect.estimate.fake_tensors import HOST, Answers
 from lflops.collect.inputs.arguments import describe
+from lflops.collect.torch_private.tensors import local_part
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, is_gpu
 from lflops.profile.notes import Note
@@ -26,12 +27,43 @@ def makes_optimizer(caller: str, asked: MakesOptimizer | str | None, *, fused: b
     if not isinstance(asked, str):
         raise CountError(f"{caller}: optimizer={describe(asked)}: give a name, as 'adamw', or a function from parameters to an optimizer")
     known = {each.lower(): kind for each, kind in vars(torch.optim).items() if isinstance(kind, type) and issubclass(kind, Optimizer)}
+    known |= dict.fromkeys(IN_8_BITS, AdamIn8Bits)
     if asked.lower() not in known.keys() - {"optimizer"}:
         raise CountError(f"{caller}: optimizer={asked!r}: give one of {', '.join(sorted(known.keys() - {'optimizer'}))}")
     kind: Callable[..., Optimizer] = known[asked.lower()]
     if fused and "fused" not in inspect.signature(kind).parameters:
         raise CountError(f"{caller}: optimizer={asked!r} has no fused implementation: leave it out")
     return partial(kind, fused=True) if fused else kind
+
+
+IN_8_BITS = ("adam8bit", "adamw8bit")
+"""Names of optimizers whose moments are kept as bitsandbytes keeps them: both have the same state."""
+
+SCALED_TOGETHER, LEAST_IN_8_BITS = 256, 4096
+"""In bitsandbytes: the elements that share a scale, and the elements from which a parameter's moments are in 8 bits."""
+
+
+class AdamIn8Bits(Optimizer):
+    """Adam by the storage of bitsandbytes: two moments of one byte an element, with a scale in float32 for 256 of them.
+
+    Small parameters have moments in float32. One fused kernel makes the step, so there are no temporary tensors. Nothing is computed here.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Allocate the state of parameters that have a gradient for the first time."""
+        del closure
+        for parameter in (each for group in self.param_groups for each in group["params"]):
+            if parameter.grad is None or parameter in self.state:
+                continue
+            whole = local_part(parameter)
+            small = whole.numel() < LEAST_IN_8_BITS
+            moments = [torch.zeros_like(whole, dtype=torch.float32 if small else torch.uint8) for _ in range(2)]
+            scales = [] if small else [whole.new_zeros(-(-whole.numel() // SCALED_TOGETHER), dtype=torch.float32) for _ in range(2)]
+            self.state[parameter] = dict(enumerate([*moments, *scales]))
 
 
 class Stepper:
@@ -62,7 +94,9 @@ class Stepper:
         """
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
-        with values_refused(self._caller, step_of=self._optimizer):
+        # Adafactor asks for the norms of parameters and updates, which only scale its step.
+        answers = {Tensor.item: 1.0} if type(self._optimizer) is torch.optim.Adafactor else {}
+        with values_refused(self._caller, step_of=self._optimizer), Answers(answers):
             self._optimizer.step()
         if self._scaler is not None:
             self._scaler.update()

@@ -40,7 +40,7 @@ def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
     """Check that a value is a module; errors name a function that builds one where the caller takes that as well."""
     if isinstance(module, type) and issubclass(module, nn.Module):
         name = module.__name__
-        builds = f", or lambda: {name}(), which builds it without memory" if may_build else ""
+        builds = f", or lambda: {name}(...), which builds it without memory" if may_build else ""
         raise CountError(f"{caller}: {name} is a class: give an instance{builds}")
     if not isinstance(module, nn.Module):
         raise CountError(f"{caller}: {describe(module)} is no torch.nn.Module")

@@ -5,15 +5,13 @@ from typing import Final
 
 from msgspec import Struct
 
-from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.memory.peak import Saving, fold_storages
-from lflops.analyze.memory.peak import savings as savings_of
+from lflops.analyze.memory.peak import fold_storages
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Memory, Moment
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.series import extremes
-from lflops.report.lines.text import plain
+from lflops.report.lines.savings import savings
 from lflops.report.payload.columns import Columns, Value, exact, lists
 
 POINTS: Final = 2_000  # the most points that are drawn
@@ -103,24 +101,3 @@ def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
         if moment is reached:
             parts = ByCategory(**{name: counted.by_category.get(name, 0) for name in ByCategory._fields})
             yield _Point(moment.index + 0.5, moment.operator, moment.module, moment.phase, counted.peak_bytes, parts)
-
-
-def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
-    """What to do, the bytes that it saves at the most, and its cost."""
-    for each in savings_of(analysis.profile.memory, analysis.peak_moment, analysis.checkpointed, analysis.patterns):
-        yield _what(each), each.bytes, _cost(each, analysis)
-
-
-def _what(saving: Saving) -> str:
-    if saving.kind == "gradients":
-        return "free the gradients before forward: optimizer.zero_grad(set_to_none=True) right after the step"
-    if saving.kind == "fused_optimizer":
-        return "update in place: an optimizer with fused=True makes no temporary tensors"
-    return f"checkpoint {plain(saving.module)}{f' ×{saving.modules}' if saving.modules > 1 else ''}"
-
-
-def _cost(saving: Saving, analysis: Analysis) -> str:
-    total = sum(counts.macs for counts in analysis.totals.values())
-    if not saving.macs or not total:
-        return ""
-    return f"{units.count(saving.macs)} MACs more, {units.percent(saving.macs / total)} of the step's"

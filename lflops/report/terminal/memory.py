@@ -12,6 +12,7 @@ from lflops.analyze.memory.peak import Checkpointed
 from lflops.analyze.memory.room import FRAGMENTATION, Room, Verdict, room_for
 from lflops.analyze.memory.sharding import Sharded
 from lflops.profile.model import Memory, Reserved
+from lflops.report.lines.savings import savings
 from lflops.report.terminal.tables import margin, prose, text
 
 _COLOURS: Mapping[Verdict, str] = {"fits": "", "tight": "yellow", "does not fit": "red"}
@@ -36,6 +37,8 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
         yield from (("verdict", prose(line, _COLOURS[room.verdict])) for line in room_lines(room))
     if (reserved := memory.reserved) is not None:
         yield "reserved", prose(_reserved(reserved))
+    # What checkpointing saves has its own lines.
+    yield from (("to lower it", prose(what)) for what, _, cost in savings(analysis) if not cost)
     most, at_peak = (each.get("activations", 0) for each in (memory.most_by_category, memory.by_category))
     names = {"activations": "activations (peak)"} if most > at_peak else {}
     categories = {names.get(category, category.replace("_", " ")): nbytes for category, nbytes in memory.by_category.items()}

@@ -31,10 +31,13 @@ from transformers import (
 )
 
 import lflops
+from lflops.analyze.analysis import analyze
+from lflops.analyze.memory.room import room_for
 from lflops.collect.counting.known_values import LARGEST
 from lflops.collect.estimate import fake_tensors as fake
 from lflops.collect.estimate import largest_batch
 from lflops.profile.model import Profile
+from lflops.report.lines.savings import savings
 from tests.conformance.at_hand import runs_here
 from tests.support.count_function import Function, fixed
 from tests.support.cpu_allocator import allocated
@@ -578,13 +581,61 @@ def test_an_optimizer_of_real_parameters_is_refused() -> None:
         lflops.estimate(model, sequence())
     assert {} == model.optimizer.state
     assert model.layer.weight.grad is None
-    build: Callable[[], nn.Module] = lambda: Steps()  # noqa: E731, PLW0108 - a class is no function
-    assert 2 * hidden * hidden * FLOAT + FLOAT == live(lflops.estimate(build, sequence()))["optimizer_state"]
+    assert 2 * hidden * hidden * FLOAT + FLOAT == live(lflops.estimate(Steps, sequence()))["optimizer_state"]
     model(sequence())
     assert [3] == [len(state) for state in model.optimizer.state.values()], "no hook is left"
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.ASGD])
+def test_adafactor_asks_for_numbers_that_only_scale_its_step() -> None:
+    """Means of rows and of columns of a matrix, all of a vector's, and the steps of both."""
+    for foreach in (False, True):
+        made = lflops.estimate(
+            nn.Linear(8, 16), fixed(2, 8), backward=True, optimizer=lambda each, f=foreach: torch.optim.Adafactor(each, foreach=f)
+        )
+        assert (16 + 8 + 16 + 2) * FLOAT == live(made)["optimizer_state"]
+
+
+def test_moments_of_eight_bits() -> None:
+    """Two bytes an element and two scales for 256 of them; a vector of 100 has both moments in float32."""
+    found = lflops.estimate(nn.Linear(100, 100), fixed(2, 100), backward=True, optimizer="AdamW8bit")
+    assert 2 * 10_000 + 2 * 40 * FLOAT + 2 * 100 * FLOAT == live(found)["optimizer_state"]
+
+
+def test_a_class_that_needs_no_arguments_is_a_function_that_builds() -> None:
+    """One that needs some is refused."""
+
+    class Net(nn.Linear):
+        def __init__(self, width: int = 4) -> None:
+            super().__init__(width, 5)
+
+    assert peak(lflops.estimate(lambda: Net(), fixed(2, 4))) == peak(lflops.estimate(Net, fixed(2, 4)))  # noqa: PLW0108 - a function
+    with pytest.raises(lflops.CountError, match=r"Linear is a class: give an instance, or lambda: Linear\(\.\.\.\)"):
+        lflops.estimate(nn.Linear, fixed(2, 4))
+
+
+def test_dropout_keeps_a_byte_an_element_on_a_chip() -> None:
+    """A CPU keeps the noise, in the input's dtype: three bytes more of each of 1,000 rows of 64."""
+    model, x = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Dropout(0.5), nn.Linear(64, 64, bias=False)).train(), fixed(1000, 64)
+    here, there = (lflops.estimate(model, x, backward=True, hardware=chip) for chip in (None, "A100"))
+    kept = [profile.memory.most_by_category["activations"] for profile in (here, there) if profile.memory is not None]
+    assert 3 * 64_000 == kept[0] - kept[1]
+
+
+def test_logits_and_loss_are_named_where_they_are_large() -> None:
+    """32 rows of 5,000 logits: log-probabilities and two gradients of their size. Where the layer before is larger, nothing is said."""
+
+    def said(width: int) -> list[tuple[str, int]]:
+        model = nn.Linear(width, 5000, bias=False)
+        loss = nn.CrossEntropyLoss()
+        profile = lflops.estimate(model, fixed(32, width), backward=True, loss=lambda out: loss(out, torch.zeros(32, dtype=torch.long)))
+        return [(what, nbytes) for what, nbytes, _ in savings(analyze(profile)) if "logits" in what]
+
+    ((what, nbytes),) = said(8)
+    assert (3 * 32 * 5000 * FLOAT, True) == (nbytes, what.endswith("use a loss that computes them for a chunk of the tokens at a time"))
+    assert [] == said(1000)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, torch.optim.ASGD])
 def test_an_optimizer_that_needs_values_is_refused(optimizer: type[torch.optim.Optimizer]) -> None:
     """By its name."""
     with pytest.raises(lflops.CountError, match=f"{optimizer.__name__}.*give"):
@@ -643,7 +694,7 @@ def test_memory_may_be_rounded_up_as_an_allocator_does() -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no module": ({"model": 3}, "3 is no torch.nn.Module"),
-    "a class": ({"model": nn.ReLU}, "ReLU is a class: give an instance, or lambda: ReLU(), which builds it without memory"),
+    "a class": ({"model": nn.Linear}, "Linear is a class: give an instance, or lambda: Linear(...), which builds it without memory"),
     "builds none": ({"model": lambda: 3}, "3 is no torch.nn.Module"),
     "no backward": ({"optimizer": torch.optim.SGD}, "backward=False: give backward=True"),
     "no optimizer": ({"optimizer": 3, "backward": True}, "optimizer=3: give a name, as 'adamw', or a function"),
@@ -824,10 +875,25 @@ def test_no_peak_takes_long_however_bent(lines: list[tuple[int, int]], each: int
         tried.append(samples)
         return -(-max(base + slope * samples for base, slope in lines) // 512) * 512
 
-    found = largest_batch._largest(peak, memory_bytes)
+    found = largest_batch._largest("largest_batch", peak, memory_bytes)
     assert found == 0 or peak(found) <= memory_bytes
     assert memory_bytes < peak(found + 1)
     assert len(tried) <= 3 * 32
+
+
+def test_the_largest_batch_of_a_chip_and_of_a_rank() -> None:
+    """The step with it fits, with the room that a chip needs besides; with one sample more it does not."""
+    chip = lflops.Hardware(name="small", peak_flops_per_second={"bf16": 1e12}, memory_bytes=2.5e9)
+
+    def build() -> nn.Module:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(1000, 1000), nn.ReLU()) for _ in range(4)))
+
+    for mesh in (None, {"data": 2}):
+        how: dict[str, Any] = {"loss": lambda out: out.square().mean(), "optimizer": "adamw", "hardware": chip, "mesh": mesh}
+        found = lflops.largest_batch(build, lambda samples: torch.zeros(samples, 1000), **how)
+        steps = [lflops.estimate(build, torch.zeros(samples, 1000), backward=True, **how) for samples in (found, found + 1)]
+        rooms = [room_for(each, chip) for each in steps]
+        assert ["fits", "tight"] == [each.verdict for each in rooms if each is not None]
 
 
 def test_a_batch_that_does_not_grow_is_an_error() -> None:

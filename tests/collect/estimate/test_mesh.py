@@ -15,6 +15,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lflops
+from lflops.allocator.simulation import Request, Simulated, simulate
+from lflops.collect.estimate import estimate as estimate_file
+from lflops.collect.estimate.changes import mixed_precision
+from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.collect.estimate.mesh import FIRST, LATER, assigned
 from lflops.profile.model import Memory, Profile
 from tests.support import rank_memory
@@ -175,6 +179,37 @@ def test_a_rank_is_named_in_the_run() -> None:
     assert [("fsdp2, tensor parallel", 4, 2, 2), ("tensor parallel", 2, 1, 2)] == [
         (each.run.strategy, each.run.world_size, each.run.data_parallel_size, each.run.tensor_parallel_size) for each in (both, tensor)
     ]
+
+
+def test_shards_in_float32_compute_in_bfloat16_as_the_policy_says() -> None:
+    """As `fully_shard` by hand with the same policy; and each collective's buffers are on their stream."""
+    policy = mixed_precision("BF16", "fp32")
+
+    def by_hand() -> nn.Module:
+        mesh, model = init_device_mesh("cpu", (4,)), Blocks()
+        for part in (*model.blocks, model):
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+        return model
+
+    how: dict[str, Any] = {"caller": "estimate", "backward": True, "optimizer": torch.optim.AdamW, "mesh": {"data": 4}}
+    subject = lambda: Subject(Blocks(), (BATCH,), {}, lambda out: out.sum())  # noqa: E731
+    mixed, plain = (Estimator(**how, mixed=each).run(subject) for each in (policy, None))
+    peaks = [memory(each).peak_bytes for each in (estimated(by_hand, mesh={"data": 4}), mixed, plain)]
+    assert peaks[0] == peaks[1] < peaks[2]
+
+
+def test_buffers_of_collectives_are_of_their_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is gathered of one, reduced gradients of another; by hand all is of the stream that computes."""
+    seen: list[set[int]] = []
+
+    def simulated(requests: list[Request], *_: Any) -> Simulated:
+        seen.append({each.stream for each in requests})
+        return simulate(requests)
+
+    monkeypatch.setattr(estimate_file, "simulate", simulated)
+    for build in (whole, partial(in_shards, 4)):
+        estimated(build, mesh={"data": 4}, allocator="expandable_segments:True")
+    assert [{0, 1, 2}, {0}] == seen
 
 
 def test_replicas_alone_have_buckets_as_large_as_the_gradients() -> None:
