@@ -386,7 +386,7 @@ def test_a_wrong_call_is_one_line(args: list[str], said: str, capsys: pytest.Cap
 
 def remembered(*phases: str) -> Profile:
     """A profile whose timeline has an operator in each of these phases, and each time a byte more is alive."""
-    timeline = [("mm", "", phase, place, place, None) for place, phase in enumerate(phases)]
+    timeline = [("mm", "", phase, place, place, (0, 0, 0, 0, 0, place)) for place, phase in enumerate(phases)]
     memory = {
         "source": "fake",
         "peak_bytes": len(phases),
@@ -400,7 +400,7 @@ def remembered(*phases: str) -> Profile:
 
 
 def test_the_figure_has_a_band_for_each_stretch_of_a_phase() -> None:
-    """Above the one area of a profile without categories, in the colours of the page."""
+    """Above the one area of a profile with one category, in the colours of the page."""
     (axes,) = memory_figure(analyze(remembered("forward", "forward", "backward", "recompute", "recompute", "backward", "optimizer"))).axes
     assert ["forward", "backward", "recompute", "backward", "optimizer"] == [
         next(phase for phase, colour in PHASES.items() if Patch(color=colour).get_facecolor() == tuple(area.get_facecolor()[0]))
