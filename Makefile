@@ -53,6 +53,7 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/phases.py
 	@$(BIN)/python benchmarks/traces.py
 	@$(BIN)/python benchmarks/trace_reader.py
+	@$(BIN)/python benchmarks/mutated.py
 	@$(BIN)/python benchmarks/diff.py
 	@$(BIN)/python benchmarks/accusations.py
 	@$(BIN)/python benchmarks/gather.py

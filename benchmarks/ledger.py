@@ -26,8 +26,7 @@ import lflops
 from lflops.ledger.book import Book
 from lflops.ledger.keeper import Keeper
 from lflops.ledger.recorder import TrainPhases
-from lflops.ledger.run import load_run
-from lflops.ledger.segment import Head, Row, Segment
+from lflops.ledger.run import Head, Row, Segment, load_run
 
 SETTINGS: dict[str, Any] = {"trace": False, "html": False, "hardware": None, "log": lambda _: None, "log_every": 0}
 WIDTH, BATCH = 512, 128

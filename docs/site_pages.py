@@ -52,7 +52,7 @@ def chips() -> str:
 
 def profile_file() -> str:
     """A table of fields for each object of the JSON schema."""
-    from lflops.profile.json_schema import json_schema
+    from lflops.profile.json_file import json_schema
 
     lines = []
     for name, definition in json_schema()["$defs"].items():

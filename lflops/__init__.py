@@ -1,73 +1,11 @@
 """Where the FLOPs, bytes and milliseconds of a PyTorch training go.
 
 Names are loaded when they are first used, so that importing the package costs next to nothing and a reader of profiles needs no torch.
+`__init__.pyi` has them for type checkers.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lflops import hardware as hardware
-    from lflops import tensorboard as tensorboard
-    from lflops.analyze.compare.diff import diff
-    from lflops.analyze.ranks.imbalance import imbalance
-    from lflops.analyze.speed.roofline import roofline
-    from lflops.analyze.speed.utilization import utilization
-    from lflops.collect.attribution.hooks import scope
-    from lflops.collect.calibration.calibrate import calibrate
-    from lflops.collect.count import count, counting
-    from lflops.collect.estimate.estimate import estimate
-    from lflops.collect.estimate.largest_batch import largest_batch
-    from lflops.collect.measure import measure
-    from lflops.collect.operator_costs.table import register_formula
-    from lflops.deepspeed.api import FlopsProfiler, get_model_profile
-    from lflops.errors import CountError, HardwareError, LflopsError, ProfileError, ScheduleError
-    from lflops.formulas.table import Cost
-    from lflops.hardware.chips import Hardware
-    from lflops.ledger.account import Ledger
-    from lflops.ledger.run import load_run
-    from lflops.lightning.monitor import FlopsMonitor
-    from lflops.loops.monitor import monitor
-    from lflops.merging.merge import merge
-    from lflops.planning.best_checkpointing import best_checkpointing
-    from lflops.profile.json_file import load
-    from lflops.profile.model import Profile
-    from lflops.report.explanation import explain
-    from lflops.schedule import Schedule
-
-__all__ = [
-    "Cost",
-    "CountError",
-    "FlopsMonitor",
-    "FlopsProfiler",
-    "Hardware",
-    "HardwareError",
-    "Ledger",
-    "LflopsError",
-    "Profile",
-    "ProfileError",
-    "Schedule",
-    "ScheduleError",
-    "best_checkpointing",
-    "calibrate",
-    "count",
-    "counting",
-    "diff",
-    "estimate",
-    "explain",
-    "get_model_profile",
-    "imbalance",
-    "largest_batch",
-    "load",
-    "load_run",
-    "measure",
-    "merge",
-    "monitor",
-    "register_formula",
-    "roofline",
-    "scope",
-    "utilization",
-]
+from typing import Any
 
 _HOMES = {
     **dict.fromkeys(["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"], "lflops.errors"),
@@ -95,6 +33,10 @@ _HOMES = {
     "utilization": "lflops.analyze.speed.utilization",
 }
 
+_OF_EXTRAS = ("FlopsProfiler", "best_checkpointing", "get_model_profile")  # `extras.py` has their modules
+
+__all__ = sorted([*_HOMES, *_OF_EXTRAS])  # noqa: PLE0605 - type checkers read the stub, and Python takes any list
+
 _MODULES = {"hardware", "tensorboard"}  # what is reached as a module: `lflops.hardware.lookup`, `lflops.tensorboard.log`
 
 
@@ -108,7 +50,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"lflops.{name}")
     if name in _HOMES:
         found = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in __all__:
+    elif name in _OF_EXTRAS:
         from lflops.extras import offered
 
         found = next(offered(name, f"lflops.{name}"), None)

@@ -10,8 +10,8 @@ from typing import Any
 from lflops.errors import LflopsError, needed_by
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "deepspeed": ("api:FlopsProfiler", "api:get_model_profile", "config:arguments_of", "text.summary:summary"),
-    "figures": ("pictures:pictures", "memory:save_memory_figure", "roofline:save_roofline_figure"),
+    "deepspeed": ("api:FlopsProfiler", "api:get_model_profile", "api:arguments_of", "text.summary:summary"),
+    "figures": ("pictures:pictures", "pictures:save_memory_figure", "pictures:save_roofline_figure"),
     "ncu": ("command:show_kernels",),
     "planning": ("best_checkpointing:best_checkpointing", "best_checkpointing:search"),
     "snapshots": ("command:add_commands", "explain:explain_snapshot"),

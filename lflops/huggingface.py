@@ -17,7 +17,7 @@ from lflops.ledger.account import Ledger
 from lflops.loops.monitor import LoopMonitor, monitor
 from lflops.profile.model import Profile
 from lflops.session.inputs.wrappers import wrap
-from lflops.session.outlets.writer import loggers_of
+from lflops.session.outlets.loggers import loggers_of
 
 with needed_by("lflops.huggingface"):
     from transformers import TrainerCallback

@@ -85,6 +85,6 @@ def test_an_extra_that_the_rest_imports_would_be_seen(warm_python: WarmPython, t
 
 
 def test_only_extras_may_import_extras() -> None:
-    """In the table of the layout, also for imports that no run above reaches. Type checkers read those of `lflops/__init__.py`."""
+    """In the table of the layout, also for imports that no run above reaches. Type checkers read those of `lflops/__init__.pyi`."""
     outside = {row: allowed for row, allowed in MAY_IMPORT.items() if row.partition(".")[0] not in {*EXTRAS, "__init__"}}
     assert set() == {(row, name) for row, allowed in outside.items() for name in allowed if name.partition(".")[0] in EXTRAS}

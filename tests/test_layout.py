@@ -21,7 +21,7 @@ TORCH_PRIVATE = "lflops/collect/torch_private/"
 HOOKS = "lflops/collect/attribution/hooks.py"
 IS_MODULE_HOOK = re.compile(r"register_(module_)?(full_)?(forward|backward)(_pre)?_hook")
 
-VALUE = {"pypi:msgspec", "errors", "extras", "units", "schedule", "stretches", "garbage", "boundary", "profile", "hardware"}
+VALUE = {"pypi:msgspec", "errors", "extras", "units", "schedule", "stretches", "garbage", "boundary", "files", "profile", "hardware"}
 """What every folder may import: the value that flows through lflops, and what it is made of."""
 
 INSIDE = VALUE | {"pypi:torch", "collect.inputs", "collect.model", "collect.torch_private", "collect.attribution"}
@@ -41,11 +41,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stretches": set(),
     "garbage": set(),
     "boundary": set(),
-    "hardware": {"errors", "pypi:msgspec"},
-    "profile": {"errors", "units", "hardware", "pypi:msgspec"},
+    "files": set(),
+    "hardware": {"errors", "files", "pypi:msgspec"},
+    "profile": {"errors", "files", "units", "hardware", "pypi:msgspec"},
     "ledger": {"errors", "pypi:msgspec"},
     "merging": VALUE,
-    "formulas": set(),
+    "formulas": {"pypi:msgspec"},
     "formulas.attention": {"formulas"},
     "formulas.packages": {"formulas", "formulas.attention"},
     "traces": VALUE | {"formulas"},
@@ -72,8 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect.estimate": INSIDE
     | {"pypi:transformers", "allocator", "analyze.memory", "collect", "collect.counting", "collect.operator_costs", "formulas"},
     "report.lines": VALUE | ANALYSES | {"ledger"},
-    "report.tables": VALUE | ANALYSES | {"report.lines"},
-    "report.terminal": VALUE | ANALYSES | {"report.lines", "report.tables", "pypi:rich"},
+    "report.terminal": VALUE | ANALYSES | {"report.lines", "pypi:rich"},
     "report.payload": VALUE | ANALYSES | {"ledger", "report.lines"},
     "report": VALUE | ANALYSES | {"ledger", "report.lines", "report.payload"},
     "tensorboard": VALUE | ANALYSES | {"ledger", "report.payload", "pypi:tensorboard"},

@@ -1,5 +1,7 @@
 """The names that the package offers."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +46,7 @@ PUBLIC = [
 
 def test_the_public_names_are_these() -> None:
     """A name that comes or goes is a decision: it is written down here too."""
-    assert PUBLIC == lflops.__all__, "PUBLIC in tests/test_public_names.py and __all__ in lflops/__init__.py differ"
+    assert PUBLIC == lflops.__all__, "PUBLIC in tests/test_public_names.py and the names in lflops/__init__.py differ"
 
 
 def test_every_public_name_can_be_had_and_no_other() -> None:
@@ -57,6 +59,8 @@ def test_every_public_name_can_be_had_and_no_other() -> None:
     assert [] == [name for name in PUBLIC if not star[name].__doc__]
     of_extras = {entry.partition(":")[2] for entries in EXTRAS.values() for entry in entries}
     assert set() == set(PUBLIC) - lflops._HOMES.keys() - of_extras, "_HOMES in lflops/__init__.py has the module of each public name"
+    stub = re.findall(r" as (\w+)$", Path(str(lflops.__file__)).with_suffix(".pyi").read_text("utf-8"), re.MULTILINE)
+    assert {*PUBLIC, "hardware", "tensorboard"} == set(stub), "PUBLIC and the names for type checkers in lflops/__init__.pyi differ"
     with pytest.raises(AttributeError, match="has no attribute 'estimates'"):
         _ = lflops.estimates
 

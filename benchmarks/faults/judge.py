@@ -1,6 +1,6 @@
 """What `lflops.explain` says of trainings with known faults: how often it is right, what it is wrong in, and what a mend would bring.
 
-python -m benchmarks.faults.judge DIR [--half tuned|report] [--record]
+python -m benchmarks.faults.judge DIR... [--half tuned|report] [--record]
 
 Even seeds are those that rules may be tuned on, odd ones the report's. A training counts as faulty if its fault costs 5 % of the step or
 more, or if it is no matter of time. What it costs is what was planted, or else the stopwatch's difference. A verdict is right if its first
@@ -138,16 +138,18 @@ def share(part: int, whole: int) -> str:
 def main() -> None:
     """Judge what is there."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="one table each, as of a quiet and a busy machine")
     parser.add_argument("--half", choices=("tuned", "report"), default="tuned")
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
-    folders = sorted(file.parent for file in given.folder.glob("*/truth.json"))
-    odd = given.half == "report"
-    trainings = [each for each in map(Training, folders) if each.truth["seed"] % 2 == odd]
-    loads = [each.truth["load"] for each in trainings]
-    on = f"{len(trainings)} trainings, on a machine with a load of {min(loads):.0f} to {max(loads):.0f}."
-    lines = [on, "", *table(trainings), *by_cause(trainings)]
+    lines = []
+    for folder in given.folders:
+        found = map(Training, sorted(file.parent for file in folder.glob("*/truth.json")))
+        trainings = [each for each in found if each.truth["seed"] % 2 == (given.half == "report")]
+        loads = [each.truth["load"] for each in trainings]
+        seeds = ", ".join(str(each) for each in sorted({each.truth["seed"] for each in trainings}))
+        on = f"{len(trainings)} trainings of seeds {seeds}, on a machine with a load of {min(loads):.0f} to {max(loads):.0f}."
+        lines += [on, "", *table(trainings), *by_cause(trainings), ""]
     if given.record:
         record("faults", "Known faults, and what is said of them", lines)
     else:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.faults.parts import Parts
@@ -104,7 +104,7 @@ def loader_spikes(parts: Parts, draw: random.Random, seconds: float) -> None:
     parts.data.first_of_batch = lambda batch: time.sleep(seconds * every) if batch % every == 0 else None
 
 
-@kind("data")
+@kind("data", can_choose=False)
 def too_few_workers(parts: Parts, _: random.Random, seconds: float) -> None:
     """One process makes batches, and each takes longer than the step."""
     parts.workers = 1
@@ -259,7 +259,7 @@ KINDS["anomaly_detection"] = KINDS["anomaly_detection"]._replace(can_choose=Fals
 @kind("hooks")
 def hooks_on_all_layers(parts: Parts, _: random.Random, seconds: float) -> None:
     """Statistics of activations are taken by hooks."""
-    layers = [each for block in parts.blocks for each in block.modules() if isinstance(each, nn.Linear)]
+    layers = [each for block in parts.blocks for each in block.modules() if not [*each.children()]]
     for layer in layers:
         layer.register_forward_hook(lambda *_each: spin(seconds / len(layers)))
 
@@ -421,7 +421,8 @@ def thread_computes(parts: Parts, _draw: random.Random, _seconds: float) -> None
 def memory_creeps(parts: Parts, draw: random.Random, _seconds: float) -> None:
     """Losses are kept with their graphs, or outputs for a metric."""
     kept: list[Tensor] = []
-    size = draw.randint(2, 6) << 18
+    parts.data.batches = 4000  # of a minute or more, in which the ledger sees it
+    size = draw.randint(3, 6) << 15
     parts.after_step = lambda _step: kept.append(torch.ones(size))
 
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
@@ -130,6 +131,7 @@ def lightning(parts: Parts, folder: Path | None) -> list[float]:
             enable_checkpointing=bool(parts.save_every),
             default_root_dir=saved,
             num_sanity_val_steps=0,
+            detect_anomaly=torch.is_anomaly_enabled(),
             plugins=[Saves(parts)],
             **({"val_check_interval": parts.validate_every} if parts.validate_every else {}),
         )

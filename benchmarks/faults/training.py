@@ -21,7 +21,7 @@ SHARES = (0.15, 0.8)
 """Of a usual step: what a fault costs that can choose."""
 
 FIRST = 20  # steps that are no measure: the schedule's window is in them
-SECONDS, TRIES = 60, 3
+SECONDS, TRIES = 240, 3
 """That a training may take; and how often it is tried."""
 
 KEPT: list[Parts] = []

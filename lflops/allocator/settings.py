@@ -14,16 +14,9 @@ LEAST_SPLIT_MIB = 20
 INTERVALS = 16  # powers of two from 1 MiB to 64 GiB, each of which may have its own number of divisions
 
 IGNORED = {
-    "backend",
-    "pinned_use_cuda_host_register",
-    "pinned_num_register_threads",
-    "pinned_use_background_threads",
-    "pinned_reserve_segment_size_mb",
-    "pinned_use_hip_host_register",
-    "release_lock_on_cudamalloc",
-    "release_lock_on_hipmalloc",
-    "graph_capture_record_stream_reuse",
-    "use_async_allocator",
+    *("backend", "use_async_allocator", "graph_capture_record_stream_reuse", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc"),
+    *(f"pinned_{name}" for name in ("num_register_threads", "use_background_threads", "reserve_segment_size_mb")),
+    *("pinned_use_cuda_host_register", "pinned_use_hip_host_register"),
 }
 """Settings that do not change what is reserved on the device."""
 

@@ -3,17 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from lflops.analyze.causes import Cause, causes
-from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
-from lflops.analyze.memory.peak import Holder, holders, peak_moment
+from lflops.analyze.memory.peak import Checkpointed, Holder, checkpointed, holders, peak_moment
 from lflops.analyze.memory.room import Room, room_for
 from lflops.analyze.modules.busiest import BusyModules, busiest
 from lflops.analyze.modules.operators import Operator, UncountedOperator, operators, uncounted_operators
 from lflops.analyze.modules.outliers import Outliers, outliers
 from lflops.analyze.modules.repeats import identical_subtrees
-from lflops.analyze.modules.tree import Row, WorkCounts, flat, has_times, share_of, totals, tree, unsharded_macs
+from lflops.analyze.modules.tree import Row, WorkCounts, flat, totals, tree, unsharded_macs
 from lflops.analyze.ranks.communication import Collective, communication
 from lflops.analyze.ranks.imbalance import Imbalance, imbalance
 from lflops.analyze.speed.budget import Budget
@@ -133,14 +131,6 @@ class Analysis:
     def uncounted(self) -> tuple[UncountedOperator, ...]:
         """The operators that ran without a formula."""
         return uncounted_operators(self.profile)
-
-    def has_times(self, phase: Phase | None) -> bool:
-        """Whether any module has a time in a phase; `None` is any phase."""
-        return has_times(self.profile, phase)
-
-    def share_of(self, phase: Phase | None) -> Literal["macs", "flops"]:
-        """The metric that shares in a phase are of."""
-        return share_of(self.profile, phase)
 
     def operators(self, phase: Phase | None) -> tuple[Operator, ...]:
         """The operators of a phase, or of all phases together."""

@@ -38,6 +38,7 @@ _BACKWARD_OF_FORWARD = 2.5  # MACs of backward over those of forward; twice is u
 
 _PER_MODULE = 50e-6  # seconds that a module needs at the most for itself, and for each one that it calls
 
+_BUSY, _MOST_LOST = 0.1, 0.8  # of the CPU time that was needed: from so much on others let steps vary; more is no better known
 _LEAST_STEPS = 3  # by module, which tell what other threads do
 _MOSTLY_FROZEN = 0.5  # of the products in forward: as many in frozen layers are worth a word
 
@@ -57,6 +58,7 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     fault_from: float | None = None
     least_seconds: float = 0.0
     told_from: float = _WORTH
+    right: tuple[int, int] | None = None
 
 
 @functools.cache
@@ -141,7 +143,7 @@ def causes(
         computing = {patterns[name] for name, each in profile.modules.items() if any(each.work(phase).own_calls for phase in TIMED_PHASES)}
         found += _without_products(busiest, computing - {patterns.get(each.module, "") for each in in_modules})
     kept = [each for each in found if each.seconds is None or each.seconds >= row_of(each.kind).told_from * times.mean]
-    kept = [replace(each, is_fault=_is_fault(each, profile, times.mean)) for each in kept]
+    kept = [replace(each, is_fault=_is_fault(each, profile, times)) for each in kept]
     kept.sort(key=lambda each: (each.seconds is not None, -(each.seconds or 0.0)))
     if busiest and (not kept or (budget is None and not is_rough)):
         most = next((each for each in busiest if each.pattern), busiest[0])  # the model itself is another cause
@@ -150,14 +152,29 @@ def causes(
     return tuple(kept)
 
 
-def _is_fault(cause: Cause, profile: Profile, mean: float) -> bool:
-    row, took = row_of(cause.kind), cause.seconds or 0.0
-    if row.fault_from is None or took < max(row.fault_from * mean, row.least_seconds):
+def lost_share(profile: Profile) -> float:
+    """What share of the CPU time that the process needed others took, while modules were timed."""
+    return statistics.median(profile.cpu_lost_shares or [0.0])
+
+
+def allowance(profile: Profile) -> float:
+    """How many times as much must be lost on this machine to be a fault: where others take a third of the time, twice as much."""
+    lost = min(lost_share(profile), _MOST_LOST)
+    return (1 - lost) ** -2 if lost >= _BUSY else 1.0
+
+
+def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
+    row, took, lost = row_of(cause.kind), cause.seconds or 0.0, lost_share(profile)
+    if lost >= _BUSY and cause.kind in times.spreads:
+        took = min(took, times.spreads[cause.kind].median)  # others delay a step by much, and another one not at all
+    if row.fault_from is None or took < max(row.fault_from * (times.mean or 0.0), row.least_seconds) * allowance(profile):
         return False
+    if cause.kind == "rank":
+        return cause.usual != "preempted" or lost < _BUSY
     if cause.kind == "outside":
         return ModulePhase("", "forward") not in profile.waits  # for other ranks, as DDP does before the model runs
     if cause.kind == "optimizer":
-        work, lost = profile.modules[""].optimizer, statistics.median(profile.cpu_lost_shares or [0.0])
+        work = profile.modules[""].optimizer
         return took * (1 - lost) > _TOO_SLOW * (work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE)
     if cause.kind == "communication":
         calls = sum(each.calls for each in profile.communication)
@@ -230,7 +247,7 @@ def _of_ranks(imbalance: Imbalance, mean: float) -> Iterator[Cause]:
     if imbalance.worst_share is not None:
         worst = imbalance.rows[0]
         seconds = min(worst.seconds_lost, mean)
-        yield Cause(kind="rank", seconds=seconds, module=worst.module, value=worst.slow_rank, phase=worst.phase)
+        yield Cause(kind="rank", seconds=seconds, module=worst.module, value=worst.slow_rank, phase=worst.phase, usual=worst.cause)
     elif imbalance.take_turns and imbalance.lost_share is not None:
         yield Cause(kind="turns", seconds=imbalance.lost_share * mean)
 

@@ -9,45 +9,26 @@ import typer
 
 from lflops.analyze.compare.diff import Limit, limits
 from lflops.analyze.compare.diff import diff as diff_of
-from lflops.cli.output import BYTES, UsageError, draw, write_json
+from lflops.cli.output import BYTES, UsageError, draw, help_of, write_json
 from lflops.extras import needed
 from lflops.profile.json_file import load
 from lflops.report.lines.diff import headline
 from lflops.report.terminal.diff import render_diff
 from lflops.traces.files import is_trace
 
-_UNKNOWN = {
-    "max_regress": "cannot be checked: each run needs two undisturbed steps at least",
-    "min_mfu": "cannot be checked: the second run has no MFU, as its steps' times or the peak of its chip are unknown",
-    "max_memory": "cannot be checked: the second run has no peak of memory",
-}
+HELP = help_of(__file__)
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A profile's JSON file, or a trace.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one of the same kind, which is held to the limits.")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help=HELP["before"])],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help=HELP["after"])],
     *,
-    max_regress: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="How much longer a step may take, as 3%. What is within the noise breaks nothing.")
-    ] = None,
-    min_mfu: Annotated[str | None, typer.Option(metavar="SHARE", help="The least MFU, as 0.35 or 35%.")] = None,
-    max_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The peak of live memory, as 24GiB or 24GB; or how much it may grow, as 5%.")
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Also exit with status 1 where no one can tell whether a limit is broken.")
-    ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="List every module, not only those that changed.")] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON object: status (of the step: slower, faster, same, cannot tell), headline (sentences), "
-            "limits, facts (differing circumstances), whole (all modules together), "
-            "step, phases, mfu, samples_per_second, tokens_per_second, peak_bytes and modules. These have own and inclusive figures, each "
-            "before and after. Unknown is null. Of traces: window, step, mfu, states, idle, categories, operators, kernels.",
-        ),
-    ] = False,
+    max_regress: Annotated[str | None, typer.Option(metavar="SHARE", help=HELP["max_regress"])] = None,
+    min_mfu: Annotated[str | None, typer.Option(metavar="SHARE", help=HELP["min_mfu"])] = None,
+    max_memory: Annotated[str | None, typer.Option(metavar="SIZE", help=HELP["max_memory"])] = None,
+    strict: Annotated[bool, typer.Option("--strict", help=HELP["strict"])] = False,
+    everything: Annotated[bool, typer.Option("--all", help=HELP["everything"])] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> int:
     """Compare two runs, module by module. Exit status 1: a limit that was set is broken.
 
@@ -60,7 +41,7 @@ def diff(
         return int(diff_traces(before, after, regress, mfu, max_memory, everything=everything, as_json=as_json))
     compared = diff_of(load(before), load(after))
     checked = limits(compared, max_regress=regress, min_mfu=mfu, max_memory=memory_limit(max_memory, compared.peak_bytes.before))
-    refuse_unknown(checked, _UNKNOWN)
+    refuse_unknown(checked, HELP)
     if as_json:
         fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
         write_json({"status": compared.status, "headline": headline(compared), "limits": checked} | fields)
@@ -70,10 +51,10 @@ def diff(
 
 
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
-    """Raise for a limit of which no one can tell whether it is broken, with the reason by the limit's name."""
+    """Raise for a limit of which no one can tell whether it is broken, with the reason in the help of the command."""
     for limit in checked:
         if limit.broken is None and limit.doubt is None:
-            raise UsageError(f"--{limit.name.replace('_', '-')}: {reasons[limit.name]}")
+            raise UsageError(f"--{limit.name.replace('_', '-')}: {reasons[f'unknown_{limit.name}']}")
 
 
 def _share(option: str, given: str | None) -> float | None:

@@ -4,22 +4,20 @@ from typing import Annotated
 
 import typer
 
-from lflops.cli.output import UsageError, draw, name_file, write_json
+from lflops.cli.output import UsageError, draw, help_of, name_file, write_json
 from lflops.errors import HardwareError
 from lflops.hardware.chips import check_new, chips, lookup, named, save, unknown
 from lflops.report.terminal.hardware import figures, listing
 
+HELP = help_of(__file__)
+
 
 def hardware(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A chip, as its driver or the list names it; or a TOML file with one chip.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help=HELP["name"])] = None,
     *,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure this machine, and compare it with the chip's figures.")] = False,
-    save_as: Annotated[
-        str | None, typer.Option("--save", metavar="NAME", help="With --measure: add the figures to your table of chips under this name.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: chips (a list) and measured (or null).")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help=HELP["measure"])] = False,
+    save_as: Annotated[str | None, typer.Option("--save", metavar="NAME", help=HELP["save_as"])] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> None:
     """List the chips whose peaks are known, print one of them, or measure this machine."""
     if save_as is not None and not measure:

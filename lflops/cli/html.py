@@ -6,29 +6,19 @@ from typing import Annotated
 import typer
 
 from lflops.analyze.analysis import analyze
-from lflops.cli.output import UsageError, write_json
+from lflops.cli.output import UsageError, help_of, write_json
 from lflops.profile.json_file import load
 from lflops.report.html import page, write
 from lflops.report.payload.payload import payload
 
+HELP = help_of(__file__)
+
 
 def html(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", help="A profile's JSON file; of several the page compares the last two first.")
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help=HELP["files"])],
     *,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", metavar="OUT", help="The page; else the last FILE with .html for .json, of several with .compare.html."
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Write no page, and print what it would draw as one JSON object, of several files a list. Unknown is null."
-        ),
-    ] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help=HELP["out"])] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> None:
     """Write a profile, or several to compare, as one HTML file: it opens from disk, and in a mail or a ticket."""
     if as_json and out is not None:

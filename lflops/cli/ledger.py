@@ -5,21 +5,21 @@ from typing import Annotated
 
 import typer
 
-from lflops.cli.output import UsageError, write_json, write_lines
+from lflops.cli.output import UsageError, help_of, write_json, write_lines
 from lflops.ledger.run import load_run
 from lflops.report.html import page_of_data, write
 from lflops.report.lines.ledger import ledger_lines
 from lflops.report.payload.run import run_shown
 
+HELP = help_of(__file__)
+
 
 def ledger(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run, or one above it.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help=HELP["directory"])],
     *,
-    rank: Annotated[int, typer.Option(metavar="N", help="The process whose account it is.")] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object: seconds by category, slow_steps, starts and spans. Unknown is null.")
-    ] = False,
-    page: Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Write a page that opens offline.")] = None,
+    rank: Annotated[int, typer.Option(metavar="N", help=HELP["rank"])] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+    page: Annotated[Path | None, typer.Option("--html", metavar="OUT", help=HELP["page"])] = None,
 ) -> None:
     """Print every second of the last run in a folder by category, over its restarts, and its slow steps with their causes."""
     account = load_run(directory, rank)

@@ -22,7 +22,7 @@ from lflops.cli.why import why
 from lflops.cli.window import window
 from lflops.errors import LflopsError
 from lflops.extras import offered
-from lflops.profile.json_schema import json_schema
+from lflops.profile.json_file import json_schema
 from lflops.report.explanation import FORMAT, Explanation
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from msgspec import json
+from msgspec import json, toml
 from rich.console import Console, RenderableType
 
 from lflops.extras import needed
@@ -21,6 +21,11 @@ BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 
 # What typer raises on wrong usage: it exports no other of these by name, and which package they live in depends on its version.
 UsageError: Any = typer.BadParameter.__bases__[0]
+
+
+def help_of(command: str) -> dict[str, str]:
+    """What the options of a command are for, by its arguments' names: from the table next to the command's file."""
+    return toml.decode(Path(command).with_suffix(".toml").read_bytes(), type=dict[str, str])
 
 
 def draw(content: RenderableType) -> None:

@@ -6,36 +6,25 @@ from typing import Annotated
 import typer
 
 from lflops.analyze.analysis import analyze
-from lflops.cli.output import UsageError, draw, name_file, write_json
+from lflops.cli.output import UsageError, draw, help_of, name_file, write_json
 from lflops.extras import needed
 from lflops.profile.json_file import load
 from lflops.report.terminal.roofline import render_roofline
 from lflops.traces.files import is_trace
 
+HELP = help_of(__file__)
+
 
 def roofline(
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A profile's JSON file, or a trace.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help=HELP["file"])] = None,
     *,
-    figure: Annotated[Path | None, typer.Option(metavar="PATH", help="Write a figure: .svg, .png or .pdf.")] = None,
-    hardware: Annotated[str | None, typer.Option(metavar="NAME", help="The chip to judge by, or a TOML file; else the run's own.")] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of a table.")] = 20,
-    ncu: Annotated[
-        Path | None, typer.Option(metavar="LOG", help="What Nsight Compute counted: its CSV or log. With FILE, kernels by its modules.")
-    ] = None,
-    gpu_time: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="With --ncu: how long the GPU ran, as Nsight Systems tells it.")
-    ] = None,
-    ncu_command: Annotated[
-        str | None, typer.Option(metavar="SCRIPT", help="Print the command that has Nsight Compute count for a script with its arguments.")
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON object: ceilings, modules, operators, cells and own (points with intensity, roof, bound and share); of "
-            "--ncu total and kernels; of a trace hardware, utilization and operators by shapes. Unknown is null.",
-        ),
-    ] = False,
+    figure: Annotated[Path | None, typer.Option(metavar="PATH", help=HELP["figure"])] = None,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["top"])] = 20,
+    ncu: Annotated[Path | None, typer.Option(metavar="LOG", help=HELP["ncu"])] = None,
+    gpu_time: Annotated[float | None, typer.Option(metavar="SECONDS", help=HELP["gpu_time"])] = None,
+    ncu_command: Annotated[str | None, typer.Option(metavar="SCRIPT", help=HELP["ncu_command"])] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> None:
     """Place operators, modules or kernels below the roofs of a chip."""
     if (ncu, ncu_command, gpu_time) != (None, None, None):

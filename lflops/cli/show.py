@@ -7,59 +7,30 @@ import typer
 from rich.console import Group
 
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.modules.tree import SORT_KEYS, Row
-from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
+from lflops.analyze.modules.tree import SORT_KEYS, Row, share_of
+from lflops.cli.output import UsageError, draw, help_of, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
 from lflops.profile.records import PHASES, Phase
+from lflops.report.lines.module_table import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.lines.report import report_of
-from lflops.report.tables.export import FORMATS, csv_table, latex_table, markdown_table
-from lflops.report.terminal.header import header
 from lflops.report.terminal.memory import render_checkpointed, render_memory
-from lflops.report.terminal.modules import render
-from lflops.report.terminal.operators import render_operators
+from lflops.report.terminal.modules import header, render, render_operators
 
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format", metavar="NAME", help="The table of modules alone: markdown or latex for a paper, csv with exact numbers in SI units."
-    ),
-]
-
-AsJson = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print one JSON object: run, phase, pace (undisturbed steps), utilization, share_of, totals (by phase), rows, uncounted "
-        "(operators without a formula), uncalled (modules) and notes. share_of is macs, or flops where the phase has no MACs. Rows are "
-        "nested by children, with the exact counts and the seconds of each phase. With --operators it has operators and trace, "
-        "with --memory memory and checkpointed (by block). A row with a repeat holds the figures of one of its names, "
-        "and the mean of the times of all. Unknown is null.",
-    ),
-]
+HELP = help_of(__file__)
 
 
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A profile's JSON file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=HELP["file"])],
     *,
-    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the model; -1 is all.")] = -1,
-    sort: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY", help=f"Order the rows by {', '.join(SORT_KEYS)}: the most in the phase shown first, names from A to Z."
-        ),
-    ] = None,
-    own: Annotated[bool, typer.Option("--flat", help="No tree: every module by its own work, the most MACs first.")] = False,
-    by_operator: Annotated[bool, typer.Option("--operators", help="No modules: every operator, the most MACs first.")] = False,
-    memory: Annotated[
-        bool,
-        typer.Option("--memory", help="No modules: the peak of live memory by category, module and tensor, and what checkpointing saves."),
-    ] = False,
-    figure: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="With --memory: draw live memory over the step, as .png, .svg or .pdf.")
-    ] = None,
-    phase: Annotated[str, typer.Option(metavar="NAME", help=f"The phase of times, work and shares: {', '.join(PHASES)}, or all.")] = "all",
-    form: Format = None,
-    as_json: AsJson = False,
+    depth: Annotated[int, typer.Option(metavar="N", help=HELP["depth"])] = -1,
+    sort: Annotated[str | None, typer.Option(metavar="KEY", help=HELP["sort"].format(", ".join(SORT_KEYS)))] = None,
+    own: Annotated[bool, typer.Option("--flat", help=HELP["own"])] = False,
+    by_operator: Annotated[bool, typer.Option("--operators", help=HELP["by_operator"])] = False,
+    memory: Annotated[bool, typer.Option("--memory", help=HELP["memory"])] = False,
+    figure: Annotated[Path | None, typer.Option(metavar="PATH", help=HELP["figure"])] = None,
+    phase: Annotated[str, typer.Option(metavar="NAME", help=HELP["phase"].format(", ".join(PHASES)))] = "all",
+    form: Annotated[str | None, typer.Option("--format", metavar="NAME", help=HELP["form"])] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> None:
     """Print a profile: totals, what they leave out, and its modules."""
     chosen = _checked(phase, own=own, depth=depth, sort=sort, by_operator=by_operator, memory=memory, figure=figure)
@@ -73,12 +44,9 @@ def show(
             write_json(_as_json(analysis, chosen, operators=analysis.operators(chosen), trace=analysis.profile.trace))
         elif by_operator:
             draw(render_operators(analysis, chosen))
-        elif form is not None:
+        elif form is not None or as_json:
             rows = analysis.flat(sort=sort, phase=chosen) if own else analysis.tree(depth=depth, sort=sort, phase=chosen)
-            _write_table(analysis, form, rows, chosen)
-        elif as_json:
-            rows = analysis.flat(sort=sort, phase=chosen) if own else analysis.tree(depth=depth, sort=sort, phase=chosen)
-            write_json(_as_json(analysis, chosen, rows=rows))
+            write_json(_as_json(analysis, chosen, rows=rows)) if form is None else _write_table(analysis, form, rows, chosen)
         else:
             draw(render(analysis, depth=depth, sort=sort, own=own, phase=chosen))
     except ValueError as error:
@@ -128,7 +96,7 @@ def _as_json(analysis: Analysis, phase: Phase | None, **listed: object) -> dict[
         "report": report_of(analysis),
         "pace": analysis.step_times,
         "utilization": analysis.utilization,
-        "share_of": analysis.share_of(phase),
+        "share_of": share_of(analysis.profile, phase),
         "totals": analysis.totals,
         **listed,
         "uncounted": analysis.uncounted,

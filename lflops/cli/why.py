@@ -5,24 +5,18 @@ from typing import Annotated
 
 import typer
 
-from lflops.cli.output import UsageError, write_json, write_lines
+from lflops.cli.output import UsageError, help_of, write_json, write_lines
 from lflops.report.explanation import explain, lines_of, markdown
+
+HELP = help_of(__file__)
 
 FORMATS = ("text", "markdown", "json")
 
 
 def why(
-    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help="A profile's JSON file, or the folder of a run.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE|DIR", help=HELP["path"])],
     *,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="text; markdown, to paste; or json: one object with status, findings (cause, module, rank, seconds and share of a step, "
-            "next), measured, modules, ranks, run (seconds by category) and more (commands). Unknown is null.",
-        ),
-    ] = "text",
+    form: Annotated[str, typer.Option("--format", metavar="NAME", help=HELP["form"])] = "text",
 ) -> None:
     """Print what a training is slow for, what that costs, and what to do next."""
     if form not in FORMATS:

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from lflops.cli.output import UsageError, write_lines
-from lflops.ledger.run import load_run, newest_file
-from lflops.ledger.segment import REQUEST
+from lflops.ledger.run import REQUEST, load_run, newest_file
 
 
 def window(

@@ -22,7 +22,7 @@ from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.model.call import ModelCall
 from lflops.collect.model.compile_guard import KeptGraphs, force_eager
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.ranks.unsharded import check_logical, with_logical
+from lflops.collect.ranks.topology import check_logical, with_logical
 from lflops.collect.torch_private.dispatch_modes import end_mode, passes_dynamo, push_mode
 from lflops.collect.torch_private.modules import compilations
 from lflops.collect.torch_private.self_check import check

@@ -15,7 +15,7 @@ from lflops.collect.inputs.batch import Units, units_of
 from lflops.collect.inputs.tensors import device_of
 from lflops.collect.model.call import Divide, ModelCall
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.ranks.unsharded import check_logical
+from lflops.collect.ranks.topology import check_logical
 from lflops.collect.timing.attach_times import attach_module_times
 from lflops.collect.timing.clock import Clock, clock_of
 from lflops.collect.timing.hook_overhead import hook_overhead

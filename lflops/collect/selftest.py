@@ -59,11 +59,7 @@ class Layers(nn.Module):
 
 
 def self_test(device: torch.device | str | None = None) -> SelfTest:
-    """Try all checks on a device; `None` is the accelerator, or the CPU where there is none.
-
-    Raises:
-        CountError: There is no such device.
-    """
+    """Try all checks on a device; `None` is the accelerator, or else the CPU. A `CountError` where there is no such device."""
     try:
         where = torch.device(device or torch.accelerator.current_accelerator(check_available=True) or "cpu")
         model, x = Layers().to(where), torch.rand(ROWS, WIDTH).to(where).requires_grad_()

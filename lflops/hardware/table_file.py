@@ -8,15 +8,14 @@ import datetime as dt
 import json
 import math
 import os
-import tempfile
 import tomllib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lflops.errors import HardwareError
+from lflops.files import write_whole
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")  # what a peak can be of
 
@@ -76,22 +75,9 @@ def append(path: Path, vendor: str, row: Row) -> None:
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, "\n".join([*([before.rstrip("\n"), ""] if before.strip() else []), *lines, ""]))
+        write_whole(path, "\n".join([*([before.rstrip("\n"), ""] if before.strip() else []), *lines, ""]).encode())
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}: the chip {row.name!r} was not saved") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write the file whole, or leave the old one."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
-        try:
-            file.write(text)
-            file.close()
-            Path(file.name).replace(path.resolve())
-        except BaseException:
-            with suppress(OSError):
-                Path(file.name).unlink()
-            raise
 
 
 def _row(place: str, chip: Mapping[str, Any]) -> Row:

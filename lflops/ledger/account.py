@@ -1,50 +1,23 @@
 """The ledger as a value: the seconds of a run by category, its slow steps, and the starts that it was made in."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 
+import msgspec
 from msgspec import Struct
 
 from lflops.profile.series import summed
 
-CATEGORIES = {
-    "start_up": "start-up",
-    "warm_up": "warm-up",
-    "training": "training",
-    "slow": "slow steps",
-    "compilation": "compilation",
-    "validation": "validation",
-    "test": "test",
-    "predict": "predict",
-    "checkpoint_save": "saving checkpoints",
-    "checkpoint_load": "loading checkpoints",
-    "between_epochs": "between epochs",
-    "logging": "logging",
-    "gc": "Python's garbage collector",
-    "lflops": "lflops itself",
-    "after_run": "after the run",
-    "down": "down, until it was started again",
-    "repeated": "work lost by a restart",
-}
+_NAMES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, dict[str, str]])
+
+CATEGORIES = _NAMES["categories"]
 """The categories, and how they are called. `training` is divided by phase and `slow` by cause: `training/forward`, `slow/loader`."""
 
 NO_LOSS = {"training", "warm_up"}
 """What is not lost of a run's time."""
 
-CAUSES = {
-    "loader": "waiting for the data loader",
-    "gc": CATEGORIES["gc"],
-    "compilation": "compilation",
-    "checkpoint": "a checkpoint",
-    "validation": "a validation",
-    "logging": "logging",
-    "allocator_retry": "the CUDA allocator freed its cache and tried again",
-    "not_scheduled": "the process was not running: others had its cores, or it was stopped",
-    "swap": "memory was read from disk (major page faults)",
-    "other_rank": "waiting for another rank",
-    "larger_batch": "a larger batch",
-    "unknown": "unknown",
-}
+CAUSES = _NAMES["causes"]
 """The causes of slow steps, and what each means."""
 
 

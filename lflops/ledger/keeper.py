@@ -17,8 +17,7 @@ from pathlib import Path
 from lflops.ledger.account import Ledger
 from lflops.ledger.book import Book
 from lflops.ledger.recorder import Collections, Recorder, process_age, unknown
-from lflops.ledger.run import ledger_of
-from lflops.ledger.segment import ENDING, Head, Row, Segment
+from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 
 LOOK, WRITE = 1.0, 3.0  # seconds between two looks at the marks, and between two rows
 LATE = 50_000_000  # nanoseconds that a look may be late. Later means that no thread of the process ran.

@@ -158,11 +158,7 @@ class FlopsMonitor(Base, HearsPhases):
             self._run.request_window()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them.
-
-        Raises:
-            MisconfigurationException: An argument is wrong.
-        """
+        """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them."""
         if not self._enabled:
             return
         try:

@@ -194,7 +194,7 @@ class TrainerPhases(Phases):
         phase, stage = known
         stage = stage or self._running_stage()
         if not self._begun:
-            self._steps = 0  # one that failed has told nobody
+            self._steps = 0  # an earlier one may have failed
         self._begun.append((name, self.depth))
         if phase is not None and stage is not None:
             self.enter(phase, stage)

@@ -27,7 +27,7 @@ from lflops.profile.model import Profile
 from lflops.session.inputs.messages import say, warn
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import STAGES, Stage, Training
-from lflops.session.outlets.writer import loggers_of
+from lflops.session.outlets.loggers import loggers_of
 from lflops.session.run import MonitoredRun
 
 Item = TypeVar("Item")

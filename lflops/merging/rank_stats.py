@@ -40,7 +40,7 @@ def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
 
 
 def waits_in(profile: Profile) -> set[Place]:
-    """The places where this rank waits for others; older files have only their collectives.
+    """The places where this rank waits for others; where the profile does not say them, those of its collectives.
 
     Of a step that was not counted it is unknown where they run: under DDP at the end of backward, else it can be anywhere in the model.
     """

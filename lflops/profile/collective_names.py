@@ -2,24 +2,13 @@
 
 import functools
 import re
+from pathlib import Path
+
+import msgspec
 
 _KERNEL = re.compile(r"nccl|rccl|msccl|mscclpp|oneccl|deepep|nvshmem|all_?reduce_?kernel|cross_device_reduce", re.IGNORECASE)
 
-_KINDS = (
-    ("reducescatter", "reduce_scatter"),
-    ("allreduce", "all_reduce"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("barrier", "barrier"),
-    ("sendrecv", "send_recv"),
-    ("reduce", "reduce"),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-    ("send", "send"),
-    ("recv", "recv"),
-)
-"""What a name has in it, without all that is no letter; the first that is found decides."""
+_KINDS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, str])
 
 
 _SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})  # of these a rank keeps its own share
@@ -35,7 +24,7 @@ def is_collective_kernel(name: str) -> bool:
 def collective_kind(name: str) -> str:
     """The kind, as `all_reduce`; `send_recv` is a kernel of NCCL's, of which all-to-all is made too."""
     plain = re.sub(r"[^a-z]", "", name.lower())
-    return next((kind for part, kind in _KINDS if part in plain), "other")
+    return next((kind for part, kind in _KINDS.items() if part in plain), "other")
 
 
 def bus_factor(kind: str, size: int | None) -> float | None:

@@ -1,9 +1,9 @@
-"""A profile's JSON file: written atomically, and checked when it is read; every failure is a `ProfileError`."""
+"""A profile's JSON file: written atomically, and checked when it is read; every failure is a `ProfileError`. Its JSON schema."""
 
+import inspect
 import os
 import re
 import reprlib
-import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +18,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lflops.errors import HardwareError, ProfileError
+from lflops.files import write_whole
 from lflops.hardware.chips import Hardware
+from lflops.profile import model, timeline
 from lflops.profile.model import COUNTS, SCHEMA_VERSION, ModuleProfile, Profile, Work
 from lflops.profile.records import PHASES
 
@@ -53,8 +55,7 @@ def load(path: str | PathLike[str]) -> Profile:
 def save(profile: Profile, path: str | PathLike[str]) -> None:
     """Write a profile's file and the folders above it, atomically.
 
-    Raises:
-        ProfileError: A number is NaN or infinite, `load` would refuse the profile for another reason, or the file cannot be written.
+    A `ProfileError` where a number is NaN or infinite, `load` would refuse the profile for another reason, or the file cannot be written.
     """
     with _naming(path, "nothing was written"):
         _replace(Path(path), _encoded(profile))
@@ -284,21 +285,10 @@ def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
 
 
 def _replace(path: Path, text: bytes) -> None:
-    path = path.resolve()  # a link stays a link
     if path.exists() and not path.is_file():
         raise ProfileError("is a folder, a pipe or a device")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".lflops-{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    path.resolve().parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text, lasting=True)
 
 
 def _spelled(keys: Sequence[Key], end: str = "") -> str:
@@ -310,3 +300,34 @@ def _spelled(keys: Sequence[Key], end: str = "") -> str:
         else:
             spelled += f"[{_short.repr(key)}]"
     return spelled and spelled + end
+
+
+_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+
+
+def json_schema(value: type = model.Profile, title: str = f"A profile of lflops, schema_version {model.SCHEMA_VERSION}") -> dict[str, Any]:
+    """The schema of a value, in JSON Schema's draft 2020-12; each object and field with its description.
+
+    It takes the files of every minor version of its major one: fields that it does not know are allowed.
+    """
+    schema = msgspec.json.schema(value)
+    for name, definition in schema["$defs"].items():
+        _describe(name, definition)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema
+
+
+def _describe(name: str, definition: dict[str, Any]) -> None:
+    """Divide a docstring: its text stays the object's, each line of "Attributes" goes to its field."""
+    text, _, attributes = inspect.cleandoc(definition.get("description", "")).partition("Attributes:\n")
+    if text:
+        definition["description"] = " ".join(text.split())
+    fields = definition.get("properties", {})
+    if "prefixItems" in definition:  # an array, whose items are the fields of a tuple or of a struct
+        kind = getattr(model, name, None) or getattr(timeline, name)
+        names = kind._fields if issubclass(kind, tuple) else kind.__struct_fields__
+        fields = dict(zip(names, definition["prefixItems"], strict=True))
+        for field, item in fields.items():
+            item["title"] = field
+    for field, meaning in _ATTRIBUTE.findall(attributes):
+        if field in fields:
+            fields[field]["description"] = " ".join(meaning.split())

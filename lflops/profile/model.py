@@ -176,16 +176,17 @@ class Moment(Struct, frozen=True, array_like=True, gc=False):
     """One operator of the timeline and the bytes that were alive before it ran.
 
     Attributes:
-        index: Its number among all operators of the step. Older files have neither it nor the categories.
-        highest_bytes: The most bytes alive from then until the next operator of the timeline. Older files do not have it.
+        index: Its number among all operators of the step.
+        by_category: These bytes by category.
+        highest_bytes: The most bytes alive from then until the next operator of the timeline.
     """
 
     operator: str
     module: str
     phase: Phase
     live_bytes: Count
-    index: Count | None = None
-    by_category: ByCategory | None = None
+    index: Count
+    by_category: ByCategory
     highest_bytes: Count | None = None
 
 
@@ -225,8 +226,7 @@ class Memory(Struct, frozen=True, kw_only=True):
         peak_index: The operator that reached the peak, as its number among all operators of the step.
         by_category: The peak by parameters, gradients, optimizer_state, activations, temporary, other. What is alive of a category at the
             peak may be less than it had before: `most_by_category` has that.
-        most_by_category: The most bytes alive of each category, each at its own time: activations at the end of forward. Empty in older
-            files.
+        most_by_category: The most bytes alive of each category, each at its own time: activations at the end of forward.
         by_module: The peak by the row that made or owns the bytes, without rows below it.
         activations_by_module: The activations among them, own bytes.
         alive: The 50 largest storages at the peak.

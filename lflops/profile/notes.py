@@ -192,28 +192,11 @@ def _unknown(note: Note) -> str:
     return f"{head}: {values}" if values else head
 
 
-_SENTENCES: Mapping[str, Callable[[Note], str]] = {
-    "compiled_ran_eager": _compiled_ran_eager,
-    "dense_mask": _dense_mask,
-    "ignored": _ignored,
-    "not_counted": _not_counted,
-    "time_scaled": _time_scaled,
-    "no_timed_events": _no_timed_events,
-    "attention_on_cuda": _attention_on_cuda,
-    "lstm_workspace": _lstm_workspace,
-    "ended_early": _ended_early,
-    "no_trace": _no_trace,
-    "schedule_shrunk": _schedule_shrunk,
-    "only_on": _only_on,
-    "ranks_differ": _ranks_differ,
-}
-"""Those whose form depends on the values."""
-
-
 @functools.cache
 def kinds() -> Mapping[str, Kind]:
     """Every kind of note by its code."""
     types = {"int": int, "float": float, "str": str}
     rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     values = {code: {name: types[kind] for name, kind in row.pop("values", {}).items()} for code, row in rows.items()}
-    return {code: Kind(**{"sentence": _SENTENCES.get(code), **row}, values=values[code]) for code, row in rows.items()}
+    # Where the form of a sentence depends on the values, a function above has the code's name.
+    return {code: Kind(**{"sentence": globals().get(f"_{code}"), **row}, values=values[code]) for code, row in rows.items()}

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.causes import row_of
+from lflops.analyze.causes import allowance, lost_share, row_of
 from lflops.errors import ProfileError
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, memory_growth
 from lflops.ledger.run import load_run
@@ -24,16 +24,19 @@ from lflops.profile.series import summed
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import report_of
 from lflops.report.lines.text import plain, shortened
-from lflops.report.lines.verdict import VERY_BUSY, Finding, Verdict, lost_share
+from lflops.report.lines.verdict import VERY_BUSY, Finding, Verdict
 
 FORMAT = 1  # of the explanation as JSON: a field is added, never changed
 WORTH = 0.05  # of the time in which the run trained: as much in its second half is compiled for step after step
 FEWEST_STEPS = 5  # clean ones: from fewer no one can tell
 UNSTEADY = 0.3  # of the median step: where a quartile is farther off, something is wrong that no one can name
+LONGER = 1.15  # times a usual step: if steps take more over the whole run, the first sentence says so
 FEWEST_COMPILED = 3  # steps of a window that are compiled for, besides the first ones
 LONGEST, MOST_LINES, MOST_FINDINGS, MOST_MODULES = 240, 6, 6, 5  # letters of a text, and entries of a list: all of it stays small
 
 _NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
+
+_BY_OTHERS = {"not_scheduled", "other_rank"}  # causes that are no fault of the training's where other programs use the machine
 
 _SAME = {"other_rank": {"rank", "communication"}, "logging": {"other"}}
 """Causes that the ledger has, and the findings of a window that are the same."""
@@ -59,8 +62,9 @@ class Explanation(Struct, frozen=True, kw_only=True):
     measured: Mapping[str, str]  # what was measured, and on what: texts by their names
     modules: tuple[Module, ...]  # those that take longest
     ranks: tuple[str, ...]  # the lines about the ranks of a run of several
+    figures: Mapping[str, float | None]  # numbers by their names, in seconds, bytes and operations; those of all of the run begin with run
     run: Mapping[str, float] | None  # seconds of the whole run by category, where its ledger is there
-    more: tuple[str, ...]  # commands that show more
+    more: Mapping[str, str]  # commands, by what they are for
     format: int = FORMAT  # the version of this value
 
     @property
@@ -100,7 +104,7 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
     verdict = _NO_WINDOW if analysis is None else report_of(analysis).verdict
     findings = list(verdict.findings)
     if ledger is not None:
-        findings += _of_run(ledger, findings, recompiles=profile is not None and _recompiles(profile))
+        findings += _of_run(ledger, findings, profile)
         explained = max((each.seconds or 0.0 for each in findings if each.cause == "gc"), default=0.0)
         findings = [each for each in findings if each.cause != "other" or (each.seconds or 0.0) > 2 * explained]
         faults = {each.cause for each in findings if each.is_fault}
@@ -110,15 +114,24 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
     modules, of_ranks = ((), ()) if analysis is None else (analysis.busiest[:MOST_MODULES], ranks(analysis))
     return Explanation(
         status="found" if findings and findings[0].is_fault else "nothing found" if is_seen else "cannot tell",
-        said=verdict.said,
+        said=verdict.said + _over_the_run(analysis, ledger),
         findings=tuple(findings[:MOST_FINDINGS]),
         because=verdict.trust,
         measured={} if analysis is None else dict(_measured(analysis)),
         modules=tuple(Module(name=_short(each.pattern), kind=_short(each.kind), seconds=each.seconds, macs=each.macs) for each in modules),
         ranks=tuple(_short(f"{label}: {text}" if label else text) for label, text in of_ranks)[:MOST_LINES],
-        run=None if ledger is None else ledger.by_group(),
-        more=tuple(_more(path, ledger)),
+        figures=dict(_figures(analysis, ledger)),
+        run=None if ledger is None else {name: round(seconds, 3) for name, seconds in ledger.by_group().items()},
+        more=dict(_more(path, ledger)),
     )
+
+
+def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:
+    """What a step takes with all that is between steps, where that is much more."""
+    if analysis is None or ledger is None or not ledger.steps or analysis.step_times.mean is None:
+        return ""
+    each = _trained(ledger) / ledger.steps
+    return f" Over the whole run it is {units.duration(each)} for each step." if each > LONGER * analysis.step_times.mean else ""
 
 
 _NO_WINDOW = Verdict(said="No window was closed.", trust="the ledger of the run alone")
@@ -126,33 +139,43 @@ _NO_WINDOW = Verdict(said="No window was closed.", trust="the ledger of the run 
 
 def _would_be_seen(analysis: Analysis) -> bool:
     """Whether the steps are good enough to say that nothing is wrong."""
-    is_quiet = lost_share(analysis) < VERY_BUSY and analysis.outliers.doubt is None
+    is_quiet = lost_share(analysis.profile) < VERY_BUSY and analysis.outliers.doubt is None
     return is_quiet and analysis.step_times.steps >= FEWEST_STEPS and (analysis.step_times.spread or 0.0) < UNSTEADY
 
 
-def _of_run(ledger: Ledger, found: Sequence[Finding], *, recompiles: bool) -> Iterator[Finding]:
+def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -> Iterator[Finding]:
     """What takes time between steps or in a few of them, and memory that grows."""
-    trained = sum(seconds for group, seconds in ledger.by_group().items() if group not in _NO_TRAINING)
+    trained = _trained(ledger)
     seen = {each.cause for each in found if each.is_fault}
-    for cause, seconds in summed((_cause_of(name), seconds) for name, seconds in ledger.seconds.items()).items():
+    allowed = 1.0 if profile is None else allowance(profile)
+    recompiles = profile is not None and _recompiles(profile)
+    for cause, seconds in summed((_cause_of(name, ledger), seconds) for name, seconds in ledger.seconds.items()).items():
         row = row_of(cause)
         if row.fault_from is None or seconds < row.fault_from * trained or _SAME.get(cause, {cause}) & seen:
             continue
         what = row.what or CATEGORIES.get(cause) or CATEGORIES.get(f"{cause}_save") or f"slow steps: {CAUSES.get(cause, cause)}"
         each = seconds / max(ledger.steps, 1)
-        said = f"{units.percent(seconds / trained)} of the run is {what}: {units.duration(each)} for each step."
-        is_fault = cause != "compilation" or recompiles or _compiles_late(ledger)
-        yield Finding(cause=cause, said=said, seconds=each, share=seconds / trained, next=row.next, is_fault=is_fault)
+        said = f"{units.percent(seconds / trained)} of the run, without its start, is {what}: {units.duration(each)} for each step."
+        is_fault = seconds >= row.fault_from * trained * allowed and (cause != "compilation" or recompiles or _compiles_late(ledger))
+        is_fault = is_fault and not (cause in _BY_OTHERS and allowed > 1)
+        share = seconds / trained
+        yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next, is_fault=is_fault, right=row.right)
     if (growth := memory_growth(ledger)) is not None:
         said = f"Memory of the process grows by {units.size(growth)} an hour."
-        yield Finding(cause="memory", said=said, next=row_of("memory").next, is_fault=True)
+        yield Finding(cause="memory", said=said, of="run", next=row_of("memory").next, is_fault=True)
 
 
-def _cause_of(category: str) -> str:
+def _trained(ledger: Ledger) -> float:
+    """Seconds from the first usual step on, without what lflops itself took."""
+    return sum(seconds for group, seconds in ledger.by_group().items() if group not in _NO_TRAINING)
+
+
+def _cause_of(category: str, ledger: Ledger) -> str:
     """The cause that a category of the ledger is; empty for training as it should be, and for what is before or after it."""
     group, _, part = category.partition("/")
     if group == "slow":
-        return "data" if part == "loader" else part
+        costs = summed((each.phase, each.cost) for each in ledger.slow_steps if each.cause == part == "unknown")
+        return "data" if part == "loader" else "other" if costs and max(costs, key=costs.__getitem__) == "other" else part
     return "data" if category == "training/data" else "" if group in _NO_TRAINING | {"training"} else group.removesuffix("_save")
 
 
@@ -175,14 +198,33 @@ def _measured(analysis: Analysis) -> Iterator[tuple[str, str]]:
         yield "not counted", _short(", ".join(dict.fromkeys(uncounted)))
 
 
-def _more(path: Path | None, ledger: Ledger | None) -> Iterator[str]:
+def _figures(analysis: Analysis | None, ledger: Ledger | None) -> Iterator[tuple[str, float | None]]:
+    if analysis is not None:
+        profile, times = analysis.profile, analysis.step_times
+        yield from (("step_seconds", times.mean), ("steps", times.steps), ("step_spread", times.spread), ("mfu", analysis.utilization.mfu))
+        yield from (("samples_per_second", times.samples_per_second), ("tokens_per_second", times.tokens_per_second))
+        yield from (("macs", sum(each.macs for each in analysis.totals.values())), ("peak_bytes", analysis.peak_bytes))
+        yield from (("parameters", profile.modules[""].parameters), ("ranks", profile.run.world_size), ("threads", profile.run.threads))
+        yield ("lost_cpu_share", lost_share(profile) if profile.cpu_lost_shares else None)
+    if ledger is not None:
+        yield from (("run_seconds", ledger.total), ("run_steps", ledger.steps), ("run_starts", len(ledger.starts)))
+        yield ("run_seconds_per_step", _trained(ledger) / ledger.steps if ledger.steps else None)
+
+
+def _more(path: Path | None, ledger: Ledger | None) -> Iterator[tuple[str, str]]:
     if path is None:
         return
     where = shlex.quote(os.fspath(path))
     if path.is_dir():
-        yield from (f"tensorboard --logdir {where}", *([f"lflops ledger {where}"] if ledger is not None else []), f"lflops window {where}")
+        yield from (
+            ("all of it, in a browser", f"tensorboard --logdir {where}"),
+            ("a window of the running training", f"lflops window {where}"),
+        )
+        yield from [("every second of the run", f"lflops ledger {where}")] if ledger is not None else []
     else:
-        yield from (f"lflops show {where}", f"lflops show {where} --operators", f"lflops show {where} --memory", f"lflops html {where}")
+        yield from (("the modules", f"lflops show {where}"), ("the operators", f"lflops show {where} --operators"))
+        yield from (("the memory", f"lflops show {where} --memory"), ("all of it, as a page", f"lflops html {where}"))
+    yield ("whether a change made it faster", "lflops diff BEFORE.profile.json AFTER.profile.json")
 
 
 def _short(text: str) -> str:
@@ -191,18 +233,22 @@ def _short(text: str) -> str:
 
 def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
     """Label and text of each line for a terminal."""
-    faults, rest = ([each.said for each in found.findings if each.is_fault == is_fault] for is_fault in (True, False))
+    faults, rest = ([each.said + _sure(each) for each in found.findings if each.is_fault == is_fault] for is_fault in (True, False))
     steps = [f"{step}." for step in dict.fromkeys(each.next for each in found.findings if each.next)]
     rows = {"verdict": [found.said], "why": faults or [f"{found.status}."], "also": rest, "next": steps, "trust": [found.because]}
     for label, lines in rows.items():
         yield from (("" if index else label, line) for index, line in enumerate(lines))
 
 
+def _sure(finding: Finding) -> str:
+    return "" if finding.right is None else f" (Right in {finding.right[0]} of {finding.right[1]} trainings with known faults.)"
+
+
 def markdown(found: Explanation) -> Iterator[str]:
     """The explanation as a text to paste."""
     yield from (f"**{found.said}** ({found.status})", "")
     for number, each in enumerate(found.findings, 1):
-        yield f"{number}. {each.said}{f' {each.next}.' if each.next else ''}"
+        yield f"{number}. {each.said}{_sure(each)}{f' {each.next}.' if each.next else ''}"
     yield from ("", f"Trust: {found.because}", "", "| measured | |", "|---|---|")
     yield from (f"| {name} | {text.replace('|', '∣')} |" for name, text in found.measured.items())
     if found.modules:
@@ -211,4 +257,4 @@ def markdown(found: Explanation) -> Iterator[str]:
             f"| `{each.name or 'the model itself'}` | {each.kind} | {each.seconds * 1e3:.3g} | {each.macs:,} |" for each in found.modules
         )
     yield from (("", *(f"- {line}" for line in found.ranks)) if found.ranks else ())
-    yield from ("", *(f"    {command}" for command in found.more)) if found.more else ()
+    yield from ("", *(f"- {purpose}: `{command}`" for purpose, command in found.more.items())) if found.more else ()

@@ -1,10 +1,8 @@
 """One HTML file that shows a profile, or compares several: it opens from disk, and makes no request to any network."""
 
 import base64
-import contextlib
 import hashlib
 import html
-import secrets
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 from msgspec import json
 
 from lflops.analyze.analysis import Analysis
+from lflops.files import write_whole
 from lflops.profile.model import Profile
 from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.page_script import page_script
@@ -50,19 +49,11 @@ def save(analysis: Analysis, path: Path) -> None:
 
 def write(text: str, path: Path) -> None:
     """Write a file and the folders above it. It has its name when it is whole; a device or a pipe is written to."""
-    path = path.resolve()  # a link stays a link
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.resolve().parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
-        return
-    temporary = path.with_name(f".lflops-{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    else:
+        write_whole(path, text.encode())
 
 
 def _data(name: str, value: Any, attributes: str = "") -> str:
@@ -79,23 +70,7 @@ def _window(profile: Profile, name: str) -> str:
 
 _STYLE = Path(__file__).parents[1] / "page" / "shell" / "style.css"
 
-_DOCUMENT = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline';{scripts} img-src data:">
-<meta name="viewport" content="width=device-width">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-{style}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""
+_DOCUMENT = _STYLE.with_name("document.html")
 
 
 def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
@@ -109,4 +84,5 @@ def document(title: str, body: str, *, script: str = "", style: str = "") -> str
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         scripts = f" script-src 'sha256-{digest}';"
         body = f'{body}\n<script type="module">{script}</script>'
-    return _DOCUMENT.format(scripts=scripts, title=html.escape(title), style=_STYLE.read_text("utf-8") + style, body=body)
+    style = _STYLE.read_text("utf-8") + style
+    return _DOCUMENT.read_text("utf-8").format(scripts=scripts, title=html.escape(title), style=style, body=body)

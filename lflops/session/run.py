@@ -1,31 +1,149 @@
-"""One run of a training as a monitor sees it: a session for each stage, and nothing of ours that could end the training."""
+"""One run of a training as a monitor sees it: a session for each stage, and nothing of ours that could end the training.
+
+Its ledger has what the training, torch.compile and the session itself mark.
+
+Windows may be asked for while it goes on: by its program, or by a file that `lflops window` leaves in its folder. On several ranks the
+first one names a step that all can still meet, in the store that they share. The ledger's threads look there, so that no step waits.
+"""
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import torch
+
 from lflops.boundary import Boundary, Undo, call_each
+from lflops.collect.inputs.batch import BatchReader
+from lflops.collect.inputs.devices import allocator_stats
 from lflops.collect.kineto.compiled_graph import CompileTracking
 from lflops.collect.model.compile_guard import KeptGraphs
+from lflops.collect.timing.clock import ThreadSchedule
 from lflops.collect.torch_private.dispatch_modes import sweep_modes
+from lflops.collect.torch_private.modules import Compilations, compile_seconds
 from lflops.errors import LflopsError, UnknownTorchError
 from lflops.ledger.account import Ledger
+from lflops.ledger.keeper import Keeper
+from lflops.ledger.recorder import TrainPhases, process_age
+from lflops.ledger.run import REQUEST
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.session.inputs.messages import Failures, warn
-from lflops.session.inputs.phases import Phases
+from lflops.session.inputs.phases import RUN, Phases
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import STAGES, Stage, Training
 from lflops.session.outlets.loggers import log_ledger
 from lflops.session.outlets.out_of_memory import MemoryHistory, ran_out_of_memory, write_report
 from lflops.session.outlets.paths import OutputPaths
 from lflops.session.results import Results
-from lflops.session.run_ledger import RunLedger
 from lflops.session.session import Session
-from lflops.session.window_requests import WindowRequests
+
+AHEAD = 3.0  # seconds from the request to the step that all ranks meet at
+
+
+class WindowRequests:
+    """The requests of one run."""
+
+    def __init__(self, rank: int, store: Any, folder: Path | None) -> None:
+        # After how many steps, as the loggers count, the next window is to open; `None` where none was asked for
+        self.due: int | None = None
+        self._rank = rank
+        self._store = store
+        self._folder = folder
+        self._asked = False
+        self._number = 1
+
+    def ask(self) -> None:
+        """Ask for a window. A handler of a signal may call it, and any thread."""
+        if self._store is None:
+            self.due = 0
+        self._asked = self._store is not None
+
+    def look(self, steps: Callable[[], tuple[int, float]]) -> None:
+        """Look for requests, on the ledger's thread. `steps` returns how many are done, and how many seconds one takes."""
+        if self._rank == 0 and self._folder is not None:
+            with suppress(FileNotFoundError):
+                (self._folder / REQUEST).unlink()
+                self.ask()
+        if self._store is None:
+            return
+        key = f"window/{self._number}"
+        if self._rank == 0 and self._asked:
+            self._asked = False
+            done, seconds = steps()
+            self._store.set(key, str(done + 2 + math.ceil(AHEAD / max(seconds, 1e-3))))
+        if self._store.check([key]):
+            self._number += 1
+            self.due = int(self._store.get(key))
+
+
+class RunLedger:
+    """Marks what one run does, from its set-up to its end."""
+
+    def __init__(self, rank: int, ranks: int, requests: WindowRequests) -> None:
+        self._device: torch.device | None = None  # of the training, once it has begun
+        self._keeper = Keeper(rank, ranks, retries=self._allocator_retries, schedule=ThreadSchedule().read, look=requests.look)
+        self._recorder = self._keeper.recorder
+        self._compilations = Compilations(partial(self._recorder.enter, "compilation"), partial(self._recorder.leave_last, "compilation"))
+        self._reader = BatchReader()
+        self._ends_step: Callable[[], bool] | None = None  # of the training's batches, once it has begun
+        self._logged_step: Callable[[], int] = _none_done
+        self.curves = self._keeper.curves
+        self.enter, self.leave_last = self._recorder.enter, self._recorder.leave_last
+
+    def install(self, phases: Phases, folder: Path | None, boundary: Boundary, undo: Undo) -> None:
+        """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
+        undo.add(self.stop, "interrupted")
+        self._keeper.start(folder)
+        if self._keeper.is_first:  # of the process, whose compilations until now no one has heard
+            self._recorder.note_past("compilation", min(compile_seconds(), process_age()))
+        undo.add(self._compilations.stop)
+        self._compilations.listen(boundary.guard)
+        undo.add(phases.listen("train", TrainPhases(self._recorder), boundary.guard))
+        undo.add(phases.listen(RUN, self._recorder, boundary.guard))
+
+    def begin_training(self, training: Training, stage: Stage) -> None:
+        """The stage begins whose steps are those of the ledger."""
+        self._ends_step, self._logged_step, self._device = stage.ends_step, training.logged_step, training.device
+
+    def epoch_ends(self) -> None:
+        """What follows is between two epochs, until a batch is asked for."""
+        self._recorder.rest("between_epochs")
+
+    def batch_ends(self, batch: Any, *, touched: bool) -> None:
+        """A batch of the training ends, and perhaps its step. `touched` is whether lflops counted, timed or traced it."""
+        self._compilations.listen_again()
+        if self._ends_step is not None and self._ends_step():
+            self._recorder.step_ends(self._logged_step() + 1, touched=touched, shapes=self._reader.shapes(batch))
+
+    def stop(self, ended: str) -> None:
+        """The run has ended: "finished", or the class of the exception. What follows is after it. It can be called again.
+
+        An `OSError` where the file could not be written.
+        """
+        self._ends_step, self._logged_step = None, _none_done
+        self._keeper.stop(ended)
+        error, self._keeper.error = self._keeper.error, None
+        if error is not None:
+            raise error
+
+    @property
+    def account(self) -> Ledger:
+        """The account until now, or until the run ended."""
+        return self._keeper.ledger()
+
+    def _allocator_retries(self) -> int:
+        """How often the allocator of the training's device has freed its cache and tried again."""
+        return 0 if self._device is None else allocator_stats(self._device).get("num_alloc_retries", 0)
+
+
+def _none_done() -> int:
+    return 0
+
 
 OPEN: "WeakSet[MonitoredRun]" = WeakSet()  # the runs of this process that are watched now
 

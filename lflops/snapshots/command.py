@@ -1,15 +1,17 @@
-"""`lflops memory`: why a device ran out of memory, from torch's snapshot."""
+"""`lflops memory`: why a device ran out of memory, from torch's snapshot, and what differs between two."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group
+from rich.console import Group, RenderableType
 
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.hardware.chips import named
 from lflops.report.html import page_of_data, write
 from lflops.report.terminal.tables import prose
+from lflops.snapshots.compare import compare, compared_lines
 from lflops.snapshots.explain import explain, explained_lines
 from lflops.snapshots.page import snapshot_shown
 from lflops.snapshots.read import read_snapshot
@@ -22,6 +24,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def memory(
     file: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A file of torch.cuda.memory._dump_snapshot.")],
+    after: Annotated[Path | None, typer.Argument(metavar="AFTER", help="Another one: say what it has more of, and less.")] = None,
     *,
     device: Annotated[
         int | None, typer.Option(metavar="N", min=0, help="The device; without it the one that ran out, else the fullest.")
@@ -32,21 +35,35 @@ def memory(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT", help="Write a page: memory through the record, and a treemap of the peak.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: causes, by_category, holders and totals.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object: causes, by_category, holders, totals. Of two: pairs.")
+    ] = False,
 ) -> None:
     """Say why a device ran out of memory, and who held what, from a snapshot of torch's allocator. The pickle runs no code."""
     if html is not None and (as_json or html.resolve() == file.resolve()):
         raise UsageError(
             "--json writes no page: leave --html out" if as_json else f"--html {html}: this is the snapshot, give another place"
         )
+    if after is not None and (html is not None or hardware is not None):
+        raise UsageError(f"{after}: two snapshots are compared as text or --json: leave --html and --hardware out")
     chip = None if hardware is None else named(hardware)
     snapshot = read_snapshot(file, device)
     explained = explain(snapshot, chip)
-    if as_json:
+    if after is not None:
+        diff = compare(explained, explain(read_snapshot(after, device)))
+        if as_json:
+            write_json(diff)
+        else:
+            draw(_lines(compared_lines(diff)))
+    elif as_json:
         write_json(explained)
     elif html is not None:
         shown = snapshot_shown(snapshot, explained, chip)
         write(page_of_data(f"memory of {shown.title}", shown, "entry/snapshot"), html)
         typer.echo(html)
     else:
-        draw(Group(*(prose(line.strip(), indent=len(line) - len(line.lstrip())) for line in explained_lines(explained))))
+        draw(_lines(explained_lines(explained)))
+
+
+def _lines(lines: Iterable[str]) -> RenderableType:
+    return Group(*(prose(line.strip(), indent=len(line) - len(line.lstrip())) for line in lines))

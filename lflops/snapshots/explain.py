@@ -1,6 +1,8 @@
 """A snapshot explained: what is alive at its peak, who holds it, why memory ran out, and what to do."""
 
+import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -9,7 +11,7 @@ from lflops import units
 from lflops.hardware.chips import Hardware
 from lflops.profile.series import summed
 from lflops.report.lines.text import counted
-from lflops.snapshots.causes import Cause, CauseCode, causes_of
+from lflops.snapshots.causes import Cause, causes_of
 from lflops.snapshots.holders import CATEGORIES, Category, StackHolder, category_of, holders_of, line_of, peak_of, sizes_of_parameters
 from lflops.snapshots.read import Snapshot, snapshot_of
 
@@ -84,56 +86,13 @@ def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None 
 
 _LISTED = 12
 
-SENTENCES: Mapping[CauseCode, tuple[str, str]] = {
-    "other_process": ("Another process holds {bytes} of this device", "end it (nvidia-smi names it), or give this one another device"),
-    "fragmentation": (
-        "Fragmentation: {bytes} are reserved and unused, but in pieces too small for the request",
-        "set PYTORCH_ALLOC_CONF=expandable_segments:True",
-    ),
-    "kept_graphs": (
-        "The graphs of {count} earlier forward passes are still alive, {bytes} of activations",
-        "something keeps losses or outputs with their graph, a list or a running sum: keep loss.detach() or loss.item()",
-    ),
-    "retained_graph": (
-        "The graph of an earlier forward pass is still alive, {bytes} of activations",
-        "leave out retain_graph=True, or delete loss and outputs before the next forward",
-    ),
-    "kept_results": (
-        "Results of {count} earlier passes are kept, {bytes}",
-        "something collects tensors: keep .detach().cpu() or numbers, and empty the list",
-    ),
-    "validation_graph": (
-        "Validation builds a graph and keeps {bytes} of activations for a backward that never comes",
-        "run it under torch.no_grad() or torch.inference_mode()",
-    ),
-    "kept_gradients": (
-        "Gradients of an earlier step are alive during forward, {bytes}",
-        "call optimizer.zero_grad(set_to_none=True) right after optimizer.step()",
-    ),
-    "model_copy": ("A copy of the model takes {bytes}", "keep the EMA or reference model on the CPU, in a lower precision, or sharded"),
-    "huge_tensor": ("One tensor takes {bytes}", "compute it in chunks; for logits use a chunked or fused cross-entropy"),
-    "optimizer_state": (
-        "Optimizer state is the largest part, {bytes}",
-        "shard it (FSDP, ZeRO-1), keep it in 8 bits, or take an optimizer with less state",
-    ),
-    "activations": (
-        "Activations of this batch are the largest part, {bytes}",
-        "take a smaller batch or a shorter sequence, or checkpoint activations",
-    ),
-    "parameters": ("Parameters are the largest part, {bytes}", "shard them (FSDP, tensor parallelism), or keep them in a lower precision"),
-    "gradients": ("Gradients are the largest part, {bytes}", "shard them (FSDP, ZeRO-2), or step the optimizer in backward"),
-    "temporary": ("Temporary tensors are the largest part, {bytes}", "for an optimizer give foreach=False or fused=True"),
-    "unknown": (
-        "{bytes} were allocated before the recording began or without a stack",
-        "call torch.cuda.memory._record_memory_history() before the model is built",
-    ),
-}
-"""From a cause to its sentence, and to what can be done."""
+SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))
+"""From a cause's code to its `sentence`, and to its `remedy`."""
 
 
 def cause_line(cause: Cause) -> str:
     """The cause with its bytes and its line of code."""
-    sentence = SENTENCES[cause.code][0].format(bytes=units.size(cause.bytes), count=cause.count)
+    sentence = SENTENCES[cause.code]["sentence"].format(bytes=units.size(cause.bytes), count=cause.count)
     return f"{sentence} ({cause.line})" if cause.line else sentence
 
 
@@ -141,7 +100,7 @@ def remedies(explained: ExplainedMemory) -> Iterator[str]:
     """What can be done about each cause, and whether that would have been enough."""
     for cause in explained.causes[:4]:
         enough = "" if explained.missing_bytes is None or cause.bytes >= explained.missing_bytes else "; not enough alone"
-        yield f"{units.size(cause.bytes)}: {SENTENCES[cause.code][1]}{enough}"
+        yield f"{units.size(cause.bytes)}: {SENTENCES[cause.code]['remedy']}{enough}"
 
 
 def explained_lines(explained: ExplainedMemory) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """What is alive at the moment to explain, and who holds it: a category and a line of code, from the stack of each allocation."""
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from lflops.profile.series import grouped
-from lflops.snapshots.read import Entry, Frame, Snapshot, Stack
+from lflops.snapshots.read import AUTOGRAD, Entry, Frame, Snapshot, Stack
 
 OPTIMIZER = "torch/optim/"
 FREED = ("free_requested", "free")
@@ -21,6 +22,7 @@ class Alive(NamedTuple):
     stack: Stack  # the code that allocated it
     passes_ago: int | None = None  # how many forward passes have begun since; `None` where it is older than the trace
     steps_ago: int | None = None  # how many optimizer steps have ended since; `None` where it is older than the trace
+    outlives_step: bool = True  # of what an optimizer made: whether it is there when that step has ended
 
 
 class Peak(NamedTuple):
@@ -43,27 +45,33 @@ def peak_of(snapshot: Snapshot) -> Peak:
     at = _moment(snapshot.trace, sum(size for size, _ in alive_before(snapshot, len(snapshot.trace)).values()))
     grown = sum(_GROWS.get(entry.action, 0) * entry.size for entry in snapshot.trace[at:])
     births, now = _births(snapshot.trace[: at + 1])
+    lasting = lasting_state(snapshot.trace)
     held = []
     for address, (size, stack) in alive_before(snapshot, at).items():
         born = births.get(address)
         if born is None:
             held.append(Alive(size, stack))
         else:
-            held.append(Alive(size, born.stack or stack, now.passes - born.passes, now.steps - born.steps))
+            held.append(Alive(size, born.stack or stack, now.passes - born.passes, now.steps - born.steps, born.place in lasting))
     ran_out = snapshot.trace[at] if at < len(snapshot.trace) and snapshot.trace[at].action == "oom" else None
     reserved = sum(segment.size for segment in snapshot.segments) - grown
     return Peak(ran_out=ran_out, alive=tuple(held), passes=now.passes, steps=now.steps, reserved=reserved)
 
 
 def alive_before(snapshot: Snapshot, at: int) -> dict[int, tuple[int, Stack]]:
-    """Size and stack of each allocation, by address, before an entry of the trace: what is alive in the end, with all since undone."""
+    """Size and stack of each allocation, by address, before an entry of the trace: what is alive in the end, with all since undone.
+
+    A recording may have the stack that frees, and not the one that allocated. Then it says nothing of what is older than the trace.
+    """
+    made = {entry.address: entry.stack for entry in snapshot.trace if entry.action == "alloc"}
+    of_frees = any(made.get(entry.address, entry.stack) != entry.stack for entry in snapshot.trace if entry.action in FREED)
     blocks = (block for segment in snapshot.segments for block in segment.blocks if block.state == "active_allocated")
     alive = {block.address: (block.requested, block.stack) for block in blocks}
     for entry in reversed(snapshot.trace[at:]):
         if entry.action == "alloc":
             alive.pop(entry.address, None)
         elif entry.action in FREED:
-            alive[entry.address] = (entry.size, entry.stack)
+            alive[entry.address] = (entry.size, () if of_frees else entry.stack)
     return alive
 
 
@@ -83,9 +91,32 @@ def _moment(trace: tuple[Entry, ...], at_end: int) -> int:
     return moment
 
 
+def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
+    """The places in the trace of what optimizers allocate and still have when the step has ended.
+
+    A failure may be in the middle of a step. Then what a line of the user's made is state if that line has freed nothing in the step.
+    Torch's optimizers make their state in `_init_group`, and many temporary tensors at once.
+    """
+    lasting: set[int] = set()
+    made: dict[int, int] = {}  # in the step that is running, by address
+    freed: set[Stack] = set()
+    for place, entry in enumerate(trace):
+        if entry.action == "alloc" and is_optimizer(entry.stack):
+            made[entry.address] = place
+        elif entry.action == "alloc":
+            lasting.update(made.values())
+            made, freed = {}, set()
+        elif entry.action in FREED and entry.address in made:
+            freed.add(trace[made.pop(entry.address)].stack)
+    if trace and trace[-1].action == "oom":
+        made = {at: place for at, place in made.items() if not _is_torchs(trace[place].stack) and trace[place].stack not in freed}
+    return frozenset(lasting.union(made.values()))
+
+
 class _Birth(NamedTuple):
     """How many forward passes had begun, and optimizer steps ended, at an allocation."""
 
+    place: int
     stack: Stack
     passes: int
     steps: int
@@ -100,7 +131,7 @@ def _births(trace: tuple[Entry, ...]) -> tuple[dict[int, _Birth], _Birth]:
     births: dict[int, _Birth] = {}
     passes = steps = 0
     in_forward = in_optimizer = False
-    for entry in trace:
+    for place, entry in enumerate(trace):
         if entry.action not in ("alloc", "oom"):
             continue
         in_backward = (frame.function for frame in entry.stack if frame.file.endswith("torch/utils/checkpoint.py"))
@@ -110,8 +141,8 @@ def _births(trace: tuple[Entry, ...]) -> tuple[dict[int, _Birth], _Birth]:
             steps += in_optimizer and not optimizes
             in_forward, in_optimizer = begins, optimizes
         if entry.action == "alloc":
-            births[entry.address] = _Birth(entry.stack, passes, steps)
-    return births, _Birth((), passes, steps)
+            births[entry.address] = _Birth(place, entry.stack, passes, steps)
+    return births, _Birth(len(trace), (), passes, steps)
 
 
 def is_forward(stack: Stack) -> bool:
@@ -120,8 +151,16 @@ def is_forward(stack: Stack) -> bool:
 
 
 def is_optimizer(stack: Stack) -> bool:
-    """Whether an optimizer is running."""
-    return any(OPTIMIZER in frame.file and "swa_utils" not in frame.file for frame in stack)
+    """Whether an optimizer is running: torch's, one that is derived from torch's, or the `step` of a file that is named after it."""
+    return any(
+        (OPTIMIZER in frame.file and "swa_utils" not in frame.file) or (frame.function == "step" and "optim" in frame.file.lower())
+        for frame in stack
+    )
+
+
+def _is_torchs(stack: Stack) -> bool:
+    """Whether an optimizer's own code, as `torch/optim/adam.py`, is torch's; all derive from `optimizer.py`."""
+    return any(OPTIMIZER in frame.file and not frame.file.endswith("/optimizer.py") for frame in stack)
 
 
 Category = Literal["parameters", "gradients", "optimizer_state", "activations", "temporary", "copy", "other", "unknown"]
@@ -129,8 +168,8 @@ CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer_state"
 
 MOVES = frozenset({"to", "cuda", "_apply", "to_empty", "load_state_dict", "reset_parameters", "materialize_meta_module"})
 COPIES = ("deepcopy", "__deepcopy__", "update_parameters")
-EMA = ("swa_utils", "ema")
-LIBRARIES = ("site-packages/", "dist-packages/", "lib/python", "<frozen", "torch/")
+EMA = re.compile(r"swa_utils|(?<![a-z])ema(?![a-z])")  # in the names of files; `schema.py` is none
+LIBRARIES = re.compile(r"(site|dist)-packages/|/lib(64)?/python\d|/torch/|/torchinductor_|^<(frozen|string|eval_with_key)")
 
 
 class StackHolder(Struct, frozen=True, kw_only=True):
@@ -151,7 +190,11 @@ def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> 
         return "unknown"
     functions = {frame.function for frame in alive.stack}
     category: Category = next((category for category, holds in _RULES if holds(alive.stack, functions)), "other")
-    return "gradients" if category == "temporary" and not is_optimizer(alive.stack) and alive.bytes in parameter_sizes else category
+    if category != "temporary":
+        return category
+    if is_optimizer(alive.stack):
+        return "optimizer_state" if alive.outlives_step else "temporary"
+    return "gradients" if alive.bytes in parameter_sizes else "temporary"
 
 
 def sizes_of_parameters(alive: Iterable[Alive]) -> frozenset[int]:
@@ -160,12 +203,12 @@ def sizes_of_parameters(alive: Iterable[Alive]) -> frozenset[int]:
 
 
 def _copies(stack: Stack, functions: set[str]) -> bool:
-    return not functions.isdisjoint(COPIES) or any(word in frame.file.rpartition("/")[2].lower() for frame in stack for word in EMA)
+    return not functions.isdisjoint(COPIES) or any(EMA.search(frame.file.rpartition("/")[2].lower()) for frame in stack)
 
 
 def _backward(stack: Stack, _functions: set[str]) -> bool:
-    """Without a Python stack, or within autograd's."""
-    return not stack or any("autograd" in frame.file or "torch::autograd" in frame.function for frame in stack)
+    """Without a stack, in autograd's engine, or below a call that runs it; `Function.apply` runs forward as well."""
+    return not stack or any(frame.file == AUTOGRAD or frame.function in {"backward", "_engine_run_backward"} for frame in stack)
 
 
 def _makes_parameters(frame: Frame) -> bool:
@@ -174,14 +217,14 @@ def _makes_parameters(frame: Frame) -> bool:
 
 
 def line_of(stack: Stack) -> str:
-    """The innermost line of the user's code; of a library's where there is none."""
+    """The innermost line of the user's code; where there is none of a library's, torch's last; without Python what C++ ran."""
     if not stack:
         return ""
-    own = next(
-        (frame for frame in stack if frame.file and not any(each in frame.file for each in LIBRARIES) and "??" not in frame.file), None
-    )
-    frame = own or stack[0]
-    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
+    python = [frame for frame in stack if frame.is_python]
+    own = (frame for frame in python if not LIBRARIES.search(frame.file))
+    others = (frame for frame in python if "/torch/" not in frame.file)
+    frame = next(own, None) or next(others, None) or stack[0]
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}" if frame.is_python else frame.function
 
 
 def holders_of(alive: Iterable[Alive], parameter_sizes: frozenset[int] = frozenset()) -> tuple[StackHolder, ...]:

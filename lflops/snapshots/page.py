@@ -20,6 +20,7 @@ from lflops.snapshots.holders import (
     category_of,
     is_forward,
     is_optimizer,
+    lasting_state,
     line_of,
     peak_of,
     sizes_of_parameters,
@@ -43,6 +44,7 @@ def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) 
     """The entries that allocate, free or fail, of more than `most` the extremes; empty without a trace."""
     changes = [(at, entry) for at, entry in enumerate(snapshot.trace) if entry.action in ("alloc", "oom", *FREED)]
     live = dict.fromkeys(CATEGORIES, 0)
+    lasting = lasting_state(snapshot.trace)
     held = {
         address: (category_of(Alive(nbytes, stack), parameter_sizes), nbytes)
         for address, (nbytes, stack) in alive_before(snapshot, 0).items()
@@ -51,8 +53,8 @@ def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) 
         live[category] += nbytes
     totals, steps = [], []
     total = sum(live.values())
-    for _, entry in changes:
-        category, change = _change(entry, held, parameter_sizes)
+    for at, entry in changes:
+        category, change = _change(entry, held, parameter_sizes, outlives_step=at in lasting)
         total += change
         totals.append(total)
         steps.append((category, change))
@@ -69,10 +71,12 @@ def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) 
     return found
 
 
-def _change(entry: Entry, held: dict[int, tuple[Category, int]], parameter_sizes: frozenset[int]) -> tuple[Category, int]:
+def _change(
+    entry: Entry, held: dict[int, tuple[Category, int]], parameter_sizes: frozenset[int], *, outlives_step: bool
+) -> tuple[Category, int]:
     """The category whose bytes an entry changes, and by how many."""
     if entry.action == "alloc":
-        category = category_of(Alive(entry.size, entry.stack, passes_ago=0), parameter_sizes)
+        category = category_of(Alive(entry.size, entry.stack, passes_ago=0, outlives_step=outlives_step), parameter_sizes)
         held[entry.address] = (category, entry.size)
         return category, entry.size
     if entry.action in FREED:

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import re
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -50,15 +51,26 @@ def load_plain(path: str | PathLike[str]) -> Any:
         raise ProfileError(f"{path}: is no pickle, or a damaged one: {type(error).__name__}") from None
 
 
+_NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
+_ENGINE = "torch::autograd::Engine::"
+AUTOGRAD = "autograd"  # the file of the frame that stands for C++'s engine of backward
+
+LARGEST_NUMBER = 2**64  # an address has 64 bits, and no number of bytes needs as many
 MOST_PARTS = 50_000_000  # blocks, entries and frames of one file: a small pickle can name one list a billion times
 
 
 class Frame(NamedTuple):
-    """A line of code."""
+    """A line of Python, or in a stack without any what is known of its C++: the function alone."""
 
     file: str
     line: int
     function: str
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is Python's: a notebook's cells have names without a suffix, but so have headers of C++'s library."""
+        name = self.file.rpartition("/")[2]
+        return self.file.endswith(".py") or self.file.startswith("<") or ("." not in name and name not in {"", "??"} and self.line > 0)
 
 
 Stack = tuple[Frame, ...]
@@ -121,28 +133,31 @@ def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
         raise ProfileError("is no snapshot of torch's: it has no list of segments")
     traces = reader.listed(content.get("device_traces", []), "device_traces")
     segments = [reader.mapping(each, f"segments[{place}]") for place, each in enumerate(content["segments"])]
+    devices = [_number(each, "device", f"segments[{place}]", 0) for place, each in enumerate(segments)]
     if device is None:
-        device = _fullest(segments, traces)
+        device = _fullest(segments, devices, traces)
     settings = content.get("allocator_settings")
     given = settings if isinstance(settings, Mapping) else {}
     text = given.get("PYTORCH_ALLOC_CONF", given.get("PYTORCH_CUDA_ALLOC_CONF", ""))
-    return Snapshot(
+    found = Snapshot(
         device=device,
-        segments=tuple(
-            reader.segment(each, f"segments[{place}]") for place, each in enumerate(segments) if each.get("device", 0) == device
-        ),
+        segments=tuple(reader.segment(each, f"segments[{place}]") for place, each in enumerate(segments) if devices[place] == device),
         trace=tuple(reader.entries(traces[device], f"device_traces[{device}]")) if device < len(traces) else (),
         settings=text if isinstance(text, str) else "",
     )
+    blocks = (block.size + block.requested for segment in found.segments for block in segment.blocks)
+    if sum(blocks) + sum(segment.size for segment in found.segments) + sum(entry.size for entry in found.trace) >= LARGEST_NUMBER:
+        raise ProfileError(f"device {device} has sizes that add up to more than 64 bits: the file is damaged")
+    return found
 
 
-def _fullest(segments: Iterable[Mapping[str, Any]], traces: list[Any]) -> int:
+def _fullest(segments: Iterable[Mapping[str, Any]], devices: Iterable[int], traces: list[Any]) -> int:
     """The device that ran out of memory, else the one with the most reserved."""
     for device, trace in enumerate(traces):
         if isinstance(trace, list) and any(isinstance(each, Mapping) and each.get("action") == "oom" for each in trace):
             return device
-    sizes = ((each.get("device", 0), each.get("total_size", 0)) for each in segments)
-    reserved: dict[int, int] = summed((device, size) for device, size in sizes if type(device) is int and type(size) is int)
+    sizes = zip(devices, (each.get("total_size", 0) for each in segments), strict=True)
+    reserved: dict[int, int] = summed((device, size) for device, size in sizes if type(size) is int)
     return max(reserved, key=reserved.__getitem__, default=0)
 
 
@@ -168,7 +183,7 @@ class _Reader:
 
     def segment(self, value: Mapping[str, Any], place: str) -> Segment:
         blocks, at = [], _number(value, "address", place)
-        for index, each in enumerate(self.listed(value.get("blocks", []), f"{place}.blocks")):
+        for index, each in enumerate(self.listed(value.get("blocks"), f"{place}.blocks")):
             block = self.block(self.mapping(each, f"{place}.blocks[{index}]"), at, f"{place}.blocks[{index}]")
             blocks.append(block)
             at = block.address + block.size
@@ -176,7 +191,7 @@ class _Reader:
 
     def block(self, value: Mapping[str, Any], at: int, place: str) -> Block:
         """One block; older snapshots leave its address to be added up."""
-        size, state = _number(value, "size", place), value.get("state", "inactive")
+        size, state = _number(value, "size", place), value.get("state")
         if not isinstance(state, str):
             raise ProfileError(f"{place}.state is {_described(state)}: a text is taken")
         history = value.get("history")
@@ -208,19 +223,33 @@ class _Reader:
         for index, each in enumerate(self.listed(frames, place)):
             at = f"{place}[{index}]"
             frame = self.mapping(each, at)
-            lines.append(Frame(str(frame.get("filename", "")), _number(frame, "line", at, 0), str(frame.get("name", ""))))
-        stack = tuple(lines)
+            file, function = frame.get("filename"), frame.get("name")
+            if not isinstance(file, str) or not isinstance(function, str):
+                raise ProfileError(f"{at} has {_described(file)} and {_described(function)}: a file's and a function's name are taken")
+            lines.append(Frame(file.replace("\\", "/"), _number(frame, "line", at), function))
+        stack = _without_cpp(lines)
         self._stacks[id(frames)] = (frames, stack)
         return stack
 
 
+def _without_cpp(frames: list[Frame]) -> Stack:
+    """The frames of Python, then the node that backward ran; of C++ alone the innermost frame, which is all that is known."""
+    known = [frame for frame in frames if frame.is_python and "::" not in frame.function]
+    if any(_ENGINE in frame.function for frame in frames):
+        nodes = (found[1] for frame in frames if (found := _NODE.search(frame.function)))
+        known.append(Frame(AUTOGRAD, 0, next(nodes, "backward")))
+    return tuple(known or frames[:1])
+
+
 def _number(value: Mapping[str, Any], name: str, place: str, missing: int | None = None) -> int:
     number = value.get(name, missing)
-    if type(number) is not int or number < 0:
+    if type(number) is not int or not 0 <= number < LARGEST_NUMBER:
         what = "is missing" if number is None else f"is {_described(number)}"
-        raise ProfileError(f"{place}.{name} {what}: a whole number is taken")
+        raise ProfileError(f"{place}.{name} {what}: a whole number of 64 bits at most is taken")
     return number
 
 
 def _described(value: Any) -> str:
+    if isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
+        return f"a number of {value.bit_length()} bits"
     return f"{value!r:.60}" if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"

@@ -134,7 +134,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
     def _ledger(self, environ: dict[str, Any], start: _Start) -> _Answer:
         """The ledger of a run, from the files that lie in its folder now."""
         from lflops.errors import ProfileError
-        from lflops.ledger.segment import ENDING
+        from lflops.ledger.run import ENDING
         from lflops.report.payload.run import encoded_run  # these load msgspec, which starting TensorBoard does not need
 
         window = self._requested(environ, _parameters(environ))

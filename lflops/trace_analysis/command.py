@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lflops.cli.diff import memory_limit, refuse_unknown
-from lflops.cli.output import UsageError, draw, write_json
+from lflops.cli.output import UsageError, draw, help_of, write_json
 from lflops.report.html import write
 from lflops.report.lines.text import counted
 from lflops.trace_analysis.compare import compare, trace_limits
@@ -15,16 +15,13 @@ from lflops.trace_analysis.merge import MERGED
 from lflops.trace_analysis.merge import merge as merge_traces
 from lflops.trace_analysis.page import trace_page
 from lflops.trace_analysis.read_trace import read_trace
+from lflops.trace_analysis.sentences import clock_lines
 from lflops.trace_analysis.summary import summarise, summarise_all
 from lflops.trace_analysis.terminal import render_ranks, render_trace, render_trace_diff, render_trace_roofline, trace_headline
 from lflops.traces.convert import compat as copy_of
 from lflops.traces.files import traces_in
 
-_UNKNOWN = {
-    "max_regress": "cannot be checked: each trace needs two steps at least",
-    "min_mfu": "cannot be checked: the second trace has no MFU, as its shapes or the peak of its chip are unknown",
-    "max_memory": "cannot be checked: the second trace has no peak of memory; record with profile_memory=True",
-}
+HELP = help_of(__file__)
 _LISTED = 10
 
 trace = typer.Typer(
@@ -39,19 +36,10 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Has the ranks' trac
 def show(
     files: Files,
     *,
-    hardware: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The chip to judge by, or a TOML file; else the trace's own.")
-    ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many lines of a table.")] = 10,
-    html: Annotated[Path | None, typer.Option(metavar="OUT", help="Write a page that opens offline, and print its path.")] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON object: traces, a list, each with device, idle, steps, categories, kernels, operators and more, and "
-            "ranks. Times are integers of nanoseconds; unknown is null.",
-        ),
-    ] = False,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["top"])] = 10,
+    html: Annotated[Path | None, typer.Option(metavar="OUT", help=HELP["html"])] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> None:
     """Show what the device did: computing, communicating, copying, idle and why; steps, kernels, operators."""
     if html is not None and as_json:
@@ -76,21 +64,22 @@ def show(
 def merge(
     folder: Folder,
     *,
-    into: Annotated[Path | None, typer.Option(metavar="FILE", help=f"What to write; without it, {MERGED} in the same folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: file, ranks (a list) and events (their number).")] = False,
+    into: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["into"].format(MERGED))] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["merge_as_json"])] = False,
 ) -> None:
     """Make one Chrome trace of several ranks', each rank under its name and all on one clock."""
     merged = merge_traces(folder, into)
     if as_json:
         write_json(merged)
     else:
-        typer.echo(f"{merged.file}: {counted(len(merged.ranks), 'trace')}, {counted(merged.events, 'event')}")
+        left_out = f"; {counted(merged.damaged, 'event')} left out that cannot be read" if merged.damaged else ""
+        typer.echo(f"{merged.file}: {counted(len(merged.ranks), 'trace')}, {counted(merged.events, 'event')}{left_out}")
+        for line in clock_lines(merged.clocks):
+            typer.echo(line)
 
 
 @trace.command()
-def compat(
-    folder: Folder, *, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: files (a list of the copies).")] = False
-) -> None:
+def compat(folder: Folder, *, as_json: Annotated[bool, typer.Option("--json", help=HELP["compat_as_json"])] = False) -> None:
     """Copy traces for torch-tb-profiler 0.4.3 into the folder compat-DIR, next to DIR.
 
     If torch-tb-profiler is installed, the callback does this itself.
@@ -113,7 +102,7 @@ def diff_traces(
     """Compare two traces as `lflops diff` does; returns the exit status."""
     compared = compare(summarise(read_trace(before)), summarise(read_trace(after)))
     checked = trace_limits(compared, max_regress=regress, min_mfu=mfu, max_memory=memory_limit(memory, compared.allocated_bytes[0]))
-    refuse_unknown(checked, _UNKNOWN)
+    refuse_unknown(checked, HELP)
     if as_json:
         fields = {field: getattr(compared, field) for field in compared.__struct_fields__}
         write_json({"headline": list(trace_headline(compared)), "limits": checked} | fields)

@@ -10,11 +10,12 @@ import re
 import zlib
 from collections.abc import Iterator
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from lflops.errors import ProfileError
 from lflops.traces.files import as_trace, rank_in_name
@@ -29,6 +30,7 @@ _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _NO_NUMBER = re.compile(rb":\s*[-+]?(?:nan|inf|NaN|Infinity|infinity)(?=\s*[,}\]])")
 """C++ writes these where a rate is a division by 0. JSON has no such numbers."""
 
+_AT_BYTE = re.compile(r" \(byte (\d+)\)")
 _TAIL, _CUTS = 1 << 16, 8
 
 _Event = TypeVar("_Event")
@@ -62,14 +64,18 @@ class Header(Struct, frozen=True):
 class TraceStream(Generic[_Event]):
     """One trace file, packed or not, which its first bytes show.
 
-    What the trace says of itself is in `header`, complete when all events have been read.
+    What the trace says of itself is in `header`, complete when all events have been read. Events that are not of the kind are left out:
+    `damaged` is how many, `damage` what is wrong with the first.
     """
 
     def __init__(self, path: Path, kind: type[_Event]) -> None:
         self.header = Header()
+        self.damaged, self.damage = 0, ""
         self._path = path
         self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+        self._single = msgspec.json.Decoder(kind)
         self._read = 0
+        self._line = self._column = 1  # of the first byte that is not decoded yet
 
     def portions(self) -> Iterator[list[_Event]]:
         """The events, some thousands at a time; a `ProfileError` names a file that cannot be read, or is no trace."""
@@ -84,6 +90,7 @@ class TraceStream(Generic[_Event]):
 
     def _portions(self, file: gzip.GzipFile | BufferedReader) -> Iterator[list[_Event]]:
         head, rest = self._head(file)
+        self._pass(head + b"[")
         missing = _PIECE
         while True:
             piece = self._piece(file, missing)
@@ -94,21 +101,20 @@ class TraceStream(Generic[_Event]):
                 found = self._leading(text)
             if found is not None:
                 events, rest = found
+                self._pass(text[: len(text) - len(rest)])
                 missing = _PIECE
                 yield events
                 continue
             end = _end_of_array(text)
             if end is not None:
                 if end > 2:
-                    yield self._decoder.decode(b"[" + text[: end - 1])
+                    yield self._decoded(b"[" + text[: end - 1])
                 break
-            if not piece:
-                raise ValueError("the text ends before the list of events does, so the file is truncated")
-            if len(text) > _LONGEST:
-                raise ValueError(f"after {self._read - len(text)} bytes comes no whole event, so the file is damaged")
+            if not piece or len(text) > _LONGEST:
+                raise ValueError(self._fault(text, is_whole=not piece))
             rest, missing = text, len(text)
         if head:
-            tail = text[end - 1 :] + file.read(_LONGEST)
+            tail = text[end - 1 :] + b"".join(islice(iter(lambda: file.read(_PIECE), b""), _LONGEST // _PIECE))
             self.header = msgspec.json.decode(_without_infinities(head + b"[]" + tail), type=Header)
 
     def _head(self, file: gzip.GzipFile | BufferedReader) -> tuple[bytes, bytes]:
@@ -140,14 +146,47 @@ class TraceStream(Generic[_Event]):
             raise ValueError(f"it has more than {_LARGEST >> 30} GiB of text; record fewer steps")
         return piece
 
+    def _pass(self, text: bytes) -> None:
+        """Count the lines of text that is decoded."""
+        self._line += text.count(b"\n")
+        self._column = len(text) - text.rfind(b"\n") if b"\n" in text else self._column + len(text)
+
+    def _fault(self, text: bytes, *, is_whole: bool) -> str:
+        """Why a text, which has all that follows or its beginning, is not the rest of a list of events."""
+        try:
+            msgspec.json.decode(b"[" + text, type=list[Raw])
+        except msgspec.DecodeError as error:
+            if found := _AT_BYTE.search(str(error)):
+                self._pass(text[: int(found[1]) - 1])
+                return f"line {self._line}, column {self._column}: {str(error)[: found.start()]}"
+        if is_whole:
+            return "the text ends before the list of events does, so the file is truncated"
+        return f"line {self._line}, column {self._column}: comes an event of more than {_LONGEST >> 20} MiB"
+
+    def skip(self, error: Exception) -> None:
+        """Count an event that is left out."""
+        self.damaged += 1
+        self.damage = self.damage or str(error)
+
+    def _decoded(self, text: bytes) -> list[_Event]:
+        """The events of a list."""
+        try:
+            return self._decoder.decode(text)
+        except (msgspec.ValidationError, UnicodeDecodeError):
+            found = []
+            for each in msgspec.json.decode(text, type=list[Raw]):
+                try:
+                    found.append(self._single.decode(each))
+                except (msgspec.ValidationError, UnicodeDecodeError) as error:
+                    self.skip(error)
+            return found
+
     def _leading(self, text: bytes) -> tuple[list[_Event], bytes] | None:
         """The whole events that a text begins with, and the rest; `None` where no cut is one between two events of the list."""
         cuts = [match.start() + 1 for match in _BETWEEN.finditer(text, max(len(text) - _TAIL, 0))]
         for cut in reversed(cuts[-_CUTS:]):
             try:
-                return self._decoder.decode(b"[" + text[:cut] + b"]"), text[cut:].lstrip().removeprefix(b",")
-            except msgspec.ValidationError:
-                raise
+                return self._decoded(b"[" + text[:cut] + b"]"), text[cut:].lstrip().removeprefix(b",")
             except msgspec.DecodeError:
                 continue
         return None
@@ -156,7 +195,7 @@ class TraceStream(Generic[_Event]):
 def _end_of_array(text: bytes) -> int | None:
     """Where the array ends that has the text after its first bracket; `None` where it does not end."""
     try:
-        _, end = json.JSONDecoder().raw_decode("[" + text.decode("latin-1"))
+        _, end = json.JSONDecoder(parse_int=len, strict=False).raw_decode("[" + text.decode("latin-1"))
     except ValueError:
         return None
     return end

@@ -282,6 +282,7 @@ class _Walker:
 
     def _close(self, opened: _Open) -> None:
         took = opened.end - opened.start
+        opened.around = None  # of an operator that is itself: a cycle, which only the garbage collector would free
         if opened.operator is not None:
             self.open_names[opened.operator.name] -= 1
             opened.operator.host += 0 if opened.is_double else took

@@ -6,11 +6,13 @@ What the inputs do not tell is unknown: a cost is exact, or it is `None`.
 import ast
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from lflops.formulas.conventions import PER_INPUT, PER_OUTPUT
 from lflops.formulas.places import PLACES
@@ -20,21 +22,27 @@ from lflops.traces.recorded import Inputs
 
 load_families()
 
-_DTYPES = {
-    "double": ("fp64", 8),
-    "float": ("fp32", 4),
-    "c10::Half": ("fp16", 2),
-    "c10::BFloat16": ("bf16", 2),
-    "c10::Float8_e4m3fn": ("fp8", 1),
-    "c10::Float8_e5m2": ("fp8", 1),
-    "c10::Float8_e4m3fnuz": ("fp8", 1),
-    "c10::Float8_e5m2fnuz": ("fp8", 1),
-    "c10::complex<float>": ("fp32", 8),
-    "c10::complex<double>": ("fp64", 16),
-}
-_INTEGERS = {"long int": 8, "long": 8, "int": 4, "short": 2, "short int": 2, "signed char": 1, "unsigned char": 1, "bool": 1, "char": 1}
 
-BYTES = {name: size for name, (_, size) in _DTYPES.items()} | _INTEGERS  # of an element, by the type's name in traces
+class _Tables(Struct, forbid_unknown_fields=True):
+    """The tables of `operator_cost.toml`, which explains them."""
+
+    comparing: str
+    selecting: str
+    same_as_first: str
+    unread: str
+    normalised: str
+    types: dict[str, tuple[str, int]]
+    products: dict[str, tuple[int, int]]
+    products_with_vectors: dict[str, int]
+
+
+_TABLES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Tables)
+_DTYPES = {name: precision for name, (precision, _) in _TABLES.types.items() if precision}
+_COMPARING, _SELECTING = frozenset(_TABLES.comparing.split()), frozenset(_TABLES.selecting.split())
+_SAME_AS_FIRST, _UNREAD = frozenset(_TABLES.same_as_first.split()), frozenset(_TABLES.unread.split())
+_PRODUCTS = {name: places for names, places in _TABLES.products.items() for name in names.split()}
+
+BYTES = {name: size for name, (_, size) in _TABLES.types.items()}  # of an element, by the type's name in traces
 
 
 class Argument(NamedTuple):
@@ -58,9 +66,9 @@ def arguments(inputs: Inputs) -> tuple[Argument, ...] | None:
     for place, shape in enumerate(shapes):
         kind = types[place] if place < len(types) else ""
         value = values[place] if place < len(values) else ""
-        is_tensor = kind in BYTES or kind == "TensorList" or (kind not in ("", "Scalar", "ScalarList", "GenericList") and bool(shape))
+        is_tensor = isinstance(kind, list) or kind in BYTES or (bool(shape) and kind not in {"", "Scalar", "ScalarList", "GenericList"})
         of_first = kind[0] if isinstance(kind, list) and kind else kind
-        found.append(Argument(_shape(shape) if is_tensor or isinstance(kind, list) else None, str(of_first), str(value)))
+        found.append(Argument(_shape(shape) if is_tensor else None, str(of_first), str(value)))
     return tuple(found)
 
 
@@ -75,30 +83,11 @@ def precision_of(inputs: Inputs | None) -> str | None:
     """The precision of the first floating tensor, as `hardware.DTYPES` call it."""
     for argument in (arguments(inputs) or ()) if inputs is not None else ():
         if argument.shape is not None and argument.type in _DTYPES:
-            return _DTYPES[argument.type][0]
+            return _DTYPES[argument.type]
     return None
 
 
 _LARGEST = 1 << 48  # a dimension over it is none of a tensor's
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_COMPARING = _names("eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not isnan isinf isfinite")
-_SELECTING = _names("where masked_fill tril triu")
-"""Pointwise operators without arithmetic: results of the first are of one byte an element, of the second of the inputs' type."""
-
-_SAME_AS_FIRST = _names(
-    """
-    _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data native_layer_norm copy_ clone native_batch_norm
-    cudnn_batch_norm _fused_rms_norm fill_ zero_ cumsum
-    """
-)
-"""Operators with a result of the first input's shape and type."""
-
-_UNREAD = frozenset({"fill_", "zero_", "copy_"})  # of these the first argument is written and not read
 
 
 class TracedCost(NamedTuple):
@@ -195,9 +184,14 @@ def _value(argument: Argument, *, has_values: bool) -> Any:
 def _result(name: str, given: Sequence[Argument], places: Mapping[str, int], *, has_values: bool) -> Shape | None:
     """The shape of the result, where it is known how it follows from the inputs."""
     base = name.removeprefix("aten::").rstrip("_")
-    rule = _RESULTS.get(base)
-    if rule is not None:
-        return rule([argument.shape for argument in given])
+    if base in _PRODUCTS:
+        first, second = (given[place].shape for place in _PRODUCTS[base])
+        return (*first[:-1], second[-1])
+    if base in _TABLES.products_with_vectors:
+        return tuple(given[_TABLES.products_with_vectors[base]].shape[:1])
+    if base in _TABLES.normalised.split():
+        same: Shape | None = given[0].shape
+        return same
     if "backward" in base or "stride" not in places:
         return None
     transposed = "transpose" in base or ("transposed" in places and _value(given[places["transposed"]], has_values=has_values))
@@ -218,31 +212,6 @@ def _geometry(argument: Argument, space: int, *, has_values: bool) -> list[int]:
     value = _value(argument, has_values=has_values)
     numbers = [int(each) for each in value] if isinstance(value, list | tuple) else [int(value)]
     return numbers * space if len(numbers) == 1 else numbers
-
-
-def _product(a: Shape, b: Shape) -> Shape:
-    return (*a[:-1], b[-1])
-
-
-_RESULTS: Mapping[str, Callable[[Sequence[Any]], Shape]] = {
-    **dict.fromkeys(("mm", "_int_mm", "bmm", "_scaled_mm"), lambda shapes: _product(shapes[0], shapes[1])),
-    **dict.fromkeys(("addmm", "baddbmm", "_addmm_activation"), lambda shapes: _product(shapes[1], shapes[2])),
-    "mv": lambda shapes: shapes[0][:1],
-    "addmv": lambda shapes: shapes[1][:1],
-    **dict.fromkeys(
-        (
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-            "_scaled_dot_product_flash_attention_for_cpu",
-            "_flash_attention_forward",
-            "_efficient_attention_forward",
-        ),
-        lambda shapes: _product(shapes[0], shapes[2]),
-    ),
-    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm", "native_batch_norm", "cudnn_batch_norm"), lambda shapes: shapes[0]),
-}
-"""Shapes of results, of those of the inputs. A convolution's is worked out from its geometry."""
 
 
 def _bytes(given: Sequence[Argument], out: Shape | None) -> int | None:

@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from lflops.profile.series import summed
 from lflops.report.html import document
@@ -31,22 +31,7 @@ _CATEGORIES: Mapping[str, str] = {
 } | {"between operators": "var(--part-all)"}
 """Work by its category, in the colours that the page of a profile has for the same; the other categories come first."""
 
-_ADDED = """
-body { height: auto; } #root { height: auto; display: block; max-width: 1400px; }
-section { padding: 0 18px 30px; border-bottom: 1px solid var(--line); }
-.first { font-weight: 600; font-size: 16px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; }
-dt { color: var(--quiet); } dd { margin: 0; overflow-wrap: anywhere; }
-.swatch { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px; }
-summary { cursor: pointer; margin: 14px 0 0; } summary h2 { display: inline; }
-.wide { overflow-x: auto; } .wide table { border-collapse: collapse; }
-.wide td, .wide th { text-align: right; padding: 2px 14px 2px 0; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.wide td:first-child, .wide th:first-child { text-align: left; max-width: 560px; overflow: hidden; text-overflow: ellipsis; }
-.wide tr:hover td { background: var(--raised); }
-@media (max-width: 700px) { .step > span { width: 150px; } dl { grid-template-columns: 1fr; } dd { margin-bottom: 6px; } }
-.step { display: grid; grid-template-columns: max-content 1fr; gap: 10px; align-items: center; margin: 2px 0; }
-.step > span { width: 230px; } .step .stack { height: 16px; }
-"""
+_ADDED = Path(__file__).with_suffix(".css")
 
 
 def trace_page(found: TraceSummaries) -> str:
@@ -57,7 +42,7 @@ def trace_page(found: TraceSummaries) -> str:
         shown = "".join(map(_table, ranks_tables(found.ranks, _LISTED))) if found.ranks.collectives else ""
         parts.append(f'<section><p class="first">{_text(ranks_verdict(found.ranks))}</p>{shown}</section>')
     parts += [f"<section>{''.join(_trace(summary))}</section>" for summary in found.traces]
-    return document(names, "\n".join(['<div id="root">', *parts, "</div>"]), style=_ADDED)
+    return document(names, "\n".join(['<div id="root">', *parts, "</div>"]), style=_ADDED.read_text("utf-8"))
 
 
 def _trace(summary: TraceSummary) -> Iterator[str]:
@@ -71,7 +56,7 @@ def _trace(summary: TraceSummary) -> Iterator[str]:
         yield _chart(f"the device's {nanoseconds(device.window)}", states, STATES, _COLOURS)
     yield _work(summary)
     if device is not None and device.window and summary.idle:
-        labels: dict[str, str] = {cause: label for cause, (label, _) in CAUSES.items()}
+        labels: dict[str, str] = {cause: each.label for cause, each in CAUSES.items()}
         idle: dict[str, int] = dict(summary.idle.items())
         yield _chart(f"its {nanoseconds(device.idle)} of idle time, lost to", idle, labels, _CAUSES)
     if len(summary.steps) > 1:

@@ -14,7 +14,7 @@ from lflops.trace_analysis.event_stream import TraceStream
 from lflops.traces.annotate import MODULE
 from lflops.traces.files import as_trace
 from lflops.traces.recorded import STEP, Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
-from lflops.traces.timestamps import ZERO, microseconds, span
+from lflops.traces.timestamps import microseconds, span
 
 _FRAME = "nn.Module: "
 _COLLECTIVE = "nccl:"
@@ -34,6 +34,9 @@ _RUNTIME = (
     "privateuse1_runtime",
     "privateuse1_driver",
 )
+_NAMED = frozenset("XBi")  # of these kinds of events the name and the thread are needed
+_Shapes, _Types = list[list[int | list[int]]], list[str | list[str]]  # of the inputs of an operator; values are like types
+
 _ASCEND = "Ascend Hardware"
 """The process of a trace whose slices are what an Ascend device did. They have no category."""
 
@@ -61,9 +64,9 @@ _SKIPPED = frozenset(
 class _Event(Struct, gc=False):
     ph: str = ""
     cat: str | None = ""
-    name: str | None = ""
-    ts: Raw = ZERO
-    dur: Raw = ZERO
+    name: str | None = None
+    ts: Raw = _ABSENT
+    dur: Raw = _ABSENT
     pid: int | str | None = None
     tid: int | str | None = None
     args: Raw = _NOTHING
@@ -110,7 +113,7 @@ class _OperatorArgs(Struct, gc=False):
     sequence: int = field(default=-1, name="Sequence number")
     forward_thread: int = field(default=0, name="Fwd thread id")
     shapes: Raw = field(default=_ABSENT, name="Input Dims")
-    types: Raw = field(default=_EMPTY, name="Input type")
+    types: Raw = field(default=_ABSENT, name="Input type")
     values: Raw = field(default=_EMPTY, name="Concrete Inputs")
 
 
@@ -142,13 +145,13 @@ def _described(name: str, args: _OperatorArgs) -> Collective | None:
 def read_trace(path: Path) -> RecordedTrace:
     """Read one file, packed or not; a `ProfileError` names a file that cannot be read, or is no trace."""
     stream = TraceStream(path, _Event)
-    reader = _Reader()
+    reader = _Reader(stream.skip)
     with as_trace(path):
         for events in stream.portions():
             reader.add(events)
         reader.finish()
         if not reader.events:
-            raise ValueError("it has no events")
+            raise ValueError(stream.damage or "it has no events")
     header = stream.header
     return RecordedTrace(
         file=str(path),
@@ -164,6 +167,8 @@ def read_trace(path: Path) -> RecordedTrace:
         has_stack=reader.has_stack,
         negative=reader.negative,
         unread=dict(reader.unread),
+        damaged=stream.damaged,
+        damage=stream.damage,
         events=reader.events,
         first=reader.first or 0,
         last=reader.last or 0,
@@ -171,7 +176,8 @@ def read_trace(path: Path) -> RecordedTrace:
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, skip: Callable[[Exception], None]) -> None:
+        self._skip = skip
         self.work: list[DeviceWork] = []
         self.runtime: list[RuntimeCall] = []
         self.operators: list[OperatorCall] = []
@@ -189,6 +195,7 @@ class _Reader:
         self._work_args = msgspec.json.Decoder(_WorkArgs)
         self._begun: dict[tuple[Any, Any], list[_Event]] = {}  # events of which only the begin has been read, by thread
         self._unsorted: dict[int | str | None, list[DeviceWork]] = {}  # slices without a category, by process
+        self._uncategorised = 0  # slices without a category that are no work of an Ascend device
         self._ascend: set[int | str | None] = set()
         self._ascend_args = msgspec.json.Decoder(_AscendArgs)
         self._runtime_args = msgspec.json.Decoder(_RuntimeArgs)
@@ -212,42 +219,50 @@ class _Reader:
         }
 
     def add(self, events: list[_Event]) -> None:
-        self.events += len(events)
-        takers = self._takers
         for event in events:
-            category = event.cat or ""
-            if event.ph == "B":
-                self._begun.setdefault((event.pid, event.tid), []).append(event)
-            elif event.ph == "E" and (begun := self._begun.get((event.pid, event.tid))):
-                start, end = span(begun[-1].ts)[0], span(event.ts)[0]
-                self.events -= 1  # a pair is one event
-                self.add([replace(begun.pop(), ph="X", dur=microseconds(end - start))])
-            elif event.ph == "M" and event.name == "process_name":
-                if self._ascend_args.decode(event.args).name == _ASCEND:
-                    self._ascend.add(event.pid)
-            elif event.ph == "X":
-                taker = takers.get(category)
-                if taker is not None:
-                    taker(event)
-                elif category not in _SKIPPED:
-                    self.unread[category] += 1
-            elif category == "cpu_instant_event":
-                self._instant(event)
+            try:
+                self._add(event)
+                self.events += 1
+            except (msgspec.MsgspecError, ValueError) as error:
+                self._skip(error)
+
+    def _add(self, event: _Event) -> None:
+        category = event.cat or ""
+        if not event.ph or (event.ph in _NAMED and None in {event.name, event.pid, event.tid}):
+            raise ValueError("an event has no `ph`, `name`, `pid` or `tid`")
+        if event.ph == "B":
+            self._begun.setdefault((event.pid, event.tid), []).append(event)
+        elif event.ph == "E" and (begun := self._begun.get((event.pid, event.tid))):
+            opened = begun.pop()
+            self.events -= 1  # a pair is one event
+            self._add(replace(opened, ph="X", dur=microseconds(span(event.ts)[0] - span(opened.ts)[0])))
+        elif event.ph == "M" and event.name == "process_name":
+            if self._ascend_args.decode(event.args).name == _ASCEND:
+                self._ascend.add(event.pid)
+        elif event.ph == "X":
+            taker = self._takers.get(category)
+            if taker is not None:
+                taker(event)
+            elif category not in _SKIPPED:
+                self.unread[category] += 1
+        elif category == "cpu_instant_event":
+            self._instant(event)
 
     def finish(self) -> None:
         """All events have been added: what had no category is a device's where its process is one."""
         for process in self._ascend:
             self.work += self._unsorted.get(process, [])
+        self._takers.clear()  # they name this reader, so only the garbage collector would free all that it has read
+        if unsorted := 0 if self._ascend else sum(map(len, self._unsorted.values())) + self._uncategorised:
+            self.unread["none"] += unsorted
         for begun in self._begun.values():
             self.unread.update(event.cat or "begun, and not ended" for event in begun)
 
     def _without_category(self, event: _Event) -> None:
         """A slice of a process that may be an Ascend device; only the whole trace tells."""
-        try:
-            args = self._ascend_args.decode(event.args)
-        except msgspec.MsgspecError:
-            return
+        args = self._ascend_args.decode(event.args)
         if args.task.startswith(_ASCEND_WAITS) or not args.task:
+            self._uncategorised += 1
             return
         start, end = self._times(event)
         stream = args.stream if args.stream is not None else event.tid if isinstance(event.tid, int) else 0
@@ -285,22 +300,27 @@ class _Reader:
         self.work.append(DeviceWork(kind, self._name(event), device, stream, start, end, args.correlation, args.external, args.value()))
 
     def _runtime(self, event: _Event) -> None:
-        start, end = self._on_host(event)
         correlation = self._runtime_args.decode(event.args).correlation
+        start, end = self._on_host(event)
         self.runtime.append(RuntimeCall(self._name(event), self._thread(event), start, end, correlation))
 
     def _operator(self, event: _Event) -> None:
-        start, end = self._on_host(event)
         name, thread = self._name(event), self._thread(event)
         if name.startswith(STEP):
-            self.spans.append(Span("step", name, thread, start, end))
+            self.spans.append(Span("step", name, thread, *self._on_host(event)))
             return
         args = self._operator_args.decode(event.args)
         inputs = None
         if args.shapes is not _ABSENT:
+            if args.types is _ABSENT:
+                raise ValueError("an operator has `Input Dims` and no `Input type`")
             found = Inputs(bytes(args.shapes), bytes(args.types), bytes(args.values))
+            if found not in self._inputs:
+                for text, kind in zip(found, (_Shapes, _Types, _Types), strict=True):
+                    msgspec.json.decode(text, type=kind)
             inputs = self._inputs.setdefault(found, found)
         collective = self._collective_args.decode(event.args).value() if name == "record_param_comms" else None
+        start, end = self._on_host(event)
         self.operators.append(OperatorCall(name, thread, start, end, args.external, inputs, args.sequence, args.forward_thread, collective))
 
     def _annotation(self, event: _Event) -> None:

@@ -2,48 +2,39 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
 from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from lflops import units
 from lflops.report.lines.text import counted, plain
+from lflops.trace_analysis.collectives import RankSkew
 from lflops.trace_analysis.idle import Cause
+from lflops.trace_analysis.merge import Clock
 from lflops.trace_analysis.operators import ShapeTimes
-from lflops.trace_analysis.rank_skew import RankSkew
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.traces.device_states import DeviceTimeline
 
-STATES: Mapping[str, str] = {
-    "computing": "computing",
-    "exposed_communication": "communicating only",
-    "exposed_copies": "copying only",
-    "idle": "idle",
-}
-"""The states of a device, and what they are called."""
 
-CAUSES: Mapping[Cause, tuple[str, str]] = {
-    "data_loader": ("data loader", "while the host waits for the data loader"),
-    "synchronising": ("synchronising", "while the host synchronises"),
-    "allocating": ("allocating", "while the host allocates memory"),
-    "launching": ("launching", "while the host launches"),
-    "operators": ("operators on the host", "while the host runs operators up to their launches"),
-    "python": ("Python", "while the host runs Python between operators"),
-    "launch_latency": ("launch latency", "between a launch and its start"),
-    "queued": ("queued work", "between kernels that were queued already"),
-    "not_recorded": ("not recorded", "for reasons that the trace does not tell"),
-}
-"""What idle time is lost to: a label, and how a sentence says it."""
+class IdleCause(Struct, frozen=True, forbid_unknown_fields=True):
+    """What idle time is lost to: a row of `sentences.toml`, which explains the fields."""
 
-_ADVICE: Mapping[Cause, str] = {
-    "data_loader": "more DataLoader workers, persistent_workers, cheaper transforms",
-    "synchronising": "no .item(), .cpu() or print of a tensor in the step",
-    "allocating": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or a warm-up before the recording",
-    "launching": "fewer and larger kernels (torch.compile, CUDA graphs, larger batches)",
-    "operators": "fewer and larger kernels (torch.compile, CUDA graphs, larger batches)",
-    "python": "fewer and larger kernels (torch.compile, CUDA graphs, larger batches)",
-    "launch_latency": "launches further ahead of the device: no synchronisation in the step, CUDA graphs",
-}
+    label: str
+    when: str
+    next: str = ""
+
+
+class _Words(Struct, forbid_unknown_fields=True):
+    states: dict[str, str]
+    causes: dict[Cause, IdleCause]
+
+
+_WORDS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Words)
+STATES, CAUSES = _WORDS.states, _WORDS.causes
+
 _PARAMETERS = re.compile(r"\([^()]*(?:\([^()]*\)[^()]*)*\)( const)?$")
 _NOISE = re.compile(r"\bvoid |at::native::|\(anonymous namespace\)::|\bat::cuda::|\bc10::|\bstd::")
 _WRAPPED = re.compile(r"^cutlass\w*::Kernel2?<(\w+)>$")
@@ -97,8 +88,8 @@ def verdict(summary: TraceSummary) -> Iterator[str]:
     idle = device.idle
     if idle > _LARGE * device.window and summary.idle:
         most = max(summary.idle, key=lambda cause: summary.idle[cause])
-        if most in _ADVICE:
-            yield f"To shorten the idle time: {_ADVICE[most]}."
+        if CAUSES[most].next:
+            yield f"To shorten the idle time: {CAUSES[most].next}."
     if summary.step is not None and summary.steps:
         yield _step(summary)
     elif summary.before_device and summary.before_device > _LARGE * summary.recorded:
@@ -121,7 +112,7 @@ def _states(summary: TraceSummary, device: DeviceTimeline) -> str:
         host = sum(lost for cause, lost in summary.idle.items() if cause in _HOST)
         spread = summary.idle[most] < _MOST * device.idle and host > summary.idle[most]
         where = ", mostly while the host prepares launches" if spread else ""
-        where = where or f", mostly {CAUSES[most][1]}"
+        where = where or f", mostly {CAUSES[most].when}"
     return f"{', '.join(parts)}, and {'are' if several else 'is'} idle {share(device.idle, device.window)}{where}."
 
 
@@ -203,6 +194,17 @@ def ranks_verdict(skew: RankSkew) -> str:
     )
 
 
+def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
+    """By how much each rank was moved to be on the first one's clock."""
+    for clock in clocks:
+        rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
+        if clock.moved is None:
+            yield f"{rank} is on its own clock: it has no collective in common with the ranks before it"
+        else:
+            moved = f"{'-' if clock.moved < 0 else ''}{nanoseconds(abs(clock.moved))}"
+            yield f"{rank} is moved by {moved}: so {counted(clock.collectives, 'collective')} in common end together"
+
+
 def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     """Label and sentence of each remark; one without a label goes on with the one above."""
     if summary.left_out.calls:
@@ -213,9 +215,15 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     for each in summary.uncounted:
         time = f", {nanoseconds(each.own_device)} of the device" if each.own_device else ""
         yield "not counted", f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell"
+    if summary.utilization is not None and any(row.name == "CompiledFunctionBackward" for row in summary.operators):
+        yield "compiled", "backward is compiled: what it computes again is in the MFU, because a trace does not show which part that is"
     if summary.has_stack:
         yield "recording", "with Python's stack, which slows the host down: without it the device is less idle"
     if summary.negative:
         yield "clock", f"{counted(summary.negative, 'event')} of negative length, taken as 0"
+    if summary.unlaunched:
+        yield "no launch", f"{counted(summary.unlaunched, 'kernel')} or copies, whose call is not in the trace: in no operator"
+    if summary.damaged:
+        yield "left out", f"{counted(summary.damaged, 'event')} that cannot be read: {plain(summary.damage)}"
     for category, number in summary.unread.items():
         yield "not read", f"{counted(number, 'event')} of the unknown category {plain(category)!r}"

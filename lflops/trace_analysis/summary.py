@@ -11,10 +11,9 @@ from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
 from lflops.profile.series import grouped
 from lflops.stretches import joined
-from lflops.trace_analysis.collectives import CollectiveTimes, Occurrence, collectives, occurrences
+from lflops.trace_analysis.collectives import CollectiveTimes, Occurrence, RankSkew, collectives, occurrences, rank_skew
 from lflops.trace_analysis.host_walk import HostWalk, walk
 from lflops.trace_analysis.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
-from lflops.trace_analysis.kernels import CategoryTimes, KernelTimes, PrecisionTimes, by_category, by_precision, kernels
 from lflops.trace_analysis.operator_cost import cost_of
 from lflops.trace_analysis.operators import (
     OperatorTimes,
@@ -27,8 +26,18 @@ from lflops.trace_analysis.operators import (
     span_times,
     uncounted,
 )
-from lflops.trace_analysis.rank_skew import RankSkew, rank_skew
-from lflops.trace_analysis.timeline import StepTimes, StreamTimes, steps, streams
+from lflops.trace_analysis.timeline import (
+    CategoryTimes,
+    KernelTimes,
+    PrecisionTimes,
+    StepTimes,
+    StreamTimes,
+    by_category,
+    by_precision,
+    kernels,
+    steps,
+    streams,
+)
 from lflops.traces.device_states import DeviceTimeline, communicates, idle_stretches, states, timeline, total
 from lflops.traces.recorded import DeviceWork, MemoryPeak, RecordedTrace
 
@@ -97,6 +106,9 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
     has_stack: bool  # whether Python's frames were recorded, which takes the host's time
     negative: int  # how many events had a negative length; they are taken as 0 ns long
     unread: Mapping[str, int]  # events of kinds that nothing here knows, by category
+    unlaunched: int  # how many pieces of work have no launch in the trace, so that they are in no operator
+    damaged: int  # how many events are left out because they cannot be read
+    damage: str  # what is wrong with the first of them
 
 
 class _Window(NamedTuple):
@@ -168,6 +180,9 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
         has_stack=trace.has_stack,
         negative=trace.negative,
         unread=trace.unread,
+        unlaunched=sum(found.launch(work) is None for work in window.work),
+        damaged=trace.damaged,
+        damage=trace.damage,
     )
     return summary, found_collectives
 

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 from lflops import units
 from lflops.report.lines.text import counted, plain, shortened
-from lflops.trace_analysis.collectives import CollectiveTimes
+from lflops.trace_analysis.collectives import CollectiveTimes, RankSkew
 from lflops.trace_analysis.operators import ShapeTimes, SpanTimes
-from lflops.trace_analysis.rank_skew import RankSkew
 from lflops.trace_analysis.sentences import CAUSES, STATES, kernel_name, launches, nanoseconds, shapes_text, share
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.traces.device_states import DeviceTimeline
@@ -82,7 +81,7 @@ def _idle(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
         "share of idle": [share(time, device.idle) for _, time in rows],
         "share of window": [share(time, device.window) for _, time in rows],
     }
-    return TraceTable("idle, lost to", [CAUSES[cause][0] for cause, _ in rows], columns, tuple(launches(summary)))
+    return TraceTable("idle, lost to", [CAUSES[cause].label for cause, _ in rows], columns, tuple(launches(summary)))
 
 
 def _streams(summary: TraceSummary, device: DeviceTimeline, top: int) -> TraceTable:

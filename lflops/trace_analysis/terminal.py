@@ -8,8 +8,8 @@ from lflops import units
 from lflops.analyze.compare.diff import Limit
 from lflops.report.lines.text import plain
 from lflops.report.terminal.tables import FittedTable, margin, text
+from lflops.trace_analysis.collectives import RankSkew
 from lflops.trace_analysis.compare import TimeChange, TraceDiff
-from lflops.trace_analysis.rank_skew import RankSkew
 from lflops.trace_analysis.sentences import CAUSES, STATES, facts, kernel_name, ranks_verdict, remarks, verdict
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.trace_analysis.tables import TraceTable, ranks_tables, shapes_table, tables
@@ -107,7 +107,7 @@ def render_trace_diff(diff: TraceDiff, limits: Iterable[Limit] = (), *, top: int
     of = "of a step" if diff.per_step else "of the window"
     groups: list[tuple[str, Sequence[TimeChange], dict[str, str]]] = [
         (f"device, {of}", diff.states, dict(STATES)),
-        ("idle, lost to", diff.idle, {cause: label for cause, (label, _) in CAUSES.items()}),
+        ("idle, lost to", diff.idle, {cause: each.label for cause, each in CAUSES.items()}),
         ("by category", diff.categories, {}),
         ("operators, own time", diff.operators, {}),
         ("kernels", diff.kernels, {row.name: kernel_name(row.name) for row in diff.kernels}),

@@ -102,6 +102,8 @@ class RecordedTrace(Struct, frozen=True, kw_only=True):
     has_stack: bool  # whether Python's frames were recorded
     negative: int  # how many events had a negative length; they are taken as 0 ns long
     unread: Mapping[str, int]  # events of a kind that nothing here knows, by category
+    damaged: int  # how many events are left out because they cannot be read
+    damage: str  # what is wrong with the first of them
     events: int
     first: int  # the recording's first and last moment on the host; both 0 without an event
     last: int

@@ -47,7 +47,9 @@ def _decimal(text: bytes) -> Decimal:
     except (InvalidOperation, UnicodeDecodeError):
         value = _LARGEST
     if value.copy_abs() >= _LARGEST:
-        raise ValueError(f"a time of {text[:40]!r}: `ts` and `dur` are numbers of microseconds below 1e18")
+        raise ValueError(
+            f"a time of {text[:40].decode(errors='replace') or 'nothing'}: `ts` and `dur` are numbers of microseconds below 1e18"
+        )
     return value
 
 

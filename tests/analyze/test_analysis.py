@@ -13,8 +13,7 @@ from lflops.deepspeed.text.summary import summary
 from lflops.figures.pictures import pictures
 from lflops.report.payload.payload import payload
 from lflops.report.terminal.memory import render_memory
-from lflops.report.terminal.modules import render
-from lflops.report.terminal.operators import render_operators
+from lflops.report.terminal.modules import render, render_operators
 from tests.support.profile_builders import small_profile
 from tests.support.terminal import printed
 

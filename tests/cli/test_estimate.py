@@ -16,8 +16,7 @@ from lflops import Profile, ProfileError, load
 from lflops.analyze.analysis import analyze
 from lflops.cli.estimate import bytes_of
 from lflops.cli.main import main
-from lflops.figures.design import PHASES
-from lflops.figures.memory import memory_figure
+from lflops.figures.pictures import PHASES, memory_figure
 from lflops.profile.model import Memory
 from tests.support.profile_builders import profile, small_profile
 

@@ -6,8 +6,7 @@ import pytest
 
 from lflops.errors import ProfileError
 from lflops.ledger.account import Start
-from lflops.ledger.run import ledger_of, load_run, starts_of_a_run
-from lflops.ledger.segment import Head, Row, Segment
+from lflops.ledger.run import Head, Row, Segment, ledger_of, load_run, starts_of_a_run
 
 SECOND = 10**9
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from lflops.errors import ProfileError
-from lflops.ledger import segment as segment_file
+from lflops.ledger import run as segment_file
 from lflops.ledger.account import SlowStep
-from lflops.ledger.segment import Head, Row, Segment, coarser, read_segment
+from lflops.ledger.run import Head, Row, Segment, coarser, read_segment
 
 SECOND = 10**9
 HEAD = Head(begin=1_000 * SECOND, rank=0, ranks=1, pid=1)

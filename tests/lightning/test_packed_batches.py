@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lflops
 from lflops import Hardware
-from lflops.collect.inputs.batch_reader import BatchReader
+from lflops.collect.inputs.batch import BatchReader
 from lflops.schedule import Schedule
 from lflops.session import session
 from lflops.session.window.batch_work import HostBatch, lengths_of

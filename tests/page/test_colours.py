@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable
 
-from lflops.figures import design
+from lflops.figures import pictures
 from tests.page.test_accessibility import whole
 from tests.support.browser import PARTS, Seen
 
@@ -53,5 +53,5 @@ def test_the_bars_of_a_step_have_the_table_s_colours(page_of: Callable[..., Seen
 def test_figures_have_the_page_s_colours() -> None:
     """Those of matplotlib are a table of their own."""
     parts, memory = colours_of("part"), colours_of("memory")
-    assert {name: parts[name] for name in design.PHASES} == design.PHASES
-    assert {name: parts["other"] if name == "other" else memory[name] for name in design.CATEGORIES} == design.CATEGORIES
+    assert {name: parts[name] for name in pictures.PHASES} == pictures.PHASES
+    assert {name: parts["other"] if name == "other" else memory[name] for name in pictures.CATEGORIES} == pictures.CATEGORIES

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Allocation, Moment, Profile
+from lflops.profile.records import ByCategory
 from tests.support.browser import ROW, Seen
 from tests.support.malicious_names import IMAGE, hostile_profile
 from tests.support.profile_builders import product, profile, run, small_memory, small_profile
@@ -96,7 +97,10 @@ def test_a_line_of_many_modules_leads_to_all_of_them(page_of: Callable[..., Seen
     """`blocks.*` stands for both blocks, not for what is in them."""
     names = ["", "blocks", "blocks.0", "blocks.0.body", "blocks.1", "blocks.1.body"]
     memory = replace(
-        small_memory(), by_module={"blocks.0": 1000, "blocks.1": 2000}, alive=(), timeline=(Moment("mm", "", "forward", 3000, 2),)
+        small_memory(),
+        by_module={"blocks.0": 1000, "blocks.1": 2000},
+        alive=(),
+        timeline=(Moment("mm", "", "forward", 3000, 2, ByCategory(3000, 0, 0, 0, 0, 0)),),
     )
     seen = shown(page_of, profile({name: {} for name in names}, [], memory=memory))
     seen.page.get_by_role("button", name="blocks.* ×2").click()
@@ -113,14 +117,6 @@ def test_the_chip_s_room_is_drawn_where_it_is_near(page_of: Callable[..., Seen])
         assert {4000.0: "75.0 %", 300_000.0: "1.0 %"}[room] == seen.page.locator(".memory .figure-value").nth(1).inner_text()
 
 
-def test_an_older_file_is_one_area(page_of: Callable[..., Seen]) -> None:
-    """And it is said why."""
-    moments = tuple(Moment(each.operator, each.module, each.phase, each.live_bytes) for each in small_memory().timeline)
-    seen = shown(page_of, replace(small_profile(), memory=replace(small_memory(), timeline=moments)))
-    assert 1 == seen.page.locator(".timeline path").count()
-    assert "By category it is unknown" in seen.page.locator(".memory").inner_text()
-
-
 def test_without_a_count_it_says_what_to_do(page_of: Callable[..., Seen]) -> None:
     """No empty chart."""
     seen = shown(page_of, replace(small_profile(), memory=None))
@@ -135,7 +131,7 @@ def test_names_in_memory_are_text(page_of: Callable[..., Seen]) -> None:
         by_module={IMAGE: 3000},
         by_category={IMAGE: 3000},
         alive=(Allocation(IMAGE, IMAGE, IMAGE, "forward", 3000),),
-        timeline=tuple(Moment(IMAGE, IMAGE, "forward", 3000, place) for place in range(3)),
+        timeline=tuple(Moment(IMAGE, IMAGE, "forward", 3000, place, ByCategory(3000, 0, 0, 0, 0, 0)) for place in range(3)),
     )
     seen = shown(page_of, replace(hostile_profile(), memory=memory))
     assert said(seen).startswith(f"2.93 KiB at the peak, in {IMAGE} of {IMAGE}")

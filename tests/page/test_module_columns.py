@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from lflops.analyze.analysis import analyze
-from lflops.report.payload.modules import modules
+from lflops.report.payload.operators import modules
 from tests.support.profile_builders import small_profile
 from tests.support.repository import ROOT
 
-PAYLOAD = "lflops/report/payload/modules.py"
+PAYLOAD = "lflops/report/payload/operators.py"
 COLUMNS = ROOT / "lflops/page/table/module_columns.js"
 IN_THE_VIEW = {"name", "kind", "compiled", "owner", "identical"}
 """Read by `lflops/page/views/modules.js` itself: they are of the rows, and no columns that a user can choose."""
@@ -60,6 +60,6 @@ def test_a_column_of_one_side_would_be_seen(tmp_path: Path) -> None:
     changed = tmp_path / "module_columns.mjs"
     changed.write_text(source, "utf-8")
     assert [
-        "lflops/report/payload/modules.py has the column 'calls': read it in lflops/page/table/module_columns.js",
-        "lflops/page/table/module_columns.js reads 'visits': write it in lflops/report/payload/modules.py",
+        "lflops/report/payload/operators.py has the column 'calls': read it in lflops/page/table/module_columns.js",
+        "lflops/page/table/module_columns.js reads 'visits': write it in lflops/report/payload/operators.py",
     ] == one_sided(set(modules(analyze(small_profile()))), read_by(changed) | IN_THE_VIEW)

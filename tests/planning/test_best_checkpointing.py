@@ -15,8 +15,7 @@ from lflops.analyze.memory.room import USABLE, room, room_for
 from lflops.collect.estimate.changes import POLICIES, Policy, checkpointed, recomputable
 from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.planning.block_chain import Chain, cheapest_choice, lowest_peak
-from lflops.planning.block_trials import BlockTrials, memory_of, policies_of
-from lflops.planning.folding import Fold, folds_of
+from lflops.planning.block_trials import BlockTrials, Fold, folds_of, memory_of, policies_of
 
 ROWS, HIDDEN, FLOAT = 32, 8, 4
 

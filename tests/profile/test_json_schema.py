@@ -11,7 +11,7 @@ import torch
 import lflops
 from lflops.cli.main import main
 from lflops.hardware.chips import lookup
-from lflops.profile.json_schema import json_schema
+from lflops.profile.json_file import json_schema
 from tests.support import profile_builders
 
 

@@ -11,7 +11,7 @@ import pytest
 from lflops.profile.model import Profile
 from tests.support.screens import BLOCKS, GOLDEN, SCREENS, TOKENS, WIDTH, deep_model, drawn_screen, files, golden_screens, gpt_training
 
-OF_A_TERMINAL = sorted(name for name in SCREENS if name.rpartition("-")[2] not in {"markdown", "latex", "csv"})
+OF_A_TERMINAL = sorted(name for name in SCREENS if name.rpartition("-")[2] not in {"markdown", "latex", "csv", "json", "why"})
 TREES = {"show": gpt_training, "show-by-time": gpt_training, "estimate": gpt_training}
 UNIT = re.compile(r"^(%|[nµm]?s|[KMGT]i?B|B|[kMGTP]?FLOP/s|[kMGTP]?B/s)([^\w]|$)")
 COUNTED = "batch|thread|step|pass|call|module|rank|row|sample|token|operator|kernel|line|change|event|trace|warning"

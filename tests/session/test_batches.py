@@ -15,8 +15,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import lflops
 from lflops import Profile, Schedule
-from lflops.collect.inputs import batch_reader
-from lflops.collect.inputs.batch_reader import BatchReader
+from lflops.collect.inputs import batch as batch_file
+from lflops.collect.inputs.batch import BatchReader
 from lflops.collect.inputs.tensors import named_tensors_in, nodes_of, tensors_in
 from lflops.session.window.batch_work import lengths_of
 
@@ -280,8 +280,8 @@ class Visited(int):
 def visits(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Every value that is searched for tensors, and not passed over."""
     seen: list[object] = []
-    real = batch_reader.storage_of
-    monkeypatch.setattr(batch_reader, "storage_of", lambda value: seen.append(value) or real(value))  # type: ignore[func-returns-value]
+    real = batch_file.storage_of
+    monkeypatch.setattr(batch_file, "storage_of", lambda value: seen.append(value) or real(value))  # type: ignore[func-returns-value]
     return seen
 
 
@@ -302,7 +302,7 @@ def test_a_look_at_a_batch_is_bounded(batch: Any, shapes: Any, visits: list[obje
     """The first at so many values; after it only the containers that have tensors are opened."""
     reader = BatchReader()
     assert shapes == reader.shapes(batch)
-    assert len(visits) <= 2 * batch_reader.MOST_VALUES
+    assert len(visits) <= 2 * batch_file.MOST_VALUES
     visits.clear()
     assert shapes == reader.shapes(batch)
     assert len(visits) == 1
@@ -310,8 +310,8 @@ def test_a_look_at_a_batch_is_bounded(batch: Any, shapes: Any, visits: list[obje
 
 def test_without_a_bound_a_data_set_is_searched(visits: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted culprit of the test above."""
-    monkeypatch.setattr(batch_reader, "MOST_VALUES", 10**6)
-    monkeypatch.setattr(batch_reader, "LONG", 10**6)
+    monkeypatch.setattr(batch_file, "MOST_VALUES", 10**6)
+    monkeypatch.setattr(batch_file, "LONG", 10**6)
     BatchReader().shapes(Sample(X, Y, ITEMS))
     assert len(visits) > 20_000
 

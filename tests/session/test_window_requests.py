@@ -11,9 +11,9 @@ from torch import nn
 import lflops
 from lflops.cli.main import main
 from lflops.ledger import keeper
-from lflops.ledger.segment import REQUEST
+from lflops.ledger.run import REQUEST
 from lflops.schedule import Schedule
-from lflops.session.window_requests import WindowRequests
+from lflops.session.run import WindowRequests
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching
 
 pytestmark = LIGHTNINGS_WARNINGS

@@ -196,7 +196,7 @@ def test_the_first_line_names_the_cause(plant: Callable[[], Recorder], code: Cau
     lines = list(explained_lines(found))
     assert code == found.causes[0].code
     assert lines[0].startswith(first)
-    assert SENTENCES[code][1] in lines[lines.index("what would free memory") + 1]
+    assert SENTENCES[code]["remedy"] in lines[lines.index("what would free memory") + 1]
     assert found.named_share >= 0.95
     assert found.requested_bytes == sum(found.by_category.values()) == sum(each.bytes for each in found.holders)
 

@@ -85,14 +85,14 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
             read_snapshot(path)
 
 
-ONE = {"address": 1, "total_size": 1, "stream": 0}
+ONE = {"address": 1, "total_size": 1, "stream": 0, "blocks": []}
 WRONG: dict[str, tuple[Any, str]] = {
     "a number": (3, "is no snapshot of torch's"),
     "no segments": ({"segments": 3}, "is no snapshot of torch's"),
     "a segment": ({"segments": [3]}, r"segments\[0\] is 3: a dictionary is taken"),
     "a size": (
         {"segments": [ONE | {"total_size": "x"}]},
-        r"segments\[0\]\.total_size is 'x': a whole number is taken",
+        r"segments\[0\]\.total_size is 'x': a whole number of 64 bits at most is taken",
     ),
     "no size": (
         {"segments": [ONE | {"blocks": [{}]}]},
@@ -100,6 +100,28 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a truth": ({"segments": [{"address": True, "total_size": 1}]}, r"segments\[0\]\.address is True"),
     "a negative one": ({"segments": [{"address": -1, "total_size": 1}]}, r"segments\[0\]\.address is -1"),
+    "more than an address has": (
+        {"segments": [ONE | {"total_size": 10**5000}]},
+        r"segments\[0\]\.total_size is a number of 16610 bits: a whole number of 64 bits",
+    ),
+    "a sum of more": (
+        {"segments": [ONE | {"total_size": 2**64 - 1, "blocks": [{"size": 1, "state": "inactive"}]}]},
+        "sizes that add up to more than 64 bits",
+    ),
+    "a device below 0": ({"segments": [ONE | {"device": -1}], "device_traces": [[]]}, r"segments\[0\]\.device is -1"),
+    "no blocks": ({"segments": [{"address": 1, "total_size": 1}]}, r"segments\[0\]\.blocks is None: a list is taken"),
+    "no state": (
+        {"segments": [ONE | {"blocks": [{"size": 1}]}]},
+        r"segments\[0\]\.blocks\[0\]\.state is None: a text is taken",
+    ),
+    "a file's name": (
+        {"segments": [], "device_traces": [[{"action": "oom", "frames": [{"filename": 5, "name": "f", "line": 1}]}]]},
+        r"frames\[0\] has 5 and 'f': a file's and a function's name are taken",
+    ),
+    "a frame without a line": (
+        {"segments": [], "device_traces": [[{"action": "oom", "frames": [{"filename": "a.py", "name": "f"}]}]]},
+        r"frames\[0\]\.line is missing",
+    ),
     "an action": ({"segments": [], "device_traces": [[{"action": 1}]]}, r"device_traces\[0\]\[0\]\.action is 1: a text is taken"),
     "frames": ({"segments": [], "device_traces": [[{"action": "oom", "frames": [1]}]]}, r"\[0\]\.frames\[0\] is 1: a dictionary is taken"),
 }
@@ -115,7 +137,7 @@ def test_what_does_not_fit_is_named_with_its_place(content: Any, said: str) -> N
 def test_a_pickle_that_names_one_list_again_and_again_does_not_take_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few bytes that would be a billion blocks."""
     monkeypatch.setattr("lflops.snapshots.read.MOST_PARTS", 10_000)
-    blocks = [{"size": 1}] * 1000
+    blocks = [{"size": 1, "state": "inactive"}] * 1000
     (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps({"segments": [{"address": 1, "total_size": 1, "blocks": blocks}] * 1000}))
     with pytest.raises(ProfileError, match="has more than 10,000 parts"):
         read_snapshot(tmp_path / "snapshot.pickle")
@@ -130,7 +152,7 @@ def test_older_snapshots_are_read() -> None:
 
 def test_the_device_that_ran_out_is_taken() -> None:
     """Else the fullest; another one may be asked for."""
-    segments = [{"device": device, "address": 1, "total_size": size} for device, size in ((0, 5), (1, 9), (2, 3))]
+    segments = [{"device": device, "address": 1, "total_size": size, "blocks": []} for device, size in ((0, 5), (1, 9), (2, 3))]
     assert 1 == snapshot_of({"segments": segments}).device
     failed = {"segments": segments, "device_traces": [[], [], [{"action": "oom", "size": 7}]]}
     assert (2, 3) == (snapshot_of(failed).device, snapshot_of(failed).segments[0].size)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lflops.ledger.account import SlowStep
-from lflops.ledger.segment import ENDING, Head, Row, Segment
+from lflops.ledger.run import ENDING, Head, Row, Segment
 
 SECOND = 10**9
 

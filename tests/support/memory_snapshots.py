@@ -47,12 +47,12 @@ class Recorder:
             addresses.append(address)
         return addresses
 
-    def free(self, addresses: Iterable[int]) -> None:
-        """Free them, and give their segments back."""
+    def free(self, addresses: Iterable[int], by: Stack | None = None) -> None:
+        """Free them, and give their segments back. A recording has the stack `by` that freed them, or the one that allocated them."""
         for address in addresses:
             nbytes, stack = self.alive.pop(address)
             for action in ("free_requested", "free_completed", "segment_free"):
-                self._record(action, address, nbytes, stack)
+                self._record(action, address, nbytes, stack if by is None else by)
 
     def forget(self) -> None:
         """Begin the recording here: what is alive has no stack, and the trace is empty."""

@@ -12,10 +12,10 @@ from lflops.analyze.analysis import Analysis, analyze
 from lflops.deepspeed.text.summary import summary
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Phase
+from lflops.report.lines.module_table import csv_table
 from lflops.report.lines.report import report_of
 from lflops.report.log_text import log_text
 from lflops.report.payload.payload import payload
-from lflops.report.tables.export import csv_table
 from lflops.session.outlets.loggers import scalars
 from tests.support.terminal import drawn
 

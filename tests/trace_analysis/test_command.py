@@ -95,6 +95,8 @@ BAD: dict[str, bytes] = {
     "truncated": small_gpu_trace().text()[:-400],
     "no events": b'{"traceEvents": []}',
     "time": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": "x", "dur": 1}]}',
+    "no time": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "dur": 1}]}',
+    "a time of null": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "dur": null}]}',
     "huge time": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1e300, "dur": 1}]}',
     "arguments": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "dur": 1, "args": {"device": "all"}}]}',
 }
@@ -113,12 +115,28 @@ def test_what_is_odd_is_shown_with_a_remark(tmp_path: Path, capsys: pytest.Captu
     assert "left out          1 kernel of 400 ns, launched before the recording began" in text
 
 
+def test_bad_events_are_left_out_with_a_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a time, with arguments of another kind, without an end: the rest of the trace says what it says without them."""
+    trace = small_gpu_trace()
+    path = trace.write(tmp_path / "a.json")
+    (expected,) = json.loads(shown(capsys, path, "--json"))["traces"]
+    del trace.event("cpu_op", "aten::add", 0, 10)["ts"]
+    trace.event("cuda_runtime", "cudaLaunchKernel", -9_000_000, 10, correlation="x")
+    trace.event("kernel", "gemm", 0, 10)["dur"] = None
+    text = shown(capsys, trace.write(path))
+    assert "left out          3 events that cannot be read: a time of nothing: `ts` and `dur` are numbers" in text
+    (found,) = json.loads(shown(capsys, path, "--json"))["traces"]
+    assert expected | {"damaged": 3, "damage": found["damage"]} == found
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     """Exit status 2; the line names the file."""
     path = tmp_path / "bad.json"
     path.write_bytes(BAD[kind])
-    assert refused(capsys, path).startswith(f"lflops: {path}: is no trace as torch.profiler writes them: ")
+    said = refused(capsys, path)
+    assert said.startswith(f"lflops: {path}: is no trace as torch.profiler writes them: ")
+    assert "b'" not in said, "Python's bytes are not for people"
 
 
 def test_a_missing_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,12 +113,11 @@ BROKEN = {
     "text": (b"hello", "it has no list of events"),
     "truncated": (GOOD[:-60], "the file is truncated"),
     "cut within the header": (GOOD[:30], "it has no list of events"),
-    "torn": (GOOD[:100] + b"\x00\x00\x00" + GOOD[140:], "truncated"),
-    "no object": (b'{"traceEvents": [1, 2]}', "Expected `object`, got `int`"),
-    "another kind": (b'{"traceEvents": [{"name": 5}]}', "Expected `str`, got `int`"),
+    "torn": (GOOD[:100] + b"\x00\x00\x00" + GOOD[140:], "line 1, column 101: JSON is malformed"),
+    "torn in a later line": (b'{"traceEvents": [\n{"name": "a"},\n  {"name": "b" "}\n]}', "line 3, column 16: JSON is malformed"),
+    "a text cut off": (b'{"traceEvents": [{"name": "a"}, {"name": "b', "the file is truncated"),
     "header": (b'{"distributedInfo": {"rank": "first"}, "traceEvents": []}', "Expected `int | null`, got `str`"),
     "deep": (b'{"traceEvents": [{"args": ' + b"[" * 200_000 + b"]" * 200_000 + b"}]}", "recursion"),
-    "no utf-8": (b'{"traceEvents": [{"name": "\xff\xfe"}]}', "utf-8"),
 }
 
 
@@ -132,6 +131,16 @@ def test_a_broken_file_is_refused_in_one_sentence_that_names_it(tmp_path: Path, 
     assert str(raised.value).startswith(f"{path}: is no trace as torch.profiler writes them: ")
     assert reason.lower() in str(raised.value).lower()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("piece", [30, 1 << 22])
+def test_a_damaged_event_is_left_out_and_counted(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is a number, no object, a name that is no UTF-8: three of six, and the first is described."""
+    monkeypatch.setattr(event_stream, "_PIECE", piece)
+    events = b'{"name": "a"}, {"name": 5}, {"name": "b"}, 7, {"name": "\xff\xfe"}, {"name": "c"}'
+    stream = TraceStream(written(tmp_path / "t.json", b'{"traceEvents": [' + events + b"]}"), Named)
+    assert ["a", "b", "c"] == [event.name for portion in stream.portions() for event in portion]
+    assert (3, "Expected `str`, got `int` - at `$.name`") == (stream.damaged, stream.damage)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +164,10 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 
 def test_damage_ends_the_reading_before_the_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torn event among many: what follows is read until no event can be so long."""
+    """A torn event among many, at column 51: what follows is read until no event can be so long."""
     monkeypatch.setattr(event_stream, "_LONGEST", 4096)
     text = b'{"traceEvents": [{"name": "good"}, {"name": "bad" "}, ' + b'{"name": "more"},' * 5000 + b"]}"
-    with pytest.raises(ProfileError, match="the file is damaged"):
+    with pytest.raises(ProfileError, match="line 1, column 51: JSON is malformed"):
         names(written(tmp_path / "torn.json", text), 512)
 
 

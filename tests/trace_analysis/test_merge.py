@@ -14,7 +14,10 @@ from torch.profiler import ProfilerActivity
 from lflops.cli.main import main
 from lflops.errors import ProfileError
 from lflops.trace_analysis.merge import MERGED, merge
+from lflops.trace_analysis.read_trace import read_trace
+from lflops.trace_analysis.summary import summarise
 from tests.support.process_state import settle
+from tests.support.traces_by_hand import TraceByHand
 
 BASE = 1_700_000_000_000_000_000
 
@@ -117,18 +120,79 @@ def test_traces_as_torch_writes_them(tmp_path: Path) -> None:
 
 
 def test_no_more_is_held_than_a_trace_takes(tmp_path: Path) -> None:
-    """Of four traces one is held, its text and where its events are: not twice as much as the text of one."""
+    """Of six traces one is held: what two take, and a twentieth."""
     events = [product(ts=float(n), args={"External id": n, "Record function id": 0, "Input type": ["float", "float"]}) for n in range(5000)]
-    for rank in range(4):
-        written(tmp_path, f"a_{rank}.1.pt.trace.json", events)
-    text = (tmp_path / "a_0.1.pt.trace.json").stat().st_size
-    merge(tmp_path)
-    settle()
-    tracemalloc.start()
-    merge(tmp_path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert text < peak < 2 * text + (1 << 20)
+    peaks = []
+    for ranks in (range(2), range(2, 6)):
+        for rank in ranks:
+            written(tmp_path, f"a_{rank}.1.pt.trace.json", events)
+        merge(tmp_path)
+        settle()
+        tracemalloc.start()
+        merge(tmp_path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (tmp_path / "a_0.1.pt.trace.json").stat().st_size < peaks[1] < 1.05 * peaks[0]
+
+
+def gpu_rank(late: int, *, group: str = "[0, 1]") -> TraceByHand:
+    """Two steps of 10 µs on device 0 of a chip with 989.5 TFLOP/s in bf16: each has a product and an all-reduce. Its clock is late."""
+    trace = TraceByHand(deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}])
+    about = {"Collective name": "allreduce", "Process Group Ranks": group, "dtype": "Float", "In msg nelems": 8, "Out msg nelems": 8}
+    for step in (0, 1):
+        begin = 10_000 * step - late
+        trace.step(step, begin, begin + 10_000)
+        trace.operator("aten::mm", begin + 100, begin + 400, shapes=[[1024, 512], [512, 256]], types=["c10::BFloat16"] * 2)
+        trace.kernel("gemm_bf16", begin + 1000, begin + 3000, launch=(begin + 200, begin + 300))
+        # Rank 1 comes 500 ns later, and both leave together.
+        trace.kernel(
+            "ncclDevKernel_AllReduce", begin + 4000 + late % 1000, begin + 6000, launch=(begin + 500, begin + 600), stream=9, **about
+        )
+    return trace
+
+
+def test_ranks_are_aligned_by_their_collectives_and_have_an_mfu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 1's clock is 3,500 ns late. 1024 x 512 x 256 MACs in 10 µs are 2.7 % of the peak, on either rank and on both."""
+    for rank, late in ((0, 0), (1, 3500)):
+        gpu_rank(late).write(tmp_path / f"a_{rank}.1.pt.trace.json")
+    assert 0 == main(["trace", "merge", str(tmp_path)])
+    assert "rank 1 is moved by 3.50 µs: so 2 collectives in common end together" in capsys.readouterr().out.splitlines()
+    found = [summarise(read_trace(tmp_path / name)) for name in ("a_0.1.pt.trace.json", "a_1.1.pt.trace.json", MERGED)]
+    rates = [each.utilization.mfu for each in found if each.utilization is not None]
+    assert [2 * 1024 * 512 * 256 / 10e-6 / 989.5e12] * 3 == pytest.approx(rates)
+    both = found[2]
+    assert [(0, "NVIDIA H100 80GB HBM3"), (1, "NVIDIA H100 80GB HBM3")] == [(each.device, each.name) for each in both.devices]
+    assert [10_000, 10_000] == [step.end - step.start for step in both.steps]
+    gemm = next(row for row in both.operators if row.name == "aten::mm")
+    assert (4, 8000) == (gemm.calls, gemm.device), "each launch has its own rank's kernel: 4 of 2 µs"
+
+
+def test_ranks_of_other_groups_are_left_on_their_clocks(tmp_path: Path) -> None:
+    """The twin: the collective of another group says nothing."""
+    for rank, group in enumerate(("[0, 1]", "[2, 3]")):
+        gpu_rank(3000 * rank, group=group).write(tmp_path / f"a_{rank}.1.pt.trace.json")
+    assert [(1, None, 0)] == [(each.rank, each.moved, each.collectives) for each in merge(tmp_path).clocks]
+
+
+def test_devices_of_other_machines_get_other_numbers(tmp_path: Path) -> None:
+    """Devices 0 and 1 of one machine stay. Of the next machine, 0 and 1 are taken."""
+    for rank, device in enumerate((0, 1, 0, 1)):
+        trace = TraceByHand(deviceProperties=[{"id": each, "name": f"chip {rank}"} for each in (0, 1)])
+        trace.kernel("gemm", 0, 100, device=device)
+        trace.write(tmp_path / f"a_{rank}.1.pt.trace.json")
+    content = merged(tmp_path)
+    assert [0, 1, 2, 3] == [event["args"]["device"] for event in of(content, "X")]
+    assert [(0, "chip 0"), (1, "chip 1"), (2, "chip 2"), (3, "chip 3")] == [
+        (each["id"], each["name"]) for each in content["deviceProperties"]
+    ]
+
+
+def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:
+    """No object, and a time that is none; the second rank's clock is another, so that its times are read."""
+    written(tmp_path, "a_0.1.pt.trace.json", [product()], baseTimeNanoseconds=BASE)
+    written(tmp_path, "a_1.1.pt.trace.json", [product(), 5, product(ts="x")], baseTimeNanoseconds=BASE + 1)  # type: ignore[list-item, arg-type]
+    assert 2 == len(of(merged(tmp_path), "X"))
+    assert 2 == merge(tmp_path).damaged
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"traceEvents": 5}', b'{"traceEvents": [5]}'])
@@ -146,9 +210,11 @@ def test_the_shell_says_what_was_written(tmp_path: Path, capsys: pytest.CaptureF
         written(tmp_path, f"a_{rank}.1.pt.trace.json", [product()])
     into = tmp_path / "all.json.gz"
     assert 0 == main(["trace", "merge", str(tmp_path), "--into", str(into)])
-    assert f"{into}: 2 traces, 6 events\n" == capsys.readouterr().out
+    alone = "rank 1 is on its own clock: it has no collective in common with the ranks before it"
+    assert f"{into}: 2 traces, 6 events\n{alone}\n" == capsys.readouterr().out
     assert 0 == main(["trace", "merge", str(tmp_path), "--json"])
-    assert {"file": str(tmp_path / MERGED), "ranks": [0, 1], "events": 6} == json.loads(capsys.readouterr().out)
+    expected = {"file": str(tmp_path / MERGED), "ranks": [0, 1], "events": 6, "damaged": 0}
+    assert expected | {"clocks": [{"rank": 1, "moved": None, "collectives": 0}]} == json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("given", "problem"), [([], "has no trace"), (["nowhere"], "is no folder")])

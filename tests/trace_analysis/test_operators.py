@@ -1,5 +1,7 @@
 """Operators of a trace: times, what is counted once, the roof above it, and the utilization of a step."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lflops
 from lflops.hardware.chips import Hardware
 from lflops.trace_analysis.read_trace import read_trace
+from lflops.trace_analysis.sentences import remarks
 from lflops.trace_analysis.summary import TraceSummary, summarise
 from tests.support.traces_by_hand import TraceByHand, small_gpu_trace
 
@@ -166,6 +169,43 @@ def test_what_checkpointing_computes_again_is_in_hfu_alone(kind: Any, again: int
     assert found.mfu is not None
     assert found.hfu == pytest.approx(found.mfu * (1 + again / 6))
     assert kind == "create_graph" or 6 * 8 * 32 * 32 == found.macs
+
+
+def selective(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Checkpointing that keeps nothing of a layer, by a policy for each operator."""
+    contexts = partial(create_selective_checkpoint_contexts, lambda *_args, **_kwargs: CheckpointPolicy.PREFER_RECOMPUTE)
+    return checkpoint(layer, x, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
+
+
+def within_another(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Checkpointing within checkpointing."""
+    return checkpoint(lambda y: checkpoint(layer, y, use_reentrant=False), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def with_amp(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Under autocast, which checkpointing restores in backward."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return checkpoint(layer, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("way", [selective, within_another, with_amp])
+def test_recomputation_of_every_kind_is_in_no_mfu(way: Callable[[nn.Module, torch.Tensor], torch.Tensor], tmp_path: Path) -> None:
+    """A layer of 8 x 32 x 32: forward, two gradients, and forward again, which is an operator of the trace and in no MFU."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        way(nn.Linear(32, 32), torch.randn(8, 32, requires_grad=True)).float().square().sum().backward()
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    found = summarise(read_trace(tmp_path / "trace.json"), CHIP)
+    assert found.utilization is not None
+    assert (3 * 8 * 32 * 32, 4 * 8 * 32 * 32) == (found.utilization.macs, sum(row.macs for row in found.shapes))
+
+
+def test_a_compiled_backward_may_compute_again_and_it_is_said(tmp_path: Path) -> None:
+    """The trace of a graph names its products, and not what they are for."""
+    for name, is_said in (("CompiledFunctionBackward", True), ("MmBackward0", False)):
+        trace = TraceByHand()
+        trace.operator(name, 0, 100)
+        trace.operator("aten::mm", 10, 50, shapes=[[4, 4], [4, 4]])
+        assert is_said is ("compiled" in dict(remarks(summarise(trace.read(tmp_path)))))
 
 
 class _Model(nn.Module):

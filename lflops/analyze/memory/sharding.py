@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.memory.checkpointing import blocks_of
+from lflops.analyze.memory.peak import blocks_of
 from lflops.analyze.memory.room import Room, room
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
@@ -85,8 +85,6 @@ def _moments(profile: Profile) -> Iterator[_Moment]:
     seen: set[str] = set()
     gradients = 0
     for each in profile.memory.timeline:
-        if each.by_category is None:
-            continue
         row = each.module
         is_in_block = not blocks.isdisjoint(ancestry(row))
         if each.phase == "backward" and not is_in_block and row not in seen and row in profile.modules:

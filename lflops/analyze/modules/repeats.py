@@ -15,16 +15,8 @@ from lflops.profile.series import sum_known, sums
 
 _COMPARED = (*COUNTS, *(f"own_{count}" for count in COUNTS), "logical_macs", "own_logical_macs")
 _FACTS = (
-    "kind",
-    "calls",
-    "compiled",
-    "parameters",
-    "trainable_parameters",
-    "parameter_bytes",
-    "trainable_parameter_bytes",
-    "own_parameters",
-    "local_parameters",
-    "local_parameter_bytes",
+    *("kind", "calls", "compiled", "parameters", "trainable_parameters", "parameter_bytes", "trainable_parameter_bytes"),
+    *("own_parameters", "local_parameters", "local_parameter_bytes"),
 )
 
 

@@ -26,8 +26,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lflops.boundary import Guard, Undo, unguarded
-from lflops.collect.attribution.autograd_segments import AutogradSegments, Claims
-from lflops.collect.attribution.frames import ThreadLocal, TrackedFrame
+from lflops.collect.attribution.frames import AutogradSegments, Claims, ThreadLocal, TrackedFrame
 from lflops.collect.attribution.hooks import LISTENERS, install_hooks
 from lflops.collect.attribution.python_stack import caller, checkpoint_is_running, in_inner_backward, is_running
 from lflops.collect.inputs.tensors import nodes_of, tensors_in

@@ -9,7 +9,6 @@ import datetime as dt
 import math
 import os
 import pathlib
-import secrets
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from lflops.collect.calibration.machine import TorchMachine
 from lflops.collect.inputs.run_info import device_name
 from lflops.collect.timing.clock import Clock, CpuWatch, clock_of, seconds_of
 from lflops.errors import HardwareError, LflopsError
+from lflops.files import write_whole
 from lflops.hardware.chips import Hardware, lookup, named
 
 if sys.platform != "win32":
@@ -281,12 +281,7 @@ def _write(entries: Mapping[str, msgspec.Raw]) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         file = _cache_file()
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{secrets.token_hex(8)}.tmp")
-        try:
-            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(entries)))
-            temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(file, msgspec.json.format(msgspec.json.encode(entries)))
 
 
 def _entries() -> dict[str, msgspec.Raw]:

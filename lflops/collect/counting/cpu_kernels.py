@@ -1,34 +1,36 @@
 """Corrections of fake results whose strides or memory differ from those of the CPU's kernels.
 
 The next operators copy a result, or do not, by its layout, so a wrong layout makes the peak wrong. `benchmarks/strides.py` runs torch's own
-samples of every operator, contiguous and not, and lists the differences. The table below has all that it listed.
+samples of every operator, contiguous and not, and lists the differences. `cpu_kernels.toml` has all that it listed.
 
 `SCRATCH` has bytes that a kernel takes for its own use and frees before it returns: they are no operator's result, and may make the peak.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from lflops.collect.torch_private.distributed import wait_operator
 from lflops.collect.torch_private.operators import OpOverload
 
 LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default  # one layer in one direction, by oneDNN
-LSTM_WORKSPACE = 3  # the index of its workspace, which backward needs, among its results
 
 Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
 """From a fake result and the operator's arguments to the result that the kernel gives."""
 
 
-class Correction(NamedTuple):
-    """How the fake results of some operators are corrected."""
+class Correction(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the fake results of some operators are corrected: a row of `cpu_kernels.toml`, which explains the fields."""
 
-    operators: str  # names of ATen operators, separated by spaces; an overload that this torch does not have is ignored
-    results: tuple[int, ...]  # the indices of the corrected results
-    rule: Rule  # the correction
-    reason: str  # what the CPU's kernel does and the fake kernel does not
+    operators: str
+    results: tuple[int, ...]
+    rule: str
+    reason: str
 
 
 def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
@@ -39,7 +41,7 @@ def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
     results = [out] if isinstance(out, Tensor) else list(out)
     for index in correction.results:
         if isinstance(results[index], Tensor):
-            results[index] = correction.rule(results[index], args)
+            results[index] = _RULES[correction.rule](results[index], args)
     return results[0] if isinstance(out, Tensor) else type(out)(results)
 
 
@@ -47,10 +49,6 @@ def _with_strides_of(result: Tensor, model: Tensor) -> Tensor:
     if result.stride() == model.stride():
         return result
     return torch.empty_strided(result.shape, model.stride(), dtype=result.dtype, device=result.device)
-
-
-def _contiguous(result: Tensor, _args: Sequence[Any]) -> Tensor:
-    return result.contiguous()
 
 
 def _in_format_of(position: int) -> Rule:
@@ -103,76 +101,25 @@ def _workspace(result: Tensor, args: Sequence[Any]) -> Tensor:
     return torch.empty(sum(rounded_up(part, PAGE) for part in parts), dtype=torch.uint8, device=x.device)
 
 
-CORRECTIONS = (
-    Correction(
-        "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats _batch_norm_with_update",
-        (0,),
-        _in_format_of(0),
-        "the result is contiguous or channels last, never transposed as the input may be",
-    ),
-    Correction(
-        "native_batch_norm_backward batch_norm_backward",
-        (0,),
-        _if_in_mask(_in_format_of(1)),
-        "the same, by the forward's input; and the input has no gradient where none is asked for",
-    ),
-    Correction("native_layer_norm_backward", (0, 1, 2), _contiguous, "the gradients are contiguous, even if the result's gradient is not"),
-    Correction("_log_softmax_backward_data normal.Tensor_Tensor pow.Scalar", (0,), _contiguous, "the result is contiguous"),
-    Correction("log_sigmoid_forward", (0, 1), _contiguous, "both results are contiguous"),
-    Correction(
-        "mse_loss_backward smooth_l1_loss_backward huber_loss_backward", (0,), _contiguous, "the gradient starts as contiguous zeros"
-    ),
-    Correction("binary_cross_entropy_backward", (0,), _like(1), "the gradient is laid out as the input"),
-    Correction("native_dropout_backward", (0,), _like(0), "a product with the mask: laid out as the result's gradient"),
-    Correction(
-        "mse_loss smooth_l1_loss soft_margin_loss binary_cross_entropy",
-        (0,),
-        _reduced_in_place,
-        "the scalar is written over the first of the terms, whose memory it keeps",
-    ),
-    Correction(
-        "copysign.Tensor div.Tensor_mode floor_divide logaddexp logical_and logical_or logical_xor heaviside xlogy.Tensor"
-        " special_xlog1py hardswish_backward hardtanh_backward logit_backward",
-        (0,),
-        _element_by_element,
-        "the fake one is made of other operators, which meet the operands in another order",
-    ),
-    Correction(
-        "leaky_relu_backward threshold_backward",
-        (0,),
-        lambda result, args: _element_by_element(result, (args[1], args[0])),
-        "the same; the kernel meets the forward's input before the gradient",
-    ),
-    Correction(
-        "ldexp.Tensor",
-        (0,),
-        lambda result, args: _element_by_element(result, (args[0], args[1].contiguous())),
-        "the same; and the powers of two are contiguous",
-    ),
-    Correction(
-        "max_unpool2d channel_shuffle reflection_pad3d replication_pad3d",
-        (0,),
-        _in_format_of(0),
-        "channels last stays channels last",
-    ),
-    Correction(
-        "reflection_pad2d_backward reflection_pad3d_backward replication_pad2d_backward replication_pad3d_backward",
-        (0,),
-        _in_format_of(1),
-        "the same, by the forward's input",
-    ),
-    Correction("mkldnn_rnn_layer", (LSTM_WORKSPACE,), _workspace, "oneDNN keeps a workspace for backward; the fake one is empty"),
-    Correction(
-        "mkldnn_rnn_layer_backward",
-        (4,),
-        lambda result, _: torch.empty_like(result),
-        "the two biases' gradients are two tensors; the fake ones are one",
-    ),
-)
-"""All corrections. Not corrected: Fourier transforms of one expanded element, and a few bytes of `_embedding_bag`."""
+_RULES: Mapping[str, Rule] = {
+    "contiguous": lambda result, _: result.contiguous(),
+    "like the first argument": _like(0),
+    "like the second argument": _like(1),
+    "format of the first argument": _in_format_of(0),
+    "format of the second argument": _in_format_of(1),
+    "format of the second argument, if its gradient is asked for": _if_in_mask(_in_format_of(1)),
+    "reduced in place": _reduced_in_place,
+    "element by element": _element_by_element,
+    "element by element, the second argument first": lambda result, args: _element_by_element(result, (args[1], args[0])),
+    "element by element, the second argument contiguous": lambda result, args: _element_by_element(result, (args[0], args[1].contiguous())),
+    "workspace": _workspace,
+    "a tensor for each": lambda result, _: torch.empty_like(result),
+    "what was waited for": lambda _, args: args[0],
+}
 
+CORRECTIONS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[Correction, ...]])["corrections"]
 
-WAIT = Correction("wait_tensor", (0,), lambda _, args: args[0], "a collective's result is what was waited for; the fake one is a copy")
+WAIT = Correction("wait_tensor", (0,), "what was waited for", "a collective's result is what was waited for; the fake one is a copy")
 """Of collectives, and no operator of ATen's."""
 
 

@@ -23,8 +23,7 @@ from lflops.collect.counting.dispatch_mode import OperatorCounter
 from lflops.collect.counting.known_values import KnownValues
 from lflops.collect.counting.totals import Counts, Resolved, Totals, Transfers
 from lflops.collect.inputs.tensors import tensors_in
-from lflops.collect.model.compiled_rows import rows_of
-from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.model.module_tree import ModuleTree, rows_of
 from lflops.collect.torch_private.dispatch_modes import on_stack, without_modes
 from lflops.collect.torch_private.dynamo import MODULES, CapturedGraph
 from lflops.collect.torch_private.operators import HigherOrderOperator

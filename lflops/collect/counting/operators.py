@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 # Each file registers its costs when it is imported.
-from lflops.collect.operator_costs import attention_masks, quantized_convolution  # noqa: F401
+from lflops.collect.operator_costs import attention_masks  # noqa: F401
 from lflops.collect.operator_costs.table import CallCost, all_formulas, formula_of, is_pure
 from lflops.collect.torch_private.operators import (
     HigherOrderOperator,

@@ -12,11 +12,7 @@ from lflops.collect.torch_private.dispatch_modes import without_modes
 
 
 def runtime(device: torch.device) -> Any:
-    """What waits for the device and has its streams.
-
-    Raises:
-        RuntimeError: torch has no such device here, or none that can be waited for.
-    """
+    """What waits for the device and has its streams; a `RuntimeError` where torch has no such device here, or cannot wait for it."""
     found = torch.accelerator if is_accelerator(device) else torch.get_device_module(device)
     if not hasattr(found, "synchronize") or not hasattr(found, "current_stream"):
         raise RuntimeError(f"torch.{device.type} has no streams")

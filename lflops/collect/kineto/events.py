@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined,unused-ignore]
 
-from lflops.collect.attribution.autograd_segments import AutogradSegments
+from lflops.collect.attribution.frames import AutogradSegments
 from lflops.collect.kineto.compiled_time import Region, RegionEvent
 from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.model.module_tree import ModuleTree
@@ -33,18 +33,10 @@ REGION = "## Call CompiledFxGraph "
 LAUNCHES = "c10d::"  # begins the names of the operators that launch collectives
 MAX_TABLE_ROWS = 20  # operators of the table: those with the most self time on the device, and on the host
 
-NO_OPERATORS = frozenset(
-    {
-        "[memory]",
-        "[OutOfMemory]",
-        "profiler::_record_function_enter",
-        "profiler::_record_function_enter_new",
-        "profiler::_record_function_exit",
-        "aten::is_leaf",
-        "aten::output_nr",
-        "aten::_version",
-    }
-)
+NO_OPERATORS = {
+    *("[memory]", "[OutOfMemory]", "aten::is_leaf", "aten::output_nr", "aten::_version"),
+    *(f"profiler::_record_function_{part}" for part in ("enter", "enter_new", "exit")),
+}
 """What torch's own table leaves out as well."""
 
 

@@ -21,8 +21,7 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from lflops.boundary import Guard, Undo, unguarded
-from lflops.collect.attribution.autograd_segments import AutogradSegments
-from lflops.collect.attribution.frames import Frame, FrameStack
+from lflops.collect.attribution.frames import AutogradSegments, Frame, FrameStack
 from lflops.collect.attribution.hooks import install_hooks
 from lflops.collect.model.compile_guard import unremark_hooks
 from lflops.collect.model.module_tree import ModuleTree

@@ -24,12 +24,10 @@ from lflops.boundary import Guard, Undo, call_each, unguarded
 from lflops.collect.inputs.devices import profiler_activity
 from lflops.collect.kineto.compiled_graph import recorded_graphs
 from lflops.collect.kineto.compiled_time import CompiledTimes, times_of
-from lflops.collect.kineto.device_timeline import communication, communication_on_host, device_seconds, idle_by_phase
 from lflops.collect.kineto.events import Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
-from lflops.collect.kineto.step_timeline import PhaseMark, timeline_of
-from lflops.collect.model.compiled_rows import rows_of
-from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.kineto.step_timeline import PhaseMark, communication, communication_on_host, device_seconds, idle_by_phase, timeline_of
+from lflops.collect.model.module_tree import ModuleTree, rows_of
 from lflops.collect.timing.scale_to_clean import spreads_of
 from lflops.collect.timing.stamps import inclusive
 from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more, profiler_is_recording

@@ -2,6 +2,8 @@
 
 A dense mask of fused attention separates sequences, or nothing. Of flex attention, the squares that its mask divides tokens into are
 counted, and the blocks that it lets run are executed. A causal mask or a window divides nothing: each token is connected with the next one.
+
+Also convolutions with packed weights, since only the packing knows the kernel's shape.
 """
 
 from collections.abc import Iterator
@@ -171,3 +173,23 @@ def _places(blocks: _Blocks, at: tuple[int, int]) -> Iterator[tuple[bool, int, i
         columns_of_rows = indices[at].tolist()
         for row, count in enumerate(counts[at].tolist()):
             yield from ((bool(kind), row, column) for column in columns_of_rows[row][:count])
+
+
+@cost_of_call(*(f"quantized::conv{dimensions}d{kind}" for dimensions in (1, 2, 3) for kind in ("", "_relu", "_dynamic")))
+def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
+    """A kernel's products at each position of the output; only the packed weight itself knows the kernel."""
+    weight, _ = args[1].unpack()
+    return Cost(out.numel() // out.shape[1] * weight.numel())
+
+
+@cost_of_call("quantized::conv2d_add", "quantized::conv2d_add_relu")
+def packed_convolution_with_addition(args: Any, kwargs: Any, out: Any) -> Cost:
+    """The same, after what is added to it."""
+    return packed_convolution([args[0], *args[2:]], kwargs, out)
+
+
+@cost_of_call(*(f"quantized::conv_transpose{dimensions}d{kind}" for dimensions in (1, 2, 3) for kind in ("", "_dynamic")))
+def packed_transposed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
+    """A kernel's products at each position of the input."""
+    weight, _ = args[1].unpack()
+    return Cost(args[0].numel() // args[0].shape[1] * weight.numel())

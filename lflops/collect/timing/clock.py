@@ -116,11 +116,7 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def device_clock(device: torch.device) -> DeviceClock:
-    """The clock of a device that is no CPU.
-
-    Raises:
-        CountError: torch cannot wait for such a device.
-    """
+    """The clock of a device that is no CPU; a `CountError` where torch cannot wait for such a device."""
     try:
         return StreamClock(device) if times_events(with_index(device)) else WaitingClock(device)
     except (RuntimeError, AssertionError) as error:  # of CUDA where torch was built without it

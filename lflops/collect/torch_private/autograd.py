@@ -14,21 +14,6 @@ with known_torch():
     from torch._C import _current_autograd_node, _current_graph_task_id
     from torch.autograd import _get_sequence_nr, _profiler_enabled  # type: ignore[attr-defined]
 
-__all__ = [
-    "ACCUMULATES_GRADIENT",
-    "NO_BACKWARD",
-    "after_backward",
-    "backward_id",
-    "current_node",
-    "hear_profilers",
-    "hear_profilers_no_more",
-    "leaves",
-    "next_sequence_number",
-    "node_name",
-    "profiler_is_recording",
-    "sequence_number",
-]
-
 NO_BACKWARD = -1  # `backward_id()` outside of a backward pass
 ACCUMULATES_GRADIENT = 1 << 62  # nodes that write `.grad` have sequence numbers from here on. No forward operator built them.
 next_sequence_number: Callable[[], int] = _get_sequence_nr  # the number of the next autograd node that this thread builds

@@ -4,8 +4,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_recording_memory", "memory_snapshot", "record_memory", "stop_recording_memory"]
-
 
 def is_recording_memory() -> bool:
     """Whether the allocator records its history already; a build without CUDA never does."""

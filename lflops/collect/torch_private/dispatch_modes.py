@@ -13,21 +13,7 @@ from lflops.collect.torch_private.known_torch import known_torch
 with known_torch():
     from torch._C import DisableTorchFunction
     from torch.utils import _python_dispatch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-__all__ = [
-    "TorchDispatchMode",
-    "end_mode",
-    "is_tracing",
-    "isolated",
-    "on_stack",
-    "open_modes",
-    "passes_dynamo",
-    "push_mode",
-    "route_higher_order_operators",
-    "sweep_modes",
-    "without_modes",
-]
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
 """A context in which no mode sees the operators that run."""

@@ -31,8 +31,6 @@ with known_torch():
 
 aten = torch.ops.aten
 
-__all__ = ["CompiledGraph", "compiled_graphs", "is_recording", "kernel_calls", "keys_have_graphs", "record_graphs", "recorded_names"]
-
 RECORD = "lflops"
 """Where our record lies in what inductor writes down of a graph's kernels. It is saved with the graph in inductor's caches."""
 
@@ -69,6 +67,7 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
         return f"lflops: modules of nodes, 2, {hashlib.sha256(repr(modules).encode()).hexdigest()}"
 
     def __call__(self, nodes: Any) -> Any:
+        """Write them down."""
         try:
             kept: dict[str, Any] = debug._inductor_post_to_pre_grad_nodes
             graph: Any = V.graph
@@ -84,11 +83,8 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
 def record_graphs() -> Callable[[], None]:
     """Record each graph that is compiled from now on, and give generated C++ kernels an event in Kineto's traces.
 
-    Returns:
-        What ends that, and restores inductor's settings.
-
-    Raises:
-        CountError: The user has set their own pass in our place, or torch does not have the settings.
+    Returns what ends that, and restores inductor's settings. A `CountError` where the user has set their own pass in our place, or torch
+    does not have the settings.
     """
     with known_torch():
         if getattr(config, _PASS) is not None:

@@ -9,31 +9,14 @@ from lflops.collect.torch_private.known_torch import known_torch
 from lflops.collect.torch_private.tensors import PLAIN
 
 with known_torch():
-    from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket as OpOverloadPacket
 
     _KEY = torch._C.DispatchKey
     _ANY_DEVICE = _KEY.CompositeImplicitAutogradNestedTensor
     GROUPED_MM: Any = torch.ops.aten._grouped_mm.default
     """The product of tokens with the weights of their experts."""
-
-__all__ = [
-    "GROUPED_MM",
-    "HigherOrderOperator",
-    "OpOverload",
-    "OpOverloadPacket",
-    "argument_names",
-    "attention_kernels",
-    "decompose",
-    "decomposes",
-    "has_nested_kernel",
-    "makes_storage",
-    "nested_kernel",
-    "overloads_of",
-    "python_kernel",
-    "qualified_name",
-    "run_kernel",
-    "written_arguments",
-]
 
 COMPOSITE = _KEY.CompositeImplicitAutograd  # the dispatch key of operators that are written in terms of others
 DEVICES = (_KEY.CPU, _KEY.CUDA)

@@ -340,6 +340,7 @@ def _of_modules() -> dict[str, bool]:
         "a plain module wraps another one": modules.unwrapped(parent) is parent,
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
+        "graph breaks are not numbered": modules.graph_breaks() >= 0,
         "compilations take no time": modules.compile_seconds() >= 0,
         "compilations begin unheard": _hears_compilations(),
         "hooks cannot be hidden from compilations": _hides_hooks(),

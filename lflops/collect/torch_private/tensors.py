@@ -14,30 +14,13 @@ with known_torch():
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
-        FakeTensor,
         FakeTensorMode,
         UnsupportedOperatorException,
     )
+    from torch._subclasses.fake_tensor import (
+        FakeTensor as FakeTensor,
+    )
     from torch.utils import _python_dispatch
-
-__all__ = [
-    "NEEDS_VALUES",
-    "NO_FAKE_KERNEL",
-    "PLAIN",
-    "FakeTensor",
-    "fake_mode",
-    "is_integer",
-    "local_part",
-    "nested_offsets",
-    "node_of",
-    "only_shapes_run",
-    "shape_key",
-    "sparse_parts",
-    "storage_key",
-    "stored_elements",
-    "version_of",
-    "without_overrides",
-]
 
 PLAIN = (Tensor, nn.Parameter)
 """The classes of nearly all tensors. Asking one of them for a missing attribute takes as long as a small operator."""

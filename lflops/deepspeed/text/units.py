@@ -4,6 +4,8 @@ Two decimals without trailing zeros, `K` for a thousand and `u` for a millionth;
 is a dash, and what is not 0 does not read as 0.
 """
 
+from functools import partial
+
 from lflops.units import UNKNOWN
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
@@ -22,24 +24,10 @@ def params(value: float | None) -> str:
     return number(value).replace("G", "B")
 
 
-def macs(value: float | None) -> str:
-    """Multiply-accumulates, as `10.74 GMACs`."""
-    return number(value, "MACs")
-
-
-def flops(value: float | None) -> str:
-    """Floating-point operations, as `2.86 G`."""
-    return number(value)
-
-
-def rate(value: float | None) -> str:
-    """Floating-point operations a second, as `117.74 TFLOPS`."""
-    return number(value, "FLOPS")
-
-
-def duration(value: float | None) -> str:
-    """Seconds, as `182.39 us`."""
-    return number(value, "s")
+macs = partial(number, unit="MACs")  # as `10.74 GMACs`
+flops = number  # as `2.86 G`
+rate = partial(number, unit="FLOPS")  # a second, as `117.74 TFLOPS`
+duration = partial(number, unit="s")  # as `182.39 us`
 
 
 def percent(part: float | None, total: float | None) -> str:

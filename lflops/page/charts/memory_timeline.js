@@ -72,8 +72,7 @@ export function memoryTimeline(memory, { state, remember, openModule, unit = "op
     for (const [name, value] of [["x1", x], ["x2", x]]) line.setAttribute(String(name), String(value));
     for (const [name, value] of [["cx", x], ["cy", up(live)]]) dot.setAttribute(String(name), String(value));
     const when = chosen === memory.peak ? `at the ${marked}, in` : moment;
-    const ofAll = memory.operators === null ? "" : ` of ${exact(memory.operators)}`;
-    const where = `, ${points.phase[chosen]}, ${unit} ${exact(Math.floor(points.at[chosen]) + 1)}${ofAll}`;
+    const where = `, ${points.phase[chosen]}, ${unit} ${exact(Math.floor(points.at[chosen]) + 1)} of ${exact(memory.operators)}`;
     caption.replaceChildren(
       boldSize(points.live[chosen]), ` ${when} `, element("b", {}, points.operator[chosen]), " of ",
       element("b", {}, points.module[chosen] || "(model)"), element("span", { class: "quiet" }, where),

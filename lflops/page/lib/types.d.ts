@@ -40,7 +40,7 @@ interface Operators {
 }
 
 interface LiveMemory {
-  operators: number | null; peak_bytes: Count; peak: number | null; chip: string | null; capacity_bytes: number | null; points: Lists;
+  operators: number; peak_bytes: Count; peak: number | null; chip: string | null; capacity_bytes: number | null; points: Lists;
   categories: string[]; by_category: [string, Count][];
 }
 

@@ -114,11 +114,11 @@ function figures(data) {
 /** @type {(data: Memory) => string[]} */
 function remarks(data) {
   const drawn = data.points.at.length - (data.peak === null ? 0 : 1);
-  const isWhole = data.operators === null || drawn === data.operators;
+  const isWhole = drawn === data.operators;
   return [
     data.source === "fake" ? "Nothing was allocated: sizes are those that the tensors would have." : "Bytes of tensors; what kernels need for themselves is not among them.",
     isWhole ? "" : `Drawn are ${exact(drawn)} of ${exact(data.operators)} operators, the extremes of equal stretches.`,
-    data.categories.length ? AS_DRAWN : "By category it is unknown: this profile was written by an earlier lflops.",
+    AS_DRAWN,
   ];
 }
 

@@ -9,24 +9,14 @@ from lflops.analyze.ranks.communication import Collective
 from lflops.analyze.ranks.imbalance import ENOUGH, Imbalance, Row
 from lflops.profile.model import Profile
 from lflops.profile.records import Rank, RankWait, Spread
-from lflops.report.lines.text import counted, plain
+from lflops.report.lines.text import WORDS, counted, plain
 
 _WORST = 3
 _LISTED = 12
 _MUCH = 0.05  # of the step: a rank that costs so much is in the first sentences
 _FACTOR = 10.0  # from this many times on, a factor is printed and not a share
 
-_OUTSIDE = {
-    "data": "data loading",
-    "transfer": "transfer",
-    "clip": "clipping",
-    "optimizer": "the optimizer",
-    "other": "other work outside of modules",
-    "validation": "validation",
-    "checkpoint": "saving checkpoints",
-    "stage": "its stage of the pipeline",
-    "sync": "Lightning's own collectives",
-}
+_OUTSIDE = WORDS["outside"]
 """The phases of a step that are in no module."""
 
 

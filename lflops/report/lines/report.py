@@ -21,7 +21,7 @@ from lflops.profile.notes import are_times_far_off, sentence
 from lflops.profile.records import PHASES
 from lflops.report.lines.parts import advice, label_of, what_it_is
 from lflops.report.lines.ranks import ranks
-from lflops.report.lines.text import counted, plain, plus_minus
+from lflops.report.lines.text import WORDS, counted, plain, plus_minus
 from lflops.report.lines.verdict import Verdict, verdict
 
 Unit = Literal["s", "share", "of peak", "FLOP/s", "/s", "bytes", "count", "factor", "text"]
@@ -36,12 +36,7 @@ _TEXT: Mapping[Unit, Callable[[float | None], str]] = {
     "count": units.count,
     "factor": lambda value: units.UNKNOWN if value is None else f"{value:.2f}×",
 }
-_KINDS = {
-    "count": "counted on one pass",
-    "measure": "counted on one pass, timed on others",
-    "estimate": "estimated: nothing ran",
-    "training": "training",
-}
+_KINDS = WORDS["kinds"]
 _LISTED = 12
 _LEADING_MODULES = 3
 _FASTER = 0.9  # timing modules makes no step faster

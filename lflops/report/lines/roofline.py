@@ -4,15 +4,11 @@ from collections.abc import Sequence
 
 from lflops import units
 from lflops.analyze.speed.fused_bytes import Fusion
-from lflops.analyze.speed.roofline import Ceiling, Over
+from lflops.analyze.speed.roofline import Ceiling
 from lflops.profile.model import Run
+from lflops.report.lines.text import WORDS
 
-OVER: dict[Over, str] = {
-    "cache": "over its roof: what it works on fits the cache",
-    "compiled": "over its roof: the bytes are those of the code as written, and it runs compiled",
-    "cache_unknown": "over its roof: what it works on may fit the cache, whose size is not known; else a count, a time or a peak is wrong",
-    "error": "over its roof: a count, a time or a peak is wrong",
-}
+OVER = WORDS["over"]
 
 
 def why_no_roof(run: Run, ceilings: Sequence[Ceiling]) -> str:

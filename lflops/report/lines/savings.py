@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.memory.checkpointing import Saving
-from lflops.analyze.memory.checkpointing import savings as savings_of
+from lflops.analyze.memory.peak import Saving
+from lflops.analyze.memory.peak import savings as savings_of
 from lflops.report.lines.text import plain
 
 

@@ -1,8 +1,13 @@
 """Pieces of text that all reports share. Names of modules, operators and files come from the user and may hold anything."""
 
 import re
+from pathlib import Path
+
+import msgspec
 
 from lflops import units
+
+WORDS = msgspec.toml.decode(Path(__file__).with_name("words.toml").read_bytes(), type=dict[str, dict[str, str]])
 
 _NUMBER = re.compile(r"…[*{\d]")  # what is left of a name that was cut before a number
 

@@ -3,13 +3,13 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.causes import Cause, row_of
+from lflops.analyze.causes import Cause, lost_share, row_of
 from lflops.analyze.modules.outliers import Doubt
 from lflops.profile.notes import are_times_far_off, filled, time_factors
 from lflops.report.lines.parts import advice, what_it_is
@@ -32,10 +32,13 @@ class Finding(Struct, frozen=True, kw_only=True):
     said: str  # the sentence, with the cost
     module: str = ""  # where it is; empty is no module in particular
     rank: int | None = None  # the slow rank
+    phase: str = ""  # what the rank is slow in
     seconds: float | None = None  # what it costs a step; `None` is unknown
-    share: float | None = None  # that over the step
+    share: float | None = None  # that over the step, or of the run over the time in which it trained
+    of: Literal["step", "run"] = "step"  # the steps of the window as they usually are, or all of the run and what is between its steps
     next: str = ""  # what usually shortens it
     is_fault: bool = False  # whether it is something wrong, rather than where the time of any such training goes
+    right: tuple[int, int] | None = None  # of trainings with known faults: how often this was rightly the first fault, of how often it was
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -74,7 +77,7 @@ def _said(analysis: Analysis) -> Iterator[str]:
         if analysis.profile.is_counted:
             yield from _planned(analysis)
         return
-    took = f"A {one} takes {units.duration(times.mean)}{' on this busy machine' if lost_share(analysis) >= VERY_BUSY else ''}"
+    took = f"A {one} takes {units.duration(times.mean)}{' on this busy machine' if lost_share(analysis.profile) >= VERY_BUSY else ''}"
     if reached.mfu is None:
         yield f"{took}."
         return
@@ -105,10 +108,12 @@ def _finding(analysis: Analysis, cause: Cause) -> Finding | None:
         said=told.why,
         module=cause.module,
         rank=int(cause.value) if cause.kind == "rank" and isinstance(cause.value, int | float) else None,
+        phase=cause.phase,
         seconds=cause.seconds,
         share=None if cause.seconds is None else analysis.step_times.share(cause.seconds),
         next=told.next,
         is_fault=cause.is_fault,
+        right=row_of(cause.kind).right if cause.is_fault else None,
     )
 
 
@@ -186,22 +191,17 @@ def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
         yield f"{counted(doubts, 'note')} below"
 
 
-def lost_share(analysis: Analysis) -> float:
-    """What share of the CPU time that the process needed others took, while modules were timed."""
-    return statistics.median(analysis.profile.cpu_lost_shares or [0.0])
-
-
 def _steadiness(analysis: Analysis) -> Iterator[str]:
     profile, times = analysis.profile, analysis.step_times
     one, several = ("step", "steps") if profile.run.kind == "training" else ("pass", "passes")
     if times.seconds is not None and times.mean is not None:
         median = times.seconds.median
         spread = f" ± {plus_minus(times.spread)}" if times.steps > 1 and times.spread is not None else ""
-        quiet = "undisturbed " if lost_share(analysis) < VERY_BUSY else ""
+        quiet = "undisturbed " if lost_share(analysis.profile) < VERY_BUSY else ""
         yield f"{units.count(times.steps)} {quiet}{one if times.steps == 1 else several}{spread}"
         if median and (abs(times.mean - median) > _UNSTEADY * median or (times.spread or 0.0) > _WIDE):
             yield f"unsteady: the longest took {units.duration(times.longest)}, the median {units.duration(median)}"
-    if (lost := lost_share(analysis)) >= _BUSY:
+    if (lost := lost_share(analysis.profile)) >= _BUSY:
         yield f"this machine was busy: other processes took {units.percent(lost, digits=0)} of the CPU time that this one needed"
     if analysis.outliers.doubt and not analysis.outliers.found:
         yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers.doubt]}"

@@ -20,9 +20,7 @@ POINTS: Final = 2_000  # the most points that are drawn
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):
     """Live bytes over time, and the categories at one moment."""
 
-    # How many moments there are before some are chosen: operators of a step, or entries of an allocator's record; `None` where an older
-    # file does not say it
-    operators: int | None
+    operators: int  # how many moments there are before some are chosen: operators of a step, or entries of an allocator's record
     peak_bytes: Value  # the bytes at the moment that is marked
     peak: int | None  # the index in `points` of the moment that is marked
     chip: str | None  # the chip's name, where its memory is known
@@ -60,7 +58,7 @@ class _Point(Struct, frozen=True):
     module: str
     phase: Phase
     live: int
-    parts: ByCategory | None
+    parts: ByCategory
 
 
 def memory(analysis: Analysis) -> MemoryShown | None:
@@ -71,12 +69,12 @@ def memory(analysis: Analysis) -> MemoryShown | None:
         return None
     chip, capacity = chip_memory(profile.run.hardware)
     points = list(_points(counted, analysis.peak_moment))
-    parts = [point.parts for point in points if point.parts is not None]
-    categories = [each for each in _STACKED if any(getattr(part, each) for part in parts)] if len(parts) == len(points) else []
+    parts = [point.parts for point in points]
+    categories = [each for each in _STACKED if any(getattr(part, each) for part in parts)]
     return MemoryShown(
         source=counted.source,
         rank=next((rank.rank for rank in profile.ranks if rank.peak_bytes == counted.peak_bytes), None),
-        operators=None if (last := counted.timeline[-1].index) is None else last + 1,
+        operators=counted.timeline[-1].index + 1,
         peak_bytes=exact(counted.peak_bytes),
         peak=next((index for index, point in enumerate(points) if point.at % 1), None),
         chip=chip,
@@ -99,8 +97,7 @@ def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
     peak = next((index for index, moment in enumerate(counted.timeline) if moment is reached), 0)
     for each in extremes([moment.live_bytes for moment in counted.timeline], POINTS - 1, [peak]):
         moment = counted.timeline[each]
-        at = each if moment.index is None else moment.index
-        yield _Point(at, moment.operator, moment.module, moment.phase, moment.live_bytes, moment.by_category)
+        yield _Point(moment.index, moment.operator, moment.module, moment.phase, moment.live_bytes, moment.by_category)
         if moment is reached:
-            parts = moment.by_category and ByCategory(**{name: counted.by_category.get(name, 0) for name in ByCategory._fields})
-            yield _Point(at + 0.5, moment.operator, moment.module, moment.phase, counted.peak_bytes, parts)
+            parts = ByCategory(**{name: counted.by_category.get(name, 0) for name in ByCategory._fields})
+            yield _Point(moment.index + 0.5, moment.operator, moment.module, moment.phase, counted.peak_bytes, parts)

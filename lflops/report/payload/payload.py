@@ -16,8 +16,7 @@ from lflops.report.lines.report import Report, report_of
 from lflops.report.payload.columns import VERSION, Columns, lists
 from lflops.report.payload.compare import RunShown, run_shown
 from lflops.report.payload.memory import MemoryShown, memory
-from lflops.report.payload.modules import modules
-from lflops.report.payload.operators import Operators, operators
+from lflops.report.payload.operators import Operators, modules, operators
 from lflops.report.payload.roofline import Roofs, roofs
 
 

@@ -27,9 +27,5 @@ def run_shown(ledger: Ledger) -> RunShown:
 
 
 def encoded_run(folder: Path) -> bytes:
-    """The last run in a folder, as JSON.
-
-    Raises:
-        ProfileError: There is no ledger, or it cannot be read.
-    """
+    """The last run in a folder, as JSON; a `ProfileError` where there is no ledger, or it cannot be read."""
     return json.encode(run_shown(load_run(folder)))

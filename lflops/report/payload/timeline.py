@@ -83,9 +83,9 @@ def _memory_at(analysis: Analysis, step: StepTimeline, memory: MemoryShown | Non
     A module that ran as often in both is an anchor. Between two anchors operators are spaced evenly.
     """
     counted = analysis.profile.memory
-    if memory is None or counted is None or any(moment.index is None for moment in counted.timeline):
+    if memory is None or counted is None:
         return None
-    anchors = [_Anchor(0, 0), *_increasing(sorted(_anchors(counted.timeline, step))), _Anchor((memory.operators or 0) + 1, step.length)]
+    anchors = [_Anchor(0, 0), *_increasing(sorted(_anchors(counted.timeline, step))), _Anchor(memory.operators + 1, step.length)]
     found, number = [], 0
     for at in memory.points["at"] if isinstance(memory.points["at"], list) else ():
         position = float(at or 0)
@@ -102,7 +102,7 @@ def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]
     counted: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     last = None
     for moment in moments:
-        index = moment.index or 0
+        index = moment.index
         key = _key(moment.module, moment.phase)
         if key == last:
             counted[key][-1] = counted[key][-1][0], index + 1

@@ -1,4 +1,4 @@
-"""A profile on a terminal: lines about what was profiled, its times and what no total holds, then its modules as a table."""
+"""A profile on a terminal: lines about what was profiled, its times and what no total holds, then a table of its modules or operators."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,13 +7,63 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.tree import Row
-from lflops.profile.records import Phase
+from lflops.analyze.modules.tree import Row, WorkCounts, share_of
+from lflops.profile.records import CompiledCode, Phase, Trace
+from lflops.profile.series import sum_known
+from lflops.report.lines.module_table import ModuleColumn, ModuleLine, module_columns, module_lines
+from lflops.report.lines.report import Part, report_of, speed_lines, verdict_lines
 from lflops.report.lines.text import counted, plain, shortened_name
-from lflops.report.tables.module_columns import ModuleColumn, ModuleLine, module_columns, module_lines
-from lflops.report.terminal.header import header
-from lflops.report.terminal.tables import figure, prose
+from lflops.report.terminal.tables import MARGIN, FittedTable, figure, margin, prose, text
+
+
+def header(analysis: Analysis) -> Group:
+    """The lines, as one block."""
+    report = report_of(analysis)
+    blocks: list[RenderableType] = [
+        margin((label, prose(value)) for label, value in verdict_lines(report)),
+        margin((fact.label, prose(fact.text)) for fact in report.subject),
+        *([margin(speed_lines(report.speed))] if report.speed else []),
+        *([_budget(report.budget)] if report.budget else []),
+        _totals(analysis),
+        margin((fact.label, prose(fact.said)) for fact in report.model if fact.name != "MACs"),
+        margin((fact.label, prose(fact.text, "yellow" if fact.doubt else "")) for fact in report.remarks),
+    ]
+    return Group(*(part for block in blocks[:-1] for part in (block, "")), blocks[-1])
+
+
+def _budget(parts: tuple[Part, ...]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
+    for _ in range(2):
+        table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for index, part in enumerate(parts):
+        table.add_row("" if index else "budget", *map(text, (units.percent(part.share), units.duration(part.seconds), part.label)))
+    return table
+
+
+def _totals(analysis: Analysis) -> FittedTable:
+    ran: dict[str, WorkCounts] = {phase: counts for phase, counts in analysis.totals.items() if counts != WorkCounts()}
+    if not ran and not analysis.profile.is_counted:
+        return FittedTable(
+            "totals", ["all"], {name: [units.UNKNOWN] for name in ("MACs", "FLOPs", "bytes moved", "operator calls")}, room=MARGIN
+        )
+    ran = ran or {"forward": WorkCounts()}
+    if len(ran) > 1:
+        ran["all"] = sum(ran.values(), WorkCounts())
+    columns = {"MACs": [units.count(counts.macs) for counts in ran.values()]}
+    if model := analysis.unsharded_macs:
+        macs: dict[str, int | None] = {**model, "all": sum_known(model.values())}
+        columns["MACs of model"] = [units.count(macs.get(phase, 0)) for phase in ran]
+    if any(counts.executed_macs != counts.macs for counts in ran.values()):
+        columns["executed MACs"] = [units.count(counts.executed_macs) for counts in ran.values()]
+    columns["FLOPs"] = [units.count(counts.flops) for counts in ran.values()]
+    columns["bytes moved"] = [units.size(counts.bytes_moved) for counts in ran.values()]
+    columns["operator calls"] = [units.count(counts.calls) for counts in ran.values()]
+    return FittedTable("totals", list(ran), columns, room=MARGIN)
+
 
 _GAP = 2
 _NAME = 36  # width that names have, if they need it, before a column is left out for them
@@ -119,3 +169,53 @@ def _name(line: ModuleLine, indent: int, room: int) -> Text:
     if kind and left >= min(len(kind), 6):
         name.append("  " + (kind if len(kind) <= left else kind[: left - 1] + "…"), style="dim")
     return name
+
+
+_MOST = 20  # kernels of compiled code that are shown
+
+
+def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> RenderableType:
+    """The operators of a phase as text for a terminal, the most first; `None` is all the phases together."""
+    rows = analysis.operators(phase)
+    if not rows:
+        return Group(header(analysis), "", text(f"no operators in {phase or 'any phase'}", "dim"))
+    macs = {"MACs": [units.count(row.figures.macs) for row in rows]}
+    flops = {"FLOPs": [units.count(row.figures.flops) for row in rows]}
+    by_flops = share_of(analysis.profile, phase) == "flops"
+    share = {f"% of {'FLOPs' if by_flops else 'MACs'}": [units.percent(row.share) for row in rows]}
+    columns = (flops | share if by_flops else macs | share | flops) | {
+        "bytes moved": [units.size(row.figures.bytes_moved) for row in rows],
+        "calls": [units.count(row.figures.calls) for row in rows],
+    }
+    tables = [FittedTable(f"operators, {phase or 'all'}", [row.operator for row in rows], columns)]
+    trace = analysis.profile.trace
+    if trace is not None and trace.operators:
+        tables += [_traced(trace), *([_compiled(trace, trace.compiled)] if trace.compiled else [])]
+    return Group(header(analysis), *(part for table in tables for part in ("", table)))
+
+
+def _traced(trace: Trace) -> FittedTable:
+    """The operators with the most own time, in the mean recorded batch; device time is attributed to the operator that launched it."""
+    on_device = any(each.device_seconds for each in trace.operators)
+    rows = trace.by_own_time(on_device=on_device)
+    figures = {"device, own": "own_device_seconds", "device": "device_seconds"} if on_device else {}
+    figures |= {"host, own": "own_host_seconds", "host": "host_seconds"}
+    columns = {heading: [units.duration(trace.per_batch(getattr(row, name))) for row in rows] for heading, name in figures.items()}
+    columns["calls"] = [units.count(trace.per_batch(row.calls)) for row in rows]
+    return FittedTable("operators as traced, in a batch", [row.name for row in rows], columns)
+
+
+def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
+    """The kernels of compiled code with the most time, in the mean recorded batch; a fused one has a row in each of its modules."""
+    rows = code.kernels[:_MOST]
+    took = [row.seconds_on(code.timed_on) for row in rows]
+    columns: dict[str, list[str]] = {
+        "module": [row.module or "the model itself" for row in rows],
+        "phase": [row.phase for row in rows],
+        code.timed_on: [units.duration(trace.per_batch(seconds)) for seconds in took],
+        "% of compiled": [units.percent(seconds / code.seconds if code.seconds else None) for seconds in took],
+        "bytes, fused": [units.size(None if row.bytes_moved is None else trace.per_batch(row.bytes_moved)) for row in rows],
+        "fused of": [f"{row.modules} modules" if row.modules > 1 else "1 module" for row in rows],
+        "calls": [units.count(trace.per_batch(row.calls)) for row in rows],
+    }
+    return FittedTable("kernels of compiled code, in a batch", [row.name for row in rows], columns)

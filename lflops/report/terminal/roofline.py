@@ -9,7 +9,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.repeats import fold_parts
 from lflops.analyze.speed.fused_bytes import Fusion
-from lflops.analyze.speed.roofline import Ceiling, LowerBound, Over, Point
+from lflops.analyze.speed.roofline import Ceiling, LowerBound, Point
 from lflops.report.lines.roofline import OVER, saved_by_fusion
 from lflops.report.lines.text import counted, plain
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
@@ -17,7 +17,7 @@ from lflops.report.terminal.tables import FittedTable, margin, prose, text
 _NAME = 26
 _LISTED = 10
 _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer": "optim", "other": "other", "all": "all"}
-_SIGNS: dict[Over, str] = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
+_SIGNS = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
 def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:

@@ -11,7 +11,7 @@ from typing import Any
 from lflops.collect.count import Ignored
 from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.kineto.tracer import ACTIVITIES, Activity
-from lflops.collect.ranks.unsharded import check_logical
+from lflops.collect.ranks.topology import check_logical
 from lflops.errors import CountError, HardwareError, ScheduleError
 from lflops.hardware.chips import Hardware, named, names
 from lflops.profile.model import Profile

@@ -10,6 +10,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from lflops.analyze.analysis import Analysis
 from lflops.extras import offered
 from lflops.profile.model import Profile
@@ -20,20 +22,9 @@ __all__ = ["LONGEST_TEXT", "OUTPUTS", "Output"]
 
 LONGEST_TEXT = 100  # lines: TensorBoard renders every text that it keeps anew on each request
 
-LAYOUT = {
-    "lflops": {
-        "step": ["Multiline", [r"^lflops\S*/(?:step|data|forward|backward|optimizer)_ms$"]],
-        "utilization": ["Multiline", [r"^lflops\S*/(?:mfu|hfu)$"]],
-        "TFLOP/s per device": ["Multiline", [r"^lflops\S*/tflops_per_device$"]],
-        "samples per second": ["Multiline", [r"^lflops\S*/samples_per_second$"]],
-        "tokens per second": ["Multiline", [r"^lflops\S*/tokens_per_second$"]],
-    },
-    "lflops modules": {
-        "forward, ms": ["Multiline", [r"^lflops\S*_modules/[^/]+/forward_ms/"]],
-        "backward, ms": ["Multiline", [r"^lflops\S*_modules/[^/]+/backward_ms/"]],
-        "TFLOP/s": ["Multiline", [r"^lflops\S*_modules/[^/]+/tflops/"]],
-    },
-}
+_CHARTS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, dict[str, str]])
+
+LAYOUT = {group: {name: ["Multiline", [tags]] for name, tags in charts.items()} for group, charts in _CHARTS.items()}
 """The same in every run: TensorBoard merges the layouts of all of them, and drops only what is equal to the letter."""
 
 COLUMNS = ("module", "class", "calls", "parameters", "forward MACs", "backward MACs", "forward ms", "backward ms", "total ms")

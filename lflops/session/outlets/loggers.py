@@ -1,4 +1,7 @@
-"""What a window leaves in the Trainer's loggers and in its log directory."""
+"""What a window leaves in the Trainer's loggers and in its log directory.
+
+For loops that have no logger of their framework, a `SummaryWriter` of torch or a run of Weights & Biases is made one.
+"""
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -6,8 +9,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.utilization import flops_per_second
+from lflops.collect.inputs.arguments import describe
+from lflops.errors import CountError
 from lflops.extras import offered
 from lflops.ledger.account import Ledger
 from lflops.profile.model import ModuleProfile, Profile
@@ -23,22 +30,60 @@ from lflops.session.inputs.training import Training
 from lflops.session.outlets.logger_outputs import LONGEST_TEXT, OUTPUTS, Output
 from lflops.session.outlets.paths import OutputPaths, open_text
 
+
+class WriterLogger:
+    """Logs to a `SummaryWriter`, which stays its owner's to close."""
+
+    def __init__(self, writer: Any) -> None:
+        self.experiment = writer
+        self.log_dir: str = writer.log_dir
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write a point of each curve."""
+        for name, value in metrics.items():
+            self.experiment.add_scalar(name, value, step)
+
+
+class RunLogger:
+    """Logs to a run of Weights & Biases, which stays its owner's to finish.
+
+    The run counts its own steps, so each point holds the training's step as `lflops_step`, and our curves are drawn over that.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self.experiment = run
+        self.log_dir = str(Path(run.dir).parent)  # what is in `dir` itself is uploaded, and the artifacts have it already
+        run.define_metric("lflops_step", hidden=True)
+        for name in ("lflops/*", "lflops_modules/*"):
+            run.define_metric(name, step_metric="lflops_step")
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log a point of each curve."""
+        self.experiment.log({**metrics, "lflops_step": step})
+
+
+def loggers_of(given: Any) -> list[Any]:
+    """Loggers unchanged, or loggers around the given writers: one, several in a list, or none; a `CountError` for anything else."""
+    return [_logger_of(each) for each in (given if isinstance(given, list | tuple) else [] if given is None else [given])]
+
+
+def _logger_of(given: Any) -> Any:
+    if callable(getattr(given, "log_metrics", None)):
+        return given
+    if callable(getattr(given, "add_scalar", None)):
+        return WriterLogger(given)
+    if callable(getattr(given, "define_metric", None)) and callable(getattr(given, "log", None)):
+        return RunLogger(given)
+    raise CountError(f"logger={describe(given)}: give a SummaryWriter, a run of wandb, or an object with log_metrics(values, step=...)")
+
+
 FEWEST_WINDOWS = 3  # two points are no curve
 
 LEARNING: tuple[Phase, ...] = ("forward", "backward")
 
 Point = tuple[dict[tuple[str, str], float], int]  # values by figure and modules, and the step that they are logged at
 
-_TAGS: Mapping[str, tuple[str, ...]] = {
-    "step_ms": ("step", "pass"),
-    **{f"{phase}_ms": (phase,) for phase in ("data", "forward", "backward", "optimizer")},
-    "mfu": ("MFU",),
-    "hfu": ("HFU", "MFU"),
-    "tflops_per_device": ("achieved",),
-    "samples_per_second": ("samples/s",),
-    "tokens_per_second": ("tokens/s",),
-    "peak_memory_gib": ("peak live memory",),
-}
+_TAGS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[str, ...]])
 """Each tag, and the fact that it logs; where the report has no HFU, it is the MFU."""
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lflops.collect.inputs.batch_reader import BatchReader, BatchTensors
+from lflops.collect.inputs.batch import BatchReader, BatchTensors
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.collect.torch_private.tensors import is_integer, nested_offsets, without_overrides
 from lflops.formulas.table import READS

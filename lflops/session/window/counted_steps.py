@@ -10,7 +10,7 @@ from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.calibration.calibrate import hardware_of
 from lflops.collect.count import Counting, ignored_rows
 from lflops.collect.counting.accumulator import Extent
-from lflops.collect.inputs.batch_reader import BatchReader
+from lflops.collect.inputs.batch import BatchReader
 from lflops.collect.model.module_tree import ModuleTree, parameter_sizes
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.torch_private.dispatch_modes import passes_dynamo

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sized
 from resource import struct_rusage
 from typing import Any, NamedTuple
 
-from lflops.collect.inputs.batch_reader import BatchReader
+from lflops.collect.inputs.batch import BatchReader
 from lflops.collect.timing.clock import ThreadSchedule, cpu_usage
 
 MAX_PENDING_STEPS = 200  # plain steps are flushed after this many

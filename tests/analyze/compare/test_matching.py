@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import lflops
 from lflops.analyze.compare.compared_run import compared_run
-from lflops.analyze.compare.matching import matched
+from lflops.analyze.compare.diff import matched
 from lflops.profile.model import Profile
 from tests.support.profile_pairs import ran
 

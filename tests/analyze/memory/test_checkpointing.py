@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lflops
-from lflops.analyze.memory.checkpointing import Checkpointed, checkpointed
+from lflops.analyze.memory.peak import Checkpointed, checkpointed
 from lflops.profile.model import Profile
 from tests.support.profile_builders import product, profile, small_memory, weights
 

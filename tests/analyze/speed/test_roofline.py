@@ -13,7 +13,7 @@ import lflops
 from lflops.analyze.analysis import analyze
 from lflops.analyze.speed.roofline import Ceiling, Point, Roofline, roofline
 from lflops.cli.main import main
-from lflops.figures.roofline import roofline_figure, save_roofline_figure
+from lflops.figures.pictures import roofline_figure, save_roofline_figure
 from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Profile
 from lflops.profile.records import PHASES, Phase, Trace, TracedOperator

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.collect.kineto.attach_trace import with_trace
-from lflops.collect.kineto.device_timeline import communication, communication_on_host
 from lflops.collect.kineto.events import Communicated, Event, join
+from lflops.collect.kineto.step_timeline import communication, communication_on_host
 from lflops.collect.kineto.tracer import Recording
 from lflops.profile.collective_names import collective_kind, is_collective_kernel
 from lflops.profile.model import Communication

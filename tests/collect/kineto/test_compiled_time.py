@@ -9,8 +9,7 @@ from lflops.collect.kineto.attach_trace import with_compiled
 from lflops.collect.kineto.compiled_graph import GraphKernels, KernelCall, Share
 from lflops.collect.kineto.compiled_time import CompiledTimes, Region, RegionEvent, times_of
 from lflops.collect.kineto.tracer import call_times
-from lflops.collect.model.compiled_rows import rows_of
-from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.model.module_tree import ModuleTree, rows_of
 from lflops.profile.model import SCHEMA_VERSION, Profile
 from lflops.profile.records import Call, ModulePhase, Spread
 from tests.support.profile_builders import module_profile, run, work

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from torch import nn
 
-from lflops.collect.kineto.device_timeline import device_seconds, idle_by_phase
 from lflops.collect.kineto.events import Event, Joined, join
 from lflops.collect.kineto.module_log import CLOSURE, LEAVE, OPTIMIZER, STEP, THREAD, LogEntry
+from lflops.collect.kineto.step_timeline import device_seconds, idle_by_phase
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, Phase
 from tests.support.small_models import Block

@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 from torch.distributed import HashStore
 
-from lflops.collect.ranks.gather import Gather
-from lflops.collect.ranks.shared_steps import SharedSteps
+from lflops.collect.ranks.gather import Gather, SharedSteps
 from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
 from lflops.merging.clean_steps import MOST_STEPS

@@ -1,8 +1,8 @@
 """The private names of torch that lflops uses are tried out before the first count."""
 
+import ast
 import importlib
 import importlib.util
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 
 import lflops
-from lflops.collect.torch_private import autograd, cuda_memory, dispatch_modes, distributed, modules, operators, tensors
+from lflops.collect.torch_private import autograd, cuda_memory, distributed, modules, operators, tensors
 from lflops.collect.torch_private import self_check as torch_check
 from lflops.session.outlets import out_of_memory
 from tests.support.memory_snapshots import Recorder, forward
@@ -158,7 +158,7 @@ class Recording:
         return recorder.snapshot()
 
     def put_in_place(self, patch: pytest.MonkeyPatch) -> None:
-        for name in cuda_memory.__all__:
+        for name in offered("cuda_memory"):
             patch.setattr(cuda_memory, name, getattr(self, name))
         torch_check.check_cuda_memory.cache_clear()
 
@@ -230,24 +230,21 @@ def test_a_torch_without_a_private_name_is_named(name: str, monkeypatch: pytest.
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-SUBJECTS = (autograd, cuda_memory, dispatch_modes, distributed, modules, operators, tensors)
+SUBJECTS = ("autograd", "cuda_memory", "dispatch_modes", "distributed", "inductor", "modules", "operators", "tensors")
 
 
-_INDUCTOR_PAGE = Path(str(torch_check.__file__)).with_name("inductor.py").read_text()
-INDUCTOR = re.findall(r'"(\w+)"', _INDUCTOR_PAGE.partition("__all__ = [")[2].partition("]")[0])
-"""What its page offers, without loading it: not every torch has these names, and they take seconds."""
-
-
-def offered(subject: ModuleType) -> list[str]:
-    """Its functions for others; a module that passes names of torch on lists them."""
-    own = [name for name, each in vars(subject).items() if inspect.isfunction(each) and each.__module__ == subject.__name__]
-    return getattr(subject, "__all__", [name for name in own if not name.startswith("_")])
+def offered(subject: str) -> list[str]:
+    """The functions that a file of the folder has for others, its own and those of torch that it names and types. None is loaded."""
+    body = ast.parse(Path(str(torch_check.__file__)).with_name(f"{subject}.py").read_text()).body
+    statements = [each for statement in body for each in (statement.body if isinstance(statement, ast.With) else [statement])]
+    names = [each.name for each in statements if isinstance(each, ast.FunctionDef)]
+    names += [each.target.id for each in statements if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
+    return [name for name in names if name.islower() and not name.startswith("_")]
 
 
 def untried(check: str) -> list[str]:
     """The functions of torch_private that the text of a self-check does not call."""
-    functions = [f"{subject.__name__.rpartition('.')[2]}.{name}" for subject in SUBJECTS for name in offered(subject) if name.islower()]
-    functions += [f"inductor.{name}" for name in INDUCTOR if name.islower()]
+    functions = [f"{subject}.{name}" for subject in SUBJECTS for name in offered(subject)]
     return [name for name in functions if not re.search(rf"\b{re.escape(name)}\(|undo\.add\({re.escape(name)}\b", check)]
 
 

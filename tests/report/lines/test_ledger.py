@@ -6,7 +6,7 @@ import pytest
 
 from lflops.cli.main import main
 from lflops.ledger.account import Ledger, SlowStep, Span, Start, memory_growth
-from lflops.ledger.segment import Head, Row, Segment
+from lflops.ledger.run import Head, Row, Segment
 from lflops.report.lines.ledger import end_lines, ledger_lines
 
 GIB = 1 << 30

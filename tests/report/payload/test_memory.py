@@ -85,15 +85,6 @@ def test_a_long_step_is_its_extremes_and_its_peak() -> None:
     assert {0, 6} <= set(shown["points"]["live"])
 
 
-def test_an_older_file_has_no_categories() -> None:
-    """Nor does it say how many operators there were; which one reached the peak is read from a timeline that is whole."""
-    moments = tuple(Moment(*json.decode(json.encode(moment))[:4]) for moment in small_memory().timeline)
-    shown = as_read(holding(replace(small_memory(), timeline=moments, by_module={}, alive=())))
-    assert ([], None, 3) == (shown["categories"], shown["operators"], shown["peak"])
-    assert [0, 1, 2, 2.5, 3] == shown["points"]["at"]
-    assert {"at", "operator", "module", "phase", "live"} == set(shown["points"])
-
-
 def test_a_count_of_bytes_beyond_what_the_page_can_hold_is_a_text() -> None:
     """To the last digit."""
     assert "9007199254740993" == as_read(holding(replace(small_memory(), peak_bytes=2**53 + 1)))["peak_bytes"]

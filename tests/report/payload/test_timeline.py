@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from lflops.analyze.analysis import analyze
 from lflops.profile.model import Moment, Profile
-from lflops.profile.records import Phase
+from lflops.profile.records import ByCategory, Phase
 from lflops.profile.timeline import ModuleSlice, StepTimeline
 from lflops.report.payload.memory import memory
 from lflops.report.payload.timeline import timeline
@@ -36,7 +36,7 @@ def test_without_a_step_in_time_there_is_no_view() -> None:
 
 def counted(*places: tuple[str, Phase], slices: list[tuple[str, str, int, int]]) -> Profile:
     """A profile whose counted step ran one operator in each of these places, and whose timed one had these slices, of 100 ns."""
-    moments = tuple(Moment("mm", row, phase, 10, index) for index, (row, phase) in enumerate(places))
+    moments = tuple(Moment("mm", row, phase, 10, index, ByCategory(10, 0, 0, 0, 0, 0)) for index, (row, phase) in enumerate(places))
     given = tuple(ModuleSlice(row, phase, start, length, 1) for row, phase, start, length in slices)
     step = StepTimeline(source="traced", length=100, slices=given)
     live = replace(small_memory(), timeline=moments, peak_index=0, peak_bytes=10)

@@ -1,0 +1,203 @@
+"""What other tools say of the same trainings: TraceML and gpuprof, as their READMEs start them, and torch's own search for bad patterns.
+
+python -m benchmarks.faults.rivals DIR [--seeds 1] [--kinds data_waits nothing] [--record]
+
+Needs `pip install traceml-ai gpuprof`. Both are made for GPUs, and these trainings run on a CPU. They are loops of one's own on one rank,
+unwatched by lflops. Each tool's text is kept in `DIR/KIND-SEED/TOOL.txt`; what is there is not run again. A tool is right if the first
+thing that it says is about the fault, or else any: `ABOUT` has the words.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.faults.kinds import KINDS
+from benchmarks.faults.parts import Parts
+from benchmarks.faults.training import SHARES
+from benchmarks.results import record
+from tests.support.repository import ROOT
+
+SECONDS = 180
+
+ABOUT = {
+    "data": r"loader|input|prefetch|worker",
+    "outside": r"residual|\.item|sync|outside|metric",
+    "slow module": r"blocks\.\d|layer|module",
+    "tiny operators": r"launch|small (kernel|op)|blocks\.\d|tiny",
+    "wide dtype": r"float64|fp64|double|dtype|precision",
+    "recompute": r"recompute|checkpoint",
+    "unused work": r"unused",
+    "frozen": r"frozen|requires_grad",
+    "eval mode": r"eval",
+    "padding": r"padding",
+    "hooks": r"hook|anomaly",
+    "backward twice": r"backward.*(twice|2 calls|retain)|retain_graph",
+    "clip": r"clip|residual",
+    "optimizer": r"optimizer",
+    "outside all phases": r"residual|outside|between",
+    "logging": r"logging|residual",
+    "checkpoint": r"saving|checkpoint(ing)? (time|save)|stall",
+    "validation": r"validation|eval",
+    "garbage collection": r"garbage|\bgc\b",
+    "compilation": r"compil",
+    "graph breaks": r"graph break",
+    "threads": r"thread|oversubscri",
+    "busy machine": r"cpu.*(pegged|100|contention|high)|high cpu",
+    "another thread": r"gil|thread",
+    "memory grows": r"memory (creep|grow|leak)|creep",
+}
+"""Of a label, what a sentence about it has in it. It is lenient: a tool that calls all of this `residual` is right in each."""
+
+
+def steps_of(parts: Parts, around: Callable[[], Any]) -> None:
+    """A loop of one's own."""
+    for step, batch in enumerate(parts.loader(), 1):
+        with around():
+            parts.backward(parts.loss(batch))
+            parts.clip()
+            parts.optimizer.step()
+            parts.optimizer.zero_grad()
+            parts.after_step(step)
+            if parts.log_every and step % parts.log_every == 0:
+                parts.logging()
+        for _, event in parts.events(step):
+            event()
+
+
+def train(name: str, seed: int, tool: str) -> None:
+    """One training under a tool, in this process."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    kind, draw = KINDS[name], random.Random(f"{name} {seed}")  # noqa: S311 - nothing is secret
+    draw.choice(kind.loops)
+    parts = Parts(f"{seed} {name}")
+    kind.change(parts, draw, draw.uniform(*SHARES) * parts.usual_seconds)
+    with contextlib.ExitStack() as contexts:
+        for context in parts.contexts:
+            contexts.enter_context(context())
+        RUNS[tool](parts)
+    parts.end()
+
+
+def under_gpuprof(parts: Parts) -> None:
+    """As its README starts it."""
+    import gpuprof
+
+    with gpuprof.profile("run"):
+        steps_of(parts, contextlib.nullcontext)
+
+
+def under_traceml(parts: Parts) -> None:
+    """As its README starts a loop of one's own, within `traceml run`."""
+    import traceml_ai
+
+    traceml_ai.init(mode="auto")
+    steps_of(parts, lambda: traceml_ai.trace_step(parts.model))
+
+
+def under_torch(parts: Parts) -> None:
+    """Some steps under torch's profiler, whose patterns are then looked for."""
+    from torch.profiler import _pattern_matcher, profile
+
+    parts.data.batches = 20
+    with profile(with_stack=True, record_shapes=True, profile_memory=True) as profiler:
+        steps_of(parts, contextlib.nullcontext)
+    _pattern_matcher.report_all_anti_patterns(profiler, should_benchmark=False, print_enable=True)
+
+
+RUNS = {"gpuprof": under_gpuprof, "TraceML": under_traceml, "torch": under_torch}
+
+
+def output(name: str, seed: int, tool: str, folder: Path) -> str:
+    """What a tool prints of a training, in a process."""
+    training = [str(Path(__file__)), "--train", name, str(seed), tool]
+    command = [sys.executable, *training]
+    if tool == "TraceML":
+        script, *arguments = training
+        command = [str(Path(sys.executable).with_name("traceml")), "run", script, "--run-name", f"{name}-{seed}", "--args", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "160"}
+    try:
+        ended = subprocess.run(  # noqa: S603 - of this program
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "failed: it took too long"
+    return ended.stdout if ended.returncode == 0 else f"failed: {ended.stderr.strip().splitlines()[-1:]}"
+
+
+def said(tool: str, text: str) -> list[str]:
+    """The sentences that are a tool's verdict, the first one first."""
+    if tool == "TraceML":
+        found = re.findall(r"\|  (?:Verdict|Why|Next): (.*?)\s*(?:\|\||\|)", text)
+        return [" ".join(found)] if found else []
+    if tool == "gpuprof":
+        return [each for each in re.findall(r"\[(?:HIGH|MED|LOW|CRIT\w*)\]\s+(.*)", text) if "Estimated cost" not in each]
+    return re.findall(r"^(?:You are|Detected|There) .*", text, re.MULTILINE)
+
+
+def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
+    """By kind, what each says first."""
+    right: dict[str, Counter[str]] = {tool: Counter() for tool in RUNS}
+    yield "| planted | label | " + " | ".join(RUNS) + " |"
+    yield "|---|---|" + "---|" * len(RUNS)
+    for seed in seeds:
+        for name in kinds:
+            word, cells = KINDS[name].label.word, []
+            for tool in RUNS:
+                sentences = said(tool, (folder / f"{name}-{seed}" / f"{tool}.txt").read_text())
+                about = [bool(word) and re.search(ABOUT[word], each, re.IGNORECASE) is not None for each in sentences]
+                right[tool]["faults" if word else "clean"] += 1
+                right[tool]["first"] += any(about[:1])
+                right[tool]["any"] += any(about)
+                right[tool]["accused"] += bool(sentences) and not word and not sentences[0].startswith("COMPUTE-BOUND")
+                mark = "**right** " if any(about[:1]) else "(right among others) " if any(about) else ""
+                cells.append(f"{mark}{sentences[0][:90]}" if sentences else "nothing")
+            yield f"| {name}, {seed} | {word or 'none'} | " + " | ".join(each.replace("|", "∣") for each in cells) + " |"
+    yield ""
+    for tool, counts in right.items():
+        accused = f"says something of {counts['accused']} of {counts['clean']} in which nothing is wrong"
+        yield f"{tool}: first in {counts['first']} of {counts['faults']}, anywhere in {counts['any']}; {accused}."
+
+
+def main() -> None:
+    """Train what is not there yet, and show the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--kinds", nargs="+", default=[name for name, each in KINDS.items() if each.ranks == 1 and "plain" in each.loops])
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--train", nargs=3, metavar=("KIND", "SEED", "TOOL"))
+    given = parser.parse_args()
+    if given.train:
+        name, seed, tool = given.train
+        train(name, int(seed), tool)
+        return
+    for seed in given.seeds:
+        for name in given.kinds:
+            folder = given.folder.absolute() / f"{name}-{seed}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for tool in RUNS:
+                if not (folder / f"{tool}.txt").exists():
+                    (folder / f"{tool}.txt").write_text(text := output(name, seed, tool, folder))
+                    print(json.dumps([name, seed, tool, *said(tool, text)[:2], *([text] if text.startswith("failed") else [])]), flush=True)
+    lines = list(table(given.folder, given.seeds, given.kinds))
+    if given.record:
+        record("rivals", "The same trainings under other tools", lines)
+    else:
+        print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
