@@ -137,7 +137,7 @@ def causes(
         *late,
         *_without([*in_modules, *parts], late),
         *_needless(profile, times, budget),
-        *_python(profile, patterns, below),
+        *_python(profile, patterns, below, {each.module for each in in_modules}),
     ]
     if budget is None and not is_rough:
         computing = {patterns[name] for name, each in profile.modules.items() if any(each.work(phase).own_calls for phase in TIMED_PHASES)}
@@ -201,13 +201,13 @@ def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iter
             yield Cause(kind="unused", seconds=took.median, module=name)
 
 
-def _python(profile: Profile, patterns: Mapping[str, str], below: Mapping[str, Sequence[str]]) -> Iterator[Cause]:
+def _python(profile: Profile, patterns: Mapping[str, str], below: Mapping[str, Sequence[str]], known: set[str]) -> Iterator[Cause]:
     """Modules that take time in forward without any operator: hooks of the user's on their layers, or Python code."""
-    uncounted = {each.module for each in profile.uncounted}
+    others = {each.module for each in profile.uncounted} | known
     longer = summed(
         (patterns[name], max(own.median - _PER_MODULE * (1 + len(below[name])), 0.0))
         for name, each in profile.modules.items()
-        if name and not each.forward.own_calls and name not in uncounted and (own := each.forward.own_seconds) is not None
+        if name and not each.forward.own_calls and name not in others and (own := each.forward.own_seconds) is not None
     )
     if profile.is_counted and longer:
         most = max(longer, key=longer.__getitem__)

@@ -386,7 +386,7 @@ def test_a_wrong_call_is_one_line(args: list[str], said: str, capsys: pytest.Cap
 
 def remembered(*phases: str) -> Profile:
     """A profile whose timeline has an operator in each of these phases, and each time a byte more is alive."""
-    timeline = [("mm", "", phase, place) for place, phase in enumerate(phases)]
+    timeline = [("mm", "", phase, place, place, None) for place, phase in enumerate(phases)]
     memory = {
         "source": "fake",
         "peak_bytes": len(phases),

@@ -134,12 +134,11 @@ def test_times_are_written_as_decimals(nanoseconds: int, expected: bytes) -> Non
 
 @pytest.mark.parametrize("ts", ['"soon"', "null", "1e18", "1e999999999999", "9" * 5000])
 def test_what_is_no_time_is_refused(ts: str, tmp_path: Path) -> None:
-    """The error names the file and the value."""
+    """Of a rank whose clock is moved the event is left out, and counted; else the error names the file and the value."""
     event = f'{{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": {ts}, "dur": 1.0}}'
     for rank in (0, 1):
         text = f'{{"baseTimeNanoseconds": {BASE + rank}, "traceEvents": [{event}]}}'
         (tmp_path / f"a_{rank}.1.pt.trace.json").write_text(text)
-    with pytest.raises(ProfileError, match=r"a_1\.1\.pt\.trace\.json: .* a time of"):
-        merge(tmp_path)
+    assert 1 == merge(tmp_path).damaged
     with pytest.raises(ProfileError, match=r"a_0\.1\.pt\.trace\.json: is no trace as torch.profiler writes them"):
         compat(tmp_path / "a_0.1.pt.trace.json")

@@ -189,7 +189,13 @@ class ThreadSchedule:
         self._file: int | None = None
         with suppress(OSError):
             self._file = os.open(_THREADS / str(threading.get_native_id()) / "schedstat", os.O_RDONLY)
-            weakref.finalize(self, os.close, self._file)
+            self._close = weakref.finalize(self, os.close, self._file)
+
+    def close(self) -> None:
+        """Read nothing any more. It can be called again."""
+        if self._file is not None:
+            self._file = None
+            self._close()
 
     def read(self) -> bytes | None:
         """What the system has counted until now; `None` where it does not say."""

@@ -38,6 +38,7 @@ class CountedSteps:
         self._topology = topology
         self._hardware = hardware_of(settings.hardware, training.device)
         self._root = training.root
+        self._breaks_before = graph_breaks()
         check()
         ignored_rows(ModuleTree({"": self._root}), settings.ignore_modules)
         if isinstance(settings.count, Profile):
@@ -101,7 +102,7 @@ class CountedSteps:
             yield Note(code="eval_mode", subject="", values={})
         if self._training.looks_for_unused and all(each.calls for each in counted.modules.values() if each.own_parameters):
             yield Note(code="find_unused", subject="", values={})
-        if places := graph_breaks():
+        if places := graph_breaks() - self._breaks_before:
             yield Note(code="graph_breaks", subject="", values={"places": places})
 
     def abandon(self) -> None:

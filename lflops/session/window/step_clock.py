@@ -131,6 +131,7 @@ class StepClock:
         """Take off every hook, for good: no step is looked into any more."""
         self._is_closed = True
         self._hooks.close()
+        self._schedule.close()
 
     def _update(self, *_: object) -> None:
         self._updated = True
