@@ -54,16 +54,18 @@ class AdamIn8Bits(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Allocate the state of parameters that have a gradient for the first time."""
+        """Update in place all that has a gradient, and allocate its state the first time."""
         del closure
-        for parameter in (each for group in self.param_groups for each in group["params"]):
-            if parameter.grad is None or parameter in self.state:
-                continue
+        for parameter in (each for group in self.param_groups for each in group["params"] if each.grad is not None):
             whole = local_part(parameter)
-            small = whole.numel() < LEAST_IN_8_BITS
-            moments = [torch.zeros_like(whole, dtype=torch.float32 if small else torch.uint8) for _ in range(2)]
-            scales = [] if small else [whole.new_zeros(-(-whole.numel() // SCALED_TOGETHER), dtype=torch.float32) for _ in range(2)]
-            self.state[parameter] = dict(enumerate([*moments, *scales]))
+            if parameter not in self.state:
+                small = whole.numel() < LEAST_IN_8_BITS
+                moments = [torch.zeros_like(whole, dtype=torch.float32 if small else torch.uint8) for _ in range(2)]
+                scales = [] if small else [whole.new_zeros(-(-whole.numel() // SCALED_TOGETHER), dtype=torch.float32) for _ in range(2)]
+                self.state[parameter] = dict(enumerate([*moments, *scales]))
+            for each in self.state[parameter].values():
+                each.mul_(1)
+            whole.add_(local_part(parameter.grad))
 
 
 class Stepper:

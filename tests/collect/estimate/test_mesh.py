@@ -198,6 +198,13 @@ def test_shards_in_float32_compute_in_bfloat16_as_the_policy_says() -> None:
     assert peaks[0] == peaks[1] < peaks[2]
 
 
+def test_moments_of_eight_bits_are_of_the_shard() -> None:
+    """Of 256 x 256 weights a rank of 8 has 8,192: two bytes of each, and two scales for 256 of them."""
+    build = lambda: nn.Sequential(*(nn.Sequential(nn.Linear(256, 256, bias=False), nn.ReLU()) for _ in range(4)))  # noqa: E731
+    found = lflops.estimate(build, torch.zeros(4, 256), backward=True, optimizer="adamw8bit", mesh={"data": 8})
+    assert 4 * (2 * 8192 + 2 * 32 * FLOAT) == memory(found).most_by_category["optimizer_state"]
+
+
 def test_buffers_of_collectives_are_of_their_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is gathered of one, reduced gradients of another; by hand all is of the stream that computes."""
     seen: list[set[int]] = []
