@@ -33,12 +33,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from lflops.deepspeed.config import arguments_of
 from results import record
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from lflops.cli.main import main as shell
+from lflops.deepspeed.api import arguments_of
 from lflops.errors import LflopsError
 from tests.snapshots.test_causes import PLANTED
 from tests.support.traces_by_hand import small_gpu_trace

@@ -87,7 +87,7 @@ def test_arrows_stay_within_their_rank(tmp_path: Path) -> None:
 
 def test_all_else_of_an_event_stays(tmp_path: Path) -> None:
     """Its arguments, its duration, and numbers as they were."""
-    event = product(args={"External id": 12, "Input Dims": [[2, 3], []]})
+    event = product(args={"External id": 12, "Input Dims": [[2, 3], []], "Input type": ["float", "Scalar"]})
     written(tmp_path, "a_0.1.pt.trace.json", [event])
     assert [event | {"pid": 1}] == of(merged(tmp_path), "X")
 
