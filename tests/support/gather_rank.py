@@ -86,6 +86,7 @@ def main() -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="4")
     torch.manual_seed(0)
     distributed.init_process_group("gloo")
+    distributed.barrier()  # one that ends while another still connects to it would be waited for
     gather, profile, _ = {"two_meshes": two_meshes, "one_killed": one_killed}[scenario](rank)
     gather.push(profile)
     for whole in gather.finish(failed=scenario == "one_killed" and rank == 2):
