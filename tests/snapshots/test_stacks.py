@@ -20,7 +20,7 @@ INTERPRETER: Stack = [("??", 0, "_PyEval_EvalFrameDefault"), ("/build/Python/cev
 ENGINE: Stack = [
     ("??", 0, "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&, torch::autograd::Node*)"),
     ("??", 0, "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)"),
-    ("/work/gcc/libstdc++-v3/src/c++11/thread.cc", 82, "execute_native_thread_routine"),
+    ("/usr/src/gcc/libstdc++-v3/src/c++11/thread.cc", 82, "execute_native_thread_routine"),
 ]
 NODE = ("??", 0, "torch::autograd::generated::BmmBackward0::apply(std::vector<at::Tensor, std::allocator<at::Tensor> >&&)")
 WRAPPER = (f"{TORCH}/optim/optimizer.py", 493, "wrapper")

@@ -8,8 +8,7 @@ from lflops.profile.records import PHASES
 from lflops.profile.series import grouped
 from lflops.report.lines.text import plain
 
-_KINDS, _COVERED = 3, 2 / 3
-
+_KINDS, _COVERED = 3, 2 / 3  # at most so many kinds of modules are read for a part, which together have this share of it
 
 _LABELS = {"memory_bound": "memory-bound", "below_roof": "slower than the chip allows"}
 
