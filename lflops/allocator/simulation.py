@@ -212,8 +212,8 @@ class Allocator:
         power = nbytes.bit_length() - 1
         parts = self._settings.divisions[min(max(power - 20, 0), len(self._settings.divisions) - 1)]
         if parts > 1 and nbytes > LEAST_BLOCK * parts:
-            return _up(nbytes, max((1 << power) // parts, 1))
-        return _up(nbytes, LEAST_BLOCK)
+            return rounded_up(nbytes, max((1 << power) // parts, 1))
+        return rounded_up(nbytes, LEAST_BLOCK)
 
     def _cached(self, pool: Pool, size: int, stream: int) -> Block | None:
         if self._collects:
@@ -282,7 +282,7 @@ class Allocator:
 
     def _map(self, block: Block, nbytes: int) -> bool:
         """Put pages behind the beginning of a block, and join it with free neighbours that have some."""
-        nbytes = _up(nbytes, _page(block.pool))
+        nbytes = rounded_up(nbytes, _page(block.pool))
         if self.reserved + nbytes > self._limit:
             return False
         pool = block.pool
@@ -345,7 +345,7 @@ class Allocator:
 
     def _unmap(self, block: Block) -> None:
         page, pool = _page(block.pool), block.pool
-        begin, end = _up(block.address, page), (block.address + block.size) // page * page
+        begin, end = rounded_up(block.address, page), (block.address + block.size) // page * page
         if begin >= end:
             return
         pool.remove(block)
@@ -393,7 +393,7 @@ def simulate(requests: Iterable[Request], settings: AllocatorSettings = DEFAULT,
 def _segment_size(size: int) -> int:
     if size <= SMALL_REQUEST:
         return SMALL_SEGMENT
-    return LARGE_SEGMENT if size < LARGE_REQUEST else _up(size, LARGE_MULTIPLE)
+    return LARGE_SEGMENT if size < LARGE_REQUEST else rounded_up(size, LARGE_MULTIPLE)
 
 
 def _page(pool: Pool) -> int:
@@ -405,5 +405,6 @@ def _growable(block: Block) -> int:
     return block.size + (rest.size if rest is not None and not rest.mapped else 0)
 
 
-def _up(number: int, multiple: int) -> int:
+def rounded_up(number: int, multiple: int) -> int:
+    """The next multiple."""
     return -(-number // multiple) * multiple

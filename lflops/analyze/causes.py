@@ -4,9 +4,7 @@ A cause that is found by its own evidence, as work outside of the layers, is tak
 second is in two causes.
 """
 
-import functools
 import statistics
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from lflops.analyze.modules.outliers import Outlier, explaining
 from lflops.analyze.ranks.imbalance import Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes
-from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.model import Profile
 from lflops.profile.module_names import added_up, ancestry
 from lflops.profile.notes import are_times_far_off, notes_with
 from lflops.profile.records import PASSES, ModulePhase, step_phase
@@ -61,15 +59,12 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     right: tuple[int, int] | None = None
 
 
-@functools.cache
+_ROWS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, Row])
+
+
 def row_of(kind: str) -> Row:
     """The row of a kind; an empty one where it has none."""
-    return _rows().get(kind, Row())
-
-
-@functools.cache
-def _rows() -> Mapping[str, Row]:
-    return msgspec.convert(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")), dict[str, Row])
+    return _ROWS.get(kind, Row())
 
 
 class Cause(Struct, frozen=True, kw_only=True):
@@ -141,7 +136,9 @@ def causes(
     ]
     if budget is None and not is_rough:
         computing = {patterns[name] for name, each in profile.modules.items() if any(each.work(phase).own_calls for phase in TIMED_PHASES)}
-        found += _without_products(busiest, computing - {patterns.get(each.module, "") for each in in_modules})
+        judged = computing - {patterns.get(each.module, "") for each in in_modules}  # but without a peak, no one can tell of products
+        plain = (each for each in busiest if each.pattern in judged and not each.macs)
+        found += (Cause(kind="no_products", seconds=each.seconds, module=each.pattern, value=each.kind) for each in plain)
     kept = [each for each in found if each.seconds is None or each.seconds >= row_of(each.kind).told_from * times.mean]
     kept = [replace(each, is_fault=_is_fault(each, profile, times)) for each in kept]
     kept.sort(key=lambda each: (each.seconds is not None, -(each.seconds or 0.0)))
@@ -191,10 +188,11 @@ def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iter
         yield Cause(kind="backward_twice", seconds=seconds, value=backward / forward)
     if budget is None and root.recompute.seconds is not None:
         yield Cause(kind="recomputed", seconds=root.recompute.seconds.median)
-    frozen = sum(each.forward.own_macs for each in profile.modules.values() if each.parameters and _is_frozen(each))
+    unlearning = {name: each for name, each in profile.modules.items() if not each.backward.macs}  # no gradient goes back through these
+    frozen = sum(each.forward.own_macs for each in unlearning.values() if each.parameters and not each.trainable_parameters)
     if backward and frozen >= _MOSTLY_FROZEN * forward:
         yield Cause(kind="frozen", seconds=None, value=frozen / forward)
-    silent = [name for name, module in profile.modules.items() if _learns_nothing(module)] if backward else []
+    silent = [name for name, each in unlearning.items() if backward and each.trainable_parameters and each.forward.macs]
     for name in silent:
         took = profile.modules[name].forward.seconds
         if name.rpartition(".")[0] not in silent and took is not None:
@@ -213,16 +211,6 @@ def _python(profile: Profile, patterns: Mapping[str, str], below: Mapping[str, S
         most = max(longer, key=longer.__getitem__)
         kinds = {patterns[name]: each.kind for name, each in profile.modules.items()}
         yield Cause(kind="python", seconds=sum(longer.values()), module=most, value=kinds[most])
-
-
-def _is_frozen(module: ModuleProfile) -> bool:
-    """Whether a module has parameters that learn nothing, and nothing before it learns by it."""
-    return not module.trainable_parameters and not module.backward.macs
-
-
-def _learns_nothing(module: ModuleProfile) -> bool:
-    """Whether a module that could learn runs forward, and no gradient goes back through it."""
-    return bool(module.trainable_parameters and module.forward.macs and not module.backward.macs)
 
 
 def _threads(profile: Profile, mean: float) -> Iterator[Cause]:
@@ -308,13 +296,6 @@ def _wide(profile: Profile, named: set[str]) -> Iterator[Cause]:
     seconds = total_seconds(profile.modules[""])
     if profile.run.dtype == "float64" and seconds is not None:
         yield Cause(kind="dtype", seconds=seconds / 2, value="float64", usual="float32")
-
-
-def _without_products(busiest: Iterable[BusyModules], judged: set[str]) -> Iterator[Cause]:
-    """Modules that compute and multiply nothing: without a known peak, no one can tell what else is slow."""
-    for each in busiest:
-        if each.pattern in judged and not each.macs:
-            yield Cause(kind="no_products", seconds=each.seconds, module=each.pattern, value=each.kind)
 
 
 def _outside(profile: Profile, times: StepTimes, budget: Budget | None, below: Mapping[str, Sequence[str]]) -> Iterator[Cause]:

@@ -178,7 +178,9 @@ class Counting:
             self._resolved = self._resolve()
             self._profile = self._assemble(partial=kind is not None)
         del self._tree, self._scopes, self._counter, self._batch  # what was counted may be freed while the profile is read
-        _warn_of_failures(self._profile)
+        failed = [f"{note.subject} ({note.values['error']})" for note in self._profile.notes if note.code == "formula_failed"]
+        if failed:
+            warnings.warn(f"count: the formula failed, so no call is counted: {', '.join(failed)}", stacklevel=3)
 
     def outside(self, phase: Phase) -> None:
         """Say what work outside of every module is from now on; a module's forward and any backward change that."""
@@ -271,12 +273,6 @@ class Counting:
             yield Note(code="compiled_ran_eager", subject=str(len(self._tree.compiled)), values={})
         if self._resolved is not None:
             yield from self._resolved.notes
-
-
-def _warn_of_failures(profile: Profile) -> None:
-    failed = [f"{note.subject} ({note.values['error']})" for note in profile.notes if note.code == "formula_failed"]
-    if failed:
-        warnings.warn(f"count: the formula failed, so no call is counted: {', '.join(failed)}", stacklevel=4)
 
 
 def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:

@@ -3,31 +3,26 @@
 from math import prod
 from typing import Any
 
-from lflops.formulas.table import Cost, Shape, adapted, formula, per_element
+from lflops.formulas.table import Cost, Formula, Shape, adapted, formula, per_element
 
 
-@formula("quantized_max_pool1d", "quantized::max_pool1d")
-def pool1d(x: Shape, kernel: Shape, *, out: Any) -> Cost:
+def _pool(dimensions: int) -> Formula:
     """Each window once."""
-    return Cost(other_flops=_windows(out, kernel, 1))
+
+    def cost(x: Shape, kernel: Shape, *, out: Any) -> Cost:
+        pooled: Shape = out if not out or isinstance(out[0], int) else out[0]
+        return Cost(other_flops=prod(pooled) * (kernel[0] ** dimensions if len(kernel) == 1 else prod(kernel)))
+
+    cost.__name__ = f"pool{dimensions}d"
+    return cost
 
 
-@formula("max_pool2d_with_indices avg_pool2d fractional_max_pool2d quantized_max_pool2d quantized::max_pool2d mkldnn_max_pool2d")
-def pool2d(x: Shape, kernel: Shape, *, out: Any) -> Cost:
-    """Each window once."""
-    return Cost(other_flops=_windows(out, kernel, 2))
-
-
-@formula("max_pool3d_with_indices", "avg_pool3d", "fractional_max_pool3d", "quantized_max_pool3d", "mkldnn_max_pool3d")
-def pool3d(x: Shape, kernel: Shape, *, out: Any) -> Cost:
-    """Each window once."""
-    return Cost(other_flops=_windows(out, kernel, 3))
-
-
-def _windows(out: Any, kernel: Any, dimensions: int) -> int:
-    pooled: Shape = out if not out or isinstance(out[0], int) else out[0]
-    window: list[int] = list(kernel) * dimensions if len(kernel) == 1 else list(kernel)
-    return prod(pooled) * prod(window)
+for dimensions, operators in {
+    1: "quantized_max_pool1d quantized::max_pool1d",
+    2: "max_pool2d_with_indices avg_pool2d fractional_max_pool2d quantized_max_pool2d quantized::max_pool2d mkldnn_max_pool2d",
+    3: "max_pool3d_with_indices avg_pool3d fractional_max_pool3d quantized_max_pool3d mkldnn_max_pool3d",
+}.items():
+    formula(operators)(_pool(dimensions))
 
 
 @formula("scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_")

@@ -227,13 +227,17 @@ class FlopsMonitor(Base, HearsPhases):
 
     def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         if self._run is not None and not trainer.sanity_checking:
-            self._run.batch_begins("validate", batch)
+            self._run.batch_begins(trainer.state.stage.value, batch)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if self._run is not None and not trainer.sanity_checking:
-            self._run.batch_ends("validate", batch)
+            self._run.batch_ends(trainer.state.stage.value, batch)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._guarded("validate", lambda session: session.pause())
@@ -241,28 +245,10 @@ class FlopsMonitor(Base, HearsPhases):
             self._run.leaves("validation")
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        self._enters("test")
-        self._begin("test", trainer, pl_module)
+        self._enters(trainer.state.stage.value)
+        self._begin(trainer.state.stage.value, trainer, pl_module)
 
-    def on_test_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        if self._run is not None:
-            self._run.batch_begins("test", batch)
-
-    def on_test_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        if self._run is not None:
-            self._run.batch_ends("test", batch)
-
-    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        self._enters("predict")
-        self._begin("predict", trainer, pl_module)
-
-    def on_predict_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        if self._run is not None:
-            self._run.batch_begins("predict", batch)
-
-    def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        if self._run is not None:
-            self._run.batch_ends("predict", batch)
+    on_predict_start = on_test_start
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Know why this step takes longer; nothing is added to the checkpoint."""

@@ -14,9 +14,9 @@ from lflops.merging.rank_stats import begins_in, known_waits, quartiles_in, rank
 from lflops.merging.rank_table import Place, RankTable, table_of
 from lflops.merging.rows import MergedRows, ranges
 from lflops.merging.steps import MergedSteps, RankSteps
-from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run
+from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run, with_works
 from lflops.profile.notes import Note
-from lflops.profile.records import PASSES, PHASES, Count, Rank, Seconds, Spread, Trace, step_phase
+from lflops.profile.records import PASSES, PHASES, Count, ModulePhase, Rank, Seconds, Spread, Trace, step_phase
 from lflops.profile.series import gathered
 from lflops.profile.steps import Step, is_compared
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
@@ -188,14 +188,13 @@ def _told(briefs: Iterable[Brief], waits: Collection[Place]) -> tuple[dict[int, 
 
 def _timed_by(source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleProfile]) -> dict[str, ModuleProfile]:
     """The modules with the times that another rank has, as far as it knows them."""
-    timed = {}
-    for row, module in modules.items():
-        works: dict[str, Any] = {}
-        for phase in PHASES:
-            if row in source and (theirs := source[row].work(phase)).seconds is not None:
-                works[phase] = replace(module.work(phase), seconds=theirs.seconds, own_seconds=theirs.own_seconds)
-        timed[row] = replace(module, **works) if works else module
-    return timed
+    works = {
+        ModulePhase(row, phase): replace(module.work(phase), seconds=theirs.seconds, own_seconds=theirs.own_seconds)
+        for row, module in modules.items()
+        for phase in PHASES
+        if row in source and (theirs := source[row].work(phase)).seconds is not None
+    }
+    return with_works(modules, works)
 
 
 def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_end: bool) -> dict[str, ModuleProfile]:

@@ -13,9 +13,10 @@ loading 5,000 modules takes a quarter less.
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lflops import units
 from lflops.hardware.chips import Hardware
@@ -123,6 +124,14 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
         """The work of one phase, by its name."""
         work: Work = getattr(self, phase)
         return work
+
+
+def with_works(modules: Mapping[str, ModuleProfile], works: Mapping[ModulePhase, Work]) -> dict[str, ModuleProfile]:
+    """The modules with other work in some phases."""
+    changed: dict[str, dict[str, Any]] = {}
+    for (row, phase), work in works.items():
+        changed.setdefault(row, {})[phase] = work
+    return {row: replace(module, **changed[row]) if row in changed else module for row, module in modules.items()}
 
 
 class Cell(Struct, frozen=True, kw_only=True, gc=False):

@@ -27,8 +27,7 @@ from lflops.session.window.batch_work import NO_LENGTHS
 from lflops.session.window.counted_steps import CountedSteps
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.live_metrics import LiveMetrics
-from lflops.session.window.plain_steps import MAX_PENDING_STEPS
-from lflops.session.window.step_clock import StepClock, TimedStep
+from lflops.session.window.step_clock import MAX_PENDING_STEPS, StepClock, TimedStep
 from lflops.session.window.traced_steps import TracedSteps
 from lflops.session.window.window import WANTED, Window
 

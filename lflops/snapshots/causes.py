@@ -1,7 +1,7 @@
 """Why memory ran out: each known cause with the bytes that it explains, the one that explains the failure first."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -65,14 +65,11 @@ def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = N
     particular = [cause for rule in _RULES if (cause := rule(case)) is not None]
     least = max(LEAST_SHARE * (peak.bytes + failed), min(failed, peak.bytes))
     ruling = sorted((each for each in particular if each.bytes >= least), key=lambda each: -each.bytes)
-    general = sorted(_general(case), key=lambda each: -each.bytes)
-    return (*ruling, *general, *(each for each in particular if each not in ruling))
-
-
-def _general(case: _Case) -> Iterator[Cause]:
-    for category in CATEGORIES:
-        if category != "copy" and (held := case.of(category)):
-            yield _held("kept_results" if category == "other" else category, held)
+    general = [
+        _held("kept_results" if category == "other" else category, case.of(category)) for category in CATEGORIES if category != "copy"
+    ]
+    largest = sorted((each for each in general if each is not None), key=lambda each: -each.bytes)
+    return (*ruling, *largest, *(each for each in particular if each not in ruling))
 
 
 def _other_process(case: _Case) -> Cause | None:
@@ -98,8 +95,6 @@ def _kept_passes(case: _Case) -> Cause | None:
     """Activations of forward passes that are over."""
     old = [each for each in case.of("activations") if each.passes_ago and not _is_evaluation(each)]
     passes = len({each.passes_ago for each in old})
-    if not old:
-        return None
     if passes < MANY:
         return _held("retained_graph", old, passes)
     stacks = Counter(each.stack for each in old)
@@ -112,7 +107,7 @@ def _kept_passes(case: _Case) -> Cause | None:
 def _validation_graph(case: _Case) -> Cause | None:
     """Activations that a validation keeps for a backward that never comes."""
     held = [each for each in case.of("activations") if _is_evaluation(each)]
-    return _held("validation_graph", held, len({each.passes_ago for each in held})) if held else None
+    return _held("validation_graph", held, len({each.passes_ago for each in held}))
 
 
 def _is_evaluation(alive: Alive) -> bool:
@@ -127,8 +122,7 @@ def _kept_gradients(case: _Case) -> Cause | None:
 
 def _model_copy(case: _Case) -> Cause | None:
     """A second model: an EMA, a reference, a deep copy."""
-    held = case.of("copy")
-    return _held("model_copy", held) if held else None
+    return _held("model_copy", case.of("copy"))
 
 
 def _huge_tensor(case: _Case) -> Cause | None:
@@ -143,8 +137,10 @@ def _huge_tensor(case: _Case) -> Cause | None:
     return None
 
 
-def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause:
-    """A cause that explains some allocations, with the line that made the most bytes of them."""
+def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause | None:
+    """A cause that explains some allocations, with the line that made the most bytes of them; `None` where there are none."""
+    if not held:
+        return None
     lines = summed((line_of(each.stack), each.bytes) for each in held)
     most = max(lines, key=lines.__getitem__)
     return Cause(code=code, bytes=sum(lines.values()), count=len(held) if count is None else count, line=most)

@@ -16,8 +16,7 @@ from lflops.collect.timing.clock import ThreadSchedule
 from lflops.collect.timing.step_phases import StepPhases
 from lflops.collect.torch_private.modules import Compilations
 from lflops.profile.steps import Step
-from lflops.session.window.plain_steps import CPU_ROUND, MAX_PENDING_STEPS
-from lflops.session.window.step_clock import StepClock
+from lflops.session.window.step_clock import CPU_ROUND, MAX_PENDING_STEPS, StepClock
 from tests.support.fake_clock import StillClock
 
 BATCH, OTHER_BATCH = torch.zeros(4, 3), torch.zeros(2, 3)

@@ -1,6 +1,6 @@
 """What repeats in a model, as its 48 layers, so that one row or one point stands for all of them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -28,11 +28,16 @@ _WORST_FIRST: tuple[Over, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """A number for each module; two modules have the same where their counts are equal, and the labels and counts of all below them."""
+    return numbered(below, lambda name: _counts(profile.modules[name]))
+
+
+def numbered(below: Mapping[str, Sequence[str]], key: Callable[[str], Hashable]) -> dict[str, int]:
+    """A number for each module; two modules have the same where their keys are equal, and the labels and keys of all below them."""
     numbers: dict[str, int] = {}
-    seen: dict[Any, int] = {}
-    for name in sorted(profile.modules, key=len, reverse=True):  # longer names first: children before their parents
+    seen: dict[Hashable, int] = {}
+    for name in sorted(below, key=len, reverse=True):  # longer names first: children before their parents
         children = tuple((child.rpartition(".")[2], numbers[child]) for child in below[name])
-        numbers[name] = seen.setdefault((_counts(profile.modules[name]), children), len(seen))
+        numbers[name] = seen.setdefault((key(name), children), len(seen))
     return numbers
 
 

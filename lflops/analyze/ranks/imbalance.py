@@ -217,19 +217,9 @@ def _preempted(clean: RankComparison, named: Collection[int], ranks: int) -> Ite
         is_always_there = sum(part >= THERE * waited for part in parts) >= NEARLY_ALL * len(parts)
         usual = (clean.waited or 0.0) - waited / ranks
         if min(waited, late) >= BUSY * clean.seconds and waited >= max(EXPLAINED * late, ALONE * usual) and is_always_there:
-            yield Row(
-                module="",
-                phase="all",
-                modules=1,
-                slow_rank=each.rank,
-                seconds_lost=min(waited, late),
-                pattern="steady",
-                slow_steps=sum(seconds >= THERE * waited for seconds in each.excess),
-                steps=clean.steps,
-                seconds=each.seconds,
-                usual=each.usual,
-                cause="preempted",
-            )
+            steps = sum(seconds >= THERE * waited for seconds in each.excess)
+            found = Verdict(pattern="steady", seconds=min(waited, late), steps=steps)
+            yield replace(_row(each, found, clean), cause="preempted")
 
 
 def _larger_stages(hooked: RankComparison, named: Collection[int], profile: Profile) -> Iterator[Row]:

@@ -97,7 +97,9 @@ class ModuleTracker:
         elif backward != NO_BACKWARD:
             return self._in_backward(backward)
         else:
-            row, phase = "", self._outside(operands)
+            # What can be differentiated is part of a forward; the others are clipping, averages, metrics.
+            differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(operands))
+            row, phase = "", "forward" if differentiable else self._phase
         if state.detour:
             self._segments().extend(next_sequence_number(), row)
             state.detour = False
@@ -227,11 +229,6 @@ class ModuleTracker:
             stack.pop()
             state.detour = True
         return stack[-1] if stack and stack[-1].backward == backward else None
-
-    def _outside(self, operands: Any) -> Phase:
-        # What can be differentiated is part of a forward; the others are clipping, averages, metrics.
-        differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(operands))
-        return "forward" if differentiable else self._phase
 
     def _in_backward(self, backward: int) -> tuple[str, Phase]:
         state = self._local.state

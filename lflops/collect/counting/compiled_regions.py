@@ -21,6 +21,7 @@ from lflops.collect.counting.known_values import LARGEST
 from lflops.collect.inputs.tensors import nodes_of, tensors_in
 from lflops.collect.torch_private.autograd import next_sequence_number, node_name, sequence_number
 from lflops.collect.torch_private.dispatch_modes import without_modes
+from lflops.collect.torch_private.modules import Compilations
 from lflops.collect.torch_private.tensors import PLAIN, version_of
 from lflops.profile.records import Phase
 
@@ -216,26 +217,22 @@ class _Replaced:
         self._lock = threading.RLock()
         self._listeners: list[CompiledRegions] = []
         self._functions: dict[str, tuple[CompiledCode, Any, Any]] = {}
-        self._compiled = lambda _: self._replace()
+        self._compilations = Compilations(lambda: None, self._replace)  # before the code that was compiled runs
 
     def add(self, listener: CompiledRegions) -> None:
         """Let one write down."""
-        from lflops.collect.torch_private import dynamo
-
         with self._lock:
             self._listeners.append(listener)
-            dynamo.after_each_compilation(self._compiled)
+            self._compilations.listen_again()
         self._replace()
 
     def remove(self, listener: CompiledRegions) -> None:
         """End that; the last one puts all functions back."""
-        from lflops.collect.torch_private import dynamo
-
         with self._lock:
             self._listeners[:] = [each for each in self._listeners if each is not listener]
             if self._listeners:
                 return
-            dynamo.after_compilations_no_more(self._compiled)
+            self._compilations.stop()
             for code, function, ours in self._functions.values():
                 if code.function is ours:
                     code.replace(function)

@@ -15,6 +15,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from lflops.allocator.simulation import rounded_up
 from lflops.collect.torch_private.distributed import wait_operator
 from lflops.collect.torch_private.operators import OpOverload
 
@@ -150,11 +151,6 @@ def leading(elements: int, each: int) -> int:
     """Elements from a row of a matrix of oneDNN's to the next, of so many bytes each."""
     rounded = rounded_up(elements, LINE // each)
     return rounded if rounded % ALIASING else rounded + LINE // each
-
-
-def rounded_up(number: int, multiple: int) -> int:
-    """The next multiple."""
-    return -(-number // multiple) * multiple
 
 
 def _lstm(args: Sequence[Any]) -> int:

@@ -15,7 +15,7 @@ from lflops.collect.counting.operators import Kind, Operator, known_operators
 from lflops.collect.counting.sharded_tensors import is_sharded
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_private.dispatch_modes import (
-    TorchDispatchMode,
+    OwnMode,
     end_mode,
     is_tracing,
     on_stack,
@@ -51,13 +51,13 @@ class OperatorCounter(OperatorAccumulator):
         return lambda: end_mode(mode)
 
 
-class CountingMode(TorchDispatchMode):
+class CountingMode(OwnMode):
     """Reports the operators of one thread to an accumulator."""
 
     supports_higher_order_operators = True  # torch 2.8 does not ask: `route_higher_order_operators`
 
     def __init__(self, counter: OperatorAccumulator) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         route_higher_order_operators(type(self))
         never_compiled(type(self).__torch_dispatch__)
         self._counter = counter
@@ -68,11 +68,6 @@ class CountingMode(TorchDispatchMode):
         self._operators = known_operators()
         self.is_off = False
         self._fail = counter.guard(_raise)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Do not wrap the mode in a frame that dynamo skips: it loads dynamo and doubles the cost of each operator."""
-        return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

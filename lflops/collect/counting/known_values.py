@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lflops.collect.counting.cpu_kernels import LSTM_LAYER, corrected
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, route_higher_order_operators, without_modes
+from lflops.collect.torch_private.dispatch_modes import OwnMode, route_higher_order_operators, without_modes
 from lflops.collect.torch_private.distributed import is_pipeline_vote, receive_operator
 from lflops.collect.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
@@ -39,7 +39,7 @@ class NoCudaError(Exception):
     """Code makes a tensor on CUDA, on a machine without it."""
 
 
-class KnownValues(TorchDispatchMode):
+class KnownValues(OwnMode):
     """Runs operators on real tensors for real, inside a mode that makes all other results fake.
 
     Code branches on such values: whether a batch has padding, whether it is packed, how many of its tokens count. With known values it
@@ -49,15 +49,11 @@ class KnownValues(TorchDispatchMode):
     supports_higher_order_operators = True  # as torch asks since 2.9
 
     def __init__(self, *, on_host: bool = True) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._on_host = on_host  # whether the CPU's kernels would run; on a chip the size of an LSTM's workspace is unknown
         route_higher_order_operators(type(self))
         self._receive = receive_operator()
         self._stale: dict[int, weakref.ref[Any]] = {}  # by storage key, while the storage is alive: keys are reused
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator for real if the values of its arguments are known and its result is small."""

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from torch import Tensor
 
-from lflops.allocator.simulation import Request
-from lflops.collect.counting.cpu_kernels import rounded_up
+from lflops.allocator.simulation import Request, rounded_up
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_private.tensors import PLAIN, FakeTensor, local_part, storage_key
 from lflops.profile.model import Allocation, Memory, Moment
@@ -306,7 +305,7 @@ class LiveMemory:
         storage, key = found
         nbytes = storage.nbytes()
         if nbytes:
-            birth = Birth(-(-nbytes // self._round_to) * self._round_to, category, operator, row, phase)
+            birth = Birth(rounded_up(nbytes, self._round_to), category, operator, row, phase)
             self._bear_storage(storage, key, birth, fake=tensor.is_meta or type(tensor) is FakeTensor)
 
     def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:

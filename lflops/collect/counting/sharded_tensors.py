@@ -16,7 +16,7 @@ from lflops.collect.counting.live_memory import storage_of
 from lflops.collect.counting.operators import Kind, Operator
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.dispatch_modes import TorchDispatchMode, on_stack, without_modes
+from lflops.collect.torch_private.dispatch_modes import OwnMode, on_stack, without_modes
 from lflops.collect.torch_private.operators import decompose
 from lflops.collect.torch_private.tensors import PLAIN
 from lflops.formulas.table import Cost
@@ -51,14 +51,10 @@ def logical_cost(operator: Operator, function: Any, args: Any, kwargs: Any, out:
     return Cost(macs.sum)
 
 
-class _Macs(TorchDispatchMode):
+class _Macs(OwnMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.sum = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, operator = kwargs or {}, Operator(function)

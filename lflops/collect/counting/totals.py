@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from msgspec import Struct
@@ -18,8 +18,17 @@ UncountedKey = tuple[str, str, Phase]  # row, operator, phase
 CollectiveKey = tuple[str, Phase, str, str, "int | None"]  # row, phase, collective, process group, the group's size
 
 
-class Counts(Struct, gc=False):
-    """The sums of several calls; the fields are the `COUNTS` of a profile."""
+class Sums(Struct, gc=False):
+    """The sums of several calls."""
+
+    def add(self, other: Self) -> None:
+        """Add other sums."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class Counts(Sums, gc=False):
+    """The work of several calls; the fields are the `COUNTS` of a profile."""
 
     calls: int = 0
     macs: int = 0
@@ -28,41 +37,20 @@ class Counts(Struct, gc=False):
     bytes_moved: int = 0
     comm_bytes: int = 0
 
-    def add(self, other: "Counts") -> None:
-        """Add other sums."""
-        self.calls += other.calls
-        self.macs += other.macs
-        self.executed_macs += other.executed_macs
-        self.flops += other.flops
-        self.bytes_moved += other.bytes_moved
-        self.comm_bytes += other.comm_bytes
 
-
-class Transfers(Struct, gc=False):
+class Transfers(Sums, gc=False):
     """Calls and their bytes: the payload of a collective, the tensors of an uncounted operator."""
 
     calls: int = 0
     bytes: int = 0
 
-    def add(self, other: "Transfers") -> None:
-        """Add other sums."""
-        self.calls += other.calls
-        self.bytes += other.bytes
 
-
-@dataclass
-class DenseMasks:
-    """Sums over calls of attention whose dense mask separates sequences: the scores computed, and those within a sequence."""
+class DenseMasks(Sums, gc=False):
+    """Calls of attention whose dense mask separates sequences: the scores computed, and those within a sequence."""
 
     calls: int = 0
     computed: int = 0
     within: int = 0
-
-    def add(self, other: "DenseMasks") -> None:
-        """Add other sums."""
-        self.calls += other.calls
-        self.computed += other.computed
-        self.within += other.within
 
 
 @dataclass
@@ -144,8 +132,7 @@ class Totals:
             found.uncounted[new_row, operator, new_phase].add(sums)
         for (row, phase, *collective), sums in self.collectives.items():
             found.collectives[*to(row, phase), *collective].add(sums)  # type: ignore[index]
-        for operator, masks in self.dense_masks.items():
-            found.dense_masks[operator].add(masks)
+        _merge(found.dense_masks, self.dense_masks)
         for key, macs in self.logical_difference.items():
             found._add_difference(ModulePhase(*to(*key)), macs)
         return found

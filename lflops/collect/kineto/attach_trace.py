@@ -3,16 +3,15 @@
 The clean time of a compiled module is divided over the modules in it as in the traced steps.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
 from lflops.collect.kineto.compiled_time import CompiledTimes
 from lflops.collect.kineto.tracer import Recording
 from lflops.profile.collective_names import collective_kind
-from lflops.profile.model import Communication, ModuleProfile, Profile, Work
+from lflops.profile.model import Communication, ModuleProfile, Profile, Work, with_works
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase, Spread
@@ -24,10 +23,12 @@ ROOTS_BACKWARD, OTHER = ModulePhase("", "backward"), ModulePhase("", "other")
 def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
     """The profile with what was recorded: the operators, and the device's time of each module and phase. `files` are traces by rank."""
     seconds = recording.device_seconds or {}
-    modules = {name: _on_device(name, module, seconds) for name, module in profile.modules.items()}
+    known = {key: spread for key, spread in seconds.items() if key.row in profile.modules and key.phase in PHASES}
+    works = {key: replace(profile.modules[key.row].work(key.phase), device_seconds=spread) for key, spread in known.items()}
     communication = _timed(profile.communication, recording.communication)
     timelines = profile.timelines if recording.timeline is None else (recording.timeline,)
     trace = replace(recording.trace, files=files)
+    modules = with_works(profile.modules, works)
     profile = replace(profile, modules=modules, communication=communication, trace=trace, timelines=timelines)
     return profile if recording.compiled is None else with_compiled(profile, recording.compiled, recording.call_times)
 
@@ -57,15 +58,6 @@ def _kernels_of(collective: str) -> set[str]:
     return {kind, "send_recv"} if kind in {"all_to_all", "send", "recv", "gather", "scatter"} else {kind}
 
 
-def _on_device(name: str, module: ModuleProfile, seconds: Mapping[ModulePhase, Spread]) -> ModuleProfile:
-    works: dict[str, Any] = {
-        phase: replace(module.work(phase), device_seconds=each)
-        for phase in PHASES
-        if (each := seconds.get(ModulePhase(name, phase))) is not None
-    }
-    return replace(module, **works) if works else module
-
-
 def with_compiled(profile: Profile, times: CompiledTimes, called: Sequence[Mapping[ModulePhase, float]]) -> Profile:
     """The profile with times of modules inside of compiled ones.
 
@@ -85,7 +77,7 @@ def with_compiled(profile: Profile, times: CompiledTimes, called: Sequence[Mappi
         notes.append(Note(code="compiled_by_module", subject="", values={**values, "divided": _part(code.divided_seconds, code.seconds)}))
     if code.unrecorded_graphs:
         notes.append(Note(code="compiled_unrecorded", subject="", values={"graphs": code.unrecorded_graphs}))
-    return replace(profile, modules=rows.modules(), notes=(*profile.notes, *notes))
+    return replace(profile, modules=with_works(profile.modules, rows.works), notes=(*profile.notes, *notes))
 
 
 def _usual(running: ModulePhase, batches: Sequence[Mapping[ModulePhase, Mapping[ModulePhase, float]]]) -> int:
@@ -99,7 +91,7 @@ class _Rows:
 
     def __init__(self, modules: Mapping[str, ModuleProfile]) -> None:
         self._modules = modules
-        self._works: dict[ModulePhase, Work] = {}
+        self.works: dict[ModulePhase, Work] = {}  # those that have changed
 
     def open(self, running: ModulePhase, inside: Mapping[ModulePhase, float], again: float, *, whole: float) -> None:
         """Divide a compiled row's self time over the rows below it: of its `whole` traced nanoseconds, `again` are recomputed self time."""
@@ -120,17 +112,11 @@ class _Rows:
             for row in ancestry(running.row):
                 self._move(row, own, recomputed)
 
-    def modules(self) -> dict[str, ModuleProfile]:
-        changed: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        for (row, phase), work in self._works.items():
-            changed[row][phase] = work
-        return {row: replace(module, **changed[row]) if row in changed else module for row, module in self._modules.items()}
-
     def _work(self, key: ModulePhase) -> Work:
-        return self._works.get(key) or self._modules[key.row].work(key.phase)
+        return self.works.get(key) or self._modules[key.row].work(key.phase)
 
     def _set(self, key: ModulePhase, **times: Spread | None) -> None:
-        self._works[key] = replace(self._work(key), **times)
+        self.works[key] = replace(self._work(key), **times)
 
     def _add(self, key: ModulePhase, own: Spread, part: float, *, below: str) -> None:
         """Add to a row's own time, and to the time of every row between it and the compiled one."""
@@ -156,7 +142,7 @@ class _Rows:
 def _plus(spread: Spread | None, other: Spread, part: float) -> Spread:
     """A spread with a part of another added: both are of the same steps, and a part of a median is as sure as the median."""
     if spread is None:
-        return Spread(median=other.median * part, low=other.low * part, high=other.high * part, n=other.n)
+        return other.times(part)
     return Spread(
         median=max(spread.median + other.median * part, 0.0),
         low=max(spread.low + other.low * part, 0.0),

@@ -94,9 +94,7 @@ class ModuleLog:
         """Log the beginning of the step's closure."""
         self._write(key, CLOSURE)
 
-    def leave_closure(self, key: int) -> None:
-        """Log its end."""
-        self._write(key, LEAVE)
+    leave_closure = leave_scope
 
     def _write(self, key: int, what: str | nn.Module) -> None:
         thread = self.threads.get(threading.get_ident())

@@ -262,13 +262,10 @@ class _Selection:
             for index in having:
                 group = self._groups[index]
                 columns = [group.columns[member] for member in members]
-                sums |= zip(group.rows, map(tuple, _sum_of(self._steps[index], columns).tolist()), strict=True)
+                some_ranks = self._steps[index].split(RANKS_AT_ONCE)  # so that few are copied at once
+                of_ranks = torch.cat([times[:, :, columns].double().sum(2) for times in some_ranks])
+                sums |= zip(group.rows, map(tuple, of_ranks.tolist()), strict=True)
             if len(sums) > 1 and (candidates & sums.keys()):
                 intervals = tuple({self._intervals[member] for member in members})
                 found[pattern] = Repeated(len(members), intervals, {rank: sums[rank] for rank in sorted(sums)})
         return found
-
-
-def _sum_of(times: Tensor, columns: Sequence[int]) -> Tensor:
-    """Ranks x steps, over some of the places; some ranks after the other, so that few are copied at once."""
-    return torch.cat([some[:, :, columns].double().sum(2) for some in times.split(RANKS_AT_ONCE)])

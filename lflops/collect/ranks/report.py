@@ -12,7 +12,7 @@ import statistics
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import NamedTuple, TypeGuard, TypeVar
 
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from lflops.collect.timing.scale_to_clean import ScaledTimes
 from lflops.merging.merge import Brief, brief_of
 from lflops.merging.rank_stats import begins_in, waiting_in, waits_in
 from lflops.merging.rank_table import OUTSIDE, Place, few_intervals, intervals_of
-from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted
+from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work, with_works
 from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
 from lflops.profile.steps import is_disturbed
 
@@ -96,7 +96,7 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
     at = tuple(step.index for step, _ in zip(hooked, steps, strict=False))
     groups = tuple(dict.fromkeys(each.group for each in profile.communication))
     table = Table(
-        modules={row: _timeless(module) for row, module in profile.modules.items()},
+        modules=with_works(profile.modules, _timeless(profile.modules)),
         cells=profile.cells,
         uncounted=profile.uncounted,
         communication=tuple(
@@ -190,13 +190,13 @@ def _scales(profile: Profile, steps: Sequence[Mapping[Place, float]]) -> dict[Pl
     return scales
 
 
-def _timeless(module: ModuleProfile) -> ModuleProfile:
-    works: dict[str, Any] = {
-        phase: replace(work, seconds=None, own_seconds=None, device_seconds=None)
+def _timeless(modules: Mapping[str, ModuleProfile]) -> dict[ModulePhase, Work]:
+    return {
+        ModulePhase(row, phase): replace(work, seconds=None, own_seconds=None, device_seconds=None)
+        for row, module in modules.items()
         for phase in PHASES
         if (work := module.work(phase)).seconds is not None or work.own_seconds is not None or work.device_seconds is not None
     }
-    return replace(module, **works) if works else module
 
 
 def _named(value: Table | Memory) -> tuple[str, bytes]:

@@ -15,10 +15,10 @@ from torch.distributed import is_available
 
 from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
-from lflops.profile.model import Profile, Run
+from lflops.profile.model import Profile, Run, with_works
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
-from lflops.profile.records import Phase
+from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.series import summed
 
 Function = Callable[[int], Mapping[str, int]]
@@ -178,10 +178,9 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
         else:
             own[phase] = {row: theirs.get(row, 0) for row in known}
     below = summed(((above, phase), macs) for phase, rows in own.items() for row, macs in rows.items() for above in ancestry(row))
-    modules = {}
-    for row, module in profile.modules.items():
-        works: dict[str, Any] = {
-            phase: replace(module.work(phase), logical_macs=below[row, phase], own_logical_macs=rows[row]) for phase, rows in own.items()
-        }
-        modules[row] = replace(module, **works)
-    return replace(profile, modules=modules, notes=(*profile.notes, *notes))
+    works = {
+        ModulePhase(row, phase): replace(profile.modules[row].work(phase), logical_macs=below[row, phase], own_logical_macs=macs)
+        for phase, rows in own.items()
+        for row, macs in rows.items()
+    }
+    return replace(profile, modules=with_works(profile.modules, works), notes=(*profile.notes, *notes))

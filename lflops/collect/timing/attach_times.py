@@ -4,13 +4,12 @@ import dataclasses
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
 from lflops.collect.timing.scale_to_clean import ScaledTimes, scale_to_clean
 from lflops.collect.timing.stamps import HookOverhead, PassTimes
-from lflops.profile.model import Profile
+from lflops.profile.model import Profile, with_works
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.series import gathered, summed
@@ -58,15 +57,12 @@ def with_times(profile: Profile, times: ScaledTimes) -> Profile:
         else note
         for note in profile.notes
     )
-    modules = dict(profile.modules)
-    for name, module in profile.modules.items():
-        works: dict[str, Any] = {}
-        for phase in PHASES:
-            key = ModulePhase(name, phase)
-            if key in times.inclusive:
-                works[phase] = replace(module.work(phase), seconds=times.inclusive[key], own_seconds=times.own.get(key))
-        modules[name] = replace(module, **works) if works else module
-    return replace(profile, modules=modules, notes=tuple(notes))
+    works = {
+        key: replace(profile.modules[key.row].work(key.phase), seconds=seconds, own_seconds=times.own.get(key))
+        for key, seconds in times.inclusive.items()
+        if key.row in profile.modules and key.phase in PHASES
+    }
+    return replace(profile, modules=with_works(profile.modules, works), notes=tuple(notes))
 
 
 def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str, PassTimes]:

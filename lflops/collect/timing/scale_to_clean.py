@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from msgspec.structs import replace
+
 from lflops.collect.timing.stamps import HookOverhead, PassTimes, inclusive
 from lflops.profile.records import ModulePhase, Spread
 from lflops.profile.series import gathered
@@ -37,7 +39,9 @@ class ScaledTimes:
         """The spreads over passes whose own seconds are known."""
         own = spreads_of(steps)
         medians = {key: spread.median for key, spread in own.items()}
-        summed = _shifted(spreads_of([inclusive(each) for each in steps]), inclusive(medians))
+        # The median of a sum is not the sum of medians, but the rows below a row have to add up to it.
+        sums, spreads = inclusive(medians), spreads_of([inclusive(each) for each in steps])
+        summed = {key: replace(spread.shifted(sums[key] - spread.median), median=sums[key]) for key, spread in spreads.items()}
         return cls(own=own, inclusive=summed, factors=factors, ignored=ignored)
 
 
@@ -76,19 +80,6 @@ def _times_the_overhead(passes: Sequence[PassTimes], clean: float, overhead: Hoo
     hooked = statistics.median(sum(each.own.values()) for each in passes)
     expected = statistics.median(sum(each.overhead(key, overhead) for key in each.own) for each in passes)
     return min(max((hooked - clean) / expected, 0.0), MOST_OVERHEAD) if expected > 0 else 0.0
-
-
-def _shifted(spreads: Mapping[ModulePhase, Spread], medians: Mapping[ModulePhase, float]) -> dict[ModulePhase, Spread]:
-    """Spreads around other medians. The median of a sum is not the sum of medians, but the rows below a row have to add up to it."""
-    return {
-        key: Spread(
-            median=medians[key],
-            low=max(spread.low - spread.median + medians[key], 0.0),
-            high=spread.high - spread.median + medians[key],
-            n=spread.n,
-        )
-        for key, spread in spreads.items()
-    }
 
 
 def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, Spread]:

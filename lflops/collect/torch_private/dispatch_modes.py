@@ -42,6 +42,18 @@ def _unchanged(tensor: Any) -> Any:
     return tensor
 
 
+class OwnMode(TorchDispatchMode):
+    """A dispatch mode of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do not wrap the mode in a frame that dynamo skips: it loads dynamo and doubles the cost of each operator."""
+        return False
+
+
 def open_modes() -> list[Any]:
     """The modes on this thread's stack, the innermost last; one that is handling an operator is not on it."""
     return list(_python_dispatch._get_current_dispatch_mode_stack())

@@ -18,7 +18,6 @@ from torch import Tensor, fx
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
-    from torch._dynamo.callback import callback_handler
     from torch._dynamo.output_graph import OutputGraph
     from torch._dynamo.utils import CleanupManager
     from torch._higher_order_ops import utils as operators_with_code
@@ -129,18 +128,6 @@ def compiled_code() -> list[CompiledCode]:
     for gone in _GRAPHS.keys() - {each.name for each in found}:
         del _GRAPHS[gone]
     return found
-
-
-def after_each_compilation(action: Callable[[object], None]) -> None:
-    """Run an action at the end of each compilation, before its code runs, until `after_compilations_no_more`."""
-    if action not in callback_handler.end_callbacks:
-        callback_handler.register_end_callback(action)
-
-
-def after_compilations_no_more(action: Callable[[object], None]) -> None:
-    """End that. It can be called again."""
-    if action in callback_handler.end_callbacks:  # `torch.compiler.reset` forgets all
-        callback_handler.remove_end_callback(action)
 
 
 def excluded(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lflops.boundary import unguarded
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
@@ -160,7 +161,8 @@ class Compilations:
 
     @property
     def _handler(self) -> Any:
-        return _compilation_callbacks()
+        """What torch.compile calls as it begins and ends to compile; `None` where it is not loaded."""
+        return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
     def _hear(self, *_: object) -> None:
         self._tell()
@@ -218,38 +220,27 @@ class HiddenHooks:
         self._hooks = {id(each) for each in hooks}
         self._registries: list[dict[int, Any]] = [_global_forward_pre_hooks, _global_forward_hooks]  # type: ignore[list-item,unused-ignore]
         self._before: list[dict[int, Any]] = []
-        self._hides, self._shows = self._hide, self._show
+        self._compilations = Compilations(self._hide, self._show)
 
     def start(self) -> None:
         """Begin, if torch.compile is loaded."""
-        if (handler := _compilation_callbacks()) is not None:
-            handler.register_start_callback(self._hides)
-            handler.register_end_callback(self._shows)
+        self._compilations.listen(unguarded)
 
     def stop(self) -> None:
         """End: hooks that are hidden stay off. It can be called again."""
         self._before.clear()
-        handler = _compilation_callbacks()
-        if handler is not None and self._hides in handler.start_callbacks:  # `torch.compiler.reset` forgets all
-            handler.remove_start_callback(self._hides)
-        if handler is not None and self._shows in handler.end_callbacks:
-            handler.remove_end_callback(self._shows)
+        self._compilations.stop()
 
-    def _hide(self, *_: object) -> None:
+    def _hide(self) -> None:
         if not self._before:
             self._before.extend(dict(each) for each in self._registries)
             for each in self._registries:
                 for number in [number for number, hook in each.items() if id(hook) in self._hooks]:
                     del each[number]
 
-    def _show(self, *_: object) -> None:
+    def _show(self) -> None:
         for each, was in zip(self._registries, self._before, strict=False):
             now = dict(each)
             each.clear()  # users' hooks are called in their order, ours among them
             each.update({number: hook for number, hook in was.items() if number in now or id(hook) in self._hooks} | now)
         self._before.clear()
-
-
-def _compilation_callbacks() -> Any:
-    """What torch.compile calls as it begins and ends to compile; `None` where it is not loaded."""
-    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)

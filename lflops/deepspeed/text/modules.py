@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
+from lflops.analyze.modules.repeats import numbered
 from lflops.analyze.modules.tree import Row, tree, walk
 from lflops.deepspeed.text import units as short_units
 from lflops.profile.model import ModuleProfile, Profile
@@ -81,7 +82,8 @@ def _named(figures: Mapping[str, float], unit: Callable[[float], str]) -> str:
 
 def detailed(analysis: Analysis, *, fold: bool = False) -> str:
     """The third part, without a heading; with `fold`, modules with the same counts share their lines."""
-    groups = _alike(analysis) if fold else None
+    modules, identical = analysis.profile.modules, analysis.identical_subtrees
+    groups = numbered(analysis.children, lambda name: (identical[name], modules[name].detail)) if fold else None
     rows = tree(analysis.profile, fold=False, below=analysis.children, groups=groups)
     legend = f"{_LEGEND}\n{_FOLDED}" if any(row.repeat for row in walk(rows)) else _LEGEND
     return "\n".join([legend, "", *_module(analysis, rows[0], frozenset(analysis.uncalled))])
@@ -101,17 +103,6 @@ def _module(analysis: Analysis, row: Row, uncalled: frozenset[str]) -> Iterator[
         for line in rest:
             yield f"  {line}"
     yield ")"
-
-
-def _alike(analysis: Analysis) -> dict[str, int]:
-    """A number for each module; two modules have the same where their counts are equal and torch prints the same of them."""
-    numbers: dict[str, int] = {}
-    seen: dict[tuple[object, ...], int] = {}
-    for name in sorted(analysis.profile.modules, key=len, reverse=True):  # longer names first: children before their parents
-        below = tuple(numbers[child] for child in analysis.children[name])
-        key = (analysis.identical_subtrees[name], analysis.profile.modules[name].detail, below)
-        numbers[name] = seen.setdefault(key, len(seen))
-    return numbers
 
 
 def _label(row: Row) -> str:

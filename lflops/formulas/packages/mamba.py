@@ -100,10 +100,10 @@ def _by_pairs(x: Shape, dt: Shape) -> int:
     return prod(dt) * dt[-1] * x[-1]
 
 
-@function_formula(f"{SSD}_chunk_scan_bwd_dstates")
-def states_gradient(c: Shape, decay: Shape, grad: Shape) -> Cost:
-    """C x the gradient."""
-    return Cost(prod(grad) * c[-1])
+@function_formula(f"{SSD}_chunk_scan_bwd_dstates", f"{SSD}_chunk_scan_bwd_dC")
+def states_gradient(other: Shape, decay: Shape, grad: Shape) -> Cost:
+    """Of the states, C x the gradient; of C, the gradient x the states."""
+    return Cost(prod(grad) * other[-1])
 
 
 @function_formula(f"{SSD}_chunk_scan_chunk_state_bwd_dx")
@@ -116,12 +116,6 @@ def input_gradient(x: Shape, dt: Shape, decay: Shape, b: Shape) -> Cost:
 def b_gradient(x: Shape, dt: Shape, decay: Shape, states: Shape) -> Cost:
     """X x the gradient of the states, [batch, chunks, heads, width, states]."""
     return Cost(prod(x) * states[-1])
-
-
-@function_formula(f"{SSD}_chunk_scan_bwd_dC")
-def c_gradient(states: Shape, decay: Shape, grad: Shape) -> Cost:
-    """The gradient x the states."""
-    return Cost(prod(grad) * states[-1])
 
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dcb")

@@ -19,10 +19,9 @@ from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import added_up, fold_repeats
 from lflops.profile.notes import are_times_far_off, sentence
 from lflops.profile.records import PHASES
-from lflops.report.lines.parts import advice, label_of, what_it_is
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.text import WORDS, counted, plain, plus_minus
-from lflops.report.lines.verdict import Verdict, verdict
+from lflops.report.lines.verdict import Verdict, advice, label_of, verdict, what_it_is
 
 Unit = Literal["s", "share", "of peak", "FLOP/s", "/s", "bytes", "count", "factor", "text"]
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.ranks.imbalance import slowest_first
 from lflops.garbage import gc_paused
-from lflops.profile.model import Profile
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import Report, report_of
 from lflops.report.payload.columns import VERSION, Columns, lists
@@ -80,7 +79,10 @@ def payload(analysis: Analysis, folder: Path | None = None) -> Payload:
     if made is None:
         with gc_paused():
             made = _MADE[analysis] = _made(analysis)
-    return replace(made, traces=_traces(analysis.profile, folder))
+    trace = analysis.profile.trace
+    files = {} if trace is None else trace.files
+    traces = (TraceFile(rank=rank, file=file if folder is None else _relative(folder, file)) for rank, file in files.items())
+    return replace(made, traces=tuple(traces))
 
 
 _MADE: WeakKeyDictionary[Analysis, Payload] = WeakKeyDictionary()
@@ -126,11 +128,6 @@ def _head(analysis: Analysis) -> Head:
         figures={name: float(value) for name in _FIGURES if (value := report.value(name)) is not None},
         ranges={name: (spread.low, spread.high) for name, spread in spreads.items() if spread is not None and spread.n > 1},
     )
-
-
-def _traces(profile: Profile, folder: Path | None) -> tuple[TraceFile, ...]:
-    files = {} if profile.trace is None else profile.trace.files
-    return tuple(TraceFile(rank=rank, file=file if folder is None else _relative(folder, file)) for rank, file in files.items())
 
 
 def _relative(folder: Path, file: str) -> str:

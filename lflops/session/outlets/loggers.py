@@ -99,10 +99,6 @@ def scalars(analysis: Analysis) -> dict[str, float]:
     return found if ratio is None else found | {"observer_overhead": ratio - 1}
 
 
-def _output_of(logger: Any) -> Callable[[Any, str], Output] | None:
-    return next((OUTPUTS[base.__name__] for base in type(logger).__mro__ if base.__name__ in OUTPUTS), None)
-
-
 class PreparedWindow(NamedTuple):
     """A window that only has to be logged."""
 
@@ -124,7 +120,8 @@ class Outlets:
         self._loggers = training.loggers
         self._settings = settings
         self._root = "lflops" if monitor == 1 else f"lflops_{monitor}"
-        self._outputs = [output(logger, self._root) for logger in training.loggers if (output := _output_of(logger)) is not None]
+        kinds = ((logger, [base.__name__ for base in type(logger).__mro__ if base.__name__ in OUTPUTS]) for logger in training.loggers)
+        self._outputs = [OUTPUTS[names[0]](logger, self._root) for logger, names in kinds if names]
         self._curves: dict[str, ModuleCurves] = {}
         self._windows: dict[str | None, Profile] = {}  # the last of each stage
         self._on_curves: set[tuple[str, str]] = set()  # stages, and the figures that points of theirs have

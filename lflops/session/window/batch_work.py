@@ -63,7 +63,8 @@ class BatchWork:
         if shapes is None:
             return  # of a batch that cannot be read, it is not known which others are like it
         root = counted.modules[""]
-        macs, attention = root.forward.macs + root.backward.macs, _decided_by_lengths(counted)
+        macs = root.forward.macs + root.backward.macs
+        attention = sum(cell.macs for cell in counted.cells if cell.phase in ("forward", "backward") and _reads_lengths(cell.operator))
         if self.packed is None or attention:
             self.packed = bool(attention)
         if attention:
@@ -113,10 +114,6 @@ class BatchWork:
         each = {Fraction(others, counted or 1) for counted, others in known}
         whole = each.pop() * tokens if len(each) == 1 else None
         return None if whole is None or whole.denominator != 1 else int(whole)
-
-
-def _decided_by_lengths(counted: Profile) -> int:
-    return sum(cell.macs for cell in counted.cells if cell.phase in ("forward", "backward") and _reads_lengths(cell.operator))
 
 
 def _reads_lengths(operator: str) -> bool:

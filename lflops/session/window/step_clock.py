@@ -4,7 +4,7 @@ This runs in every step of the training. All that can wait until somebody asks f
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from resource import struct_rusage
 from typing import Any, NamedTuple
@@ -12,20 +12,76 @@ from typing import Any, NamedTuple
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lflops.boundary import Guard, Undo
-from lflops.collect.inputs.batch import samples_and_tokens, units_of
+from lflops.collect.inputs.batch import BatchReader, samples_and_tokens, units_of
 from lflops.collect.timing.clock import ThreadSchedule, cpu_usage
 from lflops.collect.timing.step_phases import PhaseMarks, StepPhases
 from lflops.collect.torch_private.modules import Compilations, compilations, remove_hook
 from lflops.profile.series import sum_known
 from lflops.profile.steps import Step, StepKind, is_clean
 from lflops.session.window.hooked_step import HookedStep
-from lflops.session.window.plain_steps import MAX_PENDING_STEPS, BatchUnits, PlainSteps
 
 COLD = 2  # so many steps at the beginning of a run are no measure of the others
 MANY_SHAPES = 16  # after this many distinct shapes, a new shape no longer marks a step
-
-
 MOST_SHAPES = 1000  # shapes of batches that are remembered: where each batch has its own, they would fill the memory
+
+
+MAX_PENDING_STEPS = 200  # plain steps are flushed after this many
+
+CPU_ROUND, CPU_READ = 16, 3
+"""In each round of so many plain steps, the CPU time of so many is read: the system adds it up over all threads, which takes long."""
+
+
+class BatchUnits(NamedTuple):
+    """What is known of batches of the same shapes; all of it is `None` for those whose shapes are unknown."""
+
+    shapes: Hashable
+    samples: int | None
+    tokens: int | None
+
+
+class PlainSteps:
+    """The plain steps since the last one that was none: one batch each, of shapes that are known, and no figure is due at their end.
+
+    Almost every step of a training is like that. All that is touched here has left the processor's caches since the last step, and to fetch
+    it takes longer than to run it. So as few objects as possible are touched; what the steps were is made out when somebody asks.
+    """
+
+    def __init__(self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None) -> None:
+        self.limit = 0  # how many steps may be plain, until they are made out
+        self.reader = BatchReader()  # reads the batches
+        self.known: dict[Hashable, BatchUnits] = {}  # batches by their shapes
+        # Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
+        self.steps: list[tuple[BatchUnits, int, Any]] = []
+        # What the process had used of the CPU by the end of a step, by how many steps there were; only some are there.
+        self.cpu: dict[int, struct_rusage] = {}
+        self.reads_cpu = True  # whether that is read at all
+        self.schedule = schedule
+        # What the system has counted of the training's thread by the end of each step; empty where that is not read.
+        self.threads: dict[int, bytes | None] = {}
+        self._mark = mark
+        self._marks = marks
+
+    def note(self, batch: Any) -> bool:
+        """End a step that may be plain. Returns whether it is one; where not, nothing is done."""
+        known = self.known.get(self.reader.shapes(batch))
+        if known is None:
+            return False
+        self.steps.append((known, len(self._marks), self._mark()))
+        if self.reads_cpu and (self.schedule is not None or len(self.steps) % CPU_ROUND <= CPU_READ):
+            self.cpu[len(self.steps)] = cpu_usage()
+            if self.schedule is not None:
+                self.threads[len(self.steps)] = self.schedule.read()
+        return True
+
+    def ends(self) -> list[tuple[int, Any]]:
+        """Where they ended."""
+        return [(length, end) for _, length, end in self.steps]
+
+    def take(self) -> tuple[list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage], Mapping[int, bytes | None]]:
+        """The steps so far, to begin anew."""
+        taken = self.steps, self.cpu, self.threads
+        self.limit, self.steps, self.cpu, self.threads = 0, [], {}, {}
+        return taken
 
 
 class TimedStep(NamedTuple):
