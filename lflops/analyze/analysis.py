@@ -17,6 +17,7 @@ from lflops.analyze.ranks.imbalance import Imbalance, imbalance
 from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.fused_bytes import Fusion, fusion
 from lflops.analyze.speed.peaks import chip_of
+from lflops.analyze.speed.prediction import Prediction, predict
 from lflops.analyze.speed.roofline import LazyRoofline, LowerBound, lower_bound
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import Utilization, utilization_at
@@ -65,6 +66,11 @@ class Analysis:
     def lower_bound(self) -> LowerBound | None:
         """The least time of a step on the chip."""
         return lower_bound(self.profile, self.chip)
+
+    @cached_property
+    def predicted(self) -> Prediction | None:
+        """The time of a training's step on the chip, with an interval; `None` where nothing was fitted."""
+        return predict(self.profile, self.chip)
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from msgspec.structs import asdict
@@ -17,13 +17,14 @@ from rich.console import Group, RenderableType
 from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.memory.room import room_for
 from lflops.analyze.memory.sharding import Sharded, sharded
+from lflops.analyze.speed.prediction import Prediction, why_not
 from lflops.cli.output import BYTES, UsageError, draw, name_file, save_memory, write_json
 from lflops.errors import LflopsError
 from lflops.extras import needed
 from lflops.profile.model import Profile
 from lflops.report.terminal.memory import render_checkpointed, render_memory, render_sharded
 from lflops.report.terminal.modules import render
-from lflops.report.terminal.roofline import render_lower_bound
+from lflops.report.terminal.roofline import render_lower_bound, render_prediction
 
 
 def estimate(
@@ -113,6 +114,11 @@ def estimate(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a configuration. Without it, it is refused.")
     ] = False,
+    tokens: Annotated[
+        float | None,
+        typer.Option(metavar="N", min=1, help="Of a whole training, as 1e12: the days and GPU-hours that a predicted step makes of it."),
+    ] = None,
+    price: Annotated[float | None, typer.Option(metavar="N", min=0, help="Of one GPU-hour: the cost of --tokens.")] = None,
     depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the model; -1 is all.")] = -1,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile, for lflops show and diff.")] = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")] = None,
@@ -120,8 +126,8 @@ def estimate(
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object: profile, fits (true or false), room (what the chip has and what is needed), bounds, checkpointed "
-            "(by block), sharded, the plan of --ac best, and largest_batch of --batch max. Unknown is null.",
+            help="Print one JSON object: profile, fits (true or false), room (what the chip has and what is needed), bounds, "
+            "predicted, checkpointed (by block), sharded, the plan of --ac best, and largest_batch of --batch max. Unknown is null.",
         ),
     ] = False,
 ) -> None:
@@ -136,6 +142,8 @@ def estimate(
         raise UsageError("--memory is for --ac best and --batch max; --hardware says whether a step fits")
     if fused and optimizer is None:
         raise UsageError("--fused is for an optimizer: give --optimizer")
+    if price is not None and tokens is None:
+        raise UsageError("--price is for --tokens: give it as well")
     budget = None if memory is None else bytes_of(memory)
     rank, mesh = _adapter_rank(lora), _mesh(ddp, fsdp, hsdp, tp)
     if (mp is not None or reduce is not None) and "data" not in mesh:
@@ -172,9 +180,42 @@ def estimate(
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
-    show = _write if as_json else partial(_draw, depth=depth)
+    training = None if tokens is None else Training(tokens, price, (largest or samples) * (seq or _tokens_of_a_sample(target)))
+    show = _write if as_json else partial(_draw, depth=depth, training=training)
     show(analyze(profile), _sharded(profile, ranks), plan, largest)
     name_file(figure, as_json=as_json)
+
+
+class Training(NamedTuple):
+    """A whole training, of which a step was estimated."""
+
+    tokens: float
+    price: float | None  # of a GPU-hour
+    tokens_of_a_rank: int  # in a step
+
+    def lines(self, predicted: Prediction, ranks: int) -> Iterator[tuple[str, str]]:
+        """Tokens a second, and the days, hours and cost of all of them."""
+        speed = self.tokens_of_a_rank / predicted.seconds
+        yield "tokens/s", f"{speed:,.0f} on a GPU" + (f", {speed * ranks:,.0f} on all {ranks}" if ranks > 1 else "")
+        seconds = self.tokens / speed
+        days = [f"{factor * seconds / ranks / 86400:,.1f}" for factor in self._interval(predicted)]
+        hours = [f"{factor * seconds / 3600:,.0f}" for factor in self._interval(predicted)]
+        yield f"{self.tokens:g} tokens", f"{days[0]} days ({days[1]} to {days[2]}), {hours[0]} GPU-hours ({hours[1]} to {hours[2]})"
+        if self.price is not None:
+            costs = [f"{factor * seconds / 3600 * self.price:,.0f}" for factor in self._interval(predicted)]
+            yield "cost", f"{costs[0]} ({costs[1]} to {costs[2]}), at {self.price:g} a GPU-hour"
+
+    @staticmethod
+    def _interval(predicted: Prediction) -> tuple[float, float, float]:
+        return 1.0, predicted.low / predicted.seconds, predicted.high / predicted.seconds
+
+
+def _tokens_of_a_sample(target: str) -> int:
+    from lflops.collect.estimate.from_config import TOKENS, is_config
+
+    if not is_config(target):
+        raise UsageError("--tokens: give --seq, the tokens of each sample")
+    return TOKENS
 
 
 def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -> dict[str, int]:
@@ -204,7 +245,13 @@ def _samples(batch: str) -> int:
 def _write(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, largest: int | None) -> None:
     profile = analysis.profile
     room = room_for(profile, profile.run.hardware)
-    predicted: dict[str, Any] = {"room": room, "bounds": analysis.lower_bound, "checkpointed": analysis.checkpointed, "sharded": of_ranks}
+    predicted: dict[str, Any] = {
+        "room": room,
+        "bounds": analysis.lower_bound,
+        "predicted": analysis.predicted,
+        "checkpointed": analysis.checkpointed,
+        "sharded": of_ranks,
+    }
     chosen = None if plan is None else {**asdict(plan), "peak_bytes": plan.peak_bytes, "code": plan.code()}
     predicted["plan"] = None if chosen is None else {name: value for name, value in chosen.items() if name != "profile"}
     write_json({"profile": profile, "fits": None if room is None else room.verdict == "fits", "largest_batch": largest, **predicted})
@@ -217,7 +264,9 @@ def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
         raise UsageError(str(error)) from error
 
 
-def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, largest: int | None, *, depth: int) -> None:
+def _draw(
+    analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, largest: int | None, *, depth: int, training: Training | None
+) -> None:
     try:
         table = render(analysis, depth=depth)
     except ValueError as error:
@@ -226,6 +275,10 @@ def _draw(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, l
     parts += [render_checkpointed(analysis.checkpointed)] if analysis.checkpointed else []
     parts += [render_sharded(of_ranks)] if of_ranks else []
     parts += [render_lower_bound(analysis.lower_bound)] if analysis.lower_bound is not None else []
+    if analysis.chip is not None:
+        predicted = analysis.predicted
+        more = training.lines(predicted, analysis.profile.run.world_size) if training is not None and predicted is not None else ()
+        parts.append(render_prediction(predicted, why_not(analysis.profile, analysis.chip), more))
     draw(Group(*(each for part in parts for each in (part, ""))))
     if plan is not None:
         typer.echo(f"{plan.table()}\n\n{plan.code()}")  # no line of code may be wrapped

@@ -14,7 +14,8 @@ from matplotlib.patches import Patch
 import lflops
 from lflops import Profile, ProfileError, load
 from lflops.analyze.analysis import analyze
-from lflops.cli.estimate import bytes_of
+from lflops.analyze.speed.prediction import Prediction
+from lflops.cli.estimate import Training, bytes_of
 from lflops.cli.main import main
 from lflops.figures.pictures import PHASES, memory_figure
 from lflops.profile.model import Memory
@@ -109,6 +110,34 @@ def test_the_text_has_the_model_its_memory_and_the_bound(capsys: pytest.CaptureF
     ]
     assert "estimate" == load(saved).run.kind
     assert "<svg" in figure.read_text("utf-8")
+
+
+def test_the_time_of_a_step_and_what_a_training_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten million samples keep an H100 busy for longer than the host needs; JSON has the same seconds."""
+    options = ["--batch", "10000000", "--seq", "1", "--backward", "--dtype", "bf16", "--hardware", "H100 SXM"]
+    assert 0 == main(["estimate", "planned:sized", *options, "--tokens", "1e9", "--price", "2"])
+    text = capsys.readouterr().out
+    assert all(each in text for each in ("\nabout ", "four trainings of five", "\ntokens/s ", "GPU-hours", "\ncost "))
+    assert 0 == main(["estimate", "planned:sized", *options, "--json"])
+    predicted = json.loads(capsys.readouterr().out)["predicted"]
+    assert predicted["low"] < predicted["seconds"] < predicted["high"]
+    assert predicted["seconds"] == pytest.approx(sum(predicted["by_kind"].values()))
+
+
+def test_a_step_that_is_not_predicted_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """One sample is too little work."""
+    assert 0 == main(["estimate", "planned:build", "--backward", "--dtype", "bf16", "--hardware", "H100 SXM"])
+    assert "calls may take longer than the device" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_tokens_of_a_training_make_days_and_a_cost() -> None:
+    """1,000 tokens in half a second are 2,000/s; 1e9 of them take 500,000 s of a GPU, 139 hours, which four share."""
+    predicted = Prediction(hardware="chip", seconds=0.5, low=0.4, high=1.0, by_kind={}, by_phase={}, by_module={})
+    assert dict(Training(1e9, 2.0, 1000).lines(predicted, 4)) == {
+        "tokens/s": "2,000 on a GPU, 8,000 on all 4",
+        "1e+09 tokens": "1.4 days (1.2 to 2.9), 139 GPU-hours (111 to 278)",
+        "cost": "278 (222 to 556), at 2 a GPU-hour",
+    }
 
 
 def test_memory_in_whole_blocks_and_a_scaled_loss(capsys: pytest.CaptureFixture[str]) -> None:

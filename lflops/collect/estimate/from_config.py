@@ -23,6 +23,7 @@ def is_config(target: str) -> bool:
     return target.startswith(BY_NAME) or target.endswith(".json") or Path(target).is_dir()
 
 
+TOKENS = 512  # of a sample, where nothing is given
 Batch = Mapping[str, Tensor | bool]
 Builder = Callable[[int], tuple[nn.Module, Batch, Callable[[Any], Tensor] | None]]
 """From a number of samples to a model in train mode, its batch, and the loss that the model computes; `None` where it needs values."""
@@ -37,7 +38,7 @@ AUTO = ("CausalLM", "ImageTextToText", "ImageClassification", "SpeechSeq2Seq", "
 """Tasks by which a configuration without a class finds one, in this order."""
 
 
-def builder_of(target: str, *, tokens: int = 512, remote_code: bool = False) -> Builder:
+def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) -> Builder:
     """What builds the model of a `config.json`, of the folder that has it, or of `hf:` and a name in transformers' cache.
 
     Each sample has so many tokens; of sound so many frames, where the configuration has no length. Images have the configuration's size.

@@ -1,6 +1,6 @@
 """What a chip allows, on a terminal: the roofline, and the lower bound of a step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -9,6 +9,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.repeats import fold_parts
 from lflops.analyze.speed.fused_bytes import Fusion
+from lflops.analyze.speed.prediction import Prediction
 from lflops.analyze.speed.roofline import Ceiling, LowerBound, Point
 from lflops.report.lines.roofline import OVER, saved_by_fusion
 from lflops.report.lines.text import counted, plain
@@ -113,6 +114,18 @@ def render_lower_bound(bound: LowerBound) -> Group:
     return Group(margin(rows))
 
 
-def _bound_line(seconds: float, bound: LowerBound, of: str) -> Text:
+def render_prediction(predicted: Prediction | None, reason: str | None, more: Iterable[tuple[str, str]] = ()) -> Group:
+    """The time of a step with its interval and what it goes to, or why it is not predicted; and more lines by their names."""
+    if predicted is None:
+        return Group(margin([("not predicted", prose(reason or ""))]))
+    low, high = units.duration(predicted.low), units.duration(predicted.high)
+    sentence = f"{units.duration(predicted.seconds)} a step on {predicted.hardware}, {low} to {high} in four trainings of five"
+    rows: list[tuple[str, RenderableType]] = [("about", prose(sentence))]
+    kinds = sorted(((seconds, kind) for kind, seconds in predicted.by_kind.items()), reverse=True)
+    rows += [("", _bound_line(seconds, predicted, kind)) for seconds, kind in kinds]
+    return Group(margin([*rows, *((name, prose(line)) for name, line in more)]))
+
+
+def _bound_line(seconds: float, bound: LowerBound | Prediction, of: str) -> Text:
     share = seconds / bound.seconds if bound.seconds else None
     return text(f"{units.duration(seconds):>12}  {units.percent(share):>6}  {of}")

@@ -1,0 +1,203 @@
+"""Few rates are fitted to published step times, and judged on models and chips that were left out.
+
+Residuals are logarithms of measured over predicted seconds. A fit is a robust one (Huber's) with a prior for each rate, so that a rate of
+which the rows say nothing stays where it was. The shares of a family of chips are a common one and the family's deviation from it: a family
+that is left out is predicted by the common share.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, median, quantiles
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+import lflops
+from benchmarks.step_time.work import LLAMA, MPT, Row, rows
+from lflops.analyze.speed.prediction import Rates, fitted, predict
+from lflops.hardware.chips import named
+from lflops.profile.model import Cell, Profile
+from lflops.profile.module_names import ancestry
+
+PRIORS = {  # a share where nothing is known, and how far off its logarithm may be
+    "product": (0.7, 0.3),
+    "product of Ampere": (1.0, 0.2),
+    "product of Hopper": (1.0, 0.2),
+    "attention": (0.4, 0.4),
+    "attention of Ampere": (1.0, 0.3),
+    "attention of Hopper": (1.0, 0.3),
+    "bandwidth": (0.8, 0.2),
+    "link": (0.8, 0.3),
+    "contention": (0.1, 0.7),
+    "lag": (2e-6, 1.0),
+}
+OFF = 0.06  # how far a step usually is from its prediction, of its logarithm
+OUTLIER = 1.5  # in units of OFF: what is farther off pulls no harder
+
+
+class Step(NamedTuple):
+    """A published training and the work of its step."""
+
+    row: Row
+    profile: Profile
+
+    def predicted(self, rates: Rates) -> float:
+        """Seconds with its micro batches, of which each gathers and reduces."""
+        found = predict(self.profile, self.row.chip, rates=rates)
+        if found is None:
+            raise ValueError(f"{self.row.file} is not predicted")
+        once = found.by_phase.get("optimizer", 0.0)
+        return once + (found.seconds - once) * self.row.accumulation
+
+    @property
+    def peak_seconds(self) -> float:
+        """What the model's own work takes at the chip's peak, by the usual formula: attention is a full square."""
+        row = self.row
+        llama = LLAMA.get(row.model, {})
+        width, _, blocks = MPT.get(row.model) or (llama["hidden_size"], 0, llama["num_hidden_layers"])
+        flops = (6 * row.parameters + 12 * blocks * width * row.tokens) * row.tokens * row.samples * row.accumulation / row.tensor
+        return flops / named(row.chip).peak_flops_per_second["bf16"]
+
+
+def steps_in(folder: Path) -> list[Step]:
+    """The steps whose estimates are in a folder."""
+    return [Step(row, condensed(lflops.load(folder / row.file))) for row in rows()]
+
+
+def condensed(profile: Profile) -> Profile:
+    """The same prediction from fewer cells: those of a unit of FSDP2 that are bound alike are one."""
+    units = {each.module for each in profile.communication}
+    cells: dict[tuple[object, ...], Cell] = {}
+    for cell in profile.cells:
+        unit = next((each for each in ancestry(cell.module) if each in units), "")
+        kind = ("attention" if "attention" in cell.operator else "mm") if cell.executed_macs else "moves"
+        key = (unit, kind, cell.phase, *((cell.dtype, cell.bytes_moved / cell.executed_macs) if cell.executed_macs else ()))
+        cells[key] = replace(cell, module=unit, operator=kind) if key not in cells else _added(cells[key], cell)
+    kept = {above for unit in units for above in ancestry(unit)} | {""}
+    modules = {name: module for name, module in profile.modules.items() if name in kept}
+    return replace(profile, cells=tuple(cells.values()), modules=modules)
+
+
+def _added(cell: Cell, other: Cell) -> Cell:
+    names = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
+    return replace(cell, **{name: getattr(cell, name) + getattr(other, name) for name in names})
+
+
+def rates_of(logarithms: Sequence[float]) -> Rates:
+    """The rates of a point in the space of the fit."""
+    of = dict(zip(PRIORS, map(math.exp, logarithms), strict=True))
+    rates = fitted()
+    families = {
+        name: replace(
+            family,
+            product=of["product"] * of[f"product of {name.title()}"],
+            attention=of["attention"] * of[f"attention of {name.title()}"],
+        )
+        for name, family in rates.families.items()
+    }
+    return replace(rates, families=families, bandwidth=of["bandwidth"], link=of["link"], contention=of["contention"], lag_seconds=of["lag"])
+
+
+def fit(steps: Sequence[Step]) -> Rates:
+    """The rates under which the steps and the priors are the likeliest: Gauss and Newton's steps, weighted anew each time."""
+    prior = np.array([math.log(middle) for middle, _ in PRIORS.values()])
+    width = np.array([width for _, width in PRIORS.values()])
+    point = prior.copy()
+
+    def residuals(at: np.ndarray) -> np.ndarray:
+        rates = rates_of(at)
+        return np.array([math.log(step.row.seconds / step.predicted(rates)) for step in steps]) / OFF
+
+    for _ in range(12):
+        here = residuals(point)
+        slopes = np.stack([(residuals(point + 1e-3 * unit) - here) / 1e-3 for unit in np.eye(len(point))], axis=1)
+        weights = np.minimum(1.0, OUTLIER / np.maximum(np.abs(here), 1e-9))
+        normal = slopes.T @ (slopes * weights[:, None]) + np.diag(width**-2)
+        move = np.linalg.solve(normal, -slopes.T @ (weights * here) + (prior - point) / width**2)
+        point += np.clip(move, -0.3, 0.3)
+        if np.abs(move).max() < 1e-3:
+            break
+    return rates_of(point)
+
+
+class Judged(NamedTuple):
+    """A step that was not fitted, with what was said of it."""
+
+    step: Step
+    predicted: float
+    constant: float  # by the median MFU of the others
+
+    @property
+    def off(self) -> float:
+        """Measured over predicted."""
+        return self.step.row.seconds / self.predicted
+
+    @property
+    def error(self) -> float:
+        """Of the prediction."""
+        return abs(self.predicted / self.step.row.seconds - 1)
+
+    @property
+    def constant_error(self) -> float:
+        """Of the constant."""
+        return abs(self.constant / self.step.row.seconds - 1)
+
+
+def judged(of: Sequence[Step], by: Sequence[Step]) -> list[Judged]:
+    """Steps predicted by the rates of others."""
+    rates = fit(by)
+    utilization = median(each.peak_seconds / each.row.seconds for each in by)
+    return [Judged(each, each.predicted(rates), each.peak_seconds / utilization) for each in of]
+
+
+def left_out(steps: Sequence[Step], of: Callable[[Row], str]) -> list[Judged]:
+    """Each model, or each chip, predicted by the rates of the others."""
+    groups = sorted({of(each.row) for each in steps})
+    return [
+        one
+        for group in groups
+        for one in judged([each for each in steps if of(each.row) == group], [each for each in steps if of(each.row) != group])
+    ]
+
+
+def interval(of: Iterable[Judged], wider: float = 1.0) -> tuple[float, float]:
+    """Measured over predicted seconds: a tenth is below and a tenth above; so much wider, as a model is off as a whole."""
+    tenths = quantiles([each.off for each in of], n=10, method="inclusive")
+    return tenths[0] ** wider, tenths[-1] ** wider
+
+
+def coverage(of: Sequence[Judged], group: Callable[[Row], str], wider: float = 1.0) -> float:
+    """The share of the steps that lie in the interval of the other groups' residuals."""
+    held = 0
+    for each in of:
+        low, high = interval((other for other in of if group(other.step.row) != group(each.step.row)), wider)
+        held += low <= each.off <= high
+    return held / len(of)
+
+
+ASPECTS = ("tokens", "gpus", "chip", "sharding", "checkpointing", "tensor", "compiled")
+"""What a pair may differ in; the batch follows from what fits."""
+
+
+def order(of: Sequence[Judged]) -> dict[str, tuple[int, float, float]]:
+    """Of pairs of a model that differ in one thing: how many, and Kendall's tau of the tokens/s of a GPU, predicted and by the constant."""
+
+    def speeds(one: Judged) -> tuple[float, float, float]:
+        row = one.step.row
+        tokens = row.samples * row.accumulation * row.tokens / row.tensor
+        return row.tokens_per_second_per_gpu, tokens / one.predicted, tokens / one.constant
+
+    signs: dict[str, list[tuple[float, float]]] = {}
+    for one, other in combinations(of, 2):
+        differ = [name for name in ASPECTS if getattr(one.step.row, name) != getattr(other.step.row, name)]
+        if one.step.row.model != other.step.row.model or len(differ) > 1:
+            continue
+        measured, predicted, constant = (np.sign(a - b) for a, b in zip(speeds(one), speeds(other), strict=True))
+        if measured:
+            signs.setdefault(differ[0] if differ else "batch", []).append((measured * predicted, measured * constant))
+    everything = [pair for pairs in signs.values() for pair in pairs]
+    both = signs | ({"all": everything} if everything else {})
+    return {name: (len(pairs), fmean(a for a, _ in pairs), fmean(b for _, b in pairs)) for name, pairs in both.items()}
