@@ -202,7 +202,7 @@ def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_e
 
     If ranks wait at the end of backward alone (`at_end`), the difference is waiting, which is the root's own.
     """
-    clean, fitted = [step for step in steps if step.is_clean], dict(modules)
+    clean, fitted = [step for step in steps if step.is_clean and step.phases], dict(modules)
     for part, phases in PASSES.items():
         known = [step.phases[part] for step in clean if part in step.phases]
         total = sum(spread.median for phase in phases if (spread := modules[""].work(phase).seconds) is not None)

@@ -12,7 +12,7 @@ from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.inputs.run_info import with_allocator_peaks
 from lflops.collect.kineto.attach_trace import with_trace
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.clock import Clock, HostClock, StreamClock, WaitingClock, device_clock
+from lflops.collect.timing.clock import Clock, HostClock, StreamClock, WaitingClock, device_clock, event_seconds
 from lflops.collect.timing.step_phases import StepPhases
 from lflops.errors import CountError
 from lflops.profile.model import Profile
@@ -32,6 +32,8 @@ from lflops.session.window.traced_steps import TracedSteps
 from lflops.session.window.window import WANTED, Window
 
 SHARE_EVERY = 50  # steps after which ranks share their clean steps, where the run has no curves
+DEAR = 30e-6  # seconds of an event, from which on the phases of one step in `PHASES_EVERY` are marked: a GPU of NVIDIA's takes some 6 µs
+PHASES_EVERY = 8
 
 
 class Session:
@@ -66,7 +68,8 @@ class Session:
         is_timed, waits = isinstance(self._clock, StreamClock), isinstance(self._clock, WaitingClock)
         if device.type != "cpu" and not is_timed:
             self.notes.append(Note(code="no_timed_events", subject=device.type, values={"waits": int(waits)}))
-        phases = StepPhases(self._clock, within=HostClock() if waits else None)
+        is_dear = isinstance(self._clock, StreamClock) and (event_seconds(self._clock.device) or 0.0) > DEAR
+        phases = StepPhases(self._clock, within=HostClock() if waits else None, every=PHASES_EVERY if is_dear else 1)
         on_host = StepPhases(HostClock()) if is_timed else None
         scaled = stage.learns and training.scales_gradients
         self._step_clock = StepClock(
@@ -327,6 +330,8 @@ class Session:
         before = self._course.phase
         self._course.go_to(self._step_clock.ordinal)
         phase, number = self._course.phase, self._course.window
+        if phase not in {"wait", "over"} or self._closing:
+            self._step_clock.mark_phases()
         if self._tracing is not None:
             self._window.recording = self._tracing.step(traced=phase == "traced") or self._window.recording
         if number != self._window.number and not self._window.complete:

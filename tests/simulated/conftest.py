@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lflops.collect.timing.clock import times_events
+from lflops.collect.timing.clock import event_seconds
 from tests.support import simulated
 from tests.support.repository import ROOT
 
@@ -86,8 +86,8 @@ def _run(items: list[pytest.Item]) -> None:
 def _as_planted_by_default() -> Iterator[None]:
     """No test sees what another one has planted, or what was found out about it."""
     if WITHIN in os.environ:
-        times_events.cache_clear()
+        event_seconds.cache_clear()
     yield
     if WITHIN in os.environ:
         simulated.reset()
-        times_events.cache_clear()
+        event_seconds.cache_clear()

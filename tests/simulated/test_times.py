@@ -1,10 +1,14 @@
 """Times of steps, phases and modules against planted ones: with the host far ahead, the host behind, and two streams."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lflops.collect.timing.clock import HostClock
+from lflops import Schedule
+from lflops.analyze.speed.step_times import step_times
+from lflops.collect.timing.clock import HostClock, event_seconds
 from lflops.profile.steps import Step
 from tests.simulated.trainings import HIDDEN, PRODUCT, RATE, ROWS, WIDTH, Layers, Trained, train
 from tests.support import simulated
@@ -70,6 +74,30 @@ def test_with_the_host_behind_a_module_takes_what_its_launches_take() -> None:
     for step in clean(trained):
         assert step.phases["forward"] == pytest.approx(step.host_phases["forward"], rel=0.02)
         assert step.seconds == pytest.approx(sum(step.host_phases.values()), rel=0.02)
+
+
+def test_where_events_are_dear_the_phases_of_one_step_in_eight_are_marked() -> None:
+    """An event takes 120 µs of the host, as one of Intel's XPU. A step that is marked has six more than the one at its end.
+
+    Forward is two products of five, and backward three, whichever steps are marked.
+    """
+    event, host = 120e-6, [simulated.now()]
+    simulated.plan(macs_per_second=RATE, event=event)
+    event_seconds.cache_clear()
+    trained = train(
+        Layers(), steps=40, schedule=Schedule(wait=30, warmup=1, active=3, repeat=1), each_step=lambda _: host.append(simulated.now())
+    )
+    steps = clean(trained)
+    assert {8, 16, 24} == {step.index for step in steps if step.phases}
+    took = [after - before for before, after in pairwise(host)]
+    assert took[16] - took[17] == pytest.approx(6 * event, rel=0.02)
+    for step in steps:
+        assert step.seconds == pytest.approx(5 * PRODUCT, rel=0.02)
+    assert [True] * 3 == [bool(step.phases) for step in trained.profile.steps if step.kind == "hooked"]
+    times = step_times(trained.profile)
+    assert times.mean is not None
+    assert times.phases["forward"] == pytest.approx(2 / 5 * times.mean, rel=0.02)
+    assert times.mean == pytest.approx(sum(times.phases.values()))
 
 
 class Overlapping(nn.Module):

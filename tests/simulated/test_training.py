@@ -96,6 +96,23 @@ def test_a_trace_has_the_kernels_by_module(tmp_path: Path) -> None:
     assert 3 * 5 * PRODUCT == pytest.approx(busy, rel=0.05)
 
 
+@pytest.mark.usefixtures("_real_clock")
+@pytest.mark.parametrize(("slower", "ahead"), [(20, True), (0.001, False)], ids=["host far ahead", "host behind"])
+def test_idle_time_tells_whether_the_host_keeps_up(tmp_path: Path, slower: float, ahead: bool) -> None:
+    """Five products of 17 ms each keep the device busy, however busy the machine is. Those of 0.8 µs wait for their launches."""
+    simulated.plan(macs_per_second=RATE / slower)
+    profile = trained(FIRST, trace=True, dirpath=tmp_path)
+    assert profile.trace is not None
+    idle, busy = profile.trace.device_idle_seconds, profile.trace.device_compute_seconds
+    assert idle is not None
+    assert busy is not None
+    assert idle < 0.2 * (idle + busy) if ahead else idle > 0.9 * (idle + busy)
+    within = profile.trace.device_idle_by_phase
+    assert within is not None
+    assert idle == pytest.approx(sum(within.values()), rel=0.01)
+    assert ahead or {"forward", "backward"} <= {phase for phase, seconds in within.items() if seconds > 100 * PRODUCT * slower}
+
+
 def test_the_device_has_an_activity_and_others_have_none() -> None:
     """As XPU, whose device is not here, and MPS, which torch.profiler does not know."""
     assert ProfilerActivity.PrivateUse1 == profiler_activity(FIRST)

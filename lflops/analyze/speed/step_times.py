@@ -69,19 +69,22 @@ def step_times(profile: Profile) -> StepTimes:
     steps = [step for step in profile.steps if step.is_clean and step.seconds is not None]
     alone = len(profile.ranks) < 2  # with several ranks the steps have the samples of all, the run those of one
     mean = sum(step.seconds or 0.0 for step in steps) / len(steps) if steps else None
-    waited = sum_known(step.waiting for step in steps)
-    waiting = waited / len(steps) if waited and mean and waited >= _LEAST_WAIT * mean * len(steps) else None
+    # Where an event is dear, the phases of some steps alone are known. They are scaled to the mean of all.
+    timed = [step for step in steps if step.phases] or steps
+    scale = mean / (sum(step.seconds or 0.0 for step in timed) / len(timed)) if mean else 1.0
+    waited = sum_known(step.waiting for step in timed)
+    waiting = waited * scale / len(timed) if waited and mean and waited * scale >= _LEAST_WAIT * mean * len(timed) else None
     cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]
     return StepTimes(
         steps=len(steps),
         seconds=Spread.of(step.seconds for step in steps if step.seconds is not None),
         mean=mean,
         longest=max((step.seconds or 0.0 for step in steps), default=None),
-        phases=_means([step.phases for step in steps]),
-        host_phases=_means([step.host_phases for step in steps]),
+        phases=_means([step.phases for step in timed], scale),
+        host_phases=_means([step.host_phases for step in timed], scale),
         waiting=waiting,
         communicating={("", "backward"): waiting} if waiting else _in_collectives(profile),
-        spreads=_spreads(step.phases for step in steps),
+        spreads=_spreads(step.phases for step in timed),
         samples_per_second=_rate(steps, [step.samples for step in steps], profile.run.samples_per_step if alone else None),
         tokens_per_second=_rate(steps, [step.tokens for step in steps], profile.run.tokens_per_step if alone else None),
         cpu_seconds=Spread.of(cpu),
@@ -89,9 +92,9 @@ def step_times(profile: Profile) -> StepTimes:
     )
 
 
-def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _means(steps: Sequence[Mapping[str, float]], scale: float) -> dict[str, float]:
     names = dict.fromkeys(name for phases in steps for name in phases)
-    return {name: sum(phases.get(name, 0.0) for phases in steps) / len(steps) for name in names}
+    return {name: sum(phases.get(name, 0.0) for phases in steps) * scale / len(steps) for name in names}
 
 
 def _spreads(steps: Iterable[Mapping[str, float]]) -> dict[str, Spread]:

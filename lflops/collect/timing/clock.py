@@ -118,22 +118,25 @@ def clock_of(device: torch.device) -> Clock:
 def device_clock(device: torch.device) -> DeviceClock:
     """The clock of a device that is no CPU; a `CountError` where torch cannot wait for such a device."""
     try:
-        return StreamClock(device) if times_events(with_index(device)) else WaitingClock(device)
+        return WaitingClock(device) if event_seconds(with_index(device)) is None else StreamClock(device)
     except (RuntimeError, AssertionError) as error:  # of CUDA where torch was built without it
         where = "times are taken on 'cpu' and where torch can wait for the device; lflops.count works on all"
         raise CountError(f"the tensors are on {device.type!r}: {where}") from error
 
 
 @cache
-def times_events(device: torch.device) -> bool:
-    """Whether the time between two events of the device can be read. To try it waits for the device, so it is done once."""
-    clock = StreamClock(device)
+def event_seconds(device: torch.device) -> float | None:
+    """What an event costs, the host or the stream; `None` if the time between two events cannot be read.
+
+    To try it waits for the device, so it is done once.
+    """
+    clock, host = StreamClock(device), HostClock()
     try:
-        start, end = clock.mark(), clock.mark()
-        end.event.synchronize()
-        return clock.seconds(start, end) >= 0
+        trials = [(host.mark(), clock.mark(), clock.mark(), host.mark()) for _ in range(3)]
+        trials[-1][2].event.synchronize()
+        return min(max((done - begun) / 2, clock.seconds(start, end)) for begun, start, end, done in trials)
     except RuntimeError:
-        return False
+        return None
 
 
 def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float:

@@ -30,11 +30,14 @@ PhaseMarks = tuple[list[Any], list[str], Any]
 class StepPhases:
     """Follows one thread in and out of phases. It does so some twenty times in a step: what can wait is left to who reads the marks."""
 
-    def __init__(self, clock: Clock, within: Clock | None = None) -> None:
-        """`within` marks the phases of a step, where `clock` is too dear for that; its seconds have to be the same."""
+    def __init__(self, clock: Clock, within: Clock | None = None, every: int = 1) -> None:
+        """Of one step in `every` the phases are marked. `within` marks them where `clock` may not; its seconds have to be the same."""
         self._clock = clock
         self.mark = clock.mark  # marks a moment between two steps
         self._mark = (within or clock).mark
+        self._every = every
+        self._unmarked = 0  # steps since the last one whose phases were marked
+        self.is_marked = True  # whether those of the step that is running are
         self._running: list[str] = [OTHER]
         # When a phase became the innermost one, since the last step that was handed out; always the same list. A moment that was not marked
         # is `None`.
@@ -43,8 +46,9 @@ class StepPhases:
 
     def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
         """A phase begins."""
-        self.marks.append(self._mark())
-        self._phases.append(phase)
+        if self.is_marked:
+            self.marks.append(self._mark())
+            self._phases.append(phase)
         self._running.append(phase)
 
     def leave(self) -> None:
@@ -52,8 +56,9 @@ class StepPhases:
         running = self._running
         if len(running) > 1:  # the first is what is in no phase
             running.pop()
-        self.marks.append(self._mark())
-        self._phases.append(running[-1])
+        if self.is_marked:
+            self.marks.append(self._mark())
+            self._phases.append(running[-1])
 
     def drop(self) -> None:
         """The innermost phase is left by an exception. No moment is marked, so that nothing of ours can go wrong on its way."""
@@ -64,8 +69,9 @@ class StepPhases:
 
     def wait(self) -> None:
         """Backward goes on to wait for other ranks."""
-        self.marks.append(self._mark())
-        self._phases.append(WAIT)
+        if self.is_marked:
+            self.marks.append(self._mark())
+            self._phases.append(WAIT)
 
     def begin(self) -> None:
         """A step begins now; what was marked since the last one ended belongs to none."""
@@ -82,7 +88,10 @@ class StepPhases:
         first: PhaseMarks = [], [], None  # what the step that is going on has of the one before
         for length, end in ends:
             step = first[0] + marks[place:length], first[1] + phases[place:length], end
-            first, place = ([end], step[1][-1:], None), length
+            first, place = ([end], step[1][-1:] if self.is_marked else self._running[-1:], None), length
+            if self._every > 1:
+                self._unmarked = (self._unmarked + 1) % self._every
+                self.is_marked = not self._unmarked
             # A step without what was not marked: its time is that of the phase before.
             known = [(mark, phase) for mark, phase in zip(*step[:2], strict=True) if mark is not None]
             steps.append(([mark for mark, _ in known], [phase for _, phase in known], end))

@@ -183,6 +183,10 @@ class StepClock:
         """From here on steps have a total time alone."""
         self.times_phases = self.plain.reads_cpu = False
 
+    def mark_phases(self) -> None:
+        """Mark the phases of the step that has begun, also where those of most steps are not."""
+        self._phases.is_marked = True
+
     def close(self) -> None:
         """Take off every hook, for good: no step is looked into any more."""
         self._is_closed = True
@@ -273,6 +277,7 @@ class StepClock:
         """The step is over, and the next one begins."""
         ends = [*self.plain.ends(), (len(self._phases.marks), self._phases.mark())]  # what follows takes a while
         on_host = None if self._on_host is None else self._on_host.end()
+        times_phases = self.times_phases and self._phases.is_marked
         usage = cpu_usage() if self.times_phases else None
         of_thread = self._schedule.read()
         *plain, device_marks = self._phases.cut(ends)
@@ -284,7 +289,15 @@ class StepClock:
         step = self._ended_step(logged_step, device_marks, self.batches, usage, of_thread)
         is_complete = not self._is_torn
         self._pending.append(
-            step._replace(on_host=on_host, counted=counted, hooked=hooked, traced=traced, is_complete=is_complete, marks=tuple(marks))
+            step._replace(
+                times_phases=times_phases,
+                on_host=on_host,
+                counted=counted,
+                hooked=hooked,
+                traced=traced,
+                is_complete=is_complete,
+                marks=tuple(marks),
+            )
         )
         self._marks = {"cold": None} if self._ended < COLD else {}
         self.batches, self._is_torn, self._updated = [], False, False
