@@ -89,14 +89,57 @@ def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
     path = Path(given)
     if not path.is_dir():
         return _explained(load(path), None, path)
-    windows = sorted(path.rglob("*.profile.json"), key=lambda file: (file.name.startswith("train"), file.stat().st_mtime))
+    window = last_window(path)
     try:
         ledger = load_run(path)
     except ProfileError:
-        if not windows:
+        if window is None:
             raise
         ledger = None
-    return _explained(load(windows[-1]) if windows else None, ledger, path)
+    return _explained(None if window is None else load(window), ledger, path)
+
+
+def last_window(folder: Path) -> Path | None:
+    """The file of a run's last profile, of its training if it has one."""
+    windows = folder.rglob("*.profile.json")
+    return max(windows, key=lambda file: (file.name.startswith("train"), file.stat().st_mtime), default=None)
+
+
+class FaultChange(Struct, frozen=True, kw_only=True):
+    """A fault that one of two runs has, or that both have."""
+
+    # Of the second run: it has a `new` one, `still` has it, or has it no longer: `gone`. `cannot tell`: one of the runs would not show it.
+    status: Literal["new", "still", "gone", "cannot tell"]
+    finding: Finding  # of the second run; of the first one where only that has it
+    before: float | None  # what it costs a step of each run, in seconds; `None` is unknown, or no such fault
+    after: float | None
+
+
+def fault_changes(before: Profile, after: Profile) -> tuple[FaultChange, ...]:
+    """The faults of two runs, as each run's verdict has them; those of the second run first."""
+    analyses = analyze(before), analyze(after)
+    faults = [{(each.cause, each.module): each for each in report_of(run).verdict.findings if each.is_fault} for run in analyses]
+    is_seen = [_would_be_seen(run) for run in analyses]
+    changes = []
+    for key in dict.fromkeys([*faults[1], *faults[0]]):
+        first, second = (found.get(key) for found in faults)
+        unseen = (first is None and not is_seen[0]) or (second is None and not is_seen[1])
+        status: Literal["new", "still", "gone"] = "still" if first and second else "new" if second else "gone"
+        costs = [None if each is None else each.seconds for each in (first, second)]
+        finding = second or faults[0][key]
+        changes.append(FaultChange(status="cannot tell" if unseen else status, finding=finding, before=costs[0], after=costs[1]))
+    return tuple(changes)
+
+
+def fault_lines(changes: Sequence[FaultChange]) -> Iterator[tuple[str, str]]:
+    """Label and text of each change for a terminal."""
+    for each in changes:
+        said = each.finding.said
+        if each.status == "cannot tell":
+            said += " The other run is too short or too unsteady to show it."
+        elif each.status == "still" and each.before is not None:
+            said += f" Before it cost {units.duration(each.before)}."
+        yield {"new": "new fault", "still": "fault", "gone": "no longer"}.get(each.status, each.status), said
 
 
 def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None) -> Explanation:

@@ -19,7 +19,7 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase, Trace
 from lflops.profile.steps import Step
 from lflops.report import explanation
-from lflops.report.explanation import Explanation, explain, markdown
+from lflops.report.explanation import Explanation, explain, fault_changes, fault_lines, markdown
 from tests.support.profile_builders import cell, clocked, product, profile, run, weights
 
 USUAL = {"data": 1e-3, "forward": 10e-3, "backward": 20e-3, "optimizer": 2e-3, "other": 1e-3}
@@ -383,3 +383,39 @@ def test_the_shell_prints_it_in_three_forms(tmp_path: Path, capfdbinary: pytest.
     assert b"format='xml': give one of text, markdown, json" in capfdbinary.readouterr().err
     assert 0 == main(["schema", "--why"])
     assert b'"title": "An explanation of lflops, format 1"' in capfdbinary.readouterr().out
+
+
+def test_two_runs_are_compared_by_their_faults() -> None:
+    """Before, each step waits 40 ms of 73 for data; after, 1 ms of 44, of which clipping takes 10. Both runs are long enough to see it."""
+    before, after = trained(data=40e-3), trained(clip=10e-3)
+    changes = fault_changes(before, after)
+    assert [("new", "clip", None, 10e-3), ("gone", "data", 40e-3, None)] == [
+        (each.status, each.finding.cause, each.before, None if each.after is None else pytest.approx(each.after)) for each in changes
+    ]
+    assert ["new fault", "no longer"] == [label for label, _ in fault_lines(changes)]
+    assert ["still"] == [each.status for each in fault_changes(before, trained(data=20e-3))]
+    ((_, said),) = fault_lines(fault_changes(before, trained(data=20e-3)))
+    assert said.endswith("Before it cost 40.0 ms.")
+
+
+def test_a_run_that_is_too_short_is_not_said_to_be_without_a_fault() -> None:
+    """Four undisturbed steps show nothing, and a run without faults has none."""
+    assert ["cannot tell"] == [each.status for each in fault_changes(trained(data=40e-3), trained(steps=4))]
+    assert () == fault_changes(trained(), trained())
+
+
+def test_diff_takes_the_folders_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last window of the training in each; a folder without one is named."""
+    for name, data in (("before", 40e-3), ("after", 1e-3)):
+        (tmp_path / name).mkdir()
+        trained(data=data).save(tmp_path / name / "train-0-1.profile.json")
+    runs = [str(tmp_path / name) for name in ("before", "after")]
+    assert 0 == main(["diff", *runs, "--json"])
+    (fault,) = json.loads(capsys.readouterr().out)["faults"]
+    assert ("gone", "data", 40e-3, None) == (fault["status"], fault["finding"]["cause"], pytest.approx(fault["before"]), fault["after"])
+    assert 0 == main(["diff", *runs])
+    assert "no longer" in capsys.readouterr().out
+    assert 2 == main(["diff", str(tmp_path), str(tmp_path / "nowhere")])
+    (tmp_path / "empty").mkdir()
+    assert 2 == main(["diff", str(tmp_path / "empty"), runs[0]])
+    assert "there is no profile in this folder" in capsys.readouterr().err

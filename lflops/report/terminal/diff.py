@@ -14,13 +14,19 @@ from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, te
 _LONG_NAME = 40
 
 
-def render_diff(diff: Diff, limits: Iterable[Limit] = (), *, everything: bool = False) -> RenderableType:
-    """Two runs as text for a terminal, with the limits for the second one; with `everything`, also modules that did not change."""
+def render_diff(
+    diff: Diff, limits: Iterable[Limit] = (), faults: Iterable[tuple[str, str]] = (), *, everything: bool = False
+) -> RenderableType:
+    """Two runs as text for a terminal, with the limits for the second one, and labels and sentences of faults.
+
+    With `everything`, also modules that did not change.
+    """
     rows: list[tuple[str, RenderableType]] = []
     for fact, sides in diff.facts.items():
         before, after = (units.UNKNOWN if side is None else str(side) for side in sides)
         rows.append((fact.replace("_", " "), text(f"{before} → {after}", "yellow")))
     rows += [("changed", prose(line)) for line in headline(diff)]
+    rows += [(label, prose(said)) for label, said in faults]
     for limit in limits:
         status, style = ("cannot tell", "yellow") if limit.doubt else ("limit broken", "red") if limit.broken else ("limit held", "")
         rows.append((status, prose(_limit(limit, diff) + (f": {reason(limit.doubt, diff)}" if limit.doubt else ""), style)))
