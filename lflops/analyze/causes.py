@@ -122,13 +122,14 @@ def causes(
         parts += (Cause(kind=f"all_{name}", seconds=max(seconds, 0.0)) for name, seconds in own.items())
         in_modules = []  # they are in these
     left_on = [
-        Cause(kind=note.code, seconds=None, value=note.values.get("places"))
+        Cause(kind=note.code, seconds=None, value=next(iter(note.values.values()), None))
         for code in _LEFT_ON
         for note in notes_with(code, profile.notes)
     ]
     found = [
         *left_on,
         *_threads(profile, times.mean),
+        *_padding(profile, times),
         *late,
         *_without([*in_modules, *parts], late),
         *_needless(profile, times, budget),
@@ -177,6 +178,14 @@ def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
         calls = sum(each.calls for each in profile.communication)
         return calls >= _MANY_CALLS and sum(each.bytes for each in profile.communication) < calls * _SMALL_MESSAGE
     return True
+
+
+def _padding(profile: Profile, times: StepTimes) -> Iterator[Cause]:
+    """What a batch's padding takes at least: what every position does costs its share."""
+    shares = [float(note.values["share"]) for note in notes_with("padding", profile.notes)]  # of each rank
+    if shares:
+        share = statistics.mean(shares)
+        yield Cause(kind="padding", seconds=share * sum(times.phases.get(part, 0.0) for part in PASSES), value=share)
 
 
 def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iterator[Cause]:

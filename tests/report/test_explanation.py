@@ -220,6 +220,13 @@ def test_what_was_left_on_is_a_fault_whose_cost_is_unknown(code: str, values: di
     assert found.findings[0].said.startswith(words)
 
 
+def test_padding_costs_its_share_of_forward_and_backward() -> None:
+    """Of 30 ms of both, 60 % are 18 ms."""
+    note = Note(code="padding", subject="", values={"share": 0.6})
+    assert [("padding", pytest.approx(18e-3))] == faults(trained(facts={"notes": (note,)}))
+    assert "60.0 % of each batch is padding" in explain(trained(facts={"notes": (note,)})).findings[0].said
+
+
 def test_many_small_messages_are_a_fault_and_few_large_ones_are_none() -> None:
     """Of 20 ms of backward 10 are exchange: in 16 all-reduces of 64 KiB, or in two of 8 MiB."""
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.inputs.structure import Storage, is_tensor, may_hold_tensors, storage_of
 from lflops.collect.inputs.tensors import device_of
+from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.collect.torch_private.tensors import is_integer, shape_key, without_overrides
 from lflops.errors import CountError
 
@@ -27,6 +28,8 @@ MOST_VALUES = 1_000  # values of a batch that are looked at
 DEEPEST = 12  # levels of nesting that are searched; a structure that contains itself ends there
 LONG, PROBED = 64, 32  # a container with more entries than the first is one of plain data if so many of them hold no tensor
 MOST_STRUCTURES = 64  # structures that are remembered
+SHORT, MOST_ROWS, MOST_FEATURES = 8, 64, 16  # padding is looked for in rows of so many positions or more, in so many of them, and features
+MOST_MARKS = 16  # different integers in a batch of marks, as of segments; one of tokens has more
 
 
 class BatchTensors(NamedTuple):
@@ -208,6 +211,35 @@ def samples_and_tokens(tensors: Iterable[Tensor]) -> tuple[int | None, int | Non
                 if tokens is None and dimensions == 2 and is_integer(tensor):
                     tokens = int(Tensor.numel(tensor))
     return max(first, key=first.count) if first else None, tokens
+
+
+def padded_share(batch: BatchTensors | None) -> float | None:
+    """What share of a batch's positions is padding: by its mask, else by the value that its rows end with. `None` where nothing can tell.
+
+    A bounded part of the batch is read. On a device that waits for the device.
+    """
+    by_mask, by_rows = [], []
+    with without_modes(), without_overrides(), torch.no_grad():
+        for path, tensor in () if batch is None else zip(*batch, strict=True):
+            with contextlib.suppress(Exception):  # a batch may hold anything
+                name = path.rpartition(".")[2].lower()
+                if type(tensor) is not Tensor or tensor.device.type == "meta" or tensor.dim() not in {2, 3} or tensor.shape[1] < SHORT:
+                    continue
+                part = tensor[:MOST_ROWS] if tensor.dim() == 2 else tensor[:MOST_ROWS, :, :MOST_FEATURES]
+                if name.endswith("mask") and part.dim() == 2:
+                    there = (part != 0).double().mean().item()
+                    by_mask.append(there if "padding" in name else 1 - there)
+                elif part.dim() == 3 and part.is_floating_point():
+                    by_rows.append(_trailing((part == 0).all(-1)))
+                elif part.dim() == 2 and is_integer(part) and part.unique().numel() > MOST_MARKS:
+                    by_rows.append(_trailing(part == part[:, -1:]))
+    return max(by_mask or by_rows, default=None)
+
+
+def _trailing(is_equal: Tensor) -> float:
+    """The share of positions in the runs that end the rows; a run of one is none."""
+    runs = is_equal.flip(1).cumprod(1).sum(1)
+    return float(runs[runs > 1].sum()) / is_equal.numel()
 
 
 def tensor_of_shape(caller: str, model: nn.Module, shape: Any) -> Tensor:

@@ -10,7 +10,7 @@ from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.calibration.calibrate import hardware_of
 from lflops.collect.count import Counting, ignored_rows
 from lflops.collect.counting.accumulator import Extent
-from lflops.collect.inputs.batch import BatchReader
+from lflops.collect.inputs.batch import BatchReader, padded_share
 from lflops.collect.model.module_tree import ModuleTree, parameter_sizes
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.torch_private.dispatch_modes import passes_dynamo
@@ -25,6 +25,8 @@ from lflops.session.inputs.phases import OutsideModules
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.window.batch_work import Lengths
+
+PADDED = 0.3  # of the positions of a batch: as much padding is worth a word
 
 
 class CountedSteps:
@@ -48,6 +50,7 @@ class CountedSteps:
         self._reader = BatchReader()
         self._nothing: Profile | None = None
         self._step: list[Profile] | None = None
+        self._padded: float | None = None  # the share of padding in the first batch of the step
         self._counting: Counting | None = None  # on this thread, while a batch is counted
         self._listening = Undo()
 
@@ -60,6 +63,7 @@ class CountedSteps:
         self._key = (shapes, frozenset(lengths.items()))
         known = None if shapes is None or self._stage.fetches_itself else self._counted.get(self._key)
         self._step = [] if known is None else None
+        self._padded = None if known is not None or self._stage.fetches_itself else padded_share(self._reader.read(batch))
         return known
 
     def begin_batch(self, batch: Any) -> None:
@@ -102,6 +106,8 @@ class CountedSteps:
             yield Note(code="eval_mode", subject="", values={})
         if self._training.looks_for_unused and all(each.calls for each in counted.modules.values() if each.own_parameters):
             yield Note(code="find_unused", subject="", values={})
+        if self._padded is not None and self._padded >= PADDED:
+            yield Note(code="padding", subject="", values={"share": self._padded})
         if places := graph_breaks() - self._breaks_before:
             yield Note(code="graph_breaks", subject="", values={"places": places})
 
