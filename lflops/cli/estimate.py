@@ -50,6 +50,9 @@ def estimate(
             metavar="NAME", help="Of torch.optim, as adamw, with its defaults; or adamw8bit. Two steps are run; implies --backward."
         ),
     ] = None,
+    optimizer_in_backward: Annotated[
+        bool, typer.Option("--optimizer-in-backward", help="The optimizer steps for each parameter as soon as its gradient is there.")
+    ] = False,
     fused: Annotated[bool, typer.Option("--fused", help="The optimizer's fused implementation, which needs no temporary tensors.")] = False,
     hardware: Annotated[
         str | None,
@@ -105,6 +108,13 @@ def estimate(
             "best chooses by block what fits into --memory, or on the chip, at the least extra work. Implies --backward.",
         ),
     ] = None,
+    chunked_loss: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Of a configuration: logits and loss in N parts of the sequence, recomputed in backward."),
+    ] = None,
+    offload_activations: Annotated[
+        bool, typer.Option("--offload-activations", help="What backward needs is on the host meanwhile. Copies are not timed.")
+    ] = False,
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="For --ac best and --batch max: the bytes that tensors may take, as 40GB.")
     ] = None,
@@ -142,6 +152,8 @@ def estimate(
         raise UsageError("--memory is for --ac best and --batch max; --hardware says whether a step fits")
     if fused and optimizer is None:
         raise UsageError("--fused is for an optimizer: give --optimizer")
+    if optimizer_in_backward and (optimizer is None or grad_scaler):
+        raise UsageError("--optimizer-in-backward is for an optimizer: give --optimizer, and no --grad-scaler, which needs all gradients")
     if price is not None and tokens is None:
         raise UsageError("--price is for --tokens: give it as well")
     budget = None if memory is None else bytes_of(memory)
@@ -155,7 +167,7 @@ def estimate(
     from lflops.collect.estimate.optimizer_step import makes_optimizer
 
     policy: Any = "none" if searches or ac is None else ac
-    changes = Changes(dtype=dtype, precision=precision, adapter_rank=rank, policy=policy)
+    changes = Changes(dtype=dtype, precision=precision, adapter_rank=rank, policy=policy, chunks=chunked_loss, offload=offload_activations)
     estimator = Estimator(
         caller=target,
         backward=backward or optimizer is not None or ac not in (None, "none"),
@@ -165,6 +177,7 @@ def estimate(
         round_to=round_to,
         allocator=allocator,
         mesh=mesh,
+        in_backward=optimizer_in_backward,
         mixed=mixed_precision(mp, reduce),
         progress=sys.stderr.isatty(),
     )

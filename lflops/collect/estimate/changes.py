@@ -1,19 +1,23 @@
-"""Changes to a model that is to be estimated: dtype, autocast, low-rank adapters and checkpointing, as options name them."""
+"""Changes to a model that is to be estimated, as options name them: dtype, autocast, adapters, checkpointing, the loss, and offloading."""
 
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lflops.collect.estimate.estimate import Subject
 from lflops.collect.model.module_tree import blocks_in
+from lflops.collect.torch_private.tensors import storage_key
 from lflops.errors import CountError
 
 Policy = Literal["none", "selective", "selective-op", "full"]
@@ -110,6 +114,53 @@ def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]
             vars(blocks[name]).update(own)
 
 
+def chunk_loss(caller: str, subject: Subject, chunks: int) -> None:
+    """Let a language model of transformers compute its logits and loss in parts of the sequence, which are recomputed in backward."""
+    model: Any = subject.model
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") and "labels" in subject.kwargs else None
+    if head is None:
+        raise CountError(
+            f"{caller}: {type(model).__name__} is no language model of transformers with labels: give its configuration,"
+            " or build the chunked loss into your function"
+        )
+
+    def forward(*, labels: Tensor, **inputs: Any) -> Any:
+        states = model.base_model(**inputs)[0].chunk(chunks, 1)
+        losses = [checkpoint(_chunk, head, *each, use_reentrant=False) for each in zip(states, labels.chunk(chunks, 1), strict=True)]
+        return SimpleNamespace(loss=torch.stack(losses).sum() / labels.numel())
+
+    vars(model)["forward"] = forward
+
+
+def _chunk(head: nn.Module, states: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(head(states).float().flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+LEAST_OFFLOADED = 1024  # bytes: what is smaller stays on the chip, as torchtune has it
+
+
+def offload_activations(model: nn.Module) -> None:
+    """Let go of what backward needs of forward, until it needs it; the model's parameters and views of them stay."""
+    forward = model.forward
+
+    def offloading(*args: Any, **kwargs: Any) -> Any:
+        held = {storage_key(each)[1] for each in model.parameters()}
+
+        def offload(saved: Tensor) -> Any:
+            if saved.nbytes < LEAST_OFFLOADED or storage_key(saved)[1] in held:
+                return saved
+            return saved.shape, saved.stride(), {"dtype": saved.dtype, "device": saved.device}
+
+        with saved_tensors_hooks(offload, _fetch):
+            return forward(*args, **kwargs)
+
+    vars(model)["forward"] = wraps(forward)(offloading)
+
+
+def _fetch(saved: Any) -> Tensor:
+    return saved if isinstance(saved, Tensor) else torch.empty_strided(*saved[:2], **saved[2])
+
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHORT_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -140,6 +191,8 @@ class Changes:
     precision: str | None = None  # `bf16-mixed` or `16-mixed` for autocast; `None` for none
     adapter_rank: int | None = None  # of low-rank adapters; `None` for none
     policy: Policy = "none"  # what every block recomputes
+    chunks: int | None = None  # parts of the sequence in which logits and loss are computed; `None` for all of it at once
+    offload: bool = False  # whether activations that backward needs are on the host meanwhile
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -157,9 +210,13 @@ class Changes:
             )
         if self.adapter_rank is not None:
             add_adapters(caller, subject.model, self.adapter_rank)
+        if self.chunks is not None:
+            chunk_loss(caller, subject, self.chunks)
         if self.policy != "none":
             for block in recomputable(caller, subject.model).values():
                 recompute(block, self.policy)
+        if self.offload:
+            offload_activations(subject.model)
         return subject
 
     @contextlib.contextmanager

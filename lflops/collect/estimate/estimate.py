@@ -189,6 +189,7 @@ class Estimator:
     allocator: str | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     rank: int = 0
+    in_backward: bool = False  # whether the optimizer steps for each parameter in backward, as soon as its gradient is there
     mixed: MixedPrecisionPolicy | None = None  # the dtypes in which FSDP2 computes and reduces
     progress: bool | Progress = False
     # Called with the profile of each step. Its timeline has every operator then, and no allocator is simulated.
@@ -244,7 +245,7 @@ class Estimator:
         if makes is not None:
             if self.grad_scaler and loss is None:
                 raise CountError(f"{self.caller}: grad_scaler=True, but there is no loss to scale: give one")
-            stepper = Stepper(self.caller, makes, model, chip=chip, grad_scaler=self.grad_scaler)
+            stepper = Stepper(self.caller, makes, model, chip=chip, grad_scaler=self.grad_scaler, in_backward=self.in_backward)
             loss = stepper.scaled(loss)
         call = ModelCall(
             caller=self.caller, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, step=subject.step, _given=given

@@ -69,16 +69,31 @@ class AdamIn8Bits(Optimizer):
 
 
 class Stepper:
-    """Makes the steps of an optimizer."""
+    """Makes the steps of an optimizer; `in_backward`, of one for each parameter, as soon as its gradient is there."""
 
-    def __init__(self, caller: str, make: MakesOptimizer, model: nn.Module, *, chip: Hardware | None, grad_scaler: bool) -> None:
+    def __init__(
+        self,
+        caller: str,
+        make: MakesOptimizer,
+        model: nn.Module,
+        *,
+        chip: Hardware | None,
+        grad_scaler: bool,
+        in_backward: bool = False,
+    ) -> None:
         self._caller = caller
-        self._optimizer = _made(caller, make, model)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        self._optimizers = (
+            [_made(caller, make, [each]) for each in trained] if in_backward else [_made(caller, make, [*model.parameters()])]
+        )
+        self._in_backward = in_backward
+        for parameter, optimizer in zip(trained, self._optimizers, strict=False) if in_backward else ():
+            parameter.register_post_accumulate_grad_hook(partial(self._step_of, optimizer))
         self._scaler = torch.amp.GradScaler(HOST.type) if grad_scaler else None
-        kind, notes = type(self._optimizer).__name__, []
-        if _settle(self._optimizer, "capturable", was=True, now=False):  # there is no graph to capture, and the state has the same size
+        kind, notes = type(self._optimizers[0]).__name__, []
+        if _settle(self._optimizers, "capturable", was=True, now=False):  # there is no graph to capture, and the state has the same size
             notes.append(Note(code="not_captured", subject=kind, values={}))
-        if chip is not None and is_gpu(chip) and _settle(self._optimizer, "foreach", was=None, now=True):
+        if chip is not None and is_gpu(chip) and _settle(self._optimizers, "foreach", was=None, now=True):
             notes.append(Note(code="foreach_assumed", subject=chip.name, values={}))
         if grad_scaler:
             notes.append(Note(code="gradients_taken_for_finite", subject=kind, values={}))
@@ -94,19 +109,25 @@ class Stepper:
 
         With a scaler, this does what its own `step` does, except for asking whether all gradients are finite.
         """
+        if self._in_backward:
+            return
+        (optimizer,) = self._optimizers
         if self._scaler is not None:
-            self._scaler.unscale_(self._optimizer)
-        # Adafactor asks for the norms of parameters and updates, which only scale its step.
-        answers = {Tensor.item: 1.0} if type(self._optimizer) is torch.optim.Adafactor else {}
-        with values_refused(self._caller, step_of=self._optimizer), Answers(answers):
-            self._optimizer.step()
+            self._scaler.unscale_(optimizer)
+        self._step_of(optimizer)
         if self._scaler is not None:
             self._scaler.update()
-        self._optimizer.zero_grad()
+
+    def _step_of(self, optimizer: Optimizer, _parameter: Tensor | None = None) -> None:
+        # Adafactor asks for the norms of parameters and updates, which only scale its step.
+        answers = {Tensor.item: 1.0} if type(optimizer) is torch.optim.Adafactor else {}
+        with values_refused(self._caller, step_of=optimizer), Answers(answers):
+            optimizer.step()
+        optimizer.zero_grad()
 
 
-def _made(caller: str, make: MakesOptimizer, model: nn.Module) -> Optimizer:
-    optimizer: Any = make(list(model.parameters()))
+def _made(caller: str, make: MakesOptimizer, parameters: list[nn.Parameter]) -> Optimizer:
+    optimizer: Any = make(parameters)
     if not isinstance(optimizer, Optimizer):
         raise CountError(f"{caller}: optimizer gave {describe(optimizer)}: it has to give a torch.optim.Optimizer")
     if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
@@ -115,9 +136,10 @@ def _made(caller: str, make: MakesOptimizer, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def _settle(optimizer: Optimizer, setting: str, *, was: bool | None, now: bool) -> bool:
+def _settle(optimizers: list[Optimizer], setting: str, *, was: bool | None, now: bool) -> bool:
     """Change a setting from `was` to `now` in all groups that are not fused. Returns whether any group changed."""
-    groups = [each for each in optimizer.param_groups if setting in each and each[setting] is was and not each.get("fused")]
+    every = [group for each in optimizers for group in each.param_groups]
+    groups = [each for each in every if setting in each and each[setting] is was and not each.get("fused")]
     for group in groups:
         group[setting] = now
     return bool(groups)

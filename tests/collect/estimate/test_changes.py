@@ -1,5 +1,9 @@
 """Changes to a model by the names that people give them."""
 
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +12,8 @@ from torch import Tensor, nn
 
 import lflops
 from lflops.collect.estimate.changes import Changes, Policy
-from lflops.collect.estimate.estimate import Estimator, Subject
+from lflops.collect.estimate.estimate import Estimator, Subject, subject_of
+from lflops.collect.estimate.from_config import builder_of
 from lflops.hardware.chips import lookup, named
 
 WIDTH, ROWS, BLOCKS = 64, 32, 3
@@ -49,3 +54,71 @@ def test_a_family_that_nobody_knows_is_refused() -> None:
     given: Any = "H1000"
     with pytest.raises(lflops.HardwareError, match="is not in the table of chips"):
         named(given)
+
+
+def layers(count: int) -> nn.Sequential:
+    """So many products and ReLUs in turn."""
+    return nn.Sequential(*(part for _ in range(count) for part in (nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU())))
+
+
+def trained(build: Callable[[], nn.Module], changes: Changes | None = None, rows: int = ROWS, **options: Any) -> lflops.Profile:
+    """A step of SGD with momentum."""
+
+    def subject() -> Subject:
+        return (changes or Changes()).applied("estimate", Subject(build(), (torch.zeros(rows, WIDTH),), {}, Tensor.sum))
+
+    momentum = {"optimizer": partial(torch.optim.SGD, momentum=0.9, foreach=False)}
+    return Estimator(caller="estimate", backward=True, **momentum | options).run(subject)
+
+
+def peak(profile: lflops.Profile) -> int:
+    """Bytes alive."""
+    assert profile.memory is not None
+    return profile.memory.peak_bytes
+
+
+def test_an_optimizer_in_backward_holds_one_gradient_at_a_time() -> None:
+    """Weights and moments of 20 layers are there all the time, and as backward begins the activations, but never all gradients.
+
+    The work of the optimizer is the same.
+    """
+    together, in_turn = trained(lambda: layers(20)), trained(lambda: layers(20), in_backward=True)
+    weight, row = 4 * WIDTH * WIDTH, 4 * ROWS * WIDTH
+    assert 3 * 20 * weight < peak(together)
+    assert 2 * 20 * weight + 20 * row < peak(in_turn) < 2 * 20 * weight + 20 * row + 3 * weight
+    assert together.modules[""].optimizer.flops == in_turn.modules[""].optimizer.flops > 0
+
+
+def test_offloaded_activations_are_not_held() -> None:
+    """Each of 20 layers keeps its input, which is the ReLU's output before it. With eight times the rows that is four times its weight."""
+    rows = 8 * ROWS
+    held, offloaded = (trained(lambda: layers(20), Changes(offload=offload), rows=rows, optimizer=None) for offload in (False, True))
+    weight, each = 4 * WIDTH * WIDTH, 4 * rows * WIDTH
+    assert 20 * weight + 20 * each < peak(held)
+    assert peak(offloaded) < 40 * weight + 5 * each  # with all gradients, and what one layer works on
+    for phase in ("forward", "backward"):
+        assert held.total(phase=phase) == offloaded.total(phase=phase)
+
+
+def test_a_chunked_loss_computes_the_same_and_recomputes_the_head(tmp_path: Path) -> None:
+    """GPT-2 with a vocabulary of 4,096: logits in float32 of 2 x 64 tokens are 2 MiB; in 8 parts they are an eighth of that."""
+    settings = {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 4096, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **settings}))
+    build = builder_of(str(tmp_path), tokens=64)
+    whole, chunked = (
+        Estimator(caller="estimate", backward=True).run(
+            lambda chunks=chunks: Changes(chunks=chunks).applied("estimate", subject_of("estimate", build(2)))
+        )
+        for chunks in (None, 8)
+    )
+    head = 2 * 64 * 32 * 4096
+    assert head == whole.modules["lm_head"].forward.macs == chunked.modules["lm_head"].forward.macs
+    assert (0, head) == (whole.modules["lm_head"].recompute.macs, chunked.modules["lm_head"].recompute.macs)
+    logits = 4 * 2 * 64 * 4096
+    assert peak(whole) - peak(chunked) > 2 * logits
+
+
+def test_only_a_language_model_s_loss_is_chunked() -> None:
+    """Another one is named."""
+    with pytest.raises(lflops.CountError, match="Linear is no language model of transformers with labels"):
+        Changes(chunks=2).applied("estimate", Subject(nn.Linear(2, 2), (), {}, None))
