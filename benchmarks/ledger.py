@@ -318,15 +318,16 @@ def size() -> str:
 
 WATCHED = """
 import atexit, os, sys, time
-folder, kind, compiled, fails = sys.argv[1], sys.argv[2], "compiled" in sys.argv, "fails" in sys.argv
+folder, kind, compiled = sys.argv[1], sys.argv[2], "compiled" in sys.argv
+end = SystemExit(0) if "left" in sys.argv else RuntimeError("planted") if "crashes" in sys.argv else None
 first = int(sys.argv[3])
 atexit.register(lambda: open(f"{folder}/ended{os.getpid()}", "w").write(repr(time.time())))  # the first one runs last
 import torch, lflops
 from torch import nn
 torch.set_num_threads(1)
-layers = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
+layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6)))
 settings = {"hardware": None, "html": False, "trace": False}
-data = torch.ones(40 * 32, 256)
+data = torch.ones(60 * 128, 1024)
 if kind == "plain":
     model = torch.compile(layers, backend="aot_eager") if compiled else layers
     if "RANK" in os.environ:
@@ -336,13 +337,13 @@ if kind == "plain":
     with lflops.monitor(model, optimizer, dirpath=folder + "/run", log=lambda _: None, **settings) as monitor:
         monitor.go_on_from(first)
         for epoch in range(3):
-            for number, batch in enumerate(monitor.data(torch.utils.data.DataLoader(data, batch_size=32))):
+            for number, batch in enumerate(monitor.data(torch.utils.data.DataLoader(data, batch_size=128))):
                 with monitor.step(batch):
                     model(batch).square().mean().backward()
                     optimizer.step()
                     optimizer.zero_grad()
-                    if fails and epoch == 2:
-                        raise SystemExit(0)
+                    if end and epoch == 2:
+                        raise end
             with monitor.stage("validate"), torch.no_grad():
                 model(batch)
             with monitor.within("checkpoint_save"):
@@ -356,8 +357,8 @@ elif kind == "lightning":
             if compiled:
                 self.layers.compile(backend="aot_eager")
         def training_step(self, batch, _):
-            if fails and self.current_epoch == 2:
-                raise SystemExit(0)
+            if end and self.current_epoch == 2:
+                raise end
             loss = self.layers(batch).square().mean()
             self.log("loss", loss)
             return loss
@@ -365,8 +366,9 @@ elif kind == "lightning":
             self.log("validation", self.layers(batch).square().mean())
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=.01)
-    loaders = [torch.utils.data.DataLoader(data, batch_size=32) for _ in range(2)]
+    loaders = [torch.utils.data.DataLoader(data, batch_size=128) for _ in range(2)]
     trainer = lightning.Trainer(
+        devices=int(os.environ.get("WORLD_SIZE", 1)),
         max_epochs=3, accelerator="cpu", default_root_dir=folder, enable_progress_bar=False, log_every_n_steps=5,
         callbacks=[
             lflops.FlopsMonitor(dirpath=folder + "/run", **settings),
@@ -377,26 +379,35 @@ elif kind == "lightning":
 else:
     import transformers
     from lflops.huggingface import FlopsCallback
-    config = transformers.BertConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=2, intermediate_size=64, vocab_size=64)
-    rows = [{"input_ids": torch.ones(32, dtype=torch.long), "labels": torch.ones(32, dtype=torch.long)}] * 256
+    config = transformers.BertConfig(hidden_size=256, num_attention_heads=4, num_hidden_layers=4, intermediate_size=1024, vocab_size=64)
+    rows = [{"input_ids": torch.ones(64, dtype=torch.long), "labels": torch.ones(64, dtype=torch.long)}] * 256
     arguments = transformers.TrainingArguments(
-        folder, max_steps=60, eval_strategy="steps", eval_steps=20, save_steps=20, report_to=[], use_cpu=True, disable_tqdm=True
+        folder, max_steps=120, eval_strategy="steps", eval_steps=40, save_steps=40, report_to=[], use_cpu=True, disable_tqdm=True
     )
+    class Ends(transformers.TrainerCallback):
+        def on_step_end(self, arguments, state, control, **_):
+            if end and state.global_step == 100:
+                raise end
     callback = FlopsCallback(log=lambda _: None, dirpath=folder + "/run", **settings)
     model = transformers.BertForMaskedLM(config)
-    transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[callback]).train()
+    transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[callback, Ends()]).train(
+        resume_from_checkpoint=bool(first)
+    )
 """
 
 TRAININGS: dict[str, tuple[list[list[str]], int]] = {
     "plain": ([["plain", "0"]], 1),
     "plain, compiled": ([["plain", "0", "compiled"]], 1),
-    "plain, left and resumed": ([["plain", "0", "fails"], ["plain", "80"]], 1),
+    "plain, left and resumed": ([["plain", "0", "left"], ["plain", "120"]], 1),
+    "plain, crashed and resumed": ([["plain", "0", "crashes"], ["plain", "120"]], 1),
     "plain, 2 ranks": ([["plain", "0"]], 2),
-    "plain, 2 ranks, left and resumed": ([["plain", "0", "fails"], ["plain", "80"]], 2),
+    "plain, 2 ranks, left and resumed": ([["plain", "0", "left"], ["plain", "120"]], 2),
     "Lightning": ([["lightning", "0"]], 1),
     "Lightning, compiled": ([["lightning", "0", "compiled"]], 1),
-    "Lightning, left and resumed": ([["lightning", "0", "fails"], ["lightning", "80"]], 1),
+    "Lightning, left and resumed": ([["lightning", "0", "left"], ["lightning", "120"]], 1),
+    "Lightning, 2 ranks": ([["lightning", "0"]], 2),
     "transformers": ([["transformers", "0"]], 1),
+    "transformers, crashed and resumed": ([["transformers", "0", "crashes"], ["transformers", "80"]], 1),
 }
 """Real trainings: the starts of each, one after the other, and on how many ranks."""
 
@@ -418,6 +429,7 @@ def _difference(starts: list[list[str]], ranks: int) -> tuple[float, float]:
             processes = []
             for rank in range(ranks):
                 several = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
+                several |= {"TORCHELASTIC_RUN_ID": "ledger", "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks)}
                 begins += [time.time()] * (rank == 0)
                 command = [sys.executable, "-W", "ignore", "-c", WATCHED, folder, *arguments]
                 environment = os.environ | (several if ranks > 1 else {})
