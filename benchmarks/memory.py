@@ -16,6 +16,8 @@ from results import record
 
 import lflops
 from lflops.analyze.memory.sharding import sharded
+from lflops.collect.estimate.changes import add_adapters, offload_activations
+from lflops.collect.estimate.optimizer_step import AdamIn8Bits
 from lflops.profile.model import Memory
 from tests.support.limited_trainings import CASES, loss_of, map_every_tensor, trains
 from tests.support.published_models import FusedCrossEntropy, LlamaModel, MixedPrecisionAdam, PublishedLayer
@@ -67,11 +69,24 @@ def llama(**how: Any) -> nn.Module:
     return model
 
 
-def stepping(**how: Any) -> nn.Module:
+def offloaded(model: nn.Module) -> nn.Module:
+    """The same with its activations on the host."""
+    offload_activations(model)
+    return model
+
+
+def adapted(rank: int, **how: Any) -> nn.Module:
+    """Frozen, with adapters at all linear layers of its blocks."""
+    model = llama(**how)
+    add_adapters("torchtune", model, rank)
+    return model
+
+
+def stepping(makes: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None, **how: Any) -> nn.Module:
     """The same, each of whose parameters is updated as soon as its gradient is there."""
     model = llama(**how)
     for parameter in model.parameters():
-        optimizer = torch.optim.AdamW([parameter], fused=True)
+        optimizer = (makes or fused)([parameter])
 
         def update(_: Tensor, optimizer: torch.optim.Optimizer = optimizer) -> None:
             optimizer.step()
@@ -131,6 +146,30 @@ ROWS = (
         chunked_loss(FusedCrossEntropy.apply),
         "sgd",  # gets no gradient; with an optimizer two steps are estimated, and the second has AdamW's state
         COMPILED,
+    ),
+    Row(
+        "+ activation offloading",
+        21.8,
+        lambda: offloaded(stepping(recomputes=True, chunks=CHUNKS)),
+        chunked_loss(FusedCrossEntropy.apply),
+        "sgd",
+        COMPILED,
+    ),
+    Row(
+        "+ 8-bit AdamW",
+        17.6,
+        lambda: offloaded(stepping(AdamIn8Bits, recomputes=True, chunks=CHUNKS)),
+        chunked_loss(FusedCrossEntropy.apply),
+        "sgd",
+        "as above; bitsandbytes' storage, where torchtune's recipe may have had torchao's",
+    ),
+    Row(
+        "LoRA",
+        8.5,
+        lambda: offloaded(adapted(64, recomputes=True, chunks=CHUNKS)),
+        chunked_loss(FusedCrossEntropy.apply),
+        fused,
+        "as above; rank 64 at all linear layers of the blocks, of which torchtune's has all but two",
     ),
 )
 
