@@ -1,6 +1,6 @@
 """The ledger of a run: whether it adds up, survives kills, names the causes of planted slow steps, keeps calm, and what it costs.
 
-python benchmarks/ledger.py [--only account|planted|calm|kills|cost|size ...] [--kills N] [--calm N]
+python benchmarks/ledger.py [--only account|planted|calm|kills|cost|size|windows ...] [--kills N] [--calm N]
 """
 
 import argparse
@@ -443,6 +443,94 @@ def _difference(starts: list[list[str]], ranks: int) -> tuple[float, float]:
         return ledger.total - (last - begins[0]), last - begins[0]
 
 
+ASKED = """
+import hashlib, os, sys, torch, lflops
+from torch import nn
+folder, kind = sys.argv[1:3]
+torch.set_num_threads(1)
+torch.manual_seed(0)
+layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+schedule = lflops.Schedule(wait=3, warmup=1, active=2)
+settings = {"hardware": None, "html": False, "trace": False, "schedule": schedule, "dirpath": folder + "/run"}
+data = torch.randn(90 * 400, 1024)
+rank = os.environ.get("RANK", "0")
+steps = open(f"{folder}/steps{rank}", "ab", buffering=0)
+if kind == "lightning":
+    import lightning
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+        def training_step(self, batch, _):
+            steps.write(b"x")
+            return self.layers(batch).square().mean()
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=.01)
+    lightning.Trainer(
+        max_epochs=1, accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", 1)), logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, callbacks=[lflops.FlopsMonitor(**settings)],
+    ).fit(Module(), torch.utils.data.DataLoader(data, batch_size=400 // int(os.environ.get("WORLD_SIZE", 1))))
+else:
+    model = layers
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(layers)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=.01)
+    with lflops.monitor(model, optimizer, log=lambda _: None, **settings) as monitor:
+        for batch in data.split(400):
+            with monitor.step(batch):
+                steps.write(b"x")
+                model(batch).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in layers.parameters())).hexdigest()
+open(f"{folder}/weights{rank}", "w").write(digest)
+"""
+
+
+def windows() -> str:
+    """Windows of running trainings that another process asks for: when they open, what they count, and whether the weights are the same."""
+    texts = []
+    for name, kind, ranks in (
+        ("plain", "plain", 1),
+        ("Lightning", "lightning", 1),
+        ("plain, 2 ranks", "plain", 2),
+        ("Lightning, 2 ranks", "lightning", 2),
+    ):
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as without:
+            asked_at = _asked(Path(folder), kind, ranks, asks=True)
+            _asked(Path(without), kind, ranks, asks=False)
+            first, second = (lflops.load(each) for each in sorted(Path(folder, "run").rglob("train-*.profile.json"))[:2])
+            counted = next(step.index for step in second.steps if step.kind == "counted")
+            alike = first.by_operator() == second.by_operator() and first.by_module("all") == second.by_module("all")
+            weights = Path(folder, "weights0").read_text() == Path(without, "weights0").read_text()
+            texts.append(
+                f"{name}: asked for in step {asked_at - 1}, counts step {counted}; counts "
+                f"{'equal' if alike else 'DIFFER'}, weights {'equal' if weights else 'DIFFER'}"
+            )
+    return f"Windows on request: {'; '.join(texts)}."
+
+
+def _asked(folder: Path, kind: str, ranks: int, *, asks: bool) -> int:
+    """How many steps had begun when the shell had left its request."""
+    processes = []
+    for rank in range(ranks):
+        several = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": "29512"}
+        several |= {"TORCHELASTIC_RUN_ID": "ledger", "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks)}
+        command = [sys.executable, "-W", "ignore", "-c", ASKED, str(folder), kind]
+        environment = os.environ | (several if ranks > 1 else {})
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))  # noqa: S603
+    step = 0
+    if asks:
+        while not any((folder / "run").rglob("train-*.profile.json")):
+            time.sleep(0.01)
+        subprocess.run([sys.executable, "-m", "lflops", "window", str(folder / "run")], check=True, stdout=subprocess.DEVNULL)  # noqa: S603
+        step = (folder / "steps0").stat().st_size
+    for each in processes:
+        each.wait()
+    return step
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
     "account": lambda _: account(),
     "planted": lambda asked: planted(asked.seed),
@@ -450,6 +538,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
     "kills": lambda asked: kills(asked.kills),
     "cost": lambda _: cost(500),
     "size": lambda _: size(),
+    "windows": lambda _: windows(),
 }
 
 

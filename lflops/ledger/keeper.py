@@ -20,6 +20,7 @@ from lflops.ledger.recorder import Collections, Recorder, process_age, unknown
 from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 
 LOOK, WRITE = 1.0, 3.0  # seconds between two looks at the marks, and between two rows
+HEAR = 0.1  # seconds between two looks for requests, where this process alone answers them
 LATE = 50_000_000  # nanoseconds that a look may be late. Later means that no thread of the process ran.
 PATIENCE = 2.0  # seconds that the end of a run waits for the thread, at most
 
@@ -36,6 +37,7 @@ class Keeper:
         schedule: Callable[[], bytes | None] = unknown,  # reads when the training's thread ran and waited for a core
         # Is called once a second with a function that returns how many steps are done, and the seconds of the usual one.
         look: Callable[[Callable[[], tuple[int, float]]], None] = lambda _: None,
+        hear: Callable[[], None] | None = None,  # is called every `HEAR` seconds
     ) -> None:
         global _latest  # noqa: PLW0603 - one process, one account
         self.error: Exception | None = None  # what has ended it before its time
@@ -46,6 +48,7 @@ class Keeper:
         self._book = Book(begin, self._collections.moments, retries)
         self._segment = Segment(Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid()))
         self._look = look
+        self._hear = hear
         self._ended: str | None = None
         self._lock = threading.RLock()  # an interrupt may come between taking it and giving it back
         self._is_over = threading.Event()
@@ -110,12 +113,16 @@ class Keeper:
             return ledger_of([self._segment])
 
     def _run(self) -> None:
-        written = looked = time.perf_counter_ns()
-        while not self._is_over.wait(LOOK):
-            now = time.perf_counter_ns()
-            due = looked + int(LOOK * 1e9)
+        written = looked = now = time.perf_counter_ns()
+        pause = LOOK if self._hear is None else min(HEAR, LOOK)
+        while not self._is_over.wait(pause):
+            due, now = now + int(pause * 1e9), time.perf_counter_ns()
             if now - due > LATE:
                 self._book.freezes.append((due, now))
+            if self._hear is not None:
+                self._hear()
+            if now - looked < (LOOK - pause / 2) * 1e9:
+                continue
             looked = now
             if not self._lock.acquire(timeout=LOOK):
                 continue

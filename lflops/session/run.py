@@ -63,12 +63,20 @@ class WindowRequests:
             self.due = 0
         self._asked = self._store is not None
 
-    def look(self, steps: Callable[[], tuple[int, float]]) -> None:
-        """Look for requests, on the ledger's thread. `steps` returns how many are done, and how many seconds one takes."""
+    @property
+    def hears(self) -> Callable[[], None] | None:
+        """What looks often for a request of the shell; `None` where several ranks look for it in their own time, or nobody can ask."""
+        return self._hear if self._store is None and self._folder is not None else None
+
+    def _hear(self) -> None:
         if self._rank == 0 and self._folder is not None:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 (self._folder / REQUEST).unlink()
                 self.ask()
+
+    def look(self, steps: Callable[[], tuple[int, float]]) -> None:
+        """Look for requests, on the ledger's thread. `steps` returns how many are done, and how many seconds one takes."""
+        self._hear()
         if self._store is None:
             return
         key = f"window/{self._number}"
@@ -86,7 +94,9 @@ class RunLedger:
 
     def __init__(self, rank: int, ranks: int, requests: WindowRequests) -> None:
         self._device: torch.device | None = None  # of the training, once it has begun
-        self._keeper = Keeper(rank, ranks, retries=self._allocator_retries, schedule=ThreadSchedule().read, look=requests.look)
+        self._keeper = Keeper(
+            rank, ranks, retries=self._allocator_retries, schedule=ThreadSchedule().read, look=requests.look, hear=requests.hears
+        )
         self._recorder = self._keeper.recorder
         self._compilations = Compilations(partial(self._recorder.enter, "compilation"), partial(self._recorder.leave_last, "compilation"))
         self._reader = BatchReader()
