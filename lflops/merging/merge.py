@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from lflops.errors import ProfileError
 from lflops.merging.clean_steps import CleanSteps, waits_at_end
 from lflops.merging.rank_comparison import OwnWork, compare_ranks, times_last
-from lflops.merging.rank_stats import begins_in, known_waits, quartiles_in, rank_stats, waiting_in, waits_in
-from lflops.merging.rank_table import Place, RankTable, table_of
+from lflops.merging.rank_table import Place, RankTable, begins_in, known_waits, quartiles_in, rank_stats, table_of, waiting_in, waits_in
 from lflops.merging.rows import MergedRows, ranges
 from lflops.merging.steps import MergedSteps, RankSteps
 from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run, with_works

@@ -141,7 +141,7 @@ class _Lateness:
 
 
 def _usual(table: RankTable, work: Mapping[Place, OwnWork]) -> tuple[dict[Place, Series], set[Place]]:
-    """Of each place and rank what it usually takes, step by step: the median of the other ranks; and in which places that is an estimate.
+    """What each rank usually takes in each place, step by step: the median of the other ranks. And the places where that is estimated.
 
     A module that one rank alone has is compared with those like it, on other ranks if there are any; else with its share of the work.
     """
@@ -262,7 +262,7 @@ def _jolts(table: RankTable, beyond: Mapping[Place, Series]) -> tuple[tuple[int,
 
 
 def _waits(table: RankTable) -> Iterator[RankWait]:
-    """Of each place where ranks wait: for whom most, and how long."""
+    """For each place where ranks wait: for whom most, and how long."""
     for place in table.waits:
         series = table.seconds.get(place, {})
         if len(series) < 2:

@@ -13,8 +13,19 @@ from msgspec.structs import replace
 from lflops.trace_analysis.event_stream import TraceStream
 from lflops.traces.annotate import MODULE
 from lflops.traces.files import as_trace
-from lflops.traces.recorded import STEP, Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
-from lflops.traces.timestamps import microseconds, span
+from lflops.traces.recorded import (
+    STEP,
+    Collective,
+    DeviceWork,
+    Inputs,
+    MemoryPeak,
+    OperatorCall,
+    RecordedTrace,
+    RuntimeCall,
+    Span,
+    microseconds,
+    span,
+)
 
 _FRAME = "nn.Module: "
 _COLLECTIVE = "nccl:"
@@ -97,7 +108,7 @@ class _WorkArgs(_CollectiveArgs, gc=False):
 
 
 class _AscendArgs(Struct, gc=False):
-    """Of a slice of an Ascend device, and of the event that names its process."""
+    """The args of a slice of an Ascend device, and of the event that names its process."""
 
     name: str = ""
     task: str = field(default="", name="Task Type")

@@ -133,7 +133,7 @@ def _category(walk: HostWalk, work: DeviceWork) -> Category:
 
 
 def _precision(walk: HostWalk, work: DeviceWork) -> str | None:
-    """By the kernel's name for TF32, which the inputs do not tell, else by the operator's inputs, else by the name."""
+    """Take the precision from the kernel's name for TF32, which the inputs do not tell, else by the operator's inputs, else by the name."""
     by_name = precision_by_name(work.name)
     launch = walk.launch(work)
     by_inputs = precision_of(launch.operator.inputs) if launch is not None and launch.operator is not None else None

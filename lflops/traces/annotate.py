@@ -16,7 +16,7 @@ from lflops.profile.model import Profile
 from lflops.profile.records import Call, Phase
 from lflops.profile.series import summed
 from lflops.traces.files import as_trace, write_head, written_whole
-from lflops.traces.timestamps import microseconds
+from lflops.traces.recorded import microseconds
 
 PROCESS = "lflops modules"  # what the rows of modules are called in a viewer
 PROCESS_ID = 10_000_000  # larger than any that Linux gives

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from lflops.collect.counting import operators
-from lflops.formulas.places import PLACES
-from lflops.formulas.table import FORMULAS
+from lflops.formulas.table import FORMULAS, PLACES
 
 assert operators, "importing them registers every formula"
 with contextlib.suppress(ModuleNotFoundError):

@@ -54,12 +54,12 @@ class Repeats(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """Of all of them."""
+        """The sum over the parts; `None` where one is unknown."""
         return sum_known(part.seconds for part in self.parts)
 
     @property
     def roof_seconds(self) -> float | None:
-        """Of all of them."""
+        """The sum over the parts; `None` where one is unknown."""
         return sum_known(part.roof_seconds for part in self.parts)
 
     @property

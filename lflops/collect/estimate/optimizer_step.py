@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lflops.collect.estimate.fake_errors import values_refused
-from lflops.collect.estimate.fake_tensors import HOST, Answers
+from lflops.collect.estimate.fake_tensors import HOST, Answers, values_refused
 from lflops.collect.inputs.arguments import describe
 from lflops.collect.torch_private.tensors import local_part
 from lflops.errors import CountError

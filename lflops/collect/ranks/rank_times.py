@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lflops.collect.ranks.report import PlacesOfTable, RankHeader, intervals_in
 from lflops.merging.rank_comparison import CANDIDATES
-from lflops.merging.rank_stats import known_waits
 from lflops.merging.rank_table import (
     Place,
     RankTable,
@@ -21,6 +20,7 @@ from lflops.merging.rank_table import (
     Series,
     few_intervals,
     intervals_of,
+    known_waits,
     median_step,
     repeated_places,
 )
@@ -243,7 +243,7 @@ class _Selection:
         return {*by_excess, *sorted(longest, key=longest.__getitem__, reverse=True)[: room // 2]}
 
     def _excess(self, having: tuple[int, ...], places: Sequence[Place], candidates: set[int]) -> tuple[list[float], list[float]]:
-        """Of each place the largest mean excess of a candidate, and the median rank's mean time."""
+        """Return the largest mean excess of a candidate in each place, and the median rank's mean time there."""
         groups = [self._groups[index] for index in having]
         times = torch.cat(
             [self._steps[index][:, :, [group.columns[place] for place in places]] for index, group in zip(having, groups, strict=True)]

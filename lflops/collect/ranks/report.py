@@ -17,11 +17,9 @@ from typing import NamedTuple, TypeGuard, TypeVar
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
-from lflops.collect.timing.attach_times import with_times
-from lflops.collect.timing.scale_to_clean import ScaledTimes
+from lflops.collect.timing.attach_times import ScaledTimes, with_times
 from lflops.merging.merge import Brief, brief_of
-from lflops.merging.rank_stats import begins_in, waiting_in, waits_in
-from lflops.merging.rank_table import OUTSIDE, Place, few_intervals, intervals_of
+from lflops.merging.rank_table import OUTSIDE, Place, begins_in, few_intervals, intervals_of, waiting_in, waits_in
 from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work, with_works
 from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
 from lflops.profile.steps import is_disturbed
@@ -180,7 +178,7 @@ def _is_timed_in(phase: str) -> TypeGuard[Phase]:
 
 
 def _scales(profile: Profile, steps: Sequence[Mapping[Place, float]]) -> dict[Place, float]:
-    """Of each place the factor from the median of its steps to the one in the profile, which hook overhead is taken off of."""
+    """The factor of each place: its median without hook overhead over its raw median."""
     scales = dict.fromkeys((place for step in steps for place in step), 1.0)
     for row, phase in scales:
         module = profile.modules.get(row)

@@ -151,7 +151,7 @@ class RankStore:
         return int(self._store.add(key, 1))
 
     def number(self, key: str) -> int:
-        """How many were counted."""
+        """Read a counter; 0 where it was never raised."""
         number = int(self._store.add(key, 0))
         self.answers += 1
         return number

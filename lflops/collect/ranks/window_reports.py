@@ -128,7 +128,7 @@ class RankWindow:
             seconds = min(2 * seconds, LONGEST_PAUSE)
 
     def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
-        """Of the ranks whose reports are there with all that they rest on. Their steps, of which there are many, are left for later."""
+        """Read the heads of the ranks whose reports are complete. Their steps, of which there are many, are left for later."""
         heads = {own.brief.rank: own}
         there: dict[str, bool] = dict.fromkeys(at_hand, True)
         for rank in range(1, self._topology.world_size):

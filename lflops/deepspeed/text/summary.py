@@ -215,7 +215,7 @@ def _forward_seconds(profile: Profile, latencies: StepTimes) -> float | None:
 
 
 def _parallel_sizes(profile: Profile) -> tuple[int | None, int | None]:
-    """Of the data and the tensor parallel groups; where one of them has all the ranks, the other has one."""
+    """The sizes of the data and the tensor parallel groups; where one of them has all the ranks, the other has one."""
     world, data, tensor = profile.run.world_size, profile.run.data_parallel_size, profile.run.tensor_parallel_size
     return (1 if data is None and world in {1, tensor} else data), (1 if tensor is None and world in {1, data} else tensor)
 

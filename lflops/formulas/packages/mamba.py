@@ -102,7 +102,7 @@ def _by_pairs(x: Shape, dt: Shape) -> int:
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dstates", f"{SSD}_chunk_scan_bwd_dC")
 def states_gradient(other: Shape, decay: Shape, grad: Shape) -> Cost:
-    """Of the states, C x the gradient; of C, the gradient x the states."""
+    """C x the gradient for the states, the gradient x the states for C."""
     return Cost(prod(grad) * other[-1])
 
 

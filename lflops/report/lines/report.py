@@ -300,7 +300,7 @@ def _device(profile: Profile) -> str:
 
 
 def _chips(profile: Profile) -> list[str]:
-    """Of all ranks, each once."""
+    """The chips of all ranks, each once."""
     return list(dict.fromkeys(rank.device for rank in profile.ranks if rank.device)) or [profile.run.device_name]
 
 

@@ -70,7 +70,7 @@ class Settings:
         check_logical("", self.logical)
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Of each argument, whether it can be, and what is taken."""
+        """For each argument, whether its value can be, and what is taken."""
         given: dict[str, Any] = vars(self)
         for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "ledger", "on_oom"):
             yield name, isinstance(given[name], bool), "True or False"

@@ -89,7 +89,7 @@ class HookedStep:
                 self._timer.resume_forward()
 
     def drop(self) -> None:
-        """By an exception: unmarked."""
+        """Leave the phase by an exception: no stamp is taken."""
         if self._phases:
             self._phases.pop()
 

@@ -74,7 +74,7 @@ class PlainSteps:
         return True
 
     def ends(self) -> list[tuple[int, Any]]:
-        """Where they ended."""
+        """Where the noted steps ended."""
         return [(length, end) for _, length, end in self.steps]
 
     def take(self) -> tuple[list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage], Mapping[int, bytes | None]]:
@@ -107,7 +107,7 @@ class TimedStep(NamedTuple):
 
     @property
     def kind(self) -> StepKind:
-        """What lflops did in it."""
+        """What lflops did in the step."""
         if self.counted:
             return "counted"
         if self.hooked is not None:
@@ -211,7 +211,7 @@ class StepClock:
         self._flush(logged_step, self._phases.cut(self.plain.ends()), self._unheard())
 
     def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
-        """If the loggers have not counted a step for each batch, gradients were accumulated, and the batches were parts of steps."""
+        """Make steps of the noted batches. They were parts of steps if the loggers have not counted a step for each of them."""
         is_complete = logged_step == self.logged_step + 1
         notes, usage, threads = self.plain.take()
         for number, ((batch, *_), device_marks) in enumerate(zip(notes, steps, strict=True), 1):
