@@ -16,8 +16,7 @@ from lflops.collect.timing.clock import StreamClock, WaitingClock, clock_of, sec
 from lflops.errors import CountError
 
 WIDTH, ROWS, TIMES = 512, 256, 9
-NEAR = (0.5, 1.25)
-"""What lflops' shortest time may be of the shortest with the device waited for, which has the latency of launches in it."""
+NEAR = (0.5, 1.25)  # what lflops' shortest time may be of the shortest with the device waited for, which has the latency of launches in it
 
 
 class Check(Struct, frozen=True, kw_only=True):

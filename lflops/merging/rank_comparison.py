@@ -30,7 +30,6 @@ MANY_STEPS = 5  # from so many on, one step that takes longest by far is no prop
 JOLT_RATIO, JOLT_SIZES = 2**-0.5, 20  # the sizes in which jolts are counted: a step, and so many smaller ones
 ROBUST = 1.4826  # median absolute deviations to a standard deviation
 
-
 EVERYTHING, STAGE = Place("", "all"), Place("", "stage")
 """All that a rank's device does; all that a rank does in a step, where ranks have different modules."""
 

@@ -13,7 +13,6 @@ from lflops.profile.series import summed
 
 LARGEST_FILE = 8 * 2**30
 
-
 _DAMAGED = (ArithmeticError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 """What pickle raises of a file that is none, or damaged."""
 

@@ -19,7 +19,6 @@ _FACTS = (
     *("own_parameters", "local_parameters", "local_parameter_bytes"),
 )
 
-
 _FACTS_OF, _WORKS_OF, _COUNTS_OF = attrgetter(*_FACTS), attrgetter(*PHASES), attrgetter(*_COMPARED)  # five times as fast as loops
 
 _BOUNDS: tuple[Bound, ...] = ("compute", "memory")

@@ -162,7 +162,6 @@ CACHES, FEWEST_CACHES = 8, 4  # how many times the last-level cache the copy wor
 
 ITEM_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
-
 SOURCE, BUSY = "measured by lflops.calibrate", ", while other processes used the CPU"
 """How the source of measured figures begins; and how it ends where they are too low, so that the next run measures again."""
 

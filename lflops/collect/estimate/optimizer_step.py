@@ -35,9 +35,7 @@ def makes_optimizer(caller: str, asked: MakesOptimizer | str | None, *, fused: b
     return partial(kind, fused=True) if fused else kind
 
 
-IN_8_BITS = ("adam8bit", "adamw8bit")
-"""Names of optimizers whose moments are kept as bitsandbytes keeps them: both have the same state."""
-
+IN_8_BITS = ("adam8bit", "adamw8bit")  # names of optimizers whose moments are kept as bitsandbytes keeps them: both have the same state
 SCALED_TOGETHER, LEAST_IN_8_BITS = 256, 4096
 """In bitsandbytes: the elements that share a scale, and the elements from which a parameter's moments are in 8 bits."""
 

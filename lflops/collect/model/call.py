@@ -154,7 +154,6 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 ASIDE = "aside"  # the name of a part of a pass that is lflops' own work, and in no time
 
-
 Divide = Callable[..., None]
 """What a pass calls where its next part begins, with the name of that, and for backward with the tensors that it starts from."""
 

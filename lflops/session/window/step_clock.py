@@ -24,7 +24,6 @@ COLD = 2  # so many steps at the beginning of a run are no measure of the others
 MANY_SHAPES = 16  # after this many distinct shapes, a new shape no longer marks a step
 MOST_SHAPES = 1000  # shapes of batches that are remembered: where each batch has its own, they would fill the memory
 
-
 MAX_PENDING_STEPS = 200  # plain steps are flushed after this many
 
 CPU_ROUND, CPU_READ = 16, 3
