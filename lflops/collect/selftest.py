@@ -69,7 +69,7 @@ def self_test(device: torch.device | str | None = None) -> SelfTest:
 
 
 def _offered(device: torch.device) -> Iterator[Check]:
-    """What torch has for the device."""
+    """List what torch has for the device."""
     clock, stats, memory, activity = clock_of(device), allocator_stats(device), memory_of(device), profiler_activity(device)
     is_timed = isinstance(clock, StreamClock)
     yield Check(

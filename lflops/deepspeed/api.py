@@ -342,7 +342,7 @@ TAKEN = {
 
 
 def arguments_of(config: str | PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """What `FlopsMonitor` is to be given, and whether it is to do anything."""
+    """Read a config: the arguments of `FlopsMonitor`, and whether it is to do anything."""
     whole = config if isinstance(config, Mapping) else _read(Path(config))
     section = whole.get(SECTION)
     if not isinstance(section, Mapping):

@@ -105,7 +105,7 @@ def _row(place: str, chip: Mapping[str, Any]) -> Row:
 
 
 def _problem(key: str, value: object) -> str | None:
-    """What a key takes, if the value is something else."""
+    """Say what a key takes, if the value is something else."""
     if key in {"name", "source"}:
         return None if isinstance(value, str) and value.strip() else "a text"
     if key == "names":
@@ -259,7 +259,7 @@ def save(name: str, measured: Hardware) -> Path:
 
 
 def hint(name: str) -> str:
-    """What to do in Python about a chip that the table does not have, in one sentence."""
+    """Say what to do in Python about a chip that the table does not have, in one sentence."""
     return (
         f"{unknown(name)}: give one of lflops.hardware.names(), or figures of your own as lflops.Hardware(name=..., "
         "peak_flops_per_second={'bf16': ...}, bandwidth_bytes_per_second=...) or in a TOML file, or measure this machine's with "

@@ -186,7 +186,7 @@ def _in_repeated(table: RankTable, late: _Lateness) -> Iterator[_Excess]:
 
 
 def _by_work(place: Place, alone: Mapping[Place, tuple[int, Sequence[float]]], work: Mapping[Place, OwnWork]) -> tuple[float, ...] | None:
-    """What the place would take at the rate of the other modules, by FLOPs or by bytes, whichever takes longer."""
+    """Estimate a place's seconds at the rate of the other modules, by FLOPs or by bytes, whichever takes longer."""
     others = [other for other in alone if other != place and other in work]
     if place not in work or not others:
         return None
@@ -310,7 +310,7 @@ def _beyond_others(series: Series) -> dict[int, tuple[float, ...]]:
 
 
 def _beyond(series: Series, usual: Series) -> dict[int, tuple[float, ...]]:
-    """What each rank takes longer than usual, step by step."""
+    """The seconds of each rank beyond the usual ones, step by step."""
     return {rank: tuple(map(operator.sub, series[rank], usual[rank])) for rank in usual}
 
 

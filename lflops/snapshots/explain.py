@@ -105,7 +105,7 @@ OUTSIDE_ALLOCATOR = 3 * 2**30  # bytes that a process may have besides the alloc
 
 
 def _fragmentation(case: _Case) -> Cause | None:
-    """What was asked for is free, but not in one piece."""
+    """The request would fit into what is free, but not into one piece."""
     if case.failed and case.unused >= case.failed and case.unused >= LEAST_SHARE * case.peak.reserved:
         return Cause(code="fragmentation", bytes=case.unused)
     return None
@@ -258,7 +258,7 @@ def cause_line(cause: Cause) -> str:
 
 
 def remedies(explained: ExplainedMemory) -> Iterator[str]:
-    """What can be done about each cause, and whether that would have been enough."""
+    """Say what can be done about each cause, and whether that would have been enough."""
     for cause in explained.causes[:4]:
         enough = "" if explained.missing_bytes is None or cause.bytes >= explained.missing_bytes else "; not enough alone"
         yield f"{units.size(cause.bytes)}: {SENTENCES[cause.code]['remedy']}{enough}"

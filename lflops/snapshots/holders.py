@@ -182,7 +182,7 @@ class StackHolder(Struct, frozen=True, kw_only=True):
 
 
 def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> Category:
-    """What an allocation is, by the code that made it.
+    """The category of an allocation, by the code that made it.
 
     Backward runs in a thread without a Python stack: what it makes is a gradient where it has the size of a parameter, else temporary.
     """

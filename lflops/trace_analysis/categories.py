@@ -60,7 +60,7 @@ _PRECISION_PATTERNS = _compiled(_TABLES.precision_patterns)
 
 @functools.lru_cache(1 << 16)
 def category_of_operator(name: str) -> Category:
-    """What kind of work an operator is, by its name; `other` where nothing here knows."""
+    """The kind of work of an operator, by its name; `other` where it is unknown."""
     base = name.removeprefix("aten::")
     known = base if base in _OPERATORS else base.rstrip("_")
     if known in _OPERATORS:
@@ -69,7 +69,7 @@ def category_of_operator(name: str) -> Category:
 
 
 def category_of_kernel(work: DeviceWork, operator: str | None) -> Category:
-    """What kind of work a kernel is, by the operator that launched it or else by its own name."""
+    """The kind of work of a kernel, by the operator that launched it or else by its own name."""
     if communicates(work):
         return "communication"
     if work.kind == "copy":

@@ -79,7 +79,7 @@ def _shape_text(shape: Any) -> str:
 
 
 def verdict(summary: TraceSummary) -> Iterator[str]:
-    """What the device did, and what to do about it."""
+    """Say what the device did, and what to do about it."""
     device = summary.device
     if device is None:
         yield "The trace has no work of a device: all times are the host's."

@@ -27,7 +27,7 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
 
 
 def streams(work: Iterable[DeviceWork], start: int, end: int) -> tuple[StreamTimes, ...]:
-    """What ran on each stream between two moments, the busiest first."""
+    """Sum what ran on each stream between two moments, the busiest first."""
     inside = (each for each in work if each.end > start and each.start < end)
     by_stream: dict[tuple[int, int], list[DeviceWork]] = grouped(inside, attrgetter("device", "stream"))
     rows = (

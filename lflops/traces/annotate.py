@@ -118,7 +118,7 @@ def _point(name: str, moment: Raw, value: float) -> dict[str, Any]:
 
 
 def _work(calls: Calls, profile: Profile | None) -> Callable[[Call], tuple[float | None, float | None]]:
-    """What says of a call its MACs and its FLOP/s, `None` where it cannot be known.
+    """Make the function from a call to its MACs and its FLOP/s, `None` where these cannot be known.
 
     A step's work is taken to be the same for all calls of a row, and in backward in proportion to time: there the rate is the row's.
     On a device time is the device's: what the host takes to ask for the work says nothing.

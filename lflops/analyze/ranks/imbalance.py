@@ -46,7 +46,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 def costs(excess: RankExcess) -> list[float]:
-    """What of the excess makes the rank late, step by step; negative where there is none."""
+    """The part of the excess that makes the rank late, step by step; negative where there is none."""
     return [min(each) for each in zip(excess.excess, excess.late, strict=True)]
 
 

@@ -52,7 +52,7 @@ class TorchMachine:
         self.dtypes = tuple(dtype for dtype in DTYPES if dtype != "tf32" or has_tf32)
 
     def free_bytes(self) -> int:
-        """What could be allocated."""
+        """The bytes that could be allocated."""
         memory = memory_of(self.device)
         return available_memory(ROOT) if memory is None else memory[0]
 
@@ -384,7 +384,7 @@ def _cache_file() -> pathlib.Path:
 
 
 def _known(key: str) -> Hardware | None:
-    """What was measured before; `None` also for an entry that is not what `_keep` writes."""
+    """Read what was measured before; `None` also for an entry that is not what `_keep` writes."""
     with contextlib.suppress(KeyError, LflopsError, msgspec.MsgspecError):
         return msgspec.json.decode(_entries()[key], type=Hardware)
     return None

@@ -93,7 +93,7 @@ def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator
 
 
 def _wrong(error: Exception) -> str | None:
-    """What the code does that fake tensors do not support; `None` for any other error."""
+    """Say what the code does that fake tensors do not support; `None` for any other error."""
     if isinstance(error, RealParameterError):
         return (
             "it uses a parameter that is none of the model's, so that its gradient would be written: pass a module that holds it, "

@@ -37,7 +37,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def storage_of(value: Any) -> Storage | None:
-    """What a mapping, a sequence or a dataclass stores; `None` for all else.
+    """The storage of a mapping, a sequence or a dataclass; `None` for all else.
 
     Mappings are dictionaries, classes derived from them, and `UserDict`. Of a dataclass these are the fields that an instance has.
     """

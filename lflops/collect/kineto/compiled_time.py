@@ -86,7 +86,7 @@ class GraphKernels:
 
 
 def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
-    """What each module has of a kernel. Where the bytes of no node are known, nodes have equal parts."""
+    """The share of a kernel that each module has. Where the bytes of no node are known, nodes have equal parts."""
     known = all(moved is not None for _, moved, _ in nodes) and any(moved for _, moved, _ in nodes)
     parts = summed(((module, tag == "is_forward"), moved if known else 1) for module, moved, tag in nodes)
     total = sum(parts.values())
@@ -94,7 +94,7 @@ def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
 
 
 def _bytes_of_calls(nodes: Mapping[str, frozenset[str]], kernels: Sequence[tuple[int | None, Sequence[str], bool]]) -> dict[str, int]:
-    """What each call reads and writes: a call may be several of the scheduler's kernels. A call with an unknown one is left out."""
+    """Bytes that each call reads and writes: a call may be several of the scheduler's kernels. A call with an unknown one is left out."""
     sums: dict[str, int] = {}
     unknown: set[str] = set()
     for moved, names, of_library in kernels:

@@ -154,7 +154,7 @@ def _states(work: Sequence[DeviceWork]) -> Timeline | None:
 
 
 def device_seconds(events: Iterable[Event]) -> dict[str, float]:
-    """What `DeviceTimeline` has, in seconds, from the first to the last work of the device; empty where there was no device."""
+    """The fields of `DeviceTimeline` in seconds, from the first to the last work of the device; empty where there was no device."""
     found = _states(_work(events))
     return {name: nanoseconds / 1e9 for name, nanoseconds in asdict(timeline(found)).items()} if found else {}
 

@@ -73,18 +73,18 @@ class RankTimes:
     """Takes each rank's times once."""
 
     def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
-        members = grouped((head for head in heads if head.at), lambda head: (head.brief.table, head.at))
+        members = grouped((head for head in heads if head.at), lambda head: (head.summary.table, head.at))
         self.groups = [
             _Group(
                 at=at,
                 places=tables[table],
-                ranks=[head.brief.rank for head in of_group],
-                sums={head.brief.rank: head.sums for head in of_group if head.sums},
+                ranks=[head.summary.rank for head in of_group],
+                sums={head.summary.rank: head.sums for head in of_group if head.sums},
             )
             for (table, at), of_group in members.items()
         ]
         self._homes = {rank: group for group in self.groups for rank in group.ranks}
-        self.world = max((head.brief.run.world_size for head in heads), default=1)
+        self.world = max((head.summary.run.world_size for head in heads), default=1)
         self.waits = {wait for places in tables.values() for wait in places.waits}  # where ranks wait for each other
         # Where collectives begin that are awaited elsewhere.
         self.begins = {begun for places in tables.values() for begun in places.begins}
@@ -92,7 +92,7 @@ class RankTimes:
         # Exposed seconds of collectives, by rank, in the places where all ranks know them.
         self.known = known_waits(
             {
-                head.brief.rank: {tables[head.brief.table].places[number]: seconds for number, seconds in head.waiting.items()}
+                head.summary.rank: {tables[head.summary.table].places[number]: seconds for number, seconds in head.waiting.items()}
                 for head in heads
             }
         )

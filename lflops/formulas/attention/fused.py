@@ -91,7 +91,7 @@ def attention_formula(
     """,
 )
 def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """What `scaled_dot_product_attention` picks from."""
+    """The kernels that `scaled_dot_product_attention` picks from."""
     return dense(query, key, (Mask.FROM_FIRST if is_causal else Mask.NONE).window())
 
 

@@ -43,7 +43,7 @@ class HookedStep:
             self.cpu_lost, self._cpu = self._cpu.lost(), None
 
     def pass_times(self) -> dict[str, PassTimes]:
-        """What the settled stamps say of forward and of backward, over all passes of the step."""
+        """Read the settled stamps of forward and of backward, over all passes of the step."""
         sums: dict[str, PassTimes] = {}
         for each in self._passes:
             for part, times in self._timer.pass_times(each).items():

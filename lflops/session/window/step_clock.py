@@ -198,10 +198,10 @@ class StepClock:
     def mark(self, mark: str) -> None:
         """Note something about the step that is going on."""
         self._marks[mark] = None
-        self.plain.limit = 0
+        self.expect_plain(0)
 
     def expect_plain(self, steps: float) -> None:
-        """So many steps from here on may be plain, if nothing happens in them."""
+        """So many steps from here on may be plain, if nothing happens in them; with 0 the next one is looked at in full."""
         has_more = self._marks or self._on_host is not None or self._units is not None or self._scaled
         self.plain.limit = 0 if has_more else int(min(steps, MAX_PENDING_STEPS))
 
@@ -246,11 +246,11 @@ class StepClock:
         """A batch was left before it was over: its step begins again with the next one, and is not timed."""
         self._is_torn = True
         self.batches = []
-        self.plain.limit = 0
+        self.expect_plain(0)
 
     def batch(self, batch: Any) -> Hashable:
         """A batch is over. Returns its shapes; `None` where they are unknown."""
-        self.plain.limit = 0
+        self.expect_plain(0)
         found, known = self.plain.reader.read(batch), self.plain.known
         shapes = None if found is None else found.shapes()
         units = known.get(shapes)
