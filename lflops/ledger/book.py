@@ -346,10 +346,7 @@ class Book:
         if any(stop > self._step_begin and start < at for start, stop in self.freezes):  # of which only the end is known
             waiting = max(at - self._step_begin - int(running * 1e9), waiting)
         return Evidence(
-            waiting=waiting,
-            running=int(running * 1e9),
-            faults=end.usage.ru_majflt - before.ru_majflt,
-            retries=self._new_retries,
+            waiting=waiting, running=int(running * 1e9), faults=end.usage.ru_majflt - before.ru_majflt, retries=self._new_retries
         )
 
     def _collected(self, begin: int, at: int) -> int:

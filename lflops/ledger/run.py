@@ -248,11 +248,7 @@ def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
         seconds = sum(spent.values())
         begin = (segment.head.begin + before) / 1e9
         yield Span(
-            begin=begin,
-            seconds=seconds / 1e9,
-            steps=done,
-            spent={name: each / 1e9 for name, each in spent.items()},
-            memory=row.memory,
+            begin=begin, seconds=seconds / 1e9, steps=done, spent={name: each / 1e9 for name, each in spent.items()}, memory=row.memory
         )
         before, steps = before + int(seconds), done
 

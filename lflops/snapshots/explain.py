@@ -5,7 +5,7 @@ Each known cause has the bytes that it explains; the one that explains the failu
 
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,23 +29,9 @@ from lflops.snapshots.holders import (
 )
 from lflops.snapshots.read import Snapshot, snapshot_of
 
-CauseCode = Literal[
-    "other_process",
-    "fragmentation",
-    "kept_graphs",
-    "retained_graph",
-    "kept_results",
-    "validation_graph",
-    "kept_gradients",
-    "model_copy",
-    "huge_tensor",
-    "optimizer_state",
-    "activations",
-    "parameters",
-    "gradients",
-    "temporary",
-    "unknown",
-]
+_Kept = Literal["kept_graphs", "retained_graph", "kept_results", "validation_graph", "kept_gradients"]
+_Category = Literal["optimizer_state", "activations", "parameters", "gradients", "temporary", "unknown"]
+CauseCode = Literal["other_process", "fragmentation", "model_copy", "huge_tensor", _Kept, _Category]
 
 EVALUATION = ("validation_step", "test_step", "validate", "evaluate", "evaluation", "evaluation_step", "eval_step", "valid_step")
 LEAST_SHARE = 0.1  # of what is alive: less does not name the cause
@@ -166,15 +152,7 @@ def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause
     return Cause(code=code, bytes=sum(lines.values()), count=len(held) if count is None else count, line=most)
 
 
-_RULES: tuple[Callable[[_Case], Cause | None], ...] = (
-    _other_process,
-    _fragmentation,
-    _kept_passes,
-    _validation_graph,
-    _kept_gradients,
-    _model_copy,
-    _huge_tensor,
-)
+_RULES = (_other_process, _fragmentation, _kept_passes, _validation_graph, _kept_gradients, _model_copy, _huge_tensor)
 
 
 class ExplainedMemory(Struct, frozen=True, kw_only=True):

@@ -16,21 +16,8 @@ from msgspec import Struct
 from lflops.traces.device_states import communicates
 from lflops.traces.recorded import DeviceWork
 
-Category = Literal[
-    "gemm",
-    "convolution",
-    "attention",
-    "normalisation",
-    "softmax",
-    "reduction",
-    "pointwise",
-    "indexing",
-    "optimizer",
-    "communication",
-    "copy",
-    "fill",
-    "other",
-]
+_Computing = Literal["gemm", "convolution", "attention", "normalisation", "softmax", "reduction", "pointwise", "indexing", "optimizer"]
+Category = Literal[_Computing, "communication", "copy", "fill", "other"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 Meaning = TypeVar("Meaning")
