@@ -66,5 +66,5 @@ def write_json(value: object) -> None:
 
 
 def _write(content: bytes) -> None:
-    sys.stdout.flush()  # what a program that calls the shell's `main` has printed comes first
+    sys.stdout.flush()  # what a program that calls our `main` has printed comes first
     sys.stdout.buffer.write(content)

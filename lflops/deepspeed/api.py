@@ -1,7 +1,7 @@
 """DeepSpeed's profiler by its own names and arguments, on this engine: scripts that use it run with the import changed.
 
-No function of torch is patched, and nothing is left on the model. What a profile has beyond DeepSpeed's figures is in `FlopsProfiler.profile`.
-The "flops_profiler" section of a DeepSpeed config becomes a monitor's arguments.
+No function of torch is patched, and nothing is left on the model. What a profile has beyond DeepSpeed's figures is in
+`FlopsProfiler.profile`. The "flops_profiler" section of a DeepSpeed config becomes a monitor's arguments.
 """
 
 import contextlib

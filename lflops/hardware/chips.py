@@ -276,7 +276,7 @@ def unknown(name: str) -> str:
 
 
 def check_new(name: str) -> None:
-    """See that a chip can be saved under a name."""
+    """Check that a chip can be saved under a name."""
     if not _words(name):
         raise HardwareError(f"save={name!r}: give a name with letters or digits")
     if lookup(name) is not None:

@@ -26,7 +26,7 @@ LEAST_SHARE = 0.3  # of a rank's busy time: so much must be outside of its slowe
 GENEROUS = 3.0  # a module that is like no other is expected to take so many times as long as its share of the work
 FEW_RANKS = 5  # from so many ranks on the spread of the others is known
 LARGEST = 8  # excesses of other ranks that are kept
-MANY_STEPS = 5  # from so many on, one step that takes longest by far is no property of the run
+MANY_STEPS = 5  # from so many steps on, the single slowest one is ignored
 JOLT_RATIO, JOLT_SIZES = 2**-0.5, 20  # the sizes in which jolts are counted: a step, and so many smaller ones
 ROBUST = 1.4826  # median absolute deviations to a standard deviation
 

@@ -317,5 +317,5 @@ def _further_latencies(analysis: Analysis, latencies: StepTimes) -> _Lines:
         yield "the median step and its quartiles", f"{units.duration(median.median)}{around}"
         yield "the latencies rest on", counted(clean, "undisturbed step") if clean else "the counted pass alone"
     if ratio is not None and not clean:
-        rest = "what could be stamped of that is taken off, some µs an operator remain"
+        rest = "measured counting overhead is subtracted, a few µs per operator remain"
         yield "observer's cost: counting made the pass", f"{ratio:.2f} x as long; {rest}"

@@ -67,6 +67,6 @@ def embedding_bags(*, indices: Shape, D_offsets: Shape, max_D: int, total_D: int
 
 @formula("fbgemm::split_embedding_codegen_forward_weighted_pt2_wrapper")
 def weighted_embedding_bags(*, indices: Shape, D_offsets: Shape, max_D: int, total_D: int) -> Cost:  # noqa: N803
-    """The same, and a product with the row's weight."""
+    """Embedding bags, and a product with the row's weight."""
     bags = embedding_bags(indices=indices, D_offsets=D_offsets, max_D=max_D, total_D=total_D)
     return bags._replace(other_flops=2 * bags.other_flops)

@@ -1,4 +1,4 @@
-"""A run's ledger as lines of text: five for the log at the run's end, and all of it for the shell."""
+"""A run's ledger as lines of text: five for the log at the run's end, and all of it for the command line."""
 
 import shlex
 from collections.abc import Iterable, Iterator

@@ -94,7 +94,7 @@ class Settings:
         yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
 
     def try_folder(self) -> None:
-        """See that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run."""
+        """Check that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run."""
         if self.dirpath is None:
             return
         folder = Path(self.dirpath).absolute()
