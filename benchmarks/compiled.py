@@ -27,8 +27,7 @@ from results import record
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
-from lflops.collect.kineto.compiled_graph import CompileTracking
-from lflops.collect.kineto.compiled_time import CompiledTimes
+from lflops.collect.kineto.compiled_time import CompiledTimes, CompileTracking
 from lflops.collect.kineto.tracer import Tracer
 from lflops.collect.model.module_tree import ModuleTree
 

@@ -1,4 +1,4 @@
-"""`python -m lflops`: the shell."""
+"""`python -m lflops`: the command line."""
 
 import sys
 

@@ -209,7 +209,7 @@ def _within(context: Callable[[], Any]) -> Callable[..., Any]:
 
 
 def _inputs_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a Trainer's step is given after the model."""
+    """The argument of a Trainer's step after the model."""
     return args[1] if len(args) > 1 else kwargs.get("inputs")
 
 

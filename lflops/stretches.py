@@ -26,7 +26,7 @@ def length(stretches: Iterable[tuple[int, int]]) -> int:
 
 
 def outside(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Stretches:
-    """What of the stretches lies in none of the others."""
+    """The parts of the stretches that lie in none of the others."""
     left, first = [], 0
     for start, end in stretches:
         while first < len(others) and others[first][1] <= start:

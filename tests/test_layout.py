@@ -241,7 +241,7 @@ CULPRITS = [
     (imports_out_of_its_row, "lflops/hardware/chips.py", "import lflops"),
     (imports_out_of_its_row, "lflops/profile/json_file.py", "from .. import collect"),
     (imports_out_of_its_row, "lflops/collect/count.py", "from lflops.analyze.modules import tree"),
-    (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from lflops.collect.estimate.fake_errors import refuse"),
+    (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from lflops.collect.estimate.fake_tensors import refuse"),
     (imports_out_of_its_row, "lflops/collect/counting/dispatch_mode.py", "from ...report.lines import text"),
     (imports_out_of_its_row, "lflops/collect/model/call.py", "from lflops.collect.count import count"),
     (imports_out_of_its_row, "lflops/trace_analysis/merge.py", "import lflops.collect.attribution.module_tracker as tracker"),

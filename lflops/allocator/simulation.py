@@ -31,7 +31,7 @@ class Block:
 
     @property
     def key(self) -> Key:
-        """Where it stands among the free blocks of its pool."""
+        """Its sort key among the free blocks of its pool."""
         return self.stream, self.size, self.address
 
     @property

@@ -18,7 +18,7 @@ from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.memory.room import room_for
 from lflops.analyze.memory.sharding import Sharded, sharded
 from lflops.analyze.speed.prediction import Prediction, why_not
-from lflops.cli.output import BYTES, UsageError, draw, name_file, save_memory, write_json
+from lflops.cli.output import BYTES, UsageError, draw, help_of, name_file, save_memory, write_json
 from lflops.errors import LflopsError
 from lflops.extras import needed
 from lflops.profile.model import Profile
@@ -26,120 +26,43 @@ from lflops.report.terminal.memory import render_checkpointed, render_memory, re
 from lflops.report.terminal.modules import render
 from lflops.report.terminal.roofline import render_lower_bound, render_prediction
 
+HELP = help_of(__file__)
+
 
 def estimate(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="A model by its configuration: a config.json of transformers, its folder, or hf:NAME of one in the local cache; nothing"
-            " is downloaded. Or PACKAGE.MODULE:BUILD, a function that is called with the number of samples and returns (model, "
-            "batch) or (model, batch, loss). The batch is a tuple of the model's arguments, one tensor, or a mapping of keyword "
-            "arguments; the loss a function from its output to a scalar. The module is looked for here first.",
-        ),
-    ],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=HELP["target"])],
     *,
-    batch: Annotated[
-        str,
-        typer.Option(metavar="N", help="The number of samples; max for the most that fit on the chip, or into --memory: on each rank."),
-    ] = "1",
-    backward: Annotated[bool, typer.Option("--backward", help="Go backward as well, from the loss or the sum of the outputs.")] = False,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Of torch.optim, as adamw, with its defaults; or adamw8bit. Two steps are run; implies --backward."
-        ),
-    ] = None,
-    optimizer_in_backward: Annotated[
-        bool, typer.Option("--optimizer-in-backward", help="The optimizer steps for each parameter as soon as its gradient is there.")
-    ] = False,
-    fused: Annotated[bool, typer.Option("--fused", help="The optimizer's fused implementation, which needs no temporary tensors.")] = False,
-    hardware: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists, or a TOML file: does it fit, and the least time."),
-    ] = None,
-    grad_scaler: Annotated[bool, typer.Option("--grad-scaler", help="Scale the function's loss, and the gradients back.")] = False,
-    round_to: Annotated[
-        int, typer.Option(metavar="BYTES", min=1, help="Round each tensor's memory up to a multiple: 512 as CUDA's allocator does.")
-    ] = 1,
-    allocator: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SETTINGS",
-            help="Settings of torch's allocator for CUDA, as in PYTORCH_ALLOC_CONF: expandable_segments:True. It is simulated, for a "
-            "listed chip also without this option.",
-        ),
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="What each of N ranks needs under ZeRO 1 to 3, by arithmetic.")
-    ] = None,
-    fsdp: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="As one of N ranks on which FSDP2 shards each block and the rest.")
-    ] = None,
-    ddp: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="As one of N ranks of DistributedDataParallel, with buckets of gradients.")
-    ] = None,
-    hsdp: Annotated[
-        str | None, typer.Option(metavar="RxN", help="As one rank of R replicas, each of which FSDP2 shards over N ranks: 2x8.")
-    ] = None,
-    tp: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="As one of N ranks of tensor parallelism by the model's tp_plan.")
-    ] = None,
-    seq: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Tokens of each sample, 512 for a configuration; a function is given them second."),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of parameters and floating arguments: fp32, bf16 or fp16, or torch's names.")
-    ] = None,
-    precision: Annotated[str | None, typer.Option(metavar="NAME", help="Autocast: bf16-mixed or 16-mixed; else none.")] = None,
-    mp: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For --fsdp: the dtype in which blocks compute, as bf16. The shards keep theirs.")
-    ] = None,
-    reduce: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For --fsdp: the dtype in which gradients are reduced, fp32 or bf16; else --mp's.")
-    ] = None,
-    ac: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOW",
-            help="Activation checkpointing of the blocks: none, full, selective, selective-op or best. selective recomputes all but "
-            "linear layers, convolutions and fused attention; selective-op also every second linear layer, as torchtitan does. "
-            "best chooses by block what fits into --memory, or on the chip, at the least extra work. Implies --backward.",
-        ),
-    ] = None,
-    chunked_loss: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Of a configuration: logits and loss in N parts of the sequence, recomputed in backward."),
-    ] = None,
-    offload_activations: Annotated[
-        bool, typer.Option("--offload-activations", help="What backward needs is on the host meanwhile. Copies are not timed.")
-    ] = False,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="For --ac best and --batch max: the bytes that tensors may take, as 40GB.")
-    ] = None,
-    lora: Annotated[
-        str | None, typer.Option(metavar="r=N", help="Freeze the model, and train adapters of rank N at the linear layers of its blocks.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a configuration. Without it, it is refused.")
-    ] = False,
-    tokens: Annotated[
-        float | None,
-        typer.Option(metavar="N", min=1, help="Of a whole training, as 1e12: the days and GPU-hours that a predicted step makes of it."),
-    ] = None,
-    price: Annotated[float | None, typer.Option(metavar="N", min=0, help="Of one GPU-hour: the cost of --tokens.")] = None,
-    depth: Annotated[int, typer.Option(metavar="N", help="How many levels of the tree below the model; -1 is all.")] = -1,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile, for lflops show and diff.")] = None,
-    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw live memory over the step, as .png, .svg or .pdf.")] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print one JSON object: profile, fits (true or false), room (what the chip has and what is needed), bounds, "
-            "predicted, checkpointed (by block), sharded, the plan of --ac best, and largest_batch of --batch max. Unknown is null.",
-        ),
-    ] = False,
+    batch: Annotated[str, typer.Option(metavar="N", help=HELP["batch"])] = "1",
+    backward: Annotated[bool, typer.Option("--backward", help=HELP["backward"])] = False,
+    optimizer: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["optimizer"])] = None,
+    optimizer_in_backward: Annotated[bool, typer.Option("--optimizer-in-backward", help=HELP["optimizer_in_backward"])] = False,
+    fused: Annotated[bool, typer.Option("--fused", help=HELP["fused"])] = False,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
+    grad_scaler: Annotated[bool, typer.Option("--grad-scaler", help=HELP["grad_scaler"])] = False,
+    round_to: Annotated[int, typer.Option(metavar="BYTES", min=1, help=HELP["round_to"])] = 1,
+    allocator: Annotated[str | None, typer.Option(metavar="SETTINGS", help=HELP["allocator"])] = None,
+    ranks: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["ranks"])] = None,
+    fsdp: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["fsdp"])] = None,
+    ddp: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["ddp"])] = None,
+    hsdp: Annotated[str | None, typer.Option(metavar="RxN", help=HELP["hsdp"])] = None,
+    tp: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["tp"])] = None,
+    seq: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["seq"])] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["dtype"])] = None,
+    precision: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["precision"])] = None,
+    mp: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["mp"])] = None,
+    reduce: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["reduce"])] = None,
+    ac: Annotated[str | None, typer.Option(metavar="HOW", help=HELP["ac"])] = None,
+    chunked_loss: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["chunked_loss"])] = None,
+    offload_activations: Annotated[bool, typer.Option("--offload-activations", help=HELP["offload_activations"])] = False,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help=HELP["memory"])] = None,
+    lora: Annotated[str | None, typer.Option(metavar="r=N", help=HELP["lora"])] = None,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=HELP["trust_remote_code"])] = False,
+    tokens: Annotated[float | None, typer.Option(metavar="N", min=1, help=HELP["tokens"])] = None,
+    price: Annotated[float | None, typer.Option(metavar="N", min=0, help=HELP["price"])] = None,
+    depth: Annotated[int, typer.Option(metavar="N", help=HELP["depth"])] = -1,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["save"])] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["figure"])] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
     searches = ac == "best"

@@ -29,7 +29,7 @@ def hardware(
         raise HardwareError(f"{unknown(name)}: lflops hardware lists the chips, lflops hardware --measure measures this machine")
     measured = saved_in = None
     if measure:
-        from lflops.collect.calibration.calibrate import calibrate  # with torch, which no other part of the shell waits for
+        from lflops.collect.calibration.calibrate import calibrate  # with torch, which no other command waits for
 
         measured = calibrate(fresh=True)
         chip = chip or lookup(measured.name)

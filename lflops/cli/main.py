@@ -35,12 +35,12 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=
 for command in (show, why, diff, html, estimate, roofline, hardware, ledger, window, selftest, schema):
     app.command()(command)
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
-for add_commands in offered("add_commands", "the shell"):
+for add_commands in offered("add_commands", "the command line"):
     add_commands(app)
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command, of these arguments or else the shell's, and return the exit status."""
+    """Run one command, of these arguments or else the process's, and return the exit status."""
     try:
         status = typer.main.get_command(app).main(args, prog_name="lflops", standalone_mode=False)
         sys.stdout.flush()

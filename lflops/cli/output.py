@@ -24,7 +24,7 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 def help_of(command: str) -> dict[str, str]:
-    """What the options of a command are for, by its arguments' names: from the table next to the command's file."""
+    """Read the help of a command's options, by its arguments' names, from the table next to its file."""
     return toml.decode(Path(command).with_suffix(".toml").read_bytes(), type=dict[str, str])
 
 
@@ -66,5 +66,5 @@ def write_json(value: object) -> None:
 
 
 def _write(content: bytes) -> None:
-    sys.stdout.flush()  # what a program that calls the shell's `main` has printed comes first
+    sys.stdout.flush()  # what a program that calls our `main` has printed comes first
     sys.stdout.buffer.write(content)

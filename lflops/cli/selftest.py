@@ -15,7 +15,7 @@ def selftest(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file that is written.")] = Path("lflops-selftest.json"),
 ) -> None:
     """Try out what works on a device, and write it to a file. The exit status is 1 if something is wrong."""
-    from lflops.collect.selftest import self_test  # with torch, which no other part of the shell waits for
+    from lflops.collect.selftest import self_test  # with torch, which no other command waits for
 
     result = self_test(device)
     output.write_bytes(json.format(json.encode(result)) + b"\n")

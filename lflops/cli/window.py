@@ -9,9 +9,7 @@ from lflops.cli.output import UsageError, write_lines
 from lflops.ledger.run import REQUEST, load_run, newest_file
 
 
-def window(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a running training, or one above it.")],
-) -> None:
+def window(directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a running training, or one above it.")]) -> None:
     """Ask a running training for a window. It opens at the next step that all ranks can meet, and its profile comes to the run's folder."""
     ended = load_run(directory).starts[-1].ended
     if ended != "running":

@@ -71,7 +71,7 @@ def count(
 
 
 def counted(call: ModelCall, ignore: Ignored, logical: Profile | None = None) -> Profile:
-    """What one pass of a call does."""
+    """Count one pass of a call."""
     batch = (call.args, call.kwargs)
     counting = Counting({"": call.model}, phase="forward", ignore=ignore, logical=logical, batch=batch, eager=True)
     with counting:

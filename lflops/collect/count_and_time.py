@@ -23,10 +23,9 @@ from lflops.collect.counting.operators import Operator
 from lflops.collect.inputs.batch import samples_and_tokens
 from lflops.collect.inputs.tensors import device_of, tensors_in
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.attach_times import with_times
+from lflops.collect.timing.attach_times import scale_to_clean, with_times
 from lflops.collect.timing.clock import Clock, HostClock, clock_of, seconds_of
 from lflops.collect.timing.hook_overhead import LEAVES, Chain, median_overhead, of_module_calls
-from lflops.collect.timing.scale_to_clean import scale_to_clean
 from lflops.collect.timing.stamps import ENTERS, NO_OVERHEAD, OPERATOR, HookOverhead, PassTimes, Stamp, pass_times
 from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id
 from lflops.profile.model import Profile

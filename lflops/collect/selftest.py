@@ -16,8 +16,7 @@ from lflops.collect.timing.clock import StreamClock, WaitingClock, clock_of, sec
 from lflops.errors import CountError
 
 WIDTH, ROWS, TIMES = 512, 256, 9
-NEAR = (0.5, 1.25)
-"""What lflops' shortest time may be of the shortest with the device waited for, which has the latency of launches in it."""
+NEAR = (0.5, 1.25)  # what lflops' shortest time may be of the shortest with the device waited for, which has the latency of launches in it
 
 
 class Check(Struct, frozen=True, kw_only=True):
@@ -70,7 +69,7 @@ def self_test(device: torch.device | str | None = None) -> SelfTest:
 
 
 def _offered(device: torch.device) -> Iterator[Check]:
-    """What torch has for the device."""
+    """List what torch has for the device."""
     clock, stats, memory, activity = clock_of(device), allocator_stats(device), memory_of(device), profiler_activity(device)
     is_timed = isinstance(clock, StreamClock)
     yield Check(

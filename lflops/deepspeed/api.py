@@ -1,7 +1,7 @@
 """DeepSpeed's profiler by its own names and arguments, on this engine: scripts that use it run with the import changed.
 
-Nothing is patched, and nothing is left on the model. What a profile has beyond DeepSpeed's figures is in `FlopsProfiler.profile`.
-The "flops_profiler" section of a DeepSpeed config becomes a monitor's arguments.
+No function of torch is patched, and nothing is left on the model. What a profile has beyond DeepSpeed's figures is in
+`FlopsProfiler.profile`. The "flops_profiler" section of a DeepSpeed config becomes a monitor's arguments.
 """
 
 import contextlib
@@ -342,7 +342,7 @@ TAKEN = {
 
 
 def arguments_of(config: str | PathLike[str] | Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """What `FlopsMonitor` is to be given, and whether it is to do anything."""
+    """Read a config: the arguments of `FlopsMonitor`, and whether it is to do anything."""
     whole = config if isinstance(config, Mapping) else _read(Path(config))
     section = whole.get(SECTION)
     if not isinstance(section, Mapping):

@@ -30,8 +30,7 @@ from lflops.profile.records import ByCategory, Phase
 TEXT, QUIET, LINE = "#1c2430", "#5b6674", "#d8dde4"
 
 _COLOURS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, dict[str, str]])
-PHASES, CATEGORIES = _COLOURS["phases"], _COLOURS["categories"]
-"""From the bottom of a stack: what stays, then what comes and goes."""
+PHASES, CATEGORIES = _COLOURS["phases"], _COLOURS["categories"]  # from the bottom of a stack: what stays, then what comes and goes
 
 
 def drawn_on(width: float, height: float) -> tuple[Figure, Axes]:

@@ -28,7 +28,7 @@ def convolution_time_first(x: Shape, weight: Shape, bias: Shape, *, out: Shape) 
 
 @formula("cudnn_convolution_relu", "cudnn_convolution_add_relu")
 def activated_convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, z: Shape | None = None) -> Cost:
-    """The same with a ReLU behind it; `z` is scaled and added before."""
+    """A convolution with a ReLU behind it; `z` is scaled and added before."""
     plain = convolution(x, weight, out=out, bias=bias)
     return plain._replace(other_flops=plain.other_flops + prod(out) * (1 if z is None else 3))
 

@@ -132,7 +132,7 @@ def multiply_by_reflections(a: Shape, tau: Shape, other: Shape, *, left: bool = 
 
 @formula("linalg_lstsq")
 def least_squares(a: Shape, b: Shape) -> Cost:
-    """By QR: reflections, these on the sides, and a triangle."""
+    """QR: reflections, these on the sides, and a triangle."""
     m, n = _tall(a)
     sides = b[-1] if len(b) == len(a) else 1
     return _each(a[:-2], _householder(m, n) + (4 * m * n - n * n) * sides)

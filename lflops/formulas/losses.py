@@ -30,7 +30,7 @@ def ctc_loss(log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target
 
 @formula("_ctc_loss_backward", reads="input_lengths target_lengths")
 def ctc_loss_backward(grad: Shape, log_probs: Shape, targets: Shape, *, input_lengths: Lengths, target_lengths: Lengths) -> Cost:
-    """The same from the end, and a softmax's gradient."""
+    """Every alignment from the end, and a softmax's gradient."""
     return _ctc(log_probs, input_lengths, target_lengths, BACKWARD, each=4)
 
 

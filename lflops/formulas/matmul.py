@@ -73,7 +73,7 @@ def addmm(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
 
 @formula("_addmm_activation")
 def addmm_activation(bias: Shape, a: Shape, b: Shape, *, beta: float = 1) -> Cost:
-    """The same, and one operation an element for the activation."""
+    """`addmm`, and one operation an element for the activation."""
     return Cost(mm(a, b), other_flops=a[0] * b[1] * (2 if beta else 1))
 
 

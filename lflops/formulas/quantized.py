@@ -33,7 +33,7 @@ def half_sparse_mm(weight: Shape, meta: Shape, x: Shape) -> int:
 
 @formula("_sparse_semi_structured_addmm")
 def half_sparse_addmm(bias: Shape, weight: Shape, meta: Shape, x: Shape) -> Cost:
-    """The same, and a bias."""
+    """[n, k / 2] of [n, k] x [k, m], and a bias."""
     return Cost(half_sparse_mm(weight, meta, x), other_flops=weight[0] * x[-1])
 
 

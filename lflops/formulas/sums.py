@@ -68,7 +68,7 @@ def grid_sample_backward(grad: Shape, x: Shape, grid: Shape, interpolation: int,
 
 
 def _neighbours(grid: Shape, interpolation: int) -> int:
-    """By torch's number: linear weighs 2 in each dimension, nearest takes one and weighs none, cubic weighs 4."""
+    """Neighbours by torch's number of the method: linear weighs 2 in each dimension, nearest takes one and weighs none, cubic weighs 4."""
     linear, nearest = 0, 1
     if interpolation == nearest:
         return 0

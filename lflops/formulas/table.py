@@ -6,7 +6,10 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
+
+import msgspec
 
 Shape = tuple[int, ...]
 
@@ -134,3 +137,9 @@ def function_formula(
         return function
 
     return enter
+
+
+_ROWS = msgspec.toml.decode(Path(__file__).with_name("places.toml").read_bytes(), type=dict[str, dict[str, int]])
+
+PLACES = {name if "::" in name else f"aten::{name}": places for names, places in _ROWS.items() for name in names.split()}
+"""By operator, where its schema has the arguments that formulas ask for by name: traces list arguments without names."""

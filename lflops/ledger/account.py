@@ -14,11 +14,8 @@ _NAMES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), t
 CATEGORIES = _NAMES["categories"]
 """The categories, and how they are called. `training` is divided by phase and `slow` by cause: `training/forward`, `slow/loader`."""
 
-NO_LOSS = {"training", "warm_up"}
-"""What is not lost of a run's time."""
-
-CAUSES = _NAMES["causes"]
-"""The causes of slow steps, and what each means."""
+NO_LOSS = {"training", "warm_up"}  # what is not lost of a run's time
+CAUSES = _NAMES["causes"]  # the causes of slow steps, and what each means
 
 
 class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):

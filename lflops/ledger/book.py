@@ -84,7 +84,7 @@ class Usual:
         return verdict
 
     def beyond(self, step: StepSpent) -> Mapping[str, int] | None:
-        """What a step took longer by phase than the median of all so far; `None` without one."""
+        """Compare a step by phase with the median of all so far; `None` without one."""
         if not self._all.steps:
             return None
         return _excess(step, self._all, max(step.total - self.median, 0))
@@ -271,7 +271,7 @@ class Book:
         self._charge(now)
 
     def take(self) -> tuple[dict[str, int], list[SlowStep]]:
-        """What was spent and which steps were slow since the last time."""
+        """Take what was spent, and the steps that were slow, since the last time."""
         taken = {name: spent for name, spent in self.spent.items() if spent}, self.slow
         self.spent, self.slow = {}, []
         self.lost += sum(spent for name, spent in taken[0].items() if group_of(name) not in NO_LOSS)
@@ -321,7 +321,7 @@ class Book:
                 self._note_slow(end.step, at, took, Verdict(self._usual.median, between[name], {}, INTERRUPTIONS[name], name))
 
     def _judged(self, step: StepSpent, end: StepEnd, at: int) -> tuple[dict[str, int], str]:
-        """What of a step was no training, by phase, and the category that it belongs to."""
+        """Judge a step: its nanoseconds that were no training, by phase, and the category that they belong to."""
         if end.touched:
             beyond = self._usual.beyond(step)
             return dict(step.phases if beyond is None else beyond), "lflops"
@@ -346,10 +346,7 @@ class Book:
         if any(stop > self._step_begin and start < at for start, stop in self.freezes):  # of which only the end is known
             waiting = max(at - self._step_begin - int(running * 1e9), waiting)
         return Evidence(
-            waiting=waiting,
-            running=int(running * 1e9),
-            faults=end.usage.ru_majflt - before.ru_majflt,
-            retries=self._new_retries,
+            waiting=waiting, running=int(running * 1e9), faults=end.usage.ru_majflt - before.ru_majflt, retries=self._new_retries
         )
 
     def _collected(self, begin: int, at: int) -> int:

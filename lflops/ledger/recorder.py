@@ -75,7 +75,7 @@ class Recorder:
         self.marks.extend([(now - int(seconds * 1e9), category), (now, self._base)])
 
     def rest(self, category: str) -> None:
-        """What is in no other category belongs to this one from here on."""
+        """From here on, time that is in no other category belongs to this one."""
         self._base = category
         if not self._running:
             self.marks.append((self._clock(), category))

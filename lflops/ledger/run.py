@@ -192,7 +192,7 @@ def newest_file(path: str | PathLike[str], rank: int = 0) -> Path:
 
 
 def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
-    """Of all starts those of the run that began last, one after the other."""
+    """Choose the starts of the run that began last, one after the other."""
     run: list[Segment] = []
     for each in sorted(segments, key=lambda segment: segment.head.begin):
         is_next = bool(run) and _end(run[-1]) - CLOCKS_DIFFER <= each.head.begin and _goes_on(run[-1], each)
@@ -248,11 +248,7 @@ def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
         seconds = sum(spent.values())
         begin = (segment.head.begin + before) / 1e9
         yield Span(
-            begin=begin,
-            seconds=seconds / 1e9,
-            steps=done,
-            spent={name: each / 1e9 for name, each in spent.items()},
-            memory=row.memory,
+            begin=begin, seconds=seconds / 1e9, steps=done, spent={name: each / 1e9 for name, each in spent.items()}, memory=row.memory
         )
         before, steps = before + int(seconds), done
 

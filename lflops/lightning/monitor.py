@@ -126,7 +126,7 @@ class FlopsMonitor(Base, HearsPhases):
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
-        """What a DeepSpeed config asks its own profiler for: the step to profile, and how to print it.
+        """Make the monitor that a DeepSpeed config asks for: the step to profile, and how to print it.
 
         `recompute_fwd_factor` is taken and not needed: what is computed again is counted as it runs.
 

@@ -89,7 +89,7 @@ class TrainerPhases(Phases):
                 _PHASES.pop(trainer, None)
 
     def backward_begins(self, loss: Any) -> None:
-        """Of the callback: the loss is about to go backward."""
+        """The callback says: the loss is about to go backward."""
         if self.innermost != "backward":
             self.enter("backward", "train", (loss,))
             node = getattr(loss, "grad_fn", None)
@@ -101,12 +101,12 @@ class TrainerPhases(Phases):
             after_backward(self._boundary.guard(self.wait))
 
     def backward_ends(self) -> None:
-        """Of the callback: it went."""
+        """The callback says: backward is over."""
         if self.innermost == "backward":
             self.leave(self.depth - 1)
 
     def optimizer_begins(self) -> None:
-        """Of the callback: the gradients are there, and the optimizer's own work begins.
+        """The callback says: the gradients are there, and the optimizer's own work begins.
 
         It ends with the optimizer's step. With mixed precision that has yet to begin; with a closure it is already running.
         """

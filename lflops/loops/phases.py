@@ -126,7 +126,7 @@ class LoopPhases(Phases):
             after_backward(guard(self.wait))
 
     def _nodes_are_done(self, end: Callable[[], None]) -> None:
-        """By now DDP has registered its wait for the other ranks, so the end of backward is registered once more."""
+        """Register the end of backward once more: by now DDP has registered its wait for the other ranks."""
         if self.awaits_others:
             self.wait()
         after_backward(end)

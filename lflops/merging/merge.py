@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from lflops.errors import ProfileError
 from lflops.merging.clean_steps import CleanSteps, waits_at_end
 from lflops.merging.rank_comparison import OwnWork, compare_ranks, times_last
-from lflops.merging.rank_stats import begins_in, known_waits, quartiles_in, rank_stats, waiting_in, waits_in
-from lflops.merging.rank_table import Place, RankTable, table_of
+from lflops.merging.rank_table import Place, RankTable, begins_in, known_waits, quartiles_in, rank_stats, table_of, waiting_in, waits_in
 from lflops.merging.rows import MergedRows, ranges
 from lflops.merging.steps import MergedSteps, RankSteps
 from lflops.profile.model import SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run, with_works
@@ -26,7 +25,7 @@ _SIZES = tuple(f"{of}_parallel_size" for of in ("data", "tensor", "pipeline", "e
 _OF_THE_RUN = ("kind", "stage", "window", "strategy", "accumulation", *_SIZES)
 
 
-class Brief(Struct, frozen=True, kw_only=True, gc=False):
+class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
     """What one rank reports in addition to its rows."""
 
     rank: Count
@@ -77,9 +76,9 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     """
     given = _by_rank(profiles)
 
-    briefs = (brief_of(rank, profile) for rank, profile in given.items())
+    summaries = (summary_of_rank(rank, profile) for rank, profile in given.items())
     waits = {place for profile in given.values() for place in waits_in(profile)}
-    return merged(briefs, given.__getitem__, lambda rank: given[rank].memory, partial(_quartiles, given, waits), waits)
+    return merged(summaries, given.__getitem__, lambda rank: given[rank].memory, partial(_quartiles, given, waits), waits)
 
 
 def _quartiles(given: Mapping[int, Profile], waits: Iterable[Place], patterns: Mapping[str, str]) -> RankTable | None:
@@ -90,13 +89,13 @@ def _quartiles(given: Mapping[int, Profile], waits: Iterable[Place], patterns: M
     return table_of(times, set(waits), begins, known, patterns=patterns, are_quartiles=True) if len(times) > 1 else None
 
 
-def brief_of(
+def summary_of_rank(
     rank: int, profile: Profile, *, table: str | None = None, node: str | None = None, coordinates: Mapping[str, int] | None = None
-) -> Brief:
+) -> RankSummary:
     """The small part of a rank's profile. Without a `table` it is assumed to have a separate one."""
     root, memory = profile.modules[""], profile.memory
     left = any(note.code == "ended_early" for note in profile.notes)
-    return Brief(
+    return RankSummary(
         rank=rank,
         table=str(rank) if table is None else table,
         run=profile.run,
@@ -117,7 +116,7 @@ def brief_of(
 
 
 def merged(
-    briefs: Iterable[Brief],
+    summaries: Iterable[RankSummary],
     rows_of: Callable[[int], Profile],
     memory_of: Callable[[int], Memory | None],
     rank_table: Callable[[Mapping[str, str]], RankTable | None],
@@ -125,28 +124,28 @@ def merged(
     *,
     absent: Mapping[int, Rank] | None = None,
 ) -> Profile:
-    """What `merge` does, from parts: of most ranks the brief is enough. A `ProfileError` where the ranks are not of one run.
+    """What `merge` does, from parts: of most ranks the summary is enough. A `ProfileError` where the ranks are not of one run.
 
-    `briefs` are in the order of the ranks. `rows_of` has a rank's rows, cells, ledger and collectives, and is asked once for each distinct
-    table; `memory_of` is asked of the rank with the largest peak. `rank_table` makes a table of the ranks' times by place, given each
-    module's name with `*` for the numbers of what repeats. `absent` is what is known of ranks that gave nothing; the others of these are
-    missing.
+    `summaries` are in the order of the ranks. `rows_of` has a rank's rows, cells, ledger and collectives, and is asked once for each
+    distinct table; `memory_of` is asked of the rank with the largest peak. `rank_table` makes a table of the ranks' times by place, given
+    each module's name with `*` for the numbers of what repeats. `absent` is what is known of ranks that gave nothing; the others of
+    these are missing.
     """
     waits = set(waits)
-    told, steps, clean = _told(briefs, waits)
-    kept = {rank: brief for rank, (brief, _) in told.items()}
-    _check_one_run({rank: brief.run for rank, brief in kept.items()})
+    told, steps, clean = _with_steps(summaries, waits)
+    kept = {rank: summary for rank, (summary, _) in told.items()}
+    _check_one_run({rank: summary.run for rank, summary in kept.items()})
     order = sorted(kept, key=lambda rank: (kept[rank].run.partial, -kept[rank].flops))
-    lowest = {brief.table: rank for rank, brief in reversed(kept.items())}
+    lowest = {summary.table: rank for rank, summary in reversed(kept.items())}
     rows, collectives = MergedRows(), dict[str, Sequence[Communication]]()
     for rank in order:
         if (table := kept[rank].table) not in collectives:
             profile = rows_of(rank)
             collectives[table] = profile.communication
             rows.add(rank, profile, lowest[table])
-    remembering = [brief for brief in kept.values() if brief.memory_bytes is not None]
-    largest = max(remembering, key=lambda brief: brief.memory_bytes or 0, default=None)
-    world, staged = max(max(brief.rank + 1, brief.run.world_size) for brief in kept.values()), any(rows.only_on())
+    remembering = [summary for summary in kept.values() if summary.memory_bytes is not None]
+    largest = max(remembering, key=lambda summary: summary.memory_bytes or 0, default=None)
+    world, staged = max(max(summary.rank + 1, summary.run.world_size) for summary in kept.values()), any(rows.only_on())
     last, of_run = None if staged else steps.last_rank, tuple(steps.merged())
     modules = rows.modules() if last in {None, order[0]} else _timed_by(rows_of(last or 0).modules, rows.modules())
     whole = Profile(
@@ -172,17 +171,19 @@ def merged(
     return replace(whole, rank_stats=tuple(stats), rank_comparison=comparison)
 
 
-def _told(briefs: Iterable[Brief], waits: Collection[Place]) -> tuple[dict[int, tuple[Brief, RankSteps]], MergedSteps, CleanSteps]:
-    """The briefs without their steps, and these in what keeps of them what is needed.
+def _with_steps(
+    summaries: Iterable[RankSummary], waits: Collection[Place]
+) -> tuple[dict[int, tuple[RankSummary, RankSteps]], MergedSteps, CleanSteps]:
+    """The summaries without their steps, and these in what keeps of them what is needed.
 
     There are few clean steps in a window, so the hooked ones, in which the hooks cost all ranks the same, are compared with them.
     """
     told, clean = {}, CleanSteps()
     steps = MergedSteps({step_phase(place.phase) for place in waits}, at_end=waits_at_end(waits))
-    for brief in briefs:
-        compared = (step for step in brief.steps if step.kind in {"clean", "hooked"} and is_compared(step.marks))
-        clean.add(brief.rank, compared, ranks=brief.run.world_size)
-        told[brief.rank] = replace(brief, steps=()), steps.add(brief.rank, brief.steps, brief.run, brief.coordinates)
+    for summary in summaries:
+        compared = (step for step in summary.steps if step.kind in {"clean", "hooked"} and is_compared(step.marks))
+        clean.add(summary.rank, compared, ranks=summary.run.world_size)
+        told[summary.rank] = replace(summary, steps=()), steps.add(summary.rank, summary.steps, summary.run, summary.coordinates)
     return told, steps, clean
 
 
@@ -226,13 +227,13 @@ def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_e
 
 
 def _with_least_seconds(
-    communication: Iterable[Communication], briefs: Iterable[Brief], of_table: Mapping[str, Sequence[Communication]]
+    communication: Iterable[Communication], summaries: Iterable[RankSummary], of_table: Mapping[str, Sequence[Communication]]
 ) -> Iterator[Communication]:
     """The collectives with their least time over the ranks, where at least two know it."""
     known = gathered(
         (_same_on_all_ranks(each), seconds)
-        for brief in briefs
-        for each, (seconds, _) in zip(of_table[brief.table], brief.communication_seconds, strict=True)
+        for summary in summaries
+        for each, (seconds, _) in zip(of_table[summary.table], summary.communication_seconds, strict=True)
         if seconds is not None
     )
     for each in communication:
@@ -241,7 +242,7 @@ def _with_least_seconds(
 
 
 def _same_on_all_ranks(each: Communication) -> tuple[object, ...]:
-    """What a collective is known by; groups have other names on each rank."""
+    """The key of a collective on all ranks; groups have other names on each."""
     return each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes
 
 
@@ -255,7 +256,7 @@ def _own_work(modules: Mapping[str, ModuleProfile]) -> dict[Place, OwnWork]:
 
 
 def _by_rank(profiles: Any) -> dict[int, Profile]:
-    """What was given, by rank, once each is seen to be the profile of one rank."""
+    """Check that each is the profile of one rank. Returns them by rank."""
     if isinstance(profiles, Profile) or not isinstance(profiles, Iterable):
         raise ProfileError(f"merge: profiles is a {type(profiles).__qualname__}: give the profiles of all ranks, in a list or by rank")
     numbered = list(profiles.items() if isinstance(profiles, Mapping) else enumerate(profiles))
@@ -291,65 +292,65 @@ def _check_one_run(runs: Mapping[int, Run]) -> None:
             raise ProfileError(f"merge: run.world_size is {world} on rank {rank}: with the ranks that are given, {taken} is taken")
 
 
-def _run(briefs: Mapping[int, Brief], leading: int, world: int) -> Run:
+def _run(summaries: Mapping[int, RankSummary], leading: int, world: int) -> Run:
     """As the leading rank tells it. Chips of several kinds have no common peak."""
-    runs = [brief.run for brief in briefs.values()]
+    runs = [summary.run for summary in summaries.values()]
     chips = {run.hardware and run.hardware.name for run in runs}
     return replace(
-        briefs[leading].run,
+        summaries[leading].run,
         allocated_bytes=max((run.allocated_bytes for run in runs if run.allocated_bytes is not None), default=None),
         reserved_bytes=max((run.reserved_bytes for run in runs if run.reserved_bytes is not None), default=None),
         world_size=world,
-        partial=len(briefs) < world or any(run.partial for run in runs),
-        hardware=briefs[leading].run.hardware if len(chips) == 1 else None,
+        partial=len(summaries) < world or any(run.partial for run in runs),
+        hardware=summaries[leading].run.hardware if len(chips) == 1 else None,
     )
 
 
-def _trace(briefs: Mapping[int, Brief], order: Iterable[int]) -> Trace | None:
+def _trace(summaries: Mapping[int, RankSummary], order: Iterable[int]) -> Trace | None:
     """The files of all ranks, and what the leading one that traced saw in its own."""
-    traces = [trace for rank in order if (trace := briefs[rank].trace) is not None]
-    files = {name: file for rank in sorted(briefs) if (trace := briefs[rank].trace) for name, file in trace.files.items()}
+    traces = [trace for rank in order if (trace := summaries[rank].trace) is not None]
+    files = {name: file for rank in sorted(summaries) if (trace := summaries[rank].trace) for name, file in trace.files.items()}
     return replace(traces[0], files=files) if traces else None
 
 
 def _ranks(
-    told: Mapping[int, tuple[Brief, RankSteps]], world: int, slowest: Mapping[int, int] | None, absent: Mapping[int, Rank]
+    told: Mapping[int, tuple[RankSummary, RankSteps]], world: int, slowest: Mapping[int, int] | None, absent: Mapping[int, Rank]
 ) -> Iterator[Rank]:
     for rank in range(world):
         if rank not in told:
             yield absent.get(rank) or Rank(rank=rank, node=None, host=None, device=None, coordinates={}, status="missing")
             continue
-        brief, took = told[rank]
+        summary, took = told[rank]
         yield Rank(
             rank=rank,
-            node=brief.node,
-            host=brief.run.host,
-            device=brief.run.device_name,
-            coordinates=brief.coordinates,
-            status="failed" if brief.failed else "ok",
+            node=summary.node,
+            host=summary.run.host,
+            device=summary.run.device_name,
+            coordinates=summary.coordinates,
+            status="failed" if summary.failed else "ok",
             step=took.step,
             data=took.data,
             cpu=took.cpu,
-            macs=brief.model_macs,
-            peak_bytes=brief.peak_bytes,
+            macs=summary.model_macs,
+            peak_bytes=summary.peak_bytes,
             slowest=None if slowest is None else slowest.get(rank, 0),
         )
 
 
-def _notes(briefs: Mapping[int, Brief], order: list[int], rows: MergedRows, ranks: tuple[Rank, ...]) -> Iterator[Note]:
+def _notes(summaries: Mapping[int, RankSummary], order: list[int], rows: MergedRows, ranks: tuple[Rank, ...]) -> Iterator[Note]:
     said: dict[tuple[str, str], Note] = {}
     for rank in order:
-        for note in briefs[rank].notes:
+        for note in summaries[rank].notes:
             said.setdefault((note.code, note.subject), note)
     yield from said.values()
-    if missing := [rank.rank for rank in ranks if rank.rank not in briefs]:
+    if missing := [rank.rank for rank in ranks if rank.rank not in summaries]:
         yield Note(code="ranks_missing", subject=ranges(missing), values={"missing": len(missing), "world_size": len(ranks)})
     if rows.differ:
-        macs, flops = [brief.macs for brief in briefs.values()], [brief.flops for brief in briefs.values()]
+        macs, flops = [summary.macs for summary in summaries.values()], [summary.flops for summary in summaries.values()]
         least_and_most = {"least_macs": min(macs), "most_macs": max(macs), "least_flops": min(flops), "most_flops": max(flops)}
         elsewhere = sum(source != order[0] for source in rows.sources.values())
         yield Note(code="ranks_differ", subject="", values={"leading_rank": order[0], **least_and_most, "rows_of_others": elsewhere})
     for taken, names in rows.only_on():
-        tables = {briefs[rank].table for rank in taken}
-        having = ranges(rank for rank, brief in briefs.items() if brief.table in tables)
+        tables = {summaries[rank].table for rank in taken}
+        having = ranges(rank for rank, summary in summaries.items() if summary.table in tables)
         yield Note(code="only_on", subject=having, values={"modules": len(names), "first": names[0], "last": names[-1]})

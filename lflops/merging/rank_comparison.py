@@ -26,10 +26,9 @@ LEAST_SHARE = 0.3  # of a rank's busy time: so much must be outside of its slowe
 GENEROUS = 3.0  # a module that is like no other is expected to take so many times as long as its share of the work
 FEW_RANKS = 5  # from so many ranks on the spread of the others is known
 LARGEST = 8  # excesses of other ranks that are kept
-MANY_STEPS = 5  # from so many on, one step that takes longest by far is no property of the run
+MANY_STEPS = 5  # from so many steps on, the single slowest one is ignored
 JOLT_RATIO, JOLT_SIZES = 2**-0.5, 20  # the sizes in which jolts are counted: a step, and so many smaller ones
 ROBUST = 1.4826  # median absolute deviations to a standard deviation
-
 
 EVERYTHING, STAGE = Place("", "all"), Place("", "stage")
 """All that a rank's device does; all that a rank does in a step, where ranks have different modules."""
@@ -141,7 +140,7 @@ class _Lateness:
 
 
 def _usual(table: RankTable, work: Mapping[Place, OwnWork]) -> tuple[dict[Place, Series], set[Place]]:
-    """Of each place and rank what it usually takes, step by step: the median of the other ranks; and in which places that is an estimate.
+    """What each rank usually takes in each place, step by step: the median of the other ranks. And the places where that is estimated.
 
     A module that one rank alone has is compared with those like it, on other ranks if there are any; else with its share of the work.
     """
@@ -187,7 +186,7 @@ def _in_repeated(table: RankTable, late: _Lateness) -> Iterator[_Excess]:
 
 
 def _by_work(place: Place, alone: Mapping[Place, tuple[int, Sequence[float]]], work: Mapping[Place, OwnWork]) -> tuple[float, ...] | None:
-    """What the place would take at the rate of the other modules, by FLOPs or by bytes, whichever takes longer."""
+    """Estimate a place's seconds at the rate of the other modules, by FLOPs or by bytes, whichever takes longer."""
     others = [other for other in alone if other != place and other in work]
     if place not in work or not others:
         return None
@@ -262,7 +261,7 @@ def _jolts(table: RankTable, beyond: Mapping[Place, Series]) -> tuple[tuple[int,
 
 
 def _waits(table: RankTable) -> Iterator[RankWait]:
-    """Of each place where ranks wait: for whom most, and how long."""
+    """For each place where ranks wait: for whom most, and how long."""
     for place in table.waits:
         series = table.seconds.get(place, {})
         if len(series) < 2:
@@ -311,7 +310,7 @@ def _beyond_others(series: Series) -> dict[int, tuple[float, ...]]:
 
 
 def _beyond(series: Series, usual: Series) -> dict[int, tuple[float, ...]]:
-    """What each rank takes longer than usual, step by step."""
+    """The seconds of each rank beyond the usual ones, step by step."""
     return {rank: tuple(map(operator.sub, series[rank], usual[rank])) for rank in usual}
 
 

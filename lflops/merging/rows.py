@@ -66,7 +66,7 @@ class MergedRows:
         }
 
     def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
-        """Of rows that not all have, the ranks that have the same ones, and the uppermost of these."""
+        """Group the rows that not all ranks have: the ranks that have the same ones, and the uppermost of these."""
         everybody = (1 << len(self._added)) - 1
         uppermost = (row for row in self._rows if not row or self._having[ancestry(row)[1]] != self._having[row])
         groups = grouped(sorted(uppermost, key=self._places.__getitem__), self._having.__getitem__)
@@ -79,7 +79,7 @@ class MergedRows:
         return (cell for rank in sorted(self._cells) for cell in self._cells[rank])
 
     def communication(self) -> Iterator[Communication]:
-        """That of each row's source."""
+        """The communication of each row's source."""
         return (each for rank in sorted(self._communication) for each in self._communication[rank])
 
 

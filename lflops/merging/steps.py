@@ -21,7 +21,7 @@ from lflops.profile.steps import Step, is_clean
 
 ORDER = ("data", "transfer", "forward", "recompute", "backward", "clip", "optimizer", "other", "sync")
 SYNC = "sync"  # ranks wait for the first one in it, and it waits for none
-ALIGNED = 0.97  # of the shortest rank's step: intervals that add up to less do not follow each other
+ALIGNED = 0.97  # of the shortest rank's step: intervals that add up to less are treated as overlapping
 
 WITHIN_FORWARD = frozenset({"prefill", "decode"})
 

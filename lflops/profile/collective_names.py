@@ -10,7 +10,6 @@ _KERNEL = re.compile(r"nccl|rccl|msccl|mscclpp|oneccl|deepep|nvshmem|all_?reduce
 
 _KINDS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, str])
 
-
 _SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})  # of these a rank keeps its own share
 
 

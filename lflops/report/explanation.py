@@ -170,7 +170,7 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
 
 
 def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:
-    """What a step takes with all that is between steps, where that is much more."""
+    """Say what a step takes with all that is between steps, where that is much more."""
     if analysis is None or ledger is None or not ledger.steps or analysis.step_times.mean is None:
         return ""
     each = _trained(ledger) / ledger.steps
@@ -187,7 +187,7 @@ def _would_be_seen(analysis: Analysis) -> bool:
 
 
 def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -> Iterator[Finding]:
-    """What takes time between steps or in a few of them, and memory that grows."""
+    """Find what takes time between steps or in a few of them, and memory that grows."""
     trained = _trained(ledger)
     seen = {each.cause for each in found if each.is_fault}
     allowed = 1.0 if profile is None else allowance(profile)

@@ -20,7 +20,7 @@ import torch
 from lflops.boundary import Boundary, Undo, call_each
 from lflops.collect.inputs.batch import BatchReader
 from lflops.collect.inputs.devices import allocator_stats
-from lflops.collect.kineto.compiled_graph import CompileTracking
+from lflops.collect.kineto.compiled_time import CompileTracking
 from lflops.collect.model.compile_guard import KeptGraphs
 from lflops.collect.timing.clock import ThreadSchedule
 from lflops.collect.torch_private.dispatch_modes import sweep_modes

@@ -118,7 +118,7 @@ class Session:
 
     def epoch_begins(self) -> None:
         """Gradients may be accumulated otherwise from here on: ask again at the end of the next step."""
-        self._plain.limit = 0
+        self._step_clock.expect_plain(0)
 
     def batch_begins(self, batch: Any) -> None:
         """Count it, or hook its modules, if its step is one of those."""
@@ -203,7 +203,7 @@ class Session:
         if self._course.phase != "wait":
             return False
         self._course.bring_forward(self._step_clock.ordinal + 1)
-        self._plain.limit = 0
+        self._step_clock.expect_plain(0)
         return True
 
     def close(self, error: BaseException | None = None) -> None:
@@ -263,7 +263,7 @@ class Session:
         self._step_clock.flush_plain_steps(last + 1 if logged_step == last else logged_step)
 
     def _end_hooked_step(self) -> HookedStep | None:
-        """What the hooks of this step have stamped; nothing where it had none."""
+        """End the step's hooks. Returns what they have stamped; `None` where it had none."""
         hooked = self._hooked
         if hooked is not None:
             hooked.stop()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Group, RenderableType
 
-from lflops.cli.output import UsageError, draw, write_json
+from lflops.cli.output import UsageError, draw, help_of, write_json
 from lflops.hardware.chips import named
 from lflops.report.html import page_of_data, write
 from lflops.report.terminal.tables import prose
@@ -16,6 +16,8 @@ from lflops.snapshots.explain import explain, explained_lines
 from lflops.snapshots.page import snapshot_shown
 from lflops.snapshots.read import read_snapshot
 
+HELP = help_of(__file__)
+
 
 def add_commands(app: typer.Typer) -> None:
     """`lflops memory`."""
@@ -23,21 +25,13 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def memory(
-    file: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help="A file of torch.cuda.memory._dump_snapshot.")],
-    after: Annotated[Path | None, typer.Argument(metavar="AFTER", help="Another one: say what it has more of, and less.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help=HELP["file"])],
+    after: Annotated[Path | None, typer.Argument(metavar="AFTER", help=HELP["after"])] = None,
     *,
-    device: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="The device; without it the one that ran out, else the fullest.")
-    ] = None,
-    hardware: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A chip that `lflops hardware` lists, or a TOML file: shows other processes' memory.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT", help="Write a page: memory through the record, and a treemap of the peak.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object: causes, by_category, holders, totals. Of two: pairs.")
-    ] = False,
+    device: Annotated[int | None, typer.Option(metavar="N", min=0, help=HELP["device"])] = None,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help=HELP["html"])] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> None:
     """Say why a device ran out of memory, and who held what, from a snapshot of torch's allocator. The pickle runs no code."""
     if html is not None and (as_json or html.resolve() == file.resolve()):

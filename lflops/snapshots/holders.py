@@ -123,7 +123,7 @@ class _Birth(NamedTuple):
 
 
 def _births(trace: tuple[Entry, ...]) -> tuple[dict[int, _Birth], _Birth]:
-    """Of each allocation in the trace when it was made, and the counts at the end, with the request that failed.
+    """When each allocation in the trace was made, and the counts at the end, with the request that failed.
 
     A forward pass begins where a module's forward allocates after anything else did: the loss, backward, an optimizer, a batch. An
     optimizer's step has ended when anything but an optimizer allocates.
@@ -182,7 +182,7 @@ class StackHolder(Struct, frozen=True, kw_only=True):
 
 
 def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> Category:
-    """What an allocation is, by the code that made it.
+    """The category of an allocation, by the code that made it.
 
     Backward runs in a thread without a Python stack: what it makes is a gradient where it has the size of a parameter, else temporary.
     """

@@ -86,7 +86,7 @@ def _change(
 
 
 def _phase(entry: Entry) -> Phase:
-    """What runs; backward has no Python stack."""
+    """The phase that runs; backward has no Python stack."""
     if not entry.stack:
         return "backward"
     if is_optimizer(entry.stack):
@@ -121,7 +121,7 @@ class _Holder(Struct, frozen=True):
 
 
 def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardware | None = None) -> SnapshotShown:
-    """What the page shows of an explained snapshot."""
+    """Make the page's value of an explained snapshot."""
     alive = peak_of(snapshot).alive
     sizes = sizes_of_parameters(alive)
     instants = timeline_of(snapshot, sizes, POINTS)

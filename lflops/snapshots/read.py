@@ -13,7 +13,6 @@ from lflops.profile.series import summed
 
 LARGEST_FILE = 8 * 2**30
 
-
 _DAMAGED = (ArithmeticError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 """What pickle raises of a file that is none, or damaged."""
 
@@ -29,7 +28,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(path: str | PathLike[str]) -> Any:
-    """What a pickle holds. A `ProfileError` if it cannot be read, or has anything but containers, texts and numbers."""
+    """Read a pickle. A `ProfileError` if it cannot be read, or has anything but containers, texts and numbers."""
     path = Path(path)
     try:
         if not path.is_file():

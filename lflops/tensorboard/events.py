@@ -41,7 +41,7 @@ def log(writer: Any, profile: Profile, step: int, *, tag: str | None = None, fig
 
 
 def summary_of(writer: Any, analysis: Analysis, *, tag: str | None = None, figures: bool = True) -> Any:
-    """What `log` writes, of a profile that is already analyzed, and without writing it: any thread may do this."""
+    """Make the summary that `log` writes, of a profile that is already analyzed: any thread may do this."""
     events = getattr(writer, "file_writer", None)
     if events is None or not hasattr(events, "add_summary"):
         raise TypeError(f"writer={type(writer).__name__}: give a torch.utils.tensorboard.SummaryWriter that is not closed")

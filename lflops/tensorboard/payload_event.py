@@ -48,7 +48,7 @@ def inflated(value: object) -> bytes:
 
 
 def head(value: object) -> dict[str, Any]:
-    """What a list of windows shows of a summary's value; only its beginning is inflated. Values of another type are left out.
+    """Read what a list of windows shows of a summary's value; only its beginning is inflated. Values of another type are left out.
 
     A `ValueError` says why it begins as no payload does, or is damaged there.
     """

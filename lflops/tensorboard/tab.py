@@ -170,7 +170,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return next(((run, datum) for run, datum in logged if str(datum.step) == asked.get("step")), None)
 
     def _read(self, environ: dict[str, Any], run: str, tag: str) -> list[tuple[str, Any]]:
-        """What was logged under a tag, step by step, each with the run; nothing where there is no such tag."""
+        """Read what was logged under a tag, step by step, each with the run; nothing where there is no such tag."""
         logged = self._data.read_tensors(
             request_context.from_environ(environ),
             experiment_id=environ.get(experiment_id.WSGI_ENVIRON_KEY, ""),

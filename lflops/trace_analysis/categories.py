@@ -16,21 +16,8 @@ from msgspec import Struct
 from lflops.traces.device_states import communicates
 from lflops.traces.recorded import DeviceWork
 
-Category = Literal[
-    "gemm",
-    "convolution",
-    "attention",
-    "normalisation",
-    "softmax",
-    "reduction",
-    "pointwise",
-    "indexing",
-    "optimizer",
-    "communication",
-    "copy",
-    "fill",
-    "other",
-]
+_Computing = Literal["gemm", "convolution", "attention", "normalisation", "softmax", "reduction", "pointwise", "indexing", "optimizer"]
+Category = Literal[_Computing, "communication", "copy", "fill", "other"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 Meaning = TypeVar("Meaning")
@@ -60,7 +47,7 @@ _PRECISION_PATTERNS = _compiled(_TABLES.precision_patterns)
 
 @functools.lru_cache(1 << 16)
 def category_of_operator(name: str) -> Category:
-    """What kind of work an operator is, by its name; `other` where nothing here knows."""
+    """The kind of work of an operator, by its name; `other` where it is unknown."""
     base = name.removeprefix("aten::")
     known = base if base in _OPERATORS else base.rstrip("_")
     if known in _OPERATORS:
@@ -69,7 +56,7 @@ def category_of_operator(name: str) -> Category:
 
 
 def category_of_kernel(work: DeviceWork, operator: str | None) -> Category:
-    """What kind of work a kernel is, by the operator that launched it or else by its own name."""
+    """The kind of work of a kernel, by the operator that launched it or else by its own name."""
     if communicates(work):
         return "communication"
     if work.kind == "copy":

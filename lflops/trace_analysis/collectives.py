@@ -99,7 +99,7 @@ def _bytes(kind: str, about: Collective | None) -> int | None:
 
 
 def collectives(found: Sequence[Occurrence], computing: Stretches) -> tuple[CollectiveTimes, ...]:
-    """By kind and group, the most time first."""
+    """Sum the collectives by kind and group, the most time first."""
     groups: dict[tuple[str, str, int | None], list[Occurrence]] = grouped(found, attrgetter("kind", "group", "group_size"))
     rows = []
     for (kind, group, size), calls in groups.items():

@@ -73,7 +73,7 @@ class HostWalk:
     by_external: dict[int, OperatorSums] = field(default_factory=dict)
 
     def launch(self, work: DeviceWork) -> Launch | None:
-        """What launched a piece of work; `None` where the trace does not tell."""
+        """Find what launched a piece of work; `None` where the trace does not tell."""
         found = self.launches.get(work.correlation)
         if found is None and work.external in self.by_external:
             return Launch(None, self.by_external[work.external], None, None, None)

@@ -17,7 +17,7 @@ from lflops.trace_analysis.event_stream import Header
 from lflops.trace_analysis.host_walk import walk
 from lflops.trace_analysis.read_trace import read_trace
 from lflops.traces.files import read, traces_in, written_whole
-from lflops.traces.timestamps import ZERO, microseconds, span
+from lflops.traces.recorded import ZERO, microseconds, span
 
 MERGED = "merged.trace.json.gz"  # its name is none that readers of single traces look for
 

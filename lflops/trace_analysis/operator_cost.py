@@ -15,8 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from lflops.formulas.conventions import PER_INPUT, PER_OUTPUT
-from lflops.formulas.places import PLACES
-from lflops.formulas.table import FORMULAS, Cost, Formula, Shape, load_families
+from lflops.formulas.table import FORMULAS, PLACES, Cost, Formula, Shape, load_families
 from lflops.trace_analysis.categories import category_of_operator
 from lflops.traces.recorded import Inputs
 

@@ -62,7 +62,7 @@ class Uncounted(Struct, frozen=True, kw_only=True):
 
 
 def operators(walk: HostWalk) -> tuple[OperatorTimes, ...]:
-    """By name, the most self time first: the device's, or the host's where no device worked."""
+    """Sum the operators by name, the most self time first: the device's, or the host's where no device worked."""
     times = "calls", "host", "own_host", "device", "own_device"
     rows = [
         OperatorTimes(name=name, category=category_of_operator(name), **sums(found, *times))

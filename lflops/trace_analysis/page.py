@@ -65,7 +65,7 @@ def _trace(summary: TraceSummary) -> Iterator[str]:
 
 
 def _work(summary: TraceSummary) -> str:
-    """What the time goes into, by category: the device's kernels, or what operators take on the host themselves."""
+    """Draw what the time goes into, by category: the device's kernels, or what operators take on the host themselves."""
     steps, recorded = len(summary.steps) or 1, sum(step.end - step.start for step in summary.steps) or summary.recorded
     parts: dict[str, int] = {row.category: row.device for row in summary.categories}
     title = f"its {nanoseconds(sum(parts.values()))} of kernels and copies, by category"

@@ -13,8 +13,19 @@ from msgspec.structs import replace
 from lflops.trace_analysis.event_stream import TraceStream
 from lflops.traces.annotate import MODULE
 from lflops.traces.files import as_trace
-from lflops.traces.recorded import STEP, Collective, DeviceWork, Inputs, MemoryPeak, OperatorCall, RecordedTrace, RuntimeCall, Span
-from lflops.traces.timestamps import microseconds, span
+from lflops.traces.recorded import (
+    STEP,
+    Collective,
+    DeviceWork,
+    Inputs,
+    MemoryPeak,
+    OperatorCall,
+    RecordedTrace,
+    RuntimeCall,
+    Span,
+    microseconds,
+    span,
+)
 
 _FRAME = "nn.Module: "
 _COLLECTIVE = "nccl:"
@@ -23,16 +34,8 @@ _ABSENT = Raw(b"")
 _EMPTY = Raw(b"[]")
 
 _RUNTIME = (
-    "cuda_runtime",
-    "cuda_driver",
-    "runtime",
-    "xpu_runtime",
-    "xpu_driver",
-    "mtia_runtime",
-    "glow_runtime",
-    "hpu_op",
-    "privateuse1_runtime",
-    "privateuse1_driver",
+    *("cuda_runtime", "cuda_driver", "runtime", "xpu_runtime", "xpu_driver", "mtia_runtime", "glow_runtime", "hpu_op"),
+    *("privateuse1_runtime", "privateuse1_driver"),
 )
 _NAMED = frozenset("XBi")  # of these kinds of events the name and the thread are needed
 _Shapes, _Types = list[list[int | list[int]]], list[str | list[str]]  # of the inputs of an operator; values are like types
@@ -42,22 +45,10 @@ _ASCEND = "Ascend Hardware"
 
 _ASCEND_WAITS = ("EVENT_", "NOTIFY_")  # begin the types of its tasks in which nothing is computed
 
-_SKIPPED = frozenset(
-    {
-        "ac2g",
-        "async_cpu_gpu",
-        "async_gpu",
-        "fwdbwd",
-        "gpu_user_annotation",
-        "gpu_annotation",
-        "cuda_sync",
-        "overhead",
-        "Trace",
-        "python_frame",
-        "async_task",
-        "",
-    }
-)
+_SKIPPED = {
+    *("ac2g", "async_cpu_gpu", "async_gpu", "fwdbwd", "gpu_user_annotation", "gpu_annotation", "cuda_sync", "overhead"),
+    *("Trace", "python_frame", "async_task", ""),
+}
 """Arrows, copies of what the host's events say, and what is drawn and not measured."""
 
 
@@ -97,7 +88,7 @@ class _WorkArgs(_CollectiveArgs, gc=False):
 
 
 class _AscendArgs(Struct, gc=False):
-    """Of a slice of an Ascend device, and of the event that names its process."""
+    """The args of a slice of an Ascend device, and of the event that names its process."""
 
     name: str = ""
     task: str = field(default="", name="Task Type")

@@ -79,7 +79,7 @@ def _shape_text(shape: Any) -> str:
 
 
 def verdict(summary: TraceSummary) -> Iterator[str]:
-    """What the device did, and what to do about it."""
+    """Say what the device did, and what to do about it."""
     device = summary.device
     if device is None:
         yield "The trace has no work of a device: all times are the host's."
@@ -195,7 +195,7 @@ def ranks_verdict(skew: RankSkew) -> str:
 
 
 def clock_lines(clocks: Sequence[Clock]) -> Iterator[str]:
-    """By how much each rank was moved to be on the first one's clock."""
+    """Say by how much each rank was moved to be on the first one's clock."""
     for clock in clocks:
         rank = "a trace without a rank" if clock.rank is None else f"rank {clock.rank}"
         if clock.moved is None:

@@ -228,7 +228,7 @@ def _name(trace: RecordedTrace, device: int) -> str | None:
 
 
 def _utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None) -> TraceUtilization | None:
-    """Of the steps, or without any of the window in nanoseconds; `None` where nothing that multiplies was counted."""
+    """The utilization of the steps, or without any of the window in nanoseconds; `None` where nothing that multiplies was counted."""
     macs: dict[str | None, int] = {}
     executed: dict[str | None, int] = {}
     first = again = 0

@@ -161,7 +161,7 @@ def _operators(summary: TraceSummary, top: int) -> TraceTable:
 
 
 def shapes_table(found: Sequence[ShapeTimes], top: int, *, roof: bool = False) -> TraceTable:
-    """What ran with which shapes, how fast, and how near to the roof."""
+    """Make the table of what ran with which shapes, how fast, and how near to the roof."""
     rows = found[:top]
     columns: dict[str, list[str]] = {}
     if any(row.device for row in rows):

@@ -27,7 +27,7 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
 
 
 def streams(work: Iterable[DeviceWork], start: int, end: int) -> tuple[StreamTimes, ...]:
-    """What ran on each stream between two moments, the busiest first."""
+    """Sum what ran on each stream between two moments, the busiest first."""
     inside = (each for each in work if each.end > start and each.start < end)
     by_stream: dict[tuple[int, int], list[DeviceWork]] = grouped(inside, attrgetter("device", "stream"))
     rows = (
@@ -133,7 +133,7 @@ def _category(walk: HostWalk, work: DeviceWork) -> Category:
 
 
 def _precision(walk: HostWalk, work: DeviceWork) -> str | None:
-    """By the kernel's name for TF32, which the inputs do not tell, else by the operator's inputs, else by the name."""
+    """Take the precision from the kernel's name for TF32, which the inputs do not tell, else by the operator's inputs, else by the name."""
     by_name = precision_by_name(work.name)
     launch = walk.launch(work)
     by_inputs = precision_of(launch.operator.inputs) if launch is not None and launch.operator is not None else None

@@ -16,7 +16,7 @@ from lflops.profile.model import Profile
 from lflops.profile.records import Call, Phase
 from lflops.profile.series import summed
 from lflops.traces.files import as_trace, write_head, written_whole
-from lflops.traces.timestamps import microseconds
+from lflops.traces.recorded import microseconds
 
 PROCESS = "lflops modules"  # what the rows of modules are called in a viewer
 PROCESS_ID = 10_000_000  # larger than any that Linux gives
@@ -118,7 +118,7 @@ def _point(name: str, moment: Raw, value: float) -> dict[str, Any]:
 
 
 def _work(calls: Calls, profile: Profile | None) -> Callable[[Call], tuple[float | None, float | None]]:
-    """What says of a call its MACs and its FLOP/s, `None` where it cannot be known.
+    """Make the function from a call to its MACs and its FLOP/s, `None` where these cannot be known.
 
     A step's work is taken to be the same for all calls of a row, and in backward in proportion to time: there the rate is the row's.
     On a device time is the device's: what the host takes to ask for the work says nothing.

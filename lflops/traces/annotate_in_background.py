@@ -44,11 +44,11 @@ class AnnotationProcess:
     ) -> None:
         self._trace, self.into = trace, into
         self.lacks = "the modules"  # what there is not, where `finish` says why
-        self._told = trace.with_name(f"{trace.name}.calls")
+        self._calls_file = trace.with_name(f"{trace.name}.calls")
         self._failure: str | None = None
-        self._told.write_bytes(msgspec.json.encode(Calls(batches=batches, rank=rank, world_size=world_size, calls=tuple(calls))))
+        self._calls_file.write_bytes(msgspec.json.encode(Calls(batches=batches, rank=rank, world_size=world_size, calls=tuple(calls))))
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` or `leave` closes it; a pipe would fill up where nobody reads
-        paths = [trace, self._told, into, *([] if profile is None else [profile])]
+        paths = [trace, self._calls_file, into, *([] if profile is None else [profile])]
         home = str(Path(__file__).parents[2])
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files
@@ -87,7 +87,7 @@ class AnnotationProcess:
         if self._trace.exists():
             pack(self._trace, self.into)
             self._trace.unlink()
-            self._told.unlink(missing_ok=True)
+            self._calls_file.unlink(missing_ok=True)
         return self._failure
 
     def leave(self) -> None:

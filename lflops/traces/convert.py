@@ -21,8 +21,7 @@ from msgspec import Raw, Struct
 from lflops.profile.series import grouped
 from lflops.traces.annotate import MODULE, TRACKS
 from lflops.traces.files import as_trace, read, write_head, written_whole
-from lflops.traces.recorded import NODE, STEP
-from lflops.traces.timestamps import ZERO, span
+from lflops.traces.recorded import NODE, STEP, ZERO, span
 
 MARKS = b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function"
 LOADERS = "enumerate(DataLoader)#", "enumerate(DataPipe)#"
@@ -189,7 +188,7 @@ def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
 
 
 def _threads(slices: Iterable[_Event], nodes: Mapping[int, Thread]) -> dict[int, Thread]:
-    """By the numbers that the slices give them: where their stretches of backward begin, a node of backward does."""
+    """The threads by the numbers that the slices give them: where their stretches of backward begin, a node of backward does."""
     found = Counter((each.tid // len(TRACKS), nodes[each.span[0]]) for each in slices if each.span[0] in nodes)
     return {number: thread for (number, thread), _ in reversed(found.most_common())}
 

@@ -58,7 +58,7 @@ def as_trace(path: Path) -> Iterator[None]:
 
 
 def read(path: Path, kind: Any) -> Any:
-    """What is in a trace, packed or not, as a value of that type; a `ProfileError` names a file that cannot be read."""
+    """Read a trace, packed or not, as a value of that type; a `ProfileError` names a file that cannot be read."""
     try:
         with as_trace(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return msgspec.json.decode(file.read(), type=kind)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import lflops
-from lflops.collect.model.restore import Gradients
+from lflops.collect.model.call import Gradients
 from lflops.collect.timing.clock import HostClock
 from lflops.collect.timing.hook_overhead import _of_timer, hook_overhead
 from lflops.collect.timing.stamps import NO_OVERHEAD

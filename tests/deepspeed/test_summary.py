@@ -149,7 +149,7 @@ def test_where_no_step_is_clean_the_latency_is_the_roots_own() -> None:
     figures = labelled(counted_alone := blocks(steps=(Step(index=0, kind="counted", seconds=5e-4, phases={}),)))
     assert ("500 us", "the counted pass alone") == (figures["fwd latency"], figures["the latencies rest on"])
     slow = labelled(replace(counted_alone, run=replace(counted_alone.run, observer_ratio=3.0)))
-    said = "3.00 x as long; what could be stamped of that is taken off, some µs an operator remain"
+    said = "3.00 x as long; measured counting overhead is subtracted, a few µs per operator remain"
     assert said == slow["observer's cost: counting made the pass"]
 
 

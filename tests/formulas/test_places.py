@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from lflops.collect.counting import operators
-from lflops.formulas.places import PLACES
-from lflops.formulas.table import FORMULAS
+from lflops.formulas.table import FORMULAS, PLACES
 
 assert operators, "importing them registers every formula"
 with contextlib.suppress(ModuleNotFoundError):
@@ -46,7 +45,8 @@ def test_places_are_those_of_the_schema(operator: str) -> None:
     names = schema(operator)
     if names is None:
         pytest.skip(f"torch {torch.__version__} has no {operator}")
-    assert {name: names.index(name) for name in asked_for(operator) if name in names} == PLACES.get(operator, {})
+    found = {name: names.index(name) for name in asked_for(operator) if name in names}
+    assert found == PLACES.get(operator, {}), f"in lflops/formulas/places.toml the row of {operator} has to be {found}"
 
 
 def test_no_place_is_of_an_operator_without_a_formula() -> None:

@@ -18,8 +18,7 @@ from rich.console import Console
 import lflops
 from lflops.cli.main import main
 from lflops.errors import HardwareError
-from lflops.hardware.chips import Hardware, chips, hint, lookup, names
-from lflops.hardware.table_file import DTYPES
+from lflops.hardware.chips import DTYPES, Hardware, chips, hint, lookup, names
 from lflops.report.terminal.hardware import figures
 
 # What drivers say of a chip, and figures of it as its sheet has them: halved where they are with sparsity, or cores, operations a

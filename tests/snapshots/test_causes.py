@@ -6,8 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from lflops.hardware.chips import Hardware
-from lflops.snapshots.causes import CauseCode
-from lflops.snapshots.explain import SENTENCES, ExplainedMemory, explain, explained_lines
+from lflops.snapshots.explain import SENTENCES, CauseCode, ExplainedMemory, explain, explained_lines
 from lflops.snapshots.read import snapshot_of
 from tests.support.memory_snapshots import BACKWARD, BUILD, STATE, UPDATE, Recorder, forward, loss
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lflops.analyze.speed.utilization import utilization
-from lflops.hardware.chips import Hardware
-from lflops.hardware.table_file import DTYPES
+from lflops.hardware.chips import DTYPES, Hardware
 from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, Phase

@@ -14,7 +14,7 @@ from msgspec import Raw
 from lflops.errors import ProfileError
 from lflops.profile.records import Call
 from lflops.trace_analysis.merge import MERGED, merge
-from lflops.traces import timestamps as times
+from lflops.traces import recorded as times
 from lflops.traces.annotate import Calls, annotate
 from lflops.traces.convert import compat
 from tests.support.quarters import DAY, MOMENTS, exact, span, write

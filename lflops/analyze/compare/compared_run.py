@@ -89,7 +89,7 @@ def module_patterns(run: ComparedRun) -> dict[str, str]:
 
 
 def compared_run(profile: Profile) -> ComparedRun:
-    """What a comparison needs of a profile."""
+    """Read what a comparison needs from a profile."""
     modules = profile.modules.values()
     columns: dict[str, Sequence[Any]] = {
         field: [getattr(module, field) for module in modules] for field in ("parameters", "own_parameters", "peak_bytes")

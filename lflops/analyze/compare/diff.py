@@ -135,7 +135,7 @@ def _absorb(node: ModuleNode, inner: ModuleNode) -> None:
 
 
 def _unwrap_model(before: ModuleNode, after: ModuleNode) -> None:
-    """Where one run's whole model is an attribute of the other's root, as in a LightningModule, make root and model one node."""
+    """Make root and model one node where one run's whole model is an attribute of the other's root, as in a LightningModule."""
     inside = [(root, other, child) for root, other in ((before, after), (after, before)) for child in root.children if child.children]
     best = max(inside, key=lambda each: _shared(each[2], each[1]), default=None)
     if best is None or _shared(best[2], best[1]) <= _shared(before, after):

@@ -95,7 +95,7 @@ class ModuleSide(NamedTuple):
         return tuple(sum(each) for each in zip(*(work[row] for row in self.rows), strict=True))
 
     def time(self, *, own: bool) -> Measured | None:
-        """Of the phases that ran."""
+        """Add up the phases that ran."""
         times = self.of.times["own_" if own else ""]
         if not own or len(self.rows) == 1:
             return total(times[self.rows[0]])
@@ -134,7 +134,7 @@ class ModulePair(NamedTuple):
         return Change(before=None if before is None else figure(before), after=None if after is None else figure(after))
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
-        """Of both sides."""
+        """Return the times of both sides."""
         before, after = self
         return None if before is None else before.time(own=own), None if after is None else after.time(own=own)
 

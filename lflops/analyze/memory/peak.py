@@ -110,8 +110,7 @@ class Saving(Struct, frozen=True, kw_only=True):
     macs: int  # MACs that a step does besides
 
 
-LARGE = 0.25
-"""The share of the peak from which logits and the loss are reported as large."""
+LARGE = 0.25  # the share of the peak from which logits and the loss are reported as large
 
 
 def savings(

@@ -92,7 +92,7 @@ def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
 
 
 def _calls_in_two_phases(cells: Sequence[Cell]) -> dict[tuple[str, str], int]:
-    """By operator and module, the calls whose recomputed part is a separate cell: that part moves no bytes beyond those of the call."""
+    """Count the calls whose recomputed part is a separate cell, by operator and module: that part moves no bytes beyond the call's."""
     recomputed = [cell for cell in cells if cell.phase == "recompute" and not cell.bytes_moved]
     if not recomputed:
         return {}

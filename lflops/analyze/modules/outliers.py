@@ -91,7 +91,7 @@ class _Time(NamedTuple):
 
 
 def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
-    """Of the phases that all of them have a time in. A fused attention's recompute has calls and none: it is within backward."""
+    """Add up the phases that all of them have a time in. A fused attention's recompute has calls and none: it is within backward."""
     spreads = {phase: [profile.modules[name].work(phase).seconds for name in names] for phase in _PHASES}
     known = [[each for each in of_all if each is not None] for of_all in spreads.values() if None not in of_all]
     return {
@@ -118,7 +118,7 @@ def _doubt(steps: int, *, is_noise: bool, lost: float, share: float) -> Doubt | 
 
 
 def explaining(excesses: Mapping[str, float], below: Mapping[str, Sequence[str]]) -> list[str]:
-    """Of modules, by what each takes too long, and parts of them the uppermost ones, or the parts that explain these."""
+    """Return the uppermost of these modules, which take too long, or the parts of them that explain it."""
     return list(dict.fromkeys(_deepest(name, excesses, below) for name in excesses if name.rpartition(".")[0] not in excesses))
 
 

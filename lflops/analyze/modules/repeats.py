@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from lflops.analyze.speed.roofline import Bound, Over, Part, Point, Total, point_of
+from lflops.analyze.speed.roofline import AboveRoofReason, Bound, Part, Point, Total, point_of
 from lflops.profile.model import COUNTS, ModuleProfile, Profile
 from lflops.profile.module_names import fold_repeats
 from lflops.profile.records import PHASES
@@ -19,11 +19,10 @@ _FACTS = (
     *("own_parameters", "local_parameters", "local_parameter_bytes"),
 )
 
-
 _FACTS_OF, _WORKS_OF, _COUNTS_OF = attrgetter(*_FACTS), attrgetter(*PHASES), attrgetter(*_COMPARED)  # five times as fast as loops
 
 _BOUNDS: tuple[Bound, ...] = ("compute", "memory")
-_WORST_FIRST: tuple[Over, ...] = ("error", "cache_unknown", "compiled", "cache")
+_WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
 def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -54,12 +53,12 @@ class Repeats(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """Of all of them."""
+        """The sum over the parts; `None` where one is unknown."""
         return sum_known(part.seconds for part in self.parts)
 
     @property
     def roof_seconds(self) -> float | None:
-        """Of all of them."""
+        """The sum over the parts; `None` where one is unknown."""
         return sum_known(part.roof_seconds for part in self.parts)
 
     @property

@@ -241,7 +241,7 @@ def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase
 
 
 def _added_up(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
-    """Of a phase, or of all together; a phase whose time is unknown hides none of the others."""
+    """The seconds of one phase, or of all phases; a phase whose time is unknown hides none of the others."""
     known = [each for name in ((phase,) if phase else TIMED_PHASES) if (each := seconds[name]) is not None]
     return sum(known) if known else None
 

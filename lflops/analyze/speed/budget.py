@@ -120,7 +120,7 @@ def _divide(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
 
 
 def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, str], _Need] | None:
-    """Of each module's own operators by pass; `None` where a peak is unknown."""
+    """What each module's own operators need, by pass; `None` where a peak is unknown."""
     needs: dict[tuple[str, str], _Need] = {}
     bandwidth = chip.bandwidth_bytes_per_second
     for cell in profile.cells:

@@ -41,7 +41,7 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
 
 
 def bytes_with_below(profile: Profile, compiled: Mapping[ModulePhase, int | None]) -> Mapping[ModulePhase, int | None]:
-    """What `bytes_as_compiled` returned, of each module with all below it; without a kernel, the bytes of its operators as dispatched."""
+    """Add up `bytes_as_compiled` over each module and all below it; without a kernel, the bytes of its operators as dispatched."""
     counted = {ModulePhase(cell.module, cell.phase) for cell in profile.cells}
     moved = {**{key: profile.modules[key.row].work(key.phase).own_bytes_moved for key in counted}, **compiled}
     parts = gathered((ModulePhase(name, key.phase), each) for key, each in moved.items() for name in ancestry(key.row))

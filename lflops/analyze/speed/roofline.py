@@ -25,7 +25,7 @@ from lflops.profile.series import gathered, sum_known
 
 Bound = Literal["compute", "memory"]
 
-Over = Literal["cache", "compiled", "cache_unknown", "error"]
+AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
 """Why a point is above its roof.
 
 * `cache`: its bytes stayed in a cache.
@@ -67,7 +67,7 @@ class Point(Struct, frozen=True, kw_only=True, gc=False):
     bound: Bound | None  # which side of the roof is over it; of a module, which side most of `roof_seconds` is of
     share: float | None  # `roof_seconds` over `seconds`
     seconds_to_win: float | None  # what a step would be shorter at the roof
-    over: Over | None  # why it is over its roof, where it is
+    over: AboveRoofReason | None  # why it is over its roof, where it is
     # What its kernels read and write in compiled code, as the compiler counts it. Of a module with others below it also the bytes of what
     # is not compiled. `None` where nothing of it is known to be compiled.
     fused_bytes: int | None = None
@@ -284,14 +284,14 @@ class Part(Struct, frozen=True, gc=False):
         return max(self.seconds - roof, 0.0) if self.seconds is not None and roof is not None else None
 
     @property
-    def over(self) -> Over | None:
+    def over(self) -> AboveRoofReason | None:
         """As of `Point`."""
         roof, seconds = self.total.seconds, self.seconds
         return _over(self.total.costs, seconds) if roof is not None and seconds and roof > seconds * (1 + TOLERANCE) else None
 
 
 def point_of(part: Part) -> Point:
-    """What follows from the sums and the time."""
+    """Make the point of a part: all that follows from its sums and its time."""
     calls, flops, moved, roof, bound, _ = part.total
     seconds = part.seconds
     return Point(
@@ -323,7 +323,7 @@ def _bound(costs: Iterable[tuple[_Cost, int]]) -> Bound:
     return "compute" if sides["compute"] >= sides["memory"] else "memory"
 
 
-def _over(costs: Sequence[tuple[_Cost, int]], seconds: float) -> Over:
+def _over(costs: Sequence[tuple[_Cost, int]], seconds: float) -> AboveRoofReason:
     """The likely reason: bytes that stayed in the cache, bytes that compiled code did not move, or an error."""
 
     def least(without_bytes: Callable[[_Cost], bool]) -> float | None:
@@ -331,7 +331,7 @@ def _over(costs: Sequence[tuple[_Cost, int]], seconds: float) -> Over:
         parts = ((cost.compute if without_bytes(cost) else cost.seconds, times) for cost, times in costs)
         return sum_known(None if each is None else each * times for each, times in parts)
 
-    without: Mapping[Over, float | None] = {
+    without: Mapping[AboveRoofReason, float | None] = {
         "cache": least(lambda cost: bool(cost.is_cached)),
         "compiled": least(lambda cost: cost.is_compiled),
         "cache_unknown": least(lambda cost: cost.is_cached is None),

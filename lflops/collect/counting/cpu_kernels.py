@@ -137,7 +137,6 @@ def _table() -> dict[Any, Correction]:
 
 _TABLE = _table()
 
-
 FLOAT, LINE, PAGE, ALIASING = 4, 64, 4096, 256
 """Bytes of a float32, a cache line and a page. Rows of a multiple of `ALIASING` elements get one more line."""
 

@@ -292,7 +292,7 @@ def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, 
 
 
 def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
-    """What was seen outside of compiled graphs, and in each call of one."""
+    """Divide the sums: what was seen outside of compiled graphs, and in each call of one."""
     outside = Totals(
         failures=totals.failures,
         upper_bounds=totals.upper_bounds,
@@ -320,7 +320,7 @@ def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
 
 
 def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
-    """What was seen of a graph, in the row that called it. What was not seen is listed."""
+    """Count what was seen of a graph, in the row that called it. What was not seen is listed."""
     found = seen.moved(lambda row, phase: (row_of_region(row), phase))
     if call is not None and not call.sees_all:
         for phase in (call.phase, "backward") if call.went_backward else (call.phase,):

@@ -135,7 +135,7 @@ def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
 
 
 def _given(value: Any, *, read: bool) -> Any:
-    """What a formula gets of an argument: shapes of tensors, and of what has a size as they have."""
+    """Make of an argument what a formula gets: the shape of a tensor, and of what has a size as tensors have."""
     if isinstance(value, Tensor):
         return values_or_shape(value) if read and not value.is_floating_point() and value.dim() == 1 else shapes(value)
     if isinstance(value, list):

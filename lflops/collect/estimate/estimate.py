@@ -22,14 +22,12 @@ from lflops.collect.counting.cpu_kernels import LSTM_LAYER
 from lflops.collect.counting.dispatch_mode import OperatorCounter
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog
 from lflops.collect.estimate.cuda_attention import attention_on
-from lflops.collect.estimate.fake_errors import values_refused
-from lflops.collect.estimate.fake_tensors import Fakes
+from lflops.collect.estimate.fake_tensors import Fakes, values_refused
 from lflops.collect.estimate.mesh import checked_mesh, checked_rank, mesh_group, parallelize, with_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
 from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe
 from lflops.collect.inputs.tensors import tensors_in
-from lflops.collect.model.call import ModelCall
-from lflops.collect.model.restore import same_random_numbers
+from lflops.collect.model.call import ModelCall, same_random_numbers
 from lflops.collect.torch_private.self_check import check_fake_tensors
 from lflops.collect.torch_private.tensors import local_part, only_shapes_run
 from lflops.errors import CountError

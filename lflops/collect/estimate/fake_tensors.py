@@ -1,22 +1,148 @@
-"""Fake tensors: made from real ones, and swapped into a model."""
+"""Fake tensors: made from real ones, and swapped into a model; and errors that name the line of code that they cannot run."""
 
 import contextlib
+import linecache
 import logging
+import os
+import re
+import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import grad_scaler
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from lflops.collect.counting.known_values import LARGEST, KnownValues
-from lflops.collect.estimate.fake_errors import refuse_real_optimizer, refuse_what_keeps_tensors
+from lflops.collect.counting.dispatch_mode import RealParameterError
+from lflops.collect.counting.known_values import LARGEST, KnownValues, NoCudaError
 from lflops.collect.inputs.tensors import DEEPEST
 from lflops.collect.torch_private.dispatch_modes import on_stack, without_modes
-from lflops.collect.torch_private.tensors import FakeTensor, fake_mode, local_part
-from lflops.errors import CountError
+from lflops.collect.torch_private.tensors import NEEDS_VALUES, NO_FAKE_KERNEL, FakeTensor, fake_mode, local_part, only_shapes_run
+from lflops.errors import CountError, LflopsError
+
+CALL = nn.Module.__call__.__code__  # the code object of every call of a module
+OBJECTS_IN = "distributed_c10d.py"  # the name of the file in which torch sends Python objects
+
+NO_CUDA = re.compile(
+    "not compiled with CUDA|not linked with support for cuda|CUDA is not available|Found no NVIDIA driver"
+    "|CUDA driver version is insufficient"
+)
+"""Torch's messages about missing CUDA, in errors and in autocast's warning."""
+
+KEEPERS = (
+    ("DistributedDataParallel", "buckets as large as the gradients", "mesh={'replica': ranks}"),
+    ("FullyShardedDataParallel", "parameters", "mesh={'data': ranks} for FSDP2"),
+)
+"""Wrappers whose memory is outside of what fake tensors can replace: what that is, and the mesh to give."""
+
+_TORCHS, _OURS = (f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+"""Folders whose lines a user does not change."""
+
+
+class RealOptimizerError(Exception):
+    """An optimizer has real parameters: it would find no gradient and do nothing."""
+
+
+def refuse_what_keeps_tensors(module: nn.Module) -> None:
+    """Check that a module has its tensors as attributes, where they can be replaced by fake ones."""
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CountError("estimate: a scripted module keeps its tensors to itself: give the one that it was made from")
+    for kind, kept, mesh in KEEPERS:
+        if kind in kinds:
+            raise CountError(
+                f"estimate: {type(module).__name__} keeps {kept} to itself: give the module that it wraps, or a function that builds that "
+                f"module and {mesh}"
+            )
+    if "FSDPModule" in kinds and any(type(local_part(each)) is not FakeTensor for each in module.parameters()):
+        raise CountError(
+            "estimate: fully_shard keeps a module's parameters to itself: give a function that builds the module and shards it"
+        )
+
+
+def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Check that an optimizer that makes a step in an estimate has fake parameters. Other threads may train real ones."""
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    if only_shapes_run(()) and not all(isinstance(local_part(each), FakeTensor) for each in parameters):
+        raise RealOptimizerError
+
+
+@contextlib.contextmanager
+def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
+    """Turn the errors of fake tensors into a `CountError` that names the line and what to do. `step_of` is the optimizer that steps."""
+    try:
+        yield
+    except LflopsError:
+        raise
+    except Exception as error:
+        wrong, location = _wrong(error), _location(error)
+        if wrong is None and location:
+            error.add_note(f"{caller}: {location}")
+        if wrong is None:
+            raise
+        if step_of is not None:
+            asked = wrong.partition(";")[0].removeprefix("it ")
+            advice = "give one that does not and has as much state, or lflops.counting around a real step"
+            raise CountError(f"{caller}: the step of {type(step_of).__name__} {asked}: {advice}") from error
+        raise CountError(": ".join(filter(None, (caller, location, wrong)))) from error
+
+
+def _wrong(error: Exception) -> str | None:
+    """Say what the code does that fake tensors do not support; `None` for any other error."""
+    if isinstance(error, RealParameterError):
+        return (
+            "it uses a parameter that is none of the model's, so that its gradient would be written: pass a module that holds it, "
+            "or take it from the model"
+        )
+    if isinstance(error, RealOptimizerError):
+        return "it steps an optimizer of the real parameters: give a function that builds the model and with it its optimizers"
+    if isinstance(error, NO_FAKE_KERNEL):
+        return f"it runs {error.func}, which does not say what its result looks like: register a fake kernel (torch.library.register_fake)"
+    if isinstance(error, AssertionError) and "metadata mutating" in str(error):
+        return "it changes in place the shape of a tensor that has memory, by a fake one or to a large one: make a new tensor"
+    if isinstance(error, NoCudaError) or NO_CUDA.search(str(error)):
+        return "it asks for CUDA, which is not here: say no device, or that of a tensor, and give the chip as hardware"
+    return _asked_for(error)
+
+
+def _asked_for(error: Exception) -> str | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    if any("object" in each.name and each.filename.endswith(OBJECTS_IN) for each in frames):
+        # Stages of a pipeline send each other their shapes by these.
+        return "it sends Python objects to other ranks, which do not exist here: give each PipelineStage its input_args and output_args"
+    if isinstance(error, NEEDS_VALUES):
+        if any(each.filename == grad_scaler.__file__ for each in frames):
+            return "a GradScaler asks whether all gradients are finite: leave it out, and lflops.estimate(grad_scaler=True) takes them so"
+        asked: object = error.func
+    elif isinstance(error, RuntimeError | TypeError) and any(each in str(error) for each in ("tensor subclasses", "FakeTensor.__format__")):
+        asked = error
+    else:
+        return None
+    advice = "an estimate has shapes alone: go around it, or count a real batch with lflops.count, which has the same memory timeline"
+    return f"it needs the value of a tensor ({asked}); {advice}"
+
+
+def _location(error: Exception) -> str:
+    """The innermost called module and the innermost line that is neither torch's nor ours; empty if there is neither."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not frame.f_code.co_filename.startswith(_OURS)]
+    called = [frame.f_locals["self"] for frame, _ in frames if frame.f_code is CALL]
+    parts = [f"in {_named(called[-1], called[0])}"] if called else []
+    for frame, line in [each for each in frames if not each[0].f_code.co_filename.startswith(_TORCHS)][-1:]:
+        code = frame.f_code
+        text = linecache.getline(code.co_filename, line).strip()
+        parts.append(f"{code.co_filename}:{line}, in {code.co_name}" + (f": `{text}`" if text else ""))
+    return ", ".join(parts)
+
+
+def _named(module: nn.Module, root: nn.Module) -> str:
+    name = next((name for name, each in root.named_modules() if each is module), "")
+    return f"{name.replace('_orig_mod.', '') or 'the model'} ({type(module).__name__})"
+
 
 HOST = torch.device("cpu")  # the device of fake tensors for tensors on `meta`. Code that branches on the device runs as on a real one.
 

@@ -39,7 +39,7 @@ AUTO = ("CausalLM", "ImageTextToText", "ImageClassification", "SpeechSeq2Seq", "
 
 
 def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) -> Builder:
-    """What builds the model of a `config.json`, of the folder that has it, or of `hf:` and a name in transformers' cache.
+    """Make the function that builds the model of a `config.json`, of the folder that has it, or of `hf:` and a name in transformers' cache.
 
     Each sample has so many tokens; of sound so many frames, where the configuration has no length. Images have the configuration's size.
     Python code that comes with the configuration runs only if `remote_code` allows it.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lflops.collect.estimate.fake_errors import values_refused
-from lflops.collect.estimate.fake_tensors import HOST, Answers
+from lflops.collect.estimate.fake_tensors import HOST, Answers, values_refused
 from lflops.collect.inputs.arguments import describe
 from lflops.collect.torch_private.tensors import local_part
 from lflops.errors import CountError
@@ -36,9 +35,7 @@ def makes_optimizer(caller: str, asked: MakesOptimizer | str | None, *, fused: b
     return partial(kind, fused=True) if fused else kind
 
 
-IN_8_BITS = ("adam8bit", "adamw8bit")
-"""Names of optimizers whose moments are kept as bitsandbytes keeps them: both have the same state."""
-
+IN_8_BITS = ("adam8bit", "adamw8bit")  # names of optimizers whose moments are kept as bitsandbytes keeps them: both have the same state
 SCALED_TOGETHER, LEAST_IN_8_BITS = 256, 4096
 """In bitsandbytes: the elements that share a scale, and the elements from which a parameter's moments are in 8 bits."""
 

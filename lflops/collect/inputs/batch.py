@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lflops.collect.inputs.arguments import describe, is_whole
-from lflops.collect.inputs.structure import Storage, is_tensor, may_hold_tensors, storage_of
-from lflops.collect.inputs.tensors import device_of
+from lflops.collect.inputs.tensors import Storage, device_of, is_tensor, may_hold_tensors, storage_of
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.collect.torch_private.tensors import is_integer, shape_key, without_overrides
 from lflops.errors import CountError

@@ -12,7 +12,7 @@ from lflops.collect.torch_private.dispatch_modes import without_modes
 
 
 def runtime(device: torch.device) -> Any:
-    """What waits for the device and has its streams; a `RuntimeError` where torch has no such device here, or cannot wait for it."""
+    """The module that waits for the device; a `RuntimeError` where torch has no such device here, or cannot wait for it."""
     found = torch.accelerator if is_accelerator(device) else torch.get_device_module(device)
     if not hasattr(found, "synchronize") or not hasattr(found, "current_stream"):
         raise RuntimeError(f"torch.{device.type} has no streams")
@@ -82,7 +82,7 @@ def profiler_activity(device: torch.device) -> ProfilerActivity | None:
 
 
 def _called(device: torch.device, name: str, of_accelerator: str | None = None) -> Any:
-    """What a function of the device's module returns, or where it has none, that of `torch.accelerator`.
+    """Call a function of the device's module, or where it has none, that of `torch.accelerator`.
 
     `None` where nothing has used the device yet, which asking would initialise, and where there is no such function.
     """

@@ -287,7 +287,7 @@ class _Walk:
         opened.append(event)
 
     def joined(self) -> Joined:
-        """What all threads did. An operator that only calls another of its name is one with it, as in torch's own table."""
+        """Join what all threads did. An operator that only calls another of its name is one with it, as in torch's own table."""
         for outer, inner in self._doubles:
             if outer.children == 1:
                 outer.times.calls -= 1

@@ -154,7 +154,7 @@ def _states(work: Sequence[DeviceWork]) -> Timeline | None:
 
 
 def device_seconds(events: Iterable[Event]) -> dict[str, float]:
-    """What `DeviceTimeline` has, in seconds, from the first to the last work of the device; empty where there was no device."""
+    """The fields of `DeviceTimeline` in seconds, from the first to the last work of the device; empty where there was no device."""
     found = _states(_work(events))
     return {name: nanoseconds / 1e9 for name, nanoseconds in asdict(timeline(found)).items()} if found else {}
 
@@ -205,7 +205,7 @@ def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
 
 
 def _launch_of(event: Event, launches: Sequence[Event]) -> Event:
-    """Of those before it the first of its kind, as which gloo may run it; without one, the first."""
+    """Find the first earlier launch of its kind, or of the kind that gloo runs it as; without one, the first launch."""
     kind = collective_kind(event.name)
     kinds = {kind, "reduce_scatter"} if kind == "all_reduce" else {kind}
     before = takewhile(lambda launch: launch.start <= event.start, launches)

@@ -22,13 +22,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from lflops.boundary import Guard, Undo, call_each, unguarded
 from lflops.collect.inputs.devices import profiler_activity
-from lflops.collect.kineto.compiled_graph import recorded_graphs
-from lflops.collect.kineto.compiled_time import CompiledTimes, times_of
+from lflops.collect.kineto.compiled_time import CompiledTimes, recorded_graphs, times_of
 from lflops.collect.kineto.events import Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.step_timeline import PhaseMark, communication, communication_on_host, device_seconds, idle_by_phase, timeline_of
 from lflops.collect.model.module_tree import ModuleTree, rows_of
-from lflops.collect.timing.scale_to_clean import spreads_of
+from lflops.collect.timing.attach_times import spreads_of
 from lflops.collect.timing.stamps import inclusive
 from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more, profiler_is_recording
 from lflops.collect.torch_private.dispatch_modes import without_modes
@@ -131,7 +130,7 @@ class Tracer:
 
     @property
     def batches(self) -> int:
-        """How many are over."""
+        """The number of batches that are over."""
         return len(self._ends)
 
     def batch(self) -> None:

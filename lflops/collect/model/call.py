@@ -1,22 +1,158 @@
-"""A call of a model: forward and backward, once or often, and nothing of the model is changed afterwards."""
+"""A call of a model: forward and backward, once or often. Afterwards gradients, buffers, mode and random numbers are what they were."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lflops.collect.inputs.arguments import check_arguments, describe
+from lflops.collect.inputs.devices import random_state, set_random_state
 from lflops.collect.inputs.tensors import cut_off, tensors_in
-from lflops.collect.model.restore import Gradients, untouched
 from lflops.collect.torch_private import autograd
 from lflops.collect.torch_private.dispatch_modes import without_modes
+from lflops.collect.torch_private.modules import buffers_of
 from lflops.errors import CountError
 
-ASIDE = "aside"  # the name of a part of a pass that is lflops' own work, and in no time
 
+class Gradients:
+    """The user's gradients, set aside while passes make their own."""
+
+    def __init__(self) -> None:
+        self._saved: dict[int, tuple[Tensor, Tensor | None]] = {}
+
+    def put_aside(self, leaves: Iterable[Tensor]) -> None:
+        """Save each leaf's gradient, and set it to `None`."""
+        for leaf in leaves:
+            if leaf.requires_grad and leaf.is_leaf and id(leaf) not in self._saved:
+                self._saved[id(leaf)] = (leaf, leaf.grad)
+                leaf.grad = None
+
+    def clear(self) -> None:
+        """Remove the gradients that a pass has made, before the next pass."""
+        for leaf, _ in self._saved.values():
+            leaf.grad = None
+
+    def put_back(self) -> None:
+        """Restore the saved gradients."""
+        for leaf, gradient in self._saved.values():
+            leaf.grad = gradient
+        self._saved.clear()
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) -> Iterator[None]:
+    """At the end, undo what passes did to the model, to gradients and to the random numbers.
+
+    A pass adds the leaves that it finds to `gradients`.
+    """
+    with contextlib.ExitStack() as undo:
+        inputs = list(inputs)
+        with torch.no_grad():
+            contents = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not is_lazy(buffer)]
+        undo.enter_context(same_random_numbers((*model.parameters(), *model.buffers(), *inputs)))
+        # A frozen script has no training mode.
+        undo.callback(_restore_modes, [(module, module.training) for module in model.modules() if hasattr(module, "training")])
+        undo.callback(_restore_contents, contents)
+        undo.callback(_restore_buffers, [(module, dict(buffers_of(module))) for module in model.modules()])
+        undo.callback(gradients.put_back)
+        gradients.put_aside((*model.parameters(), *inputs))
+        yield
+
+
+def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        if module.training is not training:
+            module.training = training
+
+
+def _restore_buffers(registered: list[tuple[nn.Module, dict[str, Tensor | None]]]) -> None:
+    for module, before in registered:
+        buffers = buffers_of(module)
+        now = dict(buffers.items())  # of a scripted module it is no dict: its `keys()` is a list
+        if now.keys() != before.keys() or any(now[name] is not buffer for name, buffer in before.items()):
+            buffers.clear()
+            buffers.update(before)
+
+
+def _restore_contents(buffers: list[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for buffer, copy in buffers:
+            if not _same(buffer, copy):
+                with torch.inference_mode(mode=buffer.is_inference()):
+                    # By `data`, which autograd does not see: a graph that saved the buffer can still go backward.
+                    buffer.data.copy_(copy)
+
+
+def _same(buffer: Tensor, copy: Tensor) -> bool:
+    try:
+        return buffer.device.type == "meta" or (buffer.shape == copy.shape and bool(torch.equal(buffer, copy)))
+    except RuntimeError:  # sparse, or of a dtype without comparison
+        return False
+
+
+@dataclass
+class _States:
+    python: Any
+    numpy: Any
+    cpu: Tensor
+    devices: dict[torch.device, Tensor]
+
+    @classmethod
+    def now(cls, devices: Iterable[torch.device]) -> Self:
+        numpy: Any = sys.modules.get("numpy")
+        of_devices = {device: random_state(device) for device in devices}
+        return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), of_devices)
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        if self.numpy is not None:
+            numpy: Any = sys.modules["numpy"]
+            numpy.random.set_state(self.numpy)
+        torch.set_rng_state(self.cpu)
+        for device, state in self.devices.items():
+            set_random_state(device, state)
+
+
+class _Pass:
+    def __init__(self, states: _States) -> None:
+        self.states = states
+
+
+_lock = threading.Lock()
+_running: list[_Pass] = []
+
+
+@contextlib.contextmanager
+def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Restore all generators at the end, also those of the tensors' devices.
+
+    All threads of a process share them. If the first of two passes in two threads ends first, the second one restores what was there before
+    both.
+    """
+    devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+    with _lock:
+        mine = _Pass(_States.now(devices))
+        _running.append(mine)
+    try:
+        yield
+    finally:
+        with _lock:
+            later = _running[_running.index(mine) + 1 :]
+            _running.remove(mine)
+            if later:
+                later[0].states = mine.states
+            else:
+                mine.states.restore()
+
+
+ASIDE = "aside"  # the name of a part of a pass that is lflops' own work, and in no time
 
 Divide = Callable[..., None]
 """What a pass calls where its next part begins, with the name of that, and for backward with the tensors that it starts from."""

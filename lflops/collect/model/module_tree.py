@@ -152,7 +152,7 @@ def _sizes(parameter: Any) -> tuple[int, int]:
 
 
 def blocks_in(model: nn.Module) -> dict[str, nn.Module]:
-    """By name the modules with parameters that their container numbers, outside of any other."""
+    """The modules with parameters that their container numbers, by name; none of them is within another."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         if any(name.startswith(f"{block}.") for block in found) or not name.rpartition(".")[2].isdecimal():

@@ -168,7 +168,7 @@ def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tupl
 
 
 def _places(blocks: _Blocks, at: tuple[int, int]) -> Iterator[tuple[bool, int, int]]:
-    """Of each block that runs: whether the mask leaves it whole, its row and its column."""
+    """List each block that runs: whether the mask leaves it whole, its row and its column."""
     for kind, (counts, indices) in enumerate(zip(blocks.counts, blocks.indices, strict=True)):
         columns_of_rows = indices[at].tolist()
         for row, count in enumerate(counts[at].tolist()):

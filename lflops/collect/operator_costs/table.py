@@ -78,12 +78,12 @@ def _is_taken_apart(overloads: list[Any]) -> bool:
 
 
 def all_formulas() -> tuple[tuple[str, Any], ...]:
-    """What the table holds now, users' formulas with it."""
+    """The table as it is now, with users' formulas."""
     return (*FORMULAS.items(), *_COSTS.items(), *_USERS.items())
 
 
 def formula_of(operator: Any) -> CallCost | None:
-    """What computes an operator's cost, or `None`."""
+    """The function that computes an operator's cost; `None` where there is none."""
     name = qualified_name(operator)
     packet = name.split(".")[0]
     users = _USERS.get(name) or _USERS.get(packet)

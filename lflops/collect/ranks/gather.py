@@ -23,8 +23,7 @@ from lflops.collect.ranks.topology import Topology
 from lflops.collect.ranks.window_reports import RankWindow
 from lflops.merging.clean_steps import CleanSteps, most_steps
 from lflops.merging.merge import merge
-from lflops.merging.rank_stats import waits_in
-from lflops.merging.rank_table import Place
+from lflops.merging.rank_table import Place, waits_in
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, RankComparison
@@ -301,7 +300,7 @@ class Gather:
         return [*self._jobs, *self._offers, *([] if self._sharing is None else [self._sharing])]
 
     def _rest(self) -> None:
-        """Where nothing is under way, the end of the process is no business of ours."""
+        """Stop watching for the end of the process: nothing is under way."""
         if self._at_exit is not None and not any(job.is_running for job in self._all_jobs):
             self._at_exit.detach()
             self._at_exit = None

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lflops.collect.ranks.report import PlacesOfTable, RankHeader, intervals_in
 from lflops.merging.rank_comparison import CANDIDATES
-from lflops.merging.rank_stats import known_waits
 from lflops.merging.rank_table import (
     Place,
     RankTable,
@@ -21,6 +20,7 @@ from lflops.merging.rank_table import (
     Series,
     few_intervals,
     intervals_of,
+    known_waits,
     median_step,
     repeated_places,
 )
@@ -73,18 +73,18 @@ class RankTimes:
     """Takes each rank's times once."""
 
     def __init__(self, heads: Sequence[RankHeader], tables: Mapping[str, PlacesOfTable]) -> None:
-        members = grouped((head for head in heads if head.at), lambda head: (head.brief.table, head.at))
+        members = grouped((head for head in heads if head.at), lambda head: (head.summary.table, head.at))
         self.groups = [
             _Group(
                 at=at,
                 places=tables[table],
-                ranks=[head.brief.rank for head in of_group],
-                sums={head.brief.rank: head.sums for head in of_group if head.sums},
+                ranks=[head.summary.rank for head in of_group],
+                sums={head.summary.rank: head.sums for head in of_group if head.sums},
             )
             for (table, at), of_group in members.items()
         ]
         self._homes = {rank: group for group in self.groups for rank in group.ranks}
-        self.world = max((head.brief.run.world_size for head in heads), default=1)
+        self.world = max((head.summary.run.world_size for head in heads), default=1)
         self.waits = {wait for places in tables.values() for wait in places.waits}  # where ranks wait for each other
         # Where collectives begin that are awaited elsewhere.
         self.begins = {begun for places in tables.values() for begun in places.begins}
@@ -92,7 +92,7 @@ class RankTimes:
         # Exposed seconds of collectives, by rank, in the places where all ranks know them.
         self.known = known_waits(
             {
-                head.brief.rank: {tables[head.brief.table].places[number]: seconds for number, seconds in head.waiting.items()}
+                head.summary.rank: {tables[head.summary.table].places[number]: seconds for number, seconds in head.waiting.items()}
                 for head in heads
             }
         )
@@ -243,7 +243,7 @@ class _Selection:
         return {*by_excess, *sorted(longest, key=longest.__getitem__, reverse=True)[: room // 2]}
 
     def _excess(self, having: tuple[int, ...], places: Sequence[Place], candidates: set[int]) -> tuple[list[float], list[float]]:
-        """Of each place the largest mean excess of a candidate, and the median rank's mean time."""
+        """Return the largest mean excess of a candidate in each place, and the median rank's mean time there."""
         groups = [self._groups[index] for index in having]
         times = torch.cat(
             [self._steps[index][:, :, [group.columns[place] for place in places]] for index, group in zip(having, groups, strict=True)]

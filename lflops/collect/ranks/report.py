@@ -17,11 +17,9 @@ from typing import NamedTuple, TypeGuard, TypeVar
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
-from lflops.collect.timing.attach_times import with_times
-from lflops.collect.timing.scale_to_clean import ScaledTimes
-from lflops.merging.merge import Brief, brief_of
-from lflops.merging.rank_stats import begins_in, waiting_in, waits_in
-from lflops.merging.rank_table import OUTSIDE, Place, few_intervals, intervals_of
+from lflops.collect.timing.attach_times import ScaledTimes, with_times
+from lflops.merging.merge import RankSummary, summary_of_rank
+from lflops.merging.rank_table import OUTSIDE, Place, begins_in, few_intervals, intervals_of, waiting_in, waits_in
 from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work, with_works
 from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
 from lflops.profile.steps import is_disturbed
@@ -66,7 +64,7 @@ class PlacesOfTable(Struct, frozen=True, kw_only=True):
 class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
     """What is one rank's alone, without the times of its modules."""
 
-    brief: Brief
+    summary: RankSummary
     at: tuple[int, ...]  # which step each row of times is of
     disturbed: tuple[int, ...] = ()  # those of them that are no measure of this rank
     memory: str | None  # the name of the blob that has its memory
@@ -113,7 +111,7 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
     times = array("f", (step.get(place, 0.0) for step in (*steps, _scales(profile, steps)) for place in places) if steps else ())
     keeps = most_bytes is not None and len(times) * times.itemsize > most_bytes
     head = RankHeader(
-        brief=brief_of(report.rank, profile, table=name, node=report.node, coordinates=report.coordinates),
+        summary=summary_of_rank(report.rank, profile, table=name, node=report.node, coordinates=report.coordinates),
         at=at,
         disturbed=tuple(step.index for step in hooked if is_disturbed(step.marks)),
         memory=None if remembered is None else remembered[0],
@@ -143,16 +141,16 @@ def _sums(table: Table, times: Sequence[float], steps: int, ranks: int) -> bytes
 
 
 def unpacked(blob: bytes, kind: type[Part]) -> Part:
-    """What was packed. A table may be read as a `PlacesOfTable`: the rest is passed over."""
+    """Unpack a value. A table may be read as a `PlacesOfTable`: the rest is skipped."""
     return msgpack.decode(zlib.decompress(blob), type=kind)
 
 
 def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) -> Profile:
     """The rows of a rank's profile, and what its modules took, of which `times` has the seconds of each step in each place."""
-    communication = zip(table.communication, head.brief.communication_seconds, strict=True)
+    communication = zip(table.communication, head.summary.communication_seconds, strict=True)
     profile = Profile(
         schema_version=SCHEMA_VERSION,
-        run=head.brief.run,
+        run=head.summary.run,
         modules=table.modules,
         cells=table.cells,
         uncounted=table.uncounted,
@@ -180,7 +178,7 @@ def _is_timed_in(phase: str) -> TypeGuard[Phase]:
 
 
 def _scales(profile: Profile, steps: Sequence[Mapping[Place, float]]) -> dict[Place, float]:
-    """Of each place the factor from the median of its steps to the one in the profile, which hook overhead is taken off of."""
+    """The factor of each place: its median without hook overhead over its raw median."""
     scales = dict.fromkeys((place for step in steps for place in step), 1.0)
     for row, phase in scales:
         module = profile.modules.get(row)

@@ -126,7 +126,7 @@ class RankStore:
         self._store.set(key, len(parts).to_bytes(4, "little") + parts[0])
 
     def get(self, key: str) -> bytes:
-        """What a key that is there was set to."""
+        """Read the value of a key that is there."""
         return b"".join(part for _, part in self._parts(key))
 
     def take(self, key: str) -> bytes:
@@ -151,7 +151,7 @@ class RankStore:
         return int(self._store.add(key, 1))
 
     def number(self, key: str) -> int:
-        """How many were counted."""
+        """Read a counter; 0 where it was never raised."""
         number = int(self._store.add(key, 0))
         self.answers += 1
         return number

@@ -107,7 +107,7 @@ def _asked(function: Any, world_size: int) -> dict[int, dict[str, int]]:
 
 
 def _mesh_coordinates(mesh: Any, model: nn.Module | None) -> Iterator[tuple[dict[str, int], dict[int, dict[str, int]]]]:
-    """Of each mesh the sizes and the coordinates by kind, the strategy's first."""
+    """The sizes and the coordinates of each mesh by kind, the strategy's first."""
     if mesh is not None and getattr(mesh, "mesh_dim_names", None):
         yield _of_mesh(mesh, mesh.mesh_dim_names)
     if model is None or not is_available():
@@ -123,7 +123,7 @@ def _mesh_coordinates(mesh: Any, model: nn.Module | None) -> Iterator[tuple[dict
 
 
 def _unnamed(model: nn.Module, dimensions: int) -> list[str]:
-    """What a mesh without names is for: that of `fully_shard` for data, in one dimension or two; another in one dimension for tensors."""
+    """The use of a mesh without names: that of `fully_shard` for data, in one dimension or two; another in one dimension for tensors."""
     from torch.distributed.fsdp import FSDPModule  # with a second of other modules, which most runs do not need
 
     if any(isinstance(module, FSDPModule) for module in model.modules()):

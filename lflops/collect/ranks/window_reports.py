@@ -80,7 +80,7 @@ class RankWindow:
             seconds = min(2 * seconds, LONGEST_PAUSE)
 
     def collected(self, report: RankReport, pause: Callable[[float], object], is_over: Callable[[], bool]) -> Profile:
-        """What the reports that are there make with rank 0's own. Of what all have in common one copy is looked at.
+        """Merge the reports that are there with rank 0's own. Of what all have in common one copy is read.
 
         Ranks that are asked for their times are waited for until `is_over`.
         """
@@ -90,7 +90,7 @@ class RankWindow:
             return packed.shared.get(name) or self._store.get(self._key("shared", name))
 
         heads = self._heads(unpacked(packed.head, RankHeader), packed.shared.keys())
-        tables = {name: unpacked(blob(name), PlacesOfTable) for name in {each.brief.table for each in heads.values()}}
+        tables = {name: unpacked(blob(name), PlacesOfTable) for name in {each.summary.table for each in heads.values()}}
         times = RankTimes(list(heads.values()), tables)
         waits = {place for places in tables.values() for place in places.waits}
         times.add(report.rank, packed.times)
@@ -100,15 +100,15 @@ class RankWindow:
         self._ask(times, pause, is_over)
 
         def rows_of(rank: int) -> Profile:
-            return rows_in(unpacked(blob(heads[rank].brief.table), Table), heads[rank], times.of(rank)) if rank else report.profile
+            return rows_in(unpacked(blob(heads[rank].summary.table), Table), heads[rank], times.of(rank)) if rank else report.profile
 
         def memory_of(rank: int) -> Memory | None:
             name = heads[rank].memory
             return report.profile.memory if rank == 0 or name is None else unpacked(blob(name), Memory)
 
         absent = {rank: self._absent(rank) for rank in range(self._topology.world_size) if rank not in heads}
-        briefs = (unpacked(self._store.take(self._key("head", rank)) if rank else packed.head, RankHeader).brief for rank in heads)
-        profile = merged(briefs, rows_of, memory_of, times.table, waits, absent=absent)
+        summaries = (unpacked(self._store.take(self._key("head", rank)) if rank else packed.head, RankHeader).summary for rank in heads)
+        profile = merged(summaries, rows_of, memory_of, times.table, waits, absent=absent)
         self._close(heads, packed.shared.keys())
         return profile
 
@@ -128,25 +128,25 @@ class RankWindow:
             seconds = min(2 * seconds, LONGEST_PAUSE)
 
     def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
-        """Of the ranks whose reports are there with all that they rest on. Their steps, of which there are many, are left for later."""
-        heads = {own.brief.rank: own}
+        """Read the heads of the ranks whose reports are complete. Their steps, of which there are many, are left for later."""
+        heads = {own.summary.rank: own}
         there: dict[str, bool] = dict.fromkeys(at_hand, True)
         for rank in range(1, self._topology.world_size):
             if self._store.has(self._key("head", rank)):
                 head = unpacked(self._store.get(self._key("head", rank)), RankHeader)
-                names = [name for name in (head.brief.table, head.memory) if name is not None]
+                names = [name for name in (head.summary.table, head.memory) if name is not None]
                 for name in names:
                     if name not in there:
                         there[name] = self._store.has(self._key("shared", name))
                 if all(there[name] for name in names):
-                    heads[rank] = replace(head, brief=replace(head.brief, steps=()))
+                    heads[rank] = replace(head, summary=replace(head.summary, steps=()))
         return heads
 
     def _is_due(self, rank: int) -> bool:
         return not self._store.has(self._key("head", rank)) and not self._store.has(f"left/{rank}")
 
     def _absent(self, rank: int) -> Rank:
-        """What is known of a rank whose report is not there, or not all of it."""
+        """Describe a rank whose report is not there, or not all of it."""
         coordinates = self._topology.coordinates.get(rank, {})
         nothing = Rank(rank=rank, node=None, host=None, device=None, coordinates=coordinates, status="missing")
         if self._store.has(f"left/{rank}") and self._store.get(f"left/{rank}") == b"failed":
@@ -158,7 +158,7 @@ class RankWindow:
         self._store.put(self._key("closed"), b"")
         for rank in heads:
             self._store.drop(self._key("begun", rank))
-        for name in {name for head in heads.values() for name in (head.brief.table, head.memory) if name is not None}:
+        for name in {name for head in heads.values() for name in (head.summary.table, head.memory) if name is not None}:
             if name not in at_hand or self._store.has(self._key("shared", name)):
                 self._store.take(self._key("shared", name))
 

@@ -201,7 +201,7 @@ class ThreadSchedule:
             self._close()
 
     def read(self) -> bytes | None:
-        """What the system has counted until now; `None` where it does not say."""
+        """Read what the system has counted until now; `None` where it does not say."""
         try:
             return None if self._file is None else os.pread(self._file, 80, 0)
         except OSError:

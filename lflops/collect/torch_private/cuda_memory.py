@@ -22,5 +22,5 @@ def stop_recording_memory() -> None:
 
 
 def memory_snapshot() -> Any:
-    """What the allocator holds and has recorded, in plain containers."""
+    """Take a snapshot of what the allocator holds and has recorded, in plain containers."""
     return torch.cuda.memory._snapshot()

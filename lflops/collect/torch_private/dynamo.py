@@ -72,7 +72,6 @@ class CompiledCode:
 
 _GRAPHS: dict[str, CapturedGraph] = {}
 
-
 _LOCK = threading.RLock()
 _USERS: dict[int, weakref.ref[Any]] = {}
 """Those that need the graphs, by identity. While there are any, dynamo's call of its backend is replaced."""

@@ -49,7 +49,7 @@ def packed_parameters(module: nn.Module) -> list[Tensor]:
 
 
 def _unpacked(packed: Any) -> list[Tensor]:
-    """What an object holds; a recurrent cell holds further objects."""
+    """The tensors that an object holds; a recurrent cell holds further objects."""
     if packed._has_method("unpack"):
         tensors = packed.unpack()
         return [each.detach() for each in (tensors if isinstance(tensors, tuple | list) else [tensors]) if isinstance(each, Tensor)]
@@ -64,7 +64,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """What `torch.compile(module)` was given; the module itself where it is no wrapper."""
+    """The module that `torch.compile` was given; the module itself where it is no wrapper."""
     return getattr(module, "_orig_mod", module)
 
 

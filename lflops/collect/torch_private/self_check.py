@@ -272,7 +272,7 @@ def _hears_compilations() -> bool:
 
 
 def _are_hooks_found(module: nn.Module) -> bool:
-    """By hooks that do nothing, there for a moment: on a module and an optimizer of ours, and for all."""
+    """Try it with hooks that do nothing: on a module and an optimizer of ours, and for all."""
     optimizer = Optimizer.__new__(Optimizer)  # to make one in the usual way would load torch.compile
     optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
 

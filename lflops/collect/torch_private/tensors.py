@@ -17,9 +17,7 @@ with known_torch():
         FakeTensorMode,
         UnsupportedOperatorException,
     )
-    from torch._subclasses.fake_tensor import (
-        FakeTensor as FakeTensor,
-    )
+    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch.utils import _python_dispatch
 
 PLAIN = (Tensor, nn.Parameter)

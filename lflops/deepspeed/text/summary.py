@@ -215,7 +215,7 @@ def _forward_seconds(profile: Profile, latencies: StepTimes) -> float | None:
 
 
 def _parallel_sizes(profile: Profile) -> tuple[int | None, int | None]:
-    """Of the data and the tensor parallel groups; where one of them has all the ranks, the other has one."""
+    """The sizes of the data and the tensor parallel groups; where one of them has all the ranks, the other has one."""
     world, data, tensor = profile.run.world_size, profile.run.data_parallel_size, profile.run.tensor_parallel_size
     return (1 if data is None and world in {1, tensor} else data), (1 if tensor is None and world in {1, data} else tensor)
 
@@ -317,5 +317,5 @@ def _further_latencies(analysis: Analysis, latencies: StepTimes) -> _Lines:
         yield "the median step and its quartiles", f"{units.duration(median.median)}{around}"
         yield "the latencies rest on", counted(clean, "undisturbed step") if clean else "the counted pass alone"
     if ratio is not None and not clean:
-        rest = "what could be stamped of that is taken off, some µs an operator remain"
+        rest = "measured counting overhead is subtracted, a few µs per operator remain"
         yield "observer's cost: counting made the pass", f"{ratio:.2f} x as long; {rest}"

@@ -29,7 +29,7 @@ class Mask(IntEnum):
     FROM_LAST = 2
 
     def window(self, before: int | None = None) -> Window:
-        """The same as a window, of perhaps so many keys before a query's place."""
+        """The mask as a window, of perhaps so many keys before a query's place."""
         return Window.of(before, None, causal=self is not Mask.NONE, from_last=self is Mask.FROM_LAST)
 
 
@@ -91,7 +91,7 @@ def attention_formula(
     """,
 )
 def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
-    """What `scaled_dot_product_attention` picks from."""
+    """The kernels that `scaled_dot_product_attention` picks from."""
     return dense(query, key, (Mask.FROM_FIRST if is_causal else Mask.NONE).window())
 
 

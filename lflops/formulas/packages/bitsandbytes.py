@@ -16,13 +16,13 @@ def int8_product(a: Shape, b: Shape) -> int:
 
 @formula("bitsandbytes::int8_scaled_mm")
 def int8_scaled_product(a: Shape, b: Shape, *, bias: Shape | None = None) -> Cost:
-    """The same, scaled by its rows and its columns."""
+    """`int8_linear_matmul`, scaled by its rows and its columns."""
     return Cost(int8_product(a, b), other_flops=prod(a[:-1]) * b[0] * (2 + (bias is not None)))
 
 
 @formula("bitsandbytes::int8_mixed_scaled_mm")
 def int8_mixed_product(a: Shape, ca: Shape, cb: Shape, *, outlier_cols: Shape | None = None, bias: Shape | None = None) -> Cost:
-    """The same, and a product of the columns that are too large for 8 bits."""
+    """`int8_scaled_mm`, and a product of the columns that are too large for 8 bits."""
     outliers = prod(outlier_cols) if outlier_cols is not None else 0
     rows, columns = prod(ca[:-1]), cb[0]
     return Cost(rows * columns * (ca[-1] + outliers), other_flops=rows * columns * (2 + (bias is not None) + bool(outliers)))
@@ -62,6 +62,6 @@ def update(optimizer_name: str, g: Shape, *, weight_decay: float) -> Cost:
 
 @formula("bitsandbytes::optimizer_update_8bit_blockwise")
 def update_of_eight_bits(optimizer_name: str, g: Shape, *, state2: Shape | None, weight_decay: float) -> Cost:
-    """The same, and each state is unpacked (1) and packed (2)."""
+    """`optimizer_update_32bit`, and each state is unpacked (1) and packed (2)."""
     states = 1 + (state2 is not None)
     return Cost(other_flops=prod(g) * (UPDATES[optimizer_name] + bool(weight_decay) + 3 * states))

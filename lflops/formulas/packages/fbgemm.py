@@ -58,10 +58,7 @@ def elementwise_to_dense(values: Shape, *, y: Shape) -> Cost:
     return Cost(other_flops=prod(y))
 
 
-@formula(
-    "fbgemm::dense_embedding_codegen_lookup_function",
-    "fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper",
-)
+@formula("fbgemm::dense_embedding_codegen_lookup_function", "fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper")
 def embedding_bags(*, indices: Shape, D_offsets: Shape, max_D: int, total_D: int) -> Cost:  # noqa: N803
     """One addition an element of the rows gathered; how many of each table only the offsets tell, where tables differ in width."""
     tables = D_offsets[0] - 1
@@ -70,6 +67,6 @@ def embedding_bags(*, indices: Shape, D_offsets: Shape, max_D: int, total_D: int
 
 @formula("fbgemm::split_embedding_codegen_forward_weighted_pt2_wrapper")
 def weighted_embedding_bags(*, indices: Shape, D_offsets: Shape, max_D: int, total_D: int) -> Cost:  # noqa: N803
-    """The same, and a product with the row's weight."""
+    """Embedding bags, and a product with the row's weight."""
     bags = embedding_bags(indices=indices, D_offsets=D_offsets, max_D=max_D, total_D=total_D)
     return bags._replace(other_flops=2 * bags.other_flops)

@@ -54,13 +54,13 @@ def causal_convolution_step(x: Shape, state: Shape, weight: Shape, bias: Shape |
 def older_causal_convolution(
     x: Shape, weight: Shape, bias: Shape | None, seq_idx: object, states: object, out: object, last: object, silu: object
 ) -> Cost:
-    """The same, called directly."""
+    """`causal_convolution` as older releases call it, without the dispatcher."""
     return causal_convolution(x, weight, bias, silu_activation=bool(silu))
 
 
 @function_formula("causal_conv1d_cuda:causal_conv1d_bwd")
 def older_causal_convolution_backward(x: Shape, weight: Shape, bias: Shape | None, grad: Shape, *rest: object) -> Cost:
-    """The same, called directly; a SiLU is the last argument."""
+    """`causal_convolution_backward` as older releases call it; a SiLU is the last argument."""
     return causal_convolution_backward(x, weight, bias, silu_activation=bool(rest and rest[-1] is True))
 
 
@@ -102,7 +102,7 @@ def _by_pairs(x: Shape, dt: Shape) -> int:
 
 @function_formula(f"{SSD}_chunk_scan_bwd_dstates", f"{SSD}_chunk_scan_bwd_dC")
 def states_gradient(other: Shape, decay: Shape, grad: Shape) -> Cost:
-    """Of the states, C x the gradient; of C, the gradient x the states."""
+    """C x the gradient for the states, the gradient x the states for C."""
     return Cost(prod(grad) * other[-1])
 
 
@@ -126,7 +126,7 @@ def pairs_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
 
 @function_formula(f"{SSD}_chunk_scan_bwd_ddAcs_stable")
 def decay_gradient(x: Shape, dt: Shape, decay: Shape, grad: Shape) -> Cost:
-    """The same product once more, for the gradient of the decay."""
+    """The product of `pairs_gradient` once more, for the gradient of the decay."""
     return Cost(recompute=Cost(_by_pairs(x, dt)))
 
 

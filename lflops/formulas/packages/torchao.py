@@ -8,9 +8,7 @@ from lflops.formulas.table import Cost, Shape, formula, per_element
 
 
 @formula(
-    "torchao::da8w4_linear_cpu",
-    "torchao::float8_linear_cpu",
-    *(f"torchao::_linear_8bit_act_{bits}bit_weight" for bits in range(1, 9)),
+    "torchao::da8w4_linear_cpu", "torchao::float8_linear_cpu", *(f"torchao::_linear_8bit_act_{bits}bit_weight" for bits in range(1, 9))
 )
 def packed_linear(x: Shape, *, out: Shape) -> int:
     """[..., k] x [k, m]."""

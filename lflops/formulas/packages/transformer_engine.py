@@ -52,7 +52,7 @@ def grouped_gemm(a: Sequence[Shape], transa: bool, b: Sequence[Shape], transb: b
 
 @function_formula(f"{TEX}layernorm_fwd")
 def layer_norm(x: Shape, weight: Shape, bias: Shape | None) -> Cost:
-    """By the convention for layer normalisation."""
+    """Layer normalisation, as the convention has it."""
     return Cost(other_flops=prod(x) * (6 + (bias is not None)))
 
 

@@ -154,7 +154,7 @@ def interval(time: Timing) -> str:
 
 
 def signed(ratio: float | None) -> str:
-    """What a ratio adds, with its sign; a large one as a multiple."""
+    """Write what a ratio adds, with its sign; a large one as a multiple."""
     if ratio is not None and ratio >= 10:
         return f"×{units.count(round(ratio))}"
     shown = units.percent(None if ratio is None else ratio - 1)

@@ -1,4 +1,4 @@
-"""A run's ledger as lines of text: five for the log at the run's end, and all of it for the shell."""
+"""A run's ledger as lines of text: five for the log at the run's end, and all of it for the command line."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ class Loss(NamedTuple):
 
 
 def losses(ledger: Ledger) -> list[Loss]:
-    """What took time besides training, the most first; what is not worth a line is left out."""
+    """List what took time besides training, the most first; what is not worth a line is left out."""
     least = max(LEAST_SHARE * ledger.total, LEAST)
     is_short = ledger.total < SHORT_RUN
     found = []

@@ -292,7 +292,7 @@ def _subject(profile: Profile) -> Iterator[Fact]:
 
 
 def _device(profile: Profile) -> str:
-    """What the figures are of: an estimate ran on no device, and its figures are those of the chip that it was asked for."""
+    """Name the device of the figures: an estimate ran on none, and its figures are those of the chip that it was asked for."""
     run = profile.run
     if run.kind != "estimate":
         return f"{' and '.join(_chips(profile))} on {run.host}"
@@ -300,7 +300,7 @@ def _device(profile: Profile) -> str:
 
 
 def _chips(profile: Profile) -> list[str]:
-    """Of all ranks, each once."""
+    """The chips of all ranks, each once."""
     return list(dict.fromkeys(rank.device for rank in profile.ranks if rank.device)) or [profile.run.device_name]
 
 

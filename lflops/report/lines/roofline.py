@@ -26,7 +26,7 @@ def why_no_roof(run: Run, ceilings: Sequence[Ceiling]) -> str:
 
 
 def saved_by_fusion(phases: Sequence[Fusion]) -> str:
-    """What compiled code moves, in place of what its operators move as dispatched; empty where that is unknown."""
+    """Say what compiled code moves, in place of what its operators move as dispatched; empty where that is unknown."""
     moved, fused = sum(each.bytes_moved for each in phases), sum(each.fused_bytes for each in phases)
     if not moved:
         return ""

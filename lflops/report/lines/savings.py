@@ -10,7 +10,7 @@ from lflops.report.lines.text import plain
 
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
-    """What to do, the bytes that it saves at the most, and its cost."""
+    """List what to do, the bytes that it saves at the most, and its cost."""
     for each in savings_of(analysis.profile.memory, analysis.peak_moment, analysis.checkpointed, analysis.patterns):
         yield _what(each), each.bytes, _cost(each, analysis)
 

@@ -35,7 +35,7 @@ def shortened_name(name: str, width: int) -> str:
 
 
 def itself_of(kind: str) -> str:
-    """What is in no module below the root, by the root's class. Several models are in a `ModuleDict`, which no user wrote."""
+    """Name what is in no module below the root, by the root's class. Several models are in a `ModuleDict`, which no user wrote."""
     return "the code around the models" if kind == "ModuleDict" else f"{plain(kind) or 'the model'} itself, outside its layers"
 
 

@@ -105,7 +105,7 @@ def _planned(analysis: Analysis) -> Iterator[str]:
 
 def _finding(analysis: Analysis, cause: Cause) -> Finding | None:
     """A cause in words; `None` where it is not worth a sentence."""
-    told = _told(analysis, cause)
+    told = _in_words(analysis, cause)
     if told is None:
         return None
     return Finding(
@@ -129,7 +129,7 @@ class _Told(NamedTuple):
     next: str
 
 
-def _told(analysis: Analysis, cause: Cause) -> _Told | None:
+def _in_words(analysis: Analysis, cause: Cause) -> _Told | None:
     row, share = row_of(_row_name(cause)), None if cause.seconds is None else analysis.step_times.share(cause.seconds)
     if cause.kind == "rank":
         worst = slowest_rank(analysis, cause.seconds or 0.0)
@@ -183,7 +183,7 @@ _DOUBT: Mapping[Doubt, str] = {
 
 
 def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
-    """What the figures rest on; then what makes them doubtful."""
+    """Say what the figures rest on, then what makes them doubtful."""
     yield from _steadiness(analysis)
     profile = analysis.profile
     if analysis.step_times.mean is not None and profile.is_counted and analysis.utilization.mfu is None:
@@ -219,12 +219,12 @@ def _steadiness(analysis: Analysis) -> Iterator[str]:
 
 
 def label_of(name: str) -> str:
-    """What a part is called, next to its share."""
+    """The name of a part, next to its share."""
     return _LABELS.get(name, plain(name.replace("_", " ")))
 
 
 def advice(profile: Profile, name: str, module: str = "") -> str:
-    """What usually shortens a part, of which a module may have the most."""
+    """Say what usually shortens a part, of which a module may have the most."""
     row = _row(profile, name)
     return filled(row.next, {"where": plain(module) or "the model"}) or f"Name what is in {plain(name)} with lflops.scope"
 
@@ -234,7 +234,7 @@ def _row(profile: Profile, name: str) -> Row:
 
 
 def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
-    """What a part of the step is: "memory-bound work"."""
+    """Describe a part of the step: "memory-bound work"."""
     kinds = _kinds(profile, budget, name) if budget is not None and name == "memory_bound" else {}
     most_of_it = [profile.modules[module] for of_kind in kinds.values() for module in of_kind]
     if most_of_it and not any(module.work(phase).own_macs for module in most_of_it for phase in PHASES):

@@ -26,7 +26,7 @@ class TraceFile(Struct, frozen=True, kw_only=True):
     file: str
 
 
-class Head(Struct, frozen=True, kw_only=True):
+class WindowHeader(Struct, frozen=True, kw_only=True):
     """What a list of windows shows of each."""
 
     step: int | None  # the training's
@@ -58,7 +58,7 @@ class Payload(Struct, frozen=True, kw_only=True):
     """What one page shows of one profile, a field for each of its views: `None` where there is nothing to show."""
 
     lflops: int  # the version of this format, before everything else
-    head: Head  # what a list of windows shows; second, so that a server reads it without the rest
+    head: WindowHeader  # what a list of windows shows; second, so that a server reads it without the rest
     title: str  # what was profiled; when is in the head
     partial: bool  # whether the window was left before its end
     has_timeline: bool  # whether there is a timeline of a step, which is a separate value
@@ -113,10 +113,10 @@ def _made(analysis: Analysis) -> Payload:
 _FIGURES = ("MFU", "achieved", "samples/s", "tokens/s", "step", "pass", "data", "peak live memory")
 
 
-def _head(analysis: Analysis) -> Head:
+def _head(analysis: Analysis) -> WindowHeader:
     run, times, report = analysis.profile.run, analysis.step_times, report_of(analysis)
     spreads = {"step" if run.kind == "training" else "pass": times.seconds, "data": times.spreads.get("data")}
-    return Head(
+    return WindowHeader(
         step=run.step,
         when=", ".join(f"{name} {at}" for name, at in (("window", run.window), ("step", run.step)) if at is not None),
         kind=run.stage or run.kind,

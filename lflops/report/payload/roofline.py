@@ -14,7 +14,7 @@ from lflops.report.payload.columns import Columns, column
 
 Timed = TypeVar("Timed", Part, Repeats, Point)
 
-MOST = 2000  # points that a chart can show, and that the page has room for
+MAX_POINTS = 2000  # points that a chart can show, and that the page has room for
 
 _FIGURES = ("flops", "bytes_moved", "fused_bytes", "intensity", "seconds", "roof_seconds", "share", "bound")
 _RENAMED = {"achieved": "flops_per_second", "reachable": "roof_flops_per_second", "to_win": "seconds_to_win"}
@@ -77,7 +77,7 @@ def roofs(analysis: Analysis) -> Roofs | None:
 
 
 def _longest(items: Sequence[Timed]) -> list[Timed]:
-    return nlargest(MOST, items, key=lambda item: (item.roof_seconds if item.seconds is None else item.seconds) or 0.0)
+    return nlargest(MAX_POINTS, items, key=lambda item: (item.roof_seconds if item.seconds is None else item.seconds) or 0.0)
 
 
 def _points(kept: Sequence[_PointRow], number: int) -> Points:

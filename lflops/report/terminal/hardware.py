@@ -8,8 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.hardware.chips import Hardware, lookup
-from lflops.hardware.table_file import DTYPES
+from lflops.hardware.chips import DTYPES, Hardware, lookup
 from lflops.report.terminal.tables import figure, text
 
 _GAP = 2

@@ -100,7 +100,7 @@ def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
 
 
 def render_sharded(strategies: Sequence[Sharded]) -> Group:
-    """What a rank needs under each strategy: in all, whether that fits, and a column for each part."""
+    """Draw what a rank needs under each strategy: in all, whether that fits, and a column for each part."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
     heads = ["in all", "parameters", "gradients", "optimizer state", "gathered", "rest"]

@@ -70,7 +70,7 @@ class Settings:
         check_logical("", self.logical)
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
-        """Of each argument, whether it can be, and what is taken."""
+        """For each argument, whether its value can be, and what is taken."""
         given: dict[str, Any] = vars(self)
         for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "ledger", "on_oom"):
             yield name, isinstance(given[name], bool), "True or False"
@@ -94,7 +94,7 @@ class Settings:
         yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
 
     def try_folder(self) -> None:
-        """See that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run."""
+        """Check that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run."""
         if self.dirpath is None:
             return
         folder = Path(self.dirpath).absolute()

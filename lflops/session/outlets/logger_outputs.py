@@ -215,7 +215,7 @@ def module_table(analysis: Analysis) -> list[list[Any]]:
 
 
 def totals(profile: Profile) -> dict[str, float]:
-    """What a step is, for a table of runs. Nothing where nothing was counted."""
+    """The totals of a step, for a table of runs. Nothing where nothing was counted."""
     if not profile.is_counted:
         return {}
     root = profile.modules[""]

@@ -12,7 +12,6 @@ from lflops.profile.model import Run
 
 _WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()  # the texts that a loop has begun
 
-
 _CLAIMED: WeakKeyDictionary[Any, dict[Path, str]] = WeakKeyDictionary()
 """By loop: the folders that were claimed for it, and the part of each that it has."""
 

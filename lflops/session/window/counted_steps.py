@@ -98,7 +98,7 @@ class CountedSteps:
         return counted
 
     def _left_on(self, counted: Profile) -> Iterator[Note]:
-        """What is set in a way that makes steps longer, or the model worse."""
+        """Note the settings that make steps longer, or the model worse."""
         if torch.is_anomaly_enabled():
             yield Note(code="anomaly_mode", subject="", values={})
         modules = [*self._root.modules()]
@@ -133,7 +133,7 @@ class CountedSteps:
         self._counting = self._step = None
 
     def with_facts(self, profile: Profile) -> Profile:
-        """What was counted, as part of this run."""
+        """Add the facts of this run to what was counted."""
         run = replace(_facts_of(profile, self._training, self._stage), hardware=self._hardware)
         return replace(profile, run=self._topology.of(run))
 
@@ -180,6 +180,6 @@ def _facts_of(profile: Profile, training: Training, stage: Stage) -> Run:
 
 
 def _dtype(profile: Profile) -> str | None:
-    """What most of the contractions ran in: autocast is the loop's business, or the user's, and over when one could ask for it."""
+    """The dtype of most contractions: autocast is the loop's business, or the user's, and over when one could ask for it."""
     macs = summed((cell.dtype, cell.macs) for cell in profile.cells if cell.phase in {"forward", "backward"} and cell.macs)
     return max(macs, key=macs.__getitem__, default=None)

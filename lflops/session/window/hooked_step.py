@@ -43,7 +43,7 @@ class HookedStep:
             self.cpu_lost, self._cpu = self._cpu.lost(), None
 
     def pass_times(self) -> dict[str, PassTimes]:
-        """What the settled stamps say of forward and of backward, over all passes of the step."""
+        """Read the settled stamps of forward and of backward, over all passes of the step."""
         sums: dict[str, PassTimes] = {}
         for each in self._passes:
             for part, times in self._timer.pass_times(each).items():
@@ -89,7 +89,7 @@ class HookedStep:
                 self._timer.resume_forward()
 
     def drop(self) -> None:
-        """By an exception: unmarked."""
+        """Leave the phase by an exception: no stamp is taken."""
         if self._phases:
             self._phases.pop()
 

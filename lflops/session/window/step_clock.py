@@ -24,7 +24,6 @@ COLD = 2  # so many steps at the beginning of a run are no measure of the others
 MANY_SHAPES = 16  # after this many distinct shapes, a new shape no longer marks a step
 MOST_SHAPES = 1000  # shapes of batches that are remembered: where each batch has its own, they would fill the memory
 
-
 MAX_PENDING_STEPS = 200  # plain steps are flushed after this many
 
 CPU_ROUND, CPU_READ = 16, 3
@@ -74,7 +73,7 @@ class PlainSteps:
         return True
 
     def ends(self) -> list[tuple[int, Any]]:
-        """Where they ended."""
+        """Where the noted steps ended."""
         return [(length, end) for _, length, end in self.steps]
 
     def take(self) -> tuple[list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage], Mapping[int, bytes | None]]:
@@ -107,7 +106,7 @@ class TimedStep(NamedTuple):
 
     @property
     def kind(self) -> StepKind:
-        """What lflops did in it."""
+        """What lflops did in the step."""
         if self.counted:
             return "counted"
         if self.hooked is not None:
@@ -199,10 +198,10 @@ class StepClock:
     def mark(self, mark: str) -> None:
         """Note something about the step that is going on."""
         self._marks[mark] = None
-        self.plain.limit = 0
+        self.expect_plain(0)
 
     def expect_plain(self, steps: float) -> None:
-        """So many steps from here on may be plain, if nothing happens in them."""
+        """So many steps from here on may be plain, if nothing happens in them; with 0 the next one is looked at in full."""
         has_more = self._marks or self._on_host is not None or self._units is not None or self._scaled
         self.plain.limit = 0 if has_more else int(min(steps, MAX_PENDING_STEPS))
 
@@ -211,7 +210,7 @@ class StepClock:
         self._flush(logged_step, self._phases.cut(self.plain.ends()), self._unheard())
 
     def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
-        """If the loggers have not counted a step for each batch, gradients were accumulated, and the batches were parts of steps."""
+        """Make steps of the noted batches. They were parts of steps if the loggers have not counted a step for each of them."""
         is_complete = logged_step == self.logged_step + 1
         notes, usage, threads = self.plain.take()
         for number, ((batch, *_), device_marks) in enumerate(zip(notes, steps, strict=True), 1):
@@ -247,11 +246,11 @@ class StepClock:
         """A batch was left before it was over: its step begins again with the next one, and is not timed."""
         self._is_torn = True
         self.batches = []
-        self.plain.limit = 0
+        self.expect_plain(0)
 
     def batch(self, batch: Any) -> Hashable:
         """A batch is over. Returns its shapes; `None` where they are unknown."""
-        self.plain.limit = 0
+        self.expect_plain(0)
         found, known = self.plain.reader.read(batch), self.plain.known
         shapes = None if found is None else found.shapes()
         units = known.get(shapes)

@@ -18,9 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import lflops
 from lflops.cli.main import main
 from lflops.collect.calibration import calibrate as page
-from lflops.collect.calibration import machine as machine_page
-from lflops.collect.calibration.calibrate import calibrate, forget, measure
-from lflops.collect.calibration.machine import TorchMachine, available_memory, last_level_cache
+from lflops.collect.calibration.calibrate import TorchMachine, available_memory, calibrate, forget, last_level_cache, measure
 from lflops.errors import HardwareError
 from lflops.hardware.chips import Hardware, lookup
 
@@ -218,7 +216,7 @@ class Watch:
 @pytest.fixture(autouse=True)
 def small_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This CPU with a last-level cache of 1 MiB, and a file of measurements of its own."""
-    monkeypatch.setattr(machine_page, "last_level_cache", lambda root: MIB)
+    monkeypatch.setattr(page, "last_level_cache", lambda root: MIB)
     monkeypatch.setattr(page, "CpuWatch", partial(Watch, [0.0]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "lflops" / "calibration.json"
@@ -334,11 +332,10 @@ def test_without_a_place_to_remember_it_is_measured_each_time(small_machine: Pat
 ANOTHER_RANK = """
 import sys
 from pathlib import Path
-from lflops.collect.calibration import machine
-from lflops.collect.calibration.calibrate import calibrate
+from lflops.collect.calibration import calibrate as page
 
-machine.last_level_cache = lambda root: 1 << 20
-print(calibrate("cpu", dtypes=["fp32"], clock=None).source)
+page.last_level_cache = lambda root: 1 << 20
+print(page.calibrate("cpu", dtypes=["fp32"], clock=None).source)
 """
 
 

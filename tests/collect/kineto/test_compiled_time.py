@@ -6,8 +6,7 @@ import pytest
 from torch import nn
 
 from lflops.collect.kineto.attach_trace import with_compiled
-from lflops.collect.kineto.compiled_graph import GraphKernels, KernelCall, Share
-from lflops.collect.kineto.compiled_time import CompiledTimes, Region, RegionEvent, times_of
+from lflops.collect.kineto.compiled_time import CompiledTimes, GraphKernels, KernelCall, Region, RegionEvent, Share, times_of
 from lflops.collect.kineto.tracer import call_times
 from lflops.collect.model.module_tree import ModuleTree, rows_of
 from lflops.profile.model import SCHEMA_VERSION, Profile

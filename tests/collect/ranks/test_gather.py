@@ -16,8 +16,7 @@ from lflops.collect.ranks import store as rank_store
 from lflops.collect.ranks.gather import EXIT_SECONDS, GOODBYE, PATIENCE, WHILE_TRAINING, Gather
 from lflops.collect.ranks.store import RankStore, shared_store
 from lflops.collect.ranks.topology import Topology
-from lflops.collect.timing.attach_times import with_times
-from lflops.collect.timing.scale_to_clean import ScaledTimes
+from lflops.collect.timing.attach_times import ScaledTimes, with_times
 from lflops.merging.merge import merge
 from lflops.profile.model import Communication, Profile
 from lflops.profile.notes import Note

@@ -284,7 +284,7 @@ def test_a_count_of_another_batch_tells_nothing(two: Ranks) -> None:
     """A note says where it differs from what is known."""
     for profile in two.run(spread_attention_mistold):
         assert (None, None) == tuple(profile.modules[""].work(phase).logical_macs for phase in ("forward", "backward"))
-        said = "logical= is of another model or batch, so it tells nothing: it differs in"
+        said = "the profile given as logical= does not match this model or batch and is ignored: it differs in"
         assert [f"{said} {phase} of 0.q" for phase in ("forward", "backward")] == [sentence(note) for note in profile.notes]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from lflops.collect.timing.scale_to_clean import scale_to_clean
+from lflops.collect.timing.attach_times import scale_to_clean
 from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, PassTimes
 from lflops.profile.records import ModulePhase, Spread
 

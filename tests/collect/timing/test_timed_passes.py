@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_module
 
+from lflops.collect.measure import ASIDE, Divide, Pass, TimedPasses, time_passes
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.module_hooks import ModuleTimer
-from lflops.collect.timing.timed_passes import ASIDE, Divide, Pass, TimedPasses, time_passes
 from tests.support.fake_clock import StillClock
 from tests.support.timed_modules import Part
 
@@ -148,7 +148,7 @@ def test_a_step_says_what_the_process_used_of_the_cpu(monkeypatch: pytest.Monkey
     """The difference between two readings, of its own and of the system's for it; samples and marks are for others to add."""
     model = Model(Unsettled())
     readings = iter([(1.0, 10.0), (3.0, 15.0), (3.0, 15.0), (3.5, 15.0)])
-    monkeypatch.setattr("lflops.collect.timing.timed_passes.cpu_seconds", lambda: next(readings))
+    monkeypatch.setattr("lflops.collect.measure.cpu_seconds", lambda: next(readings))
     passes = timed(model, lambda _: model(torch.ones(2)), warmup=0, repeats=1)
     assert [(2, 5), (0.5, 0)] == [(step.cpu_user, step.cpu_system) for step in passes.steps]
     assert [(None, None, ())] * 2 == [(step.samples, step.tokens, step.marks) for step in passes.steps]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lflops.collect.kineto.compiled_graph import CompileTracking
+from lflops.collect.kineto.compiled_time import CompileTracking
 from lflops.collect.torch_private import self_check as torch_check
 from lflops.errors import CountError
 

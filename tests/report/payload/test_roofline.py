@@ -11,7 +11,7 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.report.payload.payload import payload
-from lflops.report.payload.roofline import MOST
+from lflops.report.payload.roofline import MAX_POINTS
 from tests.support.compiled_profiles import compiled_profile
 from tests.support.profile_builders import cell, clocked, product, profile, profile_of, run, small_profile
 
@@ -102,8 +102,8 @@ def test_what_fusion_saves_is_said() -> None:
 def test_the_points_with_the_least_time_are_left_out() -> None:
     """Each of 600 modules did something in 4 phases; those that repeat are few."""
     found = shown(profile_of(600))
-    assert 2400 - MOST == found["modules"]["left_out"]
-    assert MOST == len(found["modules"]["table"]["phase"])
+    assert 2400 - MAX_POINTS == found["modules"]["left_out"]
+    assert MAX_POINTS == len(found["modules"]["table"]["phase"])
     assert 0 == found["repeats"]["left_out"]
 
 
