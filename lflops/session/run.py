@@ -65,7 +65,7 @@ class WindowRequests:
 
     @property
     def hears(self) -> Callable[[], None] | None:
-        """What looks often for a request of the shell; `None` where several ranks look for it in their own time, or nobody can ask."""
+        """What looks often for a request of the shell; `None` where several ranks look for it together, or no file can be left."""
         return self._hear if self._store is None and self._folder is not None else None
 
     def _hear(self) -> None:
