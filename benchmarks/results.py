@@ -30,7 +30,12 @@ def record(script: str, title: str, lines: Sequence[str]) -> None:
 
 
 def in_turn(
-    ways: Mapping[str, Callable[[], AbstractContextManager[object]]], step: Callable[[], None], rounds: int, steps: int = 1
+    ways: Mapping[str, Callable[[], AbstractContextManager[object]]],
+    step: Callable[[], None],
+    rounds: int,
+    steps: int = 1,
+    *,
+    cpu: bool = False,
 ) -> tuple[float, dict[str, float]]:
     """So many steps within each way to watch them, in turn, so that a slow moment of the machine falls on all of them.
 
@@ -39,21 +44,25 @@ def in_turn(
         step: What is watched.
         rounds: How often; two more are thrown away.
         steps: In each round.
+        cpu: Take CPU time, and the least of each way in place of medians: steadier beside other programs.
 
     Returns:
         The seconds of a plain step, and the ratio to it of every other way: medians over the rounds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
+    clock = time.process_time if cpu else time.perf_counter
     for each in range(rounds + 2):
         for name, way in ways.items():
             with way():
-                start = time.perf_counter()
+                start = clock()
                 for _ in range(steps):
                     step()
-                elapsed = (time.perf_counter() - start) / steps
+                elapsed = (clock() - start) / steps
             if each >= 2:
                 seconds[name].append(elapsed)
     plain, *others = seconds.items()
+    if cpu:
+        return min(plain[1]), {name: min(taken) / min(plain[1]) for name, taken in others}
     return median(plain[1]), {name: median(a / b for a, b in zip(taken, plain[1], strict=True)) for name, taken in others}
 
 

@@ -140,6 +140,7 @@ class ThreadState:
         # The last backward pass seen here with gradients on, and whether it is one that is itself differentiated
         self.backward = NO_BACKWARD
         self.differentiated = False
+        self.writes_gradient = False  # whether the node that ran last in backward was one that writes `.grad`
         self.recomputed_round = -1  # the last round of forward in whose backward modules were entered here
         # Whether the next operator has to begin a segment: nodes were built in backward, or a frame was found abandoned
         self.detour = False

@@ -86,9 +86,13 @@ class ModuleTracker:
     def current(self, operands: Any = ()) -> tuple[str, Phase]:
         """The row and the phase of the operator that this thread is about to run on these operands."""
         backward, state = backward_id(), self._local.state
-        top = self._top(backward) if state.stack else None
         phase: Phase
-        if state.steps and self.optimizer is not None:
+        top = None
+        if state.stack:
+            top = state.stack[-1]
+            if top.backward != backward or not is_running(top.caller):
+                top = self._top(backward)
+        if state.steps and state.steps[-1][0] is not None and state.steps[-1][1] == backward:
             row, phase = "", "optimizer"
         elif top is not None:
             if backward != NO_BACKWARD:
@@ -104,6 +108,14 @@ class ModuleTracker:
             self._segments().extend(next_sequence_number(), row)
             state.detour = False
         return row, phase
+
+    def stepping(self) -> Optimizer | None:
+        """The optimizer whose operator is running. Call it only after `current` returned the phase "optimizer"."""
+        return self._local.state.steps[-1][0]
+
+    def writes_gradient(self) -> bool:
+        """Whether the running node writes a gradient. Call it only after `current` returned the phase "backward"."""
+        return self._local.state.writes_gradient
 
     def between(self) -> tuple[str, Phase]:
         """The row and the phase that Python code between operators belongs to; outside of every module it is in no pass."""
@@ -141,7 +153,7 @@ class ModuleTracker:
         if module not in self.tree:
             return
         outermost = self._pop(id(module))
-        if outermost and sum(each.lasting for each in self._threads) > 1 and backward_id() == NO_BACKWARD:
+        if outermost and len(self._threads) > 1 and sum(each.lasting for each in self._threads) > 1 and backward_id() == NO_BACKWARD:
             if threading.get_ident() != self.home:
                 self._claims.claim(nodes_of(values[:-1]), self._threads[0])
             self._claims.claim(nodes_of(values[-1]), self._segments())
@@ -231,10 +243,14 @@ class ModuleTracker:
         return stack[-1] if stack and stack[-1].backward == backward else None
 
     def _in_backward(self, backward: int) -> tuple[str, Phase]:
-        state = self._local.state
-        self._phase = "other"
-        node = current_node()
-        row = "" if node is None else self._built_by(node)
+        state, node, row = self._local.state, current_node(), ""
+        self._phase, state.writes_gradient = "other", False
+        if node is not None:
+            number, threads = sequence_number(node), self._threads
+            if number >= ACCUMULATES_GRADIENT:
+                row, state.writes_gradient = self.tree.owner(getattr(node, "variable", None)), True
+            else:
+                row = threads[0].row(number) if len(threads) == 1 else self._built_by(node, number)
         if not torch.is_grad_enabled():
             state.backward, state.differentiated = backward, False
             return row, "backward"
@@ -252,12 +268,7 @@ class ModuleTracker:
         state.recomputed_round = self._round
         return row, "recompute"
 
-    def _built_by(self, node: Any) -> str:
-        number = sequence_number(node)
-        if number >= ACCUMULATES_GRADIENT:
-            return self.tree.owner(getattr(node, "variable", None))
-        if len(self._threads) == 1:
-            return self._threads[0].row(number)
+    def _built_by(self, node: Any, number: int) -> str:
         # A pass within the one that recomputed, on the same thread, runs what was recomputed.
         if self._local.state.recomputed_round == self._round and in_inner_backward():
             return self._segments().row(number)

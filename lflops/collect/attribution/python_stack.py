@@ -9,8 +9,6 @@ from torch import Tensor, distributed
 from torch.autograd import function
 from torch.utils import checkpoint
 
-from lflops.collect.torch_private.autograd import ACCUMULATES_GRADIENT, current_node, sequence_number
-
 _AROUND_HOOKS = ("lflops/boundary.py", "lflops/collect/count_and_time.py", "torch/_dynamo/eval_frame.py")
 """Files whose functions may stand between torch's call of a hook and `ModuleTracker`."""
 
@@ -31,10 +29,13 @@ def caller() -> FrameType | None:
 
 
 def is_running(caller: FrameType | None) -> bool:
-    """Whether the Python frame is on this thread's stack; taken to be so where there is none to look for."""
+    """Whether the Python frame is on this thread's stack; taken to be so where there is none to look for.
+
+    It is looked for below the nearest three frames, which are ours: Python makes an object of each frame that is looked at.
+    """
     if caller is None:
         return True
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - as `inspect.currentframe`, in half the time, for every operator
+    frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - as `inspect.currentframe`, in half the time, for every operator
     while frame is not None and frame is not caller:
         frame = frame.f_back
     return frame is not None
@@ -61,9 +62,11 @@ def in_inner_backward() -> bool:
 
 
 def in_communication_hook() -> bool:
-    """Whether the operator that runs now was called by a communication hook of DDP, such as PowerSGD: it is no module's backward."""
-    node = current_node()
-    if node is None or sequence_number(node) < ACCUMULATES_GRADIENT or BUCKET is None:
+    """Whether the operator, within a node that writes a gradient, was called by a communication hook of DDP, such as PowerSGD.
+
+    It is no module's backward then.
+    """
+    if BUCKET is None:
         return False
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way makes a list of all frames
     while frame is not None and frame.f_code.co_name != ENGINE:

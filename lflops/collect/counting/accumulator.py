@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from msgspec import Struct
-from msgspec.structs import replace
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -17,7 +15,7 @@ from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.attribution.python_stack import in_communication_hook
 from lflops.collect.counting.compiled_regions import CompiledRegions
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog, LiveMemory, Survivors
-from lflops.collect.counting.operators import FOREACH, Kind, Operator, first_tensor
+from lflops.collect.counting.operators import Kind, Operator, first_tensor
 from lflops.collect.counting.optimizer_owners import StepOwners
 from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
 from lflops.collect.counting.totals import DenseMasks, Totals, Transfers
@@ -29,14 +27,17 @@ from lflops.collect.torch_private.tensors import PLAIN, FakeTensor
 from lflops.formulas.table import Cost
 from lflops.profile.records import ModulePhase, Phase
 
-FUSED = "_fused_"
 WHOLLY_OPERATORS = frozenset(f"torch_nn::_linear_cross_entropy_batch_chunked{kind}" for kind in ("", "_no_reduction"))
 """Operators that are known to compute nothing but by the operators inside of them."""
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
 """Operators whose backward makes forward's products again, because those are too large to be kept."""
+STRIDES = object()  # in a call's signature: strides follow
 SHAPED = (*PLAIN, FakeTensor)  # classes of tensors that have nothing but a shape that a cost may depend on
 NUMBERS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 """Classes of all other arguments that calls of one cost may have."""
+
+
+Given = tuple[Any, Any, Any]  # the arguments of a finished call, its keyword arguments, and what it returned
 
 
 class KnownCost(NamedTuple):
@@ -48,7 +49,7 @@ class KnownCost(NamedTuple):
     is_all: bool  # whether to add it up is all that there is to do: it is no product, and what it may be is known
 
 
-COLLECTIVE, UNCOUNTED = Kind.COLLECTIVE, Kind.UNCOUNTED
+COUNTED, COLLECTIVE, UNCOUNTED = Kind.COUNTED, Kind.COLLECTIVE, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
 
@@ -77,17 +78,6 @@ class Extent:
     scratch: bool = True
     # Storages that the last step left, and that the next one begins with. Without a list, none are looked for.
     survivors: Survivors | None = None
-
-
-class Call(Struct, frozen=True, gc=False):
-    """One finished call of an operator."""
-
-    operator: Operator
-    row: str
-    phase: Phase
-    args: Any
-    kwargs: Any
-    out: Any
 
 
 class OperatorAccumulator:
@@ -150,9 +140,9 @@ class OperatorAccumulator:
         totals.add_logical(local, ModulePhase(self.owner(row, phase), phase), logical_cost(operator, function, args, kwargs, out))
         return out
 
-    def run_inside(self, call: Call, run: Callable[[], Any]) -> Any:
+    def run_inside(self, operator: Operator, place: tuple[str, Phase], run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Run an operator without a formula whose kernel calls others: these are counted. If none of them computes, it is uncounted."""
-        totals, thread, name = self._totals(), self._local, call.operator.name
+        totals, thread, name = self._totals(), self._local, operator.name
         inside = thread.totals = Totals()
         outer, thread.products = thread.products, Counter() if name in REPEATED_IN_BACKWARD else None
         try:
@@ -168,7 +158,7 @@ class OperatorAccumulator:
             totals.merge(inside)
             totals.counted_inside[name] += name not in WHOLLY_OPERATORS
         else:
-            _add_uncounted(totals, replace(call, out=out))
+            _add_uncounted(totals, operator, *place, (args, kwargs, out))
         return out
 
     def _is_repeated(self, operator: Operator, args: Any) -> bool:
@@ -189,23 +179,24 @@ class OperatorAccumulator:
             self._threads.append(totals)
         return totals
 
-    def record(self, call: Call) -> None:
+    def record(self, operator: Operator, row: str, phase: Phase, given: Given) -> None:
         """Add one call."""
-        totals, kind = self._local.totals or self._totals(), call.operator.kind
-        if call.phase == "backward" and kind is not COLLECTIVE and in_communication_hook():
-            call = replace(call, row="", phase="other")
+        totals, kind = self._local.totals or self._totals(), operator.kind
+        if phase == "optimizer" and kind is COUNTED:
+            self._add_step(totals, operator, row, given)
+            return
+        if phase == "backward" and kind is not COLLECTIVE and self.scopes.writes_gradient() and in_communication_hook():
+            row, phase = "", "other"
             totals.calls_in_hooks += 1
         if kind is COLLECTIVE:
-            collective, group, group_size, payload = collective_of(call.operator.name, call.args, call.kwargs, call.out)
-            totals.collectives[call.row, call.phase, collective, group, group_size].add(Transfers(1, payload))
-            self.wait("" if call.phase == "backward" and is_deferred(call.operator.name, call.args, call.kwargs) else call.row, call.phase)
+            collective, group, group_size, payload = collective_of(operator.name, *given)
+            totals.collectives[row, phase, collective, group, group_size].add(Transfers(1, payload))
+            self.wait("" if phase == "backward" and is_deferred(operator.name, *given[:2]) else row, phase)
         elif kind is UNCOUNTED:
-            _add_uncounted(totals, call)
-        elif call.phase == "optimizer":
-            self._add_step(totals, call)
+            _add_uncounted(totals, operator, row, phase, given)
         else:
             self._step = None
-            self._add(totals, call, call.row)
+            self._add(totals, operator, row, phase, given)
 
     def wait(self, row: str, phase: Phase) -> None:
         """Note that ranks wait for each other there. What backward begins may be awaited at its end, in the root."""
@@ -214,17 +205,20 @@ class OperatorAccumulator:
         if phase == "backward":
             waits.add(ModulePhase("", phase))
 
-    def _add(self, totals: Totals, call: Call, row: str) -> None:
-        operator, phase, args, kwargs = call.operator, call.phase, call.args, call.kwargs
+    def _add(self, totals: Totals, operator: Operator, row: str, phase: Phase, given: Given) -> None:
         try:
-            cost, moved, dtype, is_all = self._known_cost(operator, args, kwargs, call.out)
+            cost, moved, dtype, is_all = self._known_cost(operator, *given)
         except Exception as error:  # noqa: BLE001 - a user's formula must not stop the run that it counts
             totals.failures[operator.name] = f"{type(error).__name__}: {error}"
-            _add_uncounted(totals, call)
+            _add_uncounted(totals, operator, row, phase, given)
             return
-        if is_all:
-            totals.add((row, operator.name, phase, dtype), cost, moved)
+        if is_all:  # as `Totals.add` does, with fewer steps
+            cell = totals.cells[row, operator.name, phase, dtype]
+            cell.calls += 1
+            cell.flops += cost.other_flops
+            cell.bytes_moved += moved
             return
+        args, kwargs, _ = given
         if cost.macs and self._local.products is not None:
             self._local.products[_shapes(operator, args)] += 1
         if cost.macs and self._repeated and phase == "backward" and self._is_repeated(operator, args):
@@ -243,9 +237,14 @@ class OperatorAccumulator:
         key = None
         if operator.is_pure:
             try:
-                key = (operator, _signature((*args, *kwargs, *kwargs.values(), out) if kwargs else (*args, out), {}))
-                if (known := self._costs.get(key)) is not None:
-                    return known
+                if kwargs:
+                    key = _signature([operator], (*args, *kwargs, *kwargs.values(), out), {})
+                else:
+                    given = args if args and out is args[0] else (*args, out)
+                    key = _sizes(operator, given) if operator.is_by_size else _signature([operator], given, {})
+                return self._costs[key]
+            except KeyError:
+                pass
             except (RuntimeError, TypeError):  # a nested tensor has no shape
                 key = None
         cost = operator.cost(args, kwargs, out)
@@ -256,18 +255,18 @@ class OperatorAccumulator:
             self._costs[key] = known
         return known
 
-    def _add_step(self, totals: Totals, call: Call) -> None:
+    def _add_step(self, totals: Totals, operator: Operator, row: str, given: Given) -> None:
         """Add a call inside an optimizer's step to the row that owns the parameter; a call on lists counts for each element."""
-        owners, operator, args, out = self._owners(), call.operator, call.args, call.out
+        owners, (args, kwargs, out) = self._owners(), given
         if owners is None:
-            self._add(totals, call, call.row)
-        elif args and isinstance(args[0], list) and operator.name.startswith((FOREACH, FUSED)):
-            for index, row in enumerate(owners.each(args[0], out)):
+            self._add(totals, operator, row, "optimizer", given)
+        elif operator.is_on_lists and args and isinstance(args[0], list):
+            for index, owner in enumerate(owners.each(args[0], out)):
                 part = [_element(each, index) for each in args]
-                keywords = {name: _element(each, index) for name, each in call.kwargs.items()}
-                self._add(totals, replace(call, row=row, args=part, kwargs=keywords, out=_element(out, index)), row)
+                keywords = {name: _element(each, index) for name, each in kwargs.items()}
+                self._add(totals, operator, owner, "optimizer", (part, keywords, _element(out, index)))
         else:
-            self._add(totals, call, owners.one(args))
+            self._add(totals, operator, owners.one(args), "optimizer", given)
 
     def see_view(self, args: Any) -> None:
         """Note the owner of a view in an optimizer's step: the next operators work on it."""
@@ -280,10 +279,13 @@ class OperatorAccumulator:
         return row if phase != "optimizer" or self._step is None else self._step.last
 
     def _owners(self) -> StepOwners | None:
-        optimizer, step = self.scopes.optimizer, self._step
-        if optimizer is not None and (step is None or step.optimizer is not optimizer):
-            step = self._step = self._begin_step(optimizer)
-        return None if optimizer is None else step
+        optimizer, step = self.scopes.stepping(), self._step
+        if step is not None and step.optimizer is optimizer:
+            return step
+        if optimizer is None:
+            return None
+        self._step = step = self._begin_step(optimizer)
+        return step
 
     def _begin_step(self, optimizer: Optimizer) -> StepOwners:
         """Look the owners up anew for each step, because each backward makes new gradients."""
@@ -295,32 +297,47 @@ class OperatorAccumulator:
         return owners
 
 
-def _signature(values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]:
+def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) -> tuple[Any, ...]:
     """What equal calls have in common: the shapes of tensors, which of these are the same one, and all other values themselves.
 
     A `TypeError` for a value that may decide something else. None is kept alive.
     """
-    found: list[Any] = []
-    add = found.append
     for value in values:
         kind = type(value)
         if kind in SHAPED:
-            new = len(places)
-            place = places.setdefault(id(value), new)
-            add(place)
-            if place == new:
-                add(value.shape)
-                add(value.dtype)
-                if not value.is_contiguous():
-                    if value.layout is not torch.strided:
-                        raise TypeError(value.layout)
-                    add(value.stride())
+            if (place := places.get(id(value))) is not None:
+                found.append(place)
+                continue
+            places[id(value)] = len(places)
+            if value.is_contiguous():
+                found += value.shape, value.dtype
+            elif value.layout is torch.strided:
+                found += value.shape, value.dtype, STRIDES, value.stride()
+            else:
+                raise TypeError(value.layout)
         elif kind in NUMBERS:
-            add(value)
+            found.append(value)
         elif kind is list or kind is tuple:
-            add(_signature(value, places))
+            found.append(_signature([], value, places))
         else:
             raise TypeError(kind)
+    return tuple(found)
+
+
+def _sizes(operator: Operator, values: Iterable[Any]) -> tuple[Any, ...]:
+    """The same, for operators that are by size: only the bytes of a tensor without gaps, and no other values."""
+    found: list[Any] = [operator]
+    seen: list[int] = []
+    for value in values:
+        kind = type(value)
+        if kind in SHAPED and value.is_contiguous():
+            if (number := id(value)) not in seen:
+                seen.append(number)
+                found += value.nbytes, value.dtype
+            else:
+                found.append(seen.index(number))
+        elif kind not in NUMBERS:
+            return _signature([operator], values, {})
     return tuple(found)
 
 
@@ -329,9 +346,10 @@ def _shapes(operator: Operator, args: Any) -> tuple[Any, ...]:
     return (operator.name, *(tuple(each.shape) for each in args if isinstance(each, Tensor)))
 
 
-def _add_uncounted(totals: Totals, call: Call) -> None:
-    moved = sum(map(size, tensors_of((*call.args, *call.kwargs.values(), call.out))))
-    totals.uncounted[call.row, call.operator.name, call.phase].add(Transfers(1, moved))
+def _add_uncounted(totals: Totals, operator: Operator, row: str, phase: Phase, given: Given) -> None:
+    args, kwargs, out = given
+    moved = sum(map(size, tensors_of((*args, *kwargs.values(), out))))
+    totals.uncounted[row, operator.name, phase].add(Transfers(1, moved))
 
 
 def _dtype(first: Any, second: Any) -> torch.dtype | None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from lflops.collect.attribution.python_stack import sums_gradients
-from lflops.collect.counting.accumulator import Call, OperatorAccumulator
+from lflops.collect.counting.accumulator import Given, OperatorAccumulator
 from lflops.collect.counting.compiled_regions import row_of_region
 from lflops.collect.counting.cpu_kernels import SCRATCH
 from lflops.collect.counting.live_memory import LiveMemory
@@ -25,6 +25,7 @@ from lflops.collect.torch_private.dispatch_modes import (
 from lflops.collect.torch_private.modules import never_compiled
 from lflops.collect.torch_private.operators import decompose, nested_kernel, python_kernel, run_kernel
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
+from lflops.profile.records import Phase
 
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
@@ -62,10 +63,12 @@ class CountingMode(OwnMode):
         never_compiled(type(self).__torch_dispatch__)
         self._counter = counter
         self._scopes = counter.scopes
+        self._current = counter.scopes.current
         self._memory = counter.memory
         self._partial_tensors = counter.partial_tensors
         self._fake = counter.fake
         self._operators = known_operators()
+        self._calls_of_regions = () if counter.regions is None else counter.regions.calls
         self.is_off = False
         self._fail = counter.guard(_raise)
 
@@ -91,9 +94,9 @@ class CountingMode(OwnMode):
             return function(*args, **kwargs)
         known = self._operators.get(id(function))  # its own hash is written in Python
         operator = known[1] if known is not None else self._new_operator(function)
-        return (
-            self._run(operator, function, args, kwargs) if operator.runs_as_it_is else self._run_otherwise(operator, function, args, kwargs)
-        )
+        if operator.runs_as_it_is and not (operator.has_nested_kernel and nested_kernel(function, args)):
+            return self._run(operator, operator.run, args, kwargs)
+        return self._run_otherwise(operator, function, args, kwargs)
 
     def _new_operator(self, function: Any) -> Operator:
         self._operators[id(function)] = (function, operator := Operator(function))
@@ -114,7 +117,7 @@ class CountingMode(OwnMode):
         row, phase = self._scopes.current(args)
         if phase == "backward" and again_in_backward:
             phase = "recompute"
-        self._counter.record(Call(operator, row, phase, args, kwargs, out))
+        self._counter.record(operator, row, phase, (args, kwargs, out))
 
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on sharded tensors. It arrives a second time, and is then left to DTensor."""
@@ -149,19 +152,18 @@ class CountingMode(OwnMode):
             regions.decided(row, place, calls[1])
         return out
 
-    def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any, kernel: Any = None) -> Any:
+    def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any, kernel: Any = None) -> Any:  # noqa: C901 - a call costs
         """Run an operator and report it. A small model's step is thousands of these, so that each call in here is seen in its time."""
-        counter, memory, makes_storage = self._counter, self._memory, operator.makes_storage
-        is_free = operator.kind is FREE
+        counter, memory, is_view = self._counter, self._memory, operator.is_view
         try:
-            row, phase = self._scopes.current(args)
+            row, phase = self._current(args)
             if operator.waits:
                 counter.wait(row, phase)
-            is_view = is_free and not makes_storage
-            if is_view and phase == "optimizer":
+            if not is_view:
+                if memory is not None:
+                    memory.before(operator.name, row_of_region(row) if self._calls_of_regions else row, phase)
+            elif phase == "optimizer":
                 counter.see_view(args)
-            elif not is_view and memory is not None:
-                memory.before(operator.name, row if counter.regions is None else row_of_region(row), phase)
         except BaseException as error:  # noqa: BLE001 - the guard raises it, or has ended the count
             self._fail(error)
             is_view = True
@@ -171,27 +173,26 @@ class CountingMode(OwnMode):
         try:
             if self._partial_tensors.active and not counter.in_sharded_operator:
                 self._partial_tensors.follow(operator, row, args, kwargs, out)
-            call = Call(operator, row, phase, args, kwargs, out)
-            if not is_free and kernel is None:
-                counter.record(call)
-            if memory is not None and (makes_storage or operator.fills):
-                self._see_storages(memory, call)
+            if operator.kind is not FREE and kernel is None:
+                counter.record(operator, row, phase, (args, kwargs, out))
+            if memory is not None and (operator.makes_storage or operator.fills):
+                self._see_storages(memory, operator, row, phase, (args, kwargs, out))
         except BaseException as error:  # noqa: BLE001 - the same
             self._fail(error)
         return out
 
-    def _see_storages(self, memory: LiveMemory, call: Call) -> None:
-        counter, operator, row, phase = self._counter, call.operator, call.row, call.phase
-        if counter.regions is not None:
+    def _see_storages(self, memory: LiveMemory, operator: Operator, row: str, phase: Phase, given: Given) -> None:
+        counter, name, (args, kwargs, out) = self._counter, operator.name, given
+        if self._calls_of_regions:
             row = row_of_region(row)
         if not operator.makes_storage:
-            memory.filled(operator.name, row, phase, tensors_of((call.kwargs["out"],)))
-        elif operator.name == ADD and phase == "backward" and not counter.in_sharded_operator and sums_gradients(call.args, call.kwargs):
-            memory.after_sum(operator.name, row, phase, call.out, call.args[0])
+            memory.filled(name, row, phase, tensors_of((kwargs["out"],)))
+        elif name == ADD and phase == "backward" and not counter.in_sharded_operator and sums_gradients(args, kwargs):
+            memory.after_sum(name, row, phase, out, args[0])
         else:
-            memory.after(operator.name, counter.owner(row, phase), phase, call.out)
-            if counter.scratch and (scratch := SCRATCH.get(operator.name)) is not None:
-                memory.scratch(operator.name, row, phase, scratch(call.args))
+            memory.after(name, counter.owner(row, phase) if phase == "optimizer" else row, phase, out)
+            if name in SCRATCH and counter.scratch:
+                memory.scratch(name, row, phase, SCRATCH[name](args))
 
     def _run_inside(self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator that is written in Python, and see the operators that it calls."""
@@ -205,8 +206,7 @@ class CountingMode(OwnMode):
                     raise
             return function(*args, **kwargs)  # it says itself what its results look like
 
-        row, phase = self._scopes.current(args)
-        return self._counter.run_inside(Call(operator, row, phase, args, kwargs, None), run)
+        return self._counter.run_inside(operator, self._scopes.current(args), run, args, kwargs)
 
 
 def _raise(error: BaseException) -> None:

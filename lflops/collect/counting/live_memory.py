@@ -3,7 +3,6 @@
 The same allocations and frees, of several steps, are requests for the simulation of the caching allocator.
 """
 
-import contextlib
 import heapq
 import weakref
 from collections.abc import Iterable
@@ -65,6 +64,7 @@ class AllocationLog:
         self._alive.clear()
 
 
+NO_STORAGE = (NotImplementedError, RuntimeError, ValueError)  # a sparse tensor has none, a lazy one has none yet
 LARGEST = 50
 LONGEST_TIMELINE = 20_000
 BORN_IN: dict[Phase, str] = {
@@ -123,6 +123,7 @@ class LiveMemory:
         self._events: list[int] = []
         self._alive: dict[int, _Followed] = {}
         self._dead: list[_Followed] = []  # filled without a line of ours: Python drops an interrupt in a callback
+        self._died = self._dead.append
         self._live = 0
         self._peak = 0
         self._peak_event = 0
@@ -157,14 +158,14 @@ class LiveMemory:
             self._drop_emptied()
         if self._replaced is not None:
             self._keep_both(self._replaced)
-        live = self._live
+        live, highest = self._live, self._highest
         self._moments.append((operator, row, phase, live, len(self._events)))
-        if live > self._highest.get(row, -1):
-            self._highest[row] = live
+        if live > highest.get(row, -1):
+            highest[row] = live
 
     def after(self, operator: str, row: str, phase: Phase, out: Any) -> None:
         """Record the storages of what the operator returned."""
-        for tensor in (out,) if isinstance(out, Tensor) else tensors_of((out,)):
+        for tensor in (out,) if type(out) is Tensor else tensors_of((out,)):
             self._bear(tensor, BORN_IN[phase], operator, row, phase)
         if self._live > self._highest.get(row, -1):
             self._highest[row] = self._live
@@ -299,42 +300,47 @@ class LiveMemory:
     def _bear(self, tensor: Tensor, category: str, operator: str, row: str, phase: Phase) -> None:
         if self._dead:
             self._see_deaths()
-        found = storage_of(tensor)
-        if found is None or found[1] in self._alive:
+        is_plain = type(tensor) in PLAIN
+        try:
+            storage, key = storage_key(tensor if is_plain else local_part(tensor))
+        except NO_STORAGE:
             return
-        storage, key = found
-        nbytes = storage.nbytes()
-        if nbytes:
-            birth = Birth(rounded_up(nbytes, self._round_to), category, operator, row, phase)
-            self._bear_storage(storage, key, birth, fake=tensor.is_meta or type(tensor) is FakeTensor)
+        if key not in self._alive and (nbytes := storage.nbytes()):
+            birth = Birth(rounded_up(nbytes, self._round_to) if self._round_to > 1 else nbytes, category, operator, row, phase)
+            self._bear_storage(storage, key, birth, fake=tensor.is_meta or (not is_plain and type(tensor) is FakeTensor))
 
     def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:
         if self._log is not None:
             self._log.allocated(storage, key, storage.nbytes())
         serial = len(self._births)
         self._births.append(birth)
-        followed = self._alive[key] = _Followed(storage, self._dead.append)
+        followed = self._alive[key] = _Followed(storage, self._died)
         followed.key, followed.serial = key, serial
         self._events.append(serial)
         if fake:
             self._fake.add(serial)
-        self._live += birth.nbytes
-        if self._live > self._peak:
-            self._peak, self._peak_event, self._peak_index = self._live, len(self._events), max(len(self._moments) - 1, 0)
+        self._live = live = self._live + birth.nbytes
+        if live > self._peak:
+            self._peak, self._peak_event, self._peak_index = live, len(self._events), max(len(self._moments) - 1, 0)
 
     def _see_deaths(self) -> None:
-        with contextlib.suppress(IndexError):  # another thread may have taken the last one
-            while self._dead:
-                self._die(self._dead.pop(0))
+        dead = self._dead
+        try:
+            while dead:
+                self._die(dead.pop(0))
+        except IndexError:
+            return  # another thread has taken the last one
 
     def _die(self, storage: _Followed) -> None:
-        if self._alive.pop(storage.key, None) is not None:
-            if self._replaced is not None and self._replaced.key == storage.key:
-                self._events.insert(self._replaced.place, ~storage.serial)
-                self._replaced = None
-            else:
-                self._events.append(~storage.serial)
-            self._live -= self._births[storage.serial].nbytes
+        if self._alive.pop(storage.key, None) is None:
+            return
+        serial = storage.serial
+        if self._replaced is not None and self._replaced.key == storage.key:
+            self._events.insert(self._replaced.place, ~serial)
+            self._replaced = None
+        else:
+            self._events.append(~serial)
+        self._live -= self._births[serial].nbytes
 
     def _timeline(self) -> tuple[list[Moment], dict[str, int]]:
         """The moments that are kept, each with the live bytes by final category; and the most of each category."""
@@ -380,5 +386,5 @@ def storage_of(tensor: Tensor) -> tuple[Any, int] | None:
     """The storage of this rank's part of a tensor, and its key; `None` if the tensor has no storage."""
     try:
         return storage_key(tensor if type(tensor) in PLAIN else local_part(tensor))
-    except (NotImplementedError, RuntimeError, ValueError):  # a sparse tensor has none, a lazy one has none yet
+    except NO_STORAGE:
         return None

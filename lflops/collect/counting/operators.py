@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lflops.collect.counting.traffic import UNREAD
+
 # Each file registers its costs when it is imported.
 from lflops.collect.operator_costs import attention_masks  # noqa: F401
 from lflops.collect.operator_costs.table import CallCost, all_formulas, formula_of, is_pure
@@ -14,6 +16,7 @@ from lflops.collect.torch_private.operators import (
     HigherOrderOperator,
     OpOverload,
     decomposes,
+    direct_call,
     has_nested_kernel,
     makes_storage,
     qualified_name,
@@ -32,6 +35,7 @@ AWAITED = frozenset({"wait_tensor", "barrier", "monitored_barrier_"})
 """Of these namespaces: ranks wait for each other, and nothing is carried."""
 COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"})
 FOREACH = "_foreach_"
+FUSED = "_fused_"
 GATHERS = "fsdp::split_with_sizes_copy"  # by this FSDP writes gathered parameters to their storages, which it resizes without an operator
 WRAPS = "_wrap_tensor_autograd"  # by this a collective's result is wrapped until it is waited for. The wrapper's storage has no memory.
 LIFTS = frozenset({"lift", "lift_fresh"})  # operators by which memory that no operator made arrives: from `torch.tensor`, or a loaded array
@@ -91,7 +95,12 @@ class Operator:
         else:
             self.kind = Kind.UNCOUNTED
         # Whether it runs as one kernel, which calls no other operator
-        self.runs_as_it_is = not (self.is_control_flow or self.has_nested_kernel or self.kind in (Kind.DECOMPOSED, Kind.UNCOUNTED))
+        self.runs_as_it_is = not (self.is_control_flow or self.kind in (Kind.DECOMPOSED, Kind.UNCOUNTED))
+        self.is_view = self.kind is Kind.FREE and not self.makes_storage  # whether it neither computes nor makes memory
+        self.is_on_lists = self.name.startswith((FOREACH, FUSED))  # whether an optimizer calls it with a list of its parameters
+        # Whether the bytes of tensors without gaps determine its cost, so that calls with other shapes and numbers cost the same
+        self.is_by_size = formula is None and self.kind is Kind.COUNTED and self.known_as not in UNREAD
+        self.run = direct_call(function)
 
     @classmethod
     def of_function(cls, name: str, cost: CallCost | None) -> "Operator":
@@ -99,7 +108,8 @@ class Operator:
         made = cls.__new__(cls)
         made.name = made.known_as = name
         made.written, made.makes_storage = {}, True
-        made.has_nested_kernel = made.is_control_flow = made.is_pure = made.fills = made.waits = False
+        made.has_nested_kernel = made.is_control_flow = made.is_pure = made.fills = made.waits = made.is_view = False
+        made.is_on_lists = made.is_by_size = False
         made.kind = Kind.UNCOUNTED if cost is None else Kind.COUNTED
         made.cost = cost or _nothing
         return made

@@ -44,14 +44,17 @@ class StepOwners:
     def one(self, args: Any) -> str:
         """The row of an operator on single tensors."""
         for each in args:
-            if (known := self._known(each)) is not None:
-                self.last = known
-                return known
+            known = self._rows.get(id(each))
+            if known is not None and known[0]() is each:
+                self.last = known[1]
+                return known[1]
         if len(self.optimizer.state) != self._states and any(isinstance(each, Tensor) for each in args):
             self._register()  # the first step makes the state
             return self.one(args)
-        inside = next((each for each in args if isinstance(each, list | tuple)), None)
-        return self.last if inside is None else self.one(inside)
+        for each in args:
+            if isinstance(each, list | tuple):
+                return self.one(each)
+        return self.last
 
     def each(self, tensors: list[Tensor], results: Any) -> list[str]:
         """The rows of an operator on lists, element by element. Its results get the same rows."""

@@ -8,14 +8,16 @@ reads them first if it adds to them. An argument that is overwritten, or needed 
 import contextlib
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
 
-from lflops.collect.counting.operators import Operator
 from lflops.collect.torch_private.distributed import group_named
 from lflops.collect.torch_private.tensors import PLAIN, sparse_parts
+
+if TYPE_CHECKING:
+    from lflops.collect.counting.operators import Operator
 
 GATHERS_RESULT = ("embedding", "gather", "index", "index_select", "take", "_unsafe_index")
 GATHERED: dict[str, Callable[[Any], int]] = {
@@ -51,7 +53,7 @@ UNREAD = {
 """Position of the argument that is overwritten, needed only for its shape, or read in part."""
 
 
-def bytes_moved(operator: Operator, args: Any, kwargs: Any, out: Any) -> int:
+def bytes_moved(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
     """Bytes read and written by one call. If a rule of the tables fails on the call, the general rule applies."""
     if operator.known_as in UNREAD:
         with contextlib.suppress(Exception):  # or the formula would be blamed, and the call not counted at all
@@ -59,7 +61,7 @@ def bytes_moved(operator: Operator, args: Any, kwargs: Any, out: Any) -> int:
     return _moved(operator, "", args, kwargs, out)
 
 
-def _moved(operator: Operator, packet: str, args: Any, kwargs: Any, out: Any) -> int:
+def _moved(operator: "Operator", packet: str, args: Any, kwargs: Any, out: Any) -> int:
     given = list(args)
     if packet:
         del given[UNREAD[packet] : UNREAD[packet] + 1]
@@ -91,7 +93,7 @@ def size(tensor: Tensor) -> int:
     return distinct
 
 
-def _written(operator: Operator, args: Any, kwargs: Any, out: Any) -> int:
+def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
     if isinstance(out, Tensor):
         return size(out)
     returned = tensors_of((out,))

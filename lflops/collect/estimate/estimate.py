@@ -17,7 +17,7 @@ from lflops.allocator.settings import settings_of
 from lflops.allocator.simulation import simulate
 from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.count import Counting
-from lflops.collect.counting.accumulator import Call, Extent
+from lflops.collect.counting.accumulator import Extent
 from lflops.collect.counting.cpu_kernels import LSTM_LAYER
 from lflops.collect.counting.dispatch_mode import OperatorCounter
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog
@@ -349,8 +349,8 @@ class _Counter(OperatorCounter):
         super().__init__(scopes, extent)
         self._meter = meter
 
-    def record(self, call: Call) -> Any:
-        super().record(call)
+    def record(self, *call: Any) -> Any:
+        super().record(*call)
         self._meter.add()
 
 

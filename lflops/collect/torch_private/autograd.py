@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from operator import methodcaller
+from typing import Any
 
 from torch import Tensor
 from torch.autograd import Variable
@@ -50,9 +51,8 @@ def after_backward(callback: Callable[[], None]) -> None:
     Variable._execution_engine.queue_callback(callback)
 
 
-def sequence_number(node: Any) -> int:
-    """The number of an autograd node: its thread numbers them in the order in which it builds them."""
-    return cast("int", node._sequence_nr())
+sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")
+"""The number of an autograd node: its thread numbers them in the order in which it builds them."""
 
 
 def node_name(node: Any) -> str:

@@ -80,6 +80,11 @@ def run_kernel(operator: OpOverload, key: Any, args: Any, kwargs: Any) -> Any:
     return operator._op_dk(key, *args, **kwargs)
 
 
+def direct_call(operator: Any) -> Any:
+    """What a call of the operator calls, without the frame in between; any other function itself."""
+    return operator._op if type(operator) is OpOverload else operator
+
+
 def has_nested_kernel(operator: OpOverload) -> bool:
     """Whether any device has a kernel of this operator for nested tensors."""
     return any(_has_kernel(operator, keys[0]) for keys in NESTED.values())

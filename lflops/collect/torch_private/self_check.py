@@ -233,6 +233,7 @@ def _of_operators() -> dict[str, bool]:
         "composite operators do not decompose": operators.decompose(linear, (x, x), {}).item() == 2,
         "written arguments are not marked": operators.written_arguments(add_) == (("self", 0),),
         "fresh results are not marked": operators.makes_storage(matmul) and not operators.makes_storage(add_),
+        "an operator calls nothing else": operators.direct_call(matmul)(x, x.t()).item() == 2 and operators.direct_call(len) is len,
         "arguments have other names": [name for name, _ in operators.argument_names(matmul)] == ["self", "mat2"],
         "an operator's overloads are not listed": matmul in operators.overloads_of(aten.mm) and operators.overloads_of("mm") == [],
         "kernels for nested tensors are not marked": operators.has_nested_kernel(aten.matmul.default),
