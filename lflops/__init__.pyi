@@ -29,6 +29,7 @@ from lflops.lightning.monitor import FlopsMonitor as FlopsMonitor
 from lflops.loops.monitor import monitor as monitor
 from lflops.merging.merge import merge as merge
 from lflops.planning.best_checkpointing import best_checkpointing as best_checkpointing
+from lflops.planning.plan import plan as plan
 from lflops.profile.json_file import load as load
 from lflops.profile.model import Profile as Profile
 from lflops.report.explanation import explain as explain

@@ -37,6 +37,7 @@ PUBLIC = [
     "measure",
     "merge",
     "monitor",
+    "plan",
     "register_formula",
     "roofline",
     "scope",

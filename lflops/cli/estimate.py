@@ -104,8 +104,7 @@ def estimate(
         mixed=mixed_precision(mp, reduce),
         progress=sys.stderr.isatty(),
     )
-    with _modules_of_this_folder(), _errors_of_the_user(target):
-        build = _maker(target, seq, remote_code=trust_remote_code)
+    with builder_for(target, seq, remote_code=trust_remote_code) as build:
         largest = None
         with changes.autocast():
             plan = needed("search", "--ac best")(estimator, lambda: changes.applied(target, build(samples)), budget) if searches else None
@@ -241,6 +240,13 @@ def _adapter_rank(lora: str | None) -> int | None:
     if not rank.isdecimal() or not int(rank):
         raise UsageError(f"--lora {lora}: give the rank, as r=16")
     return int(rank)
+
+
+@contextlib.contextmanager
+def builder_for(target: str, tokens: int | None, *, remote_code: bool) -> Iterator[Callable[[int], Any]]:
+    """What makes the subject of a target from a number of samples. Modules of this folder are found, and errors are named by the target."""
+    with _modules_of_this_folder(), _errors_of_the_user(target):
+        yield _maker(target, tokens, remote_code=remote_code)
 
 
 def _maker(target: str, tokens: int | None, *, remote_code: bool) -> Callable[[int], Any]:
