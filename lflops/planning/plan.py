@@ -18,7 +18,7 @@ from lflops.collect.inputs.arguments import check_whole, describe
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, named
 from lflops.planning.block_trials import memory_of
-from lflops.planning.work_sheets import Case, Sheet, WorkSheets, along, dimension_of, peak_of
+from lflops.planning.work_sheets import Case, Sheet, WorkSheets, dimension_of, moved, peak_of
 from lflops.profile.model import Communication, Profile
 
 PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
@@ -258,15 +258,15 @@ class _Search:
     def _sheet(self, family: _Family, policy: Policy, samples: int, x: float) -> Sheet:
         low, high = min(family.estimated), max(family.estimated)
         sheets = {each: self._sheets.sheet(Case(policy, samples, family.estimated[each])) for each in (low, high)}
-        return along(sheets[low], sheets[high], (x - low) / (high - low)) if high > low else sheets[low]
+        return moved(sheets[low], sheets[low], sheets[high], (x - low) / (high - low)) if high > low else sheets[low]
 
     def _more_samples(self, family: _Family, policy: Policy, x: float, one: Sheet, samples: int) -> Sheet:
         """The sheet of more samples. Where only weights are sharded, a sample adds the same on any number of ranks."""
         if any("tensor" in mesh for mesh in family.meshes.values()):
-            return along(one, self._sheet(family, policy, 2, x), samples - 1)
+            return moved(one, one, self._sheet(family, policy, 2, x), samples - 1)
         x = min(family.estimated)
         low, more = (self._sheets.sheet(Case(policy, number, family.estimated[x])) for number in (1, 2))
-        return {key: one.get(key, 0.0) + (samples - 1) * (more.get(key, 0.0) - low.get(key, 0.0)) for key in {**one, **more}}
+        return moved(one, low, more, samples - 1)
 
     def _room(self, peak: float, reserved: float | None = None) -> Room:
         found = room(int(peak), self._chip, ranks=self._gpus, reserved_bytes=None if reserved is None else int(reserved))

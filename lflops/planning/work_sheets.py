@@ -5,7 +5,7 @@ Any other case is a point on them. Bytes are the most in each part of the step, 
 """
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
@@ -20,12 +20,14 @@ from lflops.collect.model.module_tree import blocks_in
 from lflops.planning.block_trials import Fold, folded, folds_of, full_names
 from lflops.profile.model import Cell, Communication, Memory, Profile
 from lflops.profile.module_names import ancestry
+from lflops.profile.series import gathered
 
 KEPT = 5  # blocks of a run in a folded model; a second one has one less
 
 Sheet = Mapping[tuple[Any, ...], float]
 Role = tuple[str, ...]  # blocks that do the same, by their names in the whole model; or one name
 
+_WORK_KINDS = ("cell", "communication")  # what is no bytes of a moment
 _WORK = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
 
 
@@ -37,9 +39,10 @@ class Case(NamedTuple):
     mesh: Mapping[str, int]
 
 
-def along(low: Sheet, high: Sheet, share: float) -> Sheet:
-    """The sheet on the line through two others, `share` of the distance from the first one to the second."""
-    return {key: low.get(key, 0.0) + (high.get(key, 0.0) - low.get(key, 0.0)) * share for key in {**high, **low}}
+def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
+    """A sheet, and `share` times what `high` has beyond `low`. Moments of the step that are not in all three are left out."""
+    keys = [key for key in {**sheet, **high, **low} if key[0] in _WORK_KINDS or (key in sheet and key in low and key in high)]
+    return {key: sheet.get(key, 0.0) + (high.get(key, 0.0) - low.get(key, 0.0)) * share for key in keys}
 
 
 class WorkSheets:
@@ -68,8 +71,7 @@ class WorkSheets:
             whole = longer
             for place, fold in enumerate(folds):
                 shorter, _ = self._estimated(case, [*folds[:place], fold._replace(kept=KEPT - 1), *folds[place + 1 :]])
-                one = along(shorter, longer, 1.0 + fold.length - KEPT)
-                whole = {name: whole.get(name, 0.0) + value - longer.get(name, 0.0) for name, value in one.items()}
+                whole = moved(whole, shorter, longer, fold.length - KEPT)
             self._known[key] = whole
         return self._known[key]
 
@@ -112,7 +114,7 @@ class WorkSheets:
             raise ValueError("nothing was estimated")
         cells: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
         for (*key, field), value in sheet.items():
-            if key and key[0] in ("cell", "communication"):
+            if key and key[0] in _WORK_KINDS:
                 cells[tuple(key)][field] = value
         work: list[Cell] = []
         collectives: list[Communication] = []
@@ -184,20 +186,36 @@ def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
     for each in steps[-1].communication:
         for field in ("calls", "bytes"):
             sheet["communication", place(each.module)[0], each.collective, each.phase, field] += getattr(each, field)
+    same = gathered((role, short) for short, role in roles.items()).values()
+    order = {short: (index, index - len(blocks)) for blocks in same for index, short in enumerate(blocks)}
     for step in steps:
-        _add_memory(sheet, step.memory, place)
+        _add_memory(sheet, step.memory, place, order)
     return dict(sheet)
 
 
-def _add_memory(sheet: dict[tuple[Any, ...], float], memory: Memory | None, place: Callable[[str], tuple[Role, str]]) -> None:
-    before = 0
+def _add_memory(
+    sheet: dict[tuple[Any, ...], float],
+    memory: Memory | None,
+    place: Callable[[str], tuple[Role, str]],
+    order: Mapping[str, tuple[int, int]],
+) -> None:
+    before, seen = 0, Counter[tuple[str, str, str]]()
+    after: tuple[Any, ...] = ()  # the block before, for what is in none
     for moment in () if memory is None else memory.timeline:
         role, below = place(moment.module)
         highest, gradients = moment.highest_bytes or moment.live_bytes, moment.by_category.gradients
-        known = {("bytes", role, below, moment.phase): highest, ("gradients",): gradients if moment.phase == "optimizer" else 0}
-        if moment.phase != "optimizer":
-            known["bytes without gradients", role, below, moment.phase] = highest - gradients
-            known["new gradient",] = gradients - before
-        for key, value in known.items():
-            sheet[key] = max(sheet.get(key, 0.0), value)
+        at = moment.module, moment.phase, moment.operator
+        # Blocks run the same operators, so that their number says which one it is; the rest of the model has more in a deeper one.
+        places = order[moment.module.removesuffix(below)] if role != ("",) else (0,)  # from the first and from the last one of its role
+        after = after if role == ("",) else (role, *places)
+        known: dict[tuple[Any, ...], int] = {("gradients",): gradients if moment.phase == "optimizer" else 0}
+        for number in places:
+            key = (after if role == ("",) else (role, number, seen[at]), below, moment.operator, moment.phase)
+            known["bytes", *key] = highest
+            if moment.phase != "optimizer":
+                known["bytes without gradients", *key] = highest - gradients
+                known["new gradient",] = gradients - before
+        seen[at] += 1
+        for name, value in known.items():
+            sheet[name] = max(sheet.get(name, 0.0), value)
         before = gradients

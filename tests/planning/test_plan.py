@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 import lflops
-from lflops.analyze.memory.room import CONTEXT_BYTES, CUBLAS_BYTES, FRAGMENTATION, NCCL_BYTES, USABLE
+from lflops.analyze.memory.room import CONTEXT_BYTES, CUBLAS_BYTES, NCCL_BYTES, USABLE
 from lflops.analyze.speed.prediction import Prediction, predict
 from lflops.collect.estimate.changes import Changes, Policy, mixed_precision
 from lflops.collect.estimate.estimate import Estimator, Subject, subject_of
 from lflops.hardware.chips import Hardware, named
 from lflops.planning.plan import Configuration, Plan, _is_tie, _ranked, name_of, plan
-from lflops.planning.work_sheets import Case, WorkSheets, along, peak_of
+from lflops.planning.work_sheets import Case, WorkSheets, moved, peak_of
 from tests.analyze.speed.test_prediction import RATES, linear
 from tests.analyze.speed.test_prediction import chip as round_chip
 
@@ -65,8 +65,8 @@ def small(memory: float) -> Hardware:
 
 @cache
 def planned() -> Plan:
-    """Four GPUs with 32 samples."""
-    return plan(build, 32, gpus=4, hardware="H100 SXM")
+    """Two GPUs with 16 samples."""
+    return plan(build, 16, gpus=2, hardware="H100 SXM", devices_per_host=1)
 
 
 def estimator(mesh: Mapping[str, int], precision: str = "bf16") -> Estimator:
@@ -91,9 +91,9 @@ def sheets() -> WorkSheets:
 def test_lines_through_small_estimates_reach_the_peak_and_the_time_of_a_whole_one(mesh: Mapping[str, int], policy: Policy) -> None:
     """Five samples of 12 blocks, from one and two samples of four and five: the bytes within 0.5 %, the time within 0.1 %."""
     tried = sheets()
-    corner = {**mesh, "replica": 2} if "data" in mesh else mesh
+    corner = {"replica": 2, **mesh} if "data" in mesh else mesh
     one, two = (tried.sheet(Case(policy, samples, corner)) for samples in (1, 2))
-    sheet = along(one, two, 4.0)
+    sheet = moved(one, one, two, 4.0)
     whole = tried.whole(Case(policy, 5, mesh))
     assert whole.memory is not None
     assert whole.memory.peak_bytes == pytest.approx(peak_of(sheet), rel=0.005)
@@ -106,7 +106,7 @@ def test_lines_through_small_estimates_reach_the_peak_and_the_time_of_a_whole_on
 
 @pytest.mark.parametrize("mesh", [{}, {"data": 4}], ids=name_of)
 def test_gradients_of_earlier_micro_batches_stay_in_memory(mesh: Mapping[str, int]) -> None:
-    """Two micro batches in a step of the estimate's own say the same peak within 1 %."""
+    """Two micro batches in a step of the estimate's own have that peak, or up to 2 % less."""
 
     def twice(model: nn.Module, x: Tensor) -> None:
         for _ in range(2):
@@ -120,7 +120,7 @@ def test_gradients_of_earlier_micro_batches_stay_in_memory(mesh: Mapping[str, in
     sheet = tried.sheet(Case("none", 3, mesh))
     whole = estimator(mesh).run(make)
     assert whole.memory is not None
-    assert whole.memory.peak_bytes == pytest.approx(peak_of(sheet, accumulates=True), rel=0.01)
+    assert 0.98 * peak_of(sheet, accumulates=True) <= whole.memory.peak_bytes <= peak_of(sheet, accumulates=True)
     assert peak_of(sheet, accumulates=True) > 1.02 * peak_of(sheet)
 
 
@@ -141,7 +141,7 @@ def test_the_first_is_estimated_as_a_whole_and_fits() -> None:
     assert profile.memory is not None
     assert first.room.tensor_bytes == profile.memory.peak_bytes
     assert (first.rank, first.room.verdict) == (1, "fits")
-    assert first.micro_batch * first.accumulation * 4 == 32
+    assert first.micro_batch * first.accumulation * 2 == 16
     assert "ms of" in first.reason or "own work" in first.reason
 
 
@@ -150,17 +150,15 @@ def test_what_does_not_fit_is_left_out_with_the_bytes_that_it_needs() -> None:
     parameters = WIDTH * WIDTH + WIDTH + 8 * WIDTH + 8 + BLOCKS * (8 * WIDTH * WIDTH + 5 * WIDTH)
     weights = 16 * parameters
     besides = CONTEXT_BYTES + CUBLAS_BYTES + NCCL_BYTES
-    found = plan(build, 8, gpus=4, hardware=small((weights + besides) / USABLE))
-    assert "DDP 4" in found.left_out
-    assert "parameters, gradients and optimizer alone need" in found.left_out["DDP 4"]
-    assert {"FSDP2 4"} <= {each.name for each in found.configurations}
-    plenty = plan(build, 8, gpus=4, hardware=small(2 * (weights * (1 + FRAGMENTATION) + besides) / USABLE))
-    assert "DDP 4" in {each.name for each in (*plenty.configurations, *plenty.not_predicted)}
+    found = plan(build, 4, gpus=2, hardware=small((weights + besides) / USABLE), devices_per_host=1)
+    assert "parameters, gradients and optimizer alone need" in found.left_out["DDP 2"]
+    assert "FSDP2 2" in {each.name for each in (*found.configurations, *found.not_predicted)}
+    assert "DDP 2" in {each.name for each in planned().configurations}
 
 
 def test_nothing_fits_into_no_memory() -> None:
     """And each mesh says why."""
-    found = plan(build, 8, gpus=2, hardware=small(3e9))
+    found = plan(build, 8, gpus=2, hardware=small(3e9), devices_per_host=1)
     assert ((), (), None) == (found.configurations, found.not_predicted, found.profile)
     assert {"DDP 2", "FSDP2 2"} <= found.left_out.keys()
 
@@ -222,9 +220,9 @@ def test_tensor_parallelism_has_a_lower_bound_and_its_collectives() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"batch": 0}, "plan: batch=0: give a whole number, 1 or more"),
-        ({"gpus": 2.5}, "plan: gpus=2.5: give a whole number, 1 or more"),
-        ({"batch": 3}, "plan: batch=3: no mesh of gpus=4 divides it: give a multiple of 4"),
+        ({"batch": 0}, "plan: batch=0: give a whole number, at least 1"),
+        ({"gpus": 2.5}, "plan: gpus=2.5: give a whole number, at least 1"),
+        ({"batch": 3, "devices_per_host": 1}, "plan: batch=3: no mesh of gpus=4 divides it: give a multiple of 4"),
         ({"precision": "half"}, "plan: precision='half': give one of bf16-mixed"),
         ({"optimizer": None}, "plan: optimizer=None: give a name"),
         ({"optimizer": "adamx"}, "plan: optimizer='adamx': give one of"),
