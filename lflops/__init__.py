@@ -31,6 +31,7 @@ _HOMES = {
     "roofline": "lflops.analyze.speed.roofline",
     "scope": "lflops.collect.attribution.hooks",
     "utilization": "lflops.analyze.speed.utilization",
+    "what_if": "lflops.analyze.speed.what_if",
 }
 
 _OF_EXTRAS = ("FlopsProfiler", "best_checkpointing", "get_model_profile", "plan")  # `extras.py` has their modules

@@ -42,6 +42,7 @@ PUBLIC = [
     "roofline",
     "scope",
     "utilization",
+    "what_if",
 ]
 
 
