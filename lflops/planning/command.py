@@ -77,13 +77,15 @@ def _parts(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableTy
     if found.configurations:
         yield ""
         yield _table(found.configurations[:top], found, tokens)
-        yield text(f"ties share a place; {_more(found.configurations, top)}memory is what the chip has to hold on each GPU", "dim")
+        yield text(f"{found.configurations[0].name} has {found.configurations[0].reason}")
+        yield prose(f"Ties share a place; {_more(found.configurations, top)}! is a tight fit.", "dim")
     if found.not_predicted:
         rows = found.not_predicted[:top]
         yield ""
         reasons = {re.sub(r"\d", "", each.why_not or ""): each.why_not for each in rows}  # one of those that differ in a number
         yield prose(f"not predicted: {'; '.join(filter(None, reasons.values()))}")
         yield _bounds(rows)
+        yield from (text(f"{each.name} has {each.reason}") for each in rows[:1] if each.reason)
         yield text(f"{_more(found.not_predicted, top)}these are lower bounds, and not an order", "dim")
     if found.left_out:
         yield ""
@@ -122,7 +124,9 @@ def _table(rows: Sequence["Configuration"], found: "Plan", tokens: int | None) -
 
 
 def _bounds(rows: Sequence["Configuration"]) -> FittedTable:
-    columns = {**_columns(rows), "at least": [units.duration(each.least_seconds) for each in rows], "of it": [each.reason for each in rows]}
+    columns = {**_columns(rows), "at least": [units.duration(each.least_seconds) for each in rows]}
+    if any(each.tensor_seconds for each in rows):
+        columns["not hidden"] = [units.duration(each.tensor_seconds) for each in rows]
     return FittedTable("mesh", [each.name for each in rows], columns)
 
 

@@ -48,6 +48,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
         room: What it needs of the chip's memory, and whether that fits.
         predicted: The time of a step with all its micro batches; `None` where nothing was fitted, for which `why_not` has the reason.
         least_seconds: A lower bound of that time.
+        tensor_seconds: The part of it in collectives of tensor parallelism at the bandwidth of the links, which nothing hides.
         rank: Its place by time. Those with the same are a tie. 0 where nothing is predicted.
         reason: What its time goes to besides the model's own work.
     """
@@ -61,6 +62,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     predicted: Prediction | None
     why_not: str | None
     least_seconds: float | None
+    tensor_seconds: float
     reason: str
     rank: int = 0
 
@@ -245,6 +247,7 @@ class _Search:
             predicted=None if predicted is None else replace(predicted, by_module={}),
             why_not=None if predicted is not None else why_not(profile, self._chip),
             least_seconds=None if bound is None else once + (bound.seconds - once) * accumulation + tensor,
+            tensor_seconds=tensor,
             reason=_reason(predicted, tensor, recomputes=policy != "none"),
         )
 
@@ -354,7 +357,7 @@ def _is_tie(one: Prediction, other: Prediction) -> bool:
 def _reason(predicted: Prediction | None, tensor: float, *, recomputes: bool) -> str:
     """What takes time besides the model's own work."""
     if tensor:
-        return f"tensor parallelism: at least {units.duration(tensor)} of collectives that nothing hides"
+        return f"at least {units.duration(tensor)} of tensor parallelism's collectives, which nothing hides"
     if predicted is None:
         return ""
     parts = {
@@ -362,4 +365,4 @@ def _reason(predicted: Prediction | None, tensor: float, *, recomputes: bool) ->
         "recomputing": predicted.recomputed * recomputes,
     }
     named_parts = sorted(((seconds, name) for name, seconds in parts.items() if seconds >= MINOR * predicted.seconds), reverse=True)
-    return ", ".join(f"{units.duration(seconds)} of {name}" for seconds, name in named_parts) or "nearly all is the model's own work"
+    return ", ".join(f"{units.duration(seconds)} of {name}" for seconds, name in named_parts) or "little besides the model's own work"
