@@ -318,7 +318,7 @@ def _dividing(family: _Family, batch: int) -> tuple[_Family, list[Mesh]]:
 
 
 def _data_ranks(mesh: Mesh) -> int:
-    """Ranks that have samples of their own."""
+    """Ranks with different samples."""
     return mesh.get("replica", 1) * mesh.get("data", 1)
 
 

@@ -1,8 +1,7 @@
-"""What a measured step would take if something in it were gone, longer or shorter: a pure function of its profile.
+"""What a measured step would take after a change: a pure function of its profile.
 
-The mean clean step is divided into its phases. A change takes seconds from phases, or multiplies them, and each change has an error: a
-phase is measured in clean steps, a module by hooks in other ones, and what is multiplied need not grow in proportion. `ERRORS` has these
-as shares of what changes. Overlap is not known: on a device a wait that goes may uncover another one, so exposed communication may stay.
+The mean clean step is divided into its phases. A change takes seconds from phases, or multiplies them. Each has an error, a share
+of what changes. On a device a wait that goes may uncover another one: exposed communication may stay.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +31,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     """The time of a step after changes.
 
     Attributes:
-        measured: Seconds of the mean clean step, as it is.
+        measured: Seconds of the mean clean step, unchanged.
         seconds: Of the changed step, between `low` and `high`.
         phases: The seconds of its phases.
     """
