@@ -187,16 +187,8 @@ class _Search:
         ranked = _ranked(each for each in found if each.predicted is not None)
         others = sorted((each for each in found if each.predicted is None), key=lambda each: each.least_seconds or 0.0)
         profile = self._check(ranked or others)
-        return Plan(
-            hardware=self._chip.name,
-            gpus=self._gpus,
-            batch=self._batch,
-            configurations=tuple(ranked),
-            not_predicted=tuple(others),
-            left_out=self._left_out,
-            estimates=self._sheets.estimates,
-            profile=profile,
-        )
+        its: Any = {"hardware": self._chip.name, "gpus": self._gpus, "batch": self._batch, "estimates": self._sheets.estimates}
+        return Plan(configurations=tuple(ranked), not_predicted=tuple(others), left_out=self._left_out, profile=profile, **its)
 
     def _of_family(self, family: _Family) -> list[Configuration]:
         """Those that fit. What does not fit with one sample is not estimated with two."""

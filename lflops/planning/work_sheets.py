@@ -5,6 +5,7 @@ Any other case is a point on them. Bytes are the most in each part of the step, 
 """
 
 import contextlib
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -67,7 +68,10 @@ class WorkSheets:
     def sheet(self, case: Case) -> Sheet:
         """The sheet of a case, as the whole model has it."""
         if (key := repr(case)) not in self._known:
-            longer, folds = self._estimated(case, None)
+            try:
+                longer, folds = self._estimated(case, None)
+            except Exception:  # noqa: BLE001 - some models do not run with fewer blocks: what is wrong with the whole one comes up below
+                longer, folds = self._estimated(case, [])
             whole = longer
             for place, fold in enumerate(folds):
                 shorter, _ = self._estimated(case, [*folds[:place], fold._replace(kept=KEPT - 1), *folds[place + 1 :]])
@@ -83,6 +87,8 @@ class WorkSheets:
 
     def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> tuple[Sheet, Sequence[Fold]]:
         self.estimates += 1
+        if self._progress:
+            sys.stderr.write(f"\rplan: {self.estimates} estimates ")
         estimator, chosen = self._estimator(case.mesh), folds
         steps: list[Profile] = []
         estimator.watch = steps.append
@@ -126,16 +132,12 @@ class WorkSheets:
                     work.append(Cell(module=module, operator=operator, phase=phase, dtype=dtype, **each))
                 elif (ranks := mesh.get(dimension_of(key[0]), 1)) > 1:
                     collective, phase = key
-                    calls, nbytes = max(each["calls"], 1), each["bytes"]
-                    one = Communication(
-                        module=module, phase=phase, collective=collective, group="", group_size=ranks, calls=calls, bytes=nbytes
-                    )
-                    collectives.append(one)
+                    its: Any = {"calls": max(each["calls"], 1), "bytes": each["bytes"], "group": "", "group_size": ranks}
+                    collectives.append(Communication(module=module, phase=phase, collective=collective, **its))
         root = self.template.modules[""]
         rows = {above for _, role, *_ in cells for module in role for above in ancestry(module)}
-        its = {"cells": tuple(work), "communication": tuple(collectives), "modules": dict.fromkeys(["", *rows], root)}
-        run = replace(self.template.run, world_size=prod(mesh.values()))
-        return replace(self.template, **its, memory=None, run=run)
+        run, modules = replace(self.template.run, world_size=prod(mesh.values())), dict.fromkeys(["", *rows], root)
+        return replace(self.template, cells=tuple(work), communication=tuple(collectives), modules=modules, memory=None, run=run)
 
 
 def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> float:
@@ -145,7 +147,7 @@ def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> floa
     """
     highest = [value for (kind, *of), value in sheet.items() if kind == "bytes" and phase in ("", of[-1])]
     if accumulates:
-        held = sheet["gradients",] + sheet["new gradient",]
+        held = sheet.get(("gradients",), 0.0) + sheet.get(("new gradient",), 0.0)
         highest += [value + held for (kind, *_), value in sheet.items() if kind == "bytes without gradients"]
     return max(highest, default=0.0)
 
