@@ -19,8 +19,8 @@ from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PASSES
 
-ERRORS: Mapping[str, float] = {"phase": 0.1, "module": 0.25, "recompute": 0.25, "scaled": 0.15}
-"""The error of a change as a share of it: of a phase and a module that go, of what is recomputed, of what is multiplied."""
+ERRORS: Mapping[str, float] = {"phase": 0.1, "module": 0.25, "recompute": 0.25, "scaled": 0.15, "batch": 0.25}
+"""The error of a change as a share of it: of a phase and a module that go, of what is recomputed, of what is multiplied, of a larger batch."""
 
 STEP_ERROR = 0.03  # of a step, from one run of the same code to the next
 RECOMPUTE, COMMUNICATION = "recompute", "communication"  # parts that are no phase
@@ -99,7 +99,7 @@ def what_if(
     if accumulation is not None and not (_is_number(accumulation) and accumulation >= 1 and accumulation == int(accumulation)):
         raise ProfileError(f"what_if: accumulation={accumulation!r}: give a whole number, at least 1")
     batches = 1.0 if accumulation is None else accumulation / (profile.run.accumulation or 1)
-    step.repeat(batch, ERRORS["scaled"])
+    step.repeat(batch, ERRORS["batch"])
     step.repeat(batches, ERRORS["phase"])
     seconds = sum(phase.seconds for phase in step.phases.values())
     error = hypot(*(phase.error for phase in step.phases.values()), (times.seconds.error or 0.0), STEP_ERROR * seconds)
