@@ -20,7 +20,7 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.records import PASSES
 
 ERRORS: Mapping[str, float] = {"phase": 0.1, "module": 0.25, "recompute": 0.25, "scaled": 0.15, "batch": 0.25}
-"""The error of a change as a share of it: of a phase and a module that go, of what is recomputed, of what is multiplied, of a larger batch."""
+"""The error of a change as a share of it: a phase or module that goes, what is recomputed, what is multiplied, a larger batch."""
 
 STEP_ERROR = 0.03  # of a step, from one run of the same code to the next
 RECOMPUTE, COMMUNICATION = "recompute", "communication"  # parts that are no phase
