@@ -31,9 +31,10 @@ _HOMES = {
     "roofline": "lflops.analyze.speed.roofline",
     "scope": "lflops.collect.attribution.hooks",
     "utilization": "lflops.analyze.speed.utilization",
+    "what_if": "lflops.analyze.speed.what_if",
 }
 
-_OF_EXTRAS = ("FlopsProfiler", "best_checkpointing", "get_model_profile")  # `extras.py` has their modules
+_OF_EXTRAS = ("FlopsProfiler", "best_checkpointing", "get_model_profile", "plan")  # `extras.py` has their modules
 
 __all__ = sorted([*_HOMES, *_OF_EXTRAS])  # noqa: PLE0605 - type checkers read the stub, and Python takes any list
 

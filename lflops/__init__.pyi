@@ -6,6 +6,7 @@ from lflops.analyze.compare.diff import diff as diff
 from lflops.analyze.ranks.imbalance import imbalance as imbalance
 from lflops.analyze.speed.roofline import roofline as roofline
 from lflops.analyze.speed.utilization import utilization as utilization
+from lflops.analyze.speed.what_if import what_if as what_if
 from lflops.collect.attribution.hooks import scope as scope
 from lflops.collect.calibration.calibrate import calibrate as calibrate
 from lflops.collect.count import count as count
@@ -29,6 +30,7 @@ from lflops.lightning.monitor import FlopsMonitor as FlopsMonitor
 from lflops.loops.monitor import monitor as monitor
 from lflops.merging.merge import merge as merge
 from lflops.planning.best_checkpointing import best_checkpointing as best_checkpointing
+from lflops.planning.plan import plan as plan
 from lflops.profile.json_file import load as load
 from lflops.profile.model import Profile as Profile
 from lflops.report.explanation import explain as explain

@@ -13,7 +13,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "deepspeed": ("api:FlopsProfiler", "api:get_model_profile", "api:arguments_of", "text.summary:summary"),
     "figures": ("pictures:pictures", "pictures:save_memory_figure", "pictures:save_roofline_figure"),
     "ncu": ("command:show_kernels",),
-    "planning": ("best_checkpointing:best_checkpointing", "best_checkpointing:search"),
+    "planning": ("command:add_commands", "best_checkpointing:best_checkpointing", "best_checkpointing:search", "plan:plan"),
     "snapshots": ("command:add_commands", "explain:explain_snapshot"),
     "trace_analysis": ("command:add_commands", "command:diff_traces", "command:show_trace_roofline"),
 }

@@ -109,7 +109,7 @@ MAY_IMPORT |= {
     "deepspeed": VALUE | {"analyze", "pypi:torch", "collect", "collect.inputs", "collect.model", "collect.timing", "deepspeed.text"},
     "figures": VALUE | ANALYSES | {"pypi:matplotlib"},
     "ncu": VALUE | COMMAND | {"analyze.speed"},
-    "planning": VALUE | {"pypi:torch", "analyze.memory", "analyze.speed", "collect.inputs", "collect.model", "collect.estimate"},
+    "planning": VALUE | COMMAND | {"pypi:torch", "analyze.memory", "analyze.speed", "collect.inputs", "collect.model", "collect.estimate"},
     "snapshots": VALUE | COMMAND | {"report.payload"},
     "trace_analysis": VALUE | COMMAND | FORMULAS | {"traces", "analyze.compare", "analyze.speed"},
 }

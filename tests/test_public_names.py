@@ -37,10 +37,12 @@ PUBLIC = [
     "measure",
     "merge",
     "monitor",
+    "plan",
     "register_formula",
     "roofline",
     "scope",
     "utilization",
+    "what_if",
 ]
 
 

@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.memory.room import room_for
 from lflops.analyze.memory.sharding import Sharded, sharded
-from lflops.analyze.speed.prediction import Prediction, why_not
+from lflops.analyze.speed.prediction import Prediction, predict, why_not
 from lflops.cli.output import BYTES, UsageError, draw, help_of, name_file, save_memory, write_json
 from lflops.errors import LflopsError
 from lflops.extras import needed
@@ -57,6 +57,7 @@ def estimate(
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help=HELP["memory"])] = None,
     lora: Annotated[str | None, typer.Option(metavar="r=N", help=HELP["lora"])] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=HELP["trust_remote_code"])] = False,
+    accumulation: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["accumulation"])] = 1,
     tokens: Annotated[float | None, typer.Option(metavar="N", min=1, help=HELP["tokens"])] = None,
     price: Annotated[float | None, typer.Option(metavar="N", min=0, help=HELP["price"])] = None,
     depth: Annotated[int, typer.Option(metavar="N", help=HELP["depth"])] = -1,
@@ -104,8 +105,7 @@ def estimate(
         mixed=mixed_precision(mp, reduce),
         progress=sys.stderr.isatty(),
     )
-    with _modules_of_this_folder(), _errors_of_the_user(target):
-        build = _maker(target, seq, remote_code=trust_remote_code)
+    with builder_for(target, seq, remote_code=trust_remote_code) as build:
         largest = None
         with changes.autocast():
             plan = needed("search", "--ac best")(estimator, lambda: changes.applied(target, build(samples)), budget) if searches else None
@@ -116,8 +116,10 @@ def estimate(
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
-    training = None if tokens is None else Training(tokens, price, (largest or samples) * (seq or _tokens_of_a_sample(target)))
-    show = _write if as_json else partial(_draw, depth=depth, training=training)
+    rank_tokens = 0 if tokens is None else (largest or samples) * accumulation * (seq or _tokens_of_a_sample(target))
+    training = None if tokens is None else Training(tokens, price, rank_tokens)
+    predicted = predict(profile, accumulation=accumulation)
+    show = partial(_write if as_json else partial(_draw, depth=depth, training=training), predicted=predicted)
     show(analyze(profile), _sharded(profile, ranks), plan, largest)
     name_file(figure, as_json=as_json)
 
@@ -178,19 +180,21 @@ def _samples(batch: str) -> int:
     return int(batch)
 
 
-def _write(analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, largest: int | None) -> None:
+def _write(
+    analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, largest: int | None, *, predicted: Prediction | None
+) -> None:
     profile = analysis.profile
     room = room_for(profile, profile.run.hardware)
-    predicted: dict[str, Any] = {
+    more: dict[str, Any] = {
         "room": room,
         "bounds": analysis.lower_bound,
-        "predicted": analysis.predicted,
+        "predicted": predicted,
         "checkpointed": analysis.checkpointed,
         "sharded": of_ranks,
     }
     chosen = None if plan is None else {**asdict(plan), "peak_bytes": plan.peak_bytes, "code": plan.code()}
-    predicted["plan"] = None if chosen is None else {name: value for name, value in chosen.items() if name != "profile"}
-    write_json({"profile": profile, "fits": None if room is None else room.verdict == "fits", "largest_batch": largest, **predicted})
+    more["plan"] = None if chosen is None else {name: value for name, value in chosen.items() if name != "profile"}
+    write_json({"profile": profile, "fits": None if room is None else room.verdict == "fits", "largest_batch": largest, **more})
 
 
 def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
@@ -201,7 +205,14 @@ def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
 
 
 def _draw(
-    analysis: Analysis, of_ranks: tuple[Sharded, ...], plan: Any | None, largest: int | None, *, depth: int, training: Training | None
+    analysis: Analysis,
+    of_ranks: tuple[Sharded, ...],
+    plan: Any | None,
+    largest: int | None,
+    *,
+    depth: int,
+    training: Training | None,
+    predicted: Prediction | None,
 ) -> None:
     try:
         table = render(analysis, depth=depth)
@@ -212,7 +223,6 @@ def _draw(
     parts += [render_sharded(of_ranks)] if of_ranks else []
     parts += [render_lower_bound(analysis.lower_bound)] if analysis.lower_bound is not None else []
     if analysis.chip is not None:
-        predicted = analysis.predicted
         more = training.lines(predicted, analysis.profile.run.world_size) if training is not None and predicted is not None else ()
         parts.append(render_prediction(predicted, why_not(analysis.profile, analysis.chip), more))
     draw(Group(*(each for part in parts for each in (part, ""))))
@@ -241,6 +251,13 @@ def _adapter_rank(lora: str | None) -> int | None:
     if not rank.isdecimal() or not int(rank):
         raise UsageError(f"--lora {lora}: give the rank, as r=16")
     return int(rank)
+
+
+@contextlib.contextmanager
+def builder_for(target: str, tokens: int | None, *, remote_code: bool) -> Iterator[Callable[[int], Any]]:
+    """What makes the subject of a target from a number of samples. Modules of this folder are found, and errors are named by the target."""
+    with _modules_of_this_folder(), _errors_of_the_user(target):
+        yield _maker(target, tokens, remote_code=remote_code)
 
 
 def _maker(target: str, tokens: int | None, *, remote_code: bool) -> Callable[[int], Any]:

@@ -18,6 +18,7 @@ from lflops.cli.roofline import roofline
 from lflops.cli.run import run
 from lflops.cli.selftest import selftest
 from lflops.cli.show import show
+from lflops.cli.what_if import what_if
 from lflops.cli.why import why
 from lflops.cli.window import window
 from lflops.errors import LflopsError
@@ -32,7 +33,7 @@ def schema(*, of_why: Annotated[bool, typer.Option("--why", help="That of what `
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, why, diff, html, estimate, roofline, hardware, ledger, window, selftest, schema):
+for command in (show, why, what_if, diff, html, estimate, roofline, hardware, ledger, window, selftest, schema):
     app.command()(command)
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
 for add_commands in offered("add_commands", "the command line"):

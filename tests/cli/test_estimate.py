@@ -122,6 +122,8 @@ def test_the_time_of_a_step_and_what_a_training_costs(capsys: pytest.CaptureFixt
     predicted = json.loads(capsys.readouterr().out)["predicted"]
     assert predicted["low"] < predicted["seconds"] < predicted["high"]
     assert predicted["seconds"] == pytest.approx(sum(predicted["by_kind"].values()))
+    assert 0 == main(["estimate", "planned:sized", *options, "--accumulation", "3", "--json"])
+    assert json.loads(capsys.readouterr().out)["predicted"]["seconds"] == pytest.approx(3 * predicted["seconds"])  # there is no optimizer
 
 
 def test_a_step_that_is_not_predicted_says_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
             `communication` that nothing hides.
         by_phase: `forward`, `backward` with what is recomputed, `optimizer`, `other`.
         by_module: Of each row and all below it.
+        recomputed: The part of `backward` in which the device computes again.
     """
 
     hardware: str
@@ -81,6 +82,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     by_kind: Mapping[str, float]
     by_phase: Mapping[str, float]
     by_module: Mapping[str, float]
+    recomputed: float = 0.0
 
 
 @functools.cache
@@ -129,6 +131,7 @@ def predict(
     *,
     network: float | None = None,
     devices_per_host: int = DEVICES_PER_HOST,
+    accumulation: int = 1,
     rates: Rates | None = None,
 ) -> Prediction | None:
     """Predict the seconds of a step from its work; `None` where nothing was fitted, for which `why_not` has the reason.
@@ -138,6 +141,7 @@ def predict(
         hardware: The chip; `None` is that of the profile.
         network: What a device sends to other hosts, bytes/s; `None` is that of the vendor's own hosts.
         devices_per_host: How many devices share a host, whose links are faster than the network.
+        accumulation: Micro batches of a step, of which the profile has one. Under FSDP2 each gathers and reduces; DDP's last one reduces.
         rates: Your own; `None` are those that lflops ships.
     """
     rates = rates or fitted()
@@ -145,7 +149,7 @@ def predict(
     family = None if chip is None else rates.family(chip)
     if chip is None or family is None or why_not(profile, chip, rates) is not None:
         return None
-    return _Step(profile, chip, family, rates, network=network, devices_per_host=devices_per_host).prediction()
+    return _Step(profile, chip, family, rates, network=network, devices_per_host=devices_per_host).prediction(accumulation)
 
 
 class _Step:
@@ -164,8 +168,8 @@ class _Step:
         self._profile, self._chip, self._rates, self._family = profile, chip, rates, family
         self._network, self._devices_per_host = network or family.network_bytes_per_second, devices_per_host
 
-    def prediction(self) -> Prediction:
-        profile, rates = self._profile, self._rates
+    def prediction(self, accumulation: int = 1) -> Prediction:
+        profile, rates, recomputed = self._profile, self._rates, 0.0
         kinds: defaultdict[str, float] = defaultdict(float)
         phases: defaultdict[str, float] = defaultdict(float)
         modules = dict.fromkeys(profile.modules, 0.0)
@@ -174,12 +178,15 @@ class _Step:
         for cell in profile.cells:
             kind, seconds = self._device(cell)
             above = ancestry(cell.module)
+            computing[next((each for each in above if each in units), ""), step_phase(cell.phase)] += seconds
+            seconds *= 1 if cell.phase == "optimizer" else accumulation
             kinds[kind] += seconds
             phases[step_phase(cell.phase)] += seconds
-            computing[next((each for each in above if each in units), ""), step_phase(cell.phase)] += seconds
+            recomputed += seconds if cell.phase == "recompute" else 0.0
             for row in above:
                 modules[row] += seconds
-        for (unit, phase), seconds in self._waits(computing).items():
+        for (unit, phase), once in self._waits(computing).items():
+            seconds = once * (accumulation if units else 1)
             kinds["communication"] += seconds
             phases[phase] += seconds
             for row in ancestry(unit):
@@ -193,6 +200,7 @@ class _Step:
             by_kind={kind: seconds for kind, seconds in kinds.items() if seconds},
             by_phase=dict(phases),
             by_module=modules,
+            recomputed=recomputed,
         )
 
     def _device(self, cell: Cell) -> tuple[str, float]:

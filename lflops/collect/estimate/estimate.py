@@ -167,6 +167,8 @@ def batch_of(caller: str, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def subject_of(caller: str, made: Any) -> Subject:
     """The subject from what a user's function returned: a model, its batch and perhaps a loss."""
+    if isinstance(made, Subject):
+        return made
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise CountError(f"{caller}: it gave {describe(made)}: it has to give (model, batch) or (model, batch, loss)")
     model, batch, loss = made if len(made) == 3 else (*made, None)

@@ -1,0 +1,231 @@
+"""Changes of real trainings on this CPU: predicted by `lflops.what_if` from a profile of the original, then measured.
+
+    python -m benchmarks.what_if [WORD ...]
+
+A word chooses the changes whose name has it. The original and the changed training run in turn, several times; a measured ratio is
+the median of these pairs. An interval holds if that ratio is in it.
+"""
+
+import contextlib
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import lflops
+from benchmarks.results import record
+
+WIDTH, BLOCKS, ROWS, STEPS, PAIRS = 192, 6, 128, 24, 5
+
+
+class Block(nn.Module):
+    """Two layers beside a residual."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input and what the layers make of it."""
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Repeated(nn.Module):
+    """A layer that runs several times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times, self.layer = times, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer, applied as often."""
+        for _ in range(self.times):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+class Training(NamedTuple):
+    """A training. Its fields are what changes change."""
+
+    rows: int = ROWS
+    blocks: int = BLOCKS
+    wide: int = 4  # of the first block: its hidden width over the model's
+    further: int = 0  # times that a further module runs
+    dtype: torch.dtype = torch.float32
+    recompute: bool = False
+    wait: float = 0.0  # seconds of CPU time that the loader takes for a batch
+    items: int = 0  # how often a step asks for the values of a large tensor
+    clip: bool = False
+    optimizer: str = "adamw"
+    foreach: bool = False
+    accumulation: int = 1
+    attention: int = 0  # tokens; 0 is none
+
+    def model(self) -> nn.Module:
+        """Its model."""
+        torch.manual_seed(0)
+        return Model(self).to(self.dtype)
+
+
+class Model(nn.Module):
+    """Blocks, perhaps attention before them, and a further module."""
+
+    def __init__(self, of: Training) -> None:
+        super().__init__()
+        self.of = of
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True) if of.attention else None
+        self.blocks = nn.ModuleList(Block(WIDTH * (of.wide if index == 0 else 4)) for index in range(of.blocks))
+        self.further = Repeated(of.further) if of.further else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All, one after the other."""
+        if self.attention is not None:
+            x = x.view(-1, self.of.attention, WIDTH)
+            x = (x + self.attention(x, x, x, need_weights=False)[0]).reshape(-1, WIDTH)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.of.recompute else block(x)
+        return x if self.further is None else self.further(x)
+
+
+def busy(seconds: float) -> None:
+    """Use the CPU for so long."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def loader(of: Training, batches: int) -> Iterator[Tensor]:
+    """Batches, each after its wait."""
+    x = torch.randn(of.rows, WIDTH, dtype=of.dtype)
+    for _ in range(batches):
+        busy(of.wait)
+        yield x
+
+
+def step(of: Training, model: nn.Module, optimizer: Any, x: Tensor, *, last: bool, monitor: Any = None) -> None:
+    """One batch. A monitor is told of clipping, which no hook sees."""
+    loss = model(x).square().mean() / of.accumulation
+    loss.backward()
+    for _ in range(of.items):
+        x.sort().values.sum().item()
+    if not last:
+        return
+    if of.clip:
+        with contextlib.nullcontext() if monitor is None else monitor.phase("clip"):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def started(of: Training) -> tuple[nn.Module, Any]:
+    """The model and its optimizer."""
+    model = of.model()
+    kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    return model, kinds[of.optimizer](model.parameters(), lr=1e-6, foreach=of.foreach)
+
+
+def profiled(of: Training) -> lflops.Profile:
+    """The profile of a training, as a user has it."""
+    model, optimizer = started(of)
+    schedule = lflops.Schedule(wait=3, warmup=1, active=16)
+    how: dict[str, Any] = {"schedule": schedule, "trace": False, "ledger": False, "log": lambda _: None}
+    with lflops.monitor(model, optimizer, accumulation=of.accumulation, **how) as monitor:
+        for index, x in enumerate(monitor.data(loader(of, 48 * of.accumulation))):
+            with monitor.step(x):
+                step(of, model, optimizer, x, last=(index + 1) % of.accumulation == 0, monitor=monitor)
+    return monitor.profiles[-1]
+
+
+def seconds(of: Training) -> float:
+    """Of a step without lflops: the median."""
+    model, optimizer = started(of)
+    took, begin = [], time.perf_counter()
+    for index, x in enumerate(loader(of, STEPS * of.accumulation)):
+        step(of, model, optimizer, x, last=(last := (index + 1) % of.accumulation == 0))
+        if last:
+            took.append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+    gc.collect()
+    return median(took[3:])
+
+
+class Change(NamedTuple):
+    """What is changed in a training, and the question that predicts it."""
+
+    name: str
+    before: Training
+    after: dict[str, Any]
+    question: Callable[[lflops.Profile], Any]
+
+
+def asks(**question: Any) -> Callable[[lflops.Profile], Any]:
+    """A question."""
+    return lambda profile: lflops.what_if(profile, **question)
+
+
+PLAIN = Training()
+CHANGES = [
+    Change("loader's wait removed", Training(wait=0.02), {"wait": 0.0}, asks(without="data")),
+    Change("loader's wait halved", Training(wait=0.02), {"wait": 0.01}, asks(scale={"data": 0.5})),
+    Change("a short wait removed", Training(wait=0.003), {"wait": 0.0}, asks(without="data")),
+    Change("last of six blocks removed", PLAIN, {"blocks": 5}, asks(without="blocks.5")),
+    Change("three of six blocks removed", PLAIN, {"blocks": 3}, asks(without=["blocks.3", "blocks.4", "blocks.5"])),
+    Change("first block twice as wide", PLAIN, {"wide": 8}, asks(scale={"blocks.0": 2.0, "optimizer": 7 / 6})),
+    Change("first block half as wide", PLAIN, {"wide": 2}, asks(scale={"blocks.0": 0.5, "optimizer": 11 / 12})),
+    Change("a further module removed", Training(further=4), {"further": 0}, asks(without="further")),
+    Change("a further module twice as fast", Training(further=8), {"further": 4}, asks(scale={"further": 0.5})),
+    Change("recomputing off", Training(recompute=True), {"recompute": False}, asks(without="recompute")),
+    Change("recomputing off, large batch", Training(recompute=True, rows=512), {"recompute": False}, asks(without="recompute")),
+    Change(
+        "float64 to float32",
+        Training(dtype=torch.float64),
+        {"dtype": torch.float32},
+        asks(scale=dict.fromkeys(["forward", "backward", "optimizer"], 0.5)),
+    ),
+    Change(".item() removed", Training(items=8), {"items": 0}, asks(without="other")),
+    Change("batch doubled", PLAIN, {"rows": 2 * ROWS}, asks(batch=2)),
+    Change("batch halved", PLAIN, {"rows": ROWS // 2}, asks(batch=0.5)),
+    Change("batch times four", PLAIN, {"rows": 4 * ROWS}, asks(batch=4)),
+    Change("two batches accumulated", PLAIN, {"accumulation": 2}, asks(accumulation=2)),
+    Change("accumulation off", Training(accumulation=4), {"accumulation": 1}, asks(accumulation=1)),
+    Change("clipping removed", Training(clip=True), {"clip": False}, asks(without="clip")),
+    Change("attention removed", Training(attention=64), {"attention": 0}, asks(without="attention")),
+]
+
+
+def main() -> None:
+    """Predict and measure, and write the table."""
+    torch.set_num_threads(1)
+    words = sys.argv[1:]
+    rows, held = [], 0
+    for change in CHANGES:
+        if words and not any(word in change.name for word in words):
+            continue
+        profile = profiled(change.before)
+        found = change.question(profile)
+        after = change.before._replace(**change.after)
+        pairs = [(seconds(change.before), seconds(after)) for _ in range(PAIRS)]
+        measured = median(b / a for a, b in pairs)
+        low, predicted, high = (each / found.measured for each in (found.low, found.seconds, found.high))
+        held += low <= measured <= high
+        rows.append(
+            f"| {change.name} | {1e3 * found.measured:.1f} ms | {predicted:.2f} ({low:.2f} to {high:.2f}) | {measured:.2f} "
+            f"| {measured / predicted - 1:+.0%} | {'yes' if low <= measured <= high else 'no'} |"
+        )
+        sys.stderr.write(rows[-1] + "\n")
+    table = ["| change | step | predicted of it | measured | off by | in the interval |", "|---|--:|--:|--:|--:|---|", *rows]
+    lines = [*table, "", f"{held} of {len(rows)} intervals hold. Steps without lflops; each ratio is the median of {PAIRS} pairs."]
+    if words:
+        print("\n".join(lines))
+    else:
+        record("what_if.py", "What-ifs, predicted and measured", lines)
+
+
+if __name__ == "__main__":
+    main()

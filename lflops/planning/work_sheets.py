@@ -1,0 +1,223 @@
+"""The work and the memory of a rank as numbers by key, which are lines in the batch, in the depth, and in one over the ranks.
+
+A few estimates of small cases show the lines: of one and two samples, of a model with few of its equal blocks, on few ranks and on many.
+Any other case is a point on them. Bytes are the most in each part of the step, so that a peak may move from one part to another.
+"""
+
+import contextlib
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+from torch import nn
+
+from lflops.collect.estimate.changes import Policy, checkpointed
+from lflops.collect.estimate.estimate import Estimator, Subject
+from lflops.collect.model.module_tree import blocks_in
+from lflops.planning.block_trials import Fold, folded, folds_of, full_names
+from lflops.profile.model import Cell, Communication, Memory, Profile
+from lflops.profile.module_names import ancestry
+from lflops.profile.series import gathered
+
+KEPT = 5  # blocks of a run in a folded model; a second one has one less
+
+Sheet = Mapping[tuple[Any, ...], float]
+Role = tuple[str, ...]  # blocks that do the same, by their names in the whole model; or one name
+
+_WORK_KINDS = ("cell", "communication")  # what is no bytes of a moment
+_WORK = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
+
+
+class Case(NamedTuple):
+    """What an estimate is of."""
+
+    policy: Policy
+    samples: int
+    mesh: Mapping[str, int]
+
+
+def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
+    """A sheet, and `share` times what `high` has beyond `low`. Moments of the step that are not in all three are left out."""
+    keys = [key for key in {**sheet, **high, **low} if key[0] in _WORK_KINDS or (key in sheet and key in low and key in high)]
+    return {key: sheet.get(key, 0.0) + (high.get(key, 0.0) - low.get(key, 0.0)) * share for key in keys}
+
+
+class WorkSheets:
+    """Estimates of one model, whose runs of equal blocks are folded, as sheets of the whole model."""
+
+    def __init__(
+        self,
+        estimator: Callable[[Mapping[str, int]], Estimator],
+        make: Callable[[int], Subject],
+        context: Callable[[Mapping[str, int]], AbstractContextManager[Any]],
+        *,
+        progress: bool = False,
+    ) -> None:
+        """Take what makes the estimator of a mesh, the subject of a number of samples, and the context in which a mesh's ranks run."""
+        self._estimator, self._make, self._context = estimator, make, context
+        self._known: dict[str, Sheet] = {}
+        self._progress = progress
+        self.blocks: list[str] = []  # that can recompute, in the whole model
+        self.estimates = 0
+        self.template: Profile | None = None  # any estimate: what sheets do not have
+
+    def sheet(self, case: Case) -> Sheet:
+        """The sheet of a case, as the whole model has it."""
+        if (key := repr(case)) not in self._known:
+            try:
+                longer, folds = self._estimated(case, None)
+            except Exception:  # noqa: BLE001 - some models do not run with fewer blocks: what is wrong with the whole one comes up below
+                longer, folds = self._estimated(case, [])
+            whole = longer
+            for place, fold in enumerate(folds):
+                shorter, _ = self._estimated(case, [*folds[:place], fold._replace(kept=KEPT - 1), *folds[place + 1 :]])
+                whole = moved(whole, shorter, longer, fold.length - KEPT)
+            self._known[key] = whole
+        return self._known[key]
+
+    def whole(self, case: Case) -> Profile:
+        """The estimate of a whole model."""
+        self.estimates += 1
+        with contextlib.ExitStack() as stack, self._context(case.mesh):
+            return self._estimator(case.mesh).run(lambda: self._prepared(case, [], stack))
+
+    def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> tuple[Sheet, Sequence[Fold]]:
+        self.estimates += 1
+        if self._progress:
+            sys.stderr.write(f"\rplan: {self.estimates} estimates ")
+        estimator, chosen = self._estimator(case.mesh), folds
+        steps: list[Profile] = []
+        estimator.watch = steps.append
+
+        def make() -> Subject:
+            nonlocal chosen
+            subject = self._make(case.samples)
+            blocks = blocks_in(subject.model)
+            self.blocks = [name for name, block in blocks.items() if _is_recomputable(block)]
+            chosen = [fold._replace(kept=KEPT) for fold in folds_of(blocks)] if folds is None else folds
+            roles.update(_roles(chosen, list(blocks)))
+            return self._prepared(case, chosen, stack, subject)
+
+        roles: dict[str, Role] = {}
+        with contextlib.ExitStack() as stack, self._context(case.mesh):
+            self.template = estimator.run(make)
+        return _sheet(steps[-2:], roles), chosen or ()
+
+    def _prepared(self, case: Case, folds: Sequence[Fold], stack: contextlib.ExitStack, subject: Subject | None = None) -> Subject:
+        subject = self._make(case.samples) if subject is None else subject
+        stack.enter_context(folded(subject.model, folds))
+        blocks = {name: block for name, block in blocks_in(subject.model).items() if _is_recomputable(block)}
+        stack.enter_context(checkpointed(blocks, dict.fromkeys(blocks, case.policy)))
+        return subject
+
+    def profile(self, sheet: Sheet, mesh: Mapping[str, int]) -> Profile:
+        """The work of a sheet as one of a mesh's ranks does it, with the names of blocks in place of those of modules."""
+        if self.template is None:
+            raise ValueError("nothing was estimated")
+        cells: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+        for (*key, field), value in sheet.items():
+            if key and key[0] in _WORK_KINDS:
+                cells[tuple(key)][field] = value
+        work: list[Cell] = []
+        collectives: list[Communication] = []
+        for (kind, role, *key), values in cells.items():
+            each = {field: round(value / len(role)) for field, value in values.items()}
+            for module in role:
+                if kind == "cell":
+                    _, operator, phase, dtype = key
+                    work.append(Cell(module=module, operator=operator, phase=phase, dtype=dtype, **each))
+                elif (ranks := mesh.get(dimension_of(key[0]), 1)) > 1:
+                    collective, phase = key
+                    its: Any = {"calls": max(each["calls"], 1), "bytes": each["bytes"], "group": "", "group_size": ranks}
+                    collectives.append(Communication(module=module, phase=phase, collective=collective, **its))
+        root = self.template.modules[""]
+        rows = {above for _, role, *_ in cells for module in role for above in ancestry(module)}
+        run, modules = replace(self.template.run, world_size=prod(mesh.values())), dict.fromkeys(["", *rows], root)
+        return replace(self.template, cells=tuple(work), communication=tuple(collectives), modules=modules, memory=None, run=run)
+
+
+def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> float:
+    """The most bytes alive, also in one phase only.
+
+    With accumulation the gradients of earlier micro batches are alive in all of forward and backward, and one that is added to them.
+    """
+    highest = [value for (kind, *of), value in sheet.items() if kind == "bytes" and phase in ("", of[-1])]
+    if accumulates:
+        held = sheet.get(("gradients",), 0.0) + sheet.get(("new gradient",), 0.0)
+        highest += [value + held for (kind, *_), value in sheet.items() if kind == "bytes without gradients"]
+    return max(highest, default=0.0)
+
+
+def _is_recomputable(block: nn.Module) -> bool:
+    return next(block.children(), None) is not None
+
+
+def dimension_of(collective: str) -> str:
+    """The dimension of the mesh over which it goes."""
+    if collective in ("_allgather_base_", "_reduce_scatter_base_"):
+        return "data"
+    return "replica" if collective == "allreduce_" else "tensor"
+
+
+def _roles(folds: Sequence[Fold], blocks: Sequence[str]) -> Iterator[tuple[str, Role]]:
+    """The role of each block by its name in the folded model: of a folded run, the first, the last, and all between."""
+    between = [tuple(map(fold.block, range(fold.first + 1, fold.first + fold.length - 1))) for fold in folds]
+    inside = {name: role for role in between for name in role}
+    for short, name in full_names(folds, blocks).items():
+        yield short, inside.get(name, (name,))
+
+
+def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
+    """The work of the last step, and of all of them the most bytes by part of the step."""
+    sheet: defaultdict[tuple[Any, ...], float] = defaultdict(float)
+
+    def place(module: str) -> tuple[Role, str]:
+        for above in ancestry(module):
+            if above in roles:
+                return roles[above], module[len(above) :]
+        return ("",), module
+
+    for cell in steps[-1].cells:
+        role, below = place(cell.module)
+        for field in _WORK:
+            sheet["cell", role, below, cell.operator, cell.phase, cell.dtype, field] += getattr(cell, field)
+    for each in steps[-1].communication:
+        for field in ("calls", "bytes"):
+            sheet["communication", place(each.module)[0], each.collective, each.phase, field] += getattr(each, field)
+    same = gathered((role, short) for short, role in roles.items()).values()
+    order = {short: (index, index - len(blocks)) for blocks in same for index, short in enumerate(blocks)}
+    for step in steps:
+        _add_memory(sheet, step.memory, place, order)
+    return dict(sheet)
+
+
+def _add_memory(
+    sheet: dict[tuple[Any, ...], float],
+    memory: Memory | None,
+    place: Callable[[str], tuple[Role, str]],
+    order: Mapping[str, tuple[int, int]],
+) -> None:
+    before, seen = 0, Counter[tuple[str, str, str]]()
+    after: tuple[Any, ...] = ()  # the block before, for what is in none
+    for moment in () if memory is None else memory.timeline:
+        role, below = place(moment.module)
+        highest, gradients = moment.highest_bytes or moment.live_bytes, moment.by_category.gradients
+        at = moment.module, moment.phase, moment.operator
+        # Blocks run the same operators, so that their number says which one it is; the rest of the model has more in a deeper one.
+        places = order[moment.module.removesuffix(below)] if role != ("",) else (0,)  # from the first and from the last one of its role
+        after = after if role == ("",) else (role, *places)
+        known: dict[tuple[Any, ...], int] = {("gradients",): gradients if moment.phase == "optimizer" else 0}
+        for number in places:
+            key = (after if role == ("",) else (role, number, seen[at]), below, moment.operator, moment.phase)
+            known["bytes", *key] = highest
+            if moment.phase != "optimizer":
+                known["bytes without gradients", *key] = highest - gradients
+                known["new gradient",] = gradients - before
+        seen[at] += 1
+        for name, value in known.items():
+            sheet[name] = max(sheet.get(name, 0.0), value)
+        before = gradients
