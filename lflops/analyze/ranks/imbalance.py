@@ -344,9 +344,9 @@ def _cause_of(profile: Profile, rank: int, ratio: float | None) -> tuple[Cause |
         return "chip", None
     if activity is None or not activity.late:
         return None, None
-    if activity.other_threads is not None and activity.other_threads >= EXPLAINED * activity.late:
-        return "thread", None
-    return ("preempted" if (activity.waited or 0.0) >= EXPLAINED * activity.late else None), None
+    explained: dict[Cause, float] = {"thread": activity.other_threads or 0.0, "preempted": activity.waited or 0.0}
+    cause = max(explained, key=explained.__getitem__)  # whoever waits for a core has other threads that run meanwhile
+    return (cause if explained[cause] >= EXPLAINED * activity.late else None), None
 
 
 def _work_ratio(macs: Mapping[int, int | None], rank: int) -> float | None:
