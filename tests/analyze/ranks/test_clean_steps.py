@@ -212,6 +212,9 @@ def test_the_cause_is_named_with_its_evidence() -> None:
 
     thread = first(given(shared(30, plant, thread_cpu=busy, cpu_user=process, cpu_system=lambda *_: 0.0, thread_waited=lambda *_: 0.0)))
     assert "thread" == thread.cause
+    both: dict[str, Any] = {"thread_cpu": busy, "cpu_user": process, "cpu_system": lambda *_: 0.0}
+    for waited, cause in ((9e-3, "preempted"), (7e-3, "thread")):  # of 10 ms, where other threads computed for 8
+        assert cause == first(given(shared(30, everywhere, **both, thread_waited=lambda rank, _, waited=waited: waited * rank))).cause
     longer = first(given(shared(30, plant, tokens=lambda rank, _: 512 + 512 * rank)))
     assert ("work", 2.0) == (longer.cause, longer.work_ratio)
     counted = first(given(shared(30, plant), macs=(1000, 3100)))
