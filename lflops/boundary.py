@@ -134,10 +134,7 @@ class Undo:
 
 
 def call_each(functions: Iterable[Callable[[], object]]) -> None:
-    """Call all of them, also after one that fails, and raise what was raised first, an interrupt before all else.
-
-    One that is interrupted is called once more.
-    """
+    """Call all of them, one that is interrupted twice, and raise at the end what was raised first, an interrupt before all else."""
     failures: list[BaseException] = []
     for function in functions:
         for _ in range(2):

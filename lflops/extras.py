@@ -1,7 +1,4 @@
-"""Extras: folders that no training needs. Remove one with its line here, and everything else works as before.
-
-An extra imports what it likes of lflops, and nothing else of lflops imports an extra.
-"""
+"""Extras: folders that no training needs. Nothing else of lflops imports one: remove it with its line here, and the rest works."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module

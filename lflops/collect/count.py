@@ -101,10 +101,7 @@ def counting(*modules: nn.Module, ignore: Ignored = (), logical: Profile | None 
 
 
 class Counting:
-    """A count in progress, on the thread that enters it and on others that enter one of the modules.
-
-    `profile` is there when the `with` is left, also by an exception: then it is partial.
-    """
+    """A count in progress, on this thread and others that enter its modules. `profile` is there at its end; partial after an exception."""
 
     def __init__(
         self,

@@ -31,10 +31,7 @@ from lflops.profile.steps import Step
 
 @dataclass(frozen=True)
 class Pass:
-    """How to run one pass: `run` calls its argument where each further part begins; `first` is the name of the first part.
-
-    `prepare` runs before each pass and is not timed.
-    """
+    """How to run one pass: `run` calls its argument where a further part begins, `first` names the first. `prepare` is not timed."""
 
     run: Callable[[Divide], None]
     first: str

@@ -1,7 +1,4 @@
-"""A profile's figures: its roofline, and its live memory. They look as the page does.
-
-Each has its own canvas, so matplotlib's global state does not change.
-"""
+"""A profile's figures as the page draws them: roofline and live memory. Each has its own canvas, so matplotlib's state does not change."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
@@ -119,10 +116,7 @@ def _mark_peak(axes: Axes, nbytes: int, at: float | None, last: float) -> None:
 
 
 def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int | None) -> None:
-    """A stack of categories, the lasting ones below.
-
-    `operators` are the places of the moments; the peak lies behind the moment that `reached` it, where that is known.
-    """
+    """A stack of categories, the lasting ones below, over the places of `operators`; `reached` is the moment after which the peak lies."""
     parts = [moment.by_category for moment in memory.timeline]
     if reached is not None and memory.by_category:
         peak = ByCategory(**{name: memory.by_category.get(name, 0) for name in ByCategory._fields})

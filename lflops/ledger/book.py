@@ -1,7 +1,4 @@
-"""The account of one start, made of a recorder's marks: nanoseconds by category, and the steps that were slow.
-
-Each step is compared with the last ones of its size, by phase and by what the system has counted.
-"""
+"""The account of one start from its marks: nanoseconds by category, and slow steps, compared with the last ones of their size."""
 
 import math
 import statistics

@@ -33,10 +33,7 @@ class StepEnd(NamedTuple):
 
 
 class Recorder:
-    """Appends the marks of one process. What begins within another category ends before it.
-
-    `clock` has the account's nanoseconds; `schedule` reads when this thread ran and waited for a core.
-    """
+    """Appends the marks of one process; what begins within a category ends before it. `schedule` reads when its thread ran and waited."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, schedule: Callable[[], bytes | None] = unknown) -> None:
         self.marks: deque[tuple[int, str | StepEnd]] = deque()

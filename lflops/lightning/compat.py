@@ -13,10 +13,7 @@ _NAMES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def _packages() -> list[ModuleType]:
-    """Those that are installed.
-
-    Each, when it is loaded, makes itself the one in whose name the other logs; the user's, if it is there already, stays it.
-    """
+    """Those that are installed. Loading one makes it the one in whose name the other logs; one that was loaded before stays so."""
     users = [sys.modules[name] for name in _NAMES if name in sys.modules]
     logs = [_rank_zero(package).rank_zero_module.log for package in users]
     found = []

@@ -92,10 +92,7 @@ def _batches_left(trainer: Any, pl_module: Any) -> float:
 
 
 def _batches_of(trainer: Any, stage: str) -> float:
-    """Batches of a stage in which nothing is learned; infinity where that is not known.
-
-    Within a fit validations come again and again, and the schedule goes on from one to the next.
-    """
+    """Batches of a stage in which nothing is learned; infinity if unknown. Validations of a fit come again, with one schedule over all."""
     if trainer.state.fn.value != stage:
         return math.inf
     batches: float = sum(getattr(trainer, f"{stage}_loop").max_batches)

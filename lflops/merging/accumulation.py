@@ -19,10 +19,7 @@ Row = TypeVar("Row", bound=Any)
 
 
 def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
-    """The profiles of a step's batches as one profile.
-
-    Work, calls and uncounted operators are added up. Parameters and facts of the run are the last batch's, memory that of the highest peak.
-    """
+    """Merge the profiles of a step's batches. Work and calls are added up; facts are the last batch's, memory that of the highest peak."""
     if len(profiles) == 1:
         return profiles[0]
     last = profiles[-1]

@@ -200,10 +200,7 @@ def _by_work(place: Place, alone: Mapping[Place, tuple[int, Sequence[float]]], w
 
 
 def _everywhere(table: RankTable, usual: Mapping[Place, Series], late: _Lateness, rank: int) -> _Excess | None:
-    """The rank in all places where its device works, as far as its usual place is slower than the others'.
-
-    The place that is slowest is left out, so that it alone does not make the rank slow.
-    """
+    """The rank in all places where its device works, as far as it is usually slower there; the slowest place is left out."""
     places = [place for place in usual if rank in usual[place] and is_on_device(place)]
     if len(places) < 3:
         return None

@@ -207,10 +207,7 @@ _PHASES = (*PHASES, *OUTSIDE)
 
 
 def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
-    """Make a row for each place that several ranks have times of, in the order of `rows`.
-
-    Of equal ranks the first is the slow one; of two in the middle the faster one is the median.
-    """
+    """Make a row for each place that several ranks have times of, by `rows`. Of equal ranks the first is slow; of two medians the faster counts."""
     order = {row: number for number, row in enumerate(rows)}
     stats = []
     for place, series in table.seconds.items():

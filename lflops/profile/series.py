@@ -41,10 +41,7 @@ def sum_known(values: Iterable[Number | None]) -> Number | None:
 
 
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
-    """Indices of a series to keep: all of them, or the minimum and the maximum of each of equal buckets.
-
-    There are `most` at the most. The first, the last and those of `keep` are always among them.
-    """
+    """At most `most` indices of a series: minimum and maximum of equal buckets, the first, the last and those of `keep`; or all."""
     if len(values) <= most:
         return list(range(len(values)))
     kept = {0, len(values) - 1, *keep}

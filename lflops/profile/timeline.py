@@ -110,10 +110,7 @@ def longest(
     operators: Iterable[TimedWork] = (),
     kernels: Iterable[TimedWork] = (),
 ) -> StepTimeline:
-    """A timeline of the longest slices, operators and kernels, in the order of time.
-
-    A slice is never longer than the one around it, so none is left without that.
-    """
+    """A timeline of the longest slices, operators and kernels, in the order of time. The slice around one is no shorter."""
     modules = sorted(slices, key=lambda each: (-each.length, each.depth, each.start))
     works = [sorted(each, key=lambda work: (-work.length, work.start)) for each in (operators, kernels)]
     return StepTimeline(

@@ -313,10 +313,7 @@ def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> st
 
 
 def in_background(function: Callable[[], Result], name: str) -> Future[Result]:
-    """Call it in a thread that ends with the interpreter: a file system that hangs must not hold the exit.
-
-    So what it calls writes files under temporary names, and renames them.
-    """
+    """Call it in a thread that ends with the interpreter, so a hanging file system does not hold the exit. It renames whole files."""
     future: Future[Result] = Future()
 
     def call() -> None:

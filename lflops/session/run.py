@@ -132,10 +132,7 @@ class RunLedger:
             self._recorder.step_ends(self._logged_step() + 1, touched=touched, shapes=self._reader.shapes(batch))
 
     def stop(self, ended: str) -> None:
-        """The run has ended: "finished", or the class of the exception. What follows is after it. It can be called again.
-
-        An `OSError` where the file could not be written.
-        """
+        """End the run: "finished", or the class of the exception. It can be called again. An `OSError` if the file could not be written."""
         self._ends_step, self._logged_step = None, _none_done
         self._keeper.stop(ended)
         error, self._keeper.error = self._keeper.error, None

@@ -379,10 +379,7 @@ class Session:
             self._clean.append(step)
 
     def _hooks_more(self, window: Window) -> bool:
-        """Hook further steps for a window in which a module seems slow, and no one can tell. Returns whether it does.
-
-        Several ranks would disagree on it, and the next window wants clean steps.
-        """
+        """Hook further steps for a window in which a module seems slow, and no one can tell. Not on several ranks, which would disagree."""
         more, ordinal = window.more_hooked, self._step_clock.ordinal
         room = self._course.idle_until - ordinal
         if not more or more + WANTED > room or self._training.world_size > 1:

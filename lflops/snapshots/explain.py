@@ -1,7 +1,4 @@
-"""A snapshot explained: what is alive at its peak, who holds it, why memory ran out, and what to do.
-
-Each known cause has the bytes that it explains; the one that explains the failure is first.
-"""
+"""A snapshot explained: what is alive at its peak, who holds it, and why memory ran out: causes, the one with most bytes first."""
 
 import tomllib
 from collections import Counter
@@ -187,10 +184,7 @@ def explain_snapshot(content: Any, device: int | None, total: int) -> ExplainedM
 
 
 def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None = None) -> ExplainedMemory:
-    """Explain a snapshot of one device.
-
-    With the chip's memory, or the `total` that a process sees where that is known better, another process's share is known.
-    """
+    """Explain a snapshot of one device. The chip's memory, or the better known `total` of a process, tells another process's share."""
     peak = peak_of(snapshot)
     if total is None and chip is not None:
         known = chip.usable_bytes if chip.usable_bytes is not None else chip.memory_bytes

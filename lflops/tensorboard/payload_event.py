@@ -48,10 +48,7 @@ def inflated(value: object) -> bytes:
 
 
 def head(value: object) -> dict[str, Any]:
-    """Read what a list of windows shows of a summary's value; only its beginning is inflated. Values of another type are left out.
-
-    A `ValueError` says why it begins as no payload does, or is damaged there.
-    """
+    """Read a list's entry of a summary's value, inflating its beginning; `None` for other types. A `ValueError` says what is wrong."""
     beginning, inflating = _begin(value, _BEGINNING)
     if not inflating.eof and not inflating.unconsumed_tail and len(beginning) < _BEGINNING:
         raise ValueError(_CUT)

@@ -1,7 +1,4 @@
-"""Two runs of a model, module by module: what changed in their work and in the time that the same work takes; limits for the second.
-
-Modules are paired across wrappers and renames.
-"""
+"""Two runs of a model, module by module, paired across wrappers and renames: what changed in work and time; limits for the second."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

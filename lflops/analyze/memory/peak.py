@@ -75,10 +75,7 @@ def blocks_of(profile: Profile) -> list[str]:
 
 
 class Checkpointed(Struct, frozen=True, kw_only=True):
-    """Activation checkpointing of one block.
-
-    Its output stays where a later operator needs it, and all its activations exist while it is recomputed.
-    """
+    """Activation checkpointing of one block: its output stays where a later operator needs it; recomputing makes all its activations."""
 
     module: str
     saved_bytes: int  # its activations that are alive at the peak: the most that can be saved
@@ -131,10 +128,7 @@ def savings(
 
 
 def _of_logits(memory: Memory) -> int:
-    """The bytes of logits and the loss: storages that a softmax of the loss made, and those that are as large, or half or twice as large.
-
-    These are casts, gradients and the logits themselves.
-    """
+    """The bytes of logits and loss: storages of the loss's softmax, and those as large, half or twice as large: casts and gradients."""
     sizes = {each.bytes for each in memory.alive if each.operator.startswith("_log_softmax")}
     logits = {size * times // 2 for size in sizes for times in (1, 2, 4)}
     return sum(each.bytes for each in memory.alive if each.bytes in logits and each.category in ("activations", "temporary"))

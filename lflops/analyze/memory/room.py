@@ -51,10 +51,7 @@ class Room(Struct, frozen=True, kw_only=True):
 
 
 def room(tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_bytes: int | None = None) -> Room | None:
-    """The room for a peak of live tensors on a chip; `None` where the chip's memory is unknown.
-
-    From two ranks on NCCL has buffers. What the allocator reserves is given where it was simulated.
-    """
+    """The room for a peak of live tensors on a chip; `None` where its memory is unknown. `reserved` is the allocator's, if simulated."""
     if chip is None or chip.memory_bytes is None:
         return None
     usable = int(chip.usable_bytes if chip.usable_bytes is not None else chip.memory_bytes * USABLE)

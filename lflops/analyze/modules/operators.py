@@ -38,10 +38,7 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
 
 
 class UncountedOperator(Struct, frozen=True, kw_only=True):
-    """An operator that is in no total: what it did in all modules and phases.
-
-    Its own seconds in a step are from a trace: on the device where one was recorded; `None` without a trace of it.
-    """
+    """An operator that is in no total: what it did in all modules and phases. Its own seconds in a step are from a trace, or `None`."""
 
     operator: str
     modules: tuple[str, ...]

@@ -88,10 +88,7 @@ def _bursts(seconds: Sequence[float], *, least: float) -> Sequence[float]:
 
 
 def _by_chance(excess: RankExcess, bursts: Sequence[float], compared: RankComparison, ranks: int) -> float:
-    """The probability of so many bursts in one place, from how often ranks are so late elsewhere, and other ranks here.
-
-    A place is hit in proportion to its time. Bursts in a row are one.
-    """
+    """The probability of so many bursts in one place, in proportion to its time, by chance. Bursts in a row are one."""
     smallest, steps = bursts[-1], len(excess.excess)
     larger = [number for number in range(len(compared.jolts)) if compared.seconds * JOLT_RATIO**number <= smallest]
     rate = 0.0
@@ -327,10 +324,7 @@ def _with_cause(row: Row, profile: Profile) -> Row:
 
 
 def _cause_of(profile: Profile, rank: int, ratio: float | None) -> tuple[Cause | None, float | None]:
-    """The cause, as far as one is known, and for more work how many times that of the others.
-
-    `ratio` is the rank's time to the others'; `None` where that is not the same in all steps.
-    """
+    """The cause, if known, and for more work how many times that of the others. `ratio`: the rank's time to theirs, if always the same."""
     compared = profile.clean_comparison
     activity = next((each for each in compared.activity if each.rank == rank), None) if compared else None
     work = _work_ratio({each.rank: each.macs for each in profile.ranks}, rank)

@@ -62,10 +62,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
 
 def step_times(profile: Profile) -> StepTimes:
-    """Times over the clean steps.
-
-    Steps that were cold, recompiled, had new shapes, or waited for a validation or a checkpoint are left out.
-    """
+    """Times over the clean steps; those that were cold, recompiled, had new shapes, or waited for an event of the training are left out."""
     steps = [step for step in profile.steps if step.is_clean and step.seconds is not None]
     alone = len(profile.ranks) < 2  # with several ranks the steps have the samples of all, the run those of one
     mean = sum(step.seconds or 0.0 for step in steps) / len(steps) if steps else None
@@ -125,10 +122,7 @@ def _own_seconds(module: ModuleProfile, when: str) -> float:
 
 
 def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
-    """Seconds a step of all calls of each traced operator: on the device where one was recorded, else on the host; empty without a trace.
-
-    `own` leaves out the operators that it calls.
-    """
+    """Seconds a step of all calls of each traced operator, on the device where recorded; `own` leaves out the operators that it calls."""
     trace = profile.trace
     if trace is None or not trace.batches:
         return {}

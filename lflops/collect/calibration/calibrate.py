@@ -288,10 +288,7 @@ class _Task:
 
 
 def _fastest(machine: TorchMachine, clock: Clock, dtype: str, memory: float) -> _Task | None:
-    """The product in the fastest of the sizes that there is time and memory for.
-
-    It is not enough to stop where the rate does: a size can be slow by chance, and then all that is measured would be.
-    """
+    """The product in the fastest of the sizes that there is time and memory for: all of them, as one size can be slow by chance."""
     best: _Task | None = None
     left = SIZING_SECONDS
     for size in SIZES:

@@ -195,10 +195,7 @@ class Fakes:
 
     @contextlib.contextmanager
     def swapped_into(self, model: nn.Module) -> Iterator[None]:
-        """Replace all tensors of a model by fake ones, and restore them at the end.
-
-        Attributes that the model's code sets meanwhile, such as a cache or a counter, are restored as well.
-        """
+        """Replace all tensors of a model by fake ones. The end restores them, and attributes that its code sets, as a cache."""
         for module in model.modules():
             refuse_what_keeps_tensors(module)
         held = [(module, dict(vars(module))) for module in model.modules()]

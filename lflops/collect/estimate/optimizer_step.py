@@ -102,10 +102,7 @@ class Stepper:
         return loss if scaler is None or loss is None else lambda output: scaler.scale(loss(output))
 
     def step(self) -> None:
-        """Make one step and free the gradients.
-
-        With a scaler, this does what its own `step` does, except for asking whether all gradients are finite.
-        """
+        """Make one step and free the gradients. With a scaler, as its own `step`, without asking whether all gradients are finite."""
         if self._in_backward:
             return
         (optimizer,) = self._optimizers

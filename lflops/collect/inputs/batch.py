@@ -196,10 +196,7 @@ def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
 
 
 def samples_and_tokens(tensors: Iterable[Tensor]) -> tuple[int | None, int | None]:
-    """Samples: the size of dimension 0 that most tensors share. Tokens: the size of the first 2-d integer tensor.
-
-    A tensor that does not give its shape is passed over.
-    """
+    """Samples: the size of dimension 0 of most tensors; tokens: that of the first 2-d integer tensor. Some tensors do not give a shape."""
     first: list[int] = []
     tokens: int | None = None
     with without_overrides():

@@ -48,10 +48,7 @@ class Gradients:
 
 @contextlib.contextmanager
 def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) -> Iterator[None]:
-    """At the end, undo what passes did to the model, to gradients and to the random numbers.
-
-    A pass adds the leaves that it finds to `gradients`.
-    """
+    """At the end, undo what passes did to the model, to gradients, also of the leaves added to `gradients`, and to random numbers."""
     with contextlib.ExitStack() as undo:
         inputs = list(inputs)
         with torch.no_grad():

@@ -56,10 +56,7 @@ def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 class KeptGraphs:
-    """Keeps a copy of each graph that torch.compile makes from `start` to `stop`, so that compiled code can be counted.
-
-    That ends with the object too: a count may be made and never entered.
-    """
+    """Keeps a copy of each graph that torch.compile makes from `start` to `stop`, or to the object's end: a count may never be entered."""
 
     def start(self) -> None:
         """Begin, if torch.compile is loaded. To be called again where it may have been loaded since."""

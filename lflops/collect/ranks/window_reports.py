@@ -80,10 +80,7 @@ class RankWindow:
             seconds = min(2 * seconds, LONGEST_PAUSE)
 
     def collected(self, report: RankReport, pause: Callable[[float], object], is_over: Callable[[], bool]) -> Profile:
-        """Merge the reports that are there with rank 0's own. Of what all have in common one copy is read.
-
-        Ranks that are asked for their times are waited for until `is_over`.
-        """
+        """Merge the reports that are there with rank 0's own. Ranks that are asked for their times are waited for until `is_over`."""
         packed = pack(report)
 
         def blob(name: str) -> bytes:

@@ -126,10 +126,7 @@ def device_clock(device: torch.device) -> DeviceClock:
 
 @cache
 def event_seconds(device: torch.device) -> float | None:
-    """What an event costs, the host or the stream; `None` if the time between two events cannot be read.
-
-    To try it waits for the device, so it is done once.
-    """
+    """What an event costs, the host or the stream; `None` if the time between two cannot be read. It waits for the device, once."""
     clock, host = StreamClock(device), HostClock()
     try:
         trials = [(host.mark(), clock.mark(), clock.mark(), host.mark()) for _ in range(3)]

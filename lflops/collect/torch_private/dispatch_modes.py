@@ -78,10 +78,7 @@ def is_tracing() -> bool:
 
 
 def push_mode(mode: TorchDispatchMode) -> None:
-    """Put a mode on top of this thread's stack.
-
-    The mode's own `__enter__` would also mark it for dynamo, which then never again compiles the frames that it saw.
-    """
+    """Put a mode on top of this thread's stack. Its `__enter__` would also mark it for dynamo, which then skips the frames that it saw."""
     _python_dispatch._push_mode(mode)
 
 

@@ -78,10 +78,7 @@ _USERS: dict[int, weakref.ref[Any]] = {}
 
 
 def keep_graphs(user: object) -> None:
-    """Copy each graph that is compiled, until `release_graphs`, or the user's death; it is known until its code is gone.
-
-    Compilation is unchanged.
-    """
+    """Copy each graph that is compiled, until `release_graphs` or the user's death; it is known until its code is gone."""
     with _LOCK:
         _USERS[id(user)] = weakref.ref(user, partial(_release, id(user)))
         original: Any = OutputGraph.call_user_compiler

@@ -52,10 +52,7 @@ class CompiledGraph(NamedTuple):
 
 
 class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
-    """Writes down a graph's nodes with their modules, and what each kernel reads and writes. It changes nothing.
-
-    It has no state: inductor pickles it into the keys of its cache.
-    """
+    """Writes down a graph's nodes with their modules, and the bytes of each kernel. Inductor pickles it into keys, so it has no state."""
 
     def uuid(self) -> Any:
         """What goes into the cache's key: the form of the record, and the graph's modules.

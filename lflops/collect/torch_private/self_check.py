@@ -1,7 +1,4 @@
-"""The self-check: each private name of torch is tried where the right answer is known.
-
-A torch that has changed is then an error that says what changed, rather than wrong numbers.
-"""
+"""The self-check tries each private name of torch where the right answer is known: a changed torch is an error, not wrong numbers."""
 
 import functools
 import sys

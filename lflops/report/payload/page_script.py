@@ -1,7 +1,4 @@
-"""The page's modules joined into one script.
-
-A page from disk may not load modules from other files, and from a server one file comes sooner than forty that ask for each other.
-"""
+"""The page's modules joined into one script: from disk modules cannot load others, and from a server one file comes sooner than forty."""
 
 import posixpath
 import re

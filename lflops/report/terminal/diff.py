@@ -17,10 +17,7 @@ _LONG_NAME = 40
 def render_diff(
     diff: Diff, limits: Iterable[Limit] = (), faults: Iterable[tuple[str, str]] = (), *, everything: bool = False
 ) -> RenderableType:
-    """Two runs as text for a terminal, with the limits for the second one, and labels and sentences of faults.
-
-    With `everything`, also modules that did not change.
-    """
+    """Two runs for a terminal, with limits of the second, labels and sentences of faults; by `everything` also what did not change."""
     rows: list[tuple[str, RenderableType]] = []
     for fact, sides in diff.facts.items():
         before, after = (units.UNKNOWN if side is None else str(side) for side in sides)

@@ -62,10 +62,7 @@ class FittedTable:
     """Names with their figures; where the width is too small the last columns are left out, never digits."""
 
     def __init__(self, heading: str, names: Sequence[str], columns: Mapping[str, Sequence[str]], *, room: int | None = None) -> None:
-        """Take cells of each row by heading; `room` is the width of the names, as long as there is a column to leave out.
-
-        Without it the names have their own width, up to 40 letters.
-        """
+        """Take cells by heading; `room` is the names' width while a column can be left out, else their own, up to 40 letters."""
         self._heading, self._names, self._columns = heading, names, columns
         self._room = max(len(heading), min(max(map(len, names), default=0), _LONG_NAME)) if room is None else room
 

@@ -31,10 +31,7 @@ class _Ear(NamedTuple):
 
 
 class Phases:
-    """The phases that one training is in, the innermost last.
-
-    A driver enters and leaves them. A listener hears the end of those phases alone whose beginning it heard.
-    """
+    """The phases that one training is in, the innermost last; a driver enters and leaves them. Listeners hear ends of heard beginnings."""
 
     awaits_others = False  # whether backward may end with a wait for other ranks. A driver that finds it out tells of it by `wait`
 
