@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
+from lflops.boundary import wrap
 from lflops.errors import CountError, needed_by
 from lflops.ledger.account import Ledger
 from lflops.loops.monitor import LoopMonitor, monitor
 from lflops.profile.model import Profile
-from lflops.session.inputs.wrappers import wrap
 from lflops.session.outlets.loggers import loggers_of
 
 with needed_by("lflops.huggingface"):

@@ -94,11 +94,21 @@ MAY_IMPORT |= {
     | {"collect.inputs", "collect.torch_private", "pypi:torch", "pypi:wandb", "pypi:PIL", "ledger", "session.inputs", "tensorboard"},
     "session": VALUE | COLLECT | {"analyze", "ledger", "pypi:torch", "merging", "session.inputs", "session.window", "session.outlets"},
     "loops": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "session.outlets"},
-    "huggingface": {"errors", "profile", "ledger", "loops", "session.inputs", "session.outlets", "pypi:transformers", "pypi:torch"},
+    "huggingface": {
+        "errors",
+        "boundary",
+        "profile",
+        "ledger",
+        "loops",
+        "session.inputs",
+        "session.outlets",
+        "pypi:transformers",
+        "pypi:torch",
+    },
     "lightning": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "pypi:lightning", "pypi:pytorch_lightning"},
     "watch": {"errors", "boundary", "schedule", "collect.attribution", "collect.torch_private", "huggingface", "loops", "session"}
     | {"session.inputs", "pypi:torch"},
-    "lightning.injection": {"errors", "lightning", "watch"},
+    "lightning.injection": {"errors", "lightning", "session.inputs", "watch"},
     "__main__": {"cli"},
 }
 COMMAND = {"cli", "report", "report.lines", "report.terminal", "pypi:typer", "pypi:rich"}

@@ -7,18 +7,15 @@ from functools import cached_property
 from lflops.analyze.causes import Cause, causes
 from lflops.analyze.memory.peak import Checkpointed, Holder, checkpointed, holders, peak_moment
 from lflops.analyze.memory.room import Room, room_for
-from lflops.analyze.modules.busiest import BusyModules, busiest
 from lflops.analyze.modules.operators import Operator, UncountedOperator, operators, uncounted_operators
 from lflops.analyze.modules.outliers import Outliers, outliers
-from lflops.analyze.modules.repeats import identical_subtrees
-from lflops.analyze.modules.tree import Row, WorkCounts, flat, totals, tree, unsharded_macs
+from lflops.analyze.modules.tree import BusyModules, Row, WorkCounts, busiest, flat, identical_subtrees, totals, tree, unsharded_macs
 from lflops.analyze.ranks.communication import Collective, communication
 from lflops.analyze.ranks.imbalance import Imbalance, imbalance
 from lflops.analyze.speed.budget import Budget
-from lflops.analyze.speed.fused_bytes import Fusion, fusion
 from lflops.analyze.speed.peaks import chip_of
 from lflops.analyze.speed.prediction import Prediction, predict
-from lflops.analyze.speed.roofline import LazyRoofline, LowerBound, lower_bound
+from lflops.analyze.speed.roofline import Fusion, LazyRoofline, LowerBound, fusion, lower_bound
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.analyze.speed.utilization import Utilization, utilization_at
 from lflops.hardware.chips import Hardware

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.modules.busiest import TIMED_PHASES, BusyModules, total_seconds
 from lflops.analyze.modules.outliers import Outlier, explaining
+from lflops.analyze.modules.tree import TIMED_PHASES, BusyModules, total_seconds
 from lflops.analyze.ranks.imbalance import Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes

@@ -18,7 +18,7 @@ from matplotlib.transforms import Bbox
 
 from lflops import units
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.modules.repeats import fold_parts
+from lflops.analyze.modules.tree import fold_parts
 from lflops.analyze.speed.roofline import Ceiling, LazyRoofline, Point
 from lflops.errors import ProfileError
 from lflops.profile.model import Memory, Moment, Profile

@@ -1,4 +1,4 @@
-"""Factorisations and what solves with them: FLOPs by the leading terms of the textbook, and no MACs.
+"""Factorisations, what solves with them, and Fourier transforms: FLOPs by the leading terms of the textbook, and no MACs.
 
 Each step of a factorisation needs those before it, so a matrix unit's peak is no measure of it. The terms are those of Golub and Van Loan,
 "Matrix Computations" (fourth edition), for real [m, n] matrices. Where an iteration decides, as for eigenvalues, they are its usual number
@@ -15,11 +15,12 @@ of sweeps. What LAPACK does in blocks may be a few per cent more.
 | eigenvalues of a symmetric matrix | 4 n³ / 3; with vectors 9 n³ |
 | eigenvalues of any matrix | 10 n³; with vectors 25 n³ |
 | singular values | 2 m n² + 2 n³; with thin vectors 6 m n² + 20 n³; with all 4 m² n + 22 n³ |
+| Fourier transform of n complex numbers | 5 n log₂ n; where one side is real, half of that |
 """
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import prod
+from math import log2, prod
 
 from lflops.formulas.table import Cost, Formula, Shape, formula
 
@@ -151,3 +152,26 @@ def singular_values(a: Shape, *, full_matrices: bool = False, compute_uv: bool =
     if not compute_uv:
         return _each(a[:-2], 2 * m * n**2 + 2 * n**3)
     return _each(a[:-2], 4 * m**2 * n + 22 * n**3 if full_matrices else 6 * m * n**2 + 20 * n**3)
+
+
+def _fft(shape: Shape, dimensions: Sequence[int], each: float) -> Cost:
+    transformed = prod(shape[place] for place in dimensions)
+    return Cost(other_flops=round(each * prod(shape) * log2(transformed)) if transformed else 0)
+
+
+@formula("_fft_c2c")
+def fft(x: Shape, dim: Sequence[int]) -> Cost:
+    """Complex to complex."""
+    return _fft(x, dim, 5)
+
+
+@formula("_fft_r2c")
+def rfft(x: Shape, dim: Sequence[int]) -> Cost:
+    """Real to complex."""
+    return _fft(x, dim, 2.5)
+
+
+@formula("_fft_c2r")
+def irfft(x: Shape, dim: Sequence[int], *, out: Shape) -> Cost:
+    """Complex to real: as many operations as the way there."""
+    return _fft(out, dim, 2.5)

@@ -16,12 +16,11 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from lflops.boundary import Boundary, Undo
+from lflops.boundary import Boundary, Undo, wrap
 from lflops.collect.attribution.hooks import hook_optimizers
 from lflops.collect.timing.step_phases import OTHER, SYNC
 from lflops.collect.torch_private.autograd import after_backward
 from lflops.session.inputs.phases import RUN, Phases
-from lflops.session.inputs.wrappers import wrap
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")  # of the strategy: Lightning's own collectives
 SIGTERM_CHECK = "_broadcast_sigterm_tensor"  # of the training's loop: a broadcast before each batch, in newer Lightnings

@@ -17,12 +17,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lflops.boundary import Boundary, Undo
+from lflops.boundary import Boundary, Undo, wrap
 from lflops.collect.attribution.hooks import hook_model, hook_optimizers
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.torch_private.autograd import after_backward
 from lflops.session.inputs.phases import RUN, Phases
-from lflops.session.inputs.wrappers import wrap
 
 ENGINE_PHASES = {"backward": "backward", "clip_grad_norm_": "clip", "clip_grad_value_": "clip", "clip_gradients": "clip"}
 """Methods of a `Fabric` or an `Accelerator`, and the phase that each of them is."""

@@ -207,7 +207,7 @@ _PHASES = (*PHASES, *OUTSIDE)
 
 
 def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
-    """Make a row for each place that several ranks have times of, by `rows`. Of equal ranks the first is slow; of two medians the faster counts."""
+    """A row for each place with times of several ranks, by `rows`. Of equal ranks the first is slow, of two medians the faster counts."""
     order = {row: number for number, row in enumerate(rows)}
     stats = []
     for place, series in table.seconds.items():

@@ -6,7 +6,7 @@ from itertools import groupby
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.compare.diff import diff
-from lflops.analyze.modules.busiest import BusyModules
+from lflops.analyze.modules.tree import BusyModules
 from lflops.analyze.speed.utilization import flops_per_second
 from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline

@@ -11,8 +11,7 @@ from lflops.cli.output import UsageError, draw, help_of, write_json
 from lflops.hardware.chips import named
 from lflops.report.html import page_of_data, write
 from lflops.report.terminal.tables import prose
-from lflops.snapshots.compare import compare, compared_lines
-from lflops.snapshots.explain import explain, explained_lines
+from lflops.snapshots.explain import compare, compared_lines, explain, explained_lines
 from lflops.snapshots.page import snapshot_shown
 from lflops.snapshots.read import read_snapshot
 

@@ -33,11 +33,10 @@ from lflops.loops.monitor import Loop, LoopMonitor
 from lflops.loops.phases import LoopPhases
 from lflops.profile.series import gathered
 from lflops.session.inputs.messages import warn
-from lflops.session.inputs.settings import Settings
+from lflops.session.inputs.settings import Settings, settings_of
 from lflops.session.run import OPEN
 from lflops.watch import entry
 from lflops.watch.entry import VARIABLE, settings_line
-from lflops.watch.settings_line import settings_of
 
 
 class FoundLoop:

@@ -21,7 +21,7 @@ import lflops
 from lflops import CountError, FlopsMonitor, Schedule
 from lflops.lightning.injection.entry import monitors
 from lflops.lightning.injection.injected import InjectedMonitor
-from lflops.watch.settings_line import arguments_of
+from lflops.session.inputs.settings import arguments_of
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
 from tests.support.repository import ROOT
 from tests.support.warm_python import Script, WarmPython

@@ -1,20 +1,21 @@
-"""The modules of a profile as rows: a tree that folds what repeats, or a flat list by own work."""
+"""The modules of a profile as rows: a tree that folds what repeats, or a flat list by own work; and the places that take most time."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, starmap
+from operator import attrgetter
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.modules.busiest import TIMED_PHASES
-from lflops.analyze.modules.repeats import identical_subtrees
+from lflops.analyze.speed.roofline import AboveRoofReason, Bound, Part, Point, Total, point_of
 from lflops.analyze.speed.utilization import flops_per_second
-from lflops.profile.model import ModuleProfile, Profile, Work
-from lflops.profile.module_names import children
+from lflops.profile.model import COUNTS, ModuleProfile, Profile, Work
+from lflops.profile.module_names import children, fold_repeats
 from lflops.profile.records import PHASES, Phase
+from lflops.profile.series import sum_known, summed, sums
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
@@ -253,3 +254,129 @@ def _by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:
 
 def _phases(phase: Phase | None) -> tuple[Phase, ...]:
     return PHASES if phase is None else (phase,)
+
+
+TIMED_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
+"""The phases of a module's total time. The optimizer's is rarely known by module."""
+
+
+class BusyModules(Struct, frozen=True, kw_only=True):
+    """The modules at one place of the model, without the modules below them."""
+
+    pattern: str
+    name: str  # the pattern; where only some at that place have a time, the names of these
+    kind: str
+    modules: int
+    seconds: float  # total time of all of them in a step
+    macs: int  # of forward and backward, of all of them
+
+
+def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
+    """Forward, backward and recompute, and the optimizer where it is known. `None` where no phase has a time.
+
+    A phase whose time is unknown is left out, so that it does not hide the others. `own` is without the modules below it.
+    """
+    works = [module.work(phase) for phase in TIMED_PHASES]
+    known = [spread.median for work in works if (spread := work.own_seconds if own else work.seconds) is not None]
+    return sum(known) if known else None
+
+
+def busiest(
+    profile: Profile, patterns: Mapping[str, str], communicating: Mapping[tuple[str, str], float] | None = None
+) -> tuple[BusyModules, ...]:
+    """All places with a time, the one with the most time first; seconds of communication are no work of the module."""
+    without = summed((name, seconds) for (name, _), seconds in (communicating or {}).items())
+    # A module that never ran, as a list of layers, has no time.
+    own = {name: (total_seconds(module, own=True) or 0.0) - without.get(name, 0.0) for name, module in profile.modules.items()}
+    timed = {name: seconds for name, seconds in own.items() if seconds > 0}
+    found = []
+    for label, names in fold_repeats(timed, lambda name: (name,), patterns):
+        modules = [profile.modules[name] for name in names]
+        found.append(
+            BusyModules(
+                pattern=patterns[names[0]],
+                name=label,
+                kind=modules[0].kind,
+                modules=len(names),
+                seconds=sum(timed[name] for name in names),
+                macs=sum(module.forward.own_macs + module.backward.own_macs for module in modules),
+            )
+        )
+    return tuple(sorted(found, key=lambda each: -each.seconds))
+
+
+_COMPARED = (*COUNTS, *(f"own_{count}" for count in COUNTS), "logical_macs", "own_logical_macs")
+_FACTS = (
+    *("kind", "calls", "compiled", "parameters", "trainable_parameters", "parameter_bytes", "trainable_parameter_bytes"),
+    *("own_parameters", "local_parameters", "local_parameter_bytes"),
+)
+
+_FACTS_OF, _WORKS_OF, _COUNTS_OF = attrgetter(*_FACTS), attrgetter(*PHASES), attrgetter(*_COMPARED)  # five times as fast as loops
+
+_BOUNDS: tuple[Bound, ...] = ("compute", "memory")
+_WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
+
+
+def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """A number for each module; two modules have the same where their counts are equal, and the labels and counts of all below them."""
+    return numbered(below, lambda name: _counts(profile.modules[name]))
+
+
+def numbered(below: Mapping[str, Sequence[str]], key: Callable[[str], Hashable]) -> dict[str, int]:
+    """A number for each module; two modules have the same where their keys are equal, and the labels and keys of all below them."""
+    numbers: dict[str, int] = {}
+    seen: dict[Hashable, int] = {}
+    for name in sorted(below, key=len, reverse=True):  # longer names first: children before their parents
+        children = tuple((child.rpartition(".")[2], numbers[child]) for child in below[name])
+        numbers[name] = seen.setdefault((key(name), children), len(seen))
+    return numbers
+
+
+def _counts(module: ModuleProfile) -> tuple[Any, ...]:
+    """The values that identical modules share: neither times nor the peak, which depend on when a module runs."""
+    return (module.owner is None, _FACTS_OF(module), *map(_COUNTS_OF, _WORKS_OF(module)), frozenset(module.dtypes.items()))
+
+
+class Repeats(NamedTuple):
+    """The parts of modules that repeat at one place and did the same work, in the model's order, with their pattern or only name."""
+
+    label: str
+    parts: Sequence[Part]
+
+    @property
+    def seconds(self) -> float | None:
+        """The sum over the parts; `None` where one is unknown."""
+        return sum_known(part.seconds for part in self.parts)
+
+    @property
+    def roof_seconds(self) -> float | None:
+        """The sum over the parts; `None` where one is unknown."""
+        return sum_known(part.roof_seconds for part in self.parts)
+
+    @property
+    def point(self) -> Point:
+        """Their sum. Its bound is that of most of its time. It is above its roof if one of them is."""
+        first, *others = self.parts
+        if not others:
+            return point_of(first)
+        over = {part.over for part in self.parts}
+        total = Total(
+            **sums([part.total for part in self.parts], "calls", "flops", "bytes_moved"),
+            seconds=self.roof_seconds,
+            bound=max(_BOUNDS, key=lambda bound: sum(part.roof_seconds or 0.0 for part in self.parts if part.total.bound == bound)),
+            costs=(),
+        )
+        fused = sum_known(part.fused_bytes for part in self.parts)
+        return replace(
+            point_of(Part(total, self.label, first.phase, seconds=self.seconds, fused_bytes=fused)),
+            seconds_to_win=sum_known(part.seconds_to_win for part in self.parts),
+            over=next((each for each in _WORST_FIRST if each in over), None),
+        )
+
+
+_MODULE_AND_WORK = attrgetter("module", "phase", "total.flops", "total.bytes_moved")
+
+
+def fold_parts(parts: Iterable[Part], patterns: Mapping[str, str]) -> Iterator[Repeats]:
+    """Group the parts of modules that repeat at one place and did the same work, in the order of the first ones."""
+    return starmap(Repeats, fold_repeats(parts, _MODULE_AND_WORK, patterns))

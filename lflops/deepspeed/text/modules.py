@@ -7,8 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.repeats import numbered
-from lflops.analyze.modules.tree import Row, tree, walk
+from lflops.analyze.modules.tree import Row, numbered, tree, walk
 from lflops.deepspeed.text import units as short_units
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.series import grouped, sum_known

@@ -5,7 +5,7 @@ from typing import Any
 from lflops.errors import LflopsError
 from lflops.lightning.compat import MisconfigurationException
 from lflops.lightning.monitor import FlopsMonitor
-from lflops.watch.settings_line import settings_of
+from lflops.session.inputs.settings import settings_of
 
 
 class InjectedMonitor(FlopsMonitor):

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.busiest import TIMED_PHASES
-from lflops.analyze.modules.tree import Row, has_times, share_of
+from lflops.analyze.modules.tree import TIMED_PHASES, Row, has_times, share_of
 from lflops.profile.records import PHASES, Phase
 from lflops.report.lines.text import plain
 

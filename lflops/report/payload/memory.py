@@ -11,7 +11,7 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.model import Memory, Moment
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.series import extremes
-from lflops.report.lines.savings import savings
+from lflops.report.lines.text import savings
 from lflops.report.payload.columns import Columns, Value, exact, lists
 
 POINTS: Final = 2_000  # the most points that are drawn

@@ -7,9 +7,9 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct
 
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.repeats import Repeats, fold_parts
+from lflops.analyze.modules.tree import Repeats, fold_parts
 from lflops.analyze.speed.roofline import Ceiling, Part, Point, point_of
-from lflops.report.lines.roofline import OVER, saved_by_fusion, why_no_roof
+from lflops.report.lines.text import OVER, saved_by_fusion, why_no_roof
 from lflops.report.payload.columns import Columns, column
 
 Timed = TypeVar("Timed", Part, Repeats, Point)

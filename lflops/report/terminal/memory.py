@@ -12,7 +12,7 @@ from lflops.analyze.memory.peak import Checkpointed
 from lflops.analyze.memory.room import FRAGMENTATION, Room, Verdict, room_for
 from lflops.analyze.memory.sharding import Sharded
 from lflops.profile.model import Memory, Reserved
-from lflops.report.lines.savings import savings
+from lflops.report.lines.text import savings
 from lflops.report.terminal.tables import margin, prose, text
 
 _COLOURS: Mapping[Verdict, str] = {"fits": "", "tight": "yellow", "does not fit": "red"}

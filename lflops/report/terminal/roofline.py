@@ -7,12 +7,10 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.repeats import fold_parts
-from lflops.analyze.speed.fused_bytes import Fusion
+from lflops.analyze.modules.tree import fold_parts
 from lflops.analyze.speed.prediction import Prediction
-from lflops.analyze.speed.roofline import Ceiling, LowerBound, Point
-from lflops.report.lines.roofline import OVER, saved_by_fusion
-from lflops.report.lines.text import counted, plain
+from lflops.analyze.speed.roofline import Ceiling, Fusion, LowerBound, Point
+from lflops.report.lines.text import OVER, counted, plain, saved_by_fusion
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 
 _NAME = 26

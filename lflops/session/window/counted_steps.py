@@ -17,7 +17,7 @@ from lflops.collect.torch_private.dispatch_modes import passes_dynamo
 from lflops.collect.torch_private.modules import compilations, graph_breaks
 from lflops.collect.torch_private.self_check import check
 from lflops.errors import CountError
-from lflops.merging.accumulation import sum_of_batches
+from lflops.merging.merge import sum_of_batches
 from lflops.profile.model import Profile, Run
 from lflops.profile.notes import Note
 from lflops.profile.series import summed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lflops.analyze.modules.busiest import busiest, total_seconds
+from lflops.analyze.modules.tree import busiest, total_seconds
 from tests.support.profile_builders import clocked, small_profile, untimed
 
 

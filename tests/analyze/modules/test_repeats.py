@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lflops.analyze.modules.repeats import fold_parts
+from lflops.analyze.modules.tree import fold_parts
 from lflops.analyze.speed.roofline import LazyRoofline
 from lflops.hardware.chips import Hardware
 from tests.support.profile_builders import cell, clocked, profile, run

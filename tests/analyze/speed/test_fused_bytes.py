@@ -2,9 +2,8 @@
 
 from msgspec.structs import replace
 
-from lflops.analyze.modules.repeats import fold_parts
-from lflops.analyze.speed.fused_bytes import Fusion, fusion
-from lflops.analyze.speed.roofline import LazyRoofline, roofline
+from lflops.analyze.modules.tree import fold_parts
+from lflops.analyze.speed.roofline import Fusion, LazyRoofline, fusion, roofline
 from lflops.profile.notes import Note
 from lflops.profile.records import Phase
 from tests.support.compiled_profiles import compiled_profile, kernel

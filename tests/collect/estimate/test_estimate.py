@@ -37,7 +37,7 @@ from lflops.collect.counting.known_values import LARGEST
 from lflops.collect.estimate import fake_tensors as fake
 from lflops.collect.estimate import largest_batch
 from lflops.profile.model import Profile
-from lflops.report.lines.savings import savings
+from lflops.report.lines.text import savings
 from tests.conformance.at_hand import runs_here
 from tests.support.count_function import Function, fixed
 from tests.support.cpu_allocator import allocated
