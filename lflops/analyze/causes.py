@@ -104,7 +104,7 @@ def causes(
     if not times.mean:
         return ()
     is_rough = are_times_far_off(profile.notes)
-    unlike = list(_unlike_their_repeats(profile, patterns, below, _WORTH * times.mean))
+    unlike = list(_unlike_repeats(profile, patterns, below, _WORTH * times.mean))
     named = {each.module for each in unlike}
     late = list(_of_ranks(imbalance, times.mean))
     known = {each.module for each in late if each.module} | named
@@ -262,9 +262,7 @@ def _without(found: Iterable[Cause], late: Iterable[Cause]) -> list[Cause]:
     return causes
 
 
-def _unlike_their_repeats(
-    profile: Profile, patterns: Mapping[str, str], below: Mapping[str, Sequence[str]], least: float
-) -> Iterator[Cause]:
+def _unlike_repeats(profile: Profile, patterns: Mapping[str, str], below: Mapping[str, Sequence[str]], least: float) -> Iterator[Cause]:
     """Modules that take longer than those at their place since they run more operators, or in a wider dtype."""
     seconds = {name: total_seconds(module) for name, module in profile.modules.items()}
     dtypes = _widest_dtypes(profile)

@@ -92,9 +92,7 @@ FEWEST_SPANS = 20
 
 def memory_growth(ledger: Ledger) -> float | None:
     """Bytes an hour by which the process grows, from the first to the last quarter of its last start; `None` where it does not."""
-    spans = [
-        each for each in ledger.spans if each.memory is not None and each.begin >= ledger.starts[-1].begin and "start_up" not in each.spent
-    ]
+    spans = [one for one in ledger.spans if one.memory is not None and one.begin >= ledger.starts[-1].begin and "start_up" not in one.spent]
     if len(spans) < FEWEST_SPANS:
         return None
     begin, end = spans[0].begin, spans[-1].begin + spans[-1].seconds

@@ -247,9 +247,7 @@ def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
         # A step that is going on is in its row, and again in the one that has its end: the spans have the time once.
         seconds = sum(spent.values())
         begin = (segment.head.begin + before) / 1e9
-        yield Span(
-            begin=begin, seconds=seconds / 1e9, steps=done, spent={name: each / 1e9 for name, each in spent.items()}, memory=row.memory
-        )
+        yield Span(begin=begin, seconds=seconds / 1e9, steps=done, spent={name: ns / 1e9 for name, ns in spent.items()}, memory=row.memory)
         before, steps = before + int(seconds), done
 
 

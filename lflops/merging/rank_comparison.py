@@ -321,9 +321,7 @@ def _value(each: _Excess, beyond: Series, *, begins: bool) -> RankExcess:
         excess=tuple(each.excess),
         late=tuple(each.late),
         noise=_noise(beyond, each.rank),
-        largest_of_others=tuple(
-            heapq.nlargest(LARGEST, (value for rank, series in beyond.items() if rank != each.rank for value in series))
-        ),
+        largest_of_others=tuple(heapq.nlargest(LARGEST, (value for rank, over in beyond.items() if rank != each.rank for value in over))),
         intervals=each.intervals,
         modules=each.modules,
         begins_collective=begins,

@@ -194,11 +194,7 @@ def median_of_others(series: Series) -> dict[int, tuple[float, ...]]:
     if len(ranks) > FEW:
         medians = tuple(statistics.median(step) for step in by_step)
         return dict.fromkeys(ranks, medians)
-    return {
-        rank: tuple(statistics.median((*step[:index], *step[index + 1 :])) for step in by_step)
-        for index, rank in enumerate(ranks)
-        if by_step
-    }
+    return {rank: tuple(statistics.median((*step[:at], *step[at + 1 :])) for step in by_step) for at, rank in enumerate(ranks) if by_step}
 
 
 WITH_ALL_RANKS = 32  # places that every rank's time is kept of

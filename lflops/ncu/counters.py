@@ -133,9 +133,7 @@ def _kernel(name: str, module: str | None, launches: Sequence[_Launch], seconds:
         launches=len(launches),
         flops=flops,
         flops_by_dtype=dict(by_dtype),
-        levels={
-            level: Traffic(bytes=moved, intensity=flops / moved if moved else None) for level, moved in levels.items() if moved is not None
-        },
+        levels={level: Traffic(bytes=size, intensity=flops / size if size else None) for level, size in levels.items() if size is not None},
         seconds=seconds,
         flops_per_second=flops / seconds if seconds else None,
         roof_seconds=roof,

@@ -68,9 +68,7 @@ def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = N
     particular = [cause for rule in _RULES if (cause := rule(case)) is not None]
     least = max(LEAST_SHARE * (peak.bytes + failed), min(failed, peak.bytes))
     ruling = sorted((each for each in particular if each.bytes >= least), key=lambda each: -each.bytes)
-    general = [
-        _held("kept_results" if category == "other" else category, case.of(category)) for category in CATEGORIES if category != "copy"
-    ]
+    general = [_held("kept_results" if kind == "other" else kind, case.of(kind)) for kind in CATEGORIES if kind != "copy"]
     largest = sorted((each for each in general if each is not None), key=lambda each: -each.bytes)
     return (*ruling, *largest, *(each for each in particular if each not in ruling))
 

@@ -45,10 +45,7 @@ def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) 
     changes = [(at, entry) for at, entry in enumerate(snapshot.trace) if entry.action in ("alloc", "oom", *FREED)]
     live = dict.fromkeys(CATEGORIES, 0)
     lasting = lasting_state(snapshot.trace)
-    held = {
-        address: (category_of(Alive(nbytes, stack), parameter_sizes), nbytes)
-        for address, (nbytes, stack) in alive_before(snapshot, 0).items()
-    }
+    held = {at: (category_of(Alive(nbytes, stack), parameter_sizes), nbytes) for at, (nbytes, stack) in alive_before(snapshot, 0).items()}
     for category, nbytes in held.values():
         live[category] += nbytes
     totals, steps = [], []

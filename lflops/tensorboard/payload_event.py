@@ -85,9 +85,7 @@ def _known(given: dict[str, Any]) -> dict[str, Any]:
         **numbers,
         "partial": given.get("partial") is True,
         "figures": {label: figure for label, figure in figures.items() if _is_number(figure)},
-        "ranges": {
-            label: ends for label, ends in ranges.items() if isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends))
-        },
+        "ranges": {name: pair for name, pair in ranges.items() if isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))},
     }
 
 

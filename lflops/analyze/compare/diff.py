@@ -109,9 +109,7 @@ def _single(partners: _Partners, nodes: Iterable[ModuleNode]) -> list[ModuleNode
 
 def _root(run: ComparedRun) -> ModuleNode:
     nodes: dict[str, ModuleNode] = {}
-    for row in sorted(
-        range(len(run.names)), key=lambda row: run.names[row].count(".") + bool(run.names[row])
-    ):  # stable: siblings keep the order
+    for row in sorted(range(len(run.names)), key=lambda at: run.names[at].count(".") + bool(run.names[at])):  # a stable sort
         name = run.names[row]
         above, _, label = name.rpartition(".")
         nodes[name] = ModuleNode(name=name, rows=[row], label=label, kind=run.kinds[row].removeprefix("FSDP"))
@@ -293,9 +291,7 @@ def compare(before: ComparedRun, after: ComparedRun) -> Comparison:
         shared.add("recompute")
     phases = tuple(phase for phase in PHASES if phase in shared)
     left, right = SharedPhases(before, phases), SharedPhases(after, phases)
-    pairs = [
-        ModulePair(ModuleSide(left, one.rows) if one else None, ModuleSide(right, other.rows) if other else None) for one, other in nodes
-    ]
+    pairs = [ModulePair(ModuleSide(left, one.rows) if one else None, ModuleSide(right, two.rows) if two else None) for one, two in nodes]
     sides: tuple[tuple[Side, RunFigures], ...] = (("before", first), ("after", second))
     unreliable: tuple[Side, ...] = tuple(side for side, run in sides if not run.has_reliable_times)
     lost = first.cpu_lost or 0.0, second.cpu_lost or 0.0

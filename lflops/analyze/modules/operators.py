@@ -67,10 +67,7 @@ def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operat
     cells = grouped((cell for cell in profile.cells if phase is None or cell.phase == phase), attrgetter("operator"))
     figures = {name: WorkCounts(**sums(found, *WorkCounts.__struct_fields__)) for name, found in cells.items()}
     metric, total = _total(profile, phase)
-    rows = [
-        Operator(operator=name, figures=counts, share=getattr(counts, metric) / total if total else None)
-        for name, counts in figures.items()
-    ]
+    rows = [Operator(operator=name, figures=done, share=getattr(done, metric) / total if total else None) for name, done in figures.items()]
     return tuple(sorted(rows, key=lambda row: _most(row.figures)))
 
 

@@ -138,9 +138,7 @@ def tree(
             run = tuple(group)
             folded = [name for sibling in run for name in sibling]
             row = _row(profile, tuple(sibling[0] for sibling in run), folded, own=False, phase=phase)
-            made.append(
-                row if level == depth else replace(row, children=rows(zip(*(below[name] for name in folded), strict=True), level + 1))
-            )
+            made.append(row if level == depth else replace(row, children=rows(zip(*(below[n] for n in folded), strict=True), level + 1)))
         return _sorted(made, sort, phase)
 
     return rows([("",)], 0)

@@ -259,9 +259,7 @@ def _since(row: Row, clean: RankComparison) -> Row:
     there = [value >= (row.seconds - row.usual) / 2 > 0 for value in each.excess]
     first = max(range(1, len(there)), key=lambda place: sum(there[place:]) - 3 * sum(there[:place]) + there[:place].count(False), default=0)
     before, after = there[:first], there[first:]
-    is_new = (
-        len(before) >= ENOUGH and len(after) >= ENOUGH and sum(after) >= MOST_STEPS_OF * len(after) and not sum(before) > len(before) / 10
-    )
+    is_new = len(before) >= ENOUGH and len(after) >= ENOUGH and sum(after) >= MOST_STEPS_OF * len(after) and sum(before) <= len(before) / 10
     return replace(row, since=clean.at[first], pattern="steady") if is_new else row
 
 

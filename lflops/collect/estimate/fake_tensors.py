@@ -260,11 +260,5 @@ def _like_sharded(tensor: Any) -> Tensor:
     return sharded
 
 
-def _has_known_values(tensor: Tensor) -> bool:
-    return (
-        type(tensor) is Tensor
-        and not tensor.is_meta
-        and not tensor.is_floating_point()
-        and not tensor.is_complex()
-        and tensor.numel() <= LARGEST
-    )
+def _has_known_values(x: Tensor) -> bool:
+    return type(x) is Tensor and not x.is_meta and not x.is_floating_point() and not x.is_complex() and x.numel() <= LARGEST

@@ -80,9 +80,7 @@ class Stepper:
     ) -> None:
         self._caller = caller
         trained = [each for each in model.parameters() if each.requires_grad]
-        self._optimizers = (
-            [_made(caller, make, [each]) for each in trained] if in_backward else [_made(caller, make, [*model.parameters()])]
-        )
+        self._optimizers = [_made(caller, make, [p]) for p in trained] if in_backward else [_made(caller, make, [*model.parameters()])]
         self._in_backward = in_backward
         for parameter, optimizer in zip(trained, self._optimizers, strict=False) if in_backward else ():
             parameter.register_post_accumulate_grad_hook(partial(self._step_of, optimizer))

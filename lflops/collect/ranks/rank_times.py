@@ -245,9 +245,7 @@ class _Selection:
     def _excess(self, having: tuple[int, ...], places: Sequence[Place], candidates: set[int]) -> tuple[list[float], list[float]]:
         """Return the largest mean excess of a candidate in each place, and the median rank's mean time there."""
         groups = [self._groups[index] for index in having]
-        times = torch.cat(
-            [self._steps[index][:, :, [group.columns[place] for place in places]] for index, group in zip(having, groups, strict=True)]
-        )
+        times = torch.cat([self._steps[at][:, :, [group.columns[p] for p in places]] for at, group in zip(having, groups, strict=True)])
         rows = [row for row, rank in enumerate(rank for group in groups for rank in group.rows) if rank in candidates]
         usual = times.median(0).values
         excess = (times[rows] - usual).clamp(min=0).mean(1).amax(0) if rows else torch.zeros(len(places))

@@ -122,9 +122,7 @@ def attach_module_times(
     timed = with_times(profile, times)
     slow, undisturbed = _median(step.seconds for step in of_hooks if not is_disturbed(step.marks)), _median(step.seconds for step in clean)
     run = replace(timed.run, observer_ratio=slow / undisturbed if slow is not None and undisturbed else None)
-    far: Mapping[str, float] = {
-        part: factor for part, factor in times.factors.items() if part != "waiting" and abs(factor - 1) > WORTH_SAYING
-    }
+    far: Mapping[str, float] = {name: by for name, by in times.factors.items() if name != "waiting" and abs(by - 1) > WORTH_SAYING}
     notes = (*timed.notes, Note(code="time_scaled", subject="", values=far)) if far else timed.notes
     own_of_steps = tuple(summed(item for part in parts.values() for item in part.own.items()) for parts in hooked)
     return replace(timed, run=run, notes=notes), own_of_steps

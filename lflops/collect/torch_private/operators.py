@@ -97,9 +97,7 @@ def _has_kernel(operator: OpOverload, key: Any) -> bool:
 def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
     """Names and positions of the arguments that the operator writes to."""
     arguments = operator._schema.arguments
-    return tuple(
-        (each.name, position) for position, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write
-    )
+    return tuple((one.name, at) for at, one in enumerate(arguments) if one.alias_info is not None and one.alias_info.is_write)
 
 
 def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:

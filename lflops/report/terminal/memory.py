@@ -45,9 +45,7 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
     yield from (("by category", line) for line in _listed(categories, memory.peak_bytes))
     if most > at_peak:
         yield "", prose(f"{units.size(most):>12}          activations (largest, at another moment)", "dim")
-    holders = {
-        (each.name or "the model itself") + (f" ×{each.modules}" if each.modules > 1 else ""): each.bytes for each in analysis.holders
-    }
+    holders = {(one.name or "the model itself") + (f" ×{one.modules}" if one.modules > 1 else ""): one.bytes for one in analysis.holders}
     yield from (("by module", line) for line in _listed(holders, memory.peak_bytes))
     for each in memory.alive[:_LISTED]:
         made = f", {each.operator} in {each.phase}" if each.operator else ""

@@ -67,10 +67,7 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
             "of the roof": [units.percent(point.share) + (f" {_SIGNS[point.over]}" if point.over else "") for point in points],
             "to win": [units.duration(point.seconds_to_win) for point in points],
         }
-    columns |= {
-        "bound by": [point.bound or units.UNKNOWN for point in points],
-        "FLOPs/byte": [units.rate(point.intensity) for point in points],
-    }
+    columns |= {"bound by": [p.bound or units.UNKNOWN for p in points], "FLOPs/byte": [units.rate(p.intensity) for p in points]}
     if timed:
         columns["FLOP/s"] = [units.rate(point.flops_per_second) for point in points]
     columns |= {
