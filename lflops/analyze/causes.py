@@ -223,10 +223,8 @@ def _python(profile: Profile, patterns: Mapping[str, str], below: Mapping[str, S
 
 
 def _threads(profile: Profile, mean: float) -> Iterator[Cause]:
-    """More threads than cores take turns, so that all times of the run are longer; by how much is unknown. And Python's threads take turns.
-
-    These compute while the training's thread does not. It is known where torch itself has no other threads.
-    """
+    """Threads that take turns: more of them than cores, which makes all times longer, by how much is unknown; or Python's own."""
+    # These compute while the training's thread does not. It is known where torch itself has no other threads.
     run = profile.run
     if run.threads is not None and run.cores is not None and run.threads > run.cores:
         yield Cause(kind="threads", seconds=None, value=run.threads, usual=run.cores)

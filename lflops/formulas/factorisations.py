@@ -38,10 +38,8 @@ def _tall(shape: Shape) -> tuple[int, int]:
 
 @formula("linalg_solve_triangular")
 def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = False) -> Cost:
-    """[n, n] with k right-hand sides: n (n - 1) / 2 multiplications, as many subtractions and n divisions for each of them.
-
-    Together n * n operations a side; n fewer where the diagonal is ones, which nothing is divided by.
-    """
+    """[n, n] with k right-hand sides: n (n - 1) / 2 multiplications, as many subtractions and n divisions for each of them."""
+    # Together n * n operations a side; n fewer where the diagonal is ones, which nothing is divided by
     return Cost(other_flops=prod(out) * (a[-1] - unitriangular))
 
 

@@ -118,10 +118,8 @@ def dot(x: Shape, y: Shape) -> int:
 
 @formula("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", reads="offs")
 def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cost:
-    """Each group times its own matrix; what the groups divide is 2-d: rows of `a`, columns of `b`, or the inner dimension of both.
-
-    Groups may end before what they divide does: the rest is not multiplied.
-    """
+    """Each group times its own matrix; what the groups divide is 2-d: rows of `a`, columns of `b`, or the inner dimension of both."""
+    # Groups may end before what they divide does: the rest is not multiplied
     each = a[1:] if len(a) > len(b) else a
     macs = prod(each) * b[-1]
     if not isinstance(offs, Values) or not offs or (len(a) == 3 and len(b) == 3):

@@ -142,11 +142,9 @@ class _Recent:
         self._net.replace(None if oldest is None else oldest.net, step.net)
 
     def cost_of(self, step: StepSpent) -> int:
-        """Nanoseconds that a slow step costs; 0 for one that is not slow.
-
-        Other processes let steps vary, which hides what else makes them slow. So a step has to be slow without its waits for a core, unless
-        these are long.
-        """
+        """Nanoseconds that a slow step costs; 0 for one that is not slow."""
+        # Other processes let steps vary, which hides what else makes them slow. So a step has to be slow without its waits for a core,
+        # unless these are long.
         cost, net = self.totals.beyond(step.total), self._net.beyond(step.net)
         return (cost or net) if net or cost >= LONG_WAIT else 0
 

@@ -15,9 +15,8 @@ from lflops.errors import LflopsError
 from lflops.extras import needed
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger
-from lflops.lightning.compat import Base, MisconfigurationException
 from lflops.lightning.phase_hooks import HearsPhases, TrainerPhases, phases_of
-from lflops.lightning.training import log_dir_of, stage_of, training_of
+from lflops.lightning.training import Base, MisconfigurationException, log_dir_of, stage_of, training_of
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings

@@ -105,10 +105,8 @@ class TrainerPhases(Phases):
             self.leave(self.depth - 1)
 
     def optimizer_begins(self) -> None:
-        """The callback says: the gradients are there, and the optimizer's own work begins.
-
-        It ends with the optimizer's step. With mixed precision that has yet to begin; with a closure it is already running.
-        """
+        """The callback says: the gradients are there, and the optimizer's own work begins."""
+        # It ends with the optimizer's step. With mixed precision that has yet to begin; with a closure it is already running.
         if self.innermost != "optimizer":
             self.enter("optimizer", "train")
 
@@ -156,10 +154,8 @@ class TrainerPhases(Phases):
         return call(*args, **kwargs)
 
     def _profile(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of Lightning's own, which makes a generator for each action, and calls what does nothing twice.
-
-        That would take longer than all that is done here. What is no phase, and is Lightning's own to name, gets a context of Python's.
-        """
+        """In place of Lightning's own, which makes a generator for each action, and calls what does nothing twice."""
+        # That would take longer than all that is done here. What is no phase, and is Lightning's own to name, gets a context of Python's.
         name = _name(args, kwargs)
         context = self._contexts.get(name)
         if context is None:

@@ -1,21 +1,70 @@
-"""A Trainer, read into the values that a session takes, and the folder of its run."""
+"""A Trainer, read into the values that a session takes, and the folder of its run; Lightning under either of its names."""
 
+import importlib
 import math
 import secrets
+import sys
 import time
 from functools import partial
 from inspect import signature
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
 
-from lflops.lightning.compat import say
+from lflops.errors import MissingPackageError
 from lflops.lightning.phase_hooks import STEPS, phases_of
 from lflops.session.inputs.training import Stage, Training
+
+__all__ = ["Base", "MisconfigurationException", "say"]
+
+_NAMES = ("pytorch_lightning", "lightning.pytorch")
+
+
+def _packages() -> list[ModuleType]:
+    """Those that are installed. Loading one makes it the one in whose name the other logs; one that was loaded before stays so."""
+    users = [sys.modules[name] for name in _NAMES if name in sys.modules]
+    logs = [_rank_zero(package).rank_zero_module.log for package in users]
+    found = []
+    for name in _NAMES:
+        try:
+            found.append(importlib.import_module(name))
+        except ModuleNotFoundError as error:
+            if error.name not in {name, name.partition(".")[0]}:
+                raise
+    if not found:
+        raise MissingPackageError("FlopsMonitor needs lightning or pytorch-lightning, and neither is installed: pip install lightning")
+    for log in logs[-1:]:
+        _rank_zero(found[0]).rank_zero_module.log = log
+    return found
+
+
+def _rank_zero(package: ModuleType) -> Any:
+    return importlib.import_module(f"{package.__name__}.utilities.rank_zero")
+
+
+_FOUND = _packages()
+
+if TYPE_CHECKING:
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+    from lightning.pytorch import Callback as Base
+else:
+    Base = type("Base", tuple(each.Callback for each in reversed(_FOUND)), {})
+    MisconfigurationException = type(
+        "MisconfigurationException",
+        tuple(importlib.import_module(f"{each.__name__}.utilities.exceptions").MisconfigurationException for each in reversed(_FOUND)),
+        {"__module__": __name__},
+    )
+
+
+def say(message: str) -> None:
+    """Log a message of the main process's, as Lightning logs its own."""
+    _rank_zero(_FOUND[0]).rank_zero_info(message)
+
 
 RUNS = "lflops_runs"  # below the Trainer's directory: a folder for each Trainer that has no logger
 

@@ -54,10 +54,8 @@ class CleanSteps:
         return len(self._common())
 
     def compared(self, waits: Collection[Place]) -> RankComparison | None:
-        """The ranks in the steps that all of them have; `None` of fewer than two ranks, and without such a step.
-
-        `waits` are the places where ranks wait for each other, modules among them.
-        """
+        """The ranks in the steps that all of them have; `None` of fewer than two ranks, and without such a step."""
+        # `waits` are the places where ranks wait for each other, modules among them
         at = self._common()
         if len(self._rows) < 2 or not at:
             return None

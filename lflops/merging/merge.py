@@ -175,10 +175,8 @@ def merged(
 def _with_steps(
     summaries: Iterable[RankSummary], waits: Collection[Place]
 ) -> tuple[dict[int, tuple[RankSummary, RankSteps]], MergedSteps, CleanSteps]:
-    """The summaries without their steps, and these in what keeps of them what is needed.
-
-    There are few clean steps in a window, so the hooked ones, in which the hooks cost all ranks the same, are compared with them.
-    """
+    """The summaries without their steps, and these in what keeps of them what is needed."""
+    # There are few clean steps in a window, so the hooked ones, in which the hooks cost all ranks the same, are compared with them
     told, clean = {}, CleanSteps()
     steps = MergedSteps({step_phase(place.phase) for place in waits}, at_end=waits_at_end(waits))
     for summary in summaries:
@@ -200,10 +198,8 @@ def _timed_by(source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleP
 
 
 def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_end: bool) -> dict[str, ModuleProfile]:
-    """The modules with times that add up to the run's clean steps. Those come from several ranks, the modules' times from one.
-
-    If ranks wait at the end of backward alone (`at_end`), the difference is waiting, which is the root's own.
-    """
+    """The modules with times that add up to the run's clean steps. Those come from several ranks, the modules' times from one."""
+    # If ranks wait at the end of backward alone (`at_end`), the difference is waiting, which is the root's own
     clean, fitted = [step for step in steps if step.is_clean and step.phases], dict(modules)
     for part, phases in PASSES.items():
         known = [step.phases[part] for step in clean if part in step.phases]

@@ -140,10 +140,8 @@ class _Lateness:
 
 
 def _usual(table: RankTable, work: Mapping[Place, OwnWork]) -> tuple[dict[Place, Series], set[Place]]:
-    """What each rank usually takes in each place, step by step: the median of the other ranks. And the places where that is estimated.
-
-    A module that one rank alone has is compared with those like it, on other ranks if there are any; else with its share of the work.
-    """
+    """What each rank usually takes in each place, step by step: the median of the other ranks. And the places where that is estimated."""
+    # A module that one rank alone has is compared with those like it, on other ranks if there are any; else with its share of the work
     usual: dict[Place, Series] = {}
     alone: dict[Place, tuple[int, Sequence[float]]] = {}
     groups: dict[tuple[str, str, OwnWork | None], list[Place]] = defaultdict(list)

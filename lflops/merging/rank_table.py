@@ -86,10 +86,8 @@ def repeated_places(intervals: Mapping[Place, int], patterns: Mapping[str, str])
 
 
 def intervals_of(places: Iterable[Place], waits: Collection[Place]) -> dict[Place, int]:
-    """The interval of each place where no rank waits: they run as the places are in order, backward in the reverse.
-
-    The last interval goes on in the next step, unless the step ends with a collective.
-    """
+    """The interval of each place where no rank waits: they run as the places are in order, backward in the reverse."""
+    # The last interval goes on in the next step, unless the step ends with a collective
     listed = list(places)
     outside = {place.phase: place for place in listed if not place.row and place.phase in OUTSIDE}
     inside = [place for place in listed if place.row or place.phase not in OUTSIDE]
@@ -223,10 +221,8 @@ def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
 
 
 def waits_in(profile: Profile) -> set[Place]:
-    """The places where this rank waits for others; where the profile does not say them, those of its collectives.
-
-    Of a step that was not counted it is unknown where they run: under DDP at the end of backward, else it can be anywhere in the model.
-    """
+    """The places where this rank waits for others; where the profile does not say them, those of its collectives."""
+    # Of a step that was not counted it is unknown where they run: under DDP at the end of backward, else it can be anywhere in the model
     if not profile.is_counted and profile.run.world_size > 1:
         of_ddp = "ddp" in (profile.run.strategy or "").lower()
         rows = ("",) if of_ddp else profile.modules
@@ -246,10 +242,8 @@ def begins_in(profile: Profile) -> set[Place]:
 
 
 def waiting_in(profile: Profile) -> dict[Place, float | None]:
-    """Exposed seconds of collectives a step, by the place where they are awaited: transfer and waiting together. `None` is unknown.
-
-    What backward begins in a module and does not await there is awaited at its end, in the root.
-    """
+    """Exposed seconds of collectives a step, by the place where they are awaited: transfer and waiting together. `None` is unknown."""
+    # What backward begins in a module and does not await there is awaited at its end, in the root
     waits = waits_in(profile)
     found: dict[Place, float | None] = {}
     for each in profile.communication:

@@ -88,10 +88,8 @@ class _Launch(NamedTuple):
 
 
 def command(script: Sequence[str]) -> list[str]:
-    """The words that run a Python script under `ncu` with every metric that is read here.
-
-    The metrics of tensor cores are those of Ampere and later; what `ncu --query-metrics` does not list on a chip has to be left out.
-    """
+    """The words that run a Python script under `ncu` with every metric that is read here."""
+    # The metrics of tensor cores are those of Ampere and later; what `ncu --query-metrics` does not list on a chip has to be left out
     asked = ("--csv", "--log-file", "lflops.ncu.csv", "--nvtx", "--metrics", ",".join(METRICS), "--target-processes", "all")
     return ["ncu", *asked, "python3", *script]
 

@@ -379,20 +379,16 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_lost_shares(self) -> list[float]:
-        """The share of the CPU time that the process was ready to use and others took, in each hooked step that knows it.
-
-        On a device there are none: a host that waits for its core need not slow it.
-        """
+        """The share of the CPU time that the process was ready to use and others took, in each hooked step that knows it."""
+        # On a device there are none: a host that waits for its core need not slow it
         steps = self.steps if self.run.device_type in {"cpu", None} else ()
         known = [(s.cpu_lost, s.cpu_user + (s.cpu_system or 0.0)) for s in steps if s.cpu_lost is not None and s.cpu_user is not None]
         return [lost / (lost + used) for lost, used in known if lost + used]
 
     @property
     def uncalled(self) -> tuple[str, ...]:
-        """The modules that were never called, nor anything below them, in the model's order.
-
-        The parts of a script are not seen to be called, and an attention computes with the weights of its `out_proj` itself.
-        """
+        """The modules that were never called, nor anything below them, in the model's order."""
+        # The parts of a script are not seen to be called, and an attention computes with the weights of its `out_proj` itself
         called = {above for name, module in self.modules.items() if module.calls for above in ancestry(name)}
         scripts = {note.subject for note in notes_with("scripted", self.notes)}
         return tuple(

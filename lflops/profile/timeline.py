@@ -68,11 +68,9 @@ class OwnTime(NamedTuple):
 
 
 def nested(stretches: Iterable[OwnTime], lane: int = 0) -> Iterator[ModuleSlice]:
-    """Slices of modules, each around those of the modules below it, of the stretches of one thread in the order of time.
-
-    A slice ends where its module is followed by one that is not below it. So two calls of a module in a row are one slice. In backward, the
-    engine's own time between two nodes ends none.
-    """
+    """Slices of modules, each around those of the modules below it, of the stretches of one thread in the order of time."""
+    # A slice ends where its module is followed by one that is not below it. So two calls of a module in a row are one slice. In backward,
+    # the engine's own time between two nodes ends none.
     open_slices: list[tuple[OwnTime, int]] = []  # each with its depth, the outermost first
     for stretch in _without_engine(stretches):
         path = ancestry(stretch.row)[::-1]

@@ -58,10 +58,8 @@ class _Case(NamedTuple):
 
 
 def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = None) -> tuple[Cause, ...]:
-    """The causes, the one to look at first first; the sizes and the total, which a process sees of the device, are in bytes.
-
-    A particular one, a leak for instance, goes before the largest category where it explains a tenth of the memory and the failed request.
-    """
+    """The causes, the one to look at first first; the sizes and the total, which a process sees of the device, are in bytes."""
+    # A particular one, a leak for instance, goes before the largest category where it explains a tenth of the memory and the failed request
     categories = {place: category_of(each, parameter_sizes) for place, each in enumerate(peak.alive)}
     failed = peak.ran_out.size if peak.ran_out is not None else 0
     case = _Case(peak, categories, failed, max(peak.reserved - peak.bytes, 0), total)

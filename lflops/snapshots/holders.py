@@ -59,10 +59,8 @@ def peak_of(snapshot: Snapshot) -> Peak:
 
 
 def alive_before(snapshot: Snapshot, at: int) -> dict[int, tuple[int, Stack]]:
-    """Size and stack of each allocation, by address, before an entry of the trace: what is alive in the end, with all since undone.
-
-    A recording may have the stack that frees, and not the one that allocated. Then it says nothing of what is older than the trace.
-    """
+    """Size and stack of each allocation, by address, before an entry of the trace: what is alive in the end, with all since undone."""
+    # A recording may have the stack that frees, and not the one that allocated. Then it says nothing of what is older than the trace.
     made = {entry.address: entry.stack for entry in snapshot.trace if entry.action == "alloc"}
     of_frees = any(made.get(entry.address, entry.stack) != entry.stack for entry in snapshot.trace if entry.action in FREED)
     blocks = (block for segment in snapshot.segments for block in segment.blocks if block.state == "active_allocated")
@@ -123,11 +121,9 @@ class _Birth(NamedTuple):
 
 
 def _births(trace: tuple[Entry, ...]) -> tuple[dict[int, _Birth], _Birth]:
-    """When each allocation in the trace was made, and the counts at the end, with the request that failed.
-
-    A forward pass begins where a module's forward allocates after anything else did: the loss, backward, an optimizer, a batch. An
-    optimizer's step has ended when anything but an optimizer allocates.
-    """
+    """When each allocation in the trace was made, and the counts at the end, with the request that failed."""
+    # A forward pass begins where a module's forward allocates after anything else did: the loss, backward, an optimizer, a batch. An
+    # optimizer's step has ended when anything but an optimizer allocates.
     births: dict[int, _Birth] = {}
     passes = steps = 0
     in_forward = in_optimizer = False
@@ -182,10 +178,8 @@ class StackHolder(Struct, frozen=True, kw_only=True):
 
 
 def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> Category:
-    """The category of an allocation, by the code that made it.
-
-    Backward runs in a thread without a Python stack: what it makes is a gradient where it has the size of a parameter, else temporary.
-    """
+    """The category of an allocation, by the code that made it."""
+    # Backward runs in a thread without a Python stack: what it makes is a gradient where it has the size of a parameter, else temporary
     if not alive.stack and alive.passes_ago is None:
         return "unknown"
     functions = {frame.function for frame in alive.stack}

@@ -150,10 +150,9 @@ class Finder:
         atexit.register(self.close)
 
     def step_ends(self, optimizer: Optimizer) -> None:
-        """An optimizer has made a step. What goes wrong here ends the watching, and nothing else.
-
-        To begin, to end and to count a step adds and removes hooks like the one that calls this. Torch would fail in any but the last one.
-        """
+        """An optimizer has made a step. What goes wrong here ends the watching, and nothing else."""
+        # To begin, to end and to count a step adds and removes hooks like the one that calls this. Torch would fail in any but the last
+        # one.
         if self._is_off or not is_called_last(entry.step_ends):
             return
         try:

@@ -72,10 +72,8 @@ def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operat
 
 
 def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
-    """Every operator in all phases together, then in each phase by dtype; those without a formula first, of each kind the most first.
-
-    A call that is in two phases, as a fused attention's backward with its second product in recompute, is one call of all together.
-    """
+    """Every operator in all phases together, then in each phase by dtype; those without a formula first, of each kind the most first."""
+    # A call that is in two phases, as a fused attention's backward with its second product in recompute, is one call of all together
     twice = _calls_in_two_phases(profile.cells)
     no_work = dict.fromkeys(("macs", "executed_macs", "flops"), 0)
     uncounted = [

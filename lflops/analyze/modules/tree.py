@@ -270,10 +270,8 @@ class BusyModules(Struct, frozen=True, kw_only=True):
 
 
 def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
-    """Forward, backward and recompute, and the optimizer where it is known. `None` where no phase has a time.
-
-    A phase whose time is unknown is left out, so that it does not hide the others. `own` is without the modules below it.
-    """
+    """Forward, backward, recompute, and the optimizer if known; `None` if no phase has a time. `own`: without the modules below."""
+    # A phase whose time is unknown is left out, so that it does not hide the others.
     works = [module.work(phase) for phase in TIMED_PHASES]
     known = [spread.median for work in works if (spread := work.own_seconds if own else work.seconds) is not None]
     return sum(known) if known else None

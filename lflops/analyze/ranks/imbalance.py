@@ -285,11 +285,9 @@ def _once(rows: Iterable[Row]) -> list[Row]:
 
 
 def _preempted(clean: RankComparison, named: Collection[int], ranks: int) -> Iterator[Row]:
-    """Ranks whose core is shared with another process all through the run.
-
-    That delays a step by much and another one not at all, so it is neither steady nor a burst. But the system counts it. Where the other
-    ranks wait for their cores too, the machine is busy, and it is chance who waits longest.
-    """
+    """Ranks whose core is shared with another process all through the run."""
+    # That delays a step by much and another one not at all, so it is neither steady nor a burst. But the system counts it. Where the other
+    # ranks wait for their cores too, the machine is busy, and it is chance who waits longest.
     by_rank = {each.rank: each.waited_by_part for each in clean.activity}
     for each in clean.excesses:
         parts = by_rank.get(each.rank, ())
@@ -354,10 +352,8 @@ def _is_somewhere(row: Row) -> bool:
 
 
 def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:
-    """The excesses that are more than noise and cost more than a hundredth of the step, the worst first.
-
-    One after the other: what the worst one explains of a rank's lateness is not explained once more by another.
-    """
+    """The excesses that are more than noise and cost more than a hundredth of the step, the worst first."""
+    # One after the other: what the worst one explains of a rank's lateness is not explained once more by another
     by_rank = grouped((each for each in compared.excesses if each.phase != "stage"), attrgetter("rank"))
     rows = [row for excesses in by_rank.values() for row in _of_rank(excesses, compared, ranks)]
     return tuple(sorted(rows, key=lambda row: -row.seconds_lost))

@@ -140,10 +140,8 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
 def _by_module(
     name: str, seconds: float, needs: Mapping[tuple[str, str], _Need], own: Mapping[tuple[str, str], float]
 ) -> Iterator[tuple[str | None, float, _Need]]:
-    """The seconds of a part by module, with what each needed; time of no module comes last.
-
-    A module without a time, as those within a compiled one, ran in that of the nearest above it that has one.
-    """
+    """The seconds of a part by module, with what each needed; time of no module comes last."""
+    # A module without a time, as those within a compiled one, ran in that of the nearest above it that has one
     times = {module: took for (module, when), took in own.items() if when == name and name in {*PASSES, _BOTH}}
     needed: defaultdict[str | None, _Need] = defaultdict(_Need)
     for (module, when), need in needs.items():

@@ -63,10 +63,8 @@ class Attention(NamedTuple):
         return self._replace(**cast)
 
     def kernel(self, *, ampere: bool) -> tuple[str, Any] | None:
-        """Name and operator of the kernel that torch chooses; `None` if no enabled kernel supports the call.
-
-        One rule is left out: the smaller chips of a generation do not train heads wider than 192 with dropout.
-        """
+        """Name and operator of the kernel that torch chooses; `None` if no enabled kernel supports the call."""
+        # One rule is left out: the smaller chips of a generation do not train heads wider than 192 with dropout
         fused = self._may_be_fused()
         halved = fused and ampere and self.query.dtype in HALF
         width, of_values, mask = self.query.shape[-1], self.value.shape[-1], self.attn_mask
@@ -120,10 +118,8 @@ class Attention(NamedTuple):
 
 @contextlib.contextmanager
 def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
-    """A context in which attention runs as on an NVIDIA chip of the table. At the end, a note lists the kernels.
-
-    Without CUDA, autocast for CUDA is an error in it. Torch only warns and ignores autocast, which is right for no chip.
-    """
+    """A context in which attention runs as on an NVIDIA chip of the table. At the end, a note lists the kernels."""
+    # Without CUDA, autocast for CUDA is an error in it. Torch only warns and ignores autocast, which is right for no chip.
     notes: list[Note] = []
     if chip is None or vendor_of(chip.name) != "NVIDIA":
         yield notes

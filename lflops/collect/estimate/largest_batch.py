@@ -102,11 +102,9 @@ def empty_room(estimator: Estimator) -> Room:
 
 
 def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> int:
-    """The largest number of samples whose peak fits.
-
-    The peak is nearly linear in the samples. So the next try is where the line through the last two points reaches the memory. Every third
-    try is the middle of the remaining interval, which bounds the number of tries for any curve.
-    """
+    """The largest number of samples whose peak fits."""
+    # The peak is nearly linear in the samples. So the next try is where the line through the last two points reaches the memory. Every
+    # third try is the middle of the remaining interval, which bounds the number of tries for any curve.
     low, high = 0, MAX_BATCH + 1  # `low` fits; `high` does not, or is out of range
     points: list[tuple[int, int]] = []
     samples = 1

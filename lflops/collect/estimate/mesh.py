@@ -170,10 +170,8 @@ def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _bucket(parameters: list[nn.Parameter], ranks: int) -> Tensor:
-    """One bucket, and hooks that copy each gradient there, reduce the bucket when it is full, and copy the results back.
-
-    As with torch's default settings, a gradient and its place in a bucket are separate memory.
-    """
+    """One bucket, and hooks that copy each gradient there, reduce the bucket when it is full, and copy the results back."""
+    # As with torch's default settings, a gradient and its place in a bucket are separate memory
     bucket = torch.empty(sum(each.numel() for each in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
     places = [place.view(each.shape) for place, each in zip(bucket.split([each.numel() for each in parameters]), parameters, strict=True)]
     waiting: set[int] = set()

@@ -82,10 +82,8 @@ def profiler_activity(device: torch.device) -> ProfilerActivity | None:
 
 
 def _called(device: torch.device, name: str, of_accelerator: str | None = None) -> Any:
-    """Call a function of the device's module, or where it has none, that of `torch.accelerator`.
-
-    `None` where nothing has used the device yet, which asking would initialise, and where there is no such function.
-    """
+    """Call a function of the device's module, or where it has none, that of `torch.accelerator`."""
+    # `None` where nothing has used the device yet, which asking would initialise, and where there is no such function
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
     function = getattr(module, name, None)
     if function is None and is_accelerator(device):

@@ -152,10 +152,8 @@ def _parts(value: Any) -> Storage | None:
 
 
 def cut_off(value: Any) -> Any:
-    """The same structure with leaves in place of tensors that have a graph, because backward through that graph is not the model's work.
-
-    Lists, tuples and dictionaries are searched. An object without such tensors is returned itself.
-    """
+    """The same structure with leaves in place of tensors that have a graph, because backward through that graph is not the model's work."""
+    # Lists, tuples and dictionaries are searched. An object without such tensors is returned itself.
     if isinstance(value, Tensor):
         if value.is_leaf:
             return value

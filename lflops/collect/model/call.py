@@ -128,11 +128,9 @@ _running: list[_Pass] = []
 
 @contextlib.contextmanager
 def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Restore all generators at the end, also those of the tensors' devices.
-
-    All threads of a process share them. If the first of two passes in two threads ends first, the second one restores what was there before
-    both.
-    """
+    """Restore all generators at the end, also those of the tensors' devices."""
+    # All threads of a process share them. If the first of two passes in two threads ends first, the second one restores what was there
+    # before both.
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     with _lock:
         mine = _Pass(_States.now(devices))

@@ -45,10 +45,8 @@ def force_eager() -> contextlib.AbstractContextManager[None]:
 
 
 def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook, excluded from compilation: dynamo would compile it together with the module that it is called for.
-
-    That makes each call of the hook slower. So the hook itself is returned where torch.compile is not loaded.
-    """
+    """The hook, excluded from compilation: dynamo would compile it together with the module that it is called for."""
+    # That makes each call of the hook slower. So the hook itself is returned where torch.compile is not loaded.
     if "torch._dynamo" not in sys.modules:
         return hook
     left_alone: Callable[..., None] = torch.compiler.disable(hook)

@@ -213,10 +213,8 @@ def _module_below(module: nn.Module | None, path: str) -> nn.Module | None:
 
 
 def _path(name: str) -> tuple[str, str]:
-    """The variable that a name begins with, and the path from it: `L['self'].blocks[0]` is `self` and `blocks.0`.
-
-    A variable of a closure is one as well: `L['args'][1].__closure__[0].cell_contents.blocks`.
-    """
+    """The variable that a name begins with, and the path from it: `L['self'].blocks[0]` is `self` and `blocks.0`."""
+    # A variable of a closure is one as well: `L['args'][1].__closure__[0].cell_contents.blocks`
     variable, _, path = name.rpartition(_CLOSURE)
     begins = None if variable else _ROOT.match(name)
     path = _ITEM.sub(r".\1", path[begins.end() if begins else 0 :])

@@ -53,11 +53,9 @@ def shared_store(name: str, rank: int, *, timeout: float) -> Any:
 
 
 def _clone_connection(group: Any, shared: Any, name: str, timeout: float) -> Any:
-    """The group's store on another connection; `None` where there is no such thing.
-
-    `clone` would wait for the connection as long as the group's own timeout says, half an hour as a rule. That timeout is not ours to
-    shorten, not for a moment: other threads wait by it. So the connection is opened anew, by its address.
-    """
+    """The group's store on another connection; `None` where there is no such thing."""
+    # `clone` would wait for the connection as long as the group's own timeout says, half an hour as a rule. That timeout is not ours to
+    # shorten, not for a moment: other threads wait by it. So the connection is opened anew, by its address.
     try:
         innermost = group
         while isinstance(innermost, STORES.PrefixStore):

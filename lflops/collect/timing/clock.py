@@ -166,10 +166,9 @@ class CpuWatch:
         self._start, self._used, self._waited = time.perf_counter(), sum(cpu_seconds()), _waited()
 
     def lost(self) -> float | None:
-        """Seconds until now in which threads were ready to run, and a CPU ran another process's. `None` where the system does not say.
-
-        Where threads wait for each other, as 8 of them on 2 CPUs, nothing is lost. So it is never more than what this process left unused.
-        """
+        """Seconds until now in which threads were ready to run, and a CPU ran another process's. `None` where the system does not say."""
+        # Where threads wait for each other, as 8 of them on 2 CPUs, nothing is lost. So it is never more than what this process left
+        # unused.
         waited = _waited()
         if self._waited is None or waited is None:
             return None

@@ -93,11 +93,9 @@ def on_stack(mode: TorchDispatchMode) -> Iterator[None]:
 
 
 def end_mode(mode: Any) -> None:
-    """Take a mode off for good. It can be called again.
-
-    After a backward pass torch puts back the stack of modes that was there before it. So a mode that is taken off within one is marked, and
-    does nothing from then on; `sweep_modes` takes it off once the pass is over.
-    """
+    """Take a mode off for good. It can be called again."""
+    # After a backward pass torch puts back the stack of modes that was there before it. So a mode that is taken off within one is marked,
+    # and does nothing from then on; `sweep_modes` takes it off once the pass is over.
     mode.is_off = True
     sweep_modes()
 

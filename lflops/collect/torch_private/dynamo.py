@@ -134,10 +134,8 @@ def excluded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def with_control_flow_compiled() -> Iterator[None]:
-    """Within, `torch.cond` and the like, called eagerly, trace their branches although the stance is to run all code eagerly.
-
-    Without that, tensors of a branch that are not among its operands get no gradient.
-    """
+    """Within, `torch.cond` and the like, called eagerly, trace their branches although the stance is to run all code eagerly."""
+    # Without that, tensors of a branch that are not among its operands get no gradient
     original: Any = operators_with_code.setup_compilation_env
 
     @contextlib.contextmanager

@@ -55,10 +55,8 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
     """Writes down a graph's nodes with their modules, and the bytes of each kernel. Inductor pickles it into keys, so it has no state."""
 
     def uuid(self) -> Any:
-        """What goes into the cache's key: the form of the record, and the graph's modules.
-
-        Without these, two layers of equal code would share a graph, and its record names one of them.
-        """
+        """What goes into the cache's key: the form of the record, and the graph's modules."""
+        # Without these, two layers of equal code would share a graph, and its record names one of them
         graph = _graph_of_key()
         modules = [] if graph is None else [_own_module(node) for node in graph.graph.nodes]
         return f"lflops: modules of nodes, 2, {hashlib.sha256(repr(modules).encode()).hexdigest()}"
@@ -193,11 +191,9 @@ def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any
 
 
 def _module(node: fx.Node) -> tuple[str, str] | None:
-    """The module of a node, by name and class.
-
-    A product that inductor made of a product and a sum has lost its own, or has that of the sum, as of a residual around a layer without
-    a bias. It has the module whose weight it takes.
-    """
+    """The module of a node, by name and class."""
+    # A product that inductor made of a product and a sum has lost its own, or has that of the sum, as of a residual around a layer without
+    # a bias. It has the module whose weight it takes.
     own = _own_module(node)
     if node.target not in _PRODUCTS:
         return own

@@ -201,11 +201,9 @@ def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ..
 
 
 def never_compiled(function: Callable[..., Any]) -> None:
-    """Let dynamo never look into calls of a function, nor into what it calls.
-
-    Code that dynamo does not compile runs under its eye all the same: of a module that is compiled in place, the hooks do. It costs a call
-    nothing, and adds no frame, as `torch.compiler.disable` does.
-    """
+    """Let dynamo never look into calls of a function, nor into what it calls."""
+    # Code that dynamo does not compile runs under its eye all the same: of a module that is compiled in place, the hooks do. It costs a
+    # call nothing, and adds no frame, as `torch.compiler.disable` does.
     skip = eval_frame._FrameAction.SKIP
     eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
 

@@ -61,10 +61,8 @@ def nested_kernel(operator: OpOverload, args: Any) -> Any:
 
 
 def python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
-    """The dispatch key of the kernel that these arguments go to, if it is written in Python; else `None`.
-
-    Such a kernel calls other operators: what `torch.library.custom_op` or `Library.impl` registered.
-    """
+    """The dispatch key of the kernel that these arguments go to, if it is written in Python; else `None`."""
+    # Such a kernel calls other operators: what `torch.library.custom_op` or `Library.impl` registered
     if not isinstance(operator, OpOverload):
         return None
     device = next((each.device.type for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), "")

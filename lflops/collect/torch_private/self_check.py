@@ -109,10 +109,8 @@ def check_data_loader() -> None:
 
 @functools.cache
 def check_cuda_memory(device: torch.device) -> None:
-    """Check the names that record the memory of a CUDA device: only a report about missing memory needs them.
-
-    If the user records already, that recording goes on, and only the snapshot's segments are checked.
-    """
+    """Check the names that record the memory of a CUDA device: only a report about missing memory needs them."""
+    # If the user records already, that recording goes on, and only the snapshot's segments are checked
     with known_torch(), dispatch_modes.without_modes():
         is_users = cuda_memory.is_recording_memory()
         if not is_users:

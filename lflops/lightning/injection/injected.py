@@ -3,8 +3,8 @@
 from typing import Any
 
 from lflops.errors import LflopsError
-from lflops.lightning.compat import MisconfigurationException
 from lflops.lightning.monitor import FlopsMonitor
+from lflops.lightning.training import MisconfigurationException
 from lflops.session.inputs.settings import settings_of
 
 

@@ -11,10 +11,8 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 
 
 def page_script(entry: str) -> str:
-    """The module of `page/` at this path and all that it imports, as one module with the same exports.
-
-    What is imported comes first. Each module is a function with its own scope, and returns what it exports.
-    """
+    """The module of `page/` at this path and all that it imports, as one module with the same exports."""
+    # What is imported comes first. Each module is a function with its own scope, and returns what it exports.
     exported = _exports(_source(entry))
     again = f"export const {{ {exported} }} = {_variable(entry)};\n" if exported else ""
     return _joined(entry, []) + again

@@ -78,10 +78,8 @@ class _Anchor(NamedTuple):
 
 
 def _memory_at(analysis: Analysis, step: StepTimeline, memory: MemoryShown | None) -> list[int] | None:
-    """When the points of the memory were in a step that ran the same modules: the step whose memory was counted was not timed.
-
-    A module that ran as often in both is an anchor. Between two anchors operators are spaced evenly.
-    """
+    """When the points of the memory were in a step that ran the same modules: the step whose memory was counted was not timed."""
+    # A module that ran as often in both is an anchor. Between two anchors operators are spaced evenly.
     counted = analysis.profile.memory
     if memory is None or counted is None:
         return None

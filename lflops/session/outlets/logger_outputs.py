@@ -83,11 +83,9 @@ class TensorBoardOutput(Output):
         return f"in TensorBoard, tab LFLOPS: tensorboard --logdir {shlex.quote(str(self._logger.log_dir))}"
 
     def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - the same
-        """Write what the last window of each stage totals, and the run's row in the table of hyperparameters, with the logger's own.
-
-        What the table's columns are is left open: TensorBoard takes the first list of them that it finds for that of all runs, and without
-        one all curves.
-        """
+        """Write what the last window of each stage totals, and the run's row in the table of hyperparameters, with the logger's own."""
+        # What the table's columns are is left open: TensorBoard takes the first list of them that it finds for that of all runs, and
+        # without one all curves
         from torch.utils.tensorboard.summary import hparams
 
         last = {profile.run.stage: profile for profile in profiles}

@@ -22,10 +22,8 @@ _FILES = ("*.profile.json", "*.rank*.json")
 
 
 def claim(folder: Path, loop: object) -> str:
-    """The part of a folder that one loop writes to: "" for all of it, "run-2" and so on where another loop has it, or had it.
-
-    Nothing of another run is replaced, also where both run at once. The same loop has the same part again.
-    """
+    """The part of a folder that one loop writes to: "" for all of it, "run-2" and so on where another loop has it, or had it."""
+    # Nothing of another run is replaced, also where both run at once. The same loop has the same part again.
     claimed = _CLAIMED.setdefault(loop, {})
     for number in itertools.count(1):
         if folder in claimed:
