@@ -33,21 +33,13 @@ class SparseShape(tuple[int, ...]):  # noqa: SLOT001 - a tuple cannot have slots
 
 
 class Cost(NamedTuple):
-    """What one call of an operator computes.
+    """What one call of an operator computes."""
 
-    Attributes:
-        macs: Multiply-accumulates.
-        executed_macs: Those left when a mask lets the kernel skip some; `None` where it skips none.
-        other_flops: What is no multiply-accumulate, by the convention.
-        recompute: The part that had been computed before and was thrown away.
-        is_upper_bound: Whether the count depends on unknown values, and this is its upper bound.
-    """
-
-    macs: int = 0
-    executed_macs: int | None = None
-    other_flops: int = 0
-    recompute: "Cost | None" = None
-    is_upper_bound: bool = False
+    macs: int = 0  # multiply-accumulates
+    executed_macs: int | None = None  # those left when a mask lets the kernel skip some; `None` where it skips none
+    other_flops: int = 0  # what is no multiply-accumulate, by the convention
+    recompute: "Cost | None" = None  # the part that had been computed before and was thrown away
+    is_upper_bound: bool = False  # whether the count depends on unknown values, and this is its upper bound
 
 
 Formula = Callable[..., "int | Cost"]

@@ -189,11 +189,8 @@ def _by_work(place: Place, alone: Mapping[Place, tuple[int, Sequence[float]]], w
     if place not in work or not others:
         return None
     took = [sum(step) for step in zip(*(alone[other][1] for other in others), strict=True)]
-    shares = [
-        mine / theirs
-        for mine, theirs in zip(work[place], map(sum, zip(*(work[each] for each in others), strict=True)), strict=True)
-        if theirs
-    ]
+    of_others = map(sum, zip(*(work[each] for each in others), strict=True))
+    shares = [mine / theirs for mine, theirs in zip(work[place], of_others, strict=True) if theirs]
     return tuple(GENEROUS * max(shares) * seconds for seconds in took) if shares else None
 
 

@@ -48,9 +48,8 @@ def patterns(modules: Mapping[str, tuple[str, int | None]], below: Mapping[str, 
         numbers = 0
         for parent in parents:
             numbered = {each for each in below[parent] if each.rpartition(".")[2].isdecimal()}
-            repeated = {
-                each for pair in pairwise(below[parent]) if numbered.issuperset(pair) and same[pair[0]] == same[pair[1]] for each in pair
-            }
+            pairs = (pair for pair in pairwise(below[parent]) if numbered.issuperset(pair) and same[pair[0]] == same[pair[1]])
+            repeated = {each for pair in pairs for each in pair}
             numbers += len(numbered)
             for each in below[parent]:
                 places["*" if each in repeated else each.rpartition(".")[2], modules[each][0]].append(each)

@@ -296,8 +296,7 @@ def markdown(found: Explanation) -> Iterator[str]:
     yield from (f"| {name} | {text.replace('|', '∣')} |" for name, text in found.measured.items())
     if found.modules:
         yield from ("", "| module | kind | ms a step | MACs |", "|---|---|--:|--:|")
-        yield from (
-            f"| `{each.name or 'the model itself'}` | {each.kind} | {each.seconds * 1e3:.3g} | {each.macs:,} |" for each in found.modules
-        )
+        for each in found.modules:
+            yield f"| `{each.name or 'the model itself'}` | {each.kind} | {each.seconds * 1e3:.3g} | {each.macs:,} |"
     yield from (("", *(f"- {line}" for line in found.ranks)) if found.ranks else ())
     yield from ("", *(f"- {purpose}: `{command}`" for purpose, command in found.more.items())) if found.more else ()
