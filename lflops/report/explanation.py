@@ -296,7 +296,7 @@ def markdown(found: Explanation) -> Iterator[str]:
     yield from (f"| {name} | {text.replace('|', '∣')} |" for name, text in found.measured.items())
     if found.modules:
         yield from ("", "| module | kind | ms a step | MACs |", "|---|---|--:|--:|")
-        for each in found.modules:
-            yield f"| `{each.name or 'the model itself'}` | {each.kind} | {each.seconds * 1e3:.3g} | {each.macs:,} |"
+        for row in found.modules:
+            yield f"| `{row.name or 'the model itself'}` | {row.kind} | {row.seconds * 1e3:.3g} | {row.macs:,} |"
     yield from (("", *(f"- {line}" for line in found.ranks)) if found.ranks else ())
     yield from ("", *(f"- {purpose}: `{command}`" for purpose, command in found.more.items())) if found.more else ()
