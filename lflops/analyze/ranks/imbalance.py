@@ -335,7 +335,7 @@ def _cause_of(profile: Profile, rank: int, ratio: float | None) -> tuple[Cause |
     if activity is None or not activity.late:
         return None, None
     explained: dict[Cause, float] = {"thread": activity.other_threads or 0.0, "preempted": activity.waited or 0.0}
-    cause = max(explained, key=explained.__getitem__)  # whoever waits for a core has other threads that run meanwhile
+    cause = max(explained, key=explained.__getitem__)  # a process that waits for a core has other threads that run meanwhile
     return (cause if explained[cause] >= EXPLAINED * activity.late else None), None
 
 
