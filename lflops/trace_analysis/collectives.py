@@ -71,8 +71,7 @@ def occurrences(work: Iterable[DeviceWork], walk: HostWalk, trace: RecordedTrace
 
 def _occurrence(work: DeviceWork, walk: HostWalk, steps: Sequence[tuple[int, int, str]], of_all: int | None) -> Occurrence:
     launch = walk.launch(work)
-    about = work.collective or (launch.collective if launch is not None else None)
-    call = launch.call if launch is not None else None
+    about, call = work.collective or launch.collective, launch.call
     kind = collective_kind(about.name if about is not None and about.name else work.name)
     size = about.group_size if about is not None else None
     return Occurrence(

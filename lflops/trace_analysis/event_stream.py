@@ -45,7 +45,6 @@ class _Distributed(Struct, frozen=True):
 class _Device(Struct, frozen=True):
     id: int = 0
     name: str = ""
-    memory: int | None = msgspec.field(default=None, name="totalGlobalMem")
 
 
 class Header(Struct, frozen=True):

@@ -7,29 +7,24 @@ On each thread what the host does is nested by its times. The launch's number, `
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, summed
 from lflops.trace_analysis.categories import precision_by_name
-from lflops.traces.recorded import NODE, Collective, DeviceWork, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
+from lflops.traces.annotate import threads_of_tracks
+from lflops.traces.nesting import SliceTimes, outer_first
+from lflops.traces.recorded import NODE, Collective, DeviceWork, HostItem, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
 
 _OperatorKey = tuple[str, Inputs | None]
 
 
 @dataclass(slots=True)
-class OperatorSums:
-    """All calls of an operator with one set of inputs; times in nanoseconds, inclusive and its own."""
+class OperatorSums(SliceTimes):
+    """All calls of an operator with one set of inputs."""
 
-    name: str
-    inputs: Inputs | None
-    calls: int = 0
-    host: int = 0
-    own_host: int = 0
-    device: int = 0
-    own_device: int = 0
-    kernels: int = 0
+    inputs: Inputs | None = None
     counted_calls: int = 0  # calls whose cost counts: those within an operator that is counted itself are its parts
     counted_device: int = 0  # the device's time of these, inclusive
     uncounted_device: int = 0  # its own device time in no operator that is counted
@@ -38,26 +33,23 @@ class OperatorSums:
 
 
 @dataclass(slots=True)
-class SpanSums:
+class SpanSums(SliceTimes):
     """All stretches of a module or a scope in one phase."""
 
-    kind: str
-    name: str
-    phase: str
-    calls: int = 0
-    host: int = 0
-    device: int = 0
-    own_device: int = 0
+    kind: str = "scope"
+    phase: str = "forward"
 
 
 class Launch(NamedTuple):
-    """What launched some work of the device: the call, the innermost operator, the one that is counted, the module, the collective."""
+    """What launched some work of the device: the call, the innermost operator, the one that is counted, the collective."""
 
-    call: RuntimeCall | None
-    operator: OperatorSums | None
-    counted: OperatorSums | None
-    module: str | None
-    collective: Collective | None
+    call: RuntimeCall | None = None
+    operator: OperatorSums | None = None
+    counted: OperatorSums | None = None
+    collective: Collective | None = None
+
+
+NOT_RECORDED = Launch()
 
 
 @dataclass(slots=True)
@@ -69,36 +61,31 @@ class HostWalk:
     launches: dict[int, Launch] = field(default_factory=dict)
     # Each counted call: when it began, the operator, and whether it computes again what forward computed
     counted: list[tuple[int, OperatorSums, bool]] = field(default_factory=list)
-    # Operators of work whose launch was not recorded, by the number that both have
-    by_external: dict[int, OperatorSums] = field(default_factory=dict)
+    # Of work whose launch was not recorded, by the number that its operator has too
+    by_external: dict[int, Launch] = field(default_factory=dict)
 
-    def launch(self, work: DeviceWork) -> Launch | None:
-        """Find what launched a piece of work; `None` where the trace does not tell."""
-        found = self.launches.get(work.correlation)
-        if found is None and work.external in self.by_external:
-            return Launch(None, self.by_external[work.external], None, None, None)
-        return found
+    def launch(self, work: DeviceWork) -> Launch:
+        """Find what launched a piece of work; `NOT_RECORDED` where the trace does not tell."""
+        return self.launches.get(work.correlation) or self.by_external.get(work.external, NOT_RECORDED)
 
     def call(self, work: DeviceWork) -> RuntimeCall | None:
         """The call that launched a piece of work."""
-        found = self.launches.get(work.correlation)
-        return found and found.call
+        return self.launch(work).call
 
 
 @dataclass(slots=True)
 class _Open:
     end: int
-    start: int
-    operator: OperatorSums | None = None
+    operator: OperatorSums | None = None  # the innermost one, this one included
+    operator_end: int = 0
     span: SpanSums | None = None
     collective: Collective | None = None
-    around: "_Open | None" = None  # the innermost operator, this one included
     is_counted: bool = False
     is_within_counted: bool = False
-    is_double: bool = False  # whether one of the same name is around it
     is_backward: bool = False
-    children: int = 0  # nanoseconds of the operators directly within
     module: str | None = None  # the innermost module; in backward the one whose forward made the node
+    node: OperatorCall | None = None  # the outermost node of backward
+    again: OperatorCall | None = None  # the outermost operator in it that is one of forward
 
 
 def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]) -> HostWalk:
@@ -107,115 +94,82 @@ def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[
     `is_counted` tells whether an operator has a cost. Operators within one that has are its parts, and not counted again.
     """
     found = HostWalk()
-    nanoseconds: Counter[int] = Counter()
-    kernels: Counter[int] = Counter()
-    for each in work:
-        nanoseconds[each.correlation] += each.end - each.start
-        kernels[each.correlation] += 1
-    walker = _Walker(found, nanoseconds, kernels, is_counted, _recomputed(trace.operators))
-    by_thread = _by_thread(trace, nanoseconds)
+    nanoseconds = summed((each.correlation, each.end - each.start) for each in work)
+    walker = _Walker(found, nanoseconds, is_counted)
+    places = _slice_threads(trace)
+    asked = (each for each in trace.on_host() if not isinstance(each, RuntimeCall) or each.correlation in nanoseconds)
+    by_thread = grouped(asked, lambda each: places.get(each.thread, each.thread))
     threads = {span.thread for span in trace.spans}
     for thread in sorted(by_thread, key=lambda thread: (thread not in threads, thread)):
         walker.thread(by_thread[thread])
+    found.counted = [(call.start, sums, is_again) for (call, sums, *_), is_again in zip(walker.counted, walker.recomputed(), strict=True)]
     known = {call.external: call for call in trace.operators if call.external}
     for each in work:
-        launch = found.launches.get(each.correlation)
-        if launch is not None and launch.counted is not None and precision_by_name(each.name) == "tf32":
+        launch = found.launches.get(each.correlation, NOT_RECORDED)
+        if launch.counted is not None and precision_by_name(each.name) == "tf32":
             launch.counted.has_tf32 = True
-        if each.correlation not in found.launches and each.external in known:
+        if launch is NOT_RECORDED and each.external in known:
             walker.unlaunched(each, known[each.external])
     return found
 
 
-def _recomputed(operators: Sequence[OperatorCall]) -> set[tuple[int, int]]:
-    """Thread and begin of the calls that activation checkpointing makes again, within a node of backward.
-
-    Only operators that autograd records have a sequence number there: those of checkpointing, and with `create_graph` those of backward
-    itself. The nodes of the latter run later, outside of this node. Each thread has its own sequence.
-    """
-    nodes: defaultdict[int, list[OperatorCall]] = defaultdict(list)  # by sequence, those in no other
-    forward: list[OperatorCall] = []
-    within: list[tuple[OperatorCall, OperatorCall, OperatorCall]] = []  # a call, the operator of forward around it, the node around that
-    node: OperatorCall | None = None
-    around: OperatorCall | None = None
-    for call in sorted(operators, key=lambda call: (call.thread, call.start, -call.end)):
-        is_node = call.name.startswith(NODE)
-        if node is None or node.thread != call.thread or node.end <= call.start:
-            node, around = call if is_node else None, None
-            if is_node:
-                nodes[call.sequence].append(call)
-            elif call.sequence >= 0:
-                forward.append(call)
-            continue
-        if around is None or around.end <= call.start:
-            is_of_forward = not is_node and call.sequence not in {-1, node.sequence} and not call.forward_thread
-            around = call if is_of_forward else None
-        if around is not None:
-            within.append((call, around, node))
-    numbers: defaultdict[int, Counter[int]] = defaultdict(Counter)  # of threads, as nodes have them
-    for call in forward:
-        numbers[call.thread].update(each.forward_thread for each in nodes.get(call.sequence, ()))
-    known = {thread: counts.most_common(1)[0][0] for thread, counts in numbers.items() if counts}
-
-    def runs_later(call: OperatorCall, node: OperatorCall) -> bool:
-        later = [each.forward_thread for each in nodes.get(call.sequence, ()) if each.start >= node.end]
-        return any(number == known[call.thread] if call.thread in known else number not in known.values() for number in later)
-
-    return {(call.thread, call.start) for call, around, node in within if not runs_later(around, node)}
-
-
-_Item = Span | OperatorCall | RuntimeCall
-
-
-def _by_thread(trace: RecordedTrace, wanted: Mapping[int, int]) -> dict[int, list[_Item]]:
-    places = _slice_threads(trace)
-    all_items: list[_Item] = [*trace.spans, *trace.operators, *(call for call in trace.runtime if call.correlation in wanted)]
-    return grouped(sorted(all_items, key=lambda item: (item.start, -item.end)), lambda item: places.get(item.thread, item.thread))
-
-
 def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
-    """The threads that the slices of lflops, which have their own tracks, were recorded on: where something begins when they do."""
-    begun: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    """The threads that the slices of lflops, which have their own tracks, were recorded on; where no node tells, the one of the steps."""
     nodes = {call.start: call.thread for call in trace.operators if call.name.startswith(NODE)}
     steps = Counter(span.thread for span in trace.spans if span.kind == "step")
-    trainer = steps.most_common(1)[0][0] if steps else None
-    tracks = set()
-    for span in trace.spans:
-        if span.kind == "slice":
-            tracks.add(span.thread)
-            if span.start in nodes:
-                begun[span.thread][nodes[span.start]] += 1
-    places = {track: begun[track].most_common(1)[0][0] if begun[track] else trainer for track in tracks}
-    return {track: thread for track, thread in places.items() if thread is not None}
+    slices = [(span.thread, span.start) for span in trace.spans if span.kind == "slice"]
+    trainers = {track: steps.most_common(1)[0][0] for track, _ in slices} if steps else {}
+    return trainers | threads_of_tracks(slices, nodes)
 
 
 @dataclass(slots=True)
 class _Walker:
     found: HostWalk
     nanoseconds: Mapping[int, int]
-    kernels: Mapping[int, int]
     is_counted: Callable[[OperatorCall], bool]
-    again: Collection[tuple[int, int]]
     module_of: dict[int, str] = field(default_factory=dict)
-    open_names: Counter[str] = field(default_factory=Counter)
+    # Each counted call with its operator, the node of backward around it, and the operator of forward in that
+    counted: list[tuple[OperatorCall, OperatorSums, OperatorCall | None, OperatorCall | None]] = field(default_factory=list)
+    nodes: defaultdict[int, list[OperatorCall]] = field(default_factory=lambda: defaultdict(list))  # by sequence, those in no other
+    forward: list[OperatorCall] = field(default_factory=list)  # in no node
 
-    def thread(self, items: Sequence[_Item]) -> None:
-        stack: list[_Open] = []
-        for item in items:
-            while stack and stack[-1].end <= item.start:
-                self._close(stack.pop())
+    def thread(self, items: Iterable[HostItem]) -> None:
+        opened: list[_Open] = []
+        for item in outer_first(items, opened):
             if isinstance(item, RuntimeCall):
-                self._launch(item, stack)
-            elif isinstance(item, Span):
-                stack.append(self._opened_span(item, stack))
+                self._launch(item, opened)
             else:
-                above = stack[-1].around if stack else None
-                if above is not None and above.operator is not None:
-                    above.operator.has_operators = True
-                    above.children += min(item.end, above.end) - item.start
-                stack.append(self._opened(item, stack))
-        while stack:
-            self._close(stack.pop())
+                around = opened[-1] if opened else _Open(item.end)
+                inside = _Open(
+                    item.end,
+                    around.operator,
+                    around.operator_end,
+                    collective=item.collective,
+                    is_within_counted=around.is_within_counted,
+                    is_backward=around.is_backward,
+                    module=around.module,
+                    node=around.node,
+                    again=around.again,
+                )
+                (self._span if isinstance(item, Span) else self._operator)(item, inside, opened)
+                opened.append(inside)
+
+    def recomputed(self) -> Iterator[bool]:
+        """Tell of each counted call whether activation checkpointing makes it again, within a node of backward.
+
+        Only operators that autograd records have a sequence number there: those of checkpointing, and with `create_graph` those of backward
+        itself. The nodes of the latter run later, outside of this node. Each thread has its own sequence.
+        """
+        numbers: defaultdict[int, Counter[int]] = defaultdict(Counter)  # of threads, as nodes have them
+        for call in self.forward:
+            numbers[call.thread].update(each.forward_thread for each in self.nodes.get(call.sequence, ()))
+        known = {thread: counts.most_common(1)[0][0] for thread, counts in numbers.items() if counts}
+        for _, _, node, call in self.counted:
+            if node is None or call is None:
+                yield False
+                continue
+            later = [each.forward_thread for each in self.nodes.get(call.sequence, ()) if each.start >= node.end]
+            yield not any(number == known[call.thread] if call.thread in known else number not in known.values() for number in later)
 
     def unlaunched(self, work: DeviceWork, call: OperatorCall) -> None:
         """Add work whose launch was not recorded to the operator that it names."""
@@ -223,76 +177,65 @@ class _Walker:
         sums.device += work.end - work.start
         sums.own_device += work.end - work.start
         sums.uncounted_device += work.end - work.start
-        sums.kernels += 1
-        self.found.by_external[work.external] = sums
+        self.found.by_external[work.external] = Launch(operator=sums)
 
     def _sums(self, call: OperatorCall) -> OperatorSums:
         key = call.name, call.inputs
-        sums = self.found.operators.get(key)
-        if sums is None:
-            sums = self.found.operators[key] = OperatorSums(*key)
-        return sums
+        return self.found.operators.get(key) or self.found.operators.setdefault(key, OperatorSums(call.name, inputs=call.inputs))
 
-    def _opened(self, call: OperatorCall, stack: Sequence[_Open]) -> _Open:
-        sums = self._sums(call)
+    def _spans(self, kind: str, name: str, phase: str) -> SpanSums:
+        key = kind, name, phase
+        return self.found.spans.get(key) or self.found.spans.setdefault(key, SpanSums(name, kind=kind, phase=phase))
+
+    def _operator(self, call: OperatorCall, inside: _Open, opened: Sequence[_Open]) -> None:
+        sums, took = self._sums(call), call.end - call.start
         sums.calls += 1
-        above = stack[-1] if stack else None
-        opened = _Open(call.end, call.start, operator=sums, collective=call.collective)
-        opened.around = opened
-        opened.is_double = self.open_names[call.name] > 0
-        self.open_names[call.name] += 1
-        opened.is_counted = (above is None or not above.is_within_counted) and self.is_counted(call)
-        opened.is_within_counted = opened.is_counted or (above is not None and above.is_within_counted)
-        opened.module = above.module if above is not None else None
-        if opened.is_counted:
+        sums.own_host += took
+        if not any(each.operator is not None and each.operator.name == call.name for each in opened):
+            sums.host += took
+        if inside.operator is not None:
+            inside.operator.has_operators = True
+            inside.operator.own_host -= min(call.end, inside.operator_end) - call.start
+        inside.operator, inside.operator_end = sums, call.end
+        is_node = call.name.startswith(NODE)
+        self._find_node(call, inside, is_node=is_node)
+        if not inside.is_within_counted and self.is_counted(call):
+            inside.is_counted = inside.is_within_counted = True
             sums.counted_calls += 1
-            self.found.counted.append((call.start, sums, (call.thread, call.start) in self.again))
-        if call.sequence >= 0:
-            if call.name.startswith(NODE):
-                backward_of = self.module_of.get(call.sequence)
-                if backward_of is not None:
-                    opened.span = self._span("module", backward_of, "backward")
-                    opened.span.calls += 1
-                    opened.module, opened.is_backward = backward_of, True
-            elif opened.module is not None and not (above is not None and above.is_backward):
-                self.module_of[call.sequence] = opened.module
-        opened.is_backward = opened.is_backward or (above is not None and above.is_backward)
-        return opened
+            self.counted.append((call, sums, inside.node, inside.again))
+        if is_node:
+            backward_of = self.module_of.get(call.sequence)
+            if backward_of is not None:
+                inside.span = self._spans("module", backward_of, "backward")
+                inside.span.calls += 1
+                inside.module, inside.is_backward = backward_of, True
+        elif call.sequence >= 0 and inside.module is not None and not inside.is_backward:
+            self.module_of[call.sequence] = inside.module
 
-    def _opened_span(self, span: Span, stack: Sequence[_Open]) -> _Open:
+    def _find_node(self, call: OperatorCall, inside: _Open, *, is_node: bool) -> None:
+        if inside.node is None or inside.node.end <= call.start:
+            inside.node, inside.again = call if is_node else None, None
+            if is_node:
+                self.nodes[call.sequence].append(call)
+            elif call.sequence >= 0:
+                self.forward.append(call)
+        elif inside.again is None or inside.again.end <= call.start:
+            is_of_forward = not is_node and call.sequence not in {-1, inside.node.sequence} and not call.forward_thread
+            inside.again = call if is_of_forward else None
+
+    def _span(self, span: Span, inside: _Open, opened: Sequence[_Open]) -> None:
         kind = "module" if span.kind == "slice" else span.kind
         name = span.name.removeprefix("nn.Module: ") if span.kind == "module" else span.name or "(model)"
-        sums = self._span(kind, name, span.phase)
-        sums.calls += 1
-        above = stack[-1] if stack else None
-        opened = _Open(span.end, span.start, span=sums, is_double=any(each.span is sums for each in stack), collective=span.collective)
-        if above is not None:
-            opened.around, opened.is_within_counted = above.around, above.is_within_counted
-            opened.module, opened.is_backward = above.module, above.is_backward
+        inside.span = self._spans(kind, name, span.phase)
+        inside.span.calls += 1
+        if not any(each.span is inside.span for each in opened):
+            inside.span.host += span.end - span.start
         if kind == "module":
-            opened.module = name
-        return opened
-
-    def _span(self, kind: str, name: str, phase: str) -> SpanSums:
-        key = kind, name, phase
-        sums = self.found.spans.get(key)
-        if sums is None:
-            sums = self.found.spans[key] = SpanSums(kind, name, phase)
-        return sums
-
-    def _close(self, opened: _Open) -> None:
-        took = opened.end - opened.start
-        opened.around = None  # of an operator that is itself: a cycle, which only the garbage collector would free
-        if opened.operator is not None:
-            self.open_names[opened.operator.name] -= 1
-            opened.operator.host += 0 if opened.is_double else took
-            opened.operator.own_host += max(took - opened.children, 0)
-        elif opened.span is not None and not opened.is_double:
-            opened.span.host += took
+            inside.module = name
 
     def _launch(self, call: RuntimeCall, stack: Sequence[_Open]) -> None:
         """Give the work of a launch to all that is open."""
-        took, kernels = self.nanoseconds[call.correlation], self.kernels[call.correlation]
+        took = self.nanoseconds[call.correlation]
         innermost = counted = None
         inner_spans: set[str] = set()
         names: set[str] = set()
@@ -304,7 +247,6 @@ class _Walker:
                 if innermost is None:
                     innermost = each.operator
                     innermost.own_device += took
-                    innermost.kernels += kernels
             if each.is_counted and each.operator is not None:
                 counted = each.operator
                 counted.counted_device += took
@@ -316,6 +258,6 @@ class _Walker:
                     each.span.own_device += took
         if innermost is not None and counted is None:
             innermost.uncounted_device += took
-        about = sorted((each.collective for each in stack if each.collective is not None), key=lambda each: each.group_size is None)
-        module = stack[-1].module if stack else None
-        self.found.launches[call.correlation] = Launch(call, innermost, counted, module, about[0] if about else None)
+        about = [each.collective for each in stack if each.collective is not None]
+        collective = min(about, key=lambda each: each.group_size is None, default=None)
+        self.found.launches[call.correlation] = Launch(call, innermost, counted, collective)

@@ -1,7 +1,8 @@
 """Reads a trace file into a `RecordedTrace`: of each event what the analysis needs, with times in whole nanoseconds."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +38,11 @@ _RUNTIME = (
     *("cuda_runtime", "cuda_driver", "runtime", "xpu_runtime", "xpu_driver", "mtia_runtime", "glow_runtime", "hpu_op"),
     *("privateuse1_runtime", "privateuse1_driver"),
 )
+_WORK: Mapping[str, Literal["kernel", "copy", "fill"]] = {
+    **dict.fromkeys(("kernel", "Kernel", "mtia_ccp_events"), "kernel"),
+    **dict.fromkeys(("gpu_memcpy", "Memcpy"), "copy"),
+    **dict.fromkeys(("gpu_memset", "Memset"), "fill"),
+}
 _NAMED = frozenset("XBi")  # of these kinds of events the name and the thread are needed
 _Shapes, _Types = list[list[int | list[int]]], list[str | list[str]]  # of the inputs of an operator; values are like types
 
@@ -135,52 +141,31 @@ def _described(name: str, args: _OperatorArgs) -> Collective | None:
 
 def read_trace(path: Path) -> RecordedTrace:
     """Read one file, packed or not; a `ProfileError` names a file that cannot be read, or is no trace."""
+    trace = RecordedTrace(file=str(path))
     stream = TraceStream(path, _Event)
-    reader = _Reader(stream.skip)
+    reader = _Reader(trace, stream.skip)
     with as_trace(path):
         for events in stream.portions():
             reader.add(events)
         reader.finish()
-        if not reader.events:
+        if not trace.events:
             raise ValueError(stream.damage or "it has no events")
     header = stream.header
-    return RecordedTrace(
-        file=str(path),
-        rank=header.rank(path),
-        world_size=header.distributed.world_size if header.distributed else None,
-        groups=header.distributed.groups if header.distributed else None,
-        devices={device.id: device.name for device in header.devices if device.name},
-        work=tuple(reader.work),
-        runtime=tuple(reader.runtime),
-        operators=tuple(reader.operators),
-        spans=tuple(reader.spans),
-        memory=reader.memory,
-        has_stack=reader.has_stack,
-        negative=reader.negative,
-        unread=dict(reader.unread),
-        damaged=stream.damaged,
-        damage=stream.damage,
-        events=reader.events,
-        first=reader.first or 0,
-        last=reader.last or 0,
-    )
+    trace.rank = header.rank(path)
+    if header.distributed:
+        trace.world_size, trace.groups = header.distributed.world_size, header.distributed.groups
+    trace.devices = {device.id: device.name for device in header.devices if device.name}
+    trace.damaged, trace.damage = stream.damaged, stream.damage
+    return trace
 
 
 class _Reader:
-    def __init__(self, skip: Callable[[Exception], None]) -> None:
-        self._skip = skip
-        self.work: list[DeviceWork] = []
-        self.runtime: list[RuntimeCall] = []
-        self.operators: list[OperatorCall] = []
-        self.spans: list[Span] = []
-        self.memory: dict[int, MemoryPeak] = {}
-        self.unread: Counter[str] = Counter()
-        self.events = 0
-        self.has_stack = False
-        self.negative = 0
+    """Fills a trace."""
+
+    def __init__(self, trace: RecordedTrace, skip: Callable[[Exception], None]) -> None:
+        self._trace, self._skip = trace, skip
+        self._unread: Counter[str] = Counter()
         self._threads: dict[tuple[Any, Any], int] = {}
-        self.first: int | None = None
-        self.last: int | None = None
         self._names: dict[str, str] = {}
         self._inputs: dict[Inputs, Inputs] = {}
         self._work_args = msgspec.json.Decoder(_WorkArgs)
@@ -195,14 +180,8 @@ class _Reader:
         self._takers: dict[str, Callable[[_Event], None]] = {
             "cpu_op": self._operator,
             "Operator": self._operator,
-            "kernel": lambda event: self._device(event, "kernel"),
-            "Kernel": lambda event: self._device(event, "kernel"),
-            "mtia_ccp_events": lambda event: self._device(event, "kernel"),
+            **{category: partial(self._device, kind) for category, kind in _WORK.items()},
             "": self._without_category,
-            "gpu_memcpy": lambda event: self._device(event, "copy"),
-            "Memcpy": lambda event: self._device(event, "copy"),
-            "gpu_memset": lambda event: self._device(event, "fill"),
-            "Memset": lambda event: self._device(event, "fill"),
             "user_annotation": self._annotation,
             "python_function": self._frame,
             MODULE: self._slice,
@@ -213,7 +192,7 @@ class _Reader:
         for event in events:
             try:
                 self._add(event)
-                self.events += 1
+                self._trace.events += 1
             except (msgspec.MsgspecError, ValueError) as error:
                 self._skip(error)
 
@@ -225,7 +204,7 @@ class _Reader:
             self._begun.setdefault((event.pid, event.tid), []).append(event)
         elif event.ph == "E" and (begun := self._begun.get((event.pid, event.tid))):
             opened = begun.pop()
-            self.events -= 1  # a pair is one event
+            self._trace.events -= 1  # a pair is one event
             self._add(replace(opened, ph="X", dur=microseconds(span(event.ts)[0] - span(opened.ts)[0])))
         elif event.ph == "M" and event.name == "process_name":
             if self._ascend_args.decode(event.args).name == _ASCEND:
@@ -235,19 +214,23 @@ class _Reader:
             if taker is not None:
                 taker(event)
             elif category not in _SKIPPED:
-                self.unread[category] += 1
+                self._unread[category] += 1
         elif category == "cpu_instant_event":
             self._instant(event)
 
     def finish(self) -> None:
         """All events have been added: what had no category is a device's where its process is one."""
         for process in self._ascend:
-            self.work += self._unsorted.get(process, [])
+            self._trace.work += self._unsorted.get(process, [])
         self._takers.clear()  # they name this reader, so only the garbage collector would free all that it has read
         if unsorted := 0 if self._ascend else sum(map(len, self._unsorted.values())) + self._uncategorised:
-            self.unread["none"] += unsorted
+            self._unread["none"] += unsorted
         for begun in self._begun.values():
-            self.unread.update(event.cat or "begun, and not ended" for event in begun)
+            self._unread.update(event.cat or "begun, and not ended" for event in begun)
+        self._trace.unread = dict(self._unread)
+        on_host = [each for each in self._trace.on_host() if not isinstance(each, Span) or each.kind != "slice"]
+        self._trace.first = min((each.start for each in on_host), default=0)
+        self._trace.last = max((each.end for each in on_host), default=0)
 
     def _without_category(self, event: _Event) -> None:
         """A slice of a process that may be an Ascend device; only the whole trace tells."""
@@ -271,34 +254,28 @@ class _Reader:
         """Start and end; an event of negative length, which a clock that is set back makes, has none."""
         start, end = span(event.ts, event.dur)
         if end < start:
-            self.negative += 1
+            self._trace.negative += 1
             end = start
         return start, end
 
-    def _on_host(self, event: _Event) -> tuple[int, int]:
-        start, end = self._times(event)
-        if self.first is None or start < self.first:
-            self.first = start
-        if self.last is None or end > self.last:
-            self.last = end
-        return start, end
-
-    def _device(self, event: _Event, kind: Any) -> None:
+    def _device(self, kind: Literal["kernel", "copy", "fill"], event: _Event) -> None:
         args = self._work_args.decode(event.args)
         start, end = self._times(event)
         device = args.device if args.device is not None else event.pid if isinstance(event.pid, int) else 0
         stream = args.stream if args.stream is not None else event.tid if isinstance(event.tid, int) else 0
-        self.work.append(DeviceWork(kind, self._name(event), device, stream, start, end, args.correlation, args.external, args.value()))
+        self._trace.work.append(
+            DeviceWork(kind, self._name(event), device, stream, start, end, args.correlation, args.external, args.value())
+        )
 
     def _runtime(self, event: _Event) -> None:
         correlation = self._runtime_args.decode(event.args).correlation
-        start, end = self._on_host(event)
-        self.runtime.append(RuntimeCall(self._name(event), self._thread(event), start, end, correlation))
+        start, end = self._times(event)
+        self._trace.runtime.append(RuntimeCall(self._name(event), self._thread(event), start, end, correlation))
 
     def _operator(self, event: _Event) -> None:
         name, thread = self._name(event), self._thread(event)
         if name.startswith(STEP):
-            self.spans.append(Span("step", name, thread, *self._on_host(event)))
+            self._trace.spans.append(Span("step", name, thread, *self._times(event)))
             return
         args = self._operator_args.decode(event.args)
         inputs = None
@@ -311,33 +288,35 @@ class _Reader:
                     msgspec.json.decode(text, type=kind)
             inputs = self._inputs.setdefault(found, found)
         collective = self._collective_args.decode(event.args).value() if name == "record_param_comms" else None
-        start, end = self._on_host(event)
-        self.operators.append(OperatorCall(name, thread, start, end, args.external, inputs, args.sequence, args.forward_thread, collective))
+        start, end = self._times(event)
+        self._trace.operators.append(
+            OperatorCall(name, thread, start, end, args.external, inputs, args.sequence, args.forward_thread, collective)
+        )
 
     def _annotation(self, event: _Event) -> None:
-        start, end = self._on_host(event)
+        start, end = self._times(event)
         name = self._name(event)
         named = Span("step" if name.startswith(STEP) else "scope", name, self._thread(event), start, end)
         if name.startswith(_COLLECTIVE):
             named.collective = _described(name, self._operator_args.decode(event.args))
-        self.spans.append(named)
+        self._trace.spans.append(named)
 
     def _frame(self, event: _Event) -> None:
         """A frame of the Python stack; only those of modules are kept."""
-        self.has_stack = True
+        self._trace.has_stack = True
         if (event.name or "").startswith(_FRAME):
-            start, end = self._on_host(event)
-            self.spans.append(Span("module", self._name(event), self._thread(event), start, end))
+            start, end = self._times(event)
+            self._trace.spans.append(Span("module", self._name(event), self._thread(event), start, end))
 
     def _slice(self, event: _Event) -> None:
         args = msgspec.json.decode(event.args, type=_SliceArgs)
         start, end = self._times(event)
-        self.spans.append(Span("slice", args.module, self._thread(event), start, end, args.phase))
+        self._trace.spans.append(Span("slice", args.module, self._thread(event), start, end, args.phase))
 
     def _instant(self, event: _Event) -> None:
         if event.name != "[memory]":
             return
         args = msgspec.json.decode(event.args, type=_MemoryArgs)
         if args.device_type and args.device >= 0:
-            peak = self.memory.get(args.device, MemoryPeak(0, 0))
-            self.memory[args.device] = MemoryPeak(max(peak.allocated, args.allocated), max(peak.reserved, args.reserved))
+            peak = self._trace.memory.get(args.device, MemoryPeak(0, 0))
+            self._trace.memory[args.device] = MemoryPeak(max(peak.allocated, args.allocated), max(peak.reserved, args.reserved))

@@ -12,7 +12,7 @@ from lflops.profile.records import Spread
 from lflops.profile.series import grouped
 from lflops.stretches import joined
 from lflops.trace_analysis.collectives import CollectiveTimes, Occurrence, RankSkew, collectives, occurrences, rank_skew
-from lflops.trace_analysis.host_walk import HostWalk, walk
+from lflops.trace_analysis.host_walk import NOT_RECORDED, HostWalk, walk
 from lflops.trace_analysis.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
 from lflops.trace_analysis.operator_cost import cost_of
 from lflops.trace_analysis.operators import (
@@ -180,7 +180,7 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
         has_stack=trace.has_stack,
         negative=trace.negative,
         unread=trace.unread,
-        unlaunched=sum(found.launch(work) is None for work in window.work),
+        unlaunched=sum(found.launch(work) is NOT_RECORDED for work in window.work),
         damaged=trace.damaged,
         damage=trace.damage,
     )

@@ -124,8 +124,8 @@ class PrecisionTimes(Struct, frozen=True, kw_only=True):
 
 
 def _operator(walk: HostWalk, work: DeviceWork) -> str | None:
-    launch = walk.launch(work)
-    return launch.operator.name if launch is not None and launch.operator is not None else None
+    operator = walk.launch(work).operator
+    return operator and operator.name
 
 
 def _category(walk: HostWalk, work: DeviceWork) -> Category:
@@ -134,9 +134,8 @@ def _category(walk: HostWalk, work: DeviceWork) -> Category:
 
 def _precision(walk: HostWalk, work: DeviceWork) -> str | None:
     """Take the precision from the kernel's name for TF32, which the inputs do not tell, else by the operator's inputs, else by the name."""
-    by_name = precision_by_name(work.name)
-    launch = walk.launch(work)
-    by_inputs = precision_of(launch.operator.inputs) if launch is not None and launch.operator is not None else None
+    by_name, operator = precision_by_name(work.name), walk.launch(work).operator
+    by_inputs = precision_of(operator.inputs) if operator is not None else None
     return by_name if by_inputs is None or (by_name == "tf32" and by_inputs == "fp32") else by_inputs
 
 

@@ -5,9 +5,9 @@ The trace is never parsed as a whole: what is added is put behind its last event
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -24,6 +24,9 @@ MODULE = "lflops_module"  # the category of their slices
 MEMORY = b'"[memory]"'  # the name of the events that say what is allocated
 
 TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")  # one for each of these on each thread
+
+
+Thread = TypeVar("Thread")
 
 
 class Calls(Struct, frozen=True, kw_only=True):
@@ -82,6 +85,15 @@ def _about(what: str, track: int, **values: Any) -> dict[str, Any]:
 
 def _track(thread: int, phase: Phase) -> int:
     return len(TRACKS) * thread + TRACKS.index(phase)
+
+
+def threads_of_tracks(slices: Iterable[tuple[int, int]], nodes: Mapping[int, Thread]) -> dict[int, Thread]:
+    """The threads by the tracks that the slices have: where a stretch of backward begins, a node of backward does.
+
+    Slices are tracks and moments, `nodes` the threads by the moments at which nodes begin.
+    """
+    found = Counter((track, nodes[start]) for track, start in slices if start in nodes)
+    return {track: thread for (track, thread), _ in reversed(found.most_common())}
 
 
 def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[str, Any]]:

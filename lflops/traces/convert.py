@@ -10,8 +10,8 @@ Instead the stretches of backward are modules too, below one that is called so.
 import importlib.util
 import itertools
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lflops.profile.series import grouped
-from lflops.traces.annotate import MODULE, TRACKS
+from lflops.traces.annotate import MODULE, TRACKS, threads_of_tracks
 from lflops.traces.files import as_trace, read, write_head, written_whole
+from lflops.traces.nesting import outer_first
 from lflops.traces.recorded import NODE, STEP, ZERO, span
 
 MARKS = b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function"
@@ -141,16 +142,15 @@ def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
     for (thread, _), part in parts.items():
         calls.append(_Call(min(call.start for call in part), max(call.end for call in part), thread, "", "backward"))
     numbers: dict[tuple[int, str], int] = {}
+    number_of: dict[_Call, int] = {}
     for thread in dict.fromkeys(call.thread for call in calls):
-        around: list[tuple[int, int]] = []  # where each that is open ends, and its number
-        for call in sorted((each for each in calls if each.thread == thread), key=lambda each: (each.start, -each.end, each.phase)):
-            while around and around[-1][0] <= call.start:
-                around.pop()
-            if around and call.end > around[-1][0]:
+        around: list[_Call] = []
+        for call in outer_first(sorted((each for each in calls if each.thread == thread), key=attrgetter("phase")), around):
+            if around and call.end > around[-1].end:
                 continue
-            above = around[-1][1] if around else 0
-            number = numbers.setdefault((above, call.name), len(numbers) + 1)
-            around.append((call.end, number))
+            above = number_of[around[-1]] if around else 0
+            number = number_of[call] = numbers.setdefault((above, call.name), len(numbers) + 1)
+            around.append(call)
             yield {
                 "ph": "X",
                 "cat": "python_function",
@@ -178,19 +178,14 @@ def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
             steps[event.span[0]] = event.thread
         elif event.cat == "cpu_op" and event.name.startswith(NODE):
             nodes[event.span[0]] = event.thread
-    threads = _threads(slices, nodes) | dict.fromkeys([0] if steps else [], next(iter(steps.values()), ("", "")))
+    threads = threads_of_tracks(((each.tid // len(TRACKS), each.span[0]) for each in slices), nodes)
+    threads |= dict.fromkeys([0] if steps else [], next(iter(steps.values()), ("", "")))
     calls = [
         _Call(*event.span, threads[event.tid // len(TRACKS)], event.args["phase"], _name(event))
         for event in slices
         if event.tid // len(TRACKS) in threads
     ]
     return calls, sorted([*steps, *(call.start for call in calls if call.phase == "forward")])
-
-
-def _threads(slices: Iterable[_Event], nodes: Mapping[int, Thread]) -> dict[int, Thread]:
-    """The threads by the numbers that the slices give them: where their stretches of backward begin, a node of backward does."""
-    found = Counter((each.tid // len(TRACKS), nodes[each.span[0]]) for each in slices if each.span[0] in nodes)
-    return {number: thread for (number, thread), _ in reversed(found.most_common())}
 
 
 def _name(event: _Event) -> str:

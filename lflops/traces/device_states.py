@@ -1,7 +1,6 @@
 """The four-state rule: when a device computed, when it only communicated or copied, and when it was idle.
 
-Computing wins over communication, and communication over copies, so the states add up to the window, to the nanosecond. The work comes from
-the file of a trace, or from Kineto's events in memory.
+Computing wins over communication, and communication over copies, so the states add up to the window, to the nanosecond.
 """
 
 from collections.abc import Iterable, Sequence

@@ -4,9 +4,10 @@ A file has microseconds as decimal text. They never become floats: Kineto's time
 them lie 1/1024 µs from each other. What is computed from them is off by a nanosecond, and a slice would end before one that it contains.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from decimal import Context, Decimal, InvalidOperation
-from typing import Literal, NamedTuple
+from itertools import chain
+from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Raw, Struct
 
@@ -43,6 +44,8 @@ class DeviceWork(Struct, gc=False):
 class RuntimeCall(Struct, gc=False):
     """A call of the device's library on the host."""
 
+    external: ClassVar[int] = 0
+    spans_threads: ClassVar[bool] = False
     name: str
     thread: int
     start: int
@@ -70,6 +73,7 @@ class OperatorCall(Struct, gc=False):
     sequence: int = -1  # of a node of backward, and of the operator that it is the backward of; -1 is none
     forward_thread: int = 0  # of a node of backward: torch's number of the thread of its forward; 0 is none
     collective: Collective | None = None
+    spans_threads: bool = False  # whether it ended on another thread, so that nothing is inside of it
 
 
 class Span(Struct, gc=False):
@@ -82,6 +86,11 @@ class Span(Struct, gc=False):
     end: int
     phase: str = "forward"  # of a slice of lflops
     collective: Collective | None = None  # of the scope of a collective, where it tells its message
+    external: int = 0  # as of an operator; read of events in memory alone, as the next
+    spans_threads: bool = False
+
+
+HostItem = Span | OperatorCall | RuntimeCall
 
 
 class MemoryPeak(Struct, frozen=True):
@@ -91,27 +100,31 @@ class MemoryPeak(Struct, frozen=True):
     reserved: int
 
 
-class RecordedTrace(Struct, frozen=True, kw_only=True):
-    """One file, read."""
+class RecordedTrace(Struct, kw_only=True):
+    """One file, or what Kineto has in memory, read."""
 
-    file: str
-    rank: int | None  # from the file; `None` where it does not tell
-    world_size: int | None
-    groups: int | None  # how many process groups there are; `None` where it does not tell
-    devices: Mapping[int, str]  # the names by the devices' numbers
-    work: tuple[DeviceWork, ...]
-    runtime: tuple[RuntimeCall, ...]
-    operators: tuple[OperatorCall, ...]
-    spans: tuple[Span, ...]
-    memory: Mapping[int, MemoryPeak]
-    has_stack: bool  # whether Python's frames were recorded
-    negative: int  # how many events had a negative length; they are taken as 0 ns long
-    unread: Mapping[str, int]  # events of a kind that nothing here knows, by category
-    damaged: int  # how many events are left out because they cannot be read
-    damage: str  # what is wrong with the first of them
-    events: int
-    first: int  # the recording's first and last moment on the host; both 0 without an event
-    last: int
+    work: list[DeviceWork] = []
+    runtime: list[RuntimeCall] = []
+    operators: list[OperatorCall] = []
+    spans: list[Span] = []
+    file: str = ""
+    rank: int | None = None  # from the file; `None` where it does not tell
+    world_size: int | None = None
+    groups: int | None = None  # how many process groups there are; `None` where it does not tell
+    devices: dict[int, str] = {}  # the names by the devices' numbers
+    memory: dict[int, MemoryPeak] = {}
+    has_stack: bool = False  # whether Python's frames were recorded
+    negative: int = 0  # how many events had a negative length; they are taken as 0 ns long
+    unread: dict[str, int] = {}  # events of a kind that nothing here knows, by category
+    damaged: int = 0  # how many events are left out because they cannot be read
+    damage: str = ""  # what is wrong with the first of them
+    events: int = 0
+    first: int = 0  # the recording's first and last moment on the host; both 0 without an event
+    last: int = 0
+
+    def on_host(self) -> Iterator[HostItem]:
+        """All that the host did. Of what begins and ends at once, a span is around an operator, and an operator around a call."""
+        return chain(self.spans, self.operators, self.runtime)
 
 
 ZERO = Raw(b"0.000")

@@ -179,7 +179,8 @@ def recorded_graphs(keys: Iterable[str]) -> dict[str, GraphKernels]:
 _OF_GRAPH = re.compile(r"^graph_\d+_")
 
 
-class RegionEvent(NamedTuple):
+@dataclass(slots=True)
+class RegionEvent:
     """A kernel, or another operator, right below a region."""
 
     name: str

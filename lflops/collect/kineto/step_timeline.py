@@ -2,34 +2,32 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, takewhile
-from typing import Literal
+from itertools import chain, pairwise, takewhile
+from operator import attrgetter
 
 from msgspec.structs import asdict
 
-from lflops.collect.kineto.events import LAUNCHES, NO_OPERATORS, Communicated, Event, steps_of
+from lflops.collect.kineto.events import LAUNCHES, Communicated, steps_of
 from lflops.profile.collective_names import collective_kind
 from lflops.profile.records import Call, Phase
 from lflops.profile.series import gathered
 from lflops.profile.timeline import OwnTime, StepTimeline, TimedWork, longest, nested
-from lflops.stretches import joined, length, outside, shares
+from lflops.stretches import Stretches, joined, length, outside, shares
 from lflops.traces.device_states import Timeline, communicates, idle_stretches, states, timeline
-from lflops.traces.recorded import NODE, DeviceWork
+from lflops.traces.nesting import outer_first
+from lflops.traces.recorded import NODE, DeviceWork, OperatorCall, RecordedTrace, Span
 
 _NO_PHASE = frozenset({"other", ""})
 
 PhaseMark = tuple[int, str]  # nanoseconds since 1970, and the phase of the step that runs from then on
 
 
-def timeline_of(
-    events: Sequence[Event], calls: Iterable[Call], ends: Sequence[bool], marks: Sequence[PhaseMark] = ()
-) -> StepTimeline | None:
+def timeline_of(trace: RecordedTrace, calls: Iterable[Call], ends: Sequence[bool], marks: Sequence[PhaseMark] = ()) -> StepTimeline | None:
     """The timeline of the step of median length; `None` if no step ended. `ends` says of each batch whether a step ended with it."""
-    steps = sorted(_steps(events, ends), key=lambda step: step[1] - step[0])
+    steps = sorted(_steps(trace, ends), key=lambda step: step[1] - step[0])
     if not steps:
         return None
     begin, end, trainer = steps[(len(steps) - 1) // 2]
-    inside = [event for event in events if begin <= event.start < end]
     by_thread: defaultdict[int, list[OwnTime]] = defaultdict(list, {0: []})
     for call in calls:
         if begin <= call.start < end:
@@ -39,23 +37,23 @@ def timeline_of(
         if phase not in _NO_PHASE and begin < stop and start < end:
             lanes[0].append(OwnTime("", phase, max(start, begin) - begin, min(stop, end) - begin))
     slices = (each for lane, running in enumerate(lanes) for each in nested(_own_times(running), lane))
-    operators = list(_outermost(inside))
-    kernels = [event for event in inside if event.is_on_device and not event.is_named]
-    return longest("traced", end - begin, slices, _works(operators, begin, trainer), _works(kernels, begin))
+    ran = _outermost(call for call in trace.operators if begin <= call.start < end)
+    operators = _works(((call.thread, call) for call in ran), begin, {trainer: 0})
+    kernels = _works(((work.stream, work) for work in trace.work if begin <= work.start < end), begin, {})
+    return longest("traced", end - begin, slices, operators, kernels)
 
 
-def _works(events: Sequence[Event], begin: int, first: int | None = None) -> Iterator[TimedWork]:
-    """The events, with a lane for each thread or stream; that of the first thread is 0."""
-    lanes = {} if first is None else {first: 0}
-    for event in events:
-        yield TimedWork(event.name, event.start - begin, event.end - event.start, lanes.setdefault(event.thread, len(lanes)))
+def _works(found: Iterable[tuple[int, OperatorCall | DeviceWork]], begin: int, lanes: dict[int, int]) -> Iterator[TimedWork]:
+    """What was found on threads or streams, with a lane for each of these."""
+    for place, each in found:
+        yield TimedWork(each.name, each.start - begin, each.end - each.start, lanes.setdefault(place, len(lanes)))
 
 
 def _lanes(by_thread: Mapping[int, Sequence[OwnTime]]) -> list[list[OwnTime]]:
     """The calls in as few lanes as it takes: threads that never run at the same time share one, as those of forward and of backward."""
     lanes: list[list[OwnTime]] = []
     for _, called in sorted(by_thread.items()):
-        lane = next((lane for lane in lanes if not _overlap(lane, called)), None)
+        lane = next((lane for lane in lanes if not shares(_when(lane), _when(called))[0]), None)
         if lane is None:
             lanes.append(list(called))
         else:
@@ -63,66 +61,44 @@ def _lanes(by_thread: Mapping[int, Sequence[OwnTime]]) -> list[list[OwnTime]]:
     return lanes
 
 
-def _overlap(some: Iterable[OwnTime], others: Iterable[OwnTime]) -> bool:
-    ends = [0, 0]
-    for start, end, thread in sorted((each.start, each.end, thread) for thread, calls in enumerate((some, others)) for each in calls):
-        if start < ends[1 - thread]:
-            return True
-        ends[thread] = max(ends[thread], end)
-    return False
+def _when(calls: Iterable[OwnTime]) -> Stretches:
+    return joined((call.start, call.end) for call in calls)
 
 
-def _steps(events: Iterable[Event], ends: Sequence[bool]) -> Iterator[tuple[int, int, int]]:
+def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[tuple[int, int, int]]:
     """Beginning, end and thread of each whole step, of one batch or several."""
     begin: int | None = None
-    for (start, end, thread), is_last in zip(steps_of(events), ends, strict=False):
-        begin = start if begin is None else begin
+    for step, is_last in zip(steps_of(trace), ends, strict=False):
+        begin = step.start if begin is None else begin
         if is_last:
-            yield begin, end, thread
+            yield begin, step.end, step.thread
             begin = None
 
 
-def _own_times(calls: Iterable[OwnTime]) -> Iterator[OwnTime]:
+def _own_times(calls: Iterable[OwnTime]) -> list[OwnTime]:
     """When each of nested calls was the innermost one."""
     running: list[OwnTime] = []
-    now = 0
-
-    def until(moment: int) -> Iterator[OwnTime]:
-        nonlocal now
-        if running and moment > now:
-            yield running[-1]._replace(start=now, end=moment)
-        now = max(now, moment)
-
-    for call in sorted(calls, key=lambda each: (each.start, -each.end)):
-        while running and running[-1].end <= call.start:
-            yield from until(running[-1].end)
-            running.pop()
-        yield from until(call.start)
+    inside: list[Stretches] = []  # of each that runs, when another one was inside of it
+    found: list[tuple[OwnTime, Stretches]] = []
+    for call in outer_first(calls, running):
+        del inside[len(running) :]
+        if inside:
+            inside[-1].append((call.start, call.end))
         running.append(call)
-    while running:
-        yield from until(running[-1].end)
-        running.pop()
+        inside.append([])
+        found.append((call, inside[-1]))
+    own = (call._replace(start=start, end=end) for call, others in found for start, end in outside([call[2:]], joined(others)))
+    return sorted(own, key=attrgetter("start"))
 
 
-def _is_operator(event: Event) -> bool:
-    """Whether it is the call of an operator on the host, not of what only calls operators, as a node of backward."""
-    return (
-        "::" in event.name
-        and not event.is_on_device
-        and not event.is_named
-        and not event.spans_threads
-        and not event.link
-        and not event.name.startswith(NODE)
-        and event.name not in NO_OPERATORS
-    )
-
-
-def _outermost(events: Iterable[Event]) -> Iterator[Event]:
+def _outermost(calls: Iterable[OperatorCall]) -> Iterator[OperatorCall]:
+    """The operators in no other; not what only calls operators, as a node of backward."""
     last: defaultdict[int, int] = defaultdict(int)
-    for event in sorted(filter(_is_operator, events), key=lambda each: (each.start, -each.end)):
-        if event.start >= last[event.thread]:
-            last[event.thread] = event.end
-            yield event
+    operators = (call for call in calls if "::" in call.name and not call.spans_threads and not call.name.startswith(NODE))
+    for call in sorted(operators, key=lambda each: (each.start, -each.end)):
+        if call.start >= last[call.thread]:
+            last[call.thread] = call.end
+            yield call
 
 
 ON_HOST = ("gloo:", "mpi:", "ucc:")  # begin the names of collectives that run on the host
@@ -136,32 +112,20 @@ HOST_PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer
 """The inner ones first: an optimizer's closure runs forward and backward."""
 
 
-def _work(events: Iterable[Event]) -> list[DeviceWork]:
-    return [
-        DeviceWork(_kind(name), name, 0, thread, start, end, key, link)
-        for name, start, end, thread, _, _, is_named, _, is_on_device, key, link in events
-        if is_on_device and not is_named
-    ]
-
-
-def _kind(name: str) -> Literal["kernel", "copy", "fill"]:
-    return "copy" if name.startswith("Memcpy") else "fill" if name.startswith("Memset") else "kernel"
-
-
 def _states(work: Sequence[DeviceWork]) -> Timeline | None:
     """From the first to the last work; `None` where there was no device."""
     return states(work, min(each.start for each in work), max(each.end for each in work)) if work else None
 
 
-def device_seconds(events: Iterable[Event]) -> dict[str, float]:
+def device_seconds(work: Sequence[DeviceWork]) -> dict[str, float]:
     """The fields of `DeviceTimeline` in seconds, from the first to the last work of the device; empty where there was no device."""
-    found = _states(_work(events))
+    found = _states(work)
     return {name: nanoseconds / 1e9 for name, nanoseconds in asdict(timeline(found)).items()} if found else {}
 
 
-def idle_by_phase(events: Iterable[Event], calls: Iterable[Call]) -> dict[str, float] | None:
+def idle_by_phase(work: Sequence[DeviceWork], calls: Iterable[Call]) -> dict[str, float] | None:
     """Idle seconds by what the host was at: a phase of some module, or `other`; `None` where there was no device."""
-    found, calls = _states(_work(events)), list(calls)
+    found, calls = _states(work), list(calls)
     if found is None:
         return None
     phases = (joined((call.start, call.end) for call in calls if call.phase == phase) for phase in HOST_PHASES)
@@ -169,49 +133,49 @@ def idle_by_phase(events: Iterable[Event], calls: Iterable[Call]) -> dict[str, f
     return {phase: nanoseconds / 1e9 for phase, nanoseconds in took if nanoseconds}
 
 
-def communication(events: Iterable[Event]) -> dict[int, list[Communicated]]:
+def communication(work: Sequence[DeviceWork]) -> dict[int, list[Communicated]]:
     """The kernels of collectives by the key of what launched them."""
-    work = _work(events)
     device = _states(work)
     computing = device.computing if device else []
     exposed = ((each, length(outside([(each.start, each.end)], computing))) for each in work if communicates(each))
     return gathered((each.external, Communicated(collective_kind(each.name), each.end - each.start, alone)) for each, alone in exposed)
 
 
-def communication_on_host(events: Sequence[Event]) -> dict[int, Communicated]:
+def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
     """The collectives that ran on the host by the beginning of the operators that launched them. Exposed: no operator ran.
 
     Collectives run in the order in which they are launched. Gloo runs some as another kind, such as a reduce-scatter as an all-reduce.
     Some launch has no event, where the recording missed it: what ran then belongs to the next launch of its kind.
     """
-    ran = sorted((event for event in events if event.name.startswith(ON_HOST)), key=lambda event: event.start)
+    on_host = [each for each in chain(trace.spans, trace.operators) if each.name.startswith(ON_HOST)]
+    ran = sorted(on_host, key=attrgetter("start"))
     if not ran:
         return {}
-    launches = deque(sorted((event for event in events if event.name.startswith(LAUNCHES)), key=lambda event: event.start))
-    awaited = joined((event.start, event.end) for event in events if _namespace(event) in WITH_COLLECTIVES)
-    operators = (event for event in events if not event.is_named and _namespace(event) not in {None, *AUTOGRAD})
-    computed = outside(joined((event.start, event.end) for event in operators), awaited)
+    launches = deque(sorted((call for call in trace.operators if call.name.startswith(LAUNCHES)), key=attrgetter("start")))
+    awaited = joined((call.start, call.end) for call in trace.operators if _namespace(call) in WITH_COLLECTIVES)
+    operators = (call for call in trace.operators if _namespace(call) not in {None, *AUTOGRAD})
+    computed = outside(joined((call.start, call.end) for call in operators), awaited)
     found, covered = {}, 0
-    for event in ran:
-        if not launches or launches[0].start > event.start:
+    for each in ran:
+        if not launches or launches[0].start > each.start:
             continue  # launched before the recording began
-        launch = _launch_of(event, launches)
+        launch = _launch_of(each, launches)
         while launches.popleft() is not launch:
             pass
-        alone = max(event.start, covered), max(event.end, covered)  # two that wait at once wait for one time
+        alone = max(each.start, covered), max(each.end, covered)  # two that wait at once wait for one time
         exposed, covered = length(outside([alone], computed)), alone[1]
-        found[launch.start] = Communicated(collective_kind(launch.name), event.end - event.start, exposed)
+        found[launch.start] = Communicated(collective_kind(launch.name), each.end - each.start, exposed)
     return found
 
 
-def _launch_of(event: Event, launches: Sequence[Event]) -> Event:
+def _launch_of(ran: Span | OperatorCall, launches: Iterable[OperatorCall]) -> OperatorCall:
     """Find the first earlier launch of its kind, or of the kind that gloo runs it as; without one, the first launch."""
-    kind = collective_kind(event.name)
+    kind = collective_kind(ran.name)
     kinds = {kind, "reduce_scatter"} if kind == "all_reduce" else {kind}
-    before = takewhile(lambda launch: launch.start <= event.start, launches)
+    before = takewhile(lambda launch: launch.start <= ran.start, launches)
     return next((launch for launch in before if collective_kind(launch.name) in kinds), launches[0])
 
 
-def _namespace(event: Event) -> str | None:
-    namespace, is_operator, _ = event.name.partition("::")
+def _namespace(call: OperatorCall) -> str | None:
+    namespace, is_operator, _ = call.name.partition("::")
     return namespace if is_operator else None

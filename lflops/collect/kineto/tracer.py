@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -33,7 +34,9 @@ from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.garbage import SearchTimeout, alive, gc_paused
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, Trace
+from lflops.profile.series import grouped
 from lflops.profile.timeline import StepTimeline
+from lflops.traces.nesting import outer_first
 from lflops.traces.recorded import STEP
 
 Activity = Literal["cpu", "device"]
@@ -232,20 +235,19 @@ class Tracer:
                 self._ends.append(whole)
 
     def _read(self, raw: Sequence[object], unfinished: Path | None, path: Path) -> Recording:
-        events = read(raw, device=self._device, stack=self._options["with_stack"])
+        recorded = read(raw, device=self._device, stack=self._options["with_stack"])
         collectives: dict[str, Any] = (
-            {"communicated": communication(events)} if self._device else {"on_host": communication_on_host(events)}
+            {"communicated": communication(recorded.work)} if self._device else {"on_host": communication_on_host(recorded)}
         )
-        joined = join(events, self._log.threads, self._log.home, self._tree, **collectives)
+        joined = join(recorded, self._log.threads, self._log.home, self._tree, **collectives)
         steps = sum(self._ends) if self._ends and self._ends[-1] else 0
-        on_device = [event for event in events if event.is_on_device]
-        seconds = device_seconds(on_device)
+        seconds = device_seconds(recorded.work)
         compiled = self._compiled(joined) if self._inside_compiled and joined.regions else None
         trace = Trace(
             files={},
             batches=len(self._ends),
             device_idle_seconds=seconds.get("idle"),
-            device_idle_by_phase=idle_by_phase(on_device, joined.calls),
+            device_idle_by_phase=idle_by_phase(recorded.work, joined.calls),
             device_compute_seconds=seconds.get("computing"),
             exposed_comm_seconds=seconds.get("exposed_communication"),
             exposed_copy_seconds=seconds.get("exposed_copies"),
@@ -264,7 +266,7 @@ class Tracer:
             calls=tuple(joined.calls),
             compiled=compiled,
             call_times=() if compiled is None else call_times(joined.calls, joined.batch_at, len(joined.device)),
-            timeline=timeline_of(events, joined.calls, self._ends, self._phases),
+            timeline=timeline_of(recorded, joined.calls, self._ends, self._phases),
         )
 
     def _compiled(self, joined: Joined) -> CompiledTimes:
@@ -353,16 +355,14 @@ def _spreads(batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool
 def call_times(calls: Iterable[Call], batch_at: Callable[[int], int], batches: int) -> tuple[dict[ModulePhase, float], ...]:
     """Own nanoseconds of each row and phase in each batch: of its calls, without the calls inside of them."""
     own: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in range(batches)]
-    opened: defaultdict[int, list[Call]] = defaultdict(list)
-    for call in sorted(calls, key=lambda each: (each.start, -each.end)):
-        around = opened[call.thread]
-        while around and around[-1].end <= call.start:
-            around.pop()
-        in_batch = own[batch_at(call.start)]
-        in_batch[ModulePhase(call.row, call.phase)] += call.end - call.start
-        if around:
-            in_batch[ModulePhase(around[-1].row, around[-1].phase)] -= call.end - call.start
-        around.append(call)
+    for of_thread in grouped(calls, attrgetter("thread")).values():
+        opened: list[Call] = []
+        for call in outer_first(of_thread, opened):
+            in_batch = own[batch_at(call.start)]
+            in_batch[ModulePhase(call.row, call.phase)] += call.end - call.start
+            if opened:
+                in_batch[ModulePhase(opened[-1].row, opened[-1].phase)] -= call.end - call.start
+            opened.append(call)
     return tuple(map(dict, own))
 
 

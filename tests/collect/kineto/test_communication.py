@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.collect.kineto.attach_trace import with_trace
-from lflops.collect.kineto.events import Communicated, Event, join
+from lflops.collect.kineto.events import Communicated, join, recorded
 from lflops.collect.kineto.step_timeline import communication, communication_on_host
 from lflops.collect.kineto.tracer import Recording
 from lflops.profile.collective_names import collective_kind, is_collective_kernel
@@ -17,6 +17,7 @@ from lflops.profile.records import ModulePhase, Trace
 from lflops.trace_analysis.read_trace import read_trace
 from lflops.trace_analysis.summary import summarise
 from tests.collect.kineto.test_device_timeline import FORWARD, FORWARD_EVENTS, HOME, TREE, kernel, operator, step
+from tests.support.kineto_events import Event
 from tests.support.profile_builders import small_profile
 from tests.support.traces_by_hand import gpu_traces
 
@@ -53,13 +54,14 @@ EVENTS = [
 
 def test_kernels_of_collectives_are_those_of_what_launched_them() -> None:
     """A fill computes, so it hides a collective too; these end where it begins."""
-    assert {2: [Communicated("all_reduce", 80, 40), Communicated("all_reduce", 30, 30)]} == communication(EVENTS)
-    assert {} == communication(FORWARD_EVENTS)
+    assert {2: [Communicated("all_reduce", 80, 40), Communicated("all_reduce", 30, 30)]} == communication(recorded(EVENTS).work)
+    assert {} == communication(recorded(FORWARD_EVENTS).work)
 
 
 def test_their_time_belongs_to_the_module_that_ran() -> None:
     """Both were launched by the operator of the second module."""
-    found = join([step(0, 100), *FORWARD_EVENTS, *EVENTS], {HOME: FORWARD}, HOME, TREE, communication(EVENTS))
+    trace = recorded([step(0, 100), *FORWARD_EVENTS, *EVENTS])
+    found = join(trace, {HOME: FORWARD}, HOME, TREE, communication(trace.work))
     assert {(ModulePhase("1", "forward"), "all_reduce"): (110, 70)} == found.communication
 
 
@@ -133,10 +135,10 @@ RAN = [on_host("gloo:all_reduce", 14, 54), on_host("gloo:all_reduce", 55, 88)]
 
 def test_collectives_on_the_host_belong_to_what_launched_them_in_turn() -> None:
     """Of the first 40 ns operators ran for 16 to 18 and for 32 to 33; what waits inside of the second one's launch computes nothing."""
-    events = [step(0, 100), *FORWARD_EVENTS, *LAUNCHES, *RAN]
-    found = communication_on_host(events)
+    trace = recorded([step(0, 100), *FORWARD_EVENTS, *LAUNCHES, *RAN])
+    found = communication_on_host(trace)
     assert {13: Communicated("all_reduce", 40, 40 - 4 - 1), 33: Communicated("reduce_scatter", 33, 33)} == found
-    both = join(events, {HOME: FORWARD}, HOME, TREE, on_host=found).communication
+    both = join(trace, {HOME: FORWARD}, HOME, TREE, on_host=found).communication
     first, second = ModulePhase("0", "forward"), ModulePhase("1", "forward")
     assert {(first, "all_reduce"): (40, 35), (second, "reduce_scatter"): (33, 33)} == both
 
@@ -145,15 +147,15 @@ def test_what_an_operator_waits_for_is_not_computed() -> None:
     """A product that begins with the wait for its input, from 32 to 37: of its 6 ns one is computed. What nobody launched is left out."""
     wait = operator("_c10d_functional::wait_tensor", 32, 37, key=0)
     early = on_host("gloo:broadcast", 2, 5)
-    found = communication_on_host([step(0, 100), *FORWARD_EVENTS, wait, LAUNCHES[0], early, on_host("gloo:all_reduce", 30, 40)])
+    found = communication_on_host(recorded([step(0, 100), *FORWARD_EVENTS, wait, LAUNCHES[0], early, on_host("gloo:all_reduce", 30, 40)]))
     assert {13: Communicated("all_reduce", 10, 9)} == found
-    assert {} == communication_on_host(FORWARD_EVENTS)
+    assert {} == communication_on_host(recorded(FORWARD_EVENTS))
 
 
 def test_a_reduce_scatter_that_waits_for_its_turn_keeps_it() -> None:
     """Both are launched before the first of them runs, each as an all-reduce."""
     launches = [operator("c10d::_reduce_scatter_base_", 11, 12, key=0), operator("c10d::allreduce_", 13, 14, key=0)]
-    found = communication_on_host([step(0, 100), *FORWARD_EVENTS, *launches, *RAN])
+    found = communication_on_host(recorded([step(0, 100), *FORWARD_EVENTS, *launches, *RAN]))
     assert {11: ("reduce_scatter", 40), 13: ("all_reduce", 33)} == {start: (each.kind, each.nanoseconds) for start, each in found.items()}
 
 
@@ -161,14 +163,14 @@ def test_two_that_wait_at_once_are_exposed_for_one_time() -> None:
     """Both run from 40 to 60 ns, in which nothing is computed: 20 ns, and no more of the second one's 25 ns than the 5 behind."""
     launches = [operator("c10d::allreduce_", 35, 36, key=0), operator("c10d::allreduce_", 36, 37, key=0)]
     ran = [on_host("gloo:all_reduce", 40, 60), on_host("gloo:all_reduce", 40, 65)]
-    found = communication_on_host([step(0, 100), *launches, *ran])
+    found = communication_on_host(recorded([step(0, 100), *launches, *ran]))
     assert [(20, 20), (25, 5)] == [(each.nanoseconds, each.exposed) for each in found.values()]
 
 
 def test_a_launch_whose_event_was_missed_takes_no_other_s_time() -> None:
     """The recording has no event of the broadcast, so the all-reduce stays the all-reduce's."""
     missed = operator("c10d::broadcast_", 11, 12, key=0)
-    found = communication_on_host([step(0, 100), *FORWARD_EVENTS, missed, *LAUNCHES, *RAN])
+    found = communication_on_host(recorded([step(0, 100), *FORWARD_EVENTS, missed, *LAUNCHES, *RAN]))
     assert {13: 40, 33: 33} == {start: each.nanoseconds for start, each in found.items()}
 
 
@@ -184,7 +186,7 @@ def test_seconds_and_exposed_seconds_are_those_that_the_reader_of_traces_has(nam
         for number, each in enumerate(trace.work)
     ]
     ours, theirs = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for (each,) in communication(work).values():
+    for (each,) in communication(recorded(work).work).values():
         ours.update(figures(each.kind if kinds_by_name else "", 1, each.nanoseconds, each.exposed))
     for row in summarise(trace).collectives:
         theirs.update(figures(row.kind if kinds_by_name else "", row.calls, row.device, row.exposed))

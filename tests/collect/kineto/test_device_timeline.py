@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import pytest
 from torch import nn
 
-from lflops.collect.kineto.events import Event, Joined, join
+from lflops.collect.kineto.events import Joined, join, recorded
 from lflops.collect.kineto.module_log import CLOSURE, LEAVE, OPTIMIZER, STEP, THREAD, LogEntry
 from lflops.collect.kineto.step_timeline import device_seconds, idle_by_phase
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, Phase
+from tests.support.kineto_events import Event
 from tests.support.small_models import Block
 
 HOME, DEVICE_THREAD = 70, 71  # as Python calls them
@@ -55,7 +56,7 @@ FORWARD_EVENTS = [operator("aten::addmm", 12, 18, key=1), operator("aten::addmm"
 
 def joined(events: Sequence[Event], boundaries: dict[int, list[LogEntry]] | None = None) -> Joined:
     """With the boundaries of a forward."""
-    return join(events, boundaries or {HOME: FORWARD}, HOME, TREE)
+    return join(recorded(events), boundaries or {HOME: FORWARD}, HOME, TREE)
 
 
 def test_a_kernel_is_the_module_s_that_asked_for_it_whenever_it_runs() -> None:
@@ -173,7 +174,7 @@ def test_work_within_calls_is_that_of_all_of_them() -> None:
     told: list[LogEntry] = [(0, 0, 0, STEP), (10, 0, id(block), block), (20, 0, id(block.up), block.up), (30, 1, id(block.up), LEAVE)]
     told.append((40, 2, id(block), LEAVE))
     events = [step(0, 100), operator("aten::addmm", 22, 28, key=1), operator("aten::relu", 32, 36, key=2), kernel(50, 1), kernel(4, 2)]
-    calls = join(events, {HOME: told}, HOME, ModuleTree({"": block})).calls
+    calls = join(recorded(events), {HOME: told}, HOME, ModuleTree({"": block})).calls
     assert [("up", 50, True), ("", 54, False)] == [(call.row, call.device, call.innermost) for call in calls]
 
 
@@ -190,7 +191,7 @@ WORK = [
 def test_the_device_waits_or_only_communicates(figure: str, nanoseconds: int) -> None:
     """Overlaps count once; a name that somebody gave is no work."""
     named = Event("mine", 0, 900, is_on_device=True, is_named=True)
-    assert nanoseconds / 1e9 == device_seconds([*WORK, named, *FORWARD_EVENTS])[figure]
+    assert nanoseconds / 1e9 == device_seconds(recorded([*WORK, named, *FORWARD_EVENTS]).work)[figure]
 
 
 @pytest.mark.parametrize(("figure", "nanoseconds"), [("computing", 30), ("exposed_communication", 12), ("exposed_copies", 5), ("idle", 13)])
@@ -204,7 +205,7 @@ def test_each_instant_belongs_to_the_first_of_kernel_communication_copy_and_idle
         kernel(2, 5, start=45, name="ncclDevKernel_AllGather"),
         kernel(10, 6, start=25, name="Memcpy HtoD (Pinned -> Device)"),
     ]
-    assert nanoseconds / 1e9 == device_seconds(work)[figure]
+    assert nanoseconds / 1e9 == device_seconds(recorded(work).work)[figure]
 
 
 def test_the_device_waits_while_the_host_is_in_a_phase() -> None:
@@ -219,10 +220,10 @@ def test_the_device_waits_while_the_host_is_in_a_phase() -> None:
     )
     calls = [Call(row="", phase=phase, start=start, end=end, device=0, innermost=True, thread=0) for phase, start, end in spans]
     expected = {"forward": 10 / 1e9, "optimizer": 15 / 1e9, "other": 15 / 1e9}
-    assert expected == idle_by_phase(work, calls)
+    assert expected == idle_by_phase(recorded(work).work, calls)
     assert None is idle_by_phase([], calls)
 
 
 def test_without_a_device_nothing_is_known_of_it() -> None:
     """Unknown is not 0."""
-    assert {} == device_seconds(FORWARD_EVENTS)
+    assert {} == device_seconds(recorded(FORWARD_EVENTS).work)

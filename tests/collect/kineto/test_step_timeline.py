@@ -1,9 +1,10 @@
 """The timeline of a traced step, from events by hand; times are in nanoseconds."""
 
-from lflops.collect.kineto.events import Event
+from lflops.collect.kineto.events import recorded
 from lflops.collect.kineto.step_timeline import timeline_of
 from lflops.profile.records import Call, Phase
 from lflops.traces.recorded import NODE
+from tests.support.kineto_events import Event
 
 BEGIN = 1_000
 
@@ -22,17 +23,17 @@ def test_the_step_of_median_length_is_shown() -> None:
     """Of steps of 100, 500 and 200 ns the last, which begins at 700; a batch that ends no step is part of the next."""
     steps = [step(0, 0, 100), step(1, 150, 650), step(2, 700, 800), step(3, 800, 900)]
     calls = [call("early", "forward", 10, 90), call("late", "forward", 710, 750)]
-    found = timeline_of(steps, calls, [True, True, False, True])
+    found = timeline_of(recorded(steps), calls, [True, True, False, True])
     assert found is not None
     assert (200, ["", "late"], [10, 10]) == (found.length, [each.row for each in found.slices], [each.start for each in found.slices])
-    assert timeline_of(steps, calls, [False] * 4) is None
+    assert timeline_of(recorded(steps), calls, [False] * 4) is None
 
 
 def test_phases_and_calls_are_slices() -> None:
     """Forward from 10 to 60 with a module in it, backward on another thread: both in one lane, as the first waits for the second."""
     marks = [(BEGIN + moment, phase) for moment, phase in [(0, "data"), (10, "forward"), (60, "other"), (65, "backward"), (95, "other")]]
     calls = [call("a", "forward", 20, 50), call("a.x", "forward", 30, 40), call("a", "backward", 70, 90, thread=1)]
-    found = timeline_of([step(0, 0, 100)], calls, [True], marks)
+    found = timeline_of(recorded([step(0, 0, 100)]), calls, [True], marks)
     assert found is not None
     assert [
         ("", "data", 0, 10, 0),
@@ -48,7 +49,7 @@ def test_phases_and_calls_are_slices() -> None:
 def test_threads_that_run_at_once_have_lanes() -> None:
     """Two towers on two threads."""
     calls = [call("a", "forward", 0, 50), call("b", "forward", 10, 60, thread=1)]
-    found = timeline_of([step(0, 0, 100)], calls, [True])
+    found = timeline_of(recorded([step(0, 0, 100)]), calls, [True])
     assert found is not None
     assert {("a", 0), ("b", 1)} == {(each.row, each.lane) for each in found.slices if each.row}
 
@@ -66,7 +67,7 @@ def test_operators_are_the_outermost_and_kernels_those_of_the_device() -> None:
         Event("copy", BEGIN + 43, BEGIN + 44, thread=20, is_on_device=True),
         Event("aten::late", BEGIN + 100, BEGIN + 110),
     ]
-    found = timeline_of(events, [], [True])
+    found = timeline_of(recorded(events), [], [True])
     assert found is not None
     works = [[(each.name, each.start, each.length, each.lane) for each in kind] for kind in (found.operators, found.kernels)]
     assert [[("aten::linear", 5, 15, 0), ("aten::mul", 32, 16, 1)], [("gemm", 12, 30, 0), ("copy", 43, 1, 1)]] == works

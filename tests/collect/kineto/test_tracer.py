@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 
 import lflops
-from lflops.collect.kineto.events import Event, Joined, join, read
+from lflops.collect.kineto.events import Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.tracer import Tracer, recorded_events
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.modules import compilations
+from lflops.traces.recorded import DeviceWork, RecordedTrace
 from tests.support.installed import installed
 from tests.support.process_state import differences, global_hooks, settings, settle
 from tests.support.small_models import Block, Projections, hidden, sequence
@@ -27,14 +29,14 @@ KERNEL = 1000
 PRODUCTS = {"aten::mm", "aten::addmm"}
 
 
-def with_kernels(events: list[Event]) -> list[Event]:
-    """The events, and a kernel for each matrix product."""
+def with_kernels(trace: RecordedTrace) -> RecordedTrace:
+    """The trace, with a kernel for each matrix product."""
     kernels = [
-        Event("gemm", event.end, event.end + KERNEL, is_on_device=True, key=10**9 + event.key, link=event.key)
-        for event in events
-        if event.name in PRODUCTS
+        DeviceWork("kernel", "gemm", 0, 1, call.end, call.end + KERNEL, 10**9 + call.external, call.external)
+        for call in trace.operators
+        if call.name in PRODUCTS
     ]
-    return events + kernels
+    return replace(trace, work=tuple(kernels))
 
 
 def traced(model: nn.Module, *steps: Callable[[], Any]) -> Joined:
@@ -46,8 +48,8 @@ def traced(model: nn.Module, *steps: Callable[[], Any]) -> Joined:
             with record_function(f"ProfilerStep#{number}"):
                 boundaries.step()
                 step()
-    events = with_kernels(read(recorded_events(recorder), device=True, stack=False))
-    return join(events, boundaries.threads, boundaries.home, tree)
+    trace = with_kernels(read(recorded_events(recorder), device=True, stack=False))
+    return join(trace, boundaries.threads, boundaries.home, tree)
 
 
 def products(joined: Joined, step: int = 0) -> dict[str, dict[str, int]]:
@@ -276,9 +278,9 @@ def test_modules_enclose_their_operators_in_the_same_clock() -> None:
     boundaries = ModuleLog(tree)
     with profile(activities=[ProfilerActivity.CPU]) as recorder, installed(boundaries), record_function("ProfilerStep#0"):
         model(sequence())
-    events = read(recorded_events(recorder), device=False, stack=False)
-    calls = {call.row: call for call in join(events, boundaries.threads, boundaries.home, tree).calls}
-    products = [event for event in events if event.name == "aten::linear"]
+    trace = read(recorded_events(recorder), device=False, stack=False)
+    calls = {call.row: call for call in join(trace, boundaries.threads, boundaries.home, tree).calls}
+    products = [event for event in trace.operators if event.name == "aten::linear"]
     for row, event in zip(["0", "1"], products, strict=True):
         assert calls[row].start < event.start < event.end < calls[row].end
 
