@@ -9,6 +9,7 @@ On each thread what the host does is nested by its times. The launch's number, `
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from lflops.profile.series import grouped, summed
@@ -75,17 +76,20 @@ class HostWalk:
 
 @dataclass(slots=True)
 class _Open:
+    start: int
     end: int
+    collective: Collective | None = None
+    # What the slices within it inherit:
     operator: OperatorSums | None = None  # the innermost one, this one included
     operator_end: int = 0
-    span: SpanSums | None = None
-    collective: Collective | None = None
-    is_counted: bool = False
     is_within_counted: bool = False
     is_backward: bool = False
     module: str | None = None  # the innermost module; in backward the one whose forward made the node
     node: OperatorCall | None = None  # the outermost node of backward
     again: OperatorCall | None = None  # the outermost operator in it that is one of forward
+    # What is its own:
+    span: SpanSums | None = None
+    is_counted: bool = False
 
 
 def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]) -> HostWalk:
@@ -97,8 +101,8 @@ def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[
     nanoseconds = summed((each.correlation, each.end - each.start) for each in work)
     walker = _Walker(found, nanoseconds, is_counted)
     places = _slice_threads(trace)
-    asked = (each for each in trace.on_host() if not isinstance(each, RuntimeCall) or each.correlation in nanoseconds)
-    by_thread = grouped(asked, lambda each: places.get(each.thread, each.thread))
+    launching = (call for call in trace.runtime if call.correlation in nanoseconds)
+    by_thread = grouped(chain(trace.spans, trace.operators, launching), lambda each: places.get(each.thread, each.thread))
     threads = {span.thread for span in trace.spans}
     for thread in sorted(by_thread, key=lambda thread: (thread not in threads, thread)):
         walker.thread(by_thread[thread])
@@ -138,21 +142,18 @@ class _Walker:
         for item in outer_first(items, opened):
             if isinstance(item, RuntimeCall):
                 self._launch(item, opened)
+                continue
+            inside = _Open(item.start, item.end, item.collective)
+            if opened:
+                around = opened[-1]
+                inside.operator, inside.operator_end = around.operator, around.operator_end
+                inside.is_within_counted, inside.is_backward = around.is_within_counted, around.is_backward
+                inside.module, inside.node, inside.again = around.module, around.node, around.again
+            if isinstance(item, Span):
+                self._span(item, inside, opened)
             else:
-                around = opened[-1] if opened else _Open(item.end)
-                inside = _Open(
-                    item.end,
-                    around.operator,
-                    around.operator_end,
-                    collective=item.collective,
-                    is_within_counted=around.is_within_counted,
-                    is_backward=around.is_backward,
-                    module=around.module,
-                    node=around.node,
-                    again=around.again,
-                )
-                (self._span if isinstance(item, Span) else self._operator)(item, inside, opened)
-                opened.append(inside)
+                self._operator(item, inside, opened)
+            opened.append(inside)
 
     def recomputed(self) -> Iterator[bool]:
         """Tell of each counted call whether activation checkpointing makes it again, within a node of backward.
@@ -191,7 +192,7 @@ class _Walker:
         sums, took = self._sums(call), call.end - call.start
         sums.calls += 1
         sums.own_host += took
-        if not any(each.operator is not None and each.operator.name == call.name for each in opened):
+        if inside.operator is None or not any(each.operator is not None and each.operator.name == call.name for each in opened):
             sums.host += took
         if inside.operator is not None:
             inside.operator.has_operators = True

@@ -82,8 +82,8 @@ def _own_times(calls: Iterable[OwnTime]) -> list[OwnTime]:
     found: list[tuple[OwnTime, Stretches]] = []
     for call in outer_first(calls, running):
         del inside[len(running) :]
-        if inside:
-            inside[-1].append((call.start, call.end))
+        for others in inside:  # of all: a run of backward may end after the one around it
+            others.append((call.start, call.end))
         running.append(call)
         inside.append([])
         found.append((call, inside[-1]))
