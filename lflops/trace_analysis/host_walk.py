@@ -102,7 +102,8 @@ def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[
     walker = _Walker(found, nanoseconds, is_counted)
     places = _slice_threads(trace)
     launching = (call for call in trace.runtime if call.correlation in nanoseconds)
-    by_thread = grouped(chain(trace.spans, trace.operators, launching), lambda each: places.get(each.thread, each.thread))
+    asked: Iterator[HostItem] = chain(trace.spans, trace.operators, launching)
+    by_thread = grouped(asked, lambda each: places.get(each.thread, each.thread))
     threads = {span.thread for span in trace.spans}
     for thread in sorted(by_thread, key=lambda thread: (thread not in threads, thread)):
         walker.thread(by_thread[thread])
@@ -165,12 +166,12 @@ class _Walker:
         for call in self.forward:
             numbers[call.thread].update(each.forward_thread for each in self.nodes.get(call.sequence, ()))
         known = {thread: counts.most_common(1)[0][0] for thread, counts in numbers.items() if counts}
-        for _, _, node, call in self.counted:
-            if node is None or call is None:
+        for _, _, node, again in self.counted:
+            if node is None or again is None:
                 yield False
                 continue
-            later = [each.forward_thread for each in self.nodes.get(call.sequence, ()) if each.start >= node.end]
-            yield not any(number == known[call.thread] if call.thread in known else number not in known.values() for number in later)
+            later = [each.forward_thread for each in self.nodes.get(again.sequence, ()) if each.start >= node.end]
+            yield not any(number == known[again.thread] if again.thread in known else number not in known.values() for number in later)
 
     def unlaunched(self, work: DeviceWork, call: OperatorCall) -> None:
         """Add work whose launch was not recorded to the operator that it names."""

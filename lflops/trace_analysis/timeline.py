@@ -125,7 +125,7 @@ class PrecisionTimes(Struct, frozen=True, kw_only=True):
 
 def _operator(walk: HostWalk, work: DeviceWork) -> str | None:
     operator = walk.launch(work).operator
-    return operator and operator.name
+    return operator.name if operator is not None else None
 
 
 def _category(walk: HostWalk, work: DeviceWork) -> Category:

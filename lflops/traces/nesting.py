@@ -22,7 +22,8 @@ class Slice(Protocol):
         """Its last moment."""
 
 
-Opened, Sliced = TypeVar("Opened", bound=Slice), TypeVar("Sliced", bound=Slice)
+Opened = TypeVar("Opened", bound=Slice)
+Sliced = TypeVar("Sliced", bound=Slice)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, compress, repeat
+from itertools import compress, repeat
 from math import inf
 from operator import attrgetter, ne, not_, or_
 from typing import Any, Literal, NamedTuple
@@ -89,7 +89,7 @@ def recorded(events: Iterable[tuple[str, int, int, int, int, int, bool, bool, bo
             trace.runtime.append(RuntimeCall(name, thread, start, end, key))
         elif name not in NO_OPERATORS:
             trace.operators.append(OperatorCall(name, thread, start, end, key, None, number, built_on, None, spans_threads))
-    threads = {each.external: each.thread for each in chain(trace.spans, trace.operators)} if links else {}
+    threads = {each.external: each.thread for each in trace.on_host()} if links else {}
     for link, call in zip(links, trace.runtime, strict=True):  # the device's library numbers threads otherwise
         call.thread = threads.get(link, call.thread)
     return trace
@@ -147,7 +147,7 @@ def join(
     if trainer is not None:
         pythons[trainer] = home
     done = grouped(sorted(trace.work, key=attrgetter("start")), attrgetter("external"))
-    askers = {each.external for each in chain(trace.spans, trace.operators) if not each.spans_threads} - {0} if done else set()
+    askers = {each.external for each in trace.on_host() if not each.spans_threads} - {0} if done else set()
     walk = _Walk(steps, {key: done[key] for key in done if key in askers}, communicated or {}, on_host or {})
     by_thread: defaultdict[int, list[HostItem]] = defaultdict(list)
     loose: list[HostItem] = []

@@ -2,7 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise, takewhile
+from itertools import pairwise, takewhile
 from operator import attrgetter
 
 from msgspec.structs import asdict
@@ -15,7 +15,7 @@ from lflops.profile.timeline import OwnTime, StepTimeline, TimedWork, longest, n
 from lflops.stretches import Stretches, joined, length, outside, shares
 from lflops.traces.device_states import Timeline, communicates, idle_stretches, states, timeline
 from lflops.traces.nesting import outer_first
-from lflops.traces.recorded import NODE, DeviceWork, OperatorCall, RecordedTrace, Span
+from lflops.traces.recorded import NODE, DeviceWork, HostItem, OperatorCall, RecordedTrace
 
 _NO_PHASE = frozenset({"other", ""})
 
@@ -147,8 +147,7 @@ def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
     Collectives run in the order in which they are launched. Gloo runs some as another kind, such as a reduce-scatter as an all-reduce.
     Some launch has no event, where the recording missed it: what ran then belongs to the next launch of its kind.
     """
-    on_host = [each for each in chain(trace.spans, trace.operators) if each.name.startswith(ON_HOST)]
-    ran = sorted(on_host, key=attrgetter("start"))
+    ran = sorted((each for each in trace.on_host() if each.name.startswith(ON_HOST)), key=attrgetter("start"))
     if not ran:
         return {}
     launches = deque(sorted((call for call in trace.operators if call.name.startswith(LAUNCHES)), key=attrgetter("start")))
@@ -168,7 +167,7 @@ def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
     return found
 
 
-def _launch_of(ran: Span | OperatorCall, launches: Iterable[OperatorCall]) -> OperatorCall:
+def _launch_of(ran: HostItem, launches: Sequence[OperatorCall]) -> OperatorCall:
     """Find the first earlier launch of its kind, or of the kind that gloo runs it as; without one, the first launch."""
     kind = collective_kind(ran.name)
     kinds = {kind, "reduce_scatter"} if kind == "all_reduce" else {kind}
