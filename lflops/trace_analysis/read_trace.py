@@ -189,11 +189,12 @@ class _Reader:
         }
 
     def add(self, events: list[_Event]) -> None:
+        self._trace.events += len(events)
         for event in events:
             try:
                 self._add(event)
-                self._trace.events += 1
             except (msgspec.MsgspecError, ValueError) as error:
+                self._trace.events -= 1
                 self._skip(error)
 
     def _add(self, event: _Event) -> None:
