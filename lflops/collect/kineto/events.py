@@ -69,11 +69,16 @@ def read(raw: Sequence[Any], *, device: bool, stack: bool) -> RecordedTrace:
 
 
 def recorded(events: Iterable[tuple[str, int, int, int, int, int, bool, bool, bool, int, int]]) -> RecordedTrace:
-    """A trace of events.
+    """A trace of events, each a tuple.
 
-    Each has its name, start, end and thread; of a node of backward, when it was built and the thread that built it; whether somebody named
-    a stretch of time, rather than that an operator ran; whether it ended on another thread; whether it is the device's; its key; and the
-    key of the operator that it was done for, where it is the device's or the device's library's.
+    name, start, end, thread: The times are nanoseconds since 1970.
+    number: Of a node of backward, when it was built; of any other -1, or the number of the next node.
+    built_on: Of a node of backward, the thread that built it.
+    is_named: Whether somebody named a stretch of time, rather than that an operator ran.
+    spans_threads: Whether it began on one thread and ended on another.
+    is_on_device: Whether the device did it.
+    key: The number of the event.
+    link: The key of the operator for which the device or its library did it; 0 is none.
     """
     trace = RecordedTrace()
     links: list[int] = []  # of the calls of the device's library
