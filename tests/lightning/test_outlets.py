@@ -80,7 +80,8 @@ class Recorder(Logger):
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Not looked at."""
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, *, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
+        """By names alone, as Lightning calls it."""
         assert step is not None
         self.given.setdefault(step, {}).update({key: value for key, value in metrics.items() if key.startswith("lflops")})
 

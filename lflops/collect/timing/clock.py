@@ -6,12 +6,12 @@ A mark is cheap and waits for nothing. The seconds between two marks are asked l
 import os
 import resource
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -36,7 +36,7 @@ class Clock(Protocol):
 class HostClock:
     """The process's own: on a CPU an operator is done when it returns."""
 
-    mark = staticmethod(time.perf_counter)
+    mark = staticmethod(perf_counter)
 
     def settle(self) -> None:
         """Nothing is under way."""
@@ -163,7 +163,7 @@ class CpuWatch:
     """
 
     def __init__(self) -> None:
-        self._start, self._used, self._waited = time.perf_counter(), sum(cpu_seconds()), _waited()
+        self._start, self._used, self._waited = perf_counter(), sum(cpu_seconds()), _waited()
 
     def lost(self) -> float | None:
         """Seconds until now in which threads were ready to run, and a CPU ran another process's. `None` where the system does not say."""
@@ -172,7 +172,7 @@ class CpuWatch:
         waited = _waited()
         if self._waited is None or waited is None:
             return None
-        unused = len(os.sched_getaffinity(0)) * (time.perf_counter() - self._start) - self.used
+        unused = len(os.sched_getaffinity(0)) * (perf_counter() - self._start) - self.used
         return max(min(waited - self._waited, unused), 0.0)
 
     @property

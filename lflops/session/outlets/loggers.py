@@ -151,9 +151,13 @@ class Outlets:
             outlet = f"logger {number}, a {type(logger).__name__},"
             if outlet not in self._failures:
                 with self._failures.contained(outlet):
-                    given = getattr(logger, "group_separator", "/")
+                    given = getattr(logger, "group_separator", None)
                     separator = given if isinstance(given, str) else "/"
-                    logger.log_metrics({separator.join(names): value for names, value in values.items()}, step=step)
+                    metrics = {separator.join(names): value for names, value in values.items()}
+                    if given is None:
+                        logger.log_metrics(metrics, step=step)
+                    else:  # Lightning calls its loggers by names alone
+                        logger.log_metrics(metrics=metrics, step=step)
 
     def prepare(self, analysis: Analysis, path: Path | None, step: int) -> PreparedWindow:
         """Write the page next to a window's file, if it has one, and make all that the loggers are given. Any thread may do this."""

@@ -25,7 +25,7 @@ def test_cpu_time_is_lost_to_others_and_not_to_own_threads(
     """In one second on two CPUs."""
     readings = {"used": 7.0, "waited": 3.0, "now": 100.0}
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr(module.time, "perf_counter", lambda: readings["now"])
+    monkeypatch.setattr(module, "perf_counter", lambda: readings["now"])
     monkeypatch.setattr(module, "cpu_seconds", lambda: (readings["used"], 0.0))
     monkeypatch.setattr(module, "_waited", lambda: None if waited is None else readings["waited"])
     watch = CpuWatch()
