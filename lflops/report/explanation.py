@@ -117,18 +117,24 @@ class FaultChange(Struct, frozen=True, kw_only=True):
 
 def fault_changes(before: Profile, after: Profile) -> tuple[FaultChange, ...]:
     """The faults of two runs, as each run's verdict has them; those of the second run first."""
-    analyses = analyze(before), analyze(after)
+    analyses = [analyze(before), analyze(after)]
     faults = [{(each.cause, each.module): each for each in report_of(run).verdict.findings if each.is_fault} for run in analyses]
-    is_seen = [_would_be_seen(run) for run in analyses]
     changes = []
     for key in dict.fromkeys([*faults[1], *faults[0]]):
         first, second = (found.get(key) for found in faults)
-        unseen = (first is None and not is_seen[0]) or (second is None and not is_seen[1])
+        unseen = any(each is None and not _would_show(run, key[0]) for run, each in zip(analyses, (first, second), strict=True))
         status: Literal["new", "still", "gone"] = "still" if first and second else "new" if second else "gone"
         costs = [None if each is None else each.seconds for each in (first, second)]
         finding = second or faults[0][key]
         changes.append(FaultChange(status="cannot tell" if unseen else status, finding=finding, before=costs[0], after=costs[1]))
     return tuple(changes)
+
+
+def _would_show(analysis: Analysis, cause: str) -> bool:
+    """Whether a run shows that it has no such fault: its steps are good enough for any, or the phase is short in nearly all of them."""
+    spread, mean, least = analysis.step_times.spreads.get(cause), analysis.step_times.mean, row_of(cause).fault_from
+    is_short = spread is not None and mean is not None and least is not None and spread.high < least * mean
+    return _would_be_seen(analysis) or is_short
 
 
 def fault_lines(changes: Sequence[FaultChange]) -> Iterator[tuple[str, str]]:
@@ -259,15 +265,15 @@ def _more(path: Path | None, ledger: Ledger | None) -> Iterator[tuple[str, str]]
         return
     where = shlex.quote(os.fspath(path))
     if path.is_dir():
-        yield from (
-            ("all of it, in a browser", f"tensorboard --logdir {where}"),
-            ("a window of the running training", f"lflops window {where}"),
-        )
-        yield from [("every second of the run", f"lflops ledger {where}")] if ledger is not None else []
+        yield "all of it, in a browser", f"tensorboard --logdir {where}"
+        if ledger is not None:
+            yield "every second of the run", f"lflops ledger {where}"
+            if ledger.starts[-1].ended == "running":
+                yield "a window of the running training", f"lflops window {where}"
     else:
         yield from (("the modules", f"lflops show {where}"), ("the operators", f"lflops show {where} --operators"))
         yield from (("the memory", f"lflops show {where} --memory"), ("all of it, as a page", f"lflops html {where}"))
-    yield ("whether a change made it faster", "lflops diff BEFORE.profile.json AFTER.profile.json")
+    yield "whether a change made it faster", f"lflops diff {where} AFTER"
 
 
 def _short(text: str) -> str:
@@ -277,7 +283,8 @@ def _short(text: str) -> str:
 def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
     """Label and text of each line for a terminal."""
     faults, rest = ([each.said + _sure(each) for each in found.findings if each.is_fault == is_fault] for is_fault in (True, False))
-    steps = [f"{step}." for step in dict.fromkeys(each.next for each in found.findings if each.next)]
+    told = [] if found.status == "cannot tell" else found.findings
+    steps = [f"{step}." for step in dict.fromkeys(each.next for each in told if each.next)]
     rows = {"verdict": [found.said], "why": faults or [f"{found.status}."], "also": rest, "next": steps, "trust": [found.because]}
     for label, lines in rows.items():
         yield from (("" if index else label, line) for index, line in enumerate(lines))

@@ -406,8 +406,11 @@ def test_two_runs_are_compared_by_their_faults() -> None:
 
 
 def test_a_run_that_is_too_short_is_not_said_to_be_without_a_fault() -> None:
-    """Four undisturbed steps show nothing, and a run without faults has none."""
-    assert ["cannot tell"] == [each.status for each in fault_changes(trained(data=40e-3), trained(steps=4))]
+    """Four undisturbed steps show nothing, but for a phase that is short in all of them. A run without faults has none."""
+    eval_mode = Note(code="eval_mode", subject="", values={})
+    short = trained(steps=4)
+    assert ["cannot tell"] == [each.status for each in fault_changes(trained(facts={"notes": (eval_mode,)}), short)]
+    assert ["gone"] == [each.status for each in fault_changes(trained(data=40e-3), short)]
     assert () == fault_changes(trained(), trained())
 
 

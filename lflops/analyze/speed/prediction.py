@@ -122,7 +122,7 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
         yield "it only goes forward, and trainings were fitted"
     calls = sum(cell.calls for cell in profile.cells)
     if calls * rates.host_seconds > _Step(profile, chip, family, rates).prediction().seconds:
-        yield f"the host's {calls:,} calls may take longer than the device, and hosts were not fitted"
+        yield f"the host's {calls:,} calls may take longer than the device's work, and how fast hosts are was not fitted"
 
 
 def predict(

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
@@ -221,7 +222,9 @@ class Estimator:
             fakes.forget()
             return with_mesh(replace(profile, run=replace(profile.run, kind="estimate", hardware=chip)), self.mesh)
 
-        with mesh_group(self.caller, self.mesh, self.rank), same_random_numbers(held), fakes.running(), values_refused(self.caller):
+        group = mesh_group(self.caller, self.mesh, self.rank)
+        with group, same_random_numbers(held), fakes.running(), values_refused(self.caller), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # of views, which nothing here writes to
             yield run
 
     def _checked(self) -> Hardware | None:

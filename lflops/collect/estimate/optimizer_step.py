@@ -88,7 +88,7 @@ class Stepper:
         kind, notes = type(self._optimizers[0]).__name__, []
         if _settle(self._optimizers, "capturable", was=True, now=False):  # there is no graph to capture, and the state has the same size
             notes.append(Note(code="not_captured", subject=kind, values={}))
-        if chip is not None and is_gpu(chip) and _settle(self._optimizers, "foreach", was=None, now=True):
+        if chip is not None and is_gpu(chip) and not in_backward and _settle(self._optimizers, "foreach", was=None, now=True):
             notes.append(Note(code="foreach_assumed", subject=chip.name, values={}))
         if grad_scaler:
             notes.append(Note(code="gradients_taken_for_finite", subject=kind, values={}))

@@ -34,7 +34,7 @@ def render_diff(
 
 def _run(diff: Diff) -> FittedTable:
     root = diff.modules[0].inclusive
-    times = {"step": diff.step} | {f"  {name}": phase for name, phase in diff.phases.items()}
+    times = {"median step": diff.step} | {f"  {name}": phase for name, phase in diff.phases.items()}
     figures: list[tuple[str, Change, Callable[[float | None], str]]] = [
         ("samples/s", diff.samples_per_second, units.rate),
         ("tokens/s", diff.tokens_per_second, units.rate),
@@ -53,7 +53,7 @@ def _run(diff: Diff) -> FittedTable:
             "before": [*(units.duration(time.before) for time in times.values()), *(unit(change.before) for _, change, unit in shown)],
             "after": [*(units.duration(time.after) for time in times.values()), *(unit(change.after) for _, change, unit in shown)],
             "change": [*(signed(time.ratio) for time in times.values()), *(_signed(change) for _, change, _ in shown)],
-            "beyond the whole": [*(interval(time) if name != "step" else "" for name, time in times.items()), *("" for _ in shown)],
+            "beyond the whole": [*(interval(time) if name != "median step" else "" for name, time in times.items()), *("" for _ in shown)],
         },
         room=MARGIN,
     )
