@@ -12,13 +12,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import msgpack
 from msgspec.structs import replace
 
 from lflops.collect.ranks.report import RankReport
-from lflops.collect.ranks.store import RankStore
+from lflops.collect.ranks.store import RankStore, poll
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.ranks.window_reports import RankWindow
 from lflops.merging.clean_steps import CleanSteps, most_steps
@@ -28,8 +29,6 @@ from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, RankComparison
 from lflops.profile.steps import Step
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.1
 
 
 class SharedSteps:
@@ -63,14 +62,11 @@ class SharedSteps:
                 if not number & number - 1:  # 1, 2, 4, 8, …: all of it stays in proportion to the run
                     self._compare(stage)
             elif steps and not self._store.has("left/0"):
-                self._store.put(self._key(stage, self._rank, number), msgpack.encode(steps))
+                self._store.put(f"steps/{stage}/{self._rank}/{number}", msgpack.encode(steps))
 
     def take_last(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
         """On rank 0, at the end: wait until the others have left, or until it is over, and take all that is there."""
-        seconds = FIRST_PAUSE
-        while not is_over() and self._store.number("left") < self._ranks - 1:
-            pause(seconds)
-            seconds = min(2 * seconds, LONGEST_PAUSE)
+        poll(lambda: self._store.number("left") >= self._ranks - 1, pause, is_over, 0.1)
         for stage in self._steps:
             self._take(stage)
 
@@ -94,7 +90,7 @@ class SharedSteps:
     def _take(self, stage: str) -> None:
         for rank in range(1, self._ranks):
             number = self._times.get((stage, rank), 0) + 1
-            while self._store.has(key := self._key(stage, rank, number)):
+            while self._store.has(key := f"steps/{stage}/{rank}/{number}"):
                 self._steps[stage].add(rank, msgpack.decode(self._store.take(key), type=list[Step]), ranks=self._ranks)
                 self._times[stage, rank] = number
                 number += 1
@@ -103,9 +99,6 @@ class SharedSteps:
         found = self._steps[stage].compared(self._waits[stage]) if stage in self._waits else None
         if found is not None:
             self.comparisons[stage] = found
-
-    def _key(self, stage: str, rank: int, number: int) -> str:
-        return f"steps/{stage}/{rank}/{number}"
 
 
 PATIENCE, PUT_TOGETHER, GOODBYE = 0.7, 0.85, 0.9
@@ -150,6 +143,7 @@ class Gather:
         self._jobs: list[_Job] = []
         self._offers: list[_Job] = []  # of times that this rank keeps
         self._shared = SharedSteps(self._store, rank, topology.world_size)
+        self.comparisons: Mapping[str, RankComparison] = self._shared.comparisons  # on rank 0, by stage, what the run's clean steps say
         self._sharing: _Job | None = None
         self._at_exit: weakref.finalize[[], Any] | None = None
 
@@ -167,24 +161,18 @@ class Gather:
         def is_over(latest: float) -> bool:
             return self._hurry.is_set() or self._clock() >= min(latest, self._deadline)
 
-        def wait() -> None:
-            window.wait_for_all(self._pause, lambda: is_over(latest))
-
         def collect() -> Profile:
             until = self._clock() + ANSWERS
             return self._shared.improve(window.collected(report, self._pause, lambda: self._is_ending or is_over(until)))
 
+        wait = partial(window.wait_for_all, self._pause, lambda: is_over(latest))
         self._start(_Job(collect, wait=wait, instead=lambda: merge({0: profile})))
 
     def _hand_in(self, window: RankWindow, report: RankReport) -> None:
         """Hand a report in. A rank that keeps its times waits on another thread to be asked for them, until the training ends."""
         times = window.hand_in(report)
         if times is not None and not self._is_ending:
-            kept = times
-
-            def wait() -> None:
-                window.answer(self._rank, kept, self._pause, lambda: self._is_ending)
-
+            wait = partial(window.answer, self._rank, times, self._pause, lambda: self._is_ending)
             self._offers = [offer for offer in self._offers if offer.is_running]
             self._offers.append(offer := _Job(lambda: None, wait=wait))
             offer.start()
@@ -198,11 +186,6 @@ class Gather:
         self._shared.add(stage, steps)
         if self._sharing is None or not self._sharing.is_running:
             self._share(_Job(self._shared.send))
-
-    @property
-    def comparisons(self) -> Mapping[str, RankComparison]:
-        """On rank 0, by stage, what the clean steps of the run say of the ranks."""
-        return self._shared.comparisons
 
     @property
     def pending(self) -> bool:
@@ -318,7 +301,7 @@ class Gather:
         self._store.add("left")
 
 
-class _Job:
+class _Job(threading.Thread):
     """Something that runs on its own daemon thread. `wait` comes before it, and is no work; `instead` is its result if it fails."""
 
     def __init__(
@@ -329,6 +312,7 @@ class _Job:
         instead: Callable[[], Profile] | None = None,
         head_start: float = HEAD_START,
     ) -> None:
+        super().__init__(name="lflops-gather", daemon=True)
         self._head_start = head_start
         self._before = wait
         self._waits = wait is not None
@@ -337,21 +321,15 @@ class _Job:
         self._result: Profile | None = None
         self._done = False
         self._problem = "it was not done in time"
-        self._thread = threading.Thread(target=self._run, name="lflops-gather", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
+    is_running = property(threading.Thread.is_alive)
 
     @property
     def is_working(self) -> bool:
         return self.is_running and not self._waits
 
     def wait(self, seconds: float) -> None:
-        self._thread.join(max(seconds, 0.0))
+        self.join(max(seconds, 0.0))
 
     def results(self) -> list[Profile]:
         """The result; where it has failed, or is not done, the fallback profile with a `gather_failed` note."""
@@ -361,7 +339,7 @@ class _Job:
             found = replace(alone, notes=(*alone.notes, failure))
         return [] if found is None else [found]
 
-    def _run(self) -> None:
+    def run(self) -> None:
         time.sleep(self._head_start)
         try:
             if self._before is not None:

@@ -40,25 +40,22 @@ class RankReport(NamedTuple):
     coordinates: Mapping[str, int] = {}  # of the rank, by kind of parallelism
 
 
-class Table(Struct, frozen=True, kw_only=True):
+class PlacesOfTable(Struct, frozen=True, kw_only=True):
+    """The part of a table that says what its times are of."""
+
+    places: tuple[Place, ...]  # those that have times
+    waits: tuple[Place, ...]  # those where ranks wait for each other
+    begins: tuple[Place, ...]  # those where collectives begin that are awaited elsewhere
+
+
+class Table(PlacesOfTable, frozen=True, kw_only=True):
     """What ranks that did the same have in common: all but times, and the groups' names."""
 
     modules: Mapping[str, ModuleProfile]
     cells: tuple[Cell, ...]
     uncounted: tuple[Uncounted, ...]
     communication: tuple[Communication, ...]
-    places: tuple[Place, ...]  # those that have times
-    waits: tuple[Place, ...]  # those where ranks wait for each other
-    begins: tuple[Place, ...]  # those where collectives begin that are awaited elsewhere
     counted_waits: tuple[ModulePhase, ...]  # the profile's own `waits`
-
-
-class PlacesOfTable(Struct, frozen=True, kw_only=True):
-    """The part of a table that says what its times are of."""
-
-    places: tuple[Place, ...]
-    waits: tuple[Place, ...] = ()
-    begins: tuple[Place, ...] = ()
 
 
 class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
@@ -106,7 +103,7 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
         counted_waits=profile.waits,
     )
     name, blob = _named(table)
-    remembered = None if profile.memory is None else _named(profile.memory)
+    memory = dict([] if profile.memory is None else [_named(profile.memory)])
     number = {place: index for index, place in enumerate(places)}
     times = array("f", (step.get(place, 0.0) for step in (*steps, _scales(profile, steps)) for place in places) if steps else ())
     keeps = most_bytes is not None and len(times) * times.itemsize > most_bytes
@@ -114,16 +111,15 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
         summary=summary_of_rank(report.rank, profile, table=name, node=report.node, coordinates=report.coordinates),
         at=at,
         disturbed=tuple(step.index for step in hooked if is_disturbed(step.marks)),
-        memory=None if remembered is None else remembered[0],
+        memory=next(iter(memory), None),
         groups=groups,
         waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},
         sums=_sums(table, times, len(steps), ranks) if keeps else b"",
     )
-    shared = {name: blob} | ({} if remembered is None else {remembered[0]: remembered[1]})
-    return Packed(zlib.compress(msgpack.encode(head), _FAST), shared, times.tobytes(), keeps)
+    return Packed(zlib.compress(msgpack.encode(head), _FAST), {name: blob} | memory, times.tobytes(), keeps)
 
 
-def intervals_in(places: PlacesOfTable | Table, ranks: int) -> dict[Place, int]:
+def intervals_in(places: PlacesOfTable, ranks: int) -> dict[Place, int]:
     """The interval of each place of these where no rank waits, as a rank of so many sums them."""
     return few_intervals(intervals_of(places.places, frozenset(places.waits)), ranks)
 

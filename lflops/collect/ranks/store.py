@@ -4,7 +4,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -75,18 +75,13 @@ def _clone_connection(group: Any, shared: Any, name: str, timeout: float) -> Any
 
 
 def _connect_to_rank0(shared: Any, timeout: float) -> Any:
-    _wait_for(shared, ADDRESS_KEY, WAIT * timeout)
+    end = time.monotonic() + WAIT * timeout
+    while not shared.check([ADDRESS_KEY]):  # a wait of the store's own would hold its connection, which others of the group may need
+        if time.monotonic() > end:
+            raise TimeoutError(ADDRESS_KEY)
+        time.sleep(PAUSE)
     host, port = shared.get(ADDRESS_KEY).decode().split()
     return _opened(int(port), timeout, host=host)
-
-
-def _wait_for(store: Any, key: str, seconds: float) -> None:
-    """Wait for a key of the group's store, without holding its connection: others of the group may need it."""
-    end = time.monotonic() + seconds
-    while not store.check([key]):
-        if time.monotonic() > end:
-            raise TimeoutError(key)
-        time.sleep(PAUSE)
 
 
 def _opened(port: int, timeout: float, *, host: str | None = None, is_master: bool = False) -> Any:
@@ -96,6 +91,17 @@ def _opened(port: int, timeout: float, *, host: str | None = None, is_master: bo
     store = STORES.TCPStore(host, port, is_master=is_master, wait_for_workers=False, timeout=connect)
     store.set_timeout(timedelta(seconds=timeout))
     return store
+
+
+def poll(is_there: Callable[[], bool], pause: Callable[[float], object], is_over: Callable[[], bool], longest: float = 0.2) -> bool:
+    """Look again and again, until it is there or the wait is over. Pauses double up to the `longest`. Returns whether it is there."""
+    seconds = 0.005
+    while not is_there():
+        if is_over():
+            return False
+        pause(seconds)
+        seconds = min(2 * seconds, longest)
+    return True
 
 
 class RankStore:

@@ -13,15 +13,13 @@ from msgspec.structs import replace
 
 from lflops.collect.ranks.rank_times import RankTimes
 from lflops.collect.ranks.report import Packed, PlacesOfTable, RankHeader, RankReport, Table, pack, rows_in, unpacked
-from lflops.collect.ranks.store import RankStore
+from lflops.collect.ranks.store import RankStore, poll
 from lflops.collect.ranks.topology import Topology
 from lflops.merging.merge import merged
 from lflops.profile.model import Memory, Profile
 from lflops.profile.records import Rank
 
 COPIES = 2  # so many ranks hand in what all of them have, for the first may be killed before it is done
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.2
 
 MOST_BYTES = 1 << 27  # of all ranks' times together: up to here all of them are handed in
 BY_LOT = 128  # ranks whose times are handed in anyway, for the others to be compared with
@@ -60,24 +58,20 @@ class RankWindow:
 
     def answer(self, rank: int, times: bytes, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
         """Wait until rank 0 says whose times it asks for, and hand in this rank's if it is one of them."""
-        seconds = FIRST_PAUSE
-        while not self._store.has(self._key("asked")):
-            if is_over() or self._store.has("left/0"):
-                return
-            pause(seconds)
-            seconds = min(2 * seconds, LONGEST_UNASKED)
-        if rank in array("i", self._store.get(self._key("asked"))) and not self._store.has(self._key("closed")):
-            self._store.put(self._key("times", rank), times)
+        asked, store = self._key("asked"), self._store
+        is_asked = poll(lambda: store.has(asked), pause, lambda: is_over() or store.has("left/0"), LONGEST_UNASKED)
+        if is_asked and rank in array("i", store.get(asked)) and not store.has(self._key("closed")):
+            store.put(self._key("times", rank), times)
 
     def wait_for_all(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
         """Wait until every rank has reported or left, or until the timeout."""
-        seconds, others = FIRST_PAUSE, self._topology.world_size - 1
-        while not is_over():
+        others = self._topology.world_size - 1
+
+        def are_done() -> bool:
             told, left = self._store.number(self._key("told")), self._store.number("left")
-            if told >= others or (told + left >= others and not any(map(self._is_due, range(1, others + 1)))):
-                return
-            pause(seconds)
-            seconds = min(2 * seconds, LONGEST_PAUSE)
+            return told >= others or (told + left >= others and not any(map(self._is_due, range(1, others + 1))))
+
+        poll(are_done, pause, is_over)
 
     def collected(self, report: RankReport, pause: Callable[[float], object], is_over: Callable[[], bool]) -> Profile:
         """Merge the reports that are there with rank 0's own. Ranks that are asked for their times are waited for until `is_over`."""
@@ -113,16 +107,15 @@ class RankWindow:
         """Ask late ranks for the times that they keep, and take what comes."""
         asked = times.wanted()
         self._store.put(self._key("asked"), array("i", asked).tobytes())
-        seconds = FIRST_PAUSE
-        while asked:
+
+        def are_there() -> bool:
             for rank in asked:
                 if self._store.has(self._key("times", rank)):
                     times.add(rank, self._store.take(self._key("times", rank)))
-            asked = [rank for rank in asked if not times.has(rank) and not self._store.has(f"left/{rank}")]
-            if not asked or is_over():
-                return
-            pause(seconds)
-            seconds = min(2 * seconds, LONGEST_PAUSE)
+            asked[:] = [rank for rank in asked if not times.has(rank) and not self._store.has(f"left/{rank}")]
+            return not asked
+
+        poll(are_there, pause, is_over)
 
     def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
         """Read the heads of the ranks whose reports are complete. Their steps, of which there are many, are left for later."""
