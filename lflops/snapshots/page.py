@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from lflops.hardware.chips import Hardware
 from lflops.profile.records import Phase
 from lflops.profile.series import extremes, grouped
-from lflops.report.payload.columns import Columns, exact, lists
+from lflops.report.payload.columns import Columns, exact
 from lflops.report.payload.memory import POINTS, LiveMemoryShown, chip_memory
 from lflops.snapshots.explain import ExplainedMemory, explained_lines, remedies
 from lflops.snapshots.holders import (
@@ -108,15 +106,6 @@ class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
     holders: Columns  # what is alive then, by category and stack, the most bytes first; of smaller ones the category has the rest
 
 
-class _Holder(Struct, frozen=True):
-    category: Category
-    line: str
-    file: str
-    stack: str
-    count: int
-    bytes: int
-
-
 def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardware | None = None) -> SnapshotShown:
     """Make the page's value of an explained snapshot."""
     alive = peak_of(snapshot).alive
@@ -147,13 +136,15 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
         points=points,
         categories=categories,
         by_category=[(name, exact(nbytes)) for name, nbytes in explained.by_category.items() if nbytes],
-        holders=lists(_holders(alive, sizes)[:_HOLDERS], _Holder.__struct_fields__),
+        holders=_holders(alive, sizes),
     )
 
 
-def _holders(alive: Iterable[Alive], sizes: frozenset[int]) -> list[_Holder]:
-    rows = []
+def _holders(alive: Iterable[Alive], sizes: frozenset[int]) -> Columns:
+    rows: list[tuple[Category, str, str, str, int, int]] = []
     for (category, stack), held in grouped(alive, lambda each: (category_of(each, sizes), each.stack)).items():
         line, text = line_of(stack), "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in stack)
-        rows.append(_Holder(category, line, line.partition(":")[0], text, len(held), sum(each.bytes for each in held)))
-    return sorted(rows, key=lambda row: (-row.bytes, row.line))
+        rows.append((category, line, line.partition(":")[0], text, len(held), sum(each.bytes for each in held)))
+    largest = sorted(rows, key=lambda row: (-row[-1], row[1]))[:_HOLDERS]
+    names = ("category", "line", "file", "stack", "count", "bytes")
+    return {name: [exact(row[place]) for row in largest] for place, name in enumerate(names)}

@@ -76,13 +76,19 @@ def _figures(analysis: Analysis, latencies: StepTimes) -> _Lines:
     profile = analysis.profile
     yield from _sizes(profile)
     yield from _work(analysis)
-    yield from _forward(analysis, latencies)
-    if _goes_backward(profile, latencies):
+    root, seconds = profile.modules[""], _forward_seconds(profile, latencies)
+    yield "fwd latency", short_units.duration(seconds)
+    rate = None if not profile.is_counted or analysis.is_staged else _per_second(root.forward.flops, seconds)
+    yield "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", short_units.rate(rate)
+    goes_backward = "backward" in latencies.phases or bool(root.backward.calls)
+    if goes_backward:
         yield from _backward(analysis, latencies)
-    if "optimizer" in latencies.phases or profile.modules[""].optimizer.calls:
+    if "optimizer" in latencies.phases or root.optimizer.calls:
         yield "step latency", short_units.duration(latencies.phases.get("optimizer"))
-    if _goes_backward(profile, latencies) or "optimizer" in latencies.phases:
-        yield from _iteration(analysis, latencies)
+    if goes_backward or "optimizer" in latencies.phases:
+        what, flops = _flops_of_both(analysis)
+        yield "iter latency", short_units.duration(latencies.mean)
+        yield f"FLOPS per GPU = {what} / iter latency", short_units.rate(_per_second(flops, latencies.mean))
     replicas, _ = _parallel_sizes(profile)
     per_gpu = latencies.samples_per_second
     if replicas is None:
@@ -154,15 +160,6 @@ def _twice(macs: int | None) -> tuple[str, str]:
     return "fwd flops of model = 2 * fwd MACs of model", short_units.flops(None if macs is None else 2 * macs)
 
 
-def _forward(analysis: Analysis, latencies: StepTimes) -> _Lines:
-    profile = analysis.profile
-    seconds = _forward_seconds(profile, latencies)
-    yield "fwd latency", short_units.duration(seconds)
-    unknown = not profile.is_counted or analysis.is_staged
-    rate = None if unknown else _per_second(profile.modules[""].forward.flops, seconds)
-    yield "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", short_units.rate(rate)
-
-
 def _backward(analysis: Analysis, latencies: StepTimes) -> _Lines:
     backward = latencies.phases.get("backward")
     forward = _forward_seconds(analysis.profile, latencies)
@@ -172,13 +169,6 @@ def _backward(analysis: Analysis, latencies: StepTimes) -> _Lines:
     yield f"bwd FLOPS per GPU = {what} / bwd latency", short_units.rate(_per_second(flops, backward))
     what, flops = _flops_of_both(analysis)
     yield f"fwd+bwd FLOPS per GPU = {what} / (fwd+bwd latency)", short_units.rate(_per_second(flops, both))
-
-
-def _iteration(analysis: Analysis, latencies: StepTimes) -> _Lines:
-    seconds = latencies.mean
-    what, flops = _flops_of_both(analysis)
-    yield "iter latency", short_units.duration(seconds)
-    yield f"FLOPS per GPU = {what} / iter latency", short_units.rate(_per_second(flops, seconds))
 
 
 def _flops_back(analysis: Analysis) -> tuple[str, float | None]:
@@ -202,10 +192,6 @@ def _flops_of_both(analysis: Analysis) -> tuple[str, float | None]:
 def _assumed_factor(profile: Profile) -> float | None:
     """Backward in forwards, where it ran and was not counted."""
     return next((float(note.values["forwards"]) for note in notes_with("backward_assumed", profile.notes)), None)
-
-
-def _goes_backward(profile: Profile, latencies: StepTimes) -> bool:
-    return "backward" in latencies.phases or bool(profile.modules[""].backward.calls)
 
 
 def _forward_seconds(profile: Profile, latencies: StepTimes) -> float | None:
