@@ -70,8 +70,11 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._monitor.request_window()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to watch the Trainer that calls."""
-        self._begin(_caller_of(self))
+        """Begin to watch the Trainer that calls. Callbacks are given its model and its loaders, but never the Trainer."""
+        trainer = running_trainer()
+        if self not in getattr(getattr(trainer, "callback_handler", None), "callbacks", ()):
+            raise CountError("FlopsCallback: on_train_begin was not called by a transformers.Trainer: give it in Trainer(callbacks=[...])")
+        self._begin(trainer)
 
     def join(self, trainer: Any) -> None:
         """Begin to watch a Trainer in the middle of a step, which is noted as one that took no time."""
@@ -125,32 +128,24 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     def _install(self, watched: LoopMonitor, trainer: Any) -> None:
         phase, stage = watched.phase, watched.stage
-        around = {
-            "get_batch_samples": _within(partial(phase, "data")),
-            "_prepare_inputs": _within(partial(phase, "transfer")),
-            "training_step": self._training_step,
-            "prediction_step": self._prediction_step,
-            "_save_checkpoint": _within(partial(watched.within, "checkpoint_save")),
-            "log": _within(partial(watched.within, "logging")),
-            "evaluation_loop": _within(partial(stage, "validate")),
+        around: dict[str, Callable[..., Any]] = {
+            "get_batch_samples": partial(_within, partial(phase, "data")),
+            "_prepare_inputs": partial(_within, partial(phase, "transfer")),
+            "training_step": partial(self._training_step, watched),
+            "prediction_step": partial(_prediction_step, watched),
+            "_save_checkpoint": partial(_within, partial(watched.within, "checkpoint_save")),
+            "log": partial(_within, partial(watched.within, "logging")),
+            "evaluation_loop": partial(_within, partial(stage, "validate")),
             "_run_epoch": self._run_epoch,  # the Trainer calls no callback when its loop is left by an exception
         }
         for name, function in around.items():
             if hasattr(trainer, name):
                 wrap(watched.undo, trainer, name, function)
 
-    def _training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._monitor is None:
-            return call(*args, **kwargs)
-        self._batch = self._monitor.step(_inputs_in(args, kwargs))
+    def _training_step(self, watched: LoopMonitor, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._batch = watched.step(_inputs_in(args, kwargs))
         self._batch.__enter__()
-        with self._monitor.phase("forward"):
-            return call(*args, **kwargs)
-
-    def _prediction_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._monitor is None:
-            return call(*args, **kwargs)
-        with self._monitor.step(_inputs_in(args, kwargs)), self._monitor.phase("forward"):
+        with watched.phase("forward"):
             return call(*args, **kwargs)
 
     def _run_epoch(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -200,25 +195,19 @@ def _loggers_of(trainer: Any) -> tuple[list[Any], Any]:
     return loggers, writer
 
 
-def _within(context: Callable[[], Any]) -> Callable[..., Any]:
-    def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with context():
-            return call(*args, **kwargs)
+def _within(context: Callable[[], Any], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with context():
+        return call(*args, **kwargs)
 
-    return around
+
+def _prediction_step(watched: LoopMonitor, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with watched.step(_inputs_in(args, kwargs)), watched.phase("forward"):
+        return call(*args, **kwargs)
 
 
 def _inputs_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The argument of a Trainer's step after the model."""
     return args[1] if len(args) > 1 else kwargs.get("inputs")
-
-
-def _caller_of(callback: TrainerCallback) -> Any:
-    """The Trainer that calls a callback. Callbacks are given its model and its loaders, but never the Trainer."""
-    trainer = running_trainer()
-    if callback not in getattr(getattr(trainer, "callback_handler", None), "callbacks", ()):
-        raise CountError("FlopsCallback: on_train_begin was not called by a transformers.Trainer: give it in Trainer(callbacks=[...])")
-    return trainer
 
 
 def running_trainer() -> Any:

@@ -20,7 +20,7 @@ from lflops.boundary import Boundary, Undo, wrap
 from lflops.collect.attribution.hooks import hook_optimizers
 from lflops.collect.timing.step_phases import OTHER, SYNC
 from lflops.collect.torch_private.autograd import after_backward
-from lflops.session.inputs.phases import RUN, Phases
+from lflops.session.inputs.phases import RUN, Phases, Within
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")  # of the strategy: Lightning's own collectives
 SIGTERM_CHECK = "_broadcast_sigterm_tensor"  # of the training's loop: a broadcast before each batch, in newer Lightnings
@@ -67,7 +67,7 @@ class TrainerPhases(Phases):
         self._contexts: dict[str, AbstractContextManager[str]] = {}
         self._steps = 0  # of optimizers that run, one within the other
         self._users: list[Boundary] = []
-        self._boundary = Boundary(self._fail)
+        self.boundary = Boundary(self._fail)
         self._undo = Undo()
 
     def join(self, boundary: Boundary, undo: Undo) -> None:
@@ -93,11 +93,11 @@ class TrainerPhases(Phases):
             self.enter("backward", "train", (loss,))
             node = getattr(loss, "grad_fn", None)
             if self.awaits_others and node is not None:  # what runs first in backward registers what runs when all nodes have
-                node.register_prehook(self._boundary.guard(self._first_node))
+                node.register_prehook(self.boundary.guard(self._first_node))
 
     def _first_node(self, _gradients: Any) -> None:
         if self.innermost == "backward":
-            after_backward(self._boundary.guard(self.wait))
+            after_backward(self.boundary.guard(self.wait))
 
     def backward_ends(self) -> None:
         """The callback says: backward is over."""
@@ -112,7 +112,7 @@ class TrainerPhases(Phases):
 
     def _install(self, trainer: Any) -> None:
         strategy, profiler = trainer.strategy, trainer.profiler
-        step_begins, step_ends = self._boundary.guard(self._step_begins), self._boundary.guard(self._step_ends)
+        step_begins, step_ends = self.boundary.guard(self._step_begins), self.boundary.guard(self._step_ends)
         hook_optimizers(self._undo, step_begins, step_ends)
         wrap(self._undo, profiler, "start", self._start)
         wrap(self._undo, profiler, "stop", self._stop)
@@ -144,12 +144,12 @@ class TrainerPhases(Phases):
 
     def _start(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
-        with self._boundary:
+        with self.boundary:
             self._begins(_name(args, kwargs))
         return result
 
     def _stop(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self._boundary:
+        with self.boundary:
             self._ends(_name(args, kwargs))
         return call(*args, **kwargs)
 
@@ -169,18 +169,8 @@ class TrainerPhases(Phases):
         return call(*args, **kwargs) if stage is None else self._within(SYNC, stage, call, *args, **kwargs)
 
     def _within(self, phase: str, stage: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        depth = self.depth
-        with self._boundary:
-            self.enter(phase, stage, args)
-        try:
-            result = call(*args, **kwargs)
-        except BaseException:
-            with self._boundary:
-                self.leave(depth, failed=True)
-            raise
-        with self._boundary:
-            self.leave(depth)
-        return result
+        with Within(self, phase, stage, args):
+            return call(*args, **kwargs)
 
     def _begins(self, name: str) -> None:
         known = self._phase_of(name)
@@ -231,21 +221,20 @@ class _Action:
         self._name = name
 
     def __enter__(self) -> str:
-        with self._phases._boundary:  # noqa: SLF001 - the two are one
-            self._phases._begins(self._name)  # noqa: SLF001
+        with self._phases.boundary:
+            self._phases._begins(self._name)  # noqa: SLF001 - the two are one
         return self._name
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._phases._boundary:  # noqa: SLF001
+        with self._phases.boundary:
             self._phases._ends(self._name, failed=kind is not None)  # noqa: SLF001
 
 
 def phases_of(trainer: Any) -> TrainerPhases:
     """The phases of a Trainer, which all its monitors share."""
-    phases = _PHASES.get(trainer)
-    if phases is None:
-        phases = _PHASES[trainer] = TrainerPhases(trainer)
-    return phases
+    if trainer not in _PHASES:
+        _PHASES[trainer] = TrainerPhases(trainer)
+    return _PHASES[trainer]
 
 
 def _name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -87,7 +87,7 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         strategy=type(strategy).__name__,
         mesh=getattr(strategy, "device_mesh", None),
         sampler=getattr(strategy, "distributed_sampler_kwargs", None),
-        precision=_precision_of(trainer),
+        precision=f"{trainer.precision}{', tf32' if strategy.root_device.type == 'cuda' and _tf32() else ''}",
         # A Trainer that was given the module compiled has the plain one, whose training_step is a compiled function.
         is_compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
         scales_gradients=getattr(trainer.precision_plugin, "scaler", None) is not None,
@@ -146,11 +146,6 @@ def _batches_of(trainer: Any, stage: str) -> float:
         return math.inf
     batches: float = sum(getattr(trainer, f"{stage}_loop").max_batches)
     return batches
-
-
-def _precision_of(trainer: Any) -> str:
-    name = str(trainer.precision)
-    return f"{name}, tf32" if trainer.strategy.root_device.type == "cuda" and _tf32() else name
 
 
 def _tf32() -> bool:

@@ -21,7 +21,9 @@ from lflops.boundary import Boundary, Undo, wrap
 from lflops.collect.attribution.hooks import hook_model, hook_optimizers
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.torch_private.autograd import after_backward
-from lflops.session.inputs.phases import RUN, Phases
+from lflops.session.inputs.phases import RUN, Phases, Within
+
+RUNNING = ""  # in place of a stage: the one that is running
 
 ENGINE_PHASES = {"backward": "backward", "clip_grad_norm_": "clip", "clip_grad_value_": "clip", "clip_gradients": "clip"}
 """Methods of a `Fabric` or an `Accelerator`, and the phase that each of them is."""
@@ -43,7 +45,6 @@ class LoopPhases(Phases):
         self._engine = engine
         self._stage = "train"
         self._in_step = False
-        self.boundary = Boundary(lambda _: None)  # the run's; before one begins, nothing is installed
 
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
@@ -79,21 +80,20 @@ class LoopPhases(Phases):
         self._in_step = False
         self.leave(0, failed=failed)
 
-    def named(self, phase: str, *given: Any) -> "_NamedPhase":
+    def named(self, phase: str, *given: Any) -> Within:
         """A phase that the loop names itself, with what it is about: the loss of a backward pass."""
-        return _NamedPhase(self, phase, given)
+        return Within(self, phase, RUNNING, given)
 
-    def within(self, category: str) -> "_NamedPhase":
+    def within(self, category: str) -> Within:
         """A block that belongs to no step, but to a category of the ledger."""
-        return _NamedPhase(self, category, (), RUN)
+        return Within(self, category, RUN, ())
 
-    def begin(self, phase: str, given: tuple[Any, ...], stage: str | None = None) -> int:
-        """A named phase begins, of the running stage or of that one. Returns how many are around it."""
+    def begin(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> int:
+        """A named phase begins. Returns how many are around it."""
         self._leave_forward()
-        self.enter(phase, stage or self._stage, given)
-        return self.depth - 1
+        return super().begin(phase, stage or self._stage, given)
 
-    def _called_in(self, around: Callable[..., "_NamedPhase"], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _called_in(self, around: Callable[..., Within], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with around(*args[:1]):
             return call(*args, **kwargs)
 
@@ -134,20 +134,3 @@ class LoopPhases(Phases):
         if self._in_step:
             self._leave_forward()
             self.enter("optimizer", self._stage)
-
-
-class _NamedPhase:
-    def __init__(self, phases: LoopPhases, phase: str, given: tuple[Any, ...], stage: str | None = None) -> None:
-        self._phases = phases
-        self._phase = phase
-        self._given = given
-        self._stage = stage
-        self._around = 0
-
-    def __enter__(self) -> None:
-        with self._phases.boundary:
-            self._around = self._phases.begin(self._phase, self._given, self._stage)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._phases.boundary:
-            self._phases.leave(self._around, failed=kind is not None)

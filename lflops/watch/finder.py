@@ -30,7 +30,7 @@ from lflops.collect.torch_private.data_loader import hear_fetches
 from lflops.collect.torch_private.modules import call_last, is_called_last
 from lflops.collect.torch_private.self_check import check_data_loader
 from lflops.loops.monitor import Loop, LoopMonitor
-from lflops.loops.phases import LoopPhases
+from lflops.loops.phases import RUNNING, LoopPhases
 from lflops.profile.series import gathered
 from lflops.session.inputs.messages import warn
 from lflops.session.inputs.settings import Settings, settings_of
@@ -114,7 +114,7 @@ class FoundPhases(LoopPhases):
         if threading.get_ident() == self._thread and self._around is None:
             if self._is_validating and self._trains is not None and self._trains() is iterator:
                 self._validate(begins=False)
-            self._around = self.begin("data", ())
+            self._around = self.begin("data", RUNNING)
 
     def _fetch_ends(self, iterator: Any, batch: Any) -> None:
         if threading.get_ident() != self._thread or self._around is None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from lflops.boundary import Guard
+from lflops.boundary import Boundary, Guard
 from lflops.profile.records import Phase
 
 RUN = "run"  # in place of a stage: what belongs to no step, as saving a checkpoint
@@ -23,7 +23,6 @@ class Listener(Protocol):
 
 
 class _Ear(NamedTuple):
-    listener: Listener
     enter: Callable[..., None]
     leave: Callable[[], None]
     drop: Callable[[], None]
@@ -36,13 +35,14 @@ class Phases:
     awaits_others = False  # whether backward may end with a wait for other ranks. A driver that finds it out tells of it by `wait`
 
     def __init__(self) -> None:
+        self.boundary = Boundary(lambda _: None)  # the run's; before one begins, nothing is installed
         self._ears: dict[str, tuple[_Ear, ...]] = {}
         self._running: list[tuple[str, tuple[_Ear, ...]]] = []
 
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
         """Call a listener for a stage's phases. Returns what ends that; it can be called again."""
         wait = getattr(listener, "wait", None)
-        ear = _Ear(listener, guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait))
+        ear = _Ear(guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait))
 
         def undo() -> None:
             self._ears[stage] = tuple(each for each in self._ears.get(stage, ()) if each is not ear)
@@ -67,6 +67,11 @@ class Phases:
         self._running.append((phase, ears))
         for each in ears:
             each.enter(phase, given)
+
+    def begin(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> int:
+        """A phase of a stage begins. Returns how many are around it."""
+        self.enter(phase, stage, given)
+        return self.depth - 1
 
     def leave(self, depth: int, *, failed: bool = False) -> None:
         """All phases beyond that depth end; by an exception, if one passes."""
@@ -99,6 +104,23 @@ class Phases:
         """Drop all listeners; no phase is running any more."""
         self._ears.clear()
         self._running.clear()
+
+
+class Within:
+    """A phase that lasts as long as a block."""
+
+    def __init__(self, phases: Phases, phase: str, stage: str, given: tuple[Any, ...]) -> None:
+        self._phases = phases
+        self._of = phase, stage, given
+        self._around = 0
+
+    def __enter__(self) -> None:
+        with self._phases.boundary:
+            self._around = self._phases.begin(*self._of)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._phases.boundary:
+            self._phases.leave(self._around, failed=kind is not None)
 
 
 class OutsideModules:
