@@ -107,20 +107,17 @@ class Results:
         self.failures = Failures(raised=settings.on_error == "raise")
         # Where results go; `None` on all processes but the main one.
         self.outlets = Outlets(training, settings, monitor, self.failures) if training.is_main else None
-        self.paths = paths = OutputPaths.of(log_dir, settings.dirpath, monitor)  # `None` for no files
+        paths = OutputPaths.of(log_dir, settings.dirpath, monitor)  # `None` for no files
         self._folder = None if paths is None else paths.profiles  # that the run has a part of
         if paths is not None:
-            self.paths = paths.within(_part_of(paths.profiles, training, store, settings.gather_timeout))
+            paths = paths.within(_part_of(paths.profiles, training, store, settings.gather_timeout))
+        self.paths = paths
+        self.compares_ranks = self._gather is not None  # whether the clean steps of all ranks come together
+        # Whether this rank's windows are of use to anybody.
+        self.wants_windows = self.compares_ranks or self.outlets is not None or self.paths is not None
         if self._gather is None and self.topology.world_size > 1 and self.outlets is not None:
-            kept = "there is no folder for what the others have"
-            if self.paths is not None:
-                kept = f"each keeps its own in {self.paths.profiles}"
+            kept = "there is no folder for what the others have" if paths is None else f"each keeps its own in {paths.profiles}"
             warn(f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; lflops.merge makes one profile of them")
-
-    @property
-    def wants_windows(self) -> bool:
-        """Whether this rank's windows are of use to anybody."""
-        return self._gather is not None or self.outlets is not None or self.paths is not None
 
     @property
     def pending(self) -> bool:
@@ -145,11 +142,6 @@ class Results:
             self._save_of_rank(alone)
             if self.outlets is not None:
                 self._report(merge({self._training.rank: alone}))
-
-    @property
-    def compares_ranks(self) -> bool:
-        """Whether the clean steps of all ranks come together."""
-        return self._gather is not None
 
     def share(self, stage: str, steps: Iterable[Step]) -> None:
         """Hand in the clean steps of this rank since the last time. On the main process see what those of all ranks say."""

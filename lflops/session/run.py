@@ -57,17 +57,14 @@ class WindowRequests:
         self._file = str(folder / REQUEST) if rank == 0 and folder is not None else ""  # that the shell leaves
         self._asked = False
         self._number = 1
+        # What looks often for a request of the shell; `None` where several ranks look for it together, or no file can be left
+        self.hears = self._hear if store is None and self._file else None
 
     def ask(self) -> None:
         """Ask for a window. A handler of a signal may call it, and any thread."""
         if self._store is None:
             self.due = 0
         self._asked = self._store is not None
-
-    @property
-    def hears(self) -> Callable[[], None] | None:
-        """What looks often for a request of the shell; `None` where several ranks look for it together, or no file can be left."""
-        return self._hear if self._store is None and self._file else None
 
     def _hear(self) -> None:
         if self._file and os.access(self._file, os.F_OK):  # which takes a tenth of an exception
@@ -102,9 +99,10 @@ class RunLedger:
         self._compilations = Compilations(partial(self._recorder.enter, "compilation"), partial(self._recorder.leave_last, "compilation"))
         self._reader = BatchReader()
         self._ends_step: Callable[[], bool] | None = None  # of the training's batches, once it has begun
-        self._logged_step: Callable[[], int] = _none_done
+        self._logged_step: Callable[[], int] = int
         self.curves = self._keeper.curves
         self.enter, self.leave_last = self._recorder.enter, self._recorder.leave_last
+        self.epoch_ends = partial(self._recorder.rest, "between_epochs")  # what follows is between two epochs, until a batch is asked for
 
     def install(self, phases: Phases, folder: Path | None, boundary: Boundary, undo: Undo) -> None:
         """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
@@ -121,10 +119,6 @@ class RunLedger:
         """The stage begins whose steps are those of the ledger."""
         self._ends_step, self._logged_step, self._device = stage.ends_step, training.logged_step, training.device
 
-    def epoch_ends(self) -> None:
-        """What follows is between two epochs, until a batch is asked for."""
-        self._recorder.rest("between_epochs")
-
     def batch_ends(self, batch: Any, *, touched: bool) -> None:
         """A batch of the training ends, and perhaps its step. `touched` is whether lflops counted, timed or traced it."""
         self._compilations.listen_again()
@@ -133,7 +127,7 @@ class RunLedger:
 
     def stop(self, ended: str) -> None:
         """End the run: "finished", or the class of the exception. It can be called again. An `OSError` if the file could not be written."""
-        self._ends_step, self._logged_step = None, _none_done
+        self._ends_step, self._logged_step = None, int
         self._keeper.stop(ended)
         error, self._keeper.error = self._keeper.error, None
         if error is not None:
@@ -147,10 +141,6 @@ class RunLedger:
     def _allocator_retries(self) -> int:
         """How often the allocator of the training's device has freed its cache and tried again."""
         return 0 if self._device is None else allocator_stats(self._device).get("num_alloc_retries", 0)
-
-
-def _none_done() -> int:
-    return 0
 
 
 OPEN: "WeakSet[MonitoredRun]" = WeakSet()  # the runs of this process that are watched now

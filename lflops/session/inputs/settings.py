@@ -60,7 +60,12 @@ class Settings:
             raise ScheduleError(f"schedule={describe(self.schedule)}: give an lflops.Schedule")
         if not self.schedule.warmup and self.count is True:
             raise ScheduleError("warmup=0 leaves no step to count in: give warmup >= 1, or count=False")
-        self._check_hardware()
+        if not isinstance(self.hardware, Hardware | str | None):
+            raise HardwareError(
+                f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name, a TOML file, an lflops.Hardware, or None"
+            )
+        if isinstance(self.hardware, str):
+            named(self.hardware) if self.hardware not in {"auto", "measure"} else names()  # which reads the user's table
 
     def check(self) -> None:
         """Raise a `CountError` unless the others can be; it names one that cannot, its value and what is taken."""
@@ -116,14 +121,6 @@ class Settings:
         if isinstance(self.trace_ranks, str):
             return self.trace_ranks == "all" or rank == 0
         return rank in self.trace_ranks
-
-    def _check_hardware(self) -> None:
-        if not isinstance(self.hardware, Hardware | str | None):
-            raise HardwareError(
-                f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name, a TOML file, an lflops.Hardware, or None"
-            )
-        if isinstance(self.hardware, str):
-            named(self.hardware) if self.hardware not in {"auto", "measure"} else names()  # which reads the user's table
 
 
 def _is_list(value: object) -> bool:

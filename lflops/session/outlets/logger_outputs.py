@@ -5,7 +5,7 @@ In TensorBoard all of it goes through the logger's own writer, because TensorBoa
 
 import shlex
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,8 +44,8 @@ class Output(Protocol):
     def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:
         """A window is closed, and these files of it were written. Any thread may call this; the training calls the result."""
 
-    def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:
-        """The run is over, with these windows and traces."""
+    def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:
+        """The run is over, with these windows, the last of each stage, and these traces."""
 
     def where(self) -> str:
         """Where a reader sees what was logged, as the rest of a sentence."""
@@ -55,10 +55,7 @@ class TensorBoardOutput(Output):
     """A logger whose experiment is a SummaryWriter. `root` is the first part of the tags."""
 
     name = "TensorBoard"
-
-    def __init__(self, logger: Any, root: str) -> None:
-        super().__init__(logger, root)
-        self._laid_out = False
+    _laid_out = False
 
     def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:  # noqa: ARG002 - it keeps none
         """The text, what the tab draws and the figures; with the first window also a layout for the custom scalars."""
@@ -82,22 +79,21 @@ class TensorBoardOutput(Output):
     def where(self) -> str:
         return f"in TensorBoard, tab LFLOPS: tensorboard --logdir {shlex.quote(str(self._logger.log_dir))}"
 
-    def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - the same
+    def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - the same
         """Write what the last window of each stage totals, and the run's row in the table of hyperparameters, with the logger's own."""
         # What the table's columns are is left open: TensorBoard takes the first list of them that it finds for that of all runs, and
         # without one all curves
         from torch.utils.tensorboard.summary import hparams
 
-        last = {profile.run.stage: profile for profile in profiles}
-        if not last:
+        if not profiles:
             return
         writer = self._logger.experiment
-        for stage, profile in last.items():
+        for profile in profiles:
             for name, value in totals(profile).items():
-                writer.add_scalar(f"{self._root}_totals/{stage}/{name}", value, step)
+                writer.add_scalar(f"{self._root}_totals/{profile.run.stage}/{name}", value, step)
         told = getattr(self._logger, "hparams", {})
         given = {str(name): value if isinstance(value, int | float | str) else str(value) for name, value in told.items()}
-        given = _hyperparameters(next(iter(last.values()))) | given
+        given = _hyperparameters(profiles[0]) | given
         _, begun, ended = hparams(given, {})
         for summary in (begun, ended):
             writer.file_writer.add_summary(summary, step)
@@ -135,7 +131,7 @@ class WandbOutput(Output):
         run = self._logger.experiment
         return f"in Weights & Biases: {run.url or f'wandb sync {Path(run.dir).parent}'}"
 
-    def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
+    def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
         import wandb
 
         run = self._logger.experiment
@@ -175,12 +171,11 @@ class MLflowOutput(Output):
     def where(self) -> str:
         return f"in MLflow, run {self._logger.run_id}: artifacts below {self._root}"
 
-    def end(self, profiles: Iterable[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
+    def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - not on an axis
         client, run = self._logger.experiment, self._logger.run_id
-        last = {profile.run.stage: profile for profile in profiles}
-        for stage, profile in last.items():
+        for profile in profiles:
             for name, value in totals(profile).items():
-                client.log_param(run, f"{self._root}.{stage}.{name}", value)
+                client.log_param(run, f"{self._root}.{profile.run.stage}.{name}", value)
         for path in traces:
             client.log_artifact(run, str(path), f"{self._root}/traces/{path.parent.name}")
 

@@ -4,6 +4,7 @@ For loops that have no logger of their framework, a `SummaryWriter` of torch or 
 """
 
 import contextlib
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -81,8 +82,6 @@ FEWEST_WINDOWS = 3  # two points are no curve
 
 LEARNING: tuple[Phase, ...] = ("forward", "backward")
 
-Point = tuple[dict[tuple[str, str], float], int]  # values by figure and modules, and the step that they are logged at
-
 _TAGS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[str, ...]])
 """Each tag, and the fact that it logs; where the report has no HFU, it is the MFU."""
 
@@ -122,7 +121,9 @@ class Outlets:
         self._root = "lflops" if monitor == 1 else f"lflops_{monitor}"
         kinds = ((logger, [base.__name__ for base in type(logger).__mro__ if base.__name__ in OUTPUTS]) for logger in training.loggers)
         self._outputs = [OUTPUTS[names[0]](logger, self._root) for logger, names in kinds if names]
-        self._curves: dict[str, ModuleCurves] = {}
+        self._busiest: dict[str, tuple[str, ...]] = {}  # the modules of each stage that have curves; those that repeat are one
+        self._held_back: defaultdict[str, deque[tuple[dict[tuple[str, str], float], int]]] = defaultdict(deque)  # their points, and steps
+        self._closed: Counter[str] = Counter()  # windows of each stage
         self._windows: dict[str | None, Profile] = {}  # the last of each stage
         self._on_curves: set[tuple[str, str]] = set()  # stages, and the figures that points of theirs have
 
@@ -140,8 +141,12 @@ class Outlets:
     def module_scalars(self, analysis: Analysis, step: int) -> None:
         """Log to every logger what the busiest modules took, from the third window on: in all windows those that were so in the first."""
         stage = analysis.profile.run.stage or ""
-        curves = self._curves.setdefault(stage, ModuleCurves(self._settings.module_scalars))
-        for values, at in curves.points(analysis, step):
+        if not self._busiest.get(stage):
+            self._busiest[stage] = tuple(each.pattern for each in analysis.busiest[: self._settings.module_scalars])
+        self._held_back[stage].append((module_scalars(analysis.profile, analysis.patterns, self._busiest[stage]), step))
+        self._closed[stage] += 1
+        while self._closed[stage] >= FEWEST_WINDOWS and self._held_back[stage]:
+            values, at = self._held_back[stage].popleft()
             self._log({(f"{self._root}_modules", stage, *names): value for names, value in values.items()}, at)
 
     def _log(self, values: Mapping[tuple[str, ...], float], step: int) -> None:
@@ -231,27 +236,6 @@ def log_ledger(ledger: Ledger, paths: OutputPaths | None, say: Callable[[str], N
     """Say where the run's time went, if anything in it is worth saying."""
     if lines := end_lines(ledger, None if paths is None else str(paths.profiles)):
         say("\n".join(lines))
-
-
-class ModuleCurves:
-    """The curves of one stage, of so many modules; those that repeat are one."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._windows = 0
-        self._names: tuple[str, ...] = ()
-        self._held_back: list[Point] = []
-
-    def points(self, analysis: Analysis, step: int) -> list[Point]:
-        """The points to log now: nothing before the third window, and then those of the first two as well."""
-        if not self._names:
-            self._names = tuple(each.pattern for each in analysis.busiest[: self._number])
-        self._windows += 1
-        self._held_back.append((module_scalars(analysis.profile, analysis.patterns, self._names), step))
-        if self._windows < FEWEST_WINDOWS:
-            return []
-        points, self._held_back = self._held_back, []
-        return points
 
 
 def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterable[str]) -> dict[tuple[str, str], float]:

@@ -18,7 +18,7 @@ from lflops.collect.torch_private.modules import compilations, graph_breaks
 from lflops.collect.torch_private.self_check import check
 from lflops.errors import CountError
 from lflops.merging.merge import sum_of_batches
-from lflops.profile.model import Profile, Run
+from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.series import summed
 from lflops.session.inputs.phases import OutsideModules
@@ -133,8 +133,18 @@ class CountedSteps:
         self._counting = self._step = None
 
     def with_facts(self, profile: Profile) -> Profile:
-        """Add the facts of this run to what was counted."""
-        run = replace(_facts_of(profile, self._training, self._stage), hardware=self._hardware)
+        """Add the facts of this run to what was counted: what the loop knows better goes first."""
+        training, stage = self._training, self._stage
+        run = replace(
+            profile.run,
+            kind="training",
+            stage=stage.name,
+            dtype=_dtype(profile) or profile.run.dtype,
+            precision=training.precision or profile.run.precision,
+            accumulation=stage.accumulation() if stage.learns else None,
+            strategy=training.strategy,
+            hardware=self._hardware,
+        )
         return replace(profile, run=self._topology.of(run))
 
     def _can_count(self) -> bool:
@@ -160,23 +170,9 @@ def _check_same_model(counted: Profile, training: Training) -> None:
     parameters = sum(each.elements for each in parameter_sizes(ModuleTree({"": training.root})))
     strange = next((name for name, _ in training.model.named_modules() if name not in counted.modules), None)
     if strange is not None or counted.modules[""].parameters != parameters:
-        other = f"has {counted.modules[''].parameters} parameters, not {parameters}"
-        if strange is not None:
-            other = f"has no module {strange!r}"
+        size = f"has {counted.modules[''].parameters} parameters, not {parameters}"
+        other = size if strange is None else f"has no module {strange!r}"
         raise CountError(f"count: the profile is of another model: it {other}: give one of lflops.count or lflops.counting of this module")
-
-
-def _facts_of(profile: Profile, training: Training, stage: Stage) -> Run:
-    """The run's facts: what the count found, and what the loop knows better."""
-    return replace(
-        profile.run,
-        kind="training",
-        stage=stage.name,
-        dtype=_dtype(profile) or profile.run.dtype,
-        precision=training.precision or profile.run.precision,
-        accumulation=stage.accumulation() if stage.learns else None,
-        strategy=training.strategy,
-    )
 
 
 def _dtype(profile: Profile) -> str | None:

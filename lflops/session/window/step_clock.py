@@ -286,18 +286,8 @@ class StepClock:
         if self._scaled and not self._updated:
             marks["no_update"] = None
         step = self._ended_step(logged_step, device_marks, self.batches, usage, of_thread)
-        is_complete = not self._is_torn
-        self._pending.append(
-            step._replace(
-                times_phases=times_phases,
-                on_host=on_host,
-                counted=counted,
-                hooked=hooked,
-                traced=traced,
-                is_complete=is_complete,
-                marks=tuple(marks),
-            )
-        )
+        step = step._replace(times_phases=times_phases, on_host=on_host, is_complete=not self._is_torn, marks=tuple(marks))
+        self._pending.append(step._replace(counted=counted, hooked=hooked, traced=traced))
         self._marks = {"cold": None} if self._ended < COLD else {}
         self.batches, self._is_torn, self._updated = [], False, False
         self._compiled = compilations()
