@@ -138,11 +138,15 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
     check_module(caller, model)
     _check_printing(caller, module_depth, top_modules)
     check_whole(caller, "warm_up", warm_up, least=0)
-    _check_mode(caller, model, mode)
+    if mode not in {"forward", "generate"}:
+        raise CountError(f"{caller}: mode={describe(mode)}: give 'forward' or 'generate'")
+    if mode == "generate" and not callable(getattr(model, "generate", None)):
+        raise CountError(f"{caller}: mode='generate', but {type(model).__name__} has no generate()")
     positional = _positional(args) if input_shape is None else (tensor_of_shape(caller, model, input_shape),)
     if not positional and not kwargs:
         raise CountError(f"{caller}: there is nothing to call the model with: give input_shape=, args= or kwargs=")
-    with _evaluating(model), _hint_at_shape(caller, given=input_shape is not None):
+    hint = f"{caller}: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args="
+    with _evaluating(model, None if input_shape is None else hint):
         passes = measure if mode == "forward" else measure_generate
         profile = passes(model, positional, kwargs, warmup=warm_up, repeats=_REPEATS, ignore=_ignored(ignore_modules))
     if print_profile:
@@ -277,25 +281,19 @@ def _figures(profile: Profile) -> tuple[int, int, int]:
 
 
 @contextlib.contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
+    """Put the modes back. An error gets the hint: a model of token ids fails on floating-point numbers far from where they came from."""
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     try:
         model.eval()
         yield
+    except Exception as error:
+        if hint is not None:
+            error.add_note(hint)
+        raise
     finally:
         for module, training in modes:
             module.training = training
-
-
-@contextlib.contextmanager
-def _hint_at_shape(caller: str, *, given: bool) -> Iterator[None]:
-    """A model of token ids fails on floating-point numbers, far from where they came from."""
-    try:
-        yield
-    except Exception as error:
-        if given:
-            error.add_note(f"{caller}: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args=")
-        raise
 
 
 def _positional(args: Any) -> tuple[Any, ...]:
@@ -305,13 +303,6 @@ def _positional(args: Any) -> tuple[Any, ...]:
 
 def _ignored(modules: Any) -> tuple[Any, ...]:
     return tuple(modules) if isinstance(modules, Iterable) and not isinstance(modules, str) else () if modules is None else (modules,)
-
-
-def _check_mode(caller: str, model: Any, mode: Any) -> None:
-    if mode not in {"forward", "generate"}:
-        raise CountError(f"{caller}: mode={describe(mode)}: give 'forward' or 'generate'")
-    if mode == "generate" and not callable(getattr(model, "generate", None)):
-        raise CountError(f"{caller}: mode='generate', but {type(model).__name__} has no generate()")
 
 
 def _check_printing(caller: str, module_depth: Any, top_modules: Any) -> None:

@@ -76,7 +76,6 @@ def _other_process(case: _Case) -> Cause | None:
     if case.total is None or case.peak.ran_out is None or case.peak.ran_out.device_free is None:
         return None
     elsewhere = case.total - case.peak.ran_out.device_free - case.peak.reserved
-    # What the process itself has besides the allocator: CUDA's context and libraries.
     return Cause(code="other_process", bytes=elsewhere) if elsewhere > OUTSIDE_ALLOCATOR else None
 
 
@@ -292,8 +291,7 @@ class MemoryDiff(Struct, frozen=True, kw_only=True):
 
 def compare(before: ExplainedMemory, after: ExplainedMemory) -> MemoryDiff:
     """Match the holders of two snapshots by category and line."""
-    pair = before, after
-    first, second = ({(each.category, each.line): each for each in side.holders} for side in pair)
+    first, second = ({(each.category, each.line): each for each in side.holders} for side in (before, after))
     rows = (_change(*key, first.get(key), second.get(key)) for key in first | second)
     return MemoryDiff(
         requested_bytes=(before.requested_bytes, after.requested_bytes),

@@ -1,12 +1,11 @@
 """The page of a CUDA memory snapshot: live bytes through the allocator's record, and what is alive at the peak, by line of code."""
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from lflops.hardware.chips import Hardware
 from lflops.profile.records import Phase
 from lflops.profile.series import extremes, grouped
-from lflops.report.payload.columns import Columns, exact
+from lflops.report.payload.columns import Columns, Value, exact
 from lflops.report.payload.memory import POINTS, LiveMemoryShown, chip_memory
 from lflops.snapshots.explain import ExplainedMemory, explained_lines, remedies
 from lflops.snapshots.holders import (
@@ -26,20 +25,11 @@ from lflops.snapshots.holders import (
 from lflops.snapshots.read import Entry, Snapshot
 
 
-class Instant(NamedTuple):
-    """What is alive after an entry of the trace."""
+def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) -> tuple[dict[str, list[Value]], int | None]:
+    """The entries that allocate, free or fail, of more than `most` the extremes, with all bytes alive then; empty without a trace.
 
-    at: int  # the entry's number
-    action: str  # the allocator's word for what it did
-    line: str  # the line of code that asked for it; empty where the stack is unknown
-    phase: Phase
-    live: int
-    by_category: Mapping[Category, int]
-    is_peak: bool  # whether memory ran out here, else whether the most was alive here
-
-
-def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) -> list[Instant]:
-    """The entries that allocate, free or fail, of more than `most` the extremes; empty without a trace."""
+    The number is the place among them where memory ran out, else where the most was alive.
+    """
     changes = [(at, entry) for at, entry in enumerate(snapshot.trace) if entry.action in ("alloc", "oom", *FREED)]
     live = dict.fromkeys(CATEGORIES, 0)
     lasting = lasting_state(snapshot.trace)
@@ -57,13 +47,15 @@ def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) 
     peak = failures[-1] if failures else max(range(len(totals)), key=totals.__getitem__, default=0)
     kept = set(extremes(totals, most, [peak]))
     phase: Phase = "other"
-    found = []
+    points: dict[str, list[Value]] = {name: [] for name in ("at", "operator", "module", "phase", "live", *CATEGORIES)}
     for place, ((at, entry), (category, change)) in enumerate(zip(changes, steps, strict=True)):
         live[category] += change
         phase = phase if entry.action in FREED else _phase(entry)
         if place in kept:
-            found.append(Instant(at, entry.action, line_of(entry.stack), phase, totals[place], dict(live), place == peak))
-    return found
+            instant = (at, entry.action, line_of(entry.stack) or "no stack", phase, exact(totals[place]), *map(exact, live.values()))
+            for values, value in zip(points.values(), instant, strict=True):
+                values.append(value)
+    return points, sorted(kept).index(peak) if kept else None
 
 
 def _change(
@@ -110,17 +102,8 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
     """Make the page's value of an explained snapshot."""
     alive = peak_of(snapshot).alive
     sizes = sizes_of_parameters(alive)
-    instants = timeline_of(snapshot, sizes, POINTS)
-    categories = tuple(name for name in CATEGORIES if any(each.by_category[name] for each in instants))
-    points: Columns = {
-        "at": [each.at for each in instants],
-        "operator": [each.action for each in instants],
-        "module": [each.line or "no stack" for each in instants],
-        "phase": [each.phase for each in instants],
-        "live": [exact(each.live) for each in instants],
-    }
-    for name in categories:
-        points[name] = [exact(each.by_category[name]) for each in instants]
+    points, peak = timeline_of(snapshot, sizes, POINTS)
+    categories = tuple(name for name in CATEGORIES if any(points[name]))
     name_of_chip, capacity = chip_memory(chip)
     first, *others = explained_lines(explained)
     return SnapshotShown(
@@ -130,10 +113,10 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
         ran_out=explained.ran_out,
         operators=len(snapshot.trace),
         peak_bytes=exact(explained.requested_bytes),
-        peak=next((place for place, each in enumerate(instants) if each.is_peak), None),
+        peak=peak,
         chip=name_of_chip,
         capacity_bytes=capacity,
-        points=points,
+        points={name: values for name, values in points.items() if name not in CATEGORIES or name in categories},
         categories=categories,
         by_category=[(name, exact(nbytes)) for name, nbytes in explained.by_category.items() if nbytes],
         holders=_holders(alive, sizes),

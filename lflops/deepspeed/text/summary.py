@@ -74,22 +74,34 @@ def _latencies(analysis: Analysis) -> StepTimes:
 
 def _figures(analysis: Analysis, latencies: StepTimes) -> _Lines:
     profile = analysis.profile
-    yield from _sizes(profile)
-    yield from _work(analysis)
-    root, seconds = profile.modules[""], _forward_seconds(profile, latencies)
+    replicas, tensor_parallel = _parallel_sizes(profile)
+    yield "world size", str(profile.run.world_size)
+    yield "data parallel size", _integer(replicas)
+    yield "model parallel size", _integer(tensor_parallel)
+    for kind in ("pipeline", "expert"):
+        if (size := getattr(profile.run, f"{kind}_parallel_size")) is not None:
+            yield f"{kind} parallel size", str(size)
+    yield "batch size per GPU", _integer(profile.run.samples_per_step)
+    yield from _work(analysis, tensor_parallel)
+    root, backward = profile.modules[""], latencies.phases.get("backward")
+    # The forward of the mean step; the root's, where no step has one.
+    seconds = latencies.phases.get("forward", None if root.forward.seconds is None else root.forward.seconds.median)
     yield "fwd latency", short_units.duration(seconds)
     rate = None if not profile.is_counted or analysis.is_staged else _per_second(root.forward.flops, seconds)
     yield "fwd FLOPS per GPU = fwd flops per GPU / fwd latency", short_units.rate(rate)
     goes_backward = "backward" in latencies.phases or bool(root.backward.calls)
+    of_both, flops_of_both = _flops_of_both(analysis)
     if goes_backward:
-        yield from _backward(analysis, latencies)
+        what, flops = _flops_back(analysis)
+        both = None if backward is None or seconds is None else seconds + backward
+        yield "bwd latency", short_units.duration(backward)
+        yield f"bwd FLOPS per GPU = {what} / bwd latency", short_units.rate(_per_second(flops, backward))
+        yield f"fwd+bwd FLOPS per GPU = {of_both} / (fwd+bwd latency)", short_units.rate(_per_second(flops_of_both, both))
     if "optimizer" in latencies.phases or root.optimizer.calls:
         yield "step latency", short_units.duration(latencies.phases.get("optimizer"))
     if goes_backward or "optimizer" in latencies.phases:
-        what, flops = _flops_of_both(analysis)
         yield "iter latency", short_units.duration(latencies.mean)
-        yield f"FLOPS per GPU = {what} / iter latency", short_units.rate(_per_second(flops, latencies.mean))
-    replicas, _ = _parallel_sizes(profile)
+        yield f"FLOPS per GPU = {of_both} / iter latency", short_units.rate(_per_second(flops_of_both, latencies.mean))
     per_gpu = latencies.samples_per_second
     if replicas is None:
         yield "samples/second per GPU", _rounded(per_gpu)
@@ -97,23 +109,15 @@ def _figures(analysis: Analysis, latencies: StepTimes) -> _Lines:
         yield "samples/second", _rounded(None if per_gpu is None else per_gpu * replicas)
 
 
-def _sizes(profile: Profile) -> _Lines:
-    data_parallel, tensor_parallel = _parallel_sizes(profile)
-    yield "world size", str(profile.run.world_size)
-    yield "data parallel size", _integer(data_parallel)
-    yield "model parallel size", _integer(tensor_parallel)
-    for kind in ("pipeline", "expert"):
-        if (size := getattr(profile.run, f"{kind}_parallel_size")) is not None:
-            yield f"{kind} parallel size", str(size)
-    yield "batch size per GPU", _integer(profile.run.samples_per_step)
-
-
-def _work(analysis: Analysis) -> _Lines:
+def _work(analysis: Analysis, tensor_parallel: int | None) -> _Lines:
     """Parameters, MACs and flops: of this GPU, and of the model."""
-    profile = analysis.profile
-    root, (_, tensor_parallel) = profile.modules[""], _parallel_sizes(profile)
+    profile, root = analysis.profile, analysis.profile.modules[""]
     if analysis.is_staged:
-        yield from _of_stages(analysis)
+        macs = analysis.unsharded_macs
+        yield "params of model, its stages together", short_units.params(root.parameters)
+        yield "fwd MACs of model, its stages together", short_units.macs(macs.get("forward", root.forward.macs))
+        of_stages = ("fwd flops of model, its stages together", short_units.flops(root.forward.flops))
+        yield _twice(macs.get("forward")) if macs else of_stages
         return
     experts = next((note.values for note in notes_with("experts", profile.notes)), None)
     if experts is not None:
@@ -137,16 +141,6 @@ def _work(analysis: Analysis) -> _Lines:
     yield _flops_of_model(analysis, tensor_parallel)
 
 
-def _of_stages(analysis: Analysis) -> _Lines:
-    root, macs = analysis.profile.modules[""], analysis.unsharded_macs
-    yield "params of model, its stages together", short_units.params(root.parameters)
-    yield "fwd MACs of model, its stages together", short_units.macs(macs.get("forward", root.forward.macs))
-    if macs:
-        yield _twice(macs.get("forward"))
-    else:
-        yield "fwd flops of model, its stages together", short_units.flops(root.forward.flops)
-
-
 def _flops_of_model(analysis: Analysis, tensor_parallel: int | None) -> tuple[str, str]:
     """Torch's own tensor parallelism splits some work and repeats the rest, so the rank's work times its size is not the model's."""
     root, macs = analysis.profile.modules[""], analysis.unsharded_macs
@@ -158,17 +152,6 @@ def _flops_of_model(analysis: Analysis, tensor_parallel: int | None) -> tuple[st
 
 def _twice(macs: int | None) -> tuple[str, str]:
     return "fwd flops of model = 2 * fwd MACs of model", short_units.flops(None if macs is None else 2 * macs)
-
-
-def _backward(analysis: Analysis, latencies: StepTimes) -> _Lines:
-    backward = latencies.phases.get("backward")
-    forward = _forward_seconds(analysis.profile, latencies)
-    both = None if backward is None or forward is None else forward + backward
-    what, flops = _flops_back(analysis)
-    yield "bwd latency", short_units.duration(backward)
-    yield f"bwd FLOPS per GPU = {what} / bwd latency", short_units.rate(_per_second(flops, backward))
-    what, flops = _flops_of_both(analysis)
-    yield f"fwd+bwd FLOPS per GPU = {what} / (fwd+bwd latency)", short_units.rate(_per_second(flops, both))
 
 
 def _flops_back(analysis: Analysis) -> tuple[str, float | None]:
@@ -192,12 +175,6 @@ def _flops_of_both(analysis: Analysis) -> tuple[str, float | None]:
 def _assumed_factor(profile: Profile) -> float | None:
     """Backward in forwards, where it ran and was not counted."""
     return next((float(note.values["forwards"]) for note in notes_with("backward_assumed", profile.notes)), None)
-
-
-def _forward_seconds(profile: Profile, latencies: StepTimes) -> float | None:
-    """The forward of the mean step; the root's, where no step has one."""
-    seconds = profile.modules[""].forward.seconds
-    return latencies.phases.get("forward", None if seconds is None else seconds.median)
 
 
 def _parallel_sizes(profile: Profile) -> tuple[int | None, int | None]:
