@@ -219,14 +219,9 @@ class Changes:
             offload_activations(subject.model)
         return subject
 
-    @contextlib.contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which the model runs."""
-        if self.precision is None:
-            yield
-            return
-        with torch.autocast("cpu", MIXED[self.precision]):
-            yield
+        return contextlib.nullcontext() if self.precision is None else torch.autocast("cpu", MIXED[self.precision])
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

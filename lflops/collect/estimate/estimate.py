@@ -7,7 +7,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -262,18 +263,19 @@ class Estimator:
             model.zero_grad()
         log = AllocationLog() if self.watch is None and (self.allocator is not None or is_gpu(chip)) else None
         extent = dataclasses.replace(extent, log=log)
-        with Meter(self.progress) as meter:
-            step = self._step(call, stepper, chip, meter, extent)
-            if stepper is not None:
-                meter.expect(2)
-                second = self._step(call, stepper, chip, meter, extent)
-                step = _with_the_higher_peak(replace(second, notes=second.notes + stepper.notes), step)
+        meter = Meter(self.progress)
+        step = self._step(call, stepper, chip, meter, extent)
+        if stepper is not None:
+            meter.total = 2 * meter.done
+            second = self._step(call, stepper, chip, meter, extent)
+            step = _with_the_higher_peak(replace(second, notes=second.notes + stepper.notes), step)
+        meter.end()
         return step if log is None else _with_reserved(step, log, self.allocator or "")
 
     def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: "Meter", extent: Extent) -> Profile:
         call.prepare()
         counting = Counting(
-            {"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=meter.counter, eager=True
+            {"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=partial(_Counter, meter), eager=True
         )
         with attention_on(chip) as notes, counting:
             call.run()
@@ -324,33 +326,23 @@ class Meter:
         if not isinstance(progress, bool) and not callable(progress):
             raise CountError(f"estimate: progress={describe(progress)}: give True, False or a function of (done, total)")
         self._report = _write if progress is True else progress or None
-        self._done = 0
-        self._total: int | None = None
+        self.done = 0
+        self.total: int | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._report is not None and kind is None:
-            self._report(self._done, self._done)
-
-    def expect(self, times: int) -> None:
-        """Set the total to a multiple of the operators finished so far."""
-        self._total = times * self._done
+    def end(self) -> None:
+        """All steps are done."""
+        if self._report is not None:
+            self._report(self.done, self.done)
 
     def add(self) -> None:
         """An operator is finished."""
-        self._done += 1
-        if self._report is not None and self._done % REPORT_EVERY == 0:
-            self._report(self._done, self._total)
-
-    def counter(self, scopes: ModuleTracker, extent: Extent) -> OperatorCounter:
-        """A counter of operators that advances this progress."""
-        return _Counter(scopes, extent, self)
+        self.done += 1
+        if self._report is not None and self.done % REPORT_EVERY == 0:
+            self._report(self.done, self.total)
 
 
 class _Counter(OperatorCounter):
-    def __init__(self, scopes: ModuleTracker, extent: Extent, meter: Meter) -> None:
+    def __init__(self, meter: Meter, scopes: ModuleTracker, extent: Extent) -> None:
         super().__init__(scopes, extent)
         self._meter = meter
 

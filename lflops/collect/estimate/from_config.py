@@ -3,7 +3,7 @@
 import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from math import prod
 from pathlib import Path
@@ -46,7 +46,7 @@ def builder_of(target: str, *, tokens: int = TOKENS, remote_code: bool = False) 
     """
     config = _config(target, remote_code=remote_code)
     kind = _class(config, remote_code=remote_code)
-    _check_depth(target, config)
+    _check_depth(target, config.to_dict())
 
     def build(samples: int) -> tuple[nn.Module, Batch, Callable[[Any], Tensor] | None]:
         model = kind(config).float().train()
@@ -65,15 +65,12 @@ def _run_finite(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
 
-def _check_depth(target: str, config: Any) -> None:
-    for name, value in _settings(config.to_dict()):
-        if "layer" in str(name) and isinstance(value, int) and value > DEEPEST:
-            raise CountError(f"{target}: {name}={value}: models of up to {DEEPEST:,} layers are estimated")
-
-
-def _settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _check_depth(target: str, settings: Mapping[str, Any]) -> None:
     for name, value in settings.items():
-        yield from _settings(value) if isinstance(value, Mapping) else [(name, value)]
+        if isinstance(value, Mapping):
+            _check_depth(target, value)
+        elif "layer" in str(name) and isinstance(value, int) and value > DEEPEST:
+            raise CountError(f"{target}: {name}={value}: models of up to {DEEPEST:,} layers are estimated")
 
 
 def _batch(target: str, config: Any, model: Any, samples: int, tokens: int) -> Batch:

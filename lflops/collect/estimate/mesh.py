@@ -3,8 +3,9 @@
 Torch's own wrappers run on fake tensors, except for DistributedDataParallel, whose buckets lflops makes itself.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import cycle
 from math import prod
 from typing import Any
@@ -70,19 +71,16 @@ def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
     return int(rank)
 
 
-@contextlib.contextmanager
-def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> Iterator[None]:
+def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractContextManager[None]:
     """The process group of a mesh, as the rank has it; none for an empty one."""
     if not mesh:
-        yield
-        return
+        return nullcontext()
     if torch.distributed.is_initialized():
         raise CountError(
             f"{caller}: mesh={dict(mesh)}, but a process group is open already: leave mesh out, and shard the model in the function"
         )
     check_fake_group()
-    with fake_group(prod(mesh.values()), rank):
-        yield
+    return fake_group(prod(mesh.values()), rank)
 
 
 def parallelize(caller: str, model: nn.Module, mesh: Mapping[str, int], mixed: MixedPrecisionPolicy | None = None) -> tuple[Tensor, ...]:
@@ -176,21 +174,18 @@ def _bucket(parameters: list[nn.Parameter], ranks: int) -> Tensor:
     places = [place.view(each.shape) for place, each in zip(bucket.split([each.numel() for each in parameters]), parameters, strict=True)]
     waiting: set[int] = set()
 
-    def hook(index: int) -> Callable[[Tensor], None]:
-        def fill(parameter: Tensor) -> None:
-            if parameter.grad is None:
-                return
-            torch.mul(parameter.grad, 1 / ranks, out=places[index])
-            waiting.add(index)
-            if len(waiting) == len(parameters):
-                waiting.clear()
-                distributed.all_reduce(bucket)
-                for each, place in zip(parameters, places, strict=True):
-                    if each.grad is not None:
-                        each.grad.copy_(place)
-
-        return fill
+    def fill(index: int, parameter: Tensor) -> None:
+        if parameter.grad is None:
+            return
+        torch.mul(parameter.grad, 1 / ranks, out=places[index])
+        waiting.add(index)
+        if len(waiting) == len(parameters):
+            waiting.clear()
+            distributed.all_reduce(bucket)
+            for each, place in zip(parameters, places, strict=True):
+                if each.grad is not None:
+                    each.grad.copy_(place)
 
     for index, parameter in enumerate(parameters):
-        parameter.register_post_accumulate_grad_hook(hook(index))
+        parameter.register_post_accumulate_grad_hook(partial(fill, index))
     return bucket
