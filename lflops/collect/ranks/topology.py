@@ -21,8 +21,6 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.series import summed
 
-Function = Callable[[int], Mapping[str, int]]
-
 KINDS = ("data", "tensor", "pipeline", "expert")  # whose sizes a run tells; a further kind, as `context`, has coordinates alone
 
 _NAMES = {
@@ -55,7 +53,8 @@ def topology_of(
     world_size: int,
     rank: int,
     *,
-    function: Function | None = None,  # a rank to its coordinates, as `{"data": 0, "tensor": 1}`; no other source is asked then
+    # A rank to its coordinates, as `{"data": 0, "tensor": 1}`; no other source is asked then
+    function: Callable[[int], Mapping[str, int]] | None = None,
     mesh: Any = None,  # the strategy's, its dimensions named as `("data_parallel", "tensor_parallel")`
     model: nn.Module | None = None,  # its parameters may be spread over meshes
     sampler: Mapping[str, int] | None = None,  # `num_replicas` and `rank`: over how many ranks batches are distributed

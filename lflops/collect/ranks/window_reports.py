@@ -69,7 +69,8 @@ class RankWindow:
 
         def are_done() -> bool:
             told, left = self._store.number(self._key("told")), self._store.number("left")
-            return told >= others or (told + left >= others and not any(map(self._is_due, range(1, others + 1))))
+            are_over = (self._store.has(self._key("head", rank)) or self._store.has(f"left/{rank}") for rank in range(1, others + 1))
+            return told >= others or (told + left >= others and all(are_over))
 
         poll(are_done, pause, is_over)
 
@@ -131,9 +132,6 @@ class RankWindow:
                 if all(there[name] for name in names):
                     heads[rank] = replace(head, summary=replace(head.summary, steps=()))
         return heads
-
-    def _is_due(self, rank: int) -> bool:
-        return not self._store.has(self._key("head", rank)) and not self._store.has(f"left/{rank}")
 
     def _absent(self, rank: int) -> Rank:
         """Describe a rank whose report is not there, or not all of it."""
