@@ -61,7 +61,7 @@ def test_a_separator_that_is_no_text_is_a_slash(separator: str) -> None:
     mock, foreign, usual = Mock(spec=Logger, group_separator=Mock()), Foreign(), Recorder()
     fit(Classifier(), watching(), logger=[mock if separator == "a Mock's" else foreign, usual], log_every_n_steps=5)
     if separator == "a Mock's":
-        calls = [(call.kwargs["step"], call.args[0]) for call in mock.log_metrics.call_args_list if "step" in call.kwargs]
+        calls = [(call.kwargs["step"], call.kwargs["metrics"]) for call in mock.log_metrics.call_args_list if "step" in call.kwargs]
         given: dict[int, dict[str, float]] = {}
         for step, metrics in calls:
             given.setdefault(step, {}).update({name: value for name, value in metrics.items() if name.startswith("lflops")})
