@@ -98,8 +98,7 @@ def selftest(
     result = self_test(device)
     output.write_bytes(json.format(json.encode(result)) + b"\n")
     words = {True: "right", False: "WRONG", None: "not offered"}
-    write_lines([f"{result.device_name} ({result.device}), torch {result.torch}"])
-    write_lines([f"  {check.name:<16}{words[check.passed]:<13}{check.found}" for check in result.checks])
-    write_lines([f"written: {output}"])
+    checks = (f"  {check.name:<16}{words[check.passed]:<13}{check.found}" for check in result.checks)
+    write_lines([f"{result.device_name} ({result.device}), torch {result.torch}", *checks, f"written: {output}"])
     if not result.passed:
         raise typer.Exit(1)

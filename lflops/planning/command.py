@@ -71,8 +71,7 @@ def plan(
 def _parts(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableType]:
     of = f"{counted(found.gpus, 'GPU')} of {found.hardware}, {counted(found.batch, 'sample')} a step"
     yield text(f"{of}; {counted(found.estimates, 'estimate')}", "bold")
-    fits = (*found.configurations, *found.not_predicted)
-    if not fits:
+    if not (found.configurations or found.not_predicted):
         yield text("nothing fits", "yellow")
     if found.configurations:
         yield ""

@@ -245,7 +245,8 @@ class _Search:
         """The sheet of more samples. Where only weights are sharded, a sample adds the same on any number of ranks."""
         if "tensor" not in mesh:
             family, mesh = family[-1:], family[-1]
-        return moved(one, *(self._sheet(family, policy, number, mesh) for number in (1, 2)), samples - 1)
+        low, more = (self._sheet(family, policy, number, mesh) for number in (1, 2))
+        return moved(one, low, more, samples - 1)
 
     def _room(self, peak: float, reserved: float | None = None) -> Room:
         found = room(int(peak), self._chip, ranks=self._gpus, reserved_bytes=None if reserved is None else int(reserved))
