@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -67,7 +68,8 @@ def estimate(
 ) -> None:
     """Estimate a step before the run: its work, its memory, and the least time on a chip. Nothing is allocated and nothing is computed."""
     searches = ac == "best"
-    samples, is_largest = _samples(batch), batch == "max"
+    is_largest = batch == "max"
+    samples = 1 if is_largest else _whole(f"--batch {batch}", batch, "a number of samples, 1 or more, or max")
     if searches and is_largest:
         raise UsageError("--ac best and --batch max both fill the memory: give one of them")
     if (searches or is_largest) and memory is None and hardware is None:
@@ -81,7 +83,8 @@ def estimate(
     if price is not None and tokens is None:
         raise UsageError("--price is for --tokens: give it as well")
     budget = None if memory is None else bytes_of(memory)
-    rank, mesh = _adapter_rank(lora), _mesh(ddp, fsdp, hsdp, tp)
+    rank = None if lora is None else _whole(f"--lora {lora}", lora.removeprefix("r="), "the rank, as r=16")
+    mesh = _mesh(ddp, fsdp, hsdp, tp)
     if (mp is not None or reduce is not None) and "data" not in mesh:
         raise UsageError(f"{'--mp' if mp is not None else '--reduce'} is FSDP2's: give --fsdp or --hsdp; --precision is autocast")
 
@@ -106,13 +109,14 @@ def estimate(
         progress=sys.stderr.isatty(),
     )
     with builder_for(target, seq, remote_code=trust_remote_code) as build:
-        largest = None
+
+        def subject(number: int = samples) -> Any:
+            return changes.applied(target, build(number))
+
         with changes.autocast():
-            plan = needed("search", "--ac best")(estimator, lambda: changes.applied(target, build(samples)), budget) if searches else None
-            if is_largest:
-                largest, profile = search_batch(estimator, lambda tried: changes.applied(target, build(tried)), budget)
-            else:
-                profile = plan.profile if plan else estimator.run(lambda: changes.applied(target, build(samples)))
+            plan = needed("search", "--ac best")(estimator, subject, budget) if searches else None
+            found = search_batch(estimator, subject, budget) if is_largest else (None, plan.profile if plan else estimator.run(subject))
+            largest, profile = found
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
@@ -135,17 +139,15 @@ class Training(NamedTuple):
         """Tokens a second, and the days, hours and cost of all of them."""
         speed = self.tokens_of_a_rank / predicted.seconds
         yield "tokens/s", f"{speed:,.0f} on a GPU" + (f", {speed * ranks:,.0f} on all {ranks}" if ranks > 1 else "")
-        seconds = self.tokens / speed
-        days = [f"{factor * seconds / ranks / 86400:,.1f}" for factor in self._interval(predicted)]
-        hours = [f"{factor * seconds / 3600:,.0f}" for factor in self._interval(predicted)]
-        yield f"{self.tokens:g} tokens", f"{days[0]} days ({days[1]} to {days[2]}), {hours[0]} GPU-hours ({hours[1]} to {hours[2]})"
-        if self.price is not None:
-            costs = [f"{factor * seconds / 3600 * self.price:,.0f}" for factor in self._interval(predicted)]
-            yield "cost", f"{costs[0]} ({costs[1]} to {costs[2]}), at {self.price:g} a GPU-hour"
+        hours = self.tokens / speed / 3600
 
-    @staticmethod
-    def _interval(predicted: Prediction) -> tuple[float, float, float]:
-        return 1.0, predicted.low / predicted.seconds, predicted.high / predicted.seconds
+        def interval(amount: float, unit: str = "", digits: int = 0) -> str:
+            low, high = (f"{amount * end / predicted.seconds:,.{digits}f}" for end in (predicted.low, predicted.high))
+            return f"{amount:,.{digits}f}{unit} ({low} to {high})"
+
+        yield f"{self.tokens:g} tokens", f"{interval(hours / ranks / 24, ' days', 1)}, {interval(hours, ' GPU-hours')}"
+        if self.price is not None:
+            yield "cost", f"{interval(hours * self.price)}, at {self.price:g} a GPU-hour"
 
 
 def _tokens_of_a_sample(target: str) -> int:
@@ -163,21 +165,17 @@ def _mesh(ddp: int | None, fsdp: int | None, hsdp: str | None, tp: int | None) -
         return {"replica": ddp}
     mesh = {} if fsdp is None else {"data": fsdp}
     if hsdp is not None:
-        replicas, _, shards = hsdp.partition("x")
         if fsdp is not None:
             raise UsageError("--hsdp shards as --fsdp does: give one of the two")
-        if not (replicas.isdecimal() and shards.isdecimal() and int(replicas) and int(shards)):
-            raise UsageError(f"--hsdp {hsdp}: give replicas x shards, as 2x8")
-        mesh = {"replica": int(replicas), "data": int(shards)}
+        replicas, shards = (_whole(f"--hsdp {hsdp}", each, "replicas x shards, as 2x8") for each in hsdp.partition("x")[::2])
+        mesh = {"replica": replicas, "data": shards}
     return mesh if tp is None else {**mesh, "tensor": tp}
 
 
-def _samples(batch: str) -> int:
-    if batch == "max":
-        return 1
-    if not batch.isdecimal() or not int(batch):
-        raise UsageError(f"--batch {batch}: give a number of samples, 1 or more, or max")
-    return int(batch)
+def _whole(option: str, given: str, wanted: str) -> int:
+    if not given.isdecimal() or not int(given):
+        raise UsageError(f"{option}: give {wanted}")
+    return int(given)
 
 
 def _write(
@@ -185,16 +183,19 @@ def _write(
 ) -> None:
     profile = analysis.profile
     room = room_for(profile, profile.run.hardware)
-    more: dict[str, Any] = {
+    chosen = None if plan is None else {**asdict(plan), "peak_bytes": plan.peak_bytes, "code": plan.code()}
+    shown = {
+        "profile": profile,
+        "fits": None if room is None else room.verdict == "fits",
+        "largest_batch": largest,
         "room": room,
         "bounds": analysis.lower_bound,
         "predicted": predicted,
         "checkpointed": analysis.checkpointed,
         "sharded": of_ranks,
+        "plan": None if chosen is None else {name: value for name, value in chosen.items() if name != "profile"},
     }
-    chosen = None if plan is None else {**asdict(plan), "peak_bytes": plan.peak_bytes, "code": plan.code()}
-    more["plan"] = None if chosen is None else {name: value for name, value in chosen.items() if name != "profile"}
-    write_json({"profile": profile, "fits": None if room is None else room.verdict == "fits", "largest_batch": largest, **more})
+    write_json(shown)
 
 
 def _sharded(profile: Profile, ranks: int | None) -> tuple[Sharded, ...]:
@@ -244,48 +245,34 @@ def bytes_of(size: str) -> float:
         raise UsageError(f"--memory {size}: give a size, as 40GB or 37GiB") from None
 
 
-def _adapter_rank(lora: str | None) -> int | None:
-    if lora is None:
-        return None
-    rank = lora.removeprefix("r=")
-    if not rank.isdecimal() or not int(rank):
-        raise UsageError(f"--lora {lora}: give the rank, as r=16")
-    return int(rank)
-
-
 @contextlib.contextmanager
 def builder_for(target: str, tokens: int | None, *, remote_code: bool) -> Iterator[Callable[[int], Any]]:
     """What makes the subject of a target from a number of samples. Modules of this folder are found, and errors are named by the target."""
-    with _modules_of_this_folder(), _errors_of_the_user(target):
-        yield _maker(target, tokens, remote_code=remote_code)
-
-
-def _maker(target: str, tokens: int | None, *, remote_code: bool) -> Callable[[int], Any]:
-    from lflops.collect.estimate.estimate import subject_of
-    from lflops.collect.estimate.from_config import builder_of, is_config
-
-    more = [] if tokens is None else [tokens]
-    build: Callable[..., Any]
-    if is_config(target):
-        length = {} if tokens is None else {"tokens": tokens}
-        build, more = builder_of(target, remote_code=remote_code, **length), []
-    elif remote_code:
-        raise UsageError("--trust-remote-code is for a configuration")
-    else:
-        build = _function(target)
-        _check_arguments(target, build, [1, *more])
-    return lambda samples: subject_of(target, build(samples, *more))
-
-
-@contextlib.contextmanager
-def _errors_of_the_user(target: str) -> Iterator[None]:
+    sys.path.insert(0, "")  # as `python -m` does, also for what the user's function imports only as it runs
     try:
-        yield
+        yield _maker(target, tokens, remote_code=remote_code)
     except (LflopsError, UsageError):
         raise
     except Exception as error:
         where = "".join(f"; {note.removeprefix(f'{target}: ')}" for note in getattr(error, "__notes__", ()))
         raise UsageError(f"{target} failed: {type(error).__name__}: {error}{where}") from error
+    finally:
+        sys.path.remove("")
+
+
+def _maker(target: str, tokens: int | None, *, remote_code: bool) -> Callable[[int], Any]:
+    from lflops.collect.estimate.estimate import subject_of
+    from lflops.collect.estimate.from_config import TOKENS, builder_of, is_config
+
+    more = [] if tokens is None else [tokens]
+    if is_config(target):
+        configured = builder_of(target, remote_code=remote_code, tokens=tokens or TOKENS)
+        return lambda samples: subject_of(target, configured(samples))
+    if remote_code:
+        raise UsageError("--trust-remote-code is for a configuration")
+    build: Callable[..., Any] = _function(target)
+    _check_arguments(target, build, [1, *more])
+    return lambda samples: subject_of(target, build(samples, *more))
 
 
 def _function(target: str) -> Callable[[int], Any]:
@@ -293,24 +280,12 @@ def _function(target: str) -> Callable[[int], Any]:
     if not module or not name or module.endswith(".py"):
         raise UsageError(f"{target!r}: give package.module:function, as train:build for build in a train.py of this folder")
     try:
-        function: Any = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
+        function: Any = attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{target}: {error}") from error
     if not callable(function):
         raise UsageError(f"{target}: {function!r} is no function")
     return function  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _modules_of_this_folder() -> Iterator[None]:
-    """Found as `python -m` finds them, also when the user's function imports them only as it runs."""
-    sys.path.insert(0, "")
-    try:
-        yield
-    finally:
-        sys.path.remove("")
 
 
 def _check_arguments(target: str, build: Callable[..., Any], arguments: list[int]) -> None:

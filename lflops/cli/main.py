@@ -10,17 +10,11 @@ import typer
 
 from lflops.cli.diff import diff
 from lflops.cli.estimate import estimate
-from lflops.cli.hardware import hardware
-from lflops.cli.html import html
-from lflops.cli.ledger import ledger
+from lflops.cli.hardware import hardware, roofline, selftest
 from lflops.cli.output import UsageError, write_json
-from lflops.cli.roofline import roofline
-from lflops.cli.run import run
-from lflops.cli.selftest import selftest
-from lflops.cli.show import show
-from lflops.cli.what_if import what_if
-from lflops.cli.why import why
-from lflops.cli.window import window
+from lflops.cli.run import ledger, run, window
+from lflops.cli.show import html, show
+from lflops.cli.why import what_if, why
 from lflops.errors import LflopsError
 from lflops.extras import offered
 from lflops.profile.json_file import json_schema

@@ -1,4 +1,4 @@
-"""`lflops run`: a script as Python runs it, with every training in it watched."""
+"""`lflops run`: a script as Python runs it, with every training in it watched; `ledger` and `window` are of its folder."""
 
 import os
 import secrets
@@ -10,16 +10,20 @@ from typing import Annotated
 
 import typer
 
-from lflops.cli.output import UsageError
+from lflops.cli.output import UsageError, help_of, write_json, write_lines
+from lflops.ledger.run import REQUEST, load_run, newest_file
+from lflops.report.html import page_of_data, write
+from lflops.report.lines.ledger import ledger_lines
+from lflops.report.payload.run import run_shown
 from lflops.watch.entry import VARIABLE, settings_line
+
+HELP = help_of(__file__)
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENT]...", help="As after `python`; or a command, as torchrun.")],
+    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENT]...", help=HELP["command"])],
     *,
-    folder: Annotated[
-        Path | None, typer.Option("--dir", metavar="DIR", help="For the ledger. By default a new folder below lflops_runs.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option("--dir", metavar="DIR", help=HELP["folder"])] = None,
 ) -> None:
     """Run a Python script, and keep the ledger of every training in it: Lightning, transformers, or its own loop.
 
@@ -39,3 +43,34 @@ def run(
         os.execvp(arguments[0], arguments)  # noqa: S606 - what the user asks for
     except OSError as error:
         raise UsageError(f"{arguments[0]}: {error.strerror}: give a Python script, or a command") from error
+
+
+def ledger(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help=HELP["directory"])],
+    *,
+    rank: Annotated[int, typer.Option(metavar="N", help=HELP["rank"])] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+    page: Annotated[Path | None, typer.Option("--html", metavar="OUT", help=HELP["page"])] = None,
+) -> None:
+    """Print every second of the last run in a folder by category, over its restarts, and its slow steps with their causes."""
+    account = load_run(directory, rank)
+    if as_json and page is not None:
+        raise UsageError(f"html={str(page)!r}: --json writes no page, give one of the two")
+    if as_json:
+        write_json(account)
+    elif page is not None:
+        shown = run_shown(account)
+        write(page_of_data(f"Run: {shown.title}", shown, "entry/ledger"), page)
+        typer.echo(page)
+    else:
+        write_lines(ledger_lines(account))
+
+
+def window(running: Annotated[Path, typer.Argument(metavar="DIR", help=HELP["running"])]) -> None:
+    """Ask a running training for a window. It opens at the next step that all ranks can meet, and its profile comes to the run's folder."""
+    ended = load_run(running).starts[-1].ended
+    if ended != "running":
+        raise UsageError(f"{running}: the run there is not going on: {ended}")
+    folder = newest_file(running).parent
+    (folder / REQUEST).touch()
+    write_lines([f"asked for a window: its profile comes to {folder}"])

@@ -1,4 +1,4 @@
-"""`lflops show`: a profile on the terminal."""
+"""`lflops show` and `lflops html`: a profile on the terminal, or as a file that a browser opens, without a network."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +11,10 @@ from lflops.analyze.modules.tree import SORT_KEYS, Row, share_of
 from lflops.cli.output import UsageError, draw, help_of, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
 from lflops.profile.records import PHASES, Phase
+from lflops.report.html import page, write
 from lflops.report.lines.module_table import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.lines.report import report_of
+from lflops.report.payload.payload import payload
 from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import header, render, render_operators
 
@@ -56,10 +58,8 @@ def show(
 
 
 def _write_table(analysis: Analysis, form: str, rows: tuple[Row, ...], phase: Phase | None) -> None:
-    if form == "csv":
-        text = csv_table(analysis, rows)
-    else:
-        text = markdown_table(analysis, rows, phase) if form == "markdown" else latex_table(analysis, rows, phase)
+    table = {"markdown": markdown_table, "latex": latex_table}.get(form)
+    text = csv_table(analysis, rows) if table is None else table(analysis, rows, phase)
     write_lines(text.splitlines())
 
 
@@ -103,3 +103,30 @@ def _as_json(analysis: Analysis, phase: Phase | None, **listed: object) -> dict[
         "uncalled": analysis.uncalled,
         "notes": profile.notes,
     }
+
+
+def html(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help=HELP["files"])],
+    *,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help=HELP["out"])] = None,
+    data: Annotated[bool, typer.Option("--json", help=HELP["data"])] = False,
+) -> None:
+    """Write a profile, or several to compare, as one HTML file: it opens from disk, and in a mail or a ticket."""
+    if data and out is not None:
+        raise UsageError(f"out={str(out)!r}: --json writes no page, give one of the two")
+    path = files[-1].with_suffix(".html" if len(files) == 1 else ".compare.html") if out is None else out
+    if path.resolve() in {file.resolve() for file in files}:
+        raise UsageError(f"out={str(path)!r} is a profile itself: give another place with --out")
+    analyses = [analyze(load(file)) for file in files]
+    if data:
+        shown = [payload(analysis) for analysis in analyses]
+        write_json(shown[0] if len(shown) == 1 else shown)
+    else:
+        write(page(*analyses, names=_distinct_names(files) if len(files) > 1 else ()), path)
+        typer.echo(path)
+
+
+def _distinct_names(files: list[Path]) -> list[str]:
+    names = [file.name for file in files]
+    paths = names if len(set(names)) == len(names) else [str(file) for file in files]
+    return [path if paths.index(path) == i else f"{path} ({i + 1})" for i, path in enumerate(paths)]

@@ -1,11 +1,14 @@
-"""`lflops why`: what a run is slow for, and what to do next."""
+"""`lflops why` and `lflops what-if`: what a training is slow for, and what a step would take after a change."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lflops import units
+from lflops.analyze.speed.what_if import what_if as answer
 from lflops.cli.output import UsageError, help_of, write_json, write_lines
+from lflops.profile.json_file import load
 from lflops.report.explanation import explain, lines_of, markdown
 
 HELP = help_of(__file__)
@@ -26,3 +29,30 @@ def why(
         write_json(found)
     else:
         write_lines(markdown(found) if form == "markdown" else (f"{label:<9}{text}" for label, text in lines_of(found)))
+
+
+def what_if(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=HELP["file"])],
+    *,
+    without: Annotated[list[str] | None, typer.Option(metavar="NAME", help=HELP["without"])] = None,
+    scale: Annotated[list[str] | None, typer.Option(metavar="NAME=N", help=HELP["scale"])] = None,
+    batch: Annotated[float, typer.Option(metavar="N", help=HELP["batch"])] = 1.0,
+    accumulation: Annotated[int | None, typer.Option(metavar="N", help=HELP["accumulation"])] = None,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+) -> None:
+    """Answer what a measured step would take without something, or with more or less of it."""
+    factors = dict(map(_factor, scale or ()))
+    found = answer(load(file), without=without or (), scale=factors, batch=batch, accumulation=accumulation, hardware=hardware)
+    if as_json:
+        return write_json(found)
+    seconds, low, high, measured = map(units.duration, (found.seconds, found.low, found.high, found.measured))
+    return write_lines([f"about {seconds} a step ({low} to {high}), in place of {measured}"])
+
+
+def _factor(given: str) -> tuple[str, float]:
+    name, _, number = given.rpartition("=")
+    try:
+        return name, float(number)
+    except ValueError:
+        raise UsageError(f"--scale {given}: give a name and how many times as long it takes, as data=0.5") from None

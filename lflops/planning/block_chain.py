@@ -8,7 +8,9 @@ choices for each two neighbours, and equal blocks share what any of them shows.
            start 0   start 1   start 2   start 3
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -100,9 +102,11 @@ class Chain(Struct, frozen=True, kw_only=True):
 
 def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[str, ...]]:
     """Blocks in the order of their forward. Those whose forwards overlap are one unit; those that did not run are left out."""
-    spans = _spans(timeline, {block: (block,) for block in blocks}, ("forward",))
+    names = list(blocks)
+    spans = _spans(timeline, [(block,) for block in names], ("forward",))
     units: list[tuple[tuple[str, ...], int]] = []
-    for block, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
+    for number, (first, last) in sorted(spans.items(), key=lambda item: item[1]):
+        block = names[number]
         if units and first < units[-1][1]:
             units[-1] = ((*units[-1][0], block), max(last, units[-1][1]))
         else:
@@ -115,10 +119,9 @@ def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Seq
 
     `work` has the FLOPs of each forward: blocks that differ in them are of different kinds.
     """
-    named = {str(index): unit for index, unit in enumerate(units)}
-    forward, backward = (_spans(timeline, named, phases) for phases in (("forward",), ("backward", "recompute")))
-    ahead = [forward[name] for name in named]
-    behind = [backward.get(name) for name in named]
+    forward, backward = (_spans(timeline, units, phases) for phases in (("forward",), ("backward", "recompute")))
+    ahead = [forward[number] for number in range(len(units))]
+    behind = [backward.get(number) for number in range(len(units))]
     if not backward:
         raise ValueError("no block has a backward")
     end = ahead[-1][1]
@@ -128,8 +131,7 @@ def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Seq
     after = max(last for _, last in backward.values())
     until = dict(pairwise([*turns, after]))
     entered = [None if span is None else timeline[span[0]].live_bytes for span in behind]
-    highest = [None if span is None else _highest(timeline, span[0], until[span[0]]) for span in behind]
-    most = tuple((most or 0) - (live or 0) for most, live in zip(highest, entered, strict=True))
+    most = tuple(0 if span is None else _highest(timeline, span[0], until[span[0]]) - timeline[span[0]].live_bytes for span in behind)
     traces = []
     for flops, (first, last), turn, beyond in zip(work, ahead, behind, most, strict=True):
         forward_of_block = tuple((each.operator, each.live_bytes - timeline[first].live_bytes) for each in timeline[first:last])
@@ -200,19 +202,20 @@ def key_of(kinds: Sequence[int], index: int, before: str | None, choice: str) ->
     return (kinds[index - 1] if index else None, kinds[index], before if index else None, choice)
 
 
-def _spans(timeline: Sequence[Moment], units: dict[str, tuple[str, ...]], phases: tuple[Phase, ...]) -> dict[str, tuple[int, int]]:
+def unit_numbers(units: Sequence[tuple[str, ...]]) -> Callable[[str], int | None]:
+    """From a module to the number of the unit that it is in."""
+    numbers = {block: number for number, unit in enumerate(units) for block in unit}
+    return cache(lambda module: next((numbers[above] for above in ancestry(module) if above in numbers), None))
+
+
+def _spans(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], phases: tuple[Phase, ...]) -> dict[int, tuple[int, int]]:
     """The first operator of each unit in some phases, and the one after its last."""
-    owner = {block: name for name, blocks in units.items() for block in blocks}
-    known: dict[str, str | None] = {}
-    spans: dict[str, tuple[int, int]] = {}
+    number_of = unit_numbers(units)
+    spans: dict[int, tuple[int, int]] = {}
     for index, moment in enumerate(timeline):
-        if moment.phase not in phases:
-            continue
-        if moment.module not in known:
-            known[moment.module] = next((owner[above] for above in ancestry(moment.module) if above in owner), None)
-        name = known[moment.module]
-        if name is not None:
-            spans[name] = (spans.get(name, (index, 0))[0], index + 1)
+        number = number_of(moment.module) if moment.phase in phases else None
+        if number is not None:
+            spans[number] = (spans.get(number, (index, 0))[0], index + 1)
     return spans
 
 
@@ -224,13 +227,12 @@ MOST_STATES = 4096  # partial choices that are followed at once. Of more, one in
 
 
 class _State(NamedTuple):
-    """The choices of the first blocks: bytes alive after them, their cost, the changes between neighbours, and the choice before."""
+    """Choices of the first blocks: bytes alive after them, their cost, and the changes between neighbours."""
 
     start: int
     cost: int
     changes: int
-    choice: str | None
-    before: "_State | None"
+    choices: tuple[str, ...]
 
 
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
@@ -243,61 +245,37 @@ def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[
         return None
     ends = [state for first in choices for state in _ends(chain, choices, first, budget)]
     best = min(ends, key=lambda state: (state.cost, state.changes, state.start), default=None)
-    return None if best is None else _choices(best)
+    return None if best is None else best.choices
 
 
-def _ends(chain: Chain, choices: Sequence[str], first: str, budget: int) -> list[_State]:
-    """The choices of all blocks within the budget that are worth following and begin with this one."""
-    states: dict[str | None, list[_State]] = {None: [_State(chain.base, 0, 0, None, None)]}
+def _ends(chain: Chain, choices: Sequence[str], first: str, budget: int, *, free: bool = False) -> list[_State]:
+    """The choices of all blocks within the budget that are worth following and begin with this one. If `free`, all cost the same."""
+    states: dict[str | None, list[_State]] = {None: [_State(chain.base, 0, 0, ())]}
     settled = chain.settled[first]
     for index, kind in enumerate(chain.kinds):
         following: dict[str | None, list[_State]] = {}
         for choice in choices if index else (first,):
-            cost = chain.costs[kind, choice]
-            reached = [
-                _State(start, state.cost + cost, state.changes + (before not in (None, choice)), choice, state)
-                for before, some in states.items()
-                for state, start in _within(chain.at(index, before, choice), some, budget, settled)
-            ]
+            cost = 0 if free else chain.costs[kind, choice]
+            reached: list[_State] = []
+            for before, some in states.items():
+                grows, forward, backward = chain.at(index, before, choice)
+                most = budget - max(forward, forward if backward is None else grows + settled + backward)
+                changed = not free and before not in (None, choice)
+                fitting = (state for state in some if state.start <= most)
+                reached += (
+                    _State(each.start + grows, each.cost + cost, each.changes + changed, (*each.choices, choice)) for each in fitting
+                )
             following[choice] = _undominated(reached)
         states = following
-    return [state for choice, some in states.items() for state in some if state.start + settled + chain.heads[str(choice)] <= budget]
+    return [state for some in states.values() for state in some if state.start + settled + chain.heads[state.choices[-1]] <= budget]
 
 
 def lowest_peak(chain: Chain, choices: Sequence[str]) -> int:
     """The least budget that some choice is within."""
-    low, high = chain.fixed - 1, min(chain.peak([choice] * len(chain.kinds)) for choice in choices)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if any(_is_within(chain, choices, first, middle) for first in choices):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _is_within(chain: Chain, choices: Sequence[str], first: str, budget: int) -> bool:
-    """Whether some choice that begins with this one is within the budget. Without costs, the least start is all that matters."""
-    starts: dict[str | None, int] = {None: chain.base}
-    settled = chain.settled[first]
-    for index in range(len(chain.kinds)):
-        following: dict[str | None, int] = {}
-        for choice in choices if index else (first,):
-            for before, least in starts.items():
-                state = _State(least, 0, 0, before, None)
-                for _, start in _within(chain.at(index, before, choice), [state], budget, settled):
-                    following[choice] = min(start, following.get(choice, start))
-        starts = following
-    return any(start + settled + chain.heads[str(choice)] <= budget for choice, start in starts.items())
-
-
-def _within(at: tuple[int, int, int | None], states: Iterable[_State], budget: int, settled: int) -> Iterable[tuple[_State, int]]:
-    """The states that may make a choice within the budget, each with the start that follows."""
-    grows, forward, backward = at
-    for state in states:
-        start = state.start + grows
-        if state.start + forward <= budget and (backward is None or start + settled + backward <= budget):
-            yield state, start
+    budgets = range(chain.fixed, min(chain.peak([choice] * len(chain.kinds)) for choice in choices))
+    return chain.fixed + bisect_left(
+        budgets, x=True, key=lambda budget: any(_ends(chain, choices, first, budget, free=True) for first in choices)
+    )
 
 
 def _undominated(states: list[_State]) -> list[_State]:
@@ -309,12 +287,3 @@ def _undominated(states: list[_State]) -> list[_State]:
         return kept
     width = (kept[-1].start - kept[0].start) // MOST_STATES + 1
     return list({(state.start - kept[0].start) // width: state for state in kept}.values())
-
-
-def _choices(end: _State) -> tuple[str, ...]:
-    found: list[str] = []
-    state: _State | None = end
-    while state is not None and state.choice is not None:
-        found.append(state.choice)
-        state = state.before
-    return tuple(reversed(found))

@@ -12,9 +12,9 @@ from lflops.collect.estimate.changes import POLICIES, Policy, checkpointed, reco
 from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.collect.inputs.arguments import check_module
 from lflops.errors import CountError
-from lflops.planning.block_chain import Chain, Key, Trial, chain_of, key_of, keys_of, read, settled_by, units_of
+from lflops.planning.block_chain import Chain, Key, Trial, chain_of, key_of, keys_of, read, settled_by, unit_numbers, units_of
 from lflops.profile.model import Cell, Memory, Profile
-from lflops.profile.module_names import ancestry
+from lflops.profile.series import gathered
 
 KEPT = 6  # blocks of a run in a folded model: in the middle there are two with neighbours like themselves
 WORTHWHILE = 10  # shorter runs are not folded
@@ -55,6 +55,12 @@ def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
     return [Fold(run[0].rpartition(".")[0], int(run[0].rpartition(".")[2]), len(run)) for run in runs if len(run) >= WORTHWHILE]
 
 
+def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
+    """Each fold, and all of them with one block less of its run."""
+    for place, fold in enumerate(folds):
+        yield fold, [*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]
+
+
 @contextlib.contextmanager
 def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
     """A context in which the model lacks what is removed; the others of a container are numbered anew."""
@@ -77,7 +83,7 @@ def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
     names = {}
     for block in blocks:
         container, _, number = block.rpartition(".")
-        gone = removed.get(container, set())
+        gone = removed.get(container, [])
         if int(number) not in gone:
             shift = sum(each < int(number) for each in gone)
             names[f"{container}.{int(number) - shift}" if container else str(int(number) - shift)] = block
@@ -102,11 +108,8 @@ def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -
     )
 
 
-def _removed(folds: Sequence[Fold]) -> dict[str, set[int]]:
-    removed: dict[str, set[int]] = {}
-    for fold in folds:
-        removed.setdefault(fold.container, set()).update(fold.removed)
-    return removed
+def _removed(folds: Sequence[Fold]) -> dict[str, list[int]]:
+    return gathered((fold.container, number) for fold in folds for number in fold.removed)
 
 
 def _refill(container: nn.Module, children: Mapping[str, nn.Module]) -> None:
@@ -147,9 +150,7 @@ class BlockTrials:
     """Estimates of one model, by an estimator that goes backward and its started `run`; `make` makes the subject."""
 
     def __init__(self, estimator: Estimator, run: Callable[[Callable[[], Subject]], Profile], make: Callable[[], Subject]) -> None:
-        self._estimator = estimator
-        self._run = run
-        self._make = make
+        self._estimator, self._run, self._make = estimator, run, make
         self._blocks: list[str] = []
         self._work: list[int] = []
         self._whole: Trial | None = None
@@ -167,11 +168,8 @@ class BlockTrials:
                 check_module(self._estimator.caller, subject.model)
                 blocks = recomputable(self._estimator.caller, subject.model)
                 self._blocks, self.folds = list(blocks), folds_of(blocks)
-                left_out = self.folds if folds is None else folds
-                if left_out:
-                    stack.enter_context(folded(subject.model, left_out))
-                    blocks = recomputable(self._estimator.caller, subject.model)
-                stack.enter_context(checkpointed(blocks, policies))
+                stack.enter_context(folded(subject.model, self.folds if folds is None else folds))
+                stack.enter_context(checkpointed(recomputable(self._estimator.caller, subject.model), policies))
                 return subject
 
             return self._run(make)
@@ -188,7 +186,6 @@ class BlockTrials:
             self._whole = first
             return None
         kinds, trials = first.reading.kinds, [first]
-        unchanged: list[Policy] = ["none"] * (len(units) - 1)
         places = range(len(kinds))
         wanted = {key_of(kinds, place, before, choice) for place in places for before in POLICIES for choice in POLICIES}
         wanted -= set(keys_of(kinds, first.choices))
@@ -200,15 +197,15 @@ class BlockTrials:
             ends.discard(choices[-1])
         shown = {each.choices[0] for each in trials if settled_by(each, first.reading) is not None}
         for policy in (each for each in POLICIES if each not in shown):
-            choices = (policy, *unchanged)
+            choices = (policy, *POLICIES[:1] * (len(units) - 1))
             trials.append(self._trial(choices, self._steps(policies_of(units, choices), folds)))
         return self._unfolded(chain_of(trials), folds)
 
     def _unfolded(self, chain: Chain, folds: Sequence[Fold]) -> Chain | None:
         names, whole, short = full_names(folds, self._blocks), chain, self.units
         units = [tuple(names[block] for block in unit) for unit in short]
-        for place, fold in enumerate(folds):
-            shorter = self._first([*folds[:place], fold._replace(kept=fold.kept - 1), *folds[place + 1 :]]).reading
+        for fold, with_one_less in shorter_folds(folds):
+            shorter = self._first(with_one_less).reading
             removed = [(fold.block(number),) for number in fold.removed]
             before = (fold.block(fold.removed[0] - 1),)
             after = units.index(before) if before in units else None
@@ -247,12 +244,12 @@ class BlockTrials:
         )
 
     def _recomputed(self, profile: Profile) -> list[tuple[Cell, ...]]:
-        owner = {block: index for index, unit in enumerate(self.units) for block in unit}
+        number_of = unit_numbers(self.units)
         cells: list[list[Cell]] = [[] for _ in self.units]
         for cell in profile.cells:
-            unit = next((owner[above] for above in ancestry(cell.module) if above in owner), None)
-            if cell.phase == "recompute" and unit is not None:
-                cells[unit].append(cell)
+            number = number_of(cell.module) if cell.phase == "recompute" else None
+            if number is not None:
+                cells[number].append(cell)
         return [tuple(some) for some in cells]
 
     def _steps(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None) -> list[Profile]:
@@ -260,8 +257,7 @@ class BlockTrials:
         self._estimator.watch = steps.append
         profile = self.estimate(policies, folds)
         self._estimator.watch = None
-        steps = [replace(step, run=profile.run) for step in steps]
-        return steps[-1:] if self._estimator.optimizer is None else steps[-2:]
+        return [replace(step, run=profile.run) for step in steps[-1 if self._estimator.optimizer is None else -2 :]]
 
 
 def policies_of(units: Sequence[tuple[str, ...]], choices: Sequence[Policy]) -> dict[str, Policy]:

@@ -71,12 +71,11 @@ def plan(
 def _parts(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableType]:
     of = f"{counted(found.gpus, 'GPU')} of {found.hardware}, {counted(found.batch, 'sample')} a step"
     yield text(f"{of}; {counted(found.estimates, 'estimate')}", "bold")
-    fits = (*found.configurations, *found.not_predicted)
-    if not fits:
+    if not (found.configurations or found.not_predicted):
         yield text("nothing fits", "yellow")
     if found.configurations:
         yield ""
-        yield _table(found.configurations[:top], found, tokens)
+        yield _table(found.configurations[:top], found.batch, tokens)
         yield text(f"{found.configurations[0].name} has {found.configurations[0].reason}")
         yield prose(f"Ties share a place; {_more(found.configurations, top)}! is a tight fit.", "dim")
     if found.not_predicted:
@@ -84,7 +83,7 @@ def _parts(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableTy
         yield ""
         reasons = {re.sub(r"\d", "", each.why_not or ""): each.why_not for each in rows}  # one of those that differ in a number
         yield prose(f"not predicted: {'; '.join(filter(None, reasons.values()))}")
-        yield _bounds(rows)
+        yield _table(rows, found.batch, tokens)
         yield from (text(f"{each.name} has {each.reason}") for each in rows[:1] if each.reason)
         yield text(f"{_more(found.not_predicted, top)}these are lower bounds, and not an order", "dim")
     if found.left_out:
@@ -98,35 +97,24 @@ def _more(configurations: Sequence["Configuration"], top: int) -> str:
     return f"{left} more, --top N lists them; " if left > 0 else ""
 
 
-def _columns(rows: Sequence["Configuration"]) -> dict[str, list[str]]:
-    return {
-        "recompute": [each.checkpointing for each in rows],
-        "micro batch": [f"{each.micro_batch} x {each.accumulation}" for each in rows],
-        "memory": [units.size(each.room.needed_bytes, digits=1) + (" !" if each.room.verdict == "tight" else "") for each in rows],
-    }
-
-
-def _table(rows: Sequence["Configuration"], found: "Plan", tokens: int | None) -> FittedTable:
+def _table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> FittedTable:
+    """Configurations that all have a predicted time, or that all have none."""
     known = [each.predicted for each in rows if each.predicted is not None]
-    unit, samples = ("tokens/s", found.batch * tokens) if tokens else ("samples/s", found.batch)
-    columns = {
-        "place": [str(each.rank) for each in rows],
-        **_columns(rows),
-        "time": [units.duration(each.seconds) for each in known],
-        "interval": [f"{units.duration(each.low)} to {units.duration(each.high)}" for each in known],
-        unit: [units.rate(samples / each.seconds) for each in known],
-        "not hidden": [units.duration(each.by_kind.get("communication", 0.0)) for each in known],
-        "recomputing": [
-            units.duration(0.0 if row.checkpointing == "none" else each.recomputed) for row, each in zip(rows, known, strict=True)
-        ],
-    }
-    return FittedTable("mesh", [each.name for each in rows], columns)
-
-
-def _bounds(rows: Sequence["Configuration"]) -> FittedTable:
-    columns = {**_columns(rows), "at least": [units.duration(each.least_seconds) for each in rows]}
-    if any(each.tensor_seconds for each in rows):
-        columns["not hidden"] = [units.duration(each.tensor_seconds) for each in rows]
+    columns = {"place": [str(each.rank) for each in rows]} if known else {}
+    columns["recompute"] = [each.checkpointing for each in rows]
+    columns["micro batch"] = [f"{each.micro_batch} x {each.accumulation}" for each in rows]
+    columns["memory"] = [units.size(each.room.needed_bytes, digits=1) + (" !" if each.room.verdict == "tight" else "") for each in rows]
+    if known:
+        columns["time"] = [units.duration(each.seconds) for each in known]
+        columns["interval"] = [f"{units.duration(each.low)} to {units.duration(each.high)}" for each in known]
+        columns["tokens/s" if tokens else "samples/s"] = [units.rate(batch * (tokens or 1) / each.seconds) for each in known]
+        columns["not hidden"] = [units.duration(each.by_kind.get("communication", 0.0)) for each in known]
+        again = [0.0 if row.checkpointing == "none" else each.recomputed for row, each in zip(rows, known, strict=True)]
+        columns["recomputing"] = list(map(units.duration, again))
+    else:
+        columns["at least"] = [units.duration(each.least_seconds) for each in rows]
+        if any(each.tensor_seconds for each in rows):
+            columns["not hidden"] = [units.duration(each.tensor_seconds) for each in rows]
     return FittedTable("mesh", [each.name for each in rows], columns)
 
 

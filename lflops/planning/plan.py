@@ -1,8 +1,8 @@
 """`plan`: on which mesh, with which micro batch and recomputing what a model trains the fastest, of what fits into memory."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from lflops.analyze.memory.room import Room, room
 from lflops.analyze.speed.prediction import DEVICES_PER_HOST, Prediction, predict, why_not
 from lflops.analyze.speed.roofline import lower_bound
 from lflops.collect.estimate.changes import POLICIES, Changes, Policy, mixed_precision
-from lflops.collect.estimate.estimate import Estimator, Subject, subject_of
+from lflops.collect.estimate.estimate import Estimator, subject_of
 from lflops.collect.estimate.optimizer_step import MakesOptimizer, makes_optimizer
 from lflops.collect.inputs.arguments import check_whole, describe
 from lflops.errors import CountError
@@ -31,6 +31,7 @@ PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
 """By Lightning's words the dtype of parameters, and that of products where it is another one."""
 
 Mesh = Mapping[str, int]
+Family = Sequence[Mesh]  # whose ranks do the same work on shards of other sizes, those of the most ranks last
 
 CHECKED = 3  # estimates of whole models, at most
 TIE = 0.8  # of an interval: two that share as much are a tie
@@ -89,13 +90,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     profile: Profile | None = None
 
 
-class _Family(NamedTuple):
-    """Meshes whose ranks do the same work on shards of other sizes. `estimated` are two of them by one over their ranks, or one."""
-
-    estimated: Mapping[float, Mesh]
-    meshes: Mapping[float, Mesh]
-
-
 def plan(
     build: Callable[[int], Any],
     batch: int,
@@ -147,15 +141,12 @@ def plan(
         mixed = mixed_precision(computing, "fp32" if computing else None) if "data" in mesh else None
         return Estimator(caller=caller, backward=True, optimizer=makes, hardware=chip, mesh=mesh, mixed=mixed)
 
-    def subject(samples: int) -> Subject:
-        return changes.applied(caller, subject_of(caller, build(samples)))
-
-    def context(mesh: Mesh) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if "data" in mesh else changes.autocast()
-
-    if room(0, chip) is None:
-        raise CountError(f"plan: hardware={chip.name!r}: its memory is unknown: give an lflops.Hardware with memory_bytes")
-    sheets = WorkSheets(estimator, subject, context, progress=progress)
+    sheets = WorkSheets(
+        estimator,
+        lambda samples: changes.applied(caller, subject_of(caller, build(samples))),
+        lambda mesh: contextlib.nullcontext() if "data" in mesh else changes.autocast(),
+        progress=progress,
+    )
     return _Search(sheets, chip, gpus=gpus, batch=batch, network=network, per_host=devices_per_host).plan()
 
 
@@ -166,62 +157,56 @@ class _Search:
         self._sheets, self._chip, self._gpus, self._batch, self._per_host = sheets, chip, gpus, batch, per_host
         self._network: dict[str, Any] = {"network": network, "devices_per_host": per_host}
         self._left_out: dict[str, str] = {}
-        self._accumulated: dict[str, float] = {}  # bytes that accumulating adds to the peak, by configuration
+        self._accumulated: dict[tuple[str, Policy, int], float] = {}  # bytes that accumulating adds to the peak, by configuration
 
     def plan(self) -> Plan:
+        self._room(0)  # an error where the chip's memory is unknown
+        families = _families(self._gpus, self._per_host)
+        ranks = {name_of(mesh): _data_ranks(mesh) for family in families for mesh in family}
+        batch, least = self._batch, min(ranks.values())
+        indivisible = {name: f"its {each} ranks do not divide a batch of {batch}" for name, each in ranks.items() if batch % each}
+        if len(indivisible) == len(ranks):
+            raise CountError(f"plan: batch={batch}: no mesh of gpus={self._gpus} divides it: give a multiple of {least}")
+        self._left_out |= indivisible
         found: list[Configuration] = []
-        families = [_dividing(family, self._batch) for family in _families(self._gpus, self._per_host)]
-        for family, indivisible in families:
-            for mesh in indivisible:
-                self._left_out[name_of(mesh)] = f"its {_data_ranks(mesh)} ranks do not divide a batch of {self._batch}"
+        for family in families:
+            meshes = {name: mesh for mesh in family if (name := name_of(mesh)) not in indivisible}
             try:
-                found += self._of_family(family)
+                found += [each for mesh in meshes.values() for each in self._of_mesh(family, mesh)]
             except Exception as error:
-                if not any("tensor" in mesh for mesh in family.meshes.values()):
+                if "tensor" not in family[0]:
                     raise
                 wrong = str(error).splitlines()[0].removeprefix("plan: ") if str(error) else type(error).__name__
-                self._left_out |= dict.fromkeys(map(name_of, family.meshes.values()), wrong)
-        if not any(family.meshes for family, _ in families):
-            least = min(_data_ranks(mesh) for _, meshes in families for mesh in meshes)
-            raise CountError(f"plan: batch={self._batch}: no mesh of gpus={self._gpus} divides it: give a multiple of {least}")
-        ranked = _ranked(each for each in found if each.predicted is not None)
+                self._left_out |= dict.fromkeys(meshes, wrong)
+        ranked = _ranked(found)
         others = sorted((each for each in found if each.predicted is None), key=lambda each: each.least_seconds or 0.0)
         profile = self._check(ranked or others)
         its: Any = {"hardware": self._chip.name, "gpus": self._gpus, "batch": self._batch, "estimates": self._sheets.estimates}
         return Plan(configurations=tuple(ranked), not_predicted=tuple(others), left_out=self._left_out, profile=profile, **its)
 
-    def _of_family(self, family: _Family) -> list[Configuration]:
+    def _of_mesh(self, family: Family, mesh: Mesh) -> list[Configuration]:
         """Those that fit. What does not fit with one sample is not estimated with two."""
+        needs = self._room(peak_of(self._sheet(family, "none", 1, mesh), phase="optimizer"))
+        if needs.verdict == "does not fit":
+            self._left_out[name_of(mesh)] = f"parameters, gradients and optimizer alone need {units.size(needs.needed_bytes)}"
+            return []
         found: list[Configuration] = []
-        least: dict[float, int] = {}
-        for x, mesh in family.meshes.items():
-            needs = self._room(peak_of(self._sheet(family, "none", 1, x), phase="optimizer"))
-            if needs.verdict == "does not fit":
-                self._left_out[name_of(mesh)] = f"parameters, gradients and optimizer alone need {units.size(needs.needed_bytes)}"
-            else:
-                least[x] = 1 << 62
-        for policy in (POLICIES if self._sheets.blocks else POLICIES[:1]) if least else ():
-            for x, lowest in least.items():
-                one = self._sheet(family, policy, 1, x)
-                needs = self._room(peak_of(one))
-                least[x] = min(lowest, needs.needed_bytes)
-                if needs.verdict != "does not fit":
-                    found += self._of_mesh(family, policy, x, one)
-        for x, needed in least.items():
-            if not any(each.mesh == family.meshes[x] for each in found):
-                self._left_out[name_of(family.meshes[x])] = f"a micro batch of one sample needs {units.size(needed)} or more"
-        return found
-
-    def _of_mesh(self, family: _Family, policy: Policy, x: float, one: Sheet) -> Iterator[Configuration]:
-        mesh = family.meshes[x]
+        needed: list[int] = []
         samples = self._batch // _data_ranks(mesh)
-        for micro in _divisors(samples):
-            sheet = one if micro == 1 else self._more_samples(family, policy, x, one, micro)
-            peak = peak_of(sheet, accumulates=micro < samples)
-            needs = self._room(peak)
-            if needs.verdict != "does not fit":
-                self._accumulated[_key(mesh, policy, micro)] = peak - peak_of(sheet)
-                yield self._configuration(mesh, policy, micro, self._sheets.profile(sheet, mesh), needs)
+        for policy in POLICIES if self._sheets.blocks else POLICIES[:1]:
+            one = self._sheet(family, policy, 1, mesh)
+            needs = self._room(peak_of(one))
+            needed.append(needs.needed_bytes)
+            for micro in _divisors(samples) if needs.verdict != "does not fit" else ():
+                sheet = one if micro == 1 else self._more_samples(family, policy, mesh, one, micro)
+                peak = peak_of(sheet, accumulates=micro < samples)
+                needs = self._room(peak)
+                if needs.verdict != "does not fit":
+                    self._accumulated[name_of(mesh), policy, micro] = peak - peak_of(sheet)
+                    found.append(self._configuration(mesh, policy, micro, self._sheets.profile(sheet, mesh), needs))
+        if not found:
+            self._left_out[name_of(mesh)] = f"a micro batch of one sample needs {units.size(min(needed))} or more"
+        return found
 
     def _configuration(self, mesh: Mesh, policy: Policy, micro: int, profile: Profile, needs: Room) -> Configuration:
         accumulation = self._batch // _data_ranks(mesh) // micro
@@ -250,23 +235,23 @@ class _Search:
             return 0.0
         return each.bytes * (ranks - 1) / ranks * (2 if "reduce" in each.collective and "scatter" not in each.collective else 1) / link
 
-    def _sheet(self, family: _Family, policy: Policy, samples: int, x: float) -> Sheet:
-        low, high = min(family.estimated), max(family.estimated)
-        sheets = {each: self._sheets.sheet(Case(policy, samples, family.estimated[each])) for each in (low, high)}
-        return moved(sheets[low], sheets[low], sheets[high], (x - low) / (high - low)) if high > low else sheets[low]
+    def _sheet(self, family: Family, policy: Policy, samples: int, mesh: Mesh) -> Sheet:
+        """A point on the line between the family's two ends, in one over the ranks."""
+        low, high = (self._sheets.sheet(Case(policy, samples, _with_two_replicas(end))) for end in (family[-1], family[0]))
+        x, least, most = map(_share, (mesh, family[-1], family[0]))
+        return moved(low, low, high, (x - least) / (most - least)) if most > least else low
 
-    def _more_samples(self, family: _Family, policy: Policy, x: float, one: Sheet, samples: int) -> Sheet:
+    def _more_samples(self, family: Family, policy: Policy, mesh: Mesh, one: Sheet, samples: int) -> Sheet:
         """The sheet of more samples. Where only weights are sharded, a sample adds the same on any number of ranks."""
-        if any("tensor" in mesh for mesh in family.meshes.values()):
-            return moved(one, one, self._sheet(family, policy, 2, x), samples - 1)
-        x = min(family.estimated)
-        low, more = (self._sheets.sheet(Case(policy, number, family.estimated[x])) for number in (1, 2))
+        if "tensor" not in mesh:
+            family, mesh = family[-1:], family[-1]
+        low, more = (self._sheet(family, policy, number, mesh) for number in (1, 2))
         return moved(one, low, more, samples - 1)
 
     def _room(self, peak: float, reserved: float | None = None) -> Room:
         found = room(int(peak), self._chip, ranks=self._gpus, reserved_bytes=None if reserved is None else int(reserved))
         if found is None:
-            raise CountError(f"plan: the memory of {self._chip.name} is unknown")
+            raise CountError(f"plan: hardware={self._chip.name!r}: its memory is unknown: give an lflops.Hardware with memory_bytes")
         return found
 
     def _check(self, configurations: list[Configuration]) -> Profile | None:
@@ -274,39 +259,39 @@ class _Search:
         for _ in configurations[:CHECKED]:
             first = configurations[0]
             profile = self._sheets.whole(Case(first.checkpointing, first.micro_batch, first.mesh))
-            added = self._accumulated[_key(first.mesh, first.checkpointing, first.micro_batch)]
+            added = self._accumulated[first.name, first.checkpointing, first.micro_batch]
             memory = memory_of(profile)
             reserved = None if memory.reserved is None else memory.reserved.reserved_bytes + added
             needs = self._room(memory.peak_bytes + added, reserved)
             if needs.verdict != "does not fit":
                 configurations[0] = replace(first, room=needs)
                 return profile
-            how = f"{name_of(first.mesh)}, checkpointing {first.checkpointing}, micro batch {first.micro_batch}"
+            how = f"{first.name}, checkpointing {first.checkpointing}, micro batch {first.micro_batch}"
             self._left_out[how] = f"the whole estimate needs {units.size(needs.needed_bytes)}"
             del configurations[0]
         return None
 
 
-def _families(gpus: int, per_host: int) -> Iterator[_Family]:
-    if gpus == 1:
-        yield _Family({0.0: {}}, {0.0: {}})
-        return
-    yield _Family({0.0: {"replica": gpus}}, {0.0: {"replica": gpus}})
+def _families(gpus: int, per_host: int) -> list[Family]:
     shards = _divisors(gpus)[1:]
-    meshes = {1 / data: {"replica": gpus // data, "data": data} for data in shards[:-1]} | {1 / gpus: {"data": gpus}}
-    yield _Family({1 / data: {"replica": 2, "data": data} for data in {shards[0], gpus}}, meshes)
     tensors = [ranks for ranks in shards if ranks <= per_host]
-    both = {1 / ranks: {"data": gpus // ranks, "tensor": ranks} for ranks in tensors if ranks < gpus}
-    if both:
-        yield _Family({x: both[x] for x in {min(both), max(both)}}, both)
-    if gpus in tensors:
-        yield _Family({0.0: {"tensor": gpus}}, {0.0: {"tensor": gpus}})
+    families: list[Family] = [
+        [{"replica": gpus} if gpus > 1 else {}],
+        [{"data": data} if data == gpus else {"replica": gpus // data, "data": data} for data in shards],
+        [{"data": gpus // ranks, "tensor": ranks} for ranks in tensors if ranks < gpus],
+        [{"tensor": gpus}] if gpus in tensors else [],
+    ]
+    return [family for family in families if family]
 
 
-def _dividing(family: _Family, batch: int) -> tuple[_Family, list[Mesh]]:
-    """The family of the meshes that divide the batch, and the other meshes."""
-    meshes = {x: mesh for x, mesh in family.meshes.items() if not batch % _data_ranks(mesh)}
-    return family._replace(meshes=meshes), [mesh for mesh in family.meshes.values() if mesh not in meshes.values()]
+def _with_two_replicas(mesh: Mesh) -> Mesh:
+    """The mesh that is estimated for one of FSDP2 or HSDP; any other one itself."""
+    return {"replica": 2, "data": mesh["data"]} if "data" in mesh and "tensor" not in mesh else mesh
+
+
+def _share(mesh: Mesh) -> float:
+    """The share of a tensor that a rank has."""
+    return 1 / mesh.get("tensor", mesh.get("data", 1))
 
 
 def _data_ranks(mesh: Mesh) -> int:
@@ -316,10 +301,6 @@ def _data_ranks(mesh: Mesh) -> int:
 
 def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if not number % each]
-
-
-def _key(mesh: Mesh, policy: Policy, micro: int) -> str:
-    return f"{name_of(mesh)} {policy} {micro}"
 
 
 def name_of(mesh: Mesh) -> str:
@@ -352,9 +333,9 @@ def _reason(predicted: Prediction | None, tensor: float, *, recomputes: bool) ->
         return f"at least {units.duration(tensor)} of tensor parallelism's collectives, which nothing hides"
     if predicted is None:
         return ""
-    parts = {
-        "communication that is not hidden": predicted.by_kind.get("communication", 0.0),
-        "recomputing": predicted.recomputed * recomputes,
-    }
-    named_parts = sorted(((seconds, name) for name, seconds in parts.items() if seconds >= MINOR * predicted.seconds), reverse=True)
-    return ", ".join(f"{units.duration(seconds)} of {name}" for seconds, name in named_parts) or "little besides the model's own work"
+    exposed = predicted.by_kind.get("communication", 0.0)
+    parts = (exposed, "communication that is not hidden"), (predicted.recomputed * recomputes, "recomputing")
+    shown = [
+        f"{units.duration(seconds)} of {name}" for seconds, name in sorted(parts, reverse=True) if seconds >= MINOR * predicted.seconds
+    ]
+    return ", ".join(shown) or "little besides the model's own work"

@@ -7,7 +7,7 @@ Any other case is a point on them. Bytes are the most in each part of the step, 
 import contextlib
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, NamedTuple
@@ -18,8 +18,8 @@ from torch import nn
 from lflops.collect.estimate.changes import Policy, checkpointed
 from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.collect.model.module_tree import blocks_in
-from lflops.planning.block_trials import Fold, folded, folds_of, full_names
-from lflops.profile.model import Cell, Communication, Memory, Profile
+from lflops.planning.block_trials import Fold, folded, folds_of, full_names, memory_of, shorter_folds
+from lflops.profile.model import Cell, Communication, Moment, Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.series import gathered
 
@@ -61,71 +61,65 @@ class WorkSheets:
         self._estimator, self._make, self._context = estimator, make, context
         self._known: dict[str, Sheet] = {}
         self._progress = progress
+        self._names: list[str] = []  # of all blocks of the whole model
+        self._folds: Sequence[Fold] = ()  # of the last estimate
         self.blocks: list[str] = []  # that can recompute, in the whole model
         self.estimates = 0
-        self.template: Profile | None = None  # any estimate: what sheets do not have
+        self.template: Profile  # the last estimate: what sheets do not have
 
     def sheet(self, case: Case) -> Sheet:
         """The sheet of a case, as the whole model has it."""
         if (key := repr(case)) not in self._known:
             try:
-                longer, folds = self._estimated(case, None)
+                whole = longer = self._estimated(case, None)
             except Exception:  # noqa: BLE001 - some models do not run with fewer blocks: what is wrong with the whole one comes up below
-                longer, folds = self._estimated(case, [])
-            whole = longer
-            for place, fold in enumerate(folds):
-                shorter, _ = self._estimated(case, [*folds[:place], fold._replace(kept=KEPT - 1), *folds[place + 1 :]])
+                whole = longer = self._estimated(case, ())
+            for fold, folds in shorter_folds(self._folds):
+                shorter = self._estimated(case, folds)
                 whole = moved(whole, shorter, longer, fold.length - KEPT)
             self._known[key] = whole
         return self._known[key]
 
     def whole(self, case: Case) -> Profile:
         """The estimate of a whole model."""
-        self.estimates += 1
-        with contextlib.ExitStack() as stack, self._context(case.mesh):
-            return self._estimator(case.mesh).run(lambda: self._prepared(case, [], stack))
+        return self._run(case, (), None)  # watched, it would not simulate the allocator
 
-    def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> tuple[Sheet, Sequence[Fold]]:
+    def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> Sheet:
+        steps: list[Profile] = []
+        self._run(case, folds, steps.append)
+        between = [tuple(map(fold.block, range(fold.first + 1, fold.first + fold.length - 1))) for fold in self._folds]
+        inside = {name: role for role in between for name in role}  # the first and the last of a run have roles of their own
+        return _sheet(steps[-2:], {short: inside.get(name, (name,)) for short, name in full_names(self._folds, self._names).items()})
+
+    def _run(self, case: Case, folds: Sequence[Fold] | None, watch: Callable[[Profile], None] | None) -> Profile:
+        """An estimate. `folds` are left out; `None` is all that is worth it. `watch` takes the profile of each step."""
         self.estimates += 1
         if self._progress:
             sys.stderr.write(f"\rplan: {self.estimates} estimates ")
-        estimator, chosen = self._estimator(case.mesh), folds
-        steps: list[Profile] = []
-        estimator.watch = steps.append
+        estimator = self._estimator(case.mesh)
+        estimator.watch = watch
 
         def make() -> Subject:
-            nonlocal chosen
             subject = self._make(case.samples)
             blocks = blocks_in(subject.model)
-            self.blocks = [name for name, block in blocks.items() if _is_recomputable(block)]
-            chosen = [fold._replace(kept=KEPT) for fold in folds_of(blocks)] if folds is None else folds
-            roles.update(_roles(chosen, list(blocks)))
-            return self._prepared(case, chosen, stack, subject)
+            self._names, self.blocks = list(blocks), list(_recomputable(blocks))
+            self._folds = [fold._replace(kept=KEPT) for fold in folds_of(blocks)] if folds is None else folds
+            stack.enter_context(folded(subject.model, self._folds))
+            left = _recomputable(blocks_in(subject.model))
+            stack.enter_context(checkpointed(left, dict.fromkeys(left, case.policy)))
+            return subject
 
-        roles: dict[str, Role] = {}
         with contextlib.ExitStack() as stack, self._context(case.mesh):
             self.template = estimator.run(make)
-        return _sheet(steps[-2:], roles), chosen or ()
-
-    def _prepared(self, case: Case, folds: Sequence[Fold], stack: contextlib.ExitStack, subject: Subject | None = None) -> Subject:
-        subject = self._make(case.samples) if subject is None else subject
-        stack.enter_context(folded(subject.model, folds))
-        blocks = {name: block for name, block in blocks_in(subject.model).items() if _is_recomputable(block)}
-        stack.enter_context(checkpointed(blocks, dict.fromkeys(blocks, case.policy)))
-        return subject
+        return self.template
 
     def profile(self, sheet: Sheet, mesh: Mapping[str, int]) -> Profile:
         """The work of a sheet as one of a mesh's ranks does it, with the names of blocks in place of those of modules."""
-        if self.template is None:
-            raise ValueError("nothing was estimated")
-        cells: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
-        for (*key, field), value in sheet.items():
-            if key and key[0] in _WORK_KINDS:
-                cells[tuple(key)][field] = value
+        cells = gathered((tuple(key), (field, value)) for (*key, field), value in sheet.items() if key and key[0] in _WORK_KINDS)
         work: list[Cell] = []
         collectives: list[Communication] = []
         for (kind, role, *key), values in cells.items():
-            each = {field: round(value / len(role)) for field, value in values.items()}
+            each = {field: round(value / len(role)) for field, value in values}
             for module in role:
                 if kind == "cell":
                     _, operator, phase, dtype = key
@@ -152,8 +146,8 @@ def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> floa
     return max(highest, default=0.0)
 
 
-def _is_recomputable(block: nn.Module) -> bool:
-    return next(block.children(), None) is not None
+def _recomputable(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    return {name: block for name, block in blocks.items() if next(block.children(), None) is not None}
 
 
 def dimension_of(collective: str) -> str:
@@ -163,56 +157,44 @@ def dimension_of(collective: str) -> str:
     return "replica" if collective == "allreduce_" else "tensor"
 
 
-def _roles(folds: Sequence[Fold], blocks: Sequence[str]) -> Iterator[tuple[str, Role]]:
-    """The role of each block by its name in the folded model: of a folded run, the first, the last, and all between."""
-    between = [tuple(map(fold.block, range(fold.first + 1, fold.first + fold.length - 1))) for fold in folds]
-    inside = {name: role for role in between for name in role}
-    for short, name in full_names(folds, blocks).items():
-        yield short, inside.get(name, (name,))
-
-
 def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
     """The work of the last step, and of all of them the most bytes by part of the step."""
     sheet: defaultdict[tuple[Any, ...], float] = defaultdict(float)
 
-    def place(module: str) -> tuple[Role, str]:
-        for above in ancestry(module):
-            if above in roles:
-                return roles[above], module[len(above) :]
-        return ("",), module
-
     for cell in steps[-1].cells:
-        role, below = place(cell.module)
+        role, below = _place(cell.module, roles)
         for field in _WORK:
             sheet["cell", role, below, cell.operator, cell.phase, cell.dtype, field] += getattr(cell, field)
     for each in steps[-1].communication:
         for field in ("calls", "bytes"):
-            sheet["communication", place(each.module)[0], each.collective, each.phase, field] += getattr(each, field)
-    same = gathered((role, short) for short, role in roles.items()).values()
-    order = {short: (index, index - len(blocks)) for blocks in same for index, short in enumerate(blocks)}
+            sheet["communication", _place(each.module, roles)[0], each.collective, each.phase, field] += getattr(each, field)
     for step in steps:
-        _add_memory(sheet, step.memory, place, order)
+        _add_memory(sheet, memory_of(step).timeline, roles)
     return dict(sheet)
 
 
-def _add_memory(
-    sheet: dict[tuple[Any, ...], float],
-    memory: Memory | None,
-    place: Callable[[str], tuple[Role, str]],
-    order: Mapping[str, tuple[int, int]],
-) -> None:
+def _place(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
+    """The role of the block that a module is in, and the rest of its name."""
+    return next(((roles[above], module[len(above) :]) for above in ancestry(module) if above in roles), (("",), module))
+
+
+def _add_memory(sheet: dict[tuple[Any, ...], float], timeline: Sequence[Moment], roles: Mapping[str, Role]) -> None:
+    same = gathered((role, short) for short, role in roles.items()).values()
+    order = {short: (index, index - len(blocks)) for blocks in same for index, short in enumerate(blocks)}
     before, seen = 0, Counter[tuple[str, str, str]]()
     after: tuple[Any, ...] = ()  # the block before, for what is in none
-    for moment in () if memory is None else memory.timeline:
-        role, below = place(moment.module)
+    for moment in timeline:
+        role, below = _place(moment.module, roles)
         highest, gradients = moment.highest_bytes or moment.live_bytes, moment.by_category.gradients
         at = moment.module, moment.phase, moment.operator
-        # Blocks run the same operators, so that their number says which one it is; the rest of the model has more in a deeper one.
-        places = order[moment.module.removesuffix(below)] if role != ("",) else (0,)  # from the first and from the last one of its role
-        after = after if role == ("",) else (role, *places)
+        where = [after]
+        if role != ("",):
+            # Blocks run the same operators, so that their number says which one it is; the rest of the model has more in a deeper one.
+            places = order[moment.module.removesuffix(below)]  # from the first and from the last one of its role
+            after, where = (role, *places), [(role, number, seen[at]) for number in places]
         known: dict[tuple[Any, ...], int] = {("gradients",): gradients if moment.phase == "optimizer" else 0}
-        for number in places:
-            key = (after if role == ("",) else (role, number, seen[at]), below, moment.operator, moment.phase)
+        for each in where:
+            key = (each, below, moment.operator, moment.phase)
             known["bytes", *key] = highest
             if moment.phase != "optimizer":
                 known["bytes without gradients", *key] = highest - gradients

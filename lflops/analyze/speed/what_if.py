@@ -15,7 +15,7 @@ from lflops.analyze.speed.peaks import chip_of, peak_of
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import ModuleProfile, Profile
+from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PASSES
 
@@ -49,11 +49,8 @@ class _Phase(NamedTuple):
     seconds: float
     error: float = 0.0
 
-    def less(self, seconds: float, share: float) -> "_Phase":
-        return _Phase(max(self.seconds - seconds, 0.0), hypot(self.error, share * seconds))
-
-    def times(self, factor: float, share: float) -> "_Phase":
-        return _Phase(self.seconds * factor, hypot(self.error * factor, share * self.seconds * abs(factor - 1)))
+    def times(self, factor: float, error: float) -> "_Phase":
+        return _Phase(self.seconds * factor, hypot(self.error * factor, self.seconds * error))
 
 
 def what_if(
@@ -127,7 +124,7 @@ class _Changed:
     def change(self, name: str, factor: float) -> None:
         """Let a phase, a module or a part take `factor` times as long."""
         if name in self.phases:
-            self.phases[name] = self.phases[name].times(factor, ERRORS["phase" if factor == 0 else "scaled"])
+            self.phases[name] = self.phases[name].times(factor, ERRORS["phase" if factor == 0 else "scaled"] * abs(factor - 1))
         elif name == RECOMPUTE:
             self._less("backward", self._recomputed() * (1 - factor), ERRORS["recompute"])
         elif name == COMMUNICATION:
@@ -140,7 +137,8 @@ class _Changed:
 
     def repeat(self, factor: float, share: float) -> None:
         """Let everything but the optimizer run so many times."""
-        self.phases = {name: phase if name in _ONCE else phase.times(factor, share) for name, phase in self.phases.items()}
+        error = share * abs(factor - 1)
+        self.phases = {name: phase if name in _ONCE else phase.times(factor, error) for name, phase in self.phases.items()}
 
     def move(self, hardware: Hardware | str) -> None:
         """Run modules and the optimizer on another chip. What is slower than this one allows may stay as long."""
@@ -148,12 +146,11 @@ class _Changed:
         parts = budget(profile, old, self._times)
         if old is None or new is None or parts is None or not (old.bandwidth_bytes_per_second and new.bandwidth_bytes_per_second):
             raise ProfileError("what_if: hardware: the peaks and bandwidths of both chips have to be known, and the work has to be counted")
-        products = [
-            (each.executed_macs, peak_of(each.dtype, profile.run, new), peak_of(each.dtype, profile.run, old)) for each in profile.cells
-        ]
-        if any(macs and not after for macs, after, _ in products):
+        work = [each for each in profile.cells if each.executed_macs]
+        before, after = ([peak_of(each.dtype, profile.run, chip) for each in work] for chip in (old, new))
+        if not all(after):
             raise ProfileError(f"what_if: hardware={new.name!r}: its peak is unknown for a dtype of the products")
-        computing = [sum(macs / peak for macs, after, before in products if (peak := (after, before)[side])) for side in (0, 1)]
+        computing = [sum(each.executed_macs / peak for each, peak in zip(work, peaks, strict=True) if peak) for peaks in (after, before)]
         moving = old.bandwidth_bytes_per_second / new.bandwidth_bytes_per_second
         product = computing[0] / computing[1] if computing[1] else moving
         shares = {name: parts.parts.get(name, 0.0) for name in IN_MODULES}
@@ -163,12 +160,11 @@ class _Changed:
         for name in (*PASSES, "optimizer"):
             if name in self.phases and total:
                 low, high = (min(moving, 1.0), max(moving, 1.0)) if name == "optimizer" else (each / total for each in ends)
-                phase, middle = self.phases[name], (low + high) / 2
-                self.phases[name] = _Phase(phase.seconds * middle, hypot(phase.error * middle, phase.seconds * (high - low) / 2))
+                self.phases[name] = self.phases[name].times((low + high) / 2, (high - low) / 2)
 
     def _less(self, name: str, seconds: float, share: float) -> None:
-        if name in self.phases:
-            self.phases[name] = self.phases[name].less(seconds, share)
+        if (phase := self.phases.get(name)) is not None:
+            self.phases[name] = _Phase(max(phase.seconds - seconds, 0.0), hypot(phase.error, share * seconds))
 
     def _module(self, name: str, factor: float) -> None:
         module = self._profile.modules[name]
@@ -179,13 +175,12 @@ class _Changed:
             seconds = sum(spread.median for phase in phases if (spread := module.work(phase).seconds) is not None)
             self._less(name_of_pass, seconds * (1 - factor), share)
         root = self._profile.modules[""]
-        if root.trainable_parameters and factor == 0:
-            trained = module.trainable_parameters / root.trainable_parameters
-            self._less("optimizer", self.phases.get("optimizer", _Phase(0.0)).seconds * trained, share)
+        if root.trainable_parameters and factor == 0 and (optimizer := self.phases.get("optimizer")):
+            self._less("optimizer", optimizer.seconds * module.trainable_parameters / root.trainable_parameters, share)
 
     def _recomputed(self) -> float:
         """Seconds of a step in which activations are computed again: as timed, or by their share of the FLOPs of backward."""
-        root: ModuleProfile = self._profile.modules[""]
+        root = self._profile.modules[""]
         if root.recompute.seconds is not None:
             return root.recompute.seconds.median
         flops = root.backward.flops + root.recompute.flops
