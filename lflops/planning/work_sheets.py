@@ -88,7 +88,7 @@ class WorkSheets:
         steps: list[Profile] = []
         self._run(case, folds, steps.append)
         between = [tuple(map(fold.block, range(fold.first + 1, fold.first + fold.length - 1))) for fold in self._folds]
-        inside = {name: role for role in between for name in role}  # the first and the last of a run have roles of their own
+        inside = {name: role for role in between for name in role}  # the first and the last of a run each are one role
         return _sheet(steps[-2:], {short: inside.get(name, (name,)) for short, name in full_names(self._folds, self._names).items()})
 
     def _run(self, case: Case, folds: Sequence[Fold] | None, watch: Callable[[Profile], None] | None) -> Profile:
