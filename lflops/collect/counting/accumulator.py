@@ -171,7 +171,8 @@ class OperatorAccumulator:
         """Add one call."""
         totals, kind = self._local.totals or self._totals(), operator.kind
         if phase == "optimizer" and kind is COUNTED:
-            owners = self._owners()
+            if (owners := self._step) is None or owners.optimizer is not self.scopes.stepping():
+                owners = self._owners()
             if owners is not None and operator.is_on_lists and given[0] and isinstance(given[0][0], list):
                 self._add_each(totals, operator, owners, given)
             else:
@@ -258,8 +259,7 @@ class OperatorAccumulator:
 
     def see_view(self, args: Any) -> None:
         """Note the owner of a view in an optimizer's step: the next operators work on it."""
-        owners = self._owners()
-        if owners is not None:
+        if (owners := self._owners()) is not None:
             owners.one(args)
 
     def owner(self, row: str, phase: Phase) -> str:
