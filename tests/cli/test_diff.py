@@ -159,7 +159,7 @@ def test_the_table_has_the_run_and_the_modules_that_changed() -> None:
         ran(SLOWER, steps=clean(*[0.102] * 5, forward=1.0), samples_per_step=4, device_name="NVIDIA H200"),
     )
     assert "device name cpu → NVIDIA H200" in lines
-    assert "step 100 ms 102 ms +2.0 %" in lines
+    assert "median step 100 ms 102 ms +2.0 %" in lines
     assert "forward 100 ms 102 ms +2.0 % +2.0 % to +2.0 %" in lines
     assert "samples/s 40.0 39.2 -2.0 %" in lines
     assert "encoder.b 20.0 ms 22.0 ms +10.0 % slower +10.0 % to +10.0 % 0 % 0 % 0 % – –" in lines
@@ -170,7 +170,7 @@ def test_an_estimate_against_a_run_prints_dashes() -> None:
     """No time of the first is known, and none reads as 0."""
     estimate = untimed(small_profile())
     lines = drawn(replace(estimate, run=replace(estimate.run, kind="estimate")), small_profile())
-    assert "step – 3.00 ms –" in lines
+    assert "median step – 3.00 ms –" in lines
     assert "peak live memory 2.93 KiB 2.93 KiB 0 %" in lines
 
 

@@ -109,6 +109,14 @@ class ModuleTracker:
             state.detour = False
         return row, phase
 
+    def current_of_view(self, operands: Any) -> tuple[str, Phase]:
+        """The same for a view, to whose row nothing is added: in backward it is not looked for."""
+        state = self._local.state
+        if backward_id() == NO_BACKWARD or state.stack or state.steps or len(self._threads) > 1 or torch.is_grad_enabled():
+            return self.current(operands)
+        self._phase = "other"
+        return "", "backward"
+
     def stepping(self) -> Optimizer | None:
         """The optimizer whose operator is running. Call it only after `current` returned the phase "optimizer"."""
         return self._local.state.steps[-1][0]
@@ -210,7 +218,7 @@ class ModuleTracker:
 
     def _push(self, key: int, row: str, module_row: str, caller: FrameType | None) -> None:
         state, backward = self._local.state, backward_id()
-        if self._top(backward) is None and backward == NO_BACKWARD:
+        if backward == NO_BACKWARD and not state.stack:  # what an exception left was taken off just before
             self._round += 1
             if self.optimizer is None:
                 self._phase = "forward"

@@ -64,11 +64,11 @@ def in_inner_backward() -> bool:
 def in_communication_hook() -> bool:
     """Whether the operator, within a node that writes a gradient, was called by a communication hook of DDP, such as PowerSGD.
 
-    It is no module's backward then.
+    It is no module's backward then. The nearest three frames are ours, and what a frame holds takes long to ask.
     """
     if BUCKET is None:
         return False
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the public way makes a list of all frames
+    frame = sys._getframe(3).f_back  # noqa: SLF001 - the public way makes a list of all frames
     while frame is not None and frame.f_code.co_name != ENGINE:
         if any(type(value) is BUCKET for value in frame.f_locals.values()):
             return True

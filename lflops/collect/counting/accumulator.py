@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.attribution.python_stack import in_communication_hook
 from lflops.collect.counting.compiled_regions import CompiledRegions
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog, LiveMemory, Survivors
-from lflops.collect.counting.operators import Kind, Operator, first_tensor
+from lflops.collect.counting.operators import Kind, KnownCost, Operator, first_tensor
 from lflops.collect.counting.optimizer_owners import StepOwners
 from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
 from lflops.collect.counting.totals import DenseMasks, Totals, Transfers
@@ -24,7 +24,6 @@ from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.operator_costs.attention_masks import masked_scores
 from lflops.collect.torch_private.autograd import current_node, node_name
 from lflops.collect.torch_private.tensors import PLAIN, FakeTensor
-from lflops.formulas.table import Cost
 from lflops.profile.records import ModulePhase, Phase
 
 WHOLLY_OPERATORS = frozenset(f"torch_nn::_linear_cross_entropy_batch_chunked{kind}" for kind in ("", "_no_reduction"))
@@ -32,22 +31,12 @@ WHOLLY_OPERATORS = frozenset(f"torch_nn::_linear_cross_entropy_batch_chunked{kin
 REPEATED_IN_BACKWARD = frozenset({"torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"})
 """Operators whose backward makes forward's products again, because those are too large to be kept."""
 STRIDES = object()  # in a call's signature: strides follow
-SHAPED = (*PLAIN, FakeTensor)  # classes of tensors that have nothing but a shape that a cost may depend on
+SHAPED = frozenset((*PLAIN, FakeTensor))  # classes of tensors that have nothing but a shape that a cost may depend on
 NUMBERS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 """Classes of all other arguments that calls of one cost may have."""
 
 
 Given = tuple[Any, Any, Any]  # the arguments of a finished call, its keyword arguments, and what it returned
-
-
-class KnownCost(NamedTuple):
-    """What a call costs, and every call like it."""
-
-    cost: Cost
-    moved: int
-    dtype: torch.dtype | None
-    is_all: bool  # whether to add it up is all that there is to do: it is no product, and what it may be is known
-
 
 COUNTED, COLLECTIVE, UNCOUNTED = Kind.COUNTED, Kind.COLLECTIVE, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
@@ -95,7 +84,6 @@ class OperatorAccumulator:
         self._threads: list[Totals] = []
         self._step: StepOwners | None = None
         self._optimizers: dict[int, Optimizer] = {}
-        self._costs: dict[Any, KnownCost] = {}
         self._repeated: dict[str, Counter[Any]] = {}  # operator to products that its backward makes again
         self.regions: CompiledRegions | None = None  # the calls of compiled graphs, where these are written down
         self.partial_tensors = PartialTensors(scopes.tree)  # the plain tensors that are parts of sharded ones
@@ -183,7 +171,12 @@ class OperatorAccumulator:
         """Add one call."""
         totals, kind = self._local.totals or self._totals(), operator.kind
         if phase == "optimizer" and kind is COUNTED:
-            self._add_step(totals, operator, row, given)
+            if (owners := self._step) is None or owners.optimizer is not self.scopes.stepping():
+                owners = self._owners()
+            if owners is not None and operator.is_on_lists and given[0] and isinstance(given[0][0], list):
+                self._add_each(totals, operator, owners, given)
+            else:
+                self._add(totals, operator, row if owners is None else owners.one(given[0]), phase, given)
             return
         if phase == "backward" and kind is not COLLECTIVE and self.scopes.writes_gradient() and in_communication_hook():
             row, phase = "", "other"
@@ -205,9 +198,20 @@ class OperatorAccumulator:
         if phase == "backward":
             waits.add(ModulePhase("", phase))
 
-    def _add(self, totals: Totals, operator: Operator, row: str, phase: Phase, given: Given) -> None:
+    def _add(self, totals: Totals, operator: Operator, row: str, phase: Phase, given: Given) -> None:  # noqa: C901 - a call costs
+        known, key, (args, kwargs, out) = None, None, given
+        if operator.is_pure:
+            try:
+                values = args if args and out is args[0] else (*args, out)
+                if operator.is_by_size and (not kwargs or NUMBERS.issuperset(map(type, kwargs.values()))):
+                    key = _sizes(self.counts_traffic, values)
+                else:
+                    key = _signature([self.counts_traffic], (*args, *kwargs, *kwargs.values(), out) if kwargs else values, {})
+                known = operator.costs.get(key)
+            except (RuntimeError, TypeError):  # a nested tensor has no shape
+                key = None
         try:
-            cost, moved, dtype, is_all = self._known_cost(operator, *given)
+            cost, moved, dtype, is_all = known or self._cost(operator, key, given)
         except Exception as error:  # noqa: BLE001 - a user's formula must not stop the run that it counts
             totals.failures[operator.name] = f"{type(error).__name__}: {error}"
             _add_uncounted(totals, operator, row, phase, given)
@@ -218,7 +222,6 @@ class OperatorAccumulator:
             cell.flops += cost.other_flops
             cell.bytes_moved += moved
             return
-        args, kwargs, _ = given
         if cost.macs and self._local.products is not None:
             self._local.products[_shapes(operator, args)] += 1
         if cost.macs and self._repeated and phase == "backward" and self._is_repeated(operator, args):
@@ -233,45 +236,30 @@ class OperatorAccumulator:
         if cost.macs and self.partial_tensors.active and not self._local.sharded_on and self.partial_tensors.in_any((args, kwargs)):
             totals.add_unknown_logical(row, phase, cost)
 
-    def _known_cost(self, operator: Operator, args: Any, kwargs: Any, out: Any) -> KnownCost:
-        key = None
-        if operator.is_pure:
-            try:
-                if kwargs:
-                    key = _signature([operator], (*args, *kwargs, *kwargs.values(), out), {})
-                else:
-                    given = args if args and out is args[0] else (*args, out)
-                    key = _sizes(operator, given) if operator.is_by_size else _signature([operator], given, {})
-                return self._costs[key]
-            except KeyError:
-                pass
-            except (RuntimeError, TypeError):  # a nested tensor has no shape
-                key = None
+    def _cost(self, operator: Operator, key: Any, given: Given) -> KnownCost:
+        """Compute what a call costs, and keep it for all of that key in this process; `None` is the key of one that has none like it."""
+        args, kwargs, out = given
         cost = operator.cost(args, kwargs, out)
         moved = bytes_moved(operator, args, kwargs, out) if self.counts_traffic else 0
         dtype = _dtype(args, out) if cost.macs else _dtype(out, args)
         known = KnownCost(cost, moved, dtype, not (cost.macs or cost.recompute is not None or cost.is_upper_bound))
         if key is not None:
-            self._costs[key] = known
+            if len(operator.costs) >= 1000:  # a training may have ever new shapes
+                operator.costs.clear()
+            operator.costs[key] = known
         return known
 
-    def _add_step(self, totals: Totals, operator: Operator, row: str, given: Given) -> None:
-        """Add a call inside an optimizer's step to the row that owns the parameter; a call on lists counts for each element."""
-        owners, (args, kwargs, out) = self._owners(), given
-        if owners is None:
-            self._add(totals, operator, row, "optimizer", given)
-        elif operator.is_on_lists and args and isinstance(args[0], list):
-            for index, owner in enumerate(owners.each(args[0], out)):
-                part = [_element(each, index) for each in args]
-                keywords = {name: _element(each, index) for name, each in kwargs.items()}
-                self._add(totals, operator, owner, "optimizer", (part, keywords, _element(out, index)))
-        else:
-            self._add(totals, operator, owners.one(args), "optimizer", given)
+    def _add_each(self, totals: Totals, operator: Operator, owners: StepOwners, given: Given) -> None:
+        """Add a call on lists inside an optimizer's step, each element to the row that owns its parameter."""
+        args, kwargs, out = given
+        for index, owner in enumerate(owners.each(args[0], out)):
+            part = [_element(each, index) for each in args]
+            keywords = {name: _element(each, index) for name, each in kwargs.items()}
+            self._add(totals, operator, owner, "optimizer", (part, keywords, _element(out, index)))
 
     def see_view(self, args: Any) -> None:
         """Note the owner of a view in an optimizer's step: the next operators work on it."""
-        owners = self._owners()
-        if owners is not None:
+        if (owners := self._owners()) is not None:
             owners.one(args)
 
     def owner(self, row: str, phase: Phase) -> str:
@@ -324,9 +312,9 @@ def _signature(found: list[Any], values: Iterable[Any], places: dict[int, int]) 
     return tuple(found)
 
 
-def _sizes(operator: Operator, values: Iterable[Any]) -> tuple[Any, ...]:
+def _sizes(first: Any, values: Iterable[Any]) -> tuple[Any, ...]:
     """The same, for operators that are by size: only the bytes of a tensor without gaps, and no other values."""
-    found: list[Any] = [operator]
+    found: list[Any] = [first]
     seen: list[int] = []
     for value in values:
         kind = type(value)
@@ -337,7 +325,7 @@ def _sizes(operator: Operator, values: Iterable[Any]) -> tuple[Any, ...]:
             else:
                 found.append(seen.index(number))
         elif kind not in NUMBERS:
-            return _signature([operator], values, {})
+            return _signature([first], values, {})
     return tuple(found)
 
 

@@ -63,7 +63,7 @@ class CountingMode(OwnMode):
         never_compiled(type(self).__torch_dispatch__)
         self._counter = counter
         self._scopes = counter.scopes
-        self._current = counter.scopes.current
+        self._current, self._current_of_view = counter.scopes.current, counter.scopes.current_of_view
         self._memory = counter.memory
         self._partial_tensors = counter.partial_tensors
         self._fake = counter.fake
@@ -156,7 +156,7 @@ class CountingMode(OwnMode):
         """Run an operator and report it. A small model's step is thousands of these, so that each call in here is seen in its time."""
         counter, memory, is_view = self._counter, self._memory, operator.is_view
         try:
-            row, phase = self._current(args)
+            row, phase = self._current_of_view(args) if is_view and not operator.waits else self._current(args)
             if operator.waits:
                 counter.wait(row, phase)
             if not is_view:
@@ -175,7 +175,7 @@ class CountingMode(OwnMode):
                 self._partial_tensors.follow(operator, row, args, kwargs, out)
             if operator.kind is not FREE and kernel is None:
                 counter.record(operator, row, phase, (args, kwargs, out))
-            if memory is not None and (operator.makes_storage or operator.fills):
+            if memory is not None and operator.is_birth:
                 self._see_storages(memory, operator, row, phase, (args, kwargs, out))
         except BaseException as error:  # noqa: BLE001 - the same
             self._fail(error)

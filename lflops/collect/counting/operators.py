@@ -2,7 +2,7 @@
 
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,6 +56,15 @@ class Kind(Enum):
     UNCOUNTED = auto()
 
 
+class KnownCost(NamedTuple):
+    """What a call costs, and every call like it."""
+
+    cost: Cost
+    moved: int
+    dtype: torch.dtype | None
+    is_all: bool  # whether to add it up is all that there is to do: it is no product, and what it may be is known
+
+
 class Operator:
     """One operator and how to count it."""
 
@@ -72,6 +81,7 @@ class Operator:
         makes = not isinstance(function, OpOverload) or self.known_as in LIFTS or makes_storage(function)
         self.makes_storage = makes and not no_work and name != WRAPS  # whether results are new memory
         self.fills = qualified == GATHERS  # whether it writes to storages that have got their memory without an operator
+        self.is_birth = (self.makes_storage and name != "_local_scalar_dense") or self.fills  # whether a tensor may get memory by it
         # Whether it calls functions: branches, or bodies of loops
         self.is_control_flow = isinstance(function, HigherOrderOperator) and name in CONTROL_FLOW
         views = bool(getattr(function, "is_view", False))
@@ -100,6 +110,7 @@ class Operator:
         self.is_on_lists = self.name.startswith((FOREACH, FUSED))  # whether an optimizer calls it with a list of its parameters
         # Whether the bytes of tensors without gaps determine its cost, so that calls with other shapes and numbers cost the same
         self.is_by_size = formula is None and self.kind is Kind.COUNTED and self.known_as not in UNREAD
+        self.costs: dict[Any, KnownCost] = {}  # of its calls so far, by what equal ones have in common
         self.run = direct_call(function)
 
     @classmethod
@@ -107,7 +118,7 @@ class Operator:
         """A function that is no operator, which is counted by a formula, or listed."""
         made = cls.__new__(cls)
         made.name = made.known_as = name
-        made.written, made.makes_storage = {}, True
+        made.written, made.costs, made.makes_storage = {}, {}, True
         made.has_nested_kernel = made.is_control_flow = made.is_pure = made.fills = made.waits = made.is_view = False
         made.is_on_lists = made.is_by_size = False
         made.kind = Kind.UNCOUNTED if cost is None else Kind.COUNTED

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.tensors import local_part
+from lflops.collect.torch_private.tensors import PLAIN, local_part
 
 
 class StepOwners:
@@ -90,8 +90,9 @@ class StepOwners:
             self._add(tensor, row)
 
     def _add(self, tensor: Tensor, row: str) -> None:
-        local = local_part(tensor)  # the tensor that operators see
-        if self._known(local) is None:
+        local = tensor if type(tensor) in PLAIN else local_part(tensor)  # the tensor that operators see
+        known = self._rows.get(id(local))
+        if known is None or known[0]() is not local:
             self._rows[id(local)] = (weakref.ref(local), row)
 
     def _parameters(self) -> Iterator[Tensor]:

@@ -96,6 +96,8 @@ class ModuleTree:
         first = self._first[id(module)]
         if start is None or start is module:
             return first if start is None else caller
+        if first.rpartition(".")[0] == caller and dict(child_modules(start)).get(first.rpartition(".")[2]) is module:
+            return first
         seen = {id(start)}
         waiting = deque([(caller, start)])
         while waiting:

@@ -20,7 +20,7 @@ with known_torch():
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch.utils import _python_dispatch
 
-PLAIN = (Tensor, nn.Parameter)
+PLAIN = frozenset((Tensor, nn.Parameter))
 """The classes of nearly all tensors. Asking one of them for a missing attribute takes as long as a small operator."""
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lflops
+from lflops.collect.count import Counting
+from lflops.collect.counting.accumulator import Extent
+from lflops.collect.counting.operators import known_operators
 from lflops.profile.records import Phase
 from tests.support.count_function import count, fixed, of, the_cell
 
@@ -220,3 +223,25 @@ def test_a_sparse_tensor_is_its_places_and_its_values() -> None:
     sparse = torch.sparse_coo_tensor(filled, torch.ones(3), (100, 100), check_invariants=True, is_coalesced=True)
     profile = count(lambda a: a * 2, sparse)
     assert 2 * 3 * (2 * INDEX + FLOAT) == sum(cell.bytes_moved for cell in profile.cells if cell.operator == "mul")
+
+
+def test_a_count_without_bytes_leaves_none_to_the_next() -> None:
+    """What a call costs is kept for the next count, with bytes and without them."""
+    model, counted = nn.ReLU(), []
+    for traffic in (True, False, True):
+        with Counting({"": model}, extent=Extent(traffic=traffic, memory=False)) as counting:
+            model(x())
+        counted.append(counting.profile.total(metric="bytes_moved"))
+    assert [2 * n * FLOAT, 0, 2 * n * FLOAT] == counted
+
+
+def test_ever_new_shapes_do_not_fill_the_memory() -> None:
+    """A training may have them, and each is right."""
+    model, lengths = nn.ReLU(), range(1, 1101)
+    batches = [torch.zeros(length) for length in lengths]
+    with Counting({"": model}) as counting:
+        for batch in batches:
+            model(batch)
+    assert 2 * FLOAT * sum(lengths) == counting.profile.by_module(metric="bytes_moved")[""]
+    kept = [len(known.costs) for _, known in known_operators().values() if known.name == "relu"]
+    assert all(0 < each <= 1000 for each in kept)
