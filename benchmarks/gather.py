@@ -98,13 +98,13 @@ def others(port: int, world: int, lost: int) -> None:
     for rank in range(1, world):
         if rank in gone:
             continue
-        mine = head.brief if rank != slow_rank(world) else replace(head.brief, steps=slower(head.brief.steps, DELAY))
+        mine = head.summary if rank != slow_rank(world) else replace(head.summary, steps=slower(head.summary.steps, DELAY))
         keeps, own = sums is not None and rank not in lot, b""
         if sums is not None and keeps:
             summed = sums * factor(rank)
             summed[:, interval] += DELAY * (rank == slow_rank(world))
             own = summed.numpy().tobytes()
-        packed_head = rank_report.compress_head(replace(head, brief=replace(mine, rank=rank), sums=own))
+        packed_head = rank_report.compress_head(replace(head, summary=replace(mine, rank=rank), sums=own))
         window.deliver(rank, Packed(packed_head, packed.shared, b"" if keeps else times(rank), keeps))
     print("delivered", flush=True)
     while sums is not None and not store.has("train/0/asked/"):
