@@ -5,8 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from torch.profiler import ProfilerAction
-from torch.profiler import schedule as torchs_schedule
+from torch.profiler import ProfilerAction, schedule as torchs_schedule
 
 from lflops.errors import ScheduleError
 from lflops.schedule import Plan, Position, Schedule

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lflops.analyze.compare.diff import Limit, limits
-from lflops.analyze.compare.diff import diff as diff_of
+from lflops.analyze.compare.diff import Limit, diff as diff_of, limits
 from lflops.cli.output import BYTES, UsageError, draw, help_of, write_json
 from lflops.errors import ProfileError
 from lflops.extras import needed

@@ -1,17 +1,4 @@
-"""The convention for all that is no multiply-accumulate: it goes into FLOPs, never into MACs.
-
-* A pointwise operator is one operation an element of its floating result, for every function; one that is two at once (`addcmul`,
-  `lerp`) is two. Comparing, selecting and converting are none.
-* A reduction is one operation an element of its floating input; a norm squares too, a variance subtracts, squares and needs the mean.
-* Normalising is 5 an element (sum; subtract, square, sum; scale), 2 with known statistics, one more for a weight and one for a bias; its
-  gradient is twice that. A root mean square saves the two of the mean.
-* Softmax is 5 an element (largest; subtract, exponential, sum, divide), its gradient 4.
-* A factorisation, and solving with a triangular matrix, are the leading terms of the textbook: `factorisations.py` lists them. Each step
-  needs those before it: no matrix unit runs such a recurrence, so it would be wrong to count its multiply-accumulates as MACs.
-* Pooling is one operation an element of each window; interpolating is 2 for each neighbour that it weighs.
-
-`conventions.toml` lists the operators.
-"""
+"""The convention for all that is no multiply-accumulate. `conventions.toml` explains it, and lists the operators."""
 
 from pathlib import Path
 

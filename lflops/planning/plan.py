@@ -39,54 +39,34 @@ MINOR = 0.02  # of a step: what takes less is no reason
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
-    """One way to train the global batch.
+    """One way to train the global batch."""
 
-    Attributes:
-        name: As `HSDP 8x8`, replicas before shards.
-        mesh: Ranks by dimension, as `lflops.estimate` takes them.
-        micro_batch: Samples of a rank at once.
-        accumulation: Micro batches of a step.
-        room: What it needs of the chip's memory, and whether that fits.
-        predicted: The time of a step with all its micro batches; `None` where nothing was fitted, for which `why_not` has the reason.
-        least_seconds: A lower bound of that time.
-        tensor_seconds: The part of it in collectives of tensor parallelism at the bandwidth of the links, which nothing hides.
-        rank: Its place by time. Those with the same are a tie. 0 where nothing is predicted.
-        reason: What its time goes to besides the model's own work.
-    """
-
-    name: str
-    mesh: Mesh
+    name: str  # as `HSDP 8x8`, replicas before shards
+    mesh: Mesh  # ranks by dimension, as `lflops.estimate` takes them
     checkpointing: Policy
-    micro_batch: int
-    accumulation: int
-    room: Room
+    micro_batch: int  # samples of a rank at once
+    accumulation: int  # micro batches of a step
+    room: Room  # what it needs of the chip's memory, and whether that fits
+    # The time of a step with all its micro batches; `None` where nothing was fitted, for which `why_not` has the reason.
     predicted: Prediction | None
     why_not: str | None
-    least_seconds: float | None
-    tensor_seconds: float
-    reason: str
-    rank: int = 0
+    least_seconds: float | None  # A lower bound of that time
+    tensor_seconds: float  # the part of it in collectives of tensor parallelism at the bandwidth of the links, which nothing hides
+    reason: str  # what its time goes to besides the model's own work
+    rank: int = 0  # Its place by time. Those with the same are a tie. 0 where nothing is predicted.
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The configurations that fit.
-
-    Attributes:
-        batch: Samples of a step, over all GPUs.
-        configurations: Those whose time is predicted, the fastest first.
-        not_predicted: The others, by their lower bound.
-        left_out: What does not fit or does not run, and why.
-        estimates: How many estimates were made.
-        profile: The estimate of the first configuration that fits, as a whole; of one micro batch. `None` where none does.
-    """
+    """The configurations that fit."""
 
     hardware: str
     gpus: int
-    batch: int
-    configurations: tuple[Configuration, ...]
-    not_predicted: tuple[Configuration, ...]
-    left_out: Mapping[str, str]
-    estimates: int
+    batch: int  # samples of a step, over all GPUs
+    configurations: tuple[Configuration, ...]  # those whose time is predicted, the fastest first
+    not_predicted: tuple[Configuration, ...]  # the others, by their lower bound
+    left_out: Mapping[str, str]  # what does not fit or does not run, and why
+    estimates: int  # how many estimates were made
+    # The estimate of the first configuration that fits, as a whole; of one micro batch. `None` where none does.
     profile: Profile | None = None
 
 

@@ -301,8 +301,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         from_quartiles: Whether single steps are unknown: then the three "steps" are the quartiles.
         usual_lost_seconds: Of clean steps the same of the median step, which rare delays do not change.
         at: Of clean steps the number of each.
-        awaited: Of clean steps the phases in which ranks wait for each other: no rank is judged by them; `wait` is the end of
-            backward.
+        awaited: Of clean steps the phases in which ranks wait for each other: no rank is judged by them; `wait` is the end of backward.
         activity: Of clean steps what else is known of the late ranks.
         waited: Of clean steps the seconds in which a rank's thread waited for a core, the mean over ranks and steps.
         lengths_explain: Of clean steps the correlation of lateness with how much more a rank's batch has than the others'.

@@ -11,8 +11,7 @@ from lflops.cli.output import UsageError, draw, help_of, write_json
 from lflops.report.html import write
 from lflops.report.lines.text import counted
 from lflops.trace_analysis.compare import compare, trace_limits
-from lflops.trace_analysis.merge import MERGED
-from lflops.trace_analysis.merge import merge as merge_traces
+from lflops.trace_analysis.merge import MERGED, merge as merge_traces
 from lflops.trace_analysis.page import trace_page
 from lflops.trace_analysis.read_trace import read_trace
 from lflops.trace_analysis.sentences import clock_lines

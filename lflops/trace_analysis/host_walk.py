@@ -15,8 +15,19 @@ from typing import NamedTuple
 from lflops.profile.series import grouped, summed
 from lflops.trace_analysis.categories import precision_by_name
 from lflops.traces.annotate import threads_of_tracks
-from lflops.traces.nesting import SliceTimes, outer_first
-from lflops.traces.recorded import NODE, Collective, DeviceWork, HostItem, Inputs, OperatorCall, RecordedTrace, RuntimeCall, Span
+from lflops.traces.recorded import (
+    NODE,
+    Collective,
+    DeviceWork,
+    HostItem,
+    Inputs,
+    OperatorCall,
+    RecordedTrace,
+    RuntimeCall,
+    SliceTimes,
+    Span,
+    outer_first,
+)
 
 _OperatorKey = tuple[str, Inputs | None]
 

@@ -21,8 +21,7 @@ from msgspec import Raw, Struct
 from lflops.profile.series import grouped
 from lflops.traces.annotate import MODULE, TRACKS, threads_of_tracks
 from lflops.traces.files import as_trace, read, write_head, written_whole
-from lflops.traces.nesting import outer_first
-from lflops.traces.recorded import NODE, STEP, ZERO, span
+from lflops.traces.recorded import NODE, STEP, ZERO, outer_first, span
 
 MARKS = b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function"
 LOADERS = "enumerate(DataLoader)#", "enumerate(DataPipe)#"

@@ -4,8 +4,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep
 from lflops.ledger.book import Book

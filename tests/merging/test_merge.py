@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel

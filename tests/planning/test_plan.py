@@ -21,8 +21,7 @@ from lflops.collect.estimate.estimate import Estimator, Subject, subject_of
 from lflops.hardware.chips import Hardware, named
 from lflops.planning.plan import Configuration, Plan, _is_tie, _ranked, name_of, plan
 from lflops.planning.work_sheets import Case, WorkSheets, moved, peak_of
-from tests.analyze.speed.test_prediction import RATES, linear
-from tests.analyze.speed.test_prediction import chip as round_chip
+from tests.analyze.speed.test_prediction import RATES, chip as round_chip, linear
 
 WIDTH, TOKENS, BLOCKS = 2048, 1024, 12  # of work that takes a chip longer than its host, and of more blocks than are estimated
 H100 = named("H100 SXM")

@@ -7,6 +7,7 @@ from tests.support.formula_cases import Case, case
 from tests.support.package_stand_ins import registered
 from tests.support.packed_formula_cases import (
     HEADS,
+    backward as gradients,
     bound,
     causal,
     crossed,
@@ -30,7 +31,6 @@ from tests.support.packed_formula_cases import (
     values_of_keys,
     windowed,
 )
-from tests.support.packed_formula_cases import backward as gradients
 
 OPERATORS = registered()
 

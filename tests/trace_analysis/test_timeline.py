@@ -4,8 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lflops.stretches import joined, length, outside, shares
 from lflops.trace_analysis.summary import summarise

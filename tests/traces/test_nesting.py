@@ -11,8 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from lflops.collect.kineto.events import NO_OPERATORS, read
 from lflops.collect.kineto.tracer import recorded_events
 from lflops.trace_analysis.read_trace import read_trace
-from lflops.traces.nesting import outer_first
-from lflops.traces.recorded import OperatorCall
+from lflops.traces.recorded import OperatorCall, outer_first
 
 
 class Named(NamedTuple):

@@ -63,26 +63,17 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
-    """The time of a step before it runs.
+    """The time of a step before it runs."""
 
-    Attributes:
-        hardware: The chip's name.
-        low: With `high` the interval that holds 80 % of the trainings that were not fitted.
-        by_kind: What the seconds go to: `products`, `attention`, `memory` (operators that move bytes), and
-            `communication` that nothing hides.
-        by_phase: `forward`, `backward` with what is recomputed, `optimizer`, `other`.
-        by_module: Of each row and all below it.
-        recomputed: The part of `backward` in which the device computes again.
-    """
-
-    hardware: str
+    hardware: str  # the chip's name
     seconds: float
-    low: float
+    low: float  # with `high` the interval that holds 80 % of the trainings that were not fitted
     high: float
+    # What the seconds go to: `products`, `attention`, `memory` (operators that move bytes), and `communication` that nothing hides.
     by_kind: Mapping[str, float]
-    by_phase: Mapping[str, float]
-    by_module: Mapping[str, float]
-    recomputed: float = 0.0
+    by_phase: Mapping[str, float]  # `forward`, `backward` with what is recomputed, `optimizer`, `other`
+    by_module: Mapping[str, float]  # of each row and all below it
+    recomputed: float = 0.0  # the part of `backward` in which the device computes again
 
 
 @functools.cache

@@ -28,19 +28,13 @@ _ONCE = ("optimizer", "clip", "sync")  # phases that do not grow with the batch
 
 
 class WhatIf(Struct, frozen=True, kw_only=True):
-    """The time of a step after changes.
+    """The time of a step after changes."""
 
-    Attributes:
-        measured: Seconds of the mean clean step, unchanged.
-        seconds: Of the changed step, between `low` and `high`.
-        phases: The seconds of its phases.
-    """
-
-    measured: float
-    seconds: float
+    measured: float  # seconds of the mean clean step, unchanged
+    seconds: float  # of the changed step, between `low` and `high`
     low: float
     high: float
-    phases: Mapping[str, float]
+    phases: Mapping[str, float]  # the seconds of its phases
 
 
 class _Phase(NamedTuple):

@@ -9,10 +9,9 @@ what the modules take or return.
     number                5                        6
     backward    node 6: k, node 5: q
 
-On a device backward runs on the device's thread, which numbers from 0 itself. What activation checkpointing builds there again is run
-by a pass within the pass, on that thread (`in_inner_backward`), and gone with it. What a differentiated backward builds there lasts,
-and so does what a second thread builds in forward. Then nodes are claimed. Where that is not enough, the root has the work, with a note
-(`ambiguous`).
+On a device backward runs on the device's thread, which numbers from 0 itself. What activation checkpointing builds there again is run by a
+pass within the pass, on that thread (`in_inner_backward`), and gone with it. What a differentiated backward builds there lasts, and so does
+what a second thread builds in forward. Then nodes are claimed. Where that is not enough, the root has the work, with a note (`ambiguous`).
 """
 
 import threading

@@ -173,9 +173,8 @@ class LiveMemory:
     def after_sum(self, operator: str, row: str, phase: Phase, out: Tensor, term: Tensor) -> None:
         """Record the sum of two gradients, which autograd writes over one of them.
 
-        It does so unless a dispatch mode is on: then the sum gets its own storage, and the term is freed right after. So the term
-        is taken to be freed before the sum is allocated. If something else keeps the term, autograd does not write over it, and both
-        are alive.
+        It does so unless a dispatch mode is on: then the sum gets its own storage, and the term is freed right after. So the term is taken
+        to be freed before the sum is allocated. If something else keeps the term, autograd does not write over it, and both are alive.
         """
         self._see_deaths()
         before, (_, sum_key), (_, term_key) = self._live, storage_key(out), storage_key(term)

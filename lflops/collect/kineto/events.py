@@ -25,8 +25,7 @@ from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.profile.records import Call, ModulePhase, TracedOperator
 from lflops.profile.series import grouped
-from lflops.traces.nesting import SliceTimes, outer_first
-from lflops.traces.recorded import NODE, STEP, DeviceWork, HostItem, OperatorCall, RecordedTrace, RuntimeCall, Span
+from lflops.traces.recorded import NODE, STEP, DeviceWork, HostItem, OperatorCall, RecordedTrace, RuntimeCall, SliceTimes, Span, outer_first
 
 REGION = "## Call CompiledFxGraph "
 """Begins the names of the runs of compiled graphs; the graph's key follows."""
@@ -71,14 +70,10 @@ def read(raw: Sequence[Any], *, device: bool, stack: bool) -> RecordedTrace:
 def recorded(events: Iterable[tuple[str, int, int, int, int, int, bool, bool, bool, int, int]]) -> RecordedTrace:
     """A trace of events, each a tuple.
 
-    name, start, end, thread: The times are nanoseconds since 1970.
-    number: Of a node of backward, when it was built; of any other -1, or the number of the next node.
-    built_on: Of a node of backward, the thread that built it.
-    is_named: Whether somebody named a stretch of time, rather than that an operator ran.
-    spans_threads: Whether it began on one thread and ended on another.
-    is_on_device: Whether the device did it.
-    key: The number of the event.
-    link: The key of the operator for which the device or its library did it; 0 is none.
+    name, start, end, thread: The times are nanoseconds since 1970. number: Of a node of backward, when it was built; of any other -1, or
+    the number of the next node. built_on: Of a node of backward, the thread that built it. is_named: Whether somebody named a stretch of
+    time, rather than that an operator ran. spans_threads: Whether it began on one thread and ended on another. is_on_device: Whether the
+    device did it. key: The number of the event. link: The key of the operator for which the device or its library did it; 0 is none.
     """
     trace = RecordedTrace()
     links: list[int] = []  # of the calls of the device's library

@@ -14,8 +14,7 @@ from lflops.profile.series import gathered
 from lflops.profile.timeline import OwnTime, StepTimeline, TimedWork, longest, nested
 from lflops.stretches import Stretches, joined, length, outside, shares
 from lflops.traces.device_states import Timeline, communicates, idle_stretches, states, timeline
-from lflops.traces.nesting import outer_first
-from lflops.traces.recorded import NODE, DeviceWork, HostItem, OperatorCall, RecordedTrace
+from lflops.traces.recorded import NODE, DeviceWork, HostItem, OperatorCall, RecordedTrace, outer_first
 
 _NO_PHASE = frozenset({"other", ""})
 

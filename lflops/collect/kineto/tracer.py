@@ -36,8 +36,7 @@ from lflops.garbage import SearchTimeout, alive, gc_paused
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, Trace
 from lflops.profile.series import grouped
 from lflops.profile.timeline import StepTimeline
-from lflops.traces.nesting import outer_first
-from lflops.traces.recorded import STEP
+from lflops.traces.recorded import STEP, outer_first
 
 Activity = Literal["cpu", "device"]
 ACTIVITIES: tuple[Activity, ...] = ("cpu", "device")

@@ -4,8 +4,7 @@ Of very many ranks most keep their times, and hand in sums. These show which ran
 asked for their times, which are compared with those of ranks drawn by lot.
 """
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 
 import torch

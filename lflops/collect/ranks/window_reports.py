@@ -6,8 +6,7 @@ is late, and asks. So nothing grows with ranks times modules, and a host that is
 
 import random
 from array import array
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Set as AbstractSet
 
 from msgspec.structs import replace
 

@@ -9,9 +9,7 @@ from lflops.collect.torch_private.known_torch import known_torch
 from lflops.collect.torch_private.tensors import PLAIN
 
 with known_torch():
-    from torch._ops import HigherOrderOperator as HigherOrderOperator
-    from torch._ops import OpOverload as OpOverload
-    from torch._ops import OpOverloadPacket as OpOverloadPacket
+    from torch._ops import HigherOrderOperator as HigherOrderOperator, OpOverload as OpOverload, OpOverloadPacket as OpOverloadPacket
 
     _KEY = torch._C.DispatchKey
     _ANY_DEVICE = _KEY.CompositeImplicitAutogradNestedTensor

@@ -14,10 +14,10 @@ with known_torch():
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
+        FakeTensor as FakeTensor,
         FakeTensorMode,
         UnsupportedOperatorException,
     )
-    from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch.utils import _python_dispatch
 
 PLAIN = frozenset((Tensor, nn.Parameter))

@@ -12,8 +12,7 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.deepspeed.text import units as short_units
-from lflops.deepspeed.text.modules import aggregated
-from lflops.deepspeed.text.modules import detailed as details
+from lflops.deepspeed.text.modules import aggregated, detailed as details
 from lflops.profile.model import Profile
 from lflops.profile.notes import notes_with
 from lflops.profile.records import Trace

@@ -8,8 +8,7 @@ import msgspec
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.memory.peak import Saving
-from lflops.analyze.memory.peak import savings as savings_of
+from lflops.analyze.memory.peak import Saving, savings as savings_of
 from lflops.analyze.speed.roofline import Ceiling, Fusion
 from lflops.profile.model import Run
 

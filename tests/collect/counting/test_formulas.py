@@ -9,8 +9,7 @@ import torch
 
 from lflops.formulas import table
 from lflops.formulas.table import Cost, Formula, Shape
-from tests.support.formula_cases import CASES as CORE_CASES
-from tests.support.formula_cases import Case
+from tests.support.formula_cases import CASES as CORE_CASES, Case
 from tests.support.formula_family_cases import CASES as FAMILY_CASES
 from tests.support.linear_algebra_cases import CASES as LINEAR_ALGEBRA_CASES
 from tests.support.package_cases import CASES as PACKAGE_CASES

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch import distributions as D
+from hypothesis import given, strategies as st
+from torch import Tensor, distributions as D, nn
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
@@ -34,8 +32,7 @@ import lflops
 from lflops.analyze.analysis import analyze
 from lflops.analyze.memory.room import room_for
 from lflops.collect.counting.known_values import LARGEST
-from lflops.collect.estimate import fake_tensors as fake
-from lflops.collect.estimate import largest_batch
+from lflops.collect.estimate import fake_tensors as fake, largest_batch
 from lflops.profile.model import Profile
 from lflops.report.lines.text import savings
 from tests.conformance.at_hand import runs_here

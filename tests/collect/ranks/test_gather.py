@@ -10,9 +10,7 @@ from msgspec.structs import replace
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import lflops
-from lflops.collect.ranks import gather as gather_module
-from lflops.collect.ranks import rank_times
-from lflops.collect.ranks import store as rank_store
+from lflops.collect.ranks import gather as gather_module, rank_times, store as rank_store
 from lflops.collect.ranks.gather import EXIT_SECONDS, GOODBYE, PATIENCE, WHILE_TRAINING, Gather
 from lflops.collect.ranks.store import RankStore, shared_store
 from lflops.collect.ranks.topology import Topology

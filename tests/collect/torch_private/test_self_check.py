@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 
 import lflops
-from lflops.collect.torch_private import autograd, cuda_memory, distributed, modules, operators, tensors
-from lflops.collect.torch_private import self_check as torch_check
+from lflops.collect.torch_private import autograd, cuda_memory, distributed, modules, operators, self_check as torch_check, tensors
 from lflops.session.outlets import out_of_memory
 from tests.support.memory_snapshots import Recorder, forward
 

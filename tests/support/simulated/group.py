@@ -7,8 +7,7 @@ import datetime as dt
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch import distributed as _distributed
+from torch import Tensor, distributed as _distributed
 
 from tests.support import simulated
 
