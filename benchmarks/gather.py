@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from array import array
 from pathlib import Path
 
@@ -27,7 +28,6 @@ from results import record
 from torch.distributed import PrefixStore, TCPStore
 
 import lflops
-from lflops.collect.ranks import report as rank_report
 from lflops.collect.ranks.gather import WHILE_TRAINING, Gather
 from lflops.collect.ranks.report import Packed, PlacesOfTable, RankHeader, RankReport, intervals_in, pack, unpacked
 from lflops.collect.ranks.store import RankStore
@@ -104,7 +104,7 @@ def others(port: int, world: int, lost: int) -> None:
             summed = sums * factor(rank)
             summed[:, interval] += DELAY * (rank == slow_rank(world))
             own = summed.numpy().tobytes()
-        packed_head = rank_report.compress_head(replace(head, summary=replace(mine, rank=rank), sums=own))
+        packed_head = zlib.compress(msgpack.encode(replace(head, summary=replace(mine, rank=rank), sums=own)), 1)
         window.deliver(rank, Packed(packed_head, packed.shared, b"" if keeps else times(rank), keeps))
     print("delivered", flush=True)
     while sums is not None and not store.has("train/0/asked/"):
