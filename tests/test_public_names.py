@@ -61,7 +61,7 @@ def test_every_public_name_can_be_had_and_no_other() -> None:
     assert [] == [name for name in PUBLIC if not star[name].__doc__]
     of_extras = {entry.partition(":")[2] for entries in EXTRAS.values() for entry in entries}
     assert set() == set(PUBLIC) - lflops._HOMES.keys() - of_extras, "_HOMES in lflops/__init__.py has the module of each public name"
-    stub = re.findall(r" as (\w+)$", Path(str(lflops.__file__)).with_suffix(".pyi").read_text("utf-8"), re.MULTILINE)
+    stub = re.findall(r" as (\w+)\b", Path(str(lflops.__file__)).with_suffix(".pyi").read_text("utf-8"), re.MULTILINE)
     assert {*PUBLIC, "hardware", "tensorboard"} == set(stub), "PUBLIC and the names for type checkers in lflops/__init__.pyi differ"
     with pytest.raises(AttributeError, match="has no attribute 'estimates'"):
         _ = lflops.estimates
