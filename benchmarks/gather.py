@@ -135,12 +135,12 @@ def first(world: int, lost: int) -> None:
         pushed, used = time.perf_counter(), time.process_time()
         gather.push(profile, steps)
         returned = time.perf_counter()
-        gaps = []
+        gaps, passes = [], _Passes()
         while not (found := gather.ready()):  # what the training thread does meanwhile, to see how long it is held up
             begin = time.process_time()
             sum(range(1000))
             threading.Event().wait(0.001)
-            gaps.append(time.process_time() - begin)
+            gaps.append((begin, time.process_time()))
         seconds, used = time.perf_counter() - pushed, time.process_time() - used
     (whole,) = found
     gather.finish()
@@ -151,9 +151,30 @@ def first(world: int, lost: int) -> None:
     rows = lflops.imbalance(whole).rows
     assert [(*SLOW_PLACE, slow_rank(world))] == [(row.module, row.phase, row.slow_rank) for row in rows], rows  # noqa: S101
     size = len(msgpack.encode(whole)) / 1e6
-    figures = {"push": returned - pushed, "seconds": seconds, "used": used, "longest": max(gaps), "size": size}
-    figures["long"] = sum(gap > 0.05 for gap in gaps)
+    figures = {"push": returned - pushed, "seconds": seconds, "used": used, "size": size}
+    figures["longest"] = max(end - begin - passes.within(begin, end) for begin, end in gaps)
+    whole_passes = [end - begin for generation, begin, end in passes.all if generation == 2]
+    figures |= {"passes": len(whole_passes), "longest_pass": max(whole_passes, default=0.0)}
     print(json.dumps(figures | {"own": own - before, "held": held - own, "collecting": megabytes() - held, "peak": megabytes()}))
+
+
+class _Passes:
+    """Python's garbage collector at work: the generation, begin and end of each pass, in CPU time of the process."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[int, float, float]] = []
+        self._begin = 0.0
+        gc.callbacks.append(self)
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._begin = time.process_time()
+        else:
+            self.all.append((info["generation"], self._begin, time.process_time()))
+
+    def within(self, begin: float, end: float) -> float:
+        """Seconds of it between two moments."""
+        return sum(max(0.0, min(end, last) - max(begin, first)) for _, first, last in self.all)
 
 
 def megabytes() -> float:
@@ -163,23 +184,23 @@ def megabytes() -> float:
 
 def main() -> None:
     """Measure, and write the table."""
-    load = os.getloadavg()[0]
-    rows, begin = [], time.process_time()
-    gc.collect()
-    alone = time.process_time() - begin
+    load, rows = os.getloadavg()[0], []
     for world, lost in [*((world, 0) for world in WORLDS), (WORLDS[-1], LOST)]:
         command = [sys.executable, __file__, "first", str(world), str(lost)]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603 - this script
         found = json.loads(output)
         times = f"{found['seconds']:.2f} | {found['used']:.2f} | {1e6 * found['push']:.0f} | {1e3 * found['longest']:.0f}"
+        passes = f"{found['passes']} | {1e3 * found['longest_pass']:.0f}"
         memory = f"{found['held']:.0f} | {found['collecting']:.0f} | {found['peak']:.0f}"
-        rows.append(f"| {world:,}{f', {lost} lost' if lost else ''} | {times} | {memory} | {found['size']:.1f} |")
+        rows.append(f"| {world:,}{f', {lost} lost' if lost else ''} | {times} | {passes} | {memory} | {found['size']:.1f} |")
     columns = (
         "ranks",
         "s on a thread of its own",
         "of it CPU",
         "µs on the training's",
-        "ms that was held up",
+        "ms held up",
+        "passes",
+        "ms of one",
         "MB in the store",
         "MB to collect",
         "MB of the process",
@@ -188,8 +209,8 @@ def main() -> None:
         f"{MODULES:,} modules, each with a time forward and backward in {STEPS} steps on every rank; rank 0 hosts the store.",
         "MB are what its resident memory grew by at most: while the others handed in, and while it collected; then the whole process",
         "with torch; the last is the profile's own size. Held up is the longest that Python's lock was not to be had beside it, in CPU",
-        f"time of the process. Python's garbage collector takes {1e3 * alone:.0f} ms for one pass over the objects that torch alone has;",
-        "a pass is what holds the lock longest. All other ranks are one process.",
+        "time of the process, without Python's garbage collector. This passes over all objects of the process, most of them torch's, when",
+        "a quarter more are there, and holds the lock as well: its passes, and the longest. All other ranks are one process.",
         f"Up to {MOST_BYTES >> 20} MiB of times all ranks hand them in, beyond that {BY_LOT} drawn by lot and those that rank 0 asks.",
         f"One rank is {DELAY * 1e3:.0f} ms slow in a module: each time it is named, with the module, and no other rank. So are the lost",
         f"ranks, which are waited for a second. The machine's load by other programs was {load:.0f} at the start.",

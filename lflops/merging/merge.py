@@ -168,7 +168,7 @@ def merged(
     whole = replace(whole, ranks=ranks, notes=tuple(_notes(kept, order, rows, ranks)))
     if times is None:
         return whole
-    stats, comparison = rank_stats(times, whole.modules), compare_ranks(times, _own_work(whole.modules))
+    stats, comparison = rank_stats(times, whole.modules), compare_ranks(times, _own_work(whole.modules) if times.staged else None)
     return replace(whole, rank_stats=tuple(stats), rank_comparison=comparison)
 
 

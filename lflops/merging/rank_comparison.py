@@ -10,6 +10,7 @@ import operator
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from lflops.merging.rank_table import OUTSIDE, Place, RankTable, Series, added_up, median_of_others
@@ -72,7 +73,6 @@ def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None,
         return None
     late = _Lateness(table)
     usual, estimated = _usual(table, work or {})
-    found = [*_in_places(table, usual, late), *_in_repeated(table, late)]
     everywhere = [
         each
         for rank in late.ranks
@@ -83,7 +83,8 @@ def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None,
         others, intervals = median_of_others(busy), tuple(table.busy)
         in_all = [_Excess(place, rank, busy[rank], others[rank], late.within(rank, intervals), intervals) for rank in late.ranks]
         everywhere = in_all if whole else [*everywhere, *in_all]
-    worst = heapq.nlargest(KEPT, [*everywhere, *found], key=lambda each: each.cost)
+    found = chain(everywhere, _in_places(table, usual, late), _in_repeated(table, late))  # one after the other: there are very many
+    worst = heapq.nlargest(KEPT, found, key=lambda each: each.cost)
     beyond = {place: _beyond(table.seconds[place], usual[place]) for place in usual}
     jolts, jolted_seconds = _jolts(table, beyond)
     beyond |= {place: _beyond_others(repeated.seconds) for place, repeated in table.repeated.items()}

@@ -12,6 +12,7 @@ import statistics
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeGuard, TypeVar
 
 from msgspec import Struct, msgpack
@@ -84,10 +85,11 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "hooked"]
     steps: list[dict[Place, float]] = []
+    in_modules = {key: Place(*key) for own in report.steps for key in own}
     for step, own in zip(hooked, report.steps, strict=True) if report.steps else ():
         outside = {Place("", phase): seconds for phase, seconds in step.phases.items() if phase in OUTSIDE}
-        steps.append(outside | {Place(*key): seconds for key, seconds in own.items()})
-    places = tuple(_in_order(profile, {place for step in steps for place in step}))
+        steps.append(outside | {in_modules[key]: seconds for key, seconds in own.items()})
+    places = tuple(_in_order(profile, {place: place for step in steps for place in step}))
     at = tuple(step.index for step, _ in zip(hooked, steps, strict=False))
     groups = tuple(dict.fromkeys(each.group for each in profile.communication))
     table = Table(
@@ -156,17 +158,16 @@ def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) ->
         ),
         waits=table.counted_waits,
     )
-    steps = [
-        {ModulePhase(row, phase): each for (row, phase), each in zip(table.places, step, strict=True) if _is_timed_in(phase)}
-        for step in times
-    ]
+    places = [ModulePhase(row, phase) if _is_timed_in(phase) else None for row, phase in table.places]
+    steps = [{place: each for place, each in zip(places, step, strict=True) if place is not None} for step in times]
     return with_times(profile, ScaledTimes.of_steps(steps)) if steps else profile
 
 
-def _in_order(profile: Profile, places: set[Place]) -> Iterator[Place]:
+def _in_order(profile: Profile, places: Mapping[Place, Place]) -> Iterator[Place]:
     """As the profile has its rows; a place in none of these is no row's time."""
-    yield from (place for phase in OUTSIDE if (place := Place("", phase)) in places)
-    yield from (place for row in profile.modules for phase in PHASES if _is_timed_in(phase) and (place := Place(row, phase)) in places)
+    outside = (Place("", phase) for phase in OUTSIDE)
+    inside = (Place(row, phase) for row in profile.modules for phase in PHASES if _is_timed_in(phase))
+    return (places[place] for place in chain(outside, inside) if place in places)
 
 
 def _is_timed_in(phase: str) -> TypeGuard[Phase]:
