@@ -1,6 +1,6 @@
 """The ledger of a run: whether it adds up, survives kills, names the causes of planted slow steps, keeps calm, and what it costs.
 
-python benchmarks/ledger.py [--only account|planted|calm|kills|cost|size|windows ...] [--kills N] [--calm N]
+python benchmarks/ledger.py [--only account|planted|calm|kills|cost|size|windows|found ...] [--kills N] [--calm N] [--pairs N]
 """
 
 import argparse
@@ -293,6 +293,51 @@ def cost(times: int) -> str:
     )
 
 
+FOUND = """
+import sys, time
+from statistics import median
+import torch
+from torch import nn
+torch.set_num_threads(1)
+model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+data = torch.utils.data.TensorDataset(torch.randn(16 * 600, 32), torch.randn(16 * 600, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=.01)
+between = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU())))
+taken = []
+iterator = iter(torch.utils.data.DataLoader(data, batch_size=16))
+for _ in range(600):
+    if "cold" in sys.argv:
+        between(torch.ones(128, 512)).square().mean().backward()
+    start = time.thread_time_ns()
+    inputs, wanted = next(iterator)
+    (model(inputs) - wanted).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    taken.append(time.thread_time_ns() - start)
+print(median(taken[100:]) / 1e3)
+"""
+
+
+def found(pairs: int) -> str:
+    """CPU time that a loop which `LFLOPS=1` finds costs the training's thread in a step, in pairs of processes with it and without it."""
+
+    def taken(*given: str, watched: bool) -> float:
+        environment = os.environ | {"LFLOPS": "1" if watched else "", "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", FOUND, *given]
+        output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout  # noqa: S603 - ours
+        return float(output.split()[-1])
+
+    texts = []
+    for given, name in (((), "where small steps follow each other"), (("cold",), "after 15 ms of another model's work each time")):
+        both = [(taken(*given, watched=True), taken(*given, watched=False)) for _ in range(pairs)]
+        more = [watched - alone for watched, alone in both]
+        texts.append(
+            f"{median(more):.0f} µs {name} ({min(more):.0f} to {max(more):.0f}; {median(alone for _, alone in both):.0f} µs without)"
+        )
+    told = "A loop found by `LFLOPS=1`, CPU time of the training's thread in a step"
+    return f"{told}, {pairs} pairs: {'; '.join(texts)}. Wanted: 100 µs at most."
+
+
 def size() -> str:
     """The file after 100 and after 1,000,000 simulated steps of 100 ms, one in a thousand of them slow."""
     sizes = []
@@ -539,6 +584,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], str]] = {
     "cost": lambda _: cost(500),
     "size": lambda _: size(),
     "windows": lambda _: windows(),
+    "found": lambda asked: found(asked.pairs),
 }
 
 
@@ -548,6 +594,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, nargs="*", default=[*PARTS])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--calm", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     torch.set_num_threads(1)

@@ -83,10 +83,12 @@ class Recorder:
         self._schedule = unknown  # its file is open
         self.rest("after_run")
 
-    def trains(self) -> None:
+    def enter_phase(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
         """A phase of a training step begins: what is in no phase is from here on part of a step."""
         if self._base != OTHER:
             self.rest(OTHER)
+        self._running.append(phase)
+        self.marks.append((self._clock(), phase))
 
     def step_ends(self, step: int, *, touched: bool, shapes: Hashable = None) -> None:
         """A step of the training ends."""
@@ -97,14 +99,9 @@ class TrainPhases:
     """Listens to the phases of training steps for a recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+        self.enter = recorder.enter_phase
         self.leave = self.drop = recorder.leave
         self.wait = recorder.wait
-
-    def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
-        """A phase begins."""
-        self._recorder.trains()
-        self._recorder.enter(phase)
 
 
 class Collections:

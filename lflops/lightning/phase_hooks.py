@@ -134,10 +134,10 @@ class TrainerPhases(Phases):
         for each in self._users[:]:
             each.contains(error)
 
-    def _step_begins(self) -> None:
+    def _step_begins(self, *_: object) -> None:
         self._steps += 1
 
-    def _step_ends(self) -> None:
+    def _step_ends(self, *_: object) -> None:
         self._steps -= 1
         if self.innermost == "optimizer" and self._steps <= 0:
             self.leave(self.depth - 1)

@@ -49,6 +49,8 @@ class LoopPhases(Phases):
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
         self.boundary, guard = boundary, boundary.guard
+        self._guarded_begin, self._guarded_end = guard(self._backward_begins), guard(self._backward_ends)
+        self._guarded_wait = guard(self._nodes_are_done)
         undo.add(self.forget)
         for model in models:
             hook_model(undo, model, guard(self._model_is_called), guard(self._model_returns))
@@ -102,35 +104,36 @@ class LoopPhases(Phases):
         if self.innermost == "forward":
             self.leave(self.depth - 1)
 
-    def _model_is_called(self, _model: nn.Module) -> None:
+    def _model_is_called(self, _model: nn.Module, *_: object) -> None:
         if self._in_step and self.is_heard(self._stage) and self.innermost in {None, "optimizer"}:
             self.enter("forward", self._stage)
 
-    def _model_returns(self, output: Any) -> None:
+    def _model_returns(self, _model: nn.Module, _args: Any, output: Any) -> None:
         if self._in_step and self.is_heard(self._stage):
-            begins = self.boundary.guard(self._backward_begins)
             for tensor in tensors_in(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(begins)
+                    tensor.register_hook(self._guarded_begin)
 
     def _backward_begins(self, _gradient: Tensor) -> None:
         if not self._in_step:
             return
-        guard = self.boundary.guard
         if not self.is_running("backward"):
             self._leave_forward()
             self.enter("backward", self._stage)
-            after_backward(guard(partial(self._nodes_are_done, guard(partial(self.leave, self.depth - 1)))))
+            after_backward(self._guarded_wait)
         elif self.awaits_others:  # somebody else ends it
-            after_backward(guard(self.wait))
+            after_backward(self.boundary.guard(self.wait))
 
-    def _nodes_are_done(self, end: Callable[[], None]) -> None:
-        """Register the end of backward once more: by now DDP has registered its wait for the other ranks."""
+    def _nodes_are_done(self) -> None:
+        """Register the end of backward only now: by now DDP has registered its wait for the other ranks."""
         if self.awaits_others:
             self.wait()
-        after_backward(end)
+        after_backward(self._guarded_end)
 
-    def _optimizer_begins(self) -> None:
+    def _backward_ends(self) -> None:
+        self.leave_last("backward")
+
+    def _optimizer_begins(self, *_: object) -> None:
         if self._in_step:
             self._leave_forward()
             self.enter("optimizer", self._stage)

@@ -293,16 +293,14 @@ class MonitoredRun:
     def batch_ends(self, name: str, batch: Any) -> None:
         """It ends."""
         session, ledger = self.sessions[name], None if self._failed else self._ledger
-        if ledger is not None:
-            with self.boundary:
+        with self.boundary:
+            if ledger is not None:
                 ledger.enter("lflops")
                 if name == "train":
                     ledger.batch_ends(batch, touched=session is not None and session.touches_step)
-        if session is not None:
-            with self.boundary:
+            if session is not None:
                 session.batch_ends(batch)
-        if ledger is not None:
-            with self.boundary:
+            if ledger is not None:
                 ledger.leave_last("lflops")
         if session is not None and session.over:
             self.sessions[name] = None

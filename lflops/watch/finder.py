@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lflops.boundary import Boundary, Undo, unguarded
+from lflops.boundary import Boundary, Undo
 from lflops.collect.attribution.hooks import hook_model, hook_optimizers
 from lflops.collect.torch_private.data_loader import hear_fetches
 from lflops.collect.torch_private.modules import call_last, is_called_last
@@ -99,7 +99,7 @@ class FoundPhases(LoopPhases):
         hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")))
         hear_fetches(undo, guard(self._fetch_begins), guard(self._fetch_ends))
 
-    def _model_is_called(self, model: nn.Module) -> None:
+    def _model_is_called(self, model: nn.Module, *_: object) -> None:
         self._validate(begins=not (model.training or torch.is_grad_enabled()))
         if not self._is_validating:
             self._trains = self._last
@@ -215,9 +215,9 @@ class Finder:
         """Notice which of these are called for a training step."""
         self._called, self._candidates = [], [ref(each) for each in modules]
         for each in _alive(self._candidates):
-            hook_model(self._looking, each, unguarded(self._is_called), lambda _: None)
+            hook_model(self._looking, each, self._is_called, lambda *_: None)
 
-    def _is_called(self, module: nn.Module) -> None:
+    def _is_called(self, module: nn.Module, *_: object) -> None:
         if torch.is_grad_enabled() and all(each() is not module for each in self._called):
             self._called.append(ref(module))
 

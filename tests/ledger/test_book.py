@@ -228,8 +228,8 @@ def test_between_epochs_begins_with_the_wait_for_the_loaders_end() -> None:
 
 
 EVENTS = st.one_of(
-    st.tuples(st.just("enter"), st.sampled_from([*CATEGORIES, "data", "forward", "wait"])),
-    st.tuples(st.sampled_from(["leave", "step", "wait", "trains", "stop", "collect"]), st.just("")),
+    st.tuples(st.sampled_from(["enter", "enter_phase"]), st.sampled_from([*CATEGORIES, "data", "forward", "wait"])),
+    st.tuples(st.sampled_from(["leave", "step", "wait", "stop", "collect"]), st.just("")),
     st.tuples(st.just("rest"), st.sampled_from([*CATEGORIES])),
     st.tuples(st.just("leave_last"), st.sampled_from([*CATEGORIES])),
     st.tuples(st.just("look"), st.just("")),

@@ -160,14 +160,14 @@ class _ModelHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def hook_model(undo: Undo, module: nn.Module, before: Callable[[nn.Module], None], after: Callable[[Any], None]) -> None:
-    """Run an action before each call of this one module, and one after it with the output, until `undo` is closed.
+def hook_model(undo: Undo, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
+    """Run an action before each call of this one module, and one after it, until `undo` is closed. They get what torch gives such hooks.
 
     `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled with it, so it would be compiled anew.
     """
     if compiles_its_hooks(module):
         return
-    begins, ends = _ModelHook(lambda module, _args: before(module)), _ModelHook(lambda _module, _args, output: after(output))
+    begins, ends = _ModelHook(before), _ModelHook(after)
     if type(module) not in copyreg.dispatch_table:
         undo.add(_reduce_as_before, type(module))
         copyreg.pickle(type(module), _reduced)
@@ -200,12 +200,12 @@ def _remove_if_alive(hook: Callable[..., Any], module: "ref[nn.Module]") -> None
         remove_hook(hook, alive)
 
 
-def hook_optimizers(undo: Undo, before: Callable[[], None], after: Callable[[], None], only: Optimizer | None = None) -> None:
+def hook_optimizers(undo: Undo, before: Callable[..., None], after: Callable[..., None], only: Optimizer | None = None) -> None:
     """Run an action before each step of all optimizers, or of only one, and another action after it, until `undo` is closed."""
     registers: tuple[Any, Any] = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
     if only is not None:
         registers = (only.register_step_pre_hook, only.register_step_post_hook)
-    _hook(undo, only, (registers[0], lambda *_: before()), (registers[1], lambda *_: after()))
+    _hook(undo, only, (registers[0], before), (registers[1], after))
 
 
 def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

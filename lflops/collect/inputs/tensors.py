@@ -97,14 +97,13 @@ DEEPEST = 12  # levels of nesting that are searched; a structure that contains i
 MOST_VALUES = 1_000  # values other than tensors that are searched
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterable[Tensor]:
     """Every tensor in nested lists, tuples, sets, mappings, dataclasses and plain objects, in order.
 
     What objects store is read, and nothing of the user's is run. After `MOST_VALUES` values that are no tensors the search ends: an output
     that refers to a data set must not be searched for all that is in it.
     """
-    for _, tensor in named_tensors_in(value):
-        yield tensor
+    return (value,) if is_tensor(value) else (tensor for _, tensor in named_tensors_in(value))
 
 
 def nodes_of(value: Any) -> Iterator[Any]:

@@ -177,7 +177,7 @@ class ModelCall:
         args, kwargs = cut_off(given)
         return cls(caller=caller, model=model, args=args, kwargs=kwargs, backward=backward, loss=loss, _given=given)
 
-    def inputs(self) -> Iterator[Tensor]:
+    def inputs(self) -> Iterable[Tensor]:
         """The tensors in the arguments."""
         return tensors_in((self.args, self.kwargs))
 

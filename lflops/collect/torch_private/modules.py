@@ -147,10 +147,11 @@ class Compilations:
 
     def listen_again(self) -> None:
         """To be called now and then, because torch.compile may be loaded later, and torch.compiler.reset() ends it."""
-        if self._handler is not None and not self.listens:
-            self._handler.register_start_callback(self._heard)
+        handler = self._handler
+        if handler is not None and self._heard not in handler.start_callbacks:
+            handler.register_start_callback(self._heard)
             if self._tell_end is not None:
-                self._handler.register_end_callback(self._heard_end)
+                handler.register_end_callback(self._heard_end)
 
     def stop(self) -> None:
         """Hear nothing any more."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from lflops.boundary import Boundary, Guard
+from lflops.boundary import Boundary, Guard, unguarded
 from lflops.profile.records import Phase
 
 RUN = "run"  # in place of a stage: what belongs to no step, as saving a checkpoint
@@ -41,6 +41,8 @@ class Phases:
 
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
         """Call a listener for a stage's phases. Returns what ends that; it can be called again."""
+        if guard == self.boundary.guard:  # whoever enters a phase of this training is within its boundary
+            guard = unguarded
         wait = getattr(listener, "wait", None)
         ear = _Ear(guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait))
 
@@ -92,9 +94,9 @@ class Phases:
 
     def is_running(self, phase: str) -> bool:
         """Whether a phase is running, also with others within it."""
-        return any(each == phase for each, _ in self._running)
+        return phase in [each for each, _ in self._running]
 
-    def leave_last(self, phase: str) -> None:
+    def leave_last(self, phase: str, *_: object) -> None:
         """The innermost phase of that name ends, and what is within it; if there is one."""
         names = [each for each, _ in self._running]
         if phase in names:
