@@ -23,9 +23,10 @@ from results import beside, record
 from torch import Tensor, distributed, nn
 
 import lflops
+from lflops.collect.timing.clock import ThreadSchedule
 from lflops.ledger.book import Book
 from lflops.ledger.keeper import Keeper
-from lflops.ledger.recorder import TrainPhases
+from lflops.ledger.recorder import Recorder, TrainPhases
 from lflops.ledger.run import Head, Row, Segment, load_run
 
 SETTINGS: dict[str, Any] = {"trace": False, "html": False, "hardware": None, "log": lambda _: None, "log_every": 0}
@@ -257,7 +258,7 @@ def cost(times: int) -> str:
     keeper.start(None)
     keeper.stop("finished")
     book: Book = keeper._book  # noqa: SLF001 - to measure its parts
-    recorder = keeper.recorder
+    recorder = Recorder(schedule=ThreadSchedule().read)
     phases = TrainPhases(recorder)
     shapes = (("x", "y"), ((32, 128), (32,)))
     marking, reading = [], []
