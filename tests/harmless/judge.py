@@ -147,6 +147,7 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
         folder.mkdir(parents=True)
         for name, target in (("stdout", 1), ("stderr", 2)):
             os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), target)
+        faulthandler.enable()  # says where a crash was
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.chdir(folder)
         (folder / "work").mkdir()
