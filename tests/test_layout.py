@@ -106,9 +106,8 @@ MAY_IMPORT |= {
         "pypi:torch",
     },
     "lightning": VALUE | COLLECT | SESSION | {"ledger", "pypi:torch", "pypi:lightning", "pypi:pytorch_lightning"},
-    "watch": {"errors", "boundary", "schedule", "collect.attribution", "collect.torch_private", "huggingface", "loops", "session"}
-    | {"session.inputs", "pypi:torch"},
-    "lightning.injection": {"errors", "lightning", "session.inputs", "watch"},
+    "watch": {"errors", "boundary", "schedule", "collect.attribution", "collect.torch_private", "huggingface", "lightning"}
+    | {"loops", "session", "session.inputs", "pypi:torch"},
     "__main__": {"cli"},
 }
 COMMAND = {"cli", "report", "report.lines", "report.terminal", "pypi:typer", "pypi:rich"}

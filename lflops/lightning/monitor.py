@@ -19,7 +19,7 @@ from lflops.lightning.phase_hooks import HearsPhases, TrainerPhases, phases_of
 from lflops.lightning.training import Base, MisconfigurationException, log_dir_of, stage_of, training_of
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
-from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings
+from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings, settings_of
 from lflops.session.run import MonitoredRun
 from lflops.session.session import Session
 
@@ -282,3 +282,27 @@ class FlopsMonitor(Base, HearsPhases):
     def _close(self, error: BaseException | None = None) -> None:
         if self._run is not None:
             self._run.close(error)
+
+
+class InjectedMonitor(FlopsMonitor):
+    """A monitor that was asked for from outside, with settings as `"wait=2,active=5"`; unknown ones are a `MisconfigurationException`.
+
+    If the script already has a `FlopsMonitor`, this one does nothing. Without a logger and without `dirpath` it writes no file.
+    """
+
+    _writes_without_logger = False
+
+    def __init__(self, asked: str) -> None:
+        try:
+            super().__init__(**settings_of(asked))
+        except LflopsError as error:
+            raise MisconfigurationException(f"LFLOPS={asked!r}: {error}") from error
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave, if there is another: what a model adds is known by now, and a list that served an earlier Trainer has its monitor."""
+        monitors = [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)]
+        staying = next((each for each in monitors if not isinstance(each, InjectedMonitor)), monitors[0])
+        if staying is self:
+            super().setup(trainer, pl_module, stage)
+        else:
+            trainer.callbacks = [each for each in trainer.callbacks if each is not self]

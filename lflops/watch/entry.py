@@ -1,6 +1,6 @@
-"""Whether the variable `LFLOPS` asks for lflops. torch calls `watch` as it is imported, in every program where lflops is installed.
+"""Whether the variable `LFLOPS` asks for lflops. torch calls `watch` as it is imported, and Lightning `monitors` for each Trainer.
 
-So this file imports nothing that was not asked for, and lflops is loaded when an optimizer has made its first step.
+Every program where lflops is installed runs this file, so it imports nothing that was not asked for.
 """
 
 import functools
@@ -28,6 +28,16 @@ def watch() -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(step_ends)
+
+
+def monitors() -> list[Any]:
+    """A monitor for a Trainer, if that is asked for; a `MisconfigurationException` where the variable says something that cannot be."""
+    asked = settings_line()
+    if asked is None:
+        return []
+    from lflops.lightning.monitor import InjectedMonitor
+
+    return [InjectedMonitor(asked)]
 
 
 def step_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:

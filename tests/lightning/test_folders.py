@@ -10,8 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from lflops.lightning.injection.injected import InjectedMonitor
-from lflops.lightning.monitor import FlopsMonitor
+from lflops.lightning.monitor import FlopsMonitor, InjectedMonitor
 from lflops.lightning.training import RUNS
 from lflops.session.outlets.paths import claim, release
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching

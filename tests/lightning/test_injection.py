@@ -19,9 +19,9 @@ import pytorch_lightning
 
 import lflops
 from lflops import CountError, FlopsMonitor, Schedule
-from lflops.lightning.injection.entry import monitors
-from lflops.lightning.injection.injected import InjectedMonitor
+from lflops.lightning.monitor import InjectedMonitor
 from lflops.session.inputs.settings import arguments_of
+from lflops.watch.entry import monitors
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
 from tests.support.repository import ROOT
 from tests.support.warm_python import Script, WarmPython
@@ -30,8 +30,7 @@ from tests.support.wheel import unpacked_wheel
 pytestmark = LIGHTNINGS_WARNINGS
 
 NAMESPACES = [lightning.pytorch, pytorch_lightning]
-INJECTION = "lflops.lightning.injection"
-ENTRY = ["lflops", "lflops.lightning", INJECTION, f"{INJECTION}.entry", "lflops.watch", "lflops.watch.entry"]
+ENTRY = ["lflops", "lflops.watch", "lflops.watch.entry"]
 
 
 @pytest.fixture
@@ -290,7 +289,7 @@ def test_an_installed_lflops_that_was_not_asked_stays_away(
 
 LOADED = """
 import sys
-from lflops.lightning.injection.entry import monitors
+from lflops.watch.entry import monitors
 monitors()
 print(*sorted(name for name in sys.modules if name in {'torch', 'lightning', 'pytorch_lightning'} or name.startswith('lflops')))
 """

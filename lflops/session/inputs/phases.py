@@ -41,7 +41,7 @@ class Phases:
 
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
         """Call a listener for a stage's phases. Returns what ends that; it can be called again."""
-        if guard == self.boundary.guard:  # whoever enters a phase of this training is within its boundary
+        if guard == self.boundary.guard:  # phases of this training are entered within its boundary
             guard = unguarded
         wait = getattr(listener, "wait", None)
         ear = _Ear(guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait))
