@@ -176,7 +176,7 @@ class FlopsMonitor(Base, HearsPhases):
             if trainer.world_size > 1:
                 name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
                 run.store = shared_store(name, trainer.global_rank, timeout=self._settings.gather_timeout)
-            self._phases.join(run.boundary, run.undo)
+            self._phases.join(run.boundary, run.undo, self._close)
             if self._number(trainer) == 1:
                 run.keep_ledger(self._phases, trainer.global_rank, trainer.world_size)
 

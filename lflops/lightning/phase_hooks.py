@@ -10,6 +10,7 @@ So two or three methods of the profiler are wrapped, from the beginning of the r
 collectives are wrapped as well, because ranks wait for each other in them.
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -66,20 +67,23 @@ class TrainerPhases(Phases):
         self._begun: list[tuple[str, int]] = []
         self._contexts: dict[str, AbstractContextManager[str]] = {}
         self._steps = 0  # of optimizers that run, one within the other
-        self._users: list[Boundary] = []
+        self._users: dict[Boundary, Callable[[BaseException | None], None]] = {}
         self.boundary = Boundary(self._fail)
         self._undo = Undo()
 
-    def join(self, boundary: Boundary, undo: Undo) -> None:
-        """Hear the Trainer for one more monitor, until its `undo` is closed; with the last one the wrappers come off."""
+    def join(self, boundary: Boundary, undo: Undo, close: Callable[[BaseException | None], None]) -> None:
+        """Hear the Trainer for one more monitor, until its `undo` is closed; with the last one the wrappers come off.
+
+        `close` ends the monitor's run where the Trainer ends without a word to its callbacks.
+        """
         undo.add(self._leave, boundary)
         is_first = not self._users
-        self._users.append(boundary)
+        self._users[boundary] = close
         if is_first:
             self._install(self._trainer())
 
     def _leave(self, boundary: Boundary) -> None:
-        self._users[:] = [each for each in self._users if each is not boundary]
+        self._users.pop(boundary, None)
         if not self._users:
             self._undo.close()
             self.forget()
@@ -121,6 +125,7 @@ class TrainerPhases(Phases):
         for name in LOADING:
             if hasattr(strategy, name):
                 wrap(self._undo, strategy, name, partial(self._within, "checkpoint_load", RUN))
+        wrap(self._undo, strategy, "teardown", self._torn_down)
         connector = getattr(trainer, "_logger_connector", None)  # calls all loggers
         if hasattr(connector, "log_metrics"):
             wrap(self._undo, connector, "log_metrics", partial(self._within, "logging", RUN))
@@ -131,8 +136,15 @@ class TrainerPhases(Phases):
                     wrap(self._undo, owner, name, self._synchronize)
 
     def _fail(self, error: BaseException) -> None:
-        for each in self._users[:]:
+        for each in [*self._users]:
             each.contains(error)
+
+    def _torn_down(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The Trainer ends. Its callbacks do not hear it where others stand in their place, as after a failed search for a rate."""
+        with self.boundary:
+            for close in [*self._users.values()]:
+                close(sys.exc_info()[1])
+        return call(*args, **kwargs)
 
     def _step_begins(self, *_: object) -> None:
         self._steps += 1

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
@@ -101,6 +102,16 @@ def signals_kept() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def test_a_failed_search_for_a_learning_rate_leaves_nothing(tmp_path: Path) -> None:
+    """Lightning's finder has put a callback of its own in the place of all others, so none of them hears of the error."""
+    monitor, around, module = watching(dirpath=tmp_path), Around(), Ending(1, raises(ValueError("planted")))
+    module.lr = 0.1
+    with pytest.raises(ValueError, match="planted"):
+        fit(module, LearningRateFinder(num_training_steps=5), around, monitor)
+    assert around.left() == []
+    assert [] == [each.name for each in threading.enumerate() if each.name.startswith("lflops")]
 
 
 @pytest.mark.parametrize(("error", "comes_out"), ERRORS.values(), ids=ERRORS)
