@@ -9,7 +9,7 @@ import typer
 from lflops.cli.diff import memory_limit, refuse_unknown
 from lflops.cli.output import UsageError, draw, help_of, write_json
 from lflops.report.html import write
-from lflops.report.lines.text import counted
+from lflops.report.lines.text import counted, plain
 from lflops.trace_analysis.compare import compare, trace_limits
 from lflops.trace_analysis.merge import MERGED, merge as merge_traces
 from lflops.trace_analysis.page import trace_page
@@ -83,11 +83,14 @@ def compat(folder: Folder, *, as_json: Annotated[bool, typer.Option("--json", he
 
     If torch-tb-profiler is installed, the callback does this itself.
     """
-    files = [str(copy_of(each)) for each in traces_in(folder)]
+    copies = [copy_of(each) for each in traces_in(folder)]
     if as_json:
-        write_json({"files": files})
-    else:
-        typer.echo("\n".join(files))
+        write_json({"files": [str(copy.path) for copy in copies], "damaged": [len(copy.damage) for copy in copies]})
+        return
+    for copy in copies:
+        damage = [plain(each) for each in copy.damage.values()]
+        left_out = f": {counted(len(damage), 'event')} left out that cannot be read: {damage[0]}" if damage else ""
+        typer.echo(f"{copy.path}{left_out}")
 
 
 def add_commands(app: typer.Typer) -> None:

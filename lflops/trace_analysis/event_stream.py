@@ -18,19 +18,14 @@ import msgspec
 from msgspec import Raw, Struct
 
 from lflops.errors import ProfileError
-from lflops.traces.files import as_trace, rank_in_name
+from lflops.traces.files import AT_BYTE, GZIP, as_trace, rank_in_name, without_infinities
 
 _PIECE = 1 << 22
 _LONGEST = 1 << 26  # bytes of the longest event, header or trailer that is read
 _LARGEST = 1 << 33  # bytes of the largest file, unpacked
 
-_GZIP = b"\x1f\x8b"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
-_NO_NUMBER = re.compile(rb":\s*[-+]?(?:nan|inf|NaN|Infinity|infinity)(?=\s*[,}\]])")
-"""C++ writes these where a rate is a division by 0. JSON has no such numbers."""
-
-_AT_BYTE = re.compile(r" \(byte (\d+)\)")
 _TAIL, _CUTS = 1 << 16, 8
 
 _Event = TypeVar("_Event")
@@ -80,7 +75,7 @@ class TraceStream(Generic[_Event]):
         """The events, some thousands at a time; a `ProfileError` names a file that cannot be read, or is no trace."""
         try:
             with as_trace(self._path), self._path.open("rb") as raw:
-                packed = raw.read(2) == _GZIP
+                packed = raw.read(2) == GZIP
                 raw.seek(0)
                 yield from self._portions(gzip.GzipFile(fileobj=raw) if packed else raw)
         except (OSError, EOFError, zlib.error) as error:
@@ -95,9 +90,8 @@ class TraceStream(Generic[_Event]):
             piece = self._piece(file, missing)
             text = rest + piece
             found = self._leading(text)
-            if found is None and _NO_NUMBER.search(text):
-                text = _without_infinities(text)
-                found = self._leading(text)
+            if found is None and (finite := without_infinities(text)) != text:
+                text, found = finite, self._leading(finite)
             if found is not None:
                 events, rest = found
                 self._pass(text[: len(text) - len(rest)])
@@ -114,7 +108,7 @@ class TraceStream(Generic[_Event]):
             rest, missing = text, len(text)
         if head:
             tail = text[end - 1 :] + b"".join(islice(iter(lambda: file.read(_PIECE), b""), _LONGEST // _PIECE))
-            self.header = msgspec.json.decode(_without_infinities(head + b"[]" + tail), type=Header)
+            self.header = msgspec.json.decode(without_infinities(head + b"[]" + tail), type=Header)
 
     def _head(self, file: gzip.GzipFile | BufferedReader) -> tuple[bytes, bytes]:
         """The text before the list of events, and what has been read of the list."""
@@ -155,7 +149,7 @@ class TraceStream(Generic[_Event]):
         try:
             msgspec.json.decode(b"[" + text, type=list[Raw])
         except msgspec.DecodeError as error:
-            if found := _AT_BYTE.search(str(error)):
+            if found := AT_BYTE.search(str(error)):
                 self._pass(text[: int(found[1]) - 1])
                 return f"line {self._line}, column {self._column}: {str(error)[: found.start()]}"
         if is_whole:
@@ -198,7 +192,3 @@ def _end_of_array(text: bytes) -> int | None:
     except ValueError:
         return None
     return end
-
-
-def _without_infinities(text: bytes) -> bytes:
-    return _NO_NUMBER.sub(b": null", text)

@@ -15,8 +15,8 @@ from msgspec import Raw, Struct
 from lflops.profile.model import Profile
 from lflops.profile.records import Call, Phase
 from lflops.profile.series import summed
-from lflops.traces.files import as_trace, write_head, written_whole
-from lflops.traces.recorded import microseconds
+from lflops.traces.files import DAMAGE, as_trace, decoded, write_head, written_whole
+from lflops.traces.recorded import microseconds, span
 
 PROCESS = "lflops modules"  # what the rows of modules are called in a viewer
 PROCESS_ID = 10_000_000  # larger than any that Linux gives
@@ -38,30 +38,38 @@ class Calls(Struct, frozen=True, kw_only=True):
     calls: tuple[Call, ...]
 
 
+class _MemoryArgs(Struct):
+    kind: int | None = msgspec.field(default=None, name="Device Type")
+    index: int = msgspec.field(default=-1, name="Device Id")
+    allocated: int = msgspec.field(default=0, name="Total Allocated")
+
+
 class _Memory(Struct):
     ts: Raw
-    args: dict[str, Any]
+    args: _MemoryArgs
 
 
-def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None = None) -> None:
+def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None = None) -> list[str]:
     """Write the trace, which is as torch wrote it and unpacked, with the calls in it: packed, whole or not at all.
 
     The profile says how much a call computes. Without it, or where a row is not in it, a slice has its name alone. A `ProfileError` names a
-    trace that is not one of torch's.
+    trace that is not one of torch's. Returns what is wrong with each event that the curves of memory leave out.
     """
+    damage: list[str] = []
     text = trace.read_bytes()
     with as_trace(trace):
-        parts = msgspec.json.decode(text, type=dict[str, Raw])
+        parts = decoded(text, dict[str, Raw])
         base = msgspec.json.decode(parts.get("baseTimeNanoseconds", Raw(b"0")), type=int)
         events = parts.pop("traceEvents", Raw(b"null"))
         count = len(msgspec.json.decode(events, type=list[Raw]))
-        curves = list(_memory(events)) if MEMORY in text else []
+        curves = list(_memory(events, damage)) if MEMORY in text else []
     added = msgspec.json.encode([*_names(calls.calls), *_slices(calls, base, profile), *curves])
     parts.setdefault("distributedInfo", Raw(msgspec.json.encode({"rank": calls.rank, "world_size": calls.world_size})))
     with written_whole(into) as file:
         write_head(file, parts)
         file.write(memoryview(events)[:-1])  # without the bracket behind the last
         file.write((b",\n" if count else b"") + added[1:] + b"}\n")
+    return damage
 
 
 def pack(trace: Path, into: Path) -> None:
@@ -154,11 +162,15 @@ def _work(calls: Calls, profile: Profile | None) -> Callable[[Call], tuple[float
     return of
 
 
-def _memory(events: Raw) -> Iterator[dict[str, Any]]:
+def _memory(events: Raw, damage: list[str]) -> Iterator[dict[str, Any]]:
     for each in msgspec.json.decode(events, type=list[Raw]):
         if MEMORY not in bytes(each):
             continue
-        told = msgspec.json.decode(each, type=_Memory)
-        kind, index = told.args.get("Device Type"), told.args.get("Device Id", -1)
-        device = "CPU" if kind == 0 else f"device {index}"
-        yield _point(f"allocated bytes ({device})", told.ts, told.args.get("Total Allocated", 0))
+        try:
+            told = msgspec.json.decode(each, type=_Memory)
+            moment, args = microseconds(span(told.ts)[0]), told.args
+        except DAMAGE as error:
+            damage.append(str(error))
+            continue
+        device = "CPU" if args.kind == 0 else f"device {args.index}"
+        yield _point(f"allocated bytes ({device})", moment, args.allocated)

@@ -20,6 +20,7 @@ from lflops.profile.records import Call
 from lflops.traces.annotate import Calls, annotate, pack
 from lflops.traces.convert import compat, is_wanted
 
+PARTLY = 3  # the exit status where events were left out that cannot be read
 NO_COPY = 2  # the exit status where only the copy for torch-tb-profiler is missing
 LONGEST = 60.0  # seconds that the end of a training waits for a trace to be annotated
 
@@ -83,7 +84,7 @@ class AnnotationProcess:
             last = self._said.read().strip().rpartition("\n")[2]
             self._said.close()
             self._failure = last or f"exit status {status}" if status else None
-            self.lacks = "a copy for torch-tb-profiler" if status == NO_COPY else self.lacks
+            self.lacks = {NO_COPY: "a copy for torch-tb-profiler", PARTLY: "what cannot be read"}.get(status, self.lacks)
         if self._trace.exists():
             pack(self._trace, self.into)
             self._trace.unlink()
@@ -103,14 +104,16 @@ class AnnotationProcess:
 def main(arguments: Sequence[str]) -> int:
     """Annotate a trace, pack it as it is where that fails, and copy it for torch-tb-profiler where that is installed.
 
-    What it read is taken away. The status is 0, or 1 where the trace is there but not annotated, or `NO_COPY`; the reason is on stderr.
+    What it read is taken away. The status is 0, or 1 where the trace is there but not annotated, or `NO_COPY`, or `PARTLY`; the reason is
+    on stderr.
     """
     trace, told, into = map(Path, arguments[:3])
     failure: Exception | None = None
+    damage: list[str] = []
     status = 0
     try:
         calls = msgspec.json.decode(told.read_bytes(), type=Calls)
-        annotate(trace, calls, into, profile=load(arguments[3]) if len(arguments) > 3 else None)
+        damage = annotate(trace, calls, into, profile=load(arguments[3]) if len(arguments) > 3 else None)
     except (ProfileError, msgspec.MsgspecError, OSError) as error:
         failure, status = error, 1
         pack(trace, into)
@@ -118,11 +121,14 @@ def main(arguments: Sequence[str]) -> int:
     told.unlink(missing_ok=True)
     try:
         if is_wanted():
-            compat(into)
+            damage = list(compat(into).damage.values()) or damage
     except (ProfileError, OSError) as error:
         failure, status = failure or error, status or NO_COPY
     if failure is not None:
         sys.stderr.write(f"{failure}\n")
+    elif damage:
+        status = PARTLY
+        sys.stderr.write(f"{len(damage)} of its events, the first because of this: {damage[0]}\n")
     return status
 
 

@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 
 from lflops.profile.series import grouped
 from lflops.traces.annotate import MODULE, TRACKS, threads_of_tracks
-from lflops.traces.files import as_trace, read, write_head, written_whole
+from lflops.traces.files import DAMAGE, as_trace, read, write_head, written_whole
 from lflops.traces.recorded import NODE, STEP, ZERO, outer_first, span
 
 MARKS = b'"lflops_module"', b"ProfilerStep#", b"engine::evaluate_function"
@@ -56,9 +56,19 @@ class _Call(NamedTuple):
     name: str
 
 
+class Copy(NamedTuple):
+    """A copy that was written."""
+
+    path: Path
+    damage: dict[int, str]  # what is wrong with each event that is left out, by its place in the trace
+
+
 class _Timed(Struct):
-    ts: Raw = ZERO
+    ph: str = ""
+    ts: Raw = Raw(b"")
     dur: Raw = ZERO
+    name: str | None = None
+    cat: str | None = None
 
     @property
     def span(self) -> tuple[int, int]:
@@ -70,8 +80,6 @@ class _Timed(Struct):
 class _Event(_Timed):
     """What a step, a node of backward and a call of a module are asked."""
 
-    name: str = ""
-    cat: str = ""
     pid: Any = None
     tid: Any = None
     args: dict[str, Any] = {}
@@ -92,50 +100,65 @@ def place(trace: Path) -> Path:
     return folder.with_name(f"compat-{folder.name}") / f"{trace.name.removesuffix('.gz')}.gz"
 
 
-def compat(trace: Path) -> Path:
-    """Write the copy of one trace, packed or not, with the modules if it is annotated: packed, whole or not at all. Tell its place.
+def compat(trace: Path) -> Copy:
+    """Write the copy of one trace, packed or not, with the modules if it is annotated: packed, whole or not at all.
 
-    A `ProfileError` names a trace that cannot be read.
+    An event that cannot be read is left out. A `ProfileError` names a trace of which nothing can be read.
     """
     parts: dict[str, Raw] = read(trace, dict[str, Raw])
     parts.pop("Framework", None)  # a name of Lightning's here turns the modules off
-    into = place(trace)
+    copy = Copy(place(trace), {})
     with as_trace(trace):
         events = msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw])
-        into.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(into) as file:
+        copy.path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(copy.path) as file:
             # Behind all else, for 0.4.3 puts what it adds before the last bracket; the modules first, for of two events with the same
             # times the first is the outer one.
             write_head(file, parts)
             file.write(b"[\n")
             separator = b""
-            for event in itertools.chain(_modules(events), map(_relabelled, events)):
+            modules = list(_modules(events, copy.damage))
+            for event in itertools.chain(modules, _relabelled(events, copy.damage)):
                 file.write(separator + msgspec.json.encode(event))
                 separator = b",\n"
+            if copy.damage and len(copy.damage) == len(events):
+                raise ValueError(copy.damage[0])
             file.write(b"\n]}\n")
-    return into
+    return copy
 
 
-def _relabelled(raw: Raw) -> dict[str, Any]:
+def _relabelled(events: Iterable[Raw], damage: dict[int, str]) -> Iterator[dict[str, Any]]:
+    for at, raw in enumerate(events):
+        if at not in damage:
+            try:
+                event = _relabel(raw)
+            except DAMAGE as error:
+                damage[at] = str(error)
+            else:
+                yield event
+
+
+def _relabel(raw: Raw) -> dict[str, Any]:
     event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
-    category, name = event.get("cat"), event.get("name", "")
+    told = msgspec.json.decode(raw, type=_Timed)
+    category, name = told.cat or "", told.name or ""
     if category in CATEGORIES:
         event["cat"] = CATEGORIES[category]
     elif category == "user_annotation" and name.startswith(LOADERS):
         event["cat"] = "cpu_op"
     if name in NAMES:
         event["name"] = NAMES[name]
-    if "ts" in event:
-        start, end = msgspec.json.decode(raw, type=_Timed).span
+    if told.ph == "X" or "ts" in event:
+        start, end = told.span
         event["ts"] = start / FINE
         if "dur" in event:
             event["dur"] = (end - start) / FINE
     return event
 
 
-def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
+def _modules(events: Iterable[Raw], damage: dict[int, str]) -> Iterator[dict[str, Any]]:
     """The calls of modules as 0.4.3 takes them, the outer ones first. Calls at the same place have one number: there they are one row."""
-    calls, begun = _calls(events)
+    calls, begun = _calls(events, damage)
     backward = (call for call in calls if call.phase != "forward")
     parts = grouped(backward, lambda call: (call.thread, bisect_right(begun, call.start)))
     for (thread, _), part in parts.items():
@@ -162,31 +185,31 @@ def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
+def _calls(events: Iterable[Raw], damage: dict[int, str]) -> tuple[list[_Call], list[int]]:
     """The calls of modules on the threads that they ran on, and where each step and each call of forward begins."""
-    slices: list[_Event] = []
+    slices: list[tuple[int, tuple[int, int], str, str]] = []  # track's thread, times, phase and name
     steps: dict[int, Thread] = {}
     nodes: dict[int, Thread] = {}
-    for raw in events:
+    for at, raw in enumerate(events):
         if not any(mark in bytes(raw) for mark in MARKS):
             continue
-        event = msgspec.json.decode(raw, type=_Event)
-        if event.cat == MODULE:
-            slices.append(event)
-        elif event.cat == "user_annotation" and event.name.startswith(STEP):
-            steps[event.span[0]] = event.thread
-        elif event.cat == "cpu_op" and event.name.startswith(NODE):
-            nodes[event.span[0]] = event.thread
-    threads = threads_of_tracks(((each.tid // len(TRACKS), each.span[0]) for each in slices), nodes)
+        try:
+            event = msgspec.json.decode(raw, type=_Event)
+            name = event.name or ""
+            if event.cat == MODULE:
+                slices.append((event.tid // len(TRACKS), event.span, event.args["phase"], _name(name, event.args)))
+            elif event.cat == "user_annotation" and name.startswith(STEP):
+                steps[event.span[0]] = event.thread
+            elif event.cat == "cpu_op" and name.startswith(NODE):
+                nodes[event.span[0]] = event.thread
+        except DAMAGE as error:
+            damage[at] = str(error)
+    threads = threads_of_tracks(((thread, times[0]) for thread, times, _, _ in slices), nodes)
     threads |= dict.fromkeys([0] if steps else [], next(iter(steps.values()), ("", "")))
-    calls = [
-        _Call(*event.span, threads[event.tid // len(TRACKS)], event.args["phase"], _name(event))
-        for event in slices
-        if event.tid // len(TRACKS) in threads
-    ]
+    calls = [_Call(*times, threads[thread], phase, name) for thread, times, phase, name in slices if thread in threads]
     return calls, sorted([*steps, *(call.start for call in calls if call.phase == "forward")])
 
 
-def _name(event: _Event) -> str:
-    kind, phase = event.args.get("kind"), event.args["phase"]
-    return " ".join([event.name, *([f"({kind})"] if kind else []), *([] if phase == "forward" else [phase])])
+def _name(name: str, args: dict[str, Any]) -> str:
+    kind, phase = args.get("kind"), args["phase"]
+    return " ".join([name, *([f"({kind})"] if kind else []), *([] if phase == "forward" else [phase])])

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,14 @@ from msgspec import Raw
 from lflops.errors import ProfileError
 
 _BEGIN = 1 << 16
+GZIP = b"\x1f\x8b"
+AT_BYTE = re.compile(r" \(byte (\d+)\)")
+_NO_NUMBER = re.compile(rb":\s*[-+]?(?:nan|inf|NaN|Infinity|infinity)(?=\s*[,}\]])")
+"""C++ writes these where a rate is a division by 0. JSON has no such numbers."""
+
+DAMAGE = (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading a damaged event raises."""
+
 _RANK = re.compile(r"_(\d+)\.(?:.*\.)?pt\.trace\.json(\.gz)?$")
 _ANY_TRACE = re.compile(r"\btrace\.json(\.gz)?$|\.json\.gz$")
 _TRACE = re.compile(r"\.pt\.trace\.json(\.gz)?$")
@@ -45,7 +54,7 @@ def is_trace(path: Path) -> bool:
             begin = file.read(_BEGIN)
     except OSError:
         return False
-    return begin[:2] == b"\x1f\x8b" or begin.lstrip()[:1] == b"[" or b'"traceEvents"' in begin
+    return begin[:2] == GZIP or begin.lstrip()[:1] == b"[" or b'"traceEvents"' in begin
 
 
 @contextlib.contextmanager
@@ -53,17 +62,40 @@ def as_trace(path: Path) -> Iterator[None]:
     """A context for what is read of a trace: a `ProfileError` names the file that is none."""
     try:
         yield
-    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except (*DAMAGE, RecursionError) as error:
         raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
 
 
 def read(path: Path, kind: Any) -> Any:
     """Read a trace, packed or not, as a value of that type; a `ProfileError` names a file that cannot be read."""
     try:
-        with as_trace(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return msgspec.json.decode(file.read(), type=kind)
-    except (OSError, EOFError) as error:
+        content = path.read_bytes()
+        text = gzip.decompress(content) if content[:2] == GZIP else content
+    except (OSError, EOFError, zlib.error) as error:
         raise ProfileError(f"{path}: is no trace as torch.profiler writes them: {error}") from error
+    with as_trace(path):
+        return decoded(text, kind)
+
+
+def decoded(text: bytes, kind: Any) -> Any:
+    """Decode a whole trace as a value of that type, infinite rates as null; a `ValueError` says in which line the JSON is broken."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        if (finite := without_infinities(text)) != text:
+            return decoded(finite, kind)
+        if not (found := AT_BYTE.search(str(error))):
+            raise
+        before = text[: int(found[1])]
+        line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise ValueError(f"line {line}, column {column}: {str(error)[: found.start()]}") from None
+
+
+def without_infinities(text: bytes) -> bytes:
+    """JSON text with null in place of infinite numbers."""
+    return _NO_NUMBER.sub(b": null", text)
 
 
 def write_head(file: gzip.GzipFile, parts: Mapping[str, Raw]) -> None:

@@ -181,6 +181,32 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     assert [path] == list(tmp_path.iterdir())
 
 
+def reported(**changes: Any) -> dict[str, Any]:
+    """What torch says of memory, in an event."""
+    args = {"Device Type": 0, "Device Id": -1, "Total Allocated": 64}
+    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 5, "tid": 5, "ts": 1.5, "s": "t", "args": args} | changes
+
+
+@pytest.mark.parametrize("changes", [{"ts": "soon"}, {"args": 5}, {"args": {"Device Type": 0, "Total Allocated": "all"}}])
+def test_a_damaged_event_costs_its_point_of_the_curve(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """What torch wrote stays to the byte; the curve has the other event's point, and the caller learns of one without."""
+    (into := tmp_path / "out.gz").touch()
+    trace = written(tmp_path, [RECORDED, reported(**changes), reported(ts=3.0)])
+    assert 1 == len(annotate(trace, calls(), into))
+    content = json.loads(gzip.decompress(into.read_bytes()))
+    assert json.loads(trace.read_text())["traceEvents"] == content["traceEvents"][:3]
+    assert [(3.0, {"allocated bytes (CPU)": 64})] == [(each["ts"], each["args"]) for each in of(content, "C")]
+    assert [] == annotate(written(tmp_path, [RECORDED, reported()]), calls(), into)
+
+
+def test_an_infinite_rate_is_annotated_as_unknown(tmp_path: Path) -> None:
+    """JSON has no such number, so no viewer reads a trace with one."""
+    trace = written(tmp_path, [RECORDED | {"args": {"GB/s": 7.5}}])
+    trace.write_text(trace.read_text().replace("7.5", "-inf"))
+    assert [] == annotate(trace, calls(), tmp_path / "out.gz")
+    assert {"GB/s": None} == json.loads(gzip.decompress((tmp_path / "out.gz").read_bytes()))["traceEvents"][0]["args"]
+
+
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full before its end."""
 

@@ -42,7 +42,7 @@ def copied(folder: Path, *events: dict[str, Any], **more: Any) -> dict[str, Any]
     trace = folder / "train-0-1" / "host_0.7.pt.trace.json"
     trace.parent.mkdir(exist_ok=True)
     trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events, **more}))
-    content: dict[str, Any] = json.loads(gzip.decompress(compat(trace).read_bytes()))
+    content: dict[str, Any] = json.loads(gzip.decompress(compat(trace).path.read_bytes()))
     return content
 
 
@@ -177,15 +177,60 @@ def test_the_copies_of_a_folder_are_beside_it(tmp_path: Path, capsys: pytest.Cap
     assert [*map(str, copies)] == capsys.readouterr().out.splitlines()
     assert copies == sorted(beside.iterdir())
     assert 0 == main(["trace", "compat", str(folder), "--json"])
-    assert {"files": [*map(str, copies)]} == json.loads(capsys.readouterr().out)
+    assert {"files": [*map(str, copies)], "damaged": [0, 0]} == json.loads(capsys.readouterr().out)
     assert 2 == main(["trace", "compat", str(tmp_path / "missing")])
     assert "missing: is no folder" in capsys.readouterr().err
 
 
-STRANGE = f'[{json.dumps(STEP)}, {{"name": "a", "cat": "lflops_module", "tid": 0}}]'
+DAMAGED = {
+    "no object": 1,
+    "no time": {"ph": "i", "name": "a", "ts": "soon"},
+    "no length": {"ph": "X", "name": "a", "ts": 1, "dur": "long"},
+    "a slice that never began": {"ph": "X", "name": "a", "dur": 1},
+    "a name that is a list": {"ph": "M", "name": ["a"]},
+    "a category that is a number": {"ph": "M", "name": "a", "cat": 5},
+    "a module without a phase": module("a", "forward", 1, 2) | {"args": {"module": "a"}},
+    "a module on no track": module("a", "forward", 1, 2) | {"tid": "first"},
+    "a step without a time": {**STEP, "ts": None},
+}
 
 
-@pytest.mark.parametrize("events", ["", "null", "[1]", '[{"name": "a", "ts": "b"}]', STRANGE])
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_event_is_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    """The copy is that of the trace without it, and the shell says so."""
+    events = [STEP, event("aten::mm", "cpu_op", 12, 6), module("up", "forward", 10, 20)]
+    whole = copied(tmp_path, *events)
+    assert whole == copied(tmp_path, DAMAGED[kind], *events)  # type: ignore[arg-type]
+    folder = str(tmp_path / "train-0-1")
+    assert 0 == main(["trace", "compat", folder])
+    assert ".pt.trace.json.gz: 1 event left out that cannot be read: " in capsys.readouterr().out
+    assert 0 == main(["trace", "compat", folder, "--json"])
+    assert [1] == json.loads(capsys.readouterr().out)["damaged"]
+
+
+def test_an_infinite_rate_costs_no_trace(tmp_path: Path) -> None:
+    """As C++ writes it of a copy that took no time: the rate is unknown in the copy, and no event is left out."""
+    (trace := tmp_path / "w" / "a.pt.trace.json").parent.mkdir()
+    trace.write_text(json.dumps({"traceEvents": [STEP | {"args": {"GB/s": 7.5}}]}).replace("7.5", "inf"))
+    copy = compat(trace)
+    assert {} == copy.damage
+    assert {"GB/s": None} == json.loads(gzip.decompress(copy.path.read_bytes()))["traceEvents"][0]["args"]
+
+
+def test_broken_json_is_refused_with_its_line_and_column(tmp_path: Path) -> None:
+    """No event can be told from the next there; the same where it is packed under a name that does not say so."""
+    (trace := tmp_path / "w" / "a.pt.trace.json").parent.mkdir()
+    text = b'{"traceEvents": [\n{"name": "a"},\n  {"name": "b" "}\n]}'
+    for content in (text, gzip.compress(text, mtime=0)):
+        trace.write_bytes(content)
+        with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is no trace .*: line 3, column 16: JSON is malformed"):
+            compat(trace)
+    trace.write_bytes(gzip.compress(text, mtime=0)[:12] + b"\xff" * 30)
+    with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is no trace"):
+        compat(trace)
+
+
+@pytest.mark.parametrize("events", ["", "null", "[1]", '[{"name": "a", "ts": "b"}]', '[{"name": "a", "cat": "lflops_module", "tid": 0}]'])
 def test_what_is_no_trace_is_refused(events: str, tmp_path: Path) -> None:
     """By its name, and nothing is written."""
     (folder := tmp_path / "w").mkdir()
@@ -207,6 +252,19 @@ def test_the_program_writes_it_where_its_reader_is_installed(wanted: bool, tmp_p
     assert wanted == place(into).exists()
     if wanted:
         assert [("up", TRAINER, 1, 0, 10, 20)] == modules(json.loads(gzip.decompress(place(into).read_bytes())))
+
+
+def test_the_program_says_what_the_copy_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trace is annotated and copied all the same."""
+    (folder := tmp_path / "w").mkdir()
+    (raw := folder / "raw").write_text(json.dumps({"traceEvents": [STEP, {"ph": "i", "name": "a", "ts": "soon"}]}))
+    (told := folder / "calls").write_text('{"batches":1,"rank":3,"world_size":4,"calls":[["up","forward",10000,20000,0,true,0]]}')
+    into = folder / "a.1.pt.trace.json.gz"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(program, "is_wanted", lambda: True)
+        assert program.PARTLY == program.main([str(raw), str(told), str(into)])
+    assert "1 of its events, the first because of this: a time of soon" in capsys.readouterr().err
+    assert [("up", TRAINER, 1, 0, 10, 20)] == modules(json.loads(gzip.decompress(place(into).read_bytes())))
 
 
 def test_a_copy_that_cannot_be_written_takes_nothing_from_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
