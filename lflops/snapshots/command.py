@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 from rich.console import Group, RenderableType
 
 from lflops.cli.output import UsageError, draw, help_of, write_json
 from lflops.hardware.chips import named
+from lflops.profile.json_file import load
 from lflops.report.html import page_of_data, write
 from lflops.report.terminal.tables import prose
 from lflops.snapshots.explain import compare, compared_lines, explain, explained_lines
+from lflops.snapshots.modules import memory_by_module
 from lflops.snapshots.page import snapshot_shown
 from lflops.snapshots.read import read_snapshot
 
@@ -30,6 +33,7 @@ def memory(
     device: Annotated[int | None, typer.Option(metavar="N", min=0, help=HELP["device"])] = None,
     hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help=HELP["html"])] = None,
+    profile: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["profile"])] = None,
     as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> None:
     """Say why a device ran out of memory, and who held what, from a snapshot of torch's allocator. The pickle runs no code."""
@@ -37,11 +41,15 @@ def memory(
         raise UsageError(
             "--json writes no page: leave --html out" if as_json else f"--html {html}: this is the snapshot, give another place"
         )
+    if profile is not None and (html is not None or after is not None):
+        raise UsageError(f"--profile {profile}: modules are named in text or --json of one snapshot: leave {after or '--html'} out")
     if after is not None and (html is not None or hardware is not None):
         raise UsageError(f"{after}: two snapshots are compared as text or --json: leave --html and --hardware out")
     chip = None if hardware is None else named(hardware)
     snapshot = read_snapshot(file, device)
     explained = explain(snapshot, chip)
+    if profile is not None:
+        explained = replace(explained, by_module=memory_by_module(snapshot, load(profile)))
     if after is not None:
         diff = compare(explained, explain(read_snapshot(after, device)))
         if as_json:

@@ -3,13 +3,17 @@
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lflops import units
+from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
+from lflops.profile.model import Profile
 from lflops.profile.series import summed
 from lflops.report.lines.text import counted
 from lflops.snapshots.holders import (
@@ -24,6 +28,7 @@ from lflops.snapshots.holders import (
     peak_of,
     sizes_of_parameters,
 )
+from lflops.snapshots.modules import MemoryByModule, memory_by_module
 from lflops.snapshots.read import Snapshot, snapshot_of
 
 _Kept = Literal["kept_graphs", "retained_graph", "kept_results", "validation_graph", "kept_gradients"]
@@ -167,15 +172,20 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
     holders: tuple[StackHolder, ...]
     causes: tuple[Cause, ...]  # the one to look at first first
     settings: str
+    by_module: MemoryByModule | None = None  # `None` without a profile
 
     def lines(self) -> Iterator[str]:
         """The report in sentences."""
         return explained_lines(self)
 
 
-def explain_snapshot(content: Any, device: int | None, total: int) -> ExplainedMemory:
+def explain_snapshot(content: Any, device: int | None, total: int, profile: Profile | None = None) -> ExplainedMemory:
     """Explain what torch's allocator returns as its snapshot; `total` is the memory that the process sees on the device."""
-    return explain(snapshot_of(content, device), total=total)
+    snapshot = snapshot_of(content, device)
+    explained = explain(snapshot, total=total)
+    with suppress(ProfileError):  # of a profile that says nothing of this step
+        explained = explained if profile is None else replace(explained, by_module=memory_by_module(snapshot, profile))
+    return explained
 
 
 def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None = None) -> ExplainedMemory:
@@ -260,6 +270,9 @@ def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
         yield f"  {units.size(each.bytes):>12}  {units.percent(each.bytes / total):>6}  {where}"
     if len(explained.holders) > _LISTED:
         yield f"  {len(explained.holders) - _LISTED} more lines"
+    if explained.by_module is not None:
+        yield ""
+        yield from explained.by_module.lines(_LISTED)
     yield ""
     yield "what would free memory"
     yield from (f"  {each}" for each in remedies(explained))

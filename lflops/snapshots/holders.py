@@ -1,7 +1,7 @@
 """What is alive at the moment to explain, and who holds it: a category and a line of code, from the stack of each allocation."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -42,7 +42,7 @@ class Peak(NamedTuple):
 
 def peak_of(snapshot: Snapshot) -> Peak:
     """The moment of the last failure, else of the most bytes alive, from the end of the trace backward."""
-    at = _moment(snapshot.trace, sum(size for size, _ in alive_before(snapshot, len(snapshot.trace)).values()))
+    at = peak_place(snapshot)
     grown = sum(_GROWS.get(entry.action, 0) * entry.size for entry in snapshot.trace[at:])
     births, now = _births(snapshot.trace[: at + 1])
     lasting = lasting_state(snapshot.trace)
@@ -73,11 +73,14 @@ def alive_before(snapshot: Snapshot, at: int) -> dict[int, tuple[int, Stack]]:
     return alive
 
 
-def _moment(trace: tuple[Entry, ...], at_end: int) -> int:
+def peak_place(snapshot: Snapshot) -> int:
+    """The place in the trace before which the most is alive; of the last failure, where there is one."""
+    trace = snapshot.trace
     failures = [place for place, entry in enumerate(trace) if entry.action == "oom"]
     if failures:
         return failures[-1]
-    most, moment, live = at_end, len(trace), at_end
+    most = live = sum(size for size, _ in alive_before(snapshot, len(trace)).values())
+    moment = len(trace)
     for place in range(len(trace) - 1, -1, -1):
         entry = trace[place]
         if entry.action == "alloc":
@@ -122,9 +125,18 @@ class _Birth(NamedTuple):
 
 def _births(trace: tuple[Entry, ...]) -> tuple[dict[int, _Birth], _Birth]:
     """When each allocation in the trace was made, and the counts at the end, with the request that failed."""
+    births: dict[int, _Birth] = {}
+    passes = steps = 0
+    for place, entry, passes, steps in numbered(trace):
+        if entry.action == "alloc":
+            births[entry.address] = _Birth(place, entry.stack, passes, steps)
+    return births, _Birth(len(trace), (), passes, steps)
+
+
+def numbered(trace: tuple[Entry, ...]) -> Iterator[tuple[int, Entry, int, int]]:
+    """Each allocation and failure, by place: how many forward passes have begun, and optimizer steps ended."""
     # A forward pass begins where a module's forward allocates after anything else did: the loss, backward, an optimizer, a batch. An
     # optimizer's step has ended when anything but an optimizer allocates.
-    births: dict[int, _Birth] = {}
     passes = steps = 0
     in_forward = in_optimizer = False
     for place, entry in enumerate(trace):
@@ -136,9 +148,7 @@ def _births(trace: tuple[Entry, ...]) -> tuple[dict[int, _Birth], _Birth]:
             passes += begins and not in_forward
             steps += in_optimizer and not optimizes
             in_forward, in_optimizer = begins, optimizes
-        if entry.action == "alloc":
-            births[entry.address] = _Birth(place, entry.stack, passes, steps)
-    return births, _Birth(len(trace), (), passes, steps)
+        yield place, entry, passes, steps
 
 
 def is_forward(stack: Stack) -> bool:
@@ -200,7 +210,7 @@ def _copies(stack: Stack, functions: set[str]) -> bool:
     return not functions.isdisjoint(COPIES) or any(EMA.search(frame.file.rpartition("/")[2].lower()) for frame in stack)
 
 
-def _backward(stack: Stack, _functions: set[str]) -> bool:
+def is_backward(stack: Stack, _functions: Collection[str] = ()) -> bool:
     """Without a stack, in autograd's engine, or below a call that runs it; `Function.apply` runs forward as well."""
     return not stack or any(frame.file == AUTOGRAD or frame.function in {"backward", "_engine_run_backward"} for frame in stack)
 
@@ -236,6 +246,6 @@ _RULES: tuple[tuple[Category, Callable[[Stack, set[str]], bool]], ...] = (
     ("temporary", lambda stack, _: is_optimizer(stack)),
     ("activations", lambda stack, functions: "forward" in functions or any("nn/functional.py" in frame.file for frame in stack)),
     ("parameters", lambda stack, _: any(map(_makes_parameters, stack))),
-    ("temporary", _backward),
+    ("temporary", is_backward),
 )
 """The first that holds."""
