@@ -55,6 +55,7 @@ def estimate(
     ac: Annotated[str | None, typer.Option(metavar="HOW", help=HELP["ac"])] = None,
     chunked_loss: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["chunked_loss"])] = None,
     offload_activations: Annotated[bool, typer.Option("--offload-activations", help=HELP["offload_activations"])] = False,
+    cpu_offload: Annotated[bool, typer.Option("--cpu-offload", help=HELP["cpu_offload"])] = False,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help=HELP["memory"])] = None,
     lora: Annotated[str | None, typer.Option(metavar="r=N", help=HELP["lora"])] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=HELP["trust_remote_code"])] = False,
@@ -85,8 +86,9 @@ def estimate(
     budget = None if memory is None else bytes_of(memory)
     rank = None if lora is None else _whole(f"--lora {lora}", lora.removeprefix("r="), "the rank, as r=16")
     mesh = _mesh(ddp, fsdp, hsdp, tp)
-    if (mp is not None or reduce is not None) and "data" not in mesh:
-        raise UsageError(f"{'--mp' if mp is not None else '--reduce'} is FSDP2's: give --fsdp or --hsdp; --precision is autocast")
+    ofs = [name for name, given in (("--mp", mp), ("--reduce", reduce), ("--cpu-offload", cpu_offload or None)) if given is not None]
+    if ofs and "data" not in mesh:
+        raise UsageError(f"{ofs[0]} is FSDP2's: give --fsdp or --hsdp" + ("" if cpu_offload else "; --precision is autocast"))
 
     from lflops.collect.estimate.changes import Changes, mixed_precision  # with torch
     from lflops.collect.estimate.estimate import Estimator
@@ -106,6 +108,7 @@ def estimate(
         mesh=mesh,
         in_backward=optimizer_in_backward,
         mixed=mixed_precision(mp, reduce),
+        offload=cpu_offload,
         progress=sys.stderr.isatty(),
     )
     with builder_for(target, seq, remote_code=trust_remote_code) as build:

@@ -14,10 +14,11 @@ from matplotlib.patches import Patch
 import lflops
 from lflops import Profile, ProfileError, load
 from lflops.analyze.analysis import analyze
-from lflops.analyze.speed.prediction import Prediction
+from lflops.analyze.speed.prediction import Prediction, why_not
 from lflops.cli.estimate import Training, bytes_of
 from lflops.cli.main import main
 from lflops.figures.pictures import PHASES, memory_figure
+from lflops.hardware.chips import named
 from lflops.profile.model import Memory
 from tests.support.profile_builders import profile, small_profile
 
@@ -356,6 +357,16 @@ def test_a_rank_computes_in_half_precision(capsys: pytest.CaptureFixture[str]) -
     assert 2 * peaks[1]["activations"] < 2 * peaks[0]["activations"]
 
 
+def test_offloaded_shards_are_in_the_memory_of_the_host(deep: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 7,640 weights each of two ranks has half, and as many gradients, 2 bytes each; the device has none of them, also in a step."""
+    for more in ([], ["--optimizer-in-backward"]):
+        found = profiled(capsys, deep, "--fsdp", "2", "--dtype", "bf16", "--optimizer", "sgd", "--cpu-offload", *more)
+        assert [{"bytes": 2 * 2 * 7640 // 2}] == [note.values for note in found.notes if note.code == "cpu_offload"]
+        assert found.memory is not None
+        assert 0 == found.memory.timeline[0].by_category.parameters == found.memory.most_by_category["gradients"]
+        assert "copies from and to the host were not fitted" == why_not(found, named("H100"))
+
+
 def test_code_of_a_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Unless it is asked for; nothing of it runs."""
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
@@ -382,6 +393,7 @@ WRONG = {
     "two that fill": (["planned:build", "--ac", "best", "--batch", "max"], "--ac best and --batch max both fill the memory"),
     "no memory to fill": (["planned:build", "--batch", "max"], "--batch max: give --memory, as 40GB, or --hardware"),
     "computes on one rank": (["planned:build", "--mp", "bf16"], "--mp is FSDP2's: give --fsdp or --hsdp"),
+    "offloads on one rank": (["planned:build", "--cpu-offload"], "--cpu-offload is FSDP2's: give --fsdp or --hsdp"),
     "computes in no dtype": (["planned:build", "--fsdp", "2", "--mp", "int8"], "mp='int8': give one of float32"),
     "a budget for nothing": (["planned:build", "--memory", "40GB"], "--memory is for --ac best"),
     "no size": (["planned:build", "--ac", "best", "--memory", "much"], "--memory much: give a size, as 40GB or 37GiB"),

@@ -25,6 +25,7 @@ from lflops.analyze.speed.peaks import chip_of, name_of_peak
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Cell, Communication, Profile
 from lflops.profile.module_names import ancestry
+from lflops.profile.notes import notes_with
 from lflops.profile.records import step_phase
 
 DEVICES_PER_HOST = 8
@@ -103,6 +104,8 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
     if sum(number for name, number in products if name in _HALVES) < _MOSTLY * macs:
         other = next(name or "another dtype" for name, _ in products if name not in _HALVES)
         yield f"products in {other} were not fitted, but in bf16 and fp16"
+    if any(notes_with("cpu_offload", profile.notes)):
+        yield "copies from and to the host were not fitted"
     if any(module.compiled for module in profile.modules.values()):
         yield "compiled code was not fitted"
     unknown = {each.collective for each in profile.communication} - {_GATHERS, _SCATTERS, _REDUCES}

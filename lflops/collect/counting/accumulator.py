@@ -67,6 +67,7 @@ class Extent:
     scratch: bool = True
     # Storages that the last step left, and that the next one begins with. Without a list, none are looked for.
     survivors: Survivors | None = None
+    host: tuple[Tensor, ...] = ()  # tensors in the host's memory, which the device does not hold
 
 
 class OperatorAccumulator:
@@ -75,7 +76,7 @@ class OperatorAccumulator:
     def __init__(self, scopes: ModuleTracker, extent: Extent) -> None:
         self.scopes = scopes  # knows which row and phase is running
         self.guard: Guard = unguarded  # keeps errors of the modes from the code that they count
-        self.memory = LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors) if extent.memory else None
+        self.memory = LiveMemory(extent.round_to, extent.log, extent.moments, extent.survivors, extent.host) if extent.memory else None
         if self.memory is not None:
             self.memory.hold(extent.gradients, "gradients", "")
         self.fake, self.scratch = extent.fake, extent.scratch

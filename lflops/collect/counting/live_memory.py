@@ -5,7 +5,8 @@ The same allocations and frees, of several steps, are requests for the simulatio
 
 import heapq
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +24,19 @@ from lflops.profile.series import extremes, summed
 
 STREAM: ContextVar[int] = ContextVar("stream", default=0)
 """The stream on which memory is allocated, where code says that it takes another on CUDA. The allocator does not reuse it on others."""
+
+ON_HOST = -1
+"""The stream for what is in the host's memory, and so in none of the device's."""
+
+
+@contextmanager
+def on_stream(number: int) -> Iterator[None]:
+    """A context in which memory is allocated on that stream."""
+    before = STREAM.set(number)
+    try:
+        yield
+    finally:
+        STREAM.reset(before)
 
 
 class AllocationLog:
@@ -115,7 +129,12 @@ class LiveMemory:
     """
 
     def __init__(
-        self, round_to: int = 1, log: AllocationLog | None = None, moments: int = LONGEST_TIMELINE, survivors: Survivors | None = None
+        self,
+        round_to: int = 1,
+        log: AllocationLog | None = None,
+        moments: int = LONGEST_TIMELINE,
+        survivors: Survivors | None = None,
+        host: Iterable[Tensor] = (),
     ) -> None:
         self._longest = moments  # the most operators of the timeline; of more the extremes are kept
         self._round_to = round_to  # the size of each storage is rounded up to a multiple of so many bytes
@@ -137,6 +156,7 @@ class LiveMemory:
         self._log = log
         # Storages that the last step left: this one begins with those still alive, and at its end puts its own there.
         self._survivors = survivors
+        self._on_host = {key: weakref.ref(storage) for storage, key in filter(None, map(storage_of, host))}
 
     def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
         """Add tensors that exist before the first operator."""
@@ -309,6 +329,9 @@ class LiveMemory:
             self._bear_storage(storage, key, birth, fake=tensor.is_meta or (not is_plain and type(tensor) is FakeTensor))
 
     def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:
+        if STREAM.get() == ON_HOST or (key in self._on_host and self._on_host[key]() is storage):
+            self._on_host[key] = weakref.ref(storage)
+            return
         if self._log is not None:
             self._log.allocated(storage, key, storage.nbytes())
         serial = len(self._births)

@@ -193,6 +193,7 @@ class Estimator:
     rank: int = 0
     in_backward: bool = False  # whether the optimizer steps for each parameter in backward, as soon as its gradient is there
     mixed: MixedPrecisionPolicy | None = None  # the dtypes in which FSDP2 computes and reduces
+    offload: bool = False  # whether FSDP2 keeps shards, gradients and the optimizer's state on the host
     progress: bool | Progress = False
     # Called with the profile of each step. Its timeline has every operator then, and no allocator is simulated.
     watch: Callable[[Profile], object] | None = None
@@ -215,7 +216,7 @@ class Estimator:
                 with torch.inference_mode(mode=False):  # otherwise its parameters take no gradient
                     subject = make()
                     check_module(self.caller, subject.model)
-                    buckets = parallelize(self.caller, subject.model, self.mesh, self.mixed) if self.mesh else ()
+                    buckets = parallelize(self.caller, subject.model, self.mesh, self.mixed, offload=self.offload) if self.mesh else ()
                 with fakes.swapped_into(subject.model):
                     profile = self._run(subject._replace(buckets=buckets), fakes, chip, makes)
                     for parameter in subject.model.parameters():
@@ -249,13 +250,15 @@ class Estimator:
         if makes is not None:
             if self.grad_scaler and loss is None:
                 raise CountError(f"{self.caller}: grad_scaler=True, but there is no loss to scale: give one")
-            stepper = Stepper(self.caller, makes, model, chip=chip, grad_scaler=self.grad_scaler, in_backward=self.in_backward)
+            how: dict[str, Any] = {"grad_scaler": self.grad_scaler, "in_backward": self.in_backward, "on_host": self.offload}
+            stepper = Stepper(self.caller, makes, model, chip=chip, **how)
             loss = stepper.scaled(loss)
         call = ModelCall(
             caller=self.caller, model=model, args=args, kwargs=kwargs, backward=self.backward, loss=loss, step=subject.step, _given=given
         )
         call.begin_without_gradients()
-        how: dict[str, Any] = {"gradients": subject.buckets, "scratch": not is_gpu(chip), "survivors": None if subject.step is None else []}
+        how = {"gradients": subject.buckets, "scratch": not is_gpu(chip), "survivors": None if subject.step is None else []}
+        how["host"] = tuple(model.parameters()) if self.offload else ()
         extent = Extent(fake=True, round_to=self.round_to, moments=LONGEST_TIMELINE if self.watch is None else sys.maxsize, **how)
         if any(local_part(each) is not each for each in model.parameters()):
             # Torch infers the placements of results in the first step only, with its own tensors.
@@ -270,6 +273,11 @@ class Estimator:
             second = self._step(call, stepper, chip, meter, extent)
             step = _with_the_higher_peak(replace(second, notes=second.notes + stepper.notes), step)
         meter.end()
+        if self.offload:
+            trained = (each for each in model.parameters() if each.requires_grad)  # their gradients are as large
+            moved = [*model.parameters(), *trained, *(stepper.state() if stepper else ())]
+            note = Note(code="cpu_offload", subject="", values={"bytes": sum(local_part(each).nbytes for each in moved)})
+            step = replace(step, notes=(*step.notes, note))
         return step if log is None else _with_reserved(step, log, self.allocator or "")
 
     def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: "Meter", extent: Extent) -> Profile:

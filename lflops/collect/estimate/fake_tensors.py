@@ -218,7 +218,7 @@ class Fakes:
             with without_modes():
                 return tensor.clone()  # for code that writes to it
         with self._mode:
-            fake = _like(tensor) if local_part(tensor) is tensor else _like_sharded(tensor)
+            fake = _like(tensor) if local_part(tensor) is tensor else like_sharded(tensor)
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(fake, requires_grad=tensor.requires_grad)
         return fake.requires_grad_(tensor.requires_grad)
@@ -254,7 +254,8 @@ def _like(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
-def _like_sharded(tensor: Any) -> Tensor:
+def like_sharded(tensor: Any) -> Tensor:
+    """An empty DTensor that is sharded alike."""
     unsharded = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
     sharded: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **unsharded)
     return sharded

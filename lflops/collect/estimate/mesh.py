@@ -14,11 +14,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from lflops.collect.counting.live_memory import STREAM
+from lflops.collect.counting.live_memory import ON_HOST, on_stream
+from lflops.collect.estimate.fake_tensors import like_sharded
 from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.model.module_tree import blocks_in
 from lflops.collect.torch_private.distributed import fake_group
@@ -83,11 +84,13 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractC
     return fake_group(prod(mesh.values()), rank)
 
 
-def parallelize(caller: str, model: nn.Module, mesh: Mapping[str, int], mixed: MixedPrecisionPolicy | None = None) -> tuple[Tensor, ...]:
+def parallelize(
+    caller: str, model: nn.Module, mesh: Mapping[str, int], mixed: MixedPrecisionPolicy | None = None, *, offload: bool = False
+) -> tuple[Tensor, ...]:
     """Divide a model over a mesh: tensor parallelism by its plan, then FSDP2 of each block and of the rest; or replicas of DDP.
 
-    A model that is divided already is not changed. FSDP2 computes and reduces in the dtypes of `mixed`. Returns DDP's buckets, which no
-    module holds.
+    A model that is divided already is not changed. FSDP2 computes and reduces in the dtypes of `mixed`. If it `offload`s, shards and their
+    gradients are on the host. Returns DDP's buckets, which no module holds.
     """
     if any(local_part(each) is not each for each in model.parameters()) or set(mesh) == {"pipeline"}:
         return ()
@@ -99,29 +102,44 @@ def parallelize(caller: str, model: nn.Module, mesh: Mapping[str, int], mixed: M
         parallelize_module(model, devices["tensor"], _plan(caller, model))
     sharded = tuple(name for name in ("replica", "data") if name in mesh)
     if sharded:
+        policy, place = mixed or MixedPrecisionPolicy(), CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy()
+        # A cast to another dtype makes the shard's copy that is gathered. Without one, the copy on the device is gathered itself.
+        copies = offload and all(policy.param_dtype in (None, each.dtype) for each in model.parameters())
         for part in (*blocks_in(model).values(), model):
-            shards: Any = fully_shard(part, mesh=devices[sharded], mp_policy=mixed or MixedPrecisionPolicy())
-            shards.set_custom_all_gather(_Collective(_ALL_GATHER, 1))
+            shards: Any = fully_shard(part, mesh=devices[sharded], mp_policy=policy, offload_policy=place)
+            shards.set_custom_all_gather(_Collective(_ALL_GATHER, 1, copy_for=mesh["data"] if copies else None))
             shards.set_custom_reduce_scatter(_Collective(_REDUCE_SCATTER, 0, 2))  # its input is of the stream that computes
+        for parameter in model.parameters() if offload else ():
+            parameter.register_post_accumulate_grad_hook(_to_host)
     return ()
 
 
-class _Collective:
-    """A collective of FSDP2, whose buffers are allocated on these streams in turn, as on CUDA."""
+def _to_host(parameter: Any) -> None:
+    """Put a gradient on the host. What it was reduced to on the device is freed when those of its block are there."""
+    with on_stream(ON_HOST):
+        parameter.grad = like_sharded(parameter.grad)
 
-    def __init__(self, run: Callable[..., Any], *streams: int) -> None:
-        self._run, self._streams = run, cycle(streams)
+
+class _Collective:
+    """A collective of FSDP2, whose buffers are allocated on these streams in turn, as on CUDA.
+
+    With `copy_for` ranks the rank's part is copied to the device first, until it is sent.
+    """
+
+    def __init__(self, run: Callable[..., Any], *streams: int, copy_for: int | None = None) -> None:
+        self._run, self._streams, self._copy_for = run, cycle(streams), copy_for
+        self._copy: Tensor | None = None
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **how: Any) -> Any:
+        self._copy = None
         return self._run(output_tensor, input_tensor, **how)
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The next buffer."""
-        before = STREAM.set(next(self._streams))
-        try:
+        with on_stream(next(self._streams)):
+            if self._copy_for is not None:
+                self._copy = torch.empty(prod(size) // self._copy_for, dtype=dtype, device=device)
             return torch.empty(*size, dtype=dtype, device=device)
-        finally:
-            STREAM.reset(before)
 
 
 def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:

@@ -1,7 +1,8 @@
 """The optimizer's step of an estimate, and a GradScaler around it."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lflops.collect.counting.live_memory import ON_HOST, on_stream
 from lflops.collect.estimate.fake_tensors import HOST, Answers, values_refused
 from lflops.collect.inputs.arguments import describe
 from lflops.collect.torch_private.tensors import local_part
@@ -77,8 +79,9 @@ class Stepper:
         chip: Hardware | None,
         grad_scaler: bool,
         in_backward: bool = False,
+        on_host: bool = False,
     ) -> None:
-        self._caller = caller
+        self._caller, self._on_host = caller, on_host
         trained = [each for each in model.parameters() if each.requires_grad]
         self._optimizers = [_made(caller, make, [p]) for p in trained] if in_backward else [_made(caller, make, [*model.parameters()])]
         self._in_backward = in_backward
@@ -88,7 +91,7 @@ class Stepper:
         kind, notes = type(self._optimizers[0]).__name__, []
         if _settle(self._optimizers, "capturable", was=True, now=False):  # there is no graph to capture, and the state has the same size
             notes.append(Note(code="not_captured", subject=kind, values={}))
-        if chip is not None and is_gpu(chip) and not in_backward and _settle(self._optimizers, "foreach", was=None, now=True):
+        if chip is not None and is_gpu(chip) and not (in_backward or on_host) and _settle(self._optimizers, "foreach", was=None, now=True):
             notes.append(Note(code="foreach_assumed", subject=chip.name, values={}))
         if grad_scaler:
             notes.append(Note(code="gradients_taken_for_finite", subject=kind, values={}))
@@ -110,10 +113,15 @@ class Stepper:
         if self._scaler is not None:
             self._scaler.update()
 
+    def state(self) -> Iterator[Tensor]:
+        """What the optimizers keep."""
+        return (each for made in self._optimizers for kept in made.state.values() for each in kept.values() if isinstance(each, Tensor))
+
     def _step_of(self, optimizer: Optimizer, _parameter: Tensor | None = None) -> None:
         # Adafactor asks for the norms of parameters and updates, which only scale its step.
         answers = {Tensor.item: 1.0} if type(optimizer) is torch.optim.Adafactor else {}
-        with values_refused(self._caller, step_of=optimizer), Answers(answers):
+        where = on_stream(ON_HOST) if self._on_host else nullcontext()
+        with values_refused(self._caller, step_of=optimizer), Answers(answers), where:
             optimizer.step()
         optimizer.zero_grad()
 

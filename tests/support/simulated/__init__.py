@@ -220,6 +220,7 @@ def _module() -> types.ModuleType:
     module.current_stream = accelerator.current_stream
     module.synchronize = accelerator.synchronize
     module.Stream, module.Event = torch.Stream, torch.Event
+    module.stream = lambda stream: stream  # which is a context itself
     module.default_generators = generators
     module.manual_seed = module.manual_seed_all = manual_seed_all
     module.get_rng_state = lambda index=None: generators[_index(index)].get_state()

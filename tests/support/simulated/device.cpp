@@ -552,6 +552,14 @@ struct Hooks final : public at::PrivateUse1HooksInterface {
     static std::array<at::Generator, DEVICES> generators = {at::make_generator<Generator>(0), at::make_generator<Generator>(1)};
     return generators.at(device < 0 ? current_device : device);
   }
+  // FSDP gives a storage its memory, and takes it back.
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
+    TORCH_CHECK(!nbytes || !storage.nbytes(), "a storage of the simulated device is resized from nothing or to nothing");
+    const c10::DeviceGuard guard(storage.device());
+    auto* impl = storage.unsafeGetStorageImpl();
+    impl->set_data_ptr(impl->allocator()->allocate(nbytes));
+    impl->set_nbytes(nbytes);
+  }
   at::Generator getNewGenerator(c10::DeviceIndex device) const override {
     return at::make_generator<Generator>(device < 0 ? static_cast<c10::DeviceIndex>(current_device) : device);
   }
