@@ -58,6 +58,7 @@ def estimate(
     cpu_offload: Annotated[bool, typer.Option("--cpu-offload", help=HELP["cpu_offload"])] = False,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help=HELP["memory"])] = None,
     lora: Annotated[str | None, typer.Option(metavar="r=N", help=HELP["lora"])] = None,
+    quantize: Annotated[str | None, typer.Option(metavar="HOW", help=HELP["quantize"])] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=HELP["trust_remote_code"])] = False,
     accumulation: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["accumulation"])] = 1,
     tokens: Annotated[float | None, typer.Option(metavar="N", min=1, help=HELP["tokens"])] = None,
@@ -96,7 +97,8 @@ def estimate(
     from lflops.collect.estimate.optimizer_step import makes_optimizer
 
     policy: Any = "none" if searches or ac is None else ac
-    changes = Changes(dtype=dtype, precision=precision, adapter_rank=rank, policy=policy, chunks=chunked_loss, offload=offload_activations)
+    of_model: dict[str, Any] = {"dtype": dtype, "precision": precision, "adapter_rank": rank, "quantized": quantize}
+    changes = Changes(**of_model, policy=policy, chunks=chunked_loss, offload=offload_activations)
     estimator = Estimator(
         caller=target,
         backward=backward or optimizer is not None or ac not in (None, "none"),

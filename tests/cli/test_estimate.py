@@ -304,6 +304,16 @@ def test_adapters_are_all_that_is_trained(deep: str, capsys: pytest.CaptureFixtu
     assert 4 * trained == found.memory.most_by_category["gradients"]
 
 
+def test_adapters_are_trained_over_weights_of_four_bits(deep: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """7,168 weights in half a byte each. Biases and adapters are in float32, also on one of two ranks that offloads its shards."""
+    options = [deep, "--lora", "r=2", "--quantize", "nf4", "--optimizer", "sgd"]
+    rest = 4 * (448 + 24 + 2 * 2 * 3 * 8 + 2 * 2 * 448)
+    assert 7168 // 2 + rest == profiled(capsys, *options).modules[""].parameter_bytes
+    offloaded = profiled(capsys, *options, "--fsdp", "2", "--cpu-offload")
+    trained = 4 * (2 * 2 * 3 * 8 + 2 * 2 * 448)
+    assert [{"bytes": (7168 // 2 + rest + trained) // 2}] == [note.values for note in offloaded.notes if note.code == "cpu_offload"]
+
+
 def test_a_fused_optimizer_has_no_temporary_tensors(deep: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In its step; the other has some."""
     temporary = []
@@ -388,6 +398,8 @@ WRONG = {
     "no policy": (["planned:build", "--ac", "some"], "ac='some': give one of none, selective, selective-op, full, best"),
     "no blocks": (["planned:build", "--ac", "full"], "planned:build: Sequential has no blocks"),
     "no rank": (["planned:build", "--lora", "16x"], "--lora 16x: give the rank, as r=16"),
+    "quantizes what is trained": (["planned:build", "--quantize", "nf4"], "quantize='nf4' is for the frozen layers below adapters"),
+    "quantizes by no name": (["planned:build", "--lora", "r=2", "--quantize", "int4"], "quantize='int4': give one of nf4, nf4-dq"),
     "nothing to adapt": (["planned:nowhere_linear", "--lora", "r=2"], "has no blocks with linear layers to adapt"),
     "no budget": (["planned:build", "--ac", "best"], "--ac best: give --memory, as 40GB, or --hardware"),
     "two that fill": (["planned:build", "--ac", "best", "--batch", "max"], "--ac best and --batch max both fill the memory"),

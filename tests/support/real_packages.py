@@ -6,19 +6,26 @@ Each function runs in its own process: in others, stand-ins may have the same na
 import importlib
 import os
 import re
+import tempfile
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import lflops
+from lflops.collect.estimate.changes import add_adapters
 from lflops.profile.model import Profile
 from tests.support.count_function import Function, macs
+from tests.support.cpu_allocator import allocated
 
-__all__ = ["BITSANDBYTES", "FBGEMM", "LIGER", "TORCHAO", "bitsandbytes", "fbgemm", "liger", "schemas", "torchao"]
+__all__ = ["ADAPTED", "BITSANDBYTES", "FBGEMM", "LIGER", "TORCHAO"]
+__all__ += ["adapters_over_four_bits", "bitsandbytes", "fbgemm", "liger", "schemas", "torchao"]
 
 BITSANDBYTES = TOKENS, IN, OUT = 6, 64, 128
+ADAPTED = 512
 TORCHAO = ROWS, INNER, OUTER = 16, 128, 256
 FBGEMM = LENGTHS, K, M, BAGS, WIDTH = (3, 5, 2), 4, 7, (2, 3, 1, 3, 3, 2), 8
 LIGER = WORDS, HIDDEN, VOCABULARY = 6, 16, 40
@@ -70,6 +77,50 @@ def bitsandbytes() -> dict[str, Any]:
         "Lion": step(lambda parameters: optimizers.Lion(parameters, weight_decay=0)),
         "SGD": step(lambda parameters: optimizers.SGD(parameters, lr=0.1, momentum=0.9)),
     }
+
+
+class Adapters(nn.Module):
+    """Blocks of a linear layer of 4 bits with its adapter, and a ReLU; without a package as an estimate makes them."""
+
+    def __init__(self, package: Any, kind: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(ADAPTED, ADAPTED, bias=False), nn.ReLU()) for _ in range(4))
+        add_adapters("", self, 4, None if package is not None else kind)
+        for block in self.blocks if package is not None else ():
+            how = {"quant_type": "nf4", "compress_statistics": kind == "nf4-dq"}
+            layer = package.nn.Linear4bit(ADAPTED, ADAPTED, bias=False, compute_dtype=torch.float32, **how)
+            block.get_submodule("0").base = layer.requires_grad_(requires_grad=False).to("cpu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Through all blocks."""
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def adapters_over_four_bits() -> dict[str, Any]:
+    """The peak of a training by the CPU's allocator, and the estimated one, in bytes."""
+    package = importlib.import_module("bitsandbytes")
+
+    def begin(kind: str) -> Callable[[], object]:
+        model = Adapters(package, kind)
+        optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], foreach=False)
+        x = torch.randn(8, ADAPTED)
+
+        def step() -> None:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    found = {}
+    for kind in ("nf4", "nf4-dq"):
+        how: dict[str, Any] = {"backward": True, "loss": Tensor.sum, "optimizer": "sgd"}
+        memory = lflops.estimate(partial(Adapters, None, kind), torch.zeros(8, ADAPTED), **how).memory
+        with tempfile.TemporaryDirectory() as folder:
+            found[kind] = [max(allocated(partial(begin, kind), Path(folder))), memory.peak_bytes if memory is not None else None]
+    return found
 
 
 def torchao() -> dict[str, Any]:

@@ -104,10 +104,12 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
     if sum(number for name, number in products if name in _HALVES) < _MOSTLY * macs:
         other = next(name or "another dtype" for name, _ in products if name not in _HALVES)
         yield f"products in {other} were not fitted, but in bf16 and fp16"
-    if any(notes_with("cpu_offload", profile.notes)):
-        yield "copies from and to the host were not fitted"
-    if any(module.compiled for module in profile.modules.values()):
-        yield "compiled code was not fitted"
+    unfitted = {
+        "copies from and to the host were not fitted": any(notes_with("cpu_offload", profile.notes)),
+        "unpacking quantized weights was not fitted": "uint8" in profile.modules[""].dtypes,
+        "compiled code was not fitted": any(module.compiled for module in profile.modules.values()),
+    }
+    yield from (reason for reason, is_so in unfitted.items() if is_so)
     unknown = {each.collective for each in profile.communication} - {_GATHERS, _SCATTERS, _REDUCES}
     if unknown:
         yield f"{min(unknown)} between ranks was not fitted"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from lflops.collect.estimate.estimate import Subject
@@ -35,12 +35,52 @@ KEPT = ("mm", "addmm", "convolution", *(f"_scaled_dot_product_{name}" for name i
 SCALE = 2.0  # what the adapter's result is multiplied by: alpha over rank. Its value changes neither work nor memory.
 
 
+QUANTIZED = ("nf4", "nf4-dq")
+"""bitsandbytes' weights of 4 bits: with a scale in float32 for 64 of them, or with scales that are quantized to 8 bits themselves."""
+
+
+class FourBit(nn.Module):
+    """A frozen linear layer as bitsandbytes holds it under `QUANTIZED`. Only shapes are right, no values."""
+
+    def __init__(self, layer: nn.Linear, kind: str) -> None:
+        super().__init__()
+        self.shape, scales = layer.weight.shape, -(-layer.weight.numel() // 64)
+        self.weight = nn.Parameter(torch.empty((layer.weight.numel() + 1) // 2, 1, dtype=torch.uint8), requires_grad=False)
+        self.bias, self.unpacked = layer.bias, scales if kind == "nf4-dq" else 0
+        self.scales = nn.Buffer(torch.empty(scales, dtype=torch.uint8 if self.unpacked else torch.float32))
+        # The 16 values; of quantized scales also the scales of 256, their 256 values and their mean.
+        self.values = nn.Buffer(torch.empty(16 + (-(-scales // 256) + 256 + 1 if self.unpacked else 0), dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product."""
+        result: Tensor = _Unpacked.apply(x, self.shape, self.bias, self.unpacked)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Unpacked(torch.autograd.Function):
+    """The product with a whole weight, which bitsandbytes makes anew in forward and in backward. The input is not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: torch.Size, bias: Tensor | None, scales: int) -> Tensor:
+        ctx.made = shape, scales
+        return linear(x, _weight(x, shape, scales), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient @ _weight(gradient, *ctx.made) if ctx.needs_input_grad[0] else None, None, None, None
+
+
+def _weight(like: Tensor, shape: torch.Size, scales: int) -> Tensor:
+    _unpacked = like.new_empty(scales, dtype=torch.float32)
+    return like.new_empty(shape)
+
+
 class Adapted(nn.Module):
     """A frozen linear layer and its adapter, as PEFT computes them."""
 
-    def __init__(self, base: nn.Linear, rank: int) -> None:
+    def __init__(self, base: nn.Linear, rank: int, quantized: str | None = None) -> None:
         super().__init__()
-        self.base = base
+        self.base = base if quantized is None else FourBit(base, quantized)
         self.down = nn.Linear(base.in_features, rank, bias=False, device=base.weight.device, dtype=base.weight.dtype)
         self.up = nn.Linear(rank, base.out_features, bias=False, device=base.weight.device, dtype=base.weight.dtype)
 
@@ -50,15 +90,15 @@ class Adapted(nn.Module):
         return result
 
 
-def add_adapters(caller: str, model: nn.Module, rank: int) -> None:
-    """Freeze a model, and give each linear layer of its blocks an adapter; without any, a `CountError`."""
+def add_adapters(caller: str, model: nn.Module, rank: int, quantized: str | None = None) -> None:
+    """Freeze a model, quantize the linear layers of its blocks, and give each an adapter; without any, a `CountError`."""
     model.requires_grad_(requires_grad=False)
     found = 0
     for block in blocks_in(model).values():
         layers = {name: layer for name, layer in block.named_modules() if name and isinstance(layer, nn.Linear)}
         for name, layer in layers.items():
             container, _, attribute = name.rpartition(".")
-            setattr(block.get_submodule(container), attribute, Adapted(layer, rank))
+            setattr(block.get_submodule(container), attribute, Adapted(layer, rank, quantized))
         found += len(layers)
     if not found:
         raise CountError(f"{caller}: {type(model).__name__} has no blocks with linear layers to adapt: give the model with its adapters")
@@ -190,6 +230,7 @@ class Changes:
     dtype: str | None = None  # of parameters and floating arguments, a name that `dtype_of` takes; `None` leaves them
     precision: str | None = None  # `bf16-mixed` or `16-mixed` for autocast; `None` for none
     adapter_rank: int | None = None  # of low-rank adapters; `None` for none
+    quantized: str | None = None  # how the weights below adapters are held, one of `QUANTIZED`; `None` as they are
     policy: Policy = "none"  # what every block recomputes
     chunks: int | None = None  # parts of the sequence in which logits and loss are computed; `None` for all of it at once
     offload: bool = False  # whether activations that backward needs are on the host meanwhile
@@ -197,9 +238,15 @@ class Changes:
     def __post_init__(self) -> None:
         if self.dtype is not None:
             dtype_of("dtype", self.dtype)
-        for name, value, known in (("precision", self.precision, MIXED), ("ac", self.policy, EVERY_POLICY)):
+        for name, value, known in (
+            ("precision", self.precision, MIXED),
+            ("quantize", self.quantized, QUANTIZED),
+            ("ac", self.policy, EVERY_POLICY),
+        ):
             if value is not None and value not in known:
                 raise CountError(f"{name}={value!r}: give one of {', '.join(known)}{', best' if name == 'ac' else ''}")
+        if self.quantized is not None and self.adapter_rank is None:
+            raise CountError(f"quantize={self.quantized!r} is for the frozen layers below adapters: give lora as well")
 
     def applied(self, caller: str, subject: Subject) -> Subject:
         """The subject, its model changed; a `CountError` where the model has no blocks to change."""
@@ -209,7 +256,7 @@ class Changes:
                 model=subject.model.to(dtype), args=tuple(_cast(subject.args, dtype)), kwargs=dict(_cast(subject.kwargs, dtype))
             )
         if self.adapter_rank is not None:
-            add_adapters(caller, subject.model, self.adapter_rank)
+            add_adapters(caller, subject.model, self.adapter_rank, self.quantized)
         if self.chunks is not None:
             chunk_loss(caller, subject, self.chunks)
         if self.policy != "none":

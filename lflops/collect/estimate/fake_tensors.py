@@ -67,7 +67,8 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
 
 def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     """Check that an optimizer that makes a step in an estimate has fake parameters. Other threads may train real ones."""
-    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    # A frozen one may have whole numbers, as packed weights, which keep their values.
+    parameters = (each for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
     if only_shapes_run(()) and not all(isinstance(local_part(each), FakeTensor) for each in parameters):
         raise RealOptimizerError
 

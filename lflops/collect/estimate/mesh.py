@@ -109,7 +109,7 @@ def parallelize(
             shards: Any = fully_shard(part, mesh=devices[sharded], mp_policy=policy, offload_policy=place)
             shards.set_custom_all_gather(_Collective(_ALL_GATHER, 1, copy_for=mesh["data"] if copies else None))
             shards.set_custom_reduce_scatter(_Collective(_REDUCE_SCATTER, 0, 2))  # its input is of the stream that computes
-        for parameter in model.parameters() if offload else ():
+        for parameter in (each for each in model.parameters() if offload and each.requires_grad):
             parameter.register_post_accumulate_grad_hook(_to_host)
     return ()
 

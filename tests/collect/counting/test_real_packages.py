@@ -42,6 +42,13 @@ def test_bitsandbytes_layers_and_optimizers(warm_python: WarmPython) -> None:
     assert {} == figures("uncounted", results)
 
 
+def test_a_training_over_weights_of_four_bits_holds_what_is_estimated(warm_python: WarmPython) -> None:
+    """Bitsandbytes' layers, whose unpacked weight of 1 MiB is there at the peak: within 1 KiB for each of four layers."""
+    for held, estimated in found(warm_python, "bitsandbytes", "adapters_over_four_bits()").values():
+        assert 0 <= held - estimated < 4 * 1024
+        assert estimated > 4 * real_packages.ADAPTED**2
+
+
 def test_torchao_layers_however_they_are_quantized(warm_python: WarmPython) -> None:
     """Its products are ATen's. Weights that are quantized after training have no gradient."""
     results = found(warm_python, "torchao", "torchao()")

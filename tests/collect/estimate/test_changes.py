@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 import lflops
+from lflops.analyze.speed.prediction import why_not
 from lflops.collect.estimate.changes import Changes, Policy
 from lflops.collect.estimate.estimate import Estimator, Subject, subject_of
 from lflops.collect.estimate.from_config import builder_of
@@ -98,6 +100,30 @@ def test_offloaded_activations_are_not_held() -> None:
     assert peak(offloaded) < 40 * weight + 5 * each  # with all gradients, and what one layer works on
     for phase in ("forward", "backward"):
         assert held.total(phase=phase) == offloaded.total(phase=phase)
+
+
+@pytest.mark.parametrize(("kind", "scales"), [("nf4", 64 * 4 + 16 * 4), ("nf4-dq", 64 + 4 * (16 + 1 + 256 + 1))])
+def test_weights_of_four_bits_are_half_a_byte_with_their_scales(kind: str, scales: int) -> None:
+    """Of 64 x 64 weights: 2,048 bytes, and a scale for 64 of them. In 8 bits these have 256 values, a scale of their own and a mean.
+
+    Both adapters of rank 2 have 128 weights. The product is the same, and it needs a whole weight for as long as it runs.
+    """
+    build = lambda: nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()) for _ in range(BLOCKS)))  # noqa: E731
+    whole, packed = (trained(build, Changes(adapter_rank=2, quantized=each), optimizer=None) for each in (None, kind))
+    before = [each.memory.timeline[0].by_category for each in (whole, packed) if each.memory is not None]
+    adapters = 2 * 2 * WIDTH * 4
+    assert [BLOCKS * (4 * WIDTH * WIDTH + adapters), BLOCKS * (WIDTH * WIDTH // 2 + adapters)] == [each.parameters for each in before]
+    assert BLOCKS * scales == before[1].other - before[0].other
+    assert BLOCKS * adapters // 4 == packed.modules[""].trainable_parameters
+    for phase in ("forward", "backward"):
+        assert whole.total(phase=phase) == packed.total(phase=phase) > 0
+    products = [each for each in packed.memory.timeline if each.operator == "mm"] if packed.memory is not None else []
+    assert any(each.live_bytes - before[1].parameters - before[1].other >= 4 * WIDTH * WIDTH for each in products)
+    assert "unpacking quantized weights was not fitted" in (why_not(replace(packed, cells=_in_bf16(packed)), named("H100")) or "")
+
+
+def _in_bf16(profile: lflops.Profile) -> tuple[Any, ...]:
+    return tuple(replace(cell, dtype="bfloat16") for cell in profile.cells)
 
 
 def test_a_chunked_loss_computes_the_same_and_recomputes_the_head(tmp_path: Path) -> None:
