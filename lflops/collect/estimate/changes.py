@@ -44,35 +44,16 @@ class FourBit(nn.Module):
 
     def __init__(self, layer: nn.Linear, kind: str) -> None:
         super().__init__()
-        self.shape, scales = layer.weight.shape, -(-layer.weight.numel() // 64)
+        self.shape, self.bias, scales = layer.weight.shape, layer.bias, -(-layer.weight.numel() // 64)
         self.weight = nn.Parameter(torch.empty((layer.weight.numel() + 1) // 2, 1, dtype=torch.uint8), requires_grad=False)
-        self.bias, self.unpacked = layer.bias, scales if kind == "nf4-dq" else 0
-        self.scales = nn.Buffer(torch.empty(scales, dtype=torch.uint8 if self.unpacked else torch.float32))
+        self.scales = nn.Buffer(torch.empty(scales, dtype=torch.uint8 if kind == "nf4-dq" else torch.float32))
         # The 16 values; of quantized scales also the scales of 256, their 256 values and their mean.
-        self.values = nn.Buffer(torch.empty(16 + (-(-scales // 256) + 256 + 1 if self.unpacked else 0), dtype=torch.float32))
+        self.values = nn.Buffer(torch.empty(16 if kind == "nf4" else 16 + -(-scales // 256) + 256 + 1, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product."""
-        result: Tensor = _Unpacked.apply(x, self.shape, self.bias, self.unpacked)  # type: ignore[no-untyped-call]
-        return result
-
-
-class _Unpacked(torch.autograd.Function):
-    """The product with a whole weight, which bitsandbytes makes anew in forward and in backward. The input is not kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shape: torch.Size, bias: Tensor | None, scales: int) -> Tensor:
-        ctx.made = shape, scales
-        return linear(x, _weight(x, shape, scales), bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient @ _weight(gradient, *ctx.made) if ctx.needs_input_grad[0] else None, None, None, None
-
-
-def _weight(like: Tensor, shape: torch.Size, scales: int) -> Tensor:
-    _unpacked = like.new_empty(scales, dtype=torch.float32)
-    return like.new_empty(shape)
+        """The product with a whole weight, which is made anew in forward and in backward."""
+        with saved_tensors_hooks(_let_go, _fetch):
+            return linear(x, x.new_empty(self.shape), self.bias)
 
 
 class Adapted(nn.Module):
@@ -189,12 +170,16 @@ def offload_activations(model: nn.Module) -> None:
         def offload(saved: Tensor) -> Any:
             if saved.nbytes < LEAST_OFFLOADED or storage_key(saved)[1] in held:
                 return saved
-            return saved.shape, saved.stride(), {"dtype": saved.dtype, "device": saved.device}
+            return _let_go(saved)
 
         with saved_tensors_hooks(offload, _fetch):
             return forward(*args, **kwargs)
 
     vars(model)["forward"] = wraps(forward)(offloading)
+
+
+def _let_go(saved: Tensor) -> Any:
+    return saved.shape, saved.stride(), {"dtype": saved.dtype, "device": saved.device}
 
 
 def _fetch(saved: Any) -> Tensor:
