@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -12,6 +12,7 @@ from lflops.snapshots.read import AUTOGRAD, Entry, Frame, Snapshot, Stack
 OPTIMIZER = "torch/optim/"
 FREED = ("free_requested", "free")
 _GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+Label = TypeVar("Label")
 RECOMPUTES = ("recompute_fn", "unpack_hook", "backward")  # functions of `torch.utils.checkpoint` that run in backward
 
 
@@ -44,18 +45,21 @@ def peak_of(snapshot: Snapshot) -> Peak:
     """The moment of the last failure, else of the most bytes alive, from the end of the trace backward."""
     at = peak_place(snapshot)
     grown = sum(_GROWS.get(entry.action, 0) * entry.size for entry in snapshot.trace[at:])
-    births, now = _births(snapshot.trace[: at + 1])
+    births = births_in(snapshot.trace[: at + 1])
+    now, made = births[-1] if births else None, {each.entry.address: each for each in births if each.entry.action == "alloc"}
     lasting = lasting_state(snapshot.trace)
     held = []
     for address, (size, stack) in alive_before(snapshot, at).items():
-        born = births.get(address)
-        if born is None:
+        born = made.get(address)
+        if born is None or now is None:
             held.append(Alive(size, stack))
         else:
-            held.append(Alive(size, born.stack or stack, now.passes - born.passes, now.steps - born.steps, born.place in lasting))
+            ago = now.passes - born.passes, now.steps - born.steps
+            held.append(Alive(size, born.entry.stack or stack, *ago, born.place in lasting))
     ran_out = snapshot.trace[at] if at < len(snapshot.trace) and snapshot.trace[at].action == "oom" else None
     reserved = sum(segment.size for segment in snapshot.segments) - grown
-    return Peak(ran_out=ran_out, alive=tuple(held), passes=now.passes, steps=now.steps, reserved=reserved)
+    passes, steps = (0, 0) if now is None else (now.passes, now.steps)
+    return Peak(ran_out=ran_out, alive=tuple(held), passes=passes, steps=steps, reserved=reserved)
 
 
 def alive_before(snapshot: Snapshot, at: int) -> dict[int, tuple[int, Stack]]:
@@ -114,29 +118,20 @@ def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
     return frozenset(lasting.union(made.values()))
 
 
-class _Birth(NamedTuple):
-    """How many forward passes had begun, and optimizer steps ended, at an allocation."""
+class Birth(NamedTuple):
+    """How many forward passes had begun, and optimizer steps ended, at an allocation, or at a request that failed."""
 
     place: int
-    stack: Stack
+    entry: Entry
     passes: int
     steps: int
 
 
-def _births(trace: tuple[Entry, ...]) -> tuple[dict[int, _Birth], _Birth]:
-    """When each allocation in the trace was made, and the counts at the end, with the request that failed."""
-    births: dict[int, _Birth] = {}
-    passes = steps = 0
-    for place, entry, passes, steps in numbered(trace):
-        if entry.action == "alloc":
-            births[entry.address] = _Birth(place, entry.stack, passes, steps)
-    return births, _Birth(len(trace), (), passes, steps)
-
-
-def numbered(trace: tuple[Entry, ...]) -> Iterator[tuple[int, Entry, int, int]]:
-    """Each allocation and failure, by place: how many forward passes have begun, and optimizer steps ended."""
+def births_in(trace: tuple[Entry, ...]) -> list[Birth]:
+    """When each allocation in the trace was made, and each request failed."""
     # A forward pass begins where a module's forward allocates after anything else did: the loss, backward, an optimizer, a batch. An
     # optimizer's step has ended when anything but an optimizer allocates.
+    births = []
     passes = steps = 0
     in_forward = in_optimizer = False
     for place, entry in enumerate(trace):
@@ -148,7 +143,25 @@ def numbered(trace: tuple[Entry, ...]) -> Iterator[tuple[int, Entry, int, int]]:
             passes += begins and not in_forward
             steps += in_optimizer and not optimizes
             in_forward, in_optimizer = begins, optimizes
-        yield place, entry, passes, steps
+        births.append(Birth(place, entry, passes, steps))
+    return births
+
+
+def changes(
+    snapshot: Snapshot, of_older: Callable[[int, Stack], Label], of_new: Callable[[int, Entry], Label]
+) -> Iterator[tuple[int, Label | None, int]]:
+    """The bytes by label that come and go, by place: at -1 what is older than the trace; at a request that failed, 0 of none."""
+    held = {address: (of_older(*older), older[0]) for address, older in alive_before(snapshot, 0).items()}
+    yield from ((-1, label, nbytes) for label, nbytes in held.values())
+    for place, entry in enumerate(snapshot.trace):
+        if entry.action == "alloc":
+            held[entry.address] = of_new(place, entry), entry.size
+            yield place, *held[entry.address]
+        elif entry.action in FREED and entry.address in held:
+            label, nbytes = held.pop(entry.address)
+            yield place, label, -nbytes
+        elif entry.action in (*FREED, "oom"):
+            yield place, None, 0
 
 
 def is_forward(stack: Stack) -> bool:

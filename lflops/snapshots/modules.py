@@ -1,21 +1,24 @@
 """Which modules hold a snapshot's memory: a step's allocations, matched by size and order with the operators of a profile of that run."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from heapq import nlargest
+from itertools import zip_longest
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from lflops import units
 from lflops.errors import ProfileError
-from lflops.profile.model import Profile
+from lflops.profile.model import Moment, Profile
 from lflops.profile.records import Phase
-from lflops.snapshots.holders import FREED, alive_before, is_backward, is_forward, is_optimizer, numbered, peak_place
-from lflops.snapshots.read import Snapshot, Stack
+from lflops.profile.series import grouped
+from lflops.snapshots.holders import births_in, changes, is_backward, is_forward, is_optimizer, peak_place
+from lflops.snapshots.read import Snapshot
 
 MOST_OUTPUTS = 4  # allocations in a row that may be one operator's: attention has its result, sums and two numbers of its dropout
-MOST_PAIRS = 10_000_000  # of an allocation and an operator that are compared; of more the smallest are left out
+MOST_OPERATORS = 2_000  # that are matched, those which allocate the most
 LEAST_SHARE = 0.5  # of the step's bytes that have to match: less is another model, batch or precision
 
 EARLIER, OPTIMIZER, UNMATCHED = "before this step", "the optimizer", "no operator of the profile"
@@ -57,25 +60,25 @@ _Label = tuple[str, Phase | None]
 
 def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     """Name the modules by a profile of the same run; a `ProfileError` says why it cannot be one."""
-    trace, at = snapshot.trace, peak_place(snapshot)
-    births = {place: passes for place, entry, passes, _ in numbered(trace) if entry.action == "alloc"}
-    step = max((passes for place, passes in births.items() if place < at), default=0)
+    at, made = peak_place(snapshot), [each for each in births_in(snapshot.trace) if each.entry.action == "alloc"]
+    step = max((each.passes for each in made if each.place < at), default=0)
     if profile.memory is None or not step:
         raise ProfileError("the profile has no memory" if step else "the snapshot has no forward pass, with stacks, before its peak")
-    operators, patterns = tuple(_operators(profile)), profile.patterns()
-    labels: dict[int, _Label] = {place: (UNMATCHED if passes == step else EARLIER, None) for place, passes in births.items()}
-    labels |= {place: (OPTIMIZER, "optimizer") for place in births if is_optimizer(trace[place].stack)}
-    for number in range(1, step + 1):
-        places = [place for place, passes in births.items() if passes == number and not labels[place][1]]
-        for index, made in _aligned(tuple((_in_backward(trace[place].stack), trace[place].size) for place in places), operators):
-            labels[places[index]] = patterns.get(made.module, made.module), made.phase
-    sizes = {place: trace[place].size for place, passes in births.items() if passes == step}
-    share = sum(size for place, size in sizes.items() if labels[place][1]) / max(sum(sizes.values()), 1)
+    operators, patterns = tuple(_operators(profile.memory.timeline)), profile.patterns()
+    labels: dict[int, _Label] = {}
+    for passes, births in grouped((each for each in made if each.passes <= step), lambda each: each.passes).items():
+        unknown = UNMATCHED if passes == step else EARLIER, None
+        labels |= {each.place: (OPTIMIZER, "optimizer") if is_optimizer(each.entry.stack) else unknown for each in births}
+        rest = [each for each in births if labels[each.place] == unknown]
+        sizes = tuple((is_backward(each.entry.stack) and not is_forward(each.entry.stack), each.entry.size) for each in rest)
+        for index, operator in _aligned(sizes, operators) if passes else ():
+            labels[rest[index].place] = patterns.get(operator.module, operator.module), operator.phase
+    of_step = [each for each in made if each.passes == step]
+    matched = sum(each.entry.size for each in of_step if labels[each.place][1])
+    share = matched / max(sum(each.entry.size for each in of_step), 1)
     if share < LEAST_SHARE:
-        raise ProfileError(
-            f"the profile matches {units.percent(share)} of the step at the peak: it is of another model, batch or precision"
-        )
-    moments = _moments(snapshot, at, labels, min(sizes))
+        raise ProfileError(f"the profile matches {units.percent(share)} of the step at the peak: is it of this model, batch and precision?")
+    moments = _moments(snapshot, at, labels, of_step[0].place)
     keys = {key for each in moments.values() for key, nbytes in each.items() if nbytes}
     rows = (HeldByModule(module=key[0], phase=key[1], bytes=tuple(each[key] for each in moments.values())) for key in keys)
     ordered = sorted(rows, key=lambda row: (*(-nbytes for nbytes in reversed(row.bytes)), row.module))
@@ -84,60 +87,41 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
 
 def _moments(snapshot: Snapshot, at: int, labels: dict[int, _Label], begin: int) -> dict[str, Counter[_Label]]:
     """Bytes by module and phase when each phase of the step that begins there has the most, and at the moment to explain."""
-    trace = snapshot.trace
-    held: dict[int, tuple[_Label, int]] = {address: ((EARLIER, None), size) for address, (size, _) in alive_before(snapshot, 0).items()}
     live: Counter[_Label] = Counter()
-    for label, size in held.values():
-        live[label] += size
+    explained, phase = None, ""
     moments: dict[str, Counter[_Label]] = {}
-    phase: str = ""
-    explained = live
-    for place, entry in enumerate((*trace, None)):
-        if place == at:
-            explained = live.copy()
-        if entry is None or (place > at and labels.get(place, (EARLIER,))[0] == EARLIER and entry.action == "alloc"):
-            break
-        if entry.action == "alloc":
-            label = labels[place]
-            held[entry.address] = label, entry.size
-            live[label] += entry.size
+    for place, label, nbytes in changes(snapshot, lambda *_: (EARLIER, None), lambda place, _: labels.get(place)):
+        explained = live.copy() if explained is None and place >= at else explained
+        if label is not None:
+            live[label] += nbytes
+        if nbytes > 0 and label is None:
+            break  # the next step has begun
+        if nbytes > 0 and place >= begin and label is not None:
             phase = "backward" if label[1] == "recompute" else label[1] or phase
-            if place >= begin and phase and live.total() > moments.get(phase, Counter()).total():
+            if phase and live.total() > moments.get(phase, Counter()).total():
                 moments[phase] = live.copy()
-        elif entry.action in FREED and entry.address in held:
-            label, size = held.pop(entry.address)
-            live[label] -= size
-    return moments | {"out of memory" if at < len(trace) and trace[at].action == "oom" else "peak": explained}
+    ran_out = at < len(snapshot.trace) and snapshot.trace[at].action == "oom"
+    return moments | {"out of memory" if ran_out else "peak": live if explained is None else explained}
 
 
-def _in_backward(stack: Stack) -> bool:
-    """Whether backward runs, and no module's forward that is computed again in it."""
-    return is_backward(stack) and not is_forward(stack)
-
-
-def _operators(profile: Profile) -> Iterator[_Operator]:
+def _operators(timeline: Sequence[Moment]) -> Iterator[_Operator]:
     """What allocates in the profile's step, in order; of a long step the timeline has only a part of the operators."""
-    timeline = profile.memory.timeline if profile.memory is not None else ()
-    following = [*(moment.index for moment in timeline[1:]), *(moment.index + 1 for moment in timeline[-1:])]
-    for moment, then in zip(timeline, following, strict=True):
+    for moment, following in zip_longest(timeline, [each.index for each in timeline[1:]]):
         nbytes = (moment.highest_bytes or 0) - moment.live_bytes
-        if then == moment.index + 1 and moment.phase != "optimizer" and nbytes > 0:
+        if following in (None, moment.index + 1) and moment.phase != "optimizer" and nbytes > 0:
             yield _Operator(moment.phase == "backward", nbytes, moment.module, moment.phase)
 
 
 @cache
 def _aligned(made: tuple[tuple[bool, int], ...], operators: tuple[_Operator, ...]) -> list[tuple[int, _Operator]]:
     """The pairs of an allocation, by its place, and its operator that keep both orders and match the most bytes."""
-    sums = [
-        {(side, sum(size for _, size in made[index - count : index])): count for count in range(min(MOST_OUTPUTS, index), 0, -1)}
-        for index, (side, _) in enumerate(made, 1)
-    ]
-    least, groups, known = 1, sums, operators
-    while sum(map(bool, groups)) * len(known) > MOST_PAIRS or least == 1:
-        known = tuple(each for each in known if each.bytes >= least)
-        wanted = {each[:2] for each in known}
-        groups = [{key: count for key, count in each.items() if key in wanted} for each in groups]
-        least *= 2
+    least = min(nlargest(MOST_OPERATORS, (each.bytes for each in operators)), default=0)
+    known = [each for each in operators if each.bytes >= least]
+    wanted = {each[:2] for each in known}
+    groups: list[dict[tuple[bool, int], int]] = []
+    for index, (side, _) in enumerate(made, 1):
+        sums = {(side, sum(size for _, size in made[index - count : index])): count for count in range(min(MOST_OUTPUTS, index), 0, -1)}
+        groups.append({key: count for key, count in sums.items() if key in wanted})
     best = [[0] * (len(known) + 1)]
     for index, group in enumerate(groups, 1):
         row = above = best[-1]

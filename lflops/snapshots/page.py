@@ -1,10 +1,11 @@
 """The page of a CUDA memory snapshot: live bytes through the allocator's record, and what is alive at the peak, by line of code."""
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 from lflops.hardware.chips import Hardware
 from lflops.profile.records import Phase
-from lflops.profile.series import extremes, grouped
+from lflops.profile.series import extremes, grouped, summed
 from lflops.report.payload.columns import Columns, Value, exact
 from lflops.report.payload.memory import POINTS, LiveMemoryShown, chip_memory
 from lflops.snapshots.explain import ExplainedMemory, explained_lines, remedies
@@ -13,8 +14,8 @@ from lflops.snapshots.holders import (
     FREED,
     Alive,
     Category,
-    alive_before,
     category_of,
+    changes,
     is_forward,
     is_optimizer,
     lasting_state,
@@ -30,46 +31,29 @@ def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) 
 
     The number is the place among them where memory ran out, else where the most was alive.
     """
-    changes = [(at, entry) for at, entry in enumerate(snapshot.trace) if entry.action in ("alloc", "oom", *FREED)]
-    live = dict.fromkeys(CATEGORIES, 0)
-    lasting = lasting_state(snapshot.trace)
-    held = {at: (category_of(Alive(nbytes, stack), parameter_sizes), nbytes) for at, (nbytes, stack) in alive_before(snapshot, 0).items()}
-    for category, nbytes in held.values():
-        live[category] += nbytes
-    totals, steps = [], []
-    total = sum(live.values())
-    for at, entry in changes:
-        category, change = _change(entry, held, parameter_sizes, outlives_step=at in lasting)
-        total += change
-        totals.append(total)
-        steps.append((category, change))
-    failures = [place for place, (_, entry) in enumerate(changes) if entry.action == "oom"]
+    trace, lasting = snapshot.trace, lasting_state(snapshot.trace)
+
+    def category(at: int, entry: Entry) -> Category:
+        return category_of(Alive(entry.size, entry.stack, passes_ago=0, outlives_step=at in lasting), parameter_sizes)
+
+    found = list(changes(snapshot, lambda nbytes, stack: category_of(Alive(nbytes, stack), parameter_sizes), category))
+    older, steps = ([each for each in found if (each[0] < 0) == is_older] for is_older in (True, False))
+    live = dict.fromkeys(CATEGORIES, 0) | summed((name or "unknown", nbytes) for _, name, nbytes in older)
+    totals = list(accumulate((nbytes for _, _, nbytes in steps), initial=sum(live.values())))[1:]
+    failures = [place for place, (at, _, _) in enumerate(steps) if trace[at].action == "oom"]
     peak = failures[-1] if failures else max(range(len(totals)), key=totals.__getitem__, default=0)
     kept = set(extremes(totals, most, [peak]))
     phase: Phase = "other"
     points: dict[str, list[Value]] = {name: [] for name in ("at", "operator", "module", "phase", "live", *CATEGORIES)}
-    for place, ((at, entry), (category, change)) in enumerate(zip(changes, steps, strict=True)):
-        live[category] += change
+    for place, (at, name, nbytes) in enumerate(steps):
+        entry = trace[at]
+        live[name or "unknown"] += nbytes
         phase = phase if entry.action in FREED else _phase(entry)
         if place in kept:
             instant = (at, entry.action, line_of(entry.stack) or "no stack", phase, exact(totals[place]), *map(exact, live.values()))
             for values, value in zip(points.values(), instant, strict=True):
                 values.append(value)
     return points, sorted(kept).index(peak) if kept else None
-
-
-def _change(
-    entry: Entry, held: dict[int, tuple[Category, int]], parameter_sizes: frozenset[int], *, outlives_step: bool
-) -> tuple[Category, int]:
-    """The category whose bytes an entry changes, and by how many."""
-    if entry.action == "alloc":
-        category = category_of(Alive(entry.size, entry.stack, passes_ago=0, outlives_step=outlives_step), parameter_sizes)
-        held[entry.address] = (category, entry.size)
-        return category, entry.size
-    if entry.action in FREED:
-        category, nbytes = held.pop(entry.address, ("unknown", 0))
-        return category, -nbytes
-    return "unknown", 0
 
 
 def _phase(entry: Entry) -> Phase:

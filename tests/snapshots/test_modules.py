@@ -206,8 +206,8 @@ def test_a_failure_is_in_a_step_that_has_just_begun(recorder: Recorder, profile:
 
 
 def test_the_smallest_are_left_out_of_a_long_step(recorder: Recorder, profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 25 pairs 16 at most are compared: those without the 20 bytes."""
-    monkeypatch.setattr(modules, "MOST_PAIRS", 16)
+    """Of five operators outside of the optimizer four are matched: all but that of 20 bytes."""
+    monkeypatch.setattr(modules, "MOST_OPERATORS", 4)
     modules._aligned.cache_clear()
     found = memory_by_module(snapshot_of(recorder.snapshot()), profile)
     modules._aligned.cache_clear()
