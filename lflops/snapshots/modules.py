@@ -24,28 +24,23 @@ LEAST_SHARE = 0.5  # of the step's bytes that have to match: less is another mod
 EARLIER, OPTIMIZER, UNMATCHED = "before this step", "the optimizer", "no operator of the profile"
 
 
-class HeldByModule(Struct, frozen=True, kw_only=True):
-    """What a module made in one phase, and is alive at each moment."""
-
-    module: str  # repeated ones as their pattern; `OPTIMIZER`, `EARLIER` or `UNMATCHED` for what no module made
-    phase: Phase | None  # `None` where unknown
-    bytes: tuple[int, ...]
-
-
 class MemoryByModule(Struct, frozen=True, kw_only=True):
-    """What is alive in the step that is explained: when each phase has the most, and last at the peak or failure."""
+    """What modules hold in the step that is explained.
 
-    moments: tuple[str, ...]
+    `moments` is when each phase has the most alive, and last the peak or the failure. Each has the bytes by module and the phase that made
+    them, as `layers.*.mlp, made in forward`; what no module made has `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
+    """
+
     matched_share: float  # of the bytes that the step allocates, those with an operator of the profile
-    rows: tuple[HeldByModule, ...]  # the most bytes at the last moment first
+    moments: dict[str, dict[str, int]]
 
     def lines(self, most: int) -> Iterator[str]:
-        """A table with a row for each module and phase."""
+        """A table with a row for each module and phase, those with the most bytes at the last moment first."""
         yield f"by module of the profile ({units.percent(self.matched_share)} of what this step allocates is matched)"
         yield f"  {''.join(f'{moment:>14}' for moment in self.moments)}"
-        for row in self.rows[:most]:
-            name = f"{row.module or 'the model itself'}{'' if row.phase in (None, 'optimizer') else f', made in {row.phase}'}"
-            yield f"  {''.join(f'{units.size(nbytes):>14}' for nbytes in row.bytes)}  {name}"
+        rows = {name: [held.get(name, 0) for held in self.moments.values()] for held in self.moments.values() for name in held}
+        for name, row in nlargest(most, rows.items(), key=lambda item: item[1][::-1]):
+            yield f"  {''.join(f'{units.size(nbytes):>14}' for nbytes in row)}  {name}"
 
 
 class _Operator(NamedTuple):
@@ -55,9 +50,6 @@ class _Operator(NamedTuple):
     phase: Phase
 
 
-_Label = tuple[str, Phase | None]
-
-
 def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     """Name the modules by a profile of the same run; a `ProfileError` says why it cannot be one."""
     at, made = peak_place(snapshot), [each for each in births_in(snapshot.trace) if each.entry.action == "alloc"]
@@ -65,43 +57,42 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     if profile.memory is None or not step:
         raise ProfileError("the profile has no memory" if step else "the snapshot has no forward pass, with stacks, before its peak")
     operators, patterns = tuple(_operators(profile.memory.timeline)), profile.patterns()
-    labels: dict[int, _Label] = {}
+    names: dict[int, str] = {}
+    phases: dict[int, str] = {}  # in which each allocation was made, where it is known
     for passes, births in grouped((each for each in made if each.passes <= step), lambda each: each.passes).items():
-        unknown = UNMATCHED if passes == step else EARLIER, None
-        labels |= {each.place: (OPTIMIZER, "optimizer") if is_optimizer(each.entry.stack) else unknown for each in births}
-        rest = [each for each in births if labels[each.place] == unknown]
+        optimizing = {each.place for each in births if is_optimizer(each.entry.stack)}
+        names |= {each.place: OPTIMIZER if each.place in optimizing else UNMATCHED if passes == step else EARLIER for each in births}
+        phases |= dict.fromkeys(optimizing, "optimizer")
+        rest = [each for each in births if each.place not in optimizing]
         sizes = tuple((is_backward(each.entry.stack) and not is_forward(each.entry.stack), each.entry.size) for each in rest)
         for index, operator in _aligned(sizes, operators) if passes else ():
-            labels[rest[index].place] = patterns.get(operator.module, operator.module), operator.phase
+            module = patterns.get(operator.module, operator.module) or "the model itself"
+            names[rest[index].place] = f"{module}, made in {operator.phase}"
+            phases[rest[index].place] = "backward" if operator.phase == "recompute" else operator.phase
     of_step = [each for each in made if each.passes == step]
-    matched = sum(each.entry.size for each in of_step if labels[each.place][1])
+    matched = sum(each.entry.size for each in of_step if each.place in phases)
     share = matched / max(sum(each.entry.size for each in of_step), 1)
     if share < LEAST_SHARE:
         raise ProfileError(f"the profile matches {units.percent(share)} of the step at the peak: is it of this model, batch and precision?")
-    moments = _moments(snapshot, at, labels, of_step[0].place)
-    keys = {key for each in moments.values() for key, nbytes in each.items() if nbytes}
-    rows = (HeldByModule(module=key[0], phase=key[1], bytes=tuple(each[key] for each in moments.values())) for key in keys)
-    ordered = sorted(rows, key=lambda row: (*(-nbytes for nbytes in reversed(row.bytes)), row.module))
-    return MemoryByModule(moments=tuple(moments), matched_share=share, rows=tuple(ordered))
+    return MemoryByModule(matched_share=share, moments=_moments(snapshot, at, names, phases, of_step[0].place))
 
 
-def _moments(snapshot: Snapshot, at: int, labels: dict[int, _Label], begin: int) -> dict[str, Counter[_Label]]:
-    """Bytes by module and phase when each phase of the step that begins there has the most, and at the moment to explain."""
-    live: Counter[_Label] = Counter()
+def _moments(snapshot: Snapshot, at: int, names: dict[int, str], phases: dict[int, str], begin: int) -> dict[str, dict[str, int]]:
+    """Bytes by name when each phase of the step that begins there has the most, and at the moment to explain."""
+    live: Counter[str] = Counter()
     explained, phase = None, ""
-    moments: dict[str, Counter[_Label]] = {}
-    for place, label, nbytes in changes(snapshot, lambda *_: (EARLIER, None), lambda place, _: labels.get(place)):
+    moments: dict[str, Counter[str]] = {}
+    for place, name, nbytes in changes(snapshot, lambda *_: EARLIER, lambda place, _: names.get(place, "")):
         explained = live.copy() if explained is None and place >= at else explained
-        if label is not None:
-            live[label] += nbytes
-        if nbytes > 0 and label is None:
+        if name == "":
             break  # the next step has begun
-        if nbytes > 0 and place >= begin and label is not None:
-            phase = "backward" if label[1] == "recompute" else label[1] or phase
-            if phase and live.total() > moments.get(phase, Counter()).total():
-                moments[phase] = live.copy()
+        live[name or UNMATCHED] += nbytes
+        phase = phases.get(place, phase)
+        if nbytes > 0 and place >= begin and phase and live.total() > moments.get(phase, Counter()).total():
+            moments[phase] = live.copy()
     ran_out = at < len(snapshot.trace) and snapshot.trace[at].action == "oom"
-    return moments | {"out of memory" if ran_out else "peak": live if explained is None else explained}
+    moments["out of memory" if ran_out else "peak"] = live if explained is None else explained
+    return {moment: {name: nbytes for name, nbytes in held.items() if nbytes} for moment, held in moments.items()}
 
 
 def _operators(timeline: Sequence[Moment]) -> Iterator[_Operator]:

@@ -88,8 +88,7 @@ def compat(folder: Folder, *, as_json: Annotated[bool, typer.Option("--json", he
         write_json({"files": [str(copy.path) for copy in copies], "damaged": [len(copy.damage) for copy in copies]})
         return
     for copy in copies:
-        damage = [plain(each) for each in copy.damage.values()]
-        left_out = f": {counted(len(damage), 'event')} left out that cannot be read: {damage[0]}" if damage else ""
+        left_out = f": {counted(len(copy.damage), 'event')} left out that cannot be read: {plain(copy.damage[0])}" if copy.damage else ""
         typer.echo(f"{copy.path}{left_out}")
 
 

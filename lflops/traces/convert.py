@@ -60,15 +60,19 @@ class Copy(NamedTuple):
     """A copy that was written."""
 
     path: Path
-    damage: dict[int, str]  # what is wrong with each event that is left out, by its place in the trace
+    damage: list[str]  # what is wrong with each event that is left out
 
 
-class _Timed(Struct):
+class _Event(Struct):
+    """What is looked at in an event."""
+
     ph: str = ""
-    ts: Raw = Raw(b"")
-    dur: Raw = ZERO
     name: str | None = None
     cat: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: Raw = ZERO
+    dur: Raw = ZERO
 
     @property
     def span(self) -> tuple[int, int]:
@@ -76,17 +80,21 @@ class _Timed(Struct):
         start, end = span(self.ts, self.dur)
         return start * FINE // 1000, end * FINE // 1000
 
-
-class _Event(_Timed):
-    """What a step, a node of backward and a call of a module are asked."""
-
-    pid: Any = None
-    tid: Any = None
-    args: dict[str, Any] = {}
-
     @property
     def thread(self) -> Thread:
         return self.pid, self.tid
+
+
+class _ModuleArgs(Struct):
+    phase: str
+    kind: str | None = None
+
+
+class _Slice(_Event, kw_only=True):
+    """A call of a module."""
+
+    tid: int
+    args: _ModuleArgs
 
 
 def is_wanted() -> bool:
@@ -107,58 +115,61 @@ def compat(trace: Path) -> Copy:
     """
     parts: dict[str, Raw] = read(trace, dict[str, Raw])
     parts.pop("Framework", None)  # a name of Lightning's here turns the modules off
-    copy = Copy(place(trace), {})
+    into = place(trace)
     with as_trace(trace):
-        events = msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw])
-        copy.path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(copy.path) as file:
+        given, damage = msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw]), list[str]()
+        events = list(_readable(given, damage))
+        if damage and not events:
+            raise ValueError(damage[0])
+        into.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(into) as file:
             # Behind all else, for 0.4.3 puts what it adds before the last bracket; the modules first, for of two events with the same
             # times the first is the outer one.
             write_head(file, parts)
             file.write(b"[\n")
             separator = b""
-            modules = list(_modules(events, copy.damage))
-            for event in itertools.chain(modules, _relabelled(events, copy.damage)):
+            for event in itertools.chain(_modules(events), map(_relabelled, events)):
                 file.write(separator + msgspec.json.encode(event))
                 separator = b",\n"
-            if copy.damage and len(copy.damage) == len(events):
-                raise ValueError(copy.damage[0])
             file.write(b"\n]}\n")
-    return copy
+    return Copy(into, damage)
 
 
-def _relabelled(events: Iterable[Raw], damage: dict[int, str]) -> Iterator[dict[str, Any]]:
-    for at, raw in enumerate(events):
-        if at not in damage:
-            try:
-                event = _relabel(raw)
-            except DAMAGE as error:
-                damage[at] = str(error)
-            else:
-                yield event
+def _readable(events: Iterable[Raw], damage: list[str]) -> Iterator[Raw]:
+    for raw in events:
+        try:
+            event = msgspec.json.decode(raw, type=_Event)
+            if not event.ph or (event.ph == "X" and (event.ts is ZERO or event.dur is ZERO)):
+                raise ValueError("an event has no `ph`, `ts` or `dur`")
+            span(event.ts, event.dur)
+            if event.cat == MODULE:
+                msgspec.json.decode(raw, type=_Slice)
+        except DAMAGE as error:
+            damage.append(str(error))
+        else:
+            yield raw
 
 
-def _relabel(raw: Raw) -> dict[str, Any]:
+def _relabelled(raw: Raw) -> dict[str, Any]:
     event: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
-    told = msgspec.json.decode(raw, type=_Timed)
-    category, name = told.cat or "", told.name or ""
+    category, name = event.get("cat"), event.get("name") or ""
     if category in CATEGORIES:
         event["cat"] = CATEGORIES[category]
     elif category == "user_annotation" and name.startswith(LOADERS):
         event["cat"] = "cpu_op"
     if name in NAMES:
         event["name"] = NAMES[name]
-    if told.ph == "X" or "ts" in event:
-        start, end = told.span
+    if "ts" in event:
+        start, end = msgspec.json.decode(raw, type=_Event).span
         event["ts"] = start / FINE
         if "dur" in event:
             event["dur"] = (end - start) / FINE
     return event
 
 
-def _modules(events: Iterable[Raw], damage: dict[int, str]) -> Iterator[dict[str, Any]]:
+def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
     """The calls of modules as 0.4.3 takes them, the outer ones first. Calls at the same place have one number: there they are one row."""
-    calls, begun = _calls(events, damage)
+    calls, begun = _calls(events)
     backward = (call for call in calls if call.phase != "forward")
     parts = grouped(backward, lambda call: (call.thread, bisect_right(begun, call.start)))
     for (thread, _), part in parts.items():
@@ -185,31 +196,32 @@ def _modules(events: Iterable[Raw], damage: dict[int, str]) -> Iterator[dict[str
             }
 
 
-def _calls(events: Iterable[Raw], damage: dict[int, str]) -> tuple[list[_Call], list[int]]:
+def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
     """The calls of modules on the threads that they ran on, and where each step and each call of forward begins."""
-    slices: list[tuple[int, tuple[int, int], str, str]] = []  # track's thread, times, phase and name
+    slices: list[_Slice] = []
     steps: dict[int, Thread] = {}
     nodes: dict[int, Thread] = {}
-    for at, raw in enumerate(events):
+    for raw in events:
         if not any(mark in bytes(raw) for mark in MARKS):
             continue
-        try:
-            event = msgspec.json.decode(raw, type=_Event)
-            name = event.name or ""
-            if event.cat == MODULE:
-                slices.append((event.tid // len(TRACKS), event.span, event.args["phase"], _name(name, event.args)))
-            elif event.cat == "user_annotation" and name.startswith(STEP):
-                steps[event.span[0]] = event.thread
-            elif event.cat == "cpu_op" and name.startswith(NODE):
-                nodes[event.span[0]] = event.thread
-        except DAMAGE as error:
-            damage[at] = str(error)
-    threads = threads_of_tracks(((thread, times[0]) for thread, times, _, _ in slices), nodes)
+        event = msgspec.json.decode(raw, type=_Event)
+        name = event.name or ""
+        if event.cat == MODULE:
+            slices.append(msgspec.json.decode(raw, type=_Slice))
+        elif event.cat == "user_annotation" and name.startswith(STEP):
+            steps[event.span[0]] = event.thread
+        elif event.cat == "cpu_op" and name.startswith(NODE):
+            nodes[event.span[0]] = event.thread
+    threads = threads_of_tracks(((each.tid // len(TRACKS), each.span[0]) for each in slices), nodes)
     threads |= dict.fromkeys([0] if steps else [], next(iter(steps.values()), ("", "")))
-    calls = [_Call(*times, threads[thread], phase, name) for thread, times, phase, name in slices if thread in threads]
+    calls = [
+        _Call(*event.span, threads[event.tid // len(TRACKS)], event.args.phase, _name(event))
+        for event in slices
+        if event.tid // len(TRACKS) in threads
+    ]
     return calls, sorted([*steps, *(call.start for call in calls if call.phase == "forward")])
 
 
-def _name(name: str, args: dict[str, Any]) -> str:
-    kind, phase = args.get("kind"), args["phase"]
-    return " ".join([name, *([f"({kind})"] if kind else []), *([] if phase == "forward" else [phase])])
+def _name(event: _Slice) -> str:
+    kind, phase = event.args.kind, event.args.phase
+    return " ".join([event.name or "", *([f"({kind})"] if kind else []), *([] if phase == "forward" else [phase])])
