@@ -3,17 +3,13 @@
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from lflops import units
-from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile
 from lflops.profile.series import summed
 from lflops.report.lines.text import counted
 from lflops.snapshots.holders import (
@@ -28,7 +24,7 @@ from lflops.snapshots.holders import (
     peak_of,
     sizes_of_parameters,
 )
-from lflops.snapshots.modules import MemoryByModule, memory_by_module
+from lflops.snapshots.modules import MemoryByModule
 from lflops.snapshots.read import Snapshot, snapshot_of
 
 _Kept = Literal["kept_graphs", "retained_graph", "kept_results", "validation_graph", "kept_gradients"]
@@ -179,13 +175,9 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
         return explained_lines(self)
 
 
-def explain_snapshot(content: Any, device: int | None, total: int, profile: Profile | None = None) -> ExplainedMemory:
+def explain_snapshot(content: Any, device: int | None, total: int) -> ExplainedMemory:
     """Explain what torch's allocator returns as its snapshot; `total` is the memory that the process sees on the device."""
-    snapshot = snapshot_of(content, device)
-    explained = explain(snapshot, total=total)
-    with suppress(ProfileError):  # of a profile that says nothing of this step
-        explained = explained if profile is None else replace(explained, by_module=memory_by_module(snapshot, profile))
-    return explained
+    return explain(snapshot_of(content, device), total=total)
 
 
 def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None = None) -> ExplainedMemory:
@@ -305,7 +297,11 @@ class MemoryDiff(Struct, frozen=True, kw_only=True):
 def compare(before: ExplainedMemory, after: ExplainedMemory) -> MemoryDiff:
     """Match the holders of two snapshots by category and line."""
     first, second = ({(each.category, each.line): each for each in side.holders} for side in (before, after))
-    rows = (_change(*key, first.get(key), second.get(key)) for key in first | second)
+    none = StackHolder(category="unknown", line="", count=0, bytes=0)
+    pairs = ((key, first.get(key, none), second.get(key, none)) for key in first | second)
+    rows = (
+        HolderChange(category=key[0], line=key[1], count=(one.count, two.count), bytes=(one.bytes, two.bytes)) for key, one, two in pairs
+    )
     return MemoryDiff(
         requested_bytes=(before.requested_bytes, after.requested_bytes),
         reserved_bytes=(before.reserved_bytes, after.reserved_bytes),
@@ -313,12 +309,6 @@ def compare(before: ExplainedMemory, after: ExplainedMemory) -> MemoryDiff:
         by_category={name: (nbytes, after.by_category[name]) for name, nbytes in before.by_category.items()},
         holders=tuple(sorted((row for row in rows if row.change), key=lambda row: (-abs(row.change), row.line))),
     )
-
-
-def _change(category: Category, line: str, before: StackHolder | None, after: StackHolder | None) -> HolderChange:
-    none = StackHolder(category=category, line=line, count=0, bytes=0)
-    first, second = before or none, after or none
-    return HolderChange(category=category, line=line, count=(first.count, second.count), bytes=(first.bytes, second.bytes))
 
 
 def compared_lines(diff: MemoryDiff) -> Iterator[str]:

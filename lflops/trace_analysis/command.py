@@ -85,11 +85,10 @@ def compat(folder: Folder, *, as_json: Annotated[bool, typer.Option("--json", he
     """
     copies = [copy_of(each) for each in traces_in(folder)]
     if as_json:
-        write_json({"files": [str(copy.path) for copy in copies], "damaged": [len(copy.damage) for copy in copies]})
-        return
-    for copy in copies:
-        left_out = f": {counted(len(copy.damage), 'event')} left out that cannot be read: {plain(copy.damage[0])}" if copy.damage else ""
-        typer.echo(f"{copy.path}{left_out}")
+        write_json({"files": [str(file) for file, _ in copies], "damaged": [len(damage) for _, damage in copies]})
+    for file, damage in [] if as_json else copies:
+        left_out = f": {counted(len(damage), 'event')} left out that cannot be read: {plain(damage[0])}" if damage else ""
+        typer.echo(f"{file}{left_out}")
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     told.unlink(missing_ok=True)
     try:
         if is_wanted():
-            damage = compat(into).damage or damage
+            damage = compat(into)[1] or damage
     except (ProfileError, OSError) as error:
         failure, status = failure or error, status or NO_COPY
     if failure is not None:

@@ -56,13 +56,6 @@ class _Call(NamedTuple):
     name: str
 
 
-class Copy(NamedTuple):
-    """A copy that was written."""
-
-    path: Path
-    damage: list[str]  # what is wrong with each event that is left out
-
-
 class _Event(Struct):
     """What is looked at in an event."""
 
@@ -70,9 +63,10 @@ class _Event(Struct):
     name: str | None = None
     cat: str | None = None
     pid: int | str | None = None
-    tid: int | str | None = None
+    tid: Any = None
     ts: Raw = ZERO
     dur: Raw = ZERO
+    args: dict[str, Any] = {}
 
     @property
     def span(self) -> tuple[int, int]:
@@ -84,17 +78,10 @@ class _Event(Struct):
     def thread(self) -> Thread:
         return self.pid, self.tid
 
-
-class _ModuleArgs(Struct):
-    phase: str
-    kind: str | None = None
-
-
-class _Slice(_Event, kw_only=True):
-    """A call of a module."""
-
-    tid: int
-    args: _ModuleArgs
+    @property
+    def track(self) -> int:
+        """The thread of a call of a module, as `annotate` numbers them."""
+        return int(self.tid) // len(TRACKS)
 
 
 def is_wanted() -> bool:
@@ -108,10 +95,11 @@ def place(trace: Path) -> Path:
     return folder.with_name(f"compat-{folder.name}") / f"{trace.name.removesuffix('.gz')}.gz"
 
 
-def compat(trace: Path) -> Copy:
+def compat(trace: Path) -> tuple[Path, list[str]]:
     """Write the copy of one trace, packed or not, with the modules if it is annotated: packed, whole or not at all.
 
-    An event that cannot be read is left out. A `ProfileError` names a trace of which nothing can be read.
+    Returns its place, and what is wrong with each event that cannot be read, which is left out. A `ProfileError` names a trace of which
+    nothing can be read.
     """
     parts: dict[str, Raw] = read(trace, dict[str, Raw])
     parts.pop("Framework", None)  # a name of Lightning's here turns the modules off
@@ -132,7 +120,7 @@ def compat(trace: Path) -> Copy:
                 file.write(separator + msgspec.json.encode(event))
                 separator = b",\n"
             file.write(b"\n]}\n")
-    return Copy(into, damage)
+    return into, damage
 
 
 def _readable(events: Iterable[Raw], damage: list[str]) -> Iterator[Raw]:
@@ -142,8 +130,9 @@ def _readable(events: Iterable[Raw], damage: list[str]) -> Iterator[Raw]:
             if not event.ph or (event.ph == "X" and (event.ts is ZERO or event.dur is ZERO)):
                 raise ValueError("an event has no `ph`, `ts` or `dur`")
             span(event.ts, event.dur)
+            hash(event.thread)
             if event.cat == MODULE:
-                msgspec.json.decode(raw, type=_Slice)
+                _call(event, {event.track: event.thread})
         except DAMAGE as error:
             damage.append(str(error))
         else:
@@ -198,7 +187,7 @@ def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
 
 def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
     """The calls of modules on the threads that they ran on, and where each step and each call of forward begins."""
-    slices: list[_Slice] = []
+    slices: list[_Event] = []
     steps: dict[int, Thread] = {}
     nodes: dict[int, Thread] = {}
     for raw in events:
@@ -207,21 +196,18 @@ def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
         event = msgspec.json.decode(raw, type=_Event)
         name = event.name or ""
         if event.cat == MODULE:
-            slices.append(msgspec.json.decode(raw, type=_Slice))
+            slices.append(event)
         elif event.cat == "user_annotation" and name.startswith(STEP):
             steps[event.span[0]] = event.thread
         elif event.cat == "cpu_op" and name.startswith(NODE):
             nodes[event.span[0]] = event.thread
-    threads = threads_of_tracks(((each.tid // len(TRACKS), each.span[0]) for each in slices), nodes)
+    threads = threads_of_tracks(((each.track, each.span[0]) for each in slices), nodes)
     threads |= dict.fromkeys([0] if steps else [], next(iter(steps.values()), ("", "")))
-    calls = [
-        _Call(*event.span, threads[event.tid // len(TRACKS)], event.args.phase, _name(event))
-        for event in slices
-        if event.tid // len(TRACKS) in threads
-    ]
+    calls = [_call(event, threads) for event in slices if event.track in threads]
     return calls, sorted([*steps, *(call.start for call in calls if call.phase == "forward")])
 
 
-def _name(event: _Slice) -> str:
-    kind, phase = event.args.kind, event.args.phase
-    return " ".join([event.name or "", *([f"({kind})"] if kind else []), *([] if phase == "forward" else [phase])])
+def _call(event: _Event, threads: dict[int, Thread]) -> _Call:
+    kind, phase = event.args.get("kind"), event.args["phase"]
+    name = " ".join([event.name or "", *([f"({kind})"] if kind else []), *([] if phase == "forward" else [phase])])
+    return _Call(*event.span, threads[event.track], phase, name)

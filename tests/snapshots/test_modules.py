@@ -22,7 +22,6 @@ from lflops.errors import ProfileError
 from lflops.profile.model import Moment, Profile
 from lflops.profile.records import Phase
 from lflops.snapshots import modules
-from lflops.snapshots.explain import explain_snapshot
 from lflops.snapshots.modules import memory_by_module
 from lflops.snapshots.read import Snapshot, snapshot_of
 from tests.support.memory_snapshots import BACKWARD, BUILD, STATE, UPDATE, Recorder, forward, loss
@@ -258,12 +257,3 @@ def test_the_shell_has_a_table(recorder: Recorder, profile: Profile, tmp_path: P
     for more in (["--html", str(tmp_path / "a.html")], [str(snapshot)]):
         assert 2 == main(["memory", str(snapshot), *more, "--profile", str(saved)])
         assert "--profile" in capsys.readouterr().err
-
-
-def test_the_report_of_a_training_has_it_where_the_profile_fits(recorder: Recorder, profile: Profile) -> None:
-    """Else it goes without."""
-    content = recorder.snapshot()
-    fitting = explain_snapshot(content, 0, 10**9, profile)
-    assert fitting.by_module == memory_by_module(snapshot_of(content), profile)
-    assert None is explain_snapshot(content, 0, 10**9, replace(profile, memory=None)).by_module
-    assert None is explain_snapshot(content, 0, 10**9).by_module

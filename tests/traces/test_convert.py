@@ -42,7 +42,7 @@ def copied(folder: Path, *events: dict[str, Any], **more: Any) -> dict[str, Any]
     trace = folder / "train-0-1" / "host_0.7.pt.trace.json"
     trace.parent.mkdir(exist_ok=True)
     trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events, **more}))
-    content: dict[str, Any] = json.loads(gzip.decompress(compat(trace).path.read_bytes()))
+    content: dict[str, Any] = json.loads(gzip.decompress(compat(trace)[0].read_bytes()))
     return content
 
 
@@ -212,9 +212,9 @@ def test_an_infinite_rate_costs_no_trace(tmp_path: Path) -> None:
     """As C++ writes it of a copy that took no time: the rate is unknown in the copy, and no event is left out."""
     (trace := tmp_path / "w" / "a.pt.trace.json").parent.mkdir()
     trace.write_text(json.dumps({"traceEvents": [STEP | {"args": {"GB/s": 7.5}}]}).replace("7.5", "inf"))
-    copy = compat(trace)
-    assert [] == copy.damage
-    assert {"GB/s": None} == json.loads(gzip.decompress(copy.path.read_bytes()))["traceEvents"][0]["args"]
+    copy, damage = compat(trace)
+    assert [] == damage
+    assert {"GB/s": None} == json.loads(gzip.decompress(copy.read_bytes()))["traceEvents"][0]["args"]
 
 
 def test_broken_json_is_refused_with_its_line_and_column(tmp_path: Path) -> None:

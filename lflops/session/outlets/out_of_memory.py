@@ -83,7 +83,7 @@ def _report(error: BaseException, training: Training, profile: Profile | None) -
         total = torch.cuda.mem_get_info(training.device)[1]
         index: int | None = training.device.index
         for explain in offered("explain_snapshot", "a report of memory"):
-            explained = explain(memory_snapshot(), index, total, profile)
+            explained = explain(memory_snapshot(), index, total)
     return OutOfMemory(
         error=str(error) or type(error).__name__,
         step=training.logged_step(),
