@@ -97,7 +97,7 @@ def estimate(
     from lflops.collect.estimate.optimizer_step import makes_optimizer
 
     policy: Any = "none" if searches or ac is None else ac
-    of_model: dict[str, Any] = {"dtype": dtype, "precision": precision, "adapter_rank": rank, "quantized": quantize}
+    of_model: dict[str, Any] = {"dtype": dtype, "precision": precision, "adapter_rank": rank, "quantized": quantize and quantize.lower()}
     changes = Changes(**of_model, policy=policy, chunks=chunked_loss, offload=offload_activations)
     estimator = Estimator(
         caller=target,

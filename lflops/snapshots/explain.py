@@ -4,13 +4,13 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
 from lflops import units
 from lflops.hardware.chips import Hardware
-from lflops.profile.series import summed
+from lflops.profile.series import grouped, summed
 from lflops.report.lines.text import counted
 from lflops.snapshots.holders import (
     CATEGORIES,
@@ -20,6 +20,7 @@ from lflops.snapshots.holders import (
     StackHolder,
     category_of,
     holders_of,
+    is_optimizer,
     line_of,
     peak_of,
     sizes_of_parameters,
@@ -28,7 +29,7 @@ from lflops.snapshots.modules import MemoryByModule
 from lflops.snapshots.read import Snapshot, snapshot_of
 
 _Kept = Literal["kept_graphs", "retained_graph", "kept_results", "validation_graph", "kept_gradients"]
-_Category = Literal["optimizer_state", "activations", "parameters", "gradients", "temporary", "unknown"]
+_Category = Literal["optimizer_state", "activations", "parameters", "gradients", "temporary", "optimizer_temporary", "other", "unknown"]
 CauseCode = Literal["other_process", "fragmentation", "model_copy", "huge_tensor", _Kept, _Category]
 
 EVALUATION = ("validation_step", "test_step", "validate", "evaluate", "evaluation", "evaluation_step", "eval_step", "valid_step")
@@ -67,9 +68,14 @@ def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = N
     particular = [cause for rule in _RULES if (cause := rule(case)) is not None]
     least = max(LEAST_SHARE * (peak.bytes + failed), min(failed, peak.bytes))
     ruling = sorted((each for each in particular if each.bytes >= least), key=lambda each: -each.bytes)
-    general = [_held("kept_results" if kind == "other" else kind, case.of(kind)) for kind in CATEGORIES if kind != "copy"]
+    by_code = grouped(enumerate(peak.alive), lambda each: _code(categories[each[0]], each[1]))
+    general = [_held(kind, [each for _, each in by_code.get(kind, ())]) for kind in get_args(_Category)]
     largest = sorted((each for each in general if each is not None), key=lambda each: -each.bytes)
     return (*ruling, *largest, *(each for each in particular if each not in ruling))
+
+
+def _code(category: Category, alive: Alive) -> str:
+    return "optimizer_temporary" if category == "temporary" and is_optimizer(alive.stack) else category
 
 
 def _other_process(case: _Case) -> Cause | None:

@@ -306,7 +306,7 @@ def test_adapters_are_all_that_is_trained(deep: str, capsys: pytest.CaptureFixtu
 
 def test_adapters_are_trained_over_weights_of_four_bits(deep: str, capsys: pytest.CaptureFixture[str]) -> None:
     """7,168 weights in half a byte each. Biases and adapters are in float32, also on one of two ranks that offloads its shards."""
-    options = [deep, "--lora", "r=2", "--quantize", "nf4", "--optimizer", "sgd"]
+    options = [deep, "--lora", "r=2", "--quantize", "NF4", "--optimizer", "sgd"]
     rest = 4 * (448 + 24 + 2 * 2 * 3 * 8 + 2 * 2 * 448)
     assert 7168 // 2 + rest == profiled(capsys, *options).modules[""].parameter_bytes
     offloaded = profiled(capsys, *options, "--fsdp", "2", "--cpu-offload")
