@@ -31,12 +31,12 @@ class MemoryByModule(Struct, frozen=True, kw_only=True):
     them, as `layers.*.mlp, made in forward`; what no module made has `EARLIER`, `OPTIMIZER` or `UNMATCHED`.
     """
 
-    matched_share: float  # of the bytes that the step allocates, those with an operator of the profile
+    matched_share: float  # of the bytes that forward and backward allocate, those with an operator of the profile
     moments: dict[str, dict[str, int]]
 
     def lines(self, most: int) -> Iterator[str]:
         """A table with a row for each module and phase, those with the most bytes at the last moment first."""
-        yield f"by module of the profile ({units.percent(self.matched_share)} of what this step allocates is matched)"
+        yield f"by module of the profile ({units.percent(self.matched_share)} of what forward and backward allocate is matched)"
         yield f"  {''.join(f'{moment:>14}' for moment in self.moments)}"
         rows = {name: [held.get(name, 0) for held in self.moments.values()] for held in self.moments.values() for name in held}
         for name, row in nlargest(most, rows.items(), key=lambda item: item[1][::-1]):
@@ -69,7 +69,7 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
             module = patterns.get(operator.module, operator.module) or "the model itself"
             names[rest[index].place] = f"{module}, made in {operator.phase}"
             phases[rest[index].place] = "backward" if operator.phase == "recompute" else operator.phase
-    of_step = [each for each in made if each.passes == step]
+    of_step = [each for each in made if each.passes == step and names[each.place] != OPTIMIZER]
     matched = sum(each.entry.size for each in of_step if each.place in phases)
     share = matched / max(sum(each.entry.size for each in of_step), 1)
     if share < LEAST_SHARE:

@@ -183,7 +183,7 @@ def recorder() -> Recorder:
 def test_each_phase_has_its_moment(recorder: Recorder, profile: Profile) -> None:
     """2,028 bytes with the loss, 2,828 with all gradients, 2,050 in the optimizer's step; the second is the peak."""
     found = memory_by_module(snapshot_of(recorder.snapshot()), profile)
-    assert 2070 / 2078 == found.matched_share
+    assert 1820 / 1828 == found.matched_share
     older = {"before this step": 1000}
     activations = {"1, made in forward": 600, "0, made in forward": 400, "the model itself, made in forward": 20}
     gradients = {"0, made in backward": 500, "1, made in backward": 300}
@@ -217,15 +217,15 @@ def test_the_smallest_are_left_out_of_a_long_step(recorder: Recorder, profile: P
     modules._aligned.cache_clear()
     found = memory_by_module(snapshot_of(recorder.snapshot()), profile)
     modules._aligned.cache_clear()
-    assert 2050 / 2078 == found.matched_share
+    assert 1800 / 1828 == found.matched_share
 
 
 @pytest.mark.parametrize("times", [2, 3])
 def test_a_profile_of_another_batch_is_refused(recorder: Recorder, profile: Profile, times: int) -> None:
-    """Its activations have other sizes: what is left are the gradients, and what the optimizer makes."""
+    """Everything has another size. What the optimizer makes is no match."""
     assert profile.memory is not None
     timeline = tuple(replace(each, highest_bytes=each.live_bytes + times * size) for each, (_, _, size) in _pairs(profile))
-    with pytest.raises(ProfileError, match=r"the profile matches 12\.0 % of the step at the peak"):
+    with pytest.raises(ProfileError, match=r"the profile matches 0 % of the step at the peak"):
         memory_by_module(snapshot_of(recorder.snapshot()), replace(profile, memory=replace(profile.memory, timeline=timeline)))
 
 
@@ -249,7 +249,7 @@ def test_the_shell_has_a_table(recorder: Recorder, profile: Profile, tmp_path: P
     profile.save(saved := tmp_path / "p.json")
     assert 0 == main(["memory", str(snapshot), "--profile", str(saved)])
     lines = capsys.readouterr().out.splitlines()
-    at = lines.index("by module of the profile (99.6 % of what this step allocates is matched)")
+    at = lines.index("by module of the profile (99.6 % of what forward and backward allocate is matched)")
     assert ["forward", "backward", "optimizer", "peak"] == lines[at + 1].split()
     assert "600 B         600 B           0 B         600 B  1, made in forward" == lines[at + 3].strip()
     assert 0 == main(["memory", str(snapshot), "--profile", str(saved), "--json"])

@@ -256,7 +256,7 @@ def _like(tensor: Tensor) -> Tensor:
 
 
 def like_sharded(tensor: Any) -> Tensor:
-    """An empty DTensor that is sharded alike."""
+    """An empty DTensor with the same shards."""
     unsharded = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
     sharded: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **unsharded)
     return sharded
