@@ -166,7 +166,7 @@ def _decimal(text: bytes) -> Decimal:
         value = Decimal(text.decode())
     except (InvalidOperation, UnicodeDecodeError):
         value = _LARGEST
-    if value.copy_abs() >= _LARGEST:
+    if not value.is_finite() or value.copy_abs() >= _LARGEST:
         raise ValueError(
             f"a time of {text[:40].decode(errors='replace') or 'nothing'}: `ts` and `dur` are numbers of microseconds below 1e18"
         )

@@ -132,7 +132,7 @@ def test_times_are_written_as_decimals(nanoseconds: int, expected: bytes) -> Non
     assert (nanoseconds, nanoseconds) == times.span(times.microseconds(nanoseconds))
 
 
-@pytest.mark.parametrize("ts", ['"soon"', "null", "1e18", "1e999999999999", "9" * 5000])
+@pytest.mark.parametrize("ts", ['"soon"', '"nan"', '"-Infinity"', "null", "1e18", "1e999999999999", "9" * 5000])
 def test_what_is_no_time_is_refused(ts: str, tmp_path: Path) -> None:
     """Of a rank whose clock is moved the event is left out, and counted; else the error names the file and the value."""
     event = f'{{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": {ts}, "dur": 1.0}}'

@@ -329,7 +329,7 @@ class LiveMemory:
             self._bear_storage(storage, key, birth, fake=tensor.is_meta or (not is_plain and type(tensor) is FakeTensor))
 
     def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:
-        if STREAM.get() == ON_HOST or (key in self._on_host and self._on_host[key]() is storage):
+        if self._on_host and (STREAM.get() == ON_HOST or (key in self._on_host and self._on_host[key]() is storage)):
             self._on_host[key] = weakref.ref(storage)
             return
         if self._log is not None:
