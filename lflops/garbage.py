@@ -33,7 +33,6 @@ def alive(kinds: Collection[type]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """No garbage collection meanwhile."""
     with contextlib.ExitStack() as undo:
         if gc.isenabled():
             undo.callback(gc.enable)

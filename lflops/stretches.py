@@ -21,7 +21,6 @@ def joined(spans: Iterable[tuple[int, int]]) -> Stretches:
 
 
 def length(stretches: Iterable[tuple[int, int]]) -> int:
-    """How long they are together."""
     return sum(end - start for start, end in stretches)
 
 

@@ -76,13 +76,11 @@ class Pool:
         self._blocks: dict[int, Block] = {}
 
     def add(self, block: Block) -> None:
-        """Take in a free block."""
         block.inserted = self.searches
         insort(*self._placed(block))
         self._blocks[block.address] = block
 
     def remove(self, block: Block) -> None:
-        """Give a free block out."""
         order, key = self._placed(block)
         del order[bisect_left(order, key)]
         del self._blocks[block.address]
@@ -169,7 +167,6 @@ class Allocator:
 
     @property
     def usage(self) -> Usage:
-        """Bytes now."""
         return Usage(requested=self.requested, allocated=self.allocated, reserved=self.reserved)
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
@@ -406,5 +403,4 @@ def _growable(block: Block) -> int:
 
 
 def rounded_up(number: int, multiple: int) -> int:
-    """The next multiple."""
     return -(-number // multiple) * multiple

@@ -36,12 +36,10 @@ class Analysis:
 
     @cached_property
     def step_times(self) -> StepTimes:
-        """Time of a step and of its phases, over the clean steps."""
         return step_times(self.profile)
 
     @cached_property
     def utilization(self) -> Utilization:
-        """MFU, HFU and FLOP/s."""
         return utilization_at(self.profile, self.chip, self.step_times)
 
     @property
@@ -51,7 +49,6 @@ class Analysis:
 
     @cached_property
     def roofline(self) -> LazyRoofline:
-        """Modules and operators below the roofs of the chip."""
         return LazyRoofline(self.profile, self.chip)
 
     @cached_property
@@ -61,7 +58,6 @@ class Analysis:
 
     @cached_property
     def lower_bound(self) -> LowerBound | None:
-        """The least time of a step on the chip."""
         return lower_bound(self.profile, self.chip)
 
     @cached_property
@@ -87,17 +83,14 @@ class Analysis:
 
     @cached_property
     def children(self) -> Mapping[str, Sequence[str]]:
-        """The names directly below each module."""
         return children(self.profile.modules)
 
     @cached_property
     def identical_subtrees(self) -> Mapping[str, int]:
-        """A number for each module, the same for modules that are identical all the way down."""
         return identical_subtrees(self.profile, self.children)
 
     @cached_property
     def patterns(self) -> Mapping[str, str]:
-        """Each module's name with `*` for the numbers of what repeats at one place."""
         return self.profile.patterns(self.children)
 
     @cached_property
@@ -112,17 +105,14 @@ class Analysis:
 
     @cached_property
     def uncalled(self) -> tuple[str, ...]:
-        """The modules that were never called, nor anything below them."""
         return self.profile.uncalled
 
     @cached_property
     def totals(self) -> Mapping[Phase, WorkCounts]:
-        """The work of each phase."""
         return totals(self.profile)
 
     @cached_property
     def unsharded_macs(self) -> Mapping[str, int | None]:
-        """The whole model's MACs by phase, where this rank does a part of them."""
         return unsharded_macs(self.profile)
 
     @cached_property
@@ -132,26 +122,21 @@ class Analysis:
 
     @cached_property
     def uncounted(self) -> tuple[UncountedOperator, ...]:
-        """The operators that ran without a formula."""
         return uncounted_operators(self.profile)
 
     def operators(self, phase: Phase | None) -> tuple[Operator, ...]:
-        """The operators of a phase, or of all phases together."""
         return operators(self.profile, phase)
 
     def tree(self, *, depth: int = -1, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
-        """The modules by name, identical siblings folded; the arguments are those of `tree`."""
         return tree(self.profile, depth=depth, sort=sort, phase=phase, below=self.children, groups=self.identical_subtrees)
 
     def flat(self, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
-        """Every module by its own work; the arguments are those of `flat`."""
         return flat(self.profile, sort=sort, phase=phase)
 
     # Memory.
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most bytes alive."""
         return self.profile.memory.peak_bytes if self.profile.memory else self.profile.modules[""].peak_bytes
 
     @cached_property
@@ -178,12 +163,10 @@ class Analysis:
 
     @cached_property
     def imbalance(self) -> Imbalance:
-        """Which ranks make the others wait, and what for."""
         return imbalance(self.profile)
 
     @cached_property
     def communication(self) -> tuple[Collective, ...]:
-        """The collectives of a step."""
         return communication(self.profile, self.chip)
 
 

@@ -71,7 +71,6 @@ def count(
 
 
 def counted(call: ModelCall, ignore: Ignored, logical: Profile | None = None) -> Profile:
-    """Count one pass of a call."""
     batch = (call.args, call.kwargs)
     counting = Counting({"": call.model}, phase="forward", ignore=ignore, logical=logical, batch=batch, eager=True)
     with counting:

@@ -49,7 +49,6 @@ class Layers(nn.Module):
         self.first, self.second, self.third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """All three."""
         return checkpoint(self.again, torch.relu(self.first(x)), use_reentrant=True)  # type: ignore[no-any-return]
 
     def again(self, x: Tensor) -> Tensor:

@@ -26,7 +26,6 @@ class SparseShape(tuple[int, ...]):  # noqa: SLOT001 - a tuple cannot have slots
     stored: int
 
     def __new__(cls, shape: Iterable[int], stored: int) -> Self:
-        """Keep both."""
         sparse = super().__new__(cls, shape)
         sparse.stored = stored
         return sparse

@@ -155,13 +155,11 @@ class _Recent:
 
     @property
     def usual_phases(self) -> dict[str, int]:
-        """The median of each phase."""
         names = {phase for step in self.steps for phase in step.phases}
         return {name: int(statistics.median(step.phases.get(name, 0) for step in self.steps)) for name in names}
 
     @property
     def usual_evidence(self) -> Iterator[int]:
-        """The median of each kind."""
         return (int(statistics.median(kind)) for kind in zip(*(step.evidence for step in self.steps), strict=True))
 
     def is_exceeded(self, size: int | None) -> bool:

@@ -92,7 +92,6 @@ class Keeper:
 
     @property
     def process(self) -> int:
-        """The number of the process that it is of."""
         return self._segment.head.pid
 
     def curves(self) -> dict[str, float]:
@@ -102,11 +101,9 @@ class Keeper:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended."""
         return self._ended is not None
 
     def ledger(self) -> Ledger:
-        """The account until now."""
         with self._lock:
             if self._ended is None:
                 self._write()

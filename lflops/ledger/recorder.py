@@ -48,7 +48,6 @@ class Recorder:
         self.marks.append((self._clock(), category))
 
     def leave(self) -> None:
-        """The innermost one ends."""
         if self._running:
             self._running.pop()
         self.marks.append((self._clock(), self._running[-1] if self._running else self._base))
@@ -91,7 +90,6 @@ class Recorder:
         self.marks.append((self._clock(), phase))
 
     def step_ends(self, step: int, *, touched: bool, shapes: Hashable = None) -> None:
-        """A step of the training ends."""
         self.marks.append((self._clock(), StepEnd(step, touched, shapes, getrusage(RUSAGE_THREAD), self._schedule())))
 
 
@@ -117,11 +115,10 @@ class Collections:
         self._callback: Any = property(partial(next, append)).__get__
 
     def start(self) -> None:
-        """Begin to listen."""
         gc.callbacks.append(self._callback)
 
     def stop(self) -> None:
-        """End it. It can be called again."""
+        """It can be called again."""
         gc.callbacks[:] = [each for each in gc.callbacks if each is not self._callback]
 
 

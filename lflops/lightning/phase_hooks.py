@@ -104,7 +104,6 @@ class TrainerPhases(Phases):
             after_backward(self.boundary.guard(self.wait))
 
     def backward_ends(self) -> None:
-        """The callback says: backward is over."""
         if self.innermost == "backward":
             self.leave(self.depth - 1)
 

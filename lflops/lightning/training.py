@@ -101,7 +101,6 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
 
 
 def stage_of(name: str, trainer: Any, pl_module: Any) -> Stage:
-    """One stage of it."""
     learns, automatic = name == "train", pl_module.automatic_optimization
     return Stage(
         name=name,

@@ -91,7 +91,6 @@ class LoopPhases(Phases):
         return Within(self, category, RUN, ())
 
     def begin(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> int:
-        """A named phase begins. Returns how many are around it."""
         self._leave_forward()
         return super().begin(phase, stage or self._stage, given)
 

@@ -175,7 +175,6 @@ def _repeated(seconds: Mapping[Place, Series], intervals: Mapping[Place, int], p
 
 
 def added_up(parts: Collection[Series], ranks: Iterable[int]) -> dict[int, tuple[float, ...]]:
-    """The sum of all parts, by rank."""
     return {rank: tuple(map(sum, zip(*(part[rank] for part in parts), strict=True))) for rank in ranks}
 
 

@@ -55,7 +55,6 @@ class MergedSteps:
         self._batches = _Batches()
 
     def add(self, rank: int, steps: Sequence[Step], run: Run, coordinates: Mapping[str, int]) -> RankSteps:
-        """Take those of the next rank."""
         is_new = self._batches.add(rank, run, coordinates)
         for step in steps:
             key = step.index, step.kind

@@ -15,7 +15,6 @@ _SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})  # of these a
 
 @functools.lru_cache(1 << 12)
 def is_collective_kernel(name: str) -> bool:
-    """Whether a kernel is one of a collective library."""
     return _KERNEL.search(name) is not None
 
 

@@ -127,7 +127,6 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def with_works(modules: Mapping[str, ModuleProfile], works: Mapping[ModulePhase, Work]) -> dict[str, ModuleProfile]:
-    """The modules with other work in some phases."""
     changed: dict[str, dict[str, Any]] = {}
     for (row, phase), work in works.items():
         changed.setdefault(row, {})[phase] = work

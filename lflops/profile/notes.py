@@ -48,7 +48,6 @@ def sentence(note: Note) -> str:
 
 
 def notes_with(code: str, notes: Iterable[Note]) -> Iterator[Note]:
-    """The notes that have a code."""
     return (note for note in notes if note.code == code)
 
 
@@ -93,7 +92,6 @@ _WORDS = _Words()
 
 
 def filled(template: str, names: Mapping[str, float | str | None]) -> str:
-    """The template with these values."""
     return _WORDS.vformat(template, (), defaultdict(lambda: None, names))
 
 

@@ -22,7 +22,6 @@ def gathered(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
 
 
 def sums(items: Sequence[object], *fields: str) -> dict[str, int]:
-    """The sum of each field over all items."""
     return {field: sum(getattr(item, field) for item in items) for field in fields}
 
 

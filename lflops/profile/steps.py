@@ -17,7 +17,6 @@ EVENTS = ("validation", "checkpoint")
 
 
 def is_disturbed(marks: Collection[str]) -> bool:
-    """Whether one of a step's marks is a disturbance."""
     return not DISTURBANCES.isdisjoint(marks)
 
 

@@ -74,7 +74,6 @@ _DOCUMENT = _STYLE.with_name("document.html")
 
 
 def document(title: str, body: str, *, script: str = "", style: str = "") -> str:
-    """The file's text."""
     # The title is text and escaped here; the body is HTML. The script is a module that draws the page: no other runs, for any data. The
     # style comes after the style sheet of all pages.
     scripts = ""

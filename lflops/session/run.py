@@ -205,7 +205,6 @@ class MonitoredRun:
                 self._ledger.leave_last(category)
 
     def epoch_ends(self) -> None:
-        """An epoch of the training ends."""
         if self._ledger is not None and not self._failed:
             with self.boundary:
                 self._ledger.epoch_ends()
@@ -278,7 +277,6 @@ class MonitoredRun:
         return self._results
 
     def batch_begins(self, name: str, batch: Any) -> None:
-        """A batch of a stage begins."""
         if self._failed:
             sweep_modes()  # one that counted may have been taken off within a backward pass
         if (session := self.sessions[name]) is not None:
@@ -291,7 +289,6 @@ class MonitoredRun:
                     self._ledger.leave_last("lflops")
 
     def batch_ends(self, name: str, batch: Any) -> None:
-        """It ends."""
         session, ledger = self.sessions[name], None if self._failed else self._ledger
         with self.boundary:
             if ledger is not None:

@@ -189,7 +189,6 @@ class Session:
         return self._counts_step or self._hooked is not None or self._course.phase == "traced"
 
     def mark(self, mark: str) -> None:
-        """Note what else happens in this step."""
         self._step_clock.mark(mark)
 
     @property

@@ -22,7 +22,6 @@ _NUMBERS = ("step", "ranks")
 
 
 def packed(payload: bytes) -> bytes:
-    """The payload for the event file."""
     return zlib.compress(payload, 6)
 
 

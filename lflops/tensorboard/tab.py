@@ -50,7 +50,6 @@ class Tab(TBPlugin):  # type: ignore[misc]
         self._statuses: dict[tuple[object, ...], _Status] = {}
 
     def get_plugin_apps(self) -> dict[str, Callable[[dict[str, Any], _Start], _Answer]]:
-        """The routes: the page's script and style sheet, and the data."""
         files = {_ENTRY: _script, _STYLE: _style}
         data = {"/windows": self._windows, "/window": self._window, "/timeline": self._timeline}
         return files | data | {"/compare": self._compare, "/trace": self._trace, "/ledger": self._ledger}
@@ -60,7 +59,6 @@ class Tab(TBPlugin):  # type: ignore[misc]
         return False
 
     def frontend_metadata(self) -> Any:
-        """The tab's name, and the page's entry."""
         return FrontendMetadata(es_module_path=_ENTRY, tab_name="LFLOPS")
 
     def _windows(self, environ: dict[str, Any], start: _Start) -> _Answer:

@@ -57,12 +57,10 @@ class FoundLoop:
             self._monitor.next_step()
 
     def step_ends(self) -> None:
-        """Its optimizer has made a step."""
         batch, self._phases.batch = self._phases.batch, None
         self._monitor.next_step(batch)
 
     def close(self, error: BaseException | None) -> None:
-        """The loop is over."""
         self._validation.close()
         self._monitor.__exit__(None if error is None else type(error), error, None)
 
@@ -223,7 +221,6 @@ class Finder:
 
 
 def step_ends(optimizer: Optimizer) -> None:
-    """An optimizer of this process has made a step."""
     global _finder  # noqa: PLW0603 - one process, one finder
     if _finder.process != os.getpid():  # a fork begins anew
         _finder = Finder()
@@ -249,7 +246,6 @@ def _alive(modules: Iterable["ref[nn.Module]"]) -> list[nn.Module]:
 
 
 def _step_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    """An optimizer is about to make a step."""
     if not is_called_last(entry.step_ends):
         call_last(entry.step_ends)
 

@@ -89,7 +89,6 @@ def module_patterns(run: ComparedRun) -> dict[str, str]:
 
 
 def compared_run(profile: Profile) -> ComparedRun:
-    """Read what a comparison needs from a profile."""
     modules = profile.modules.values()
     columns: dict[str, Sequence[Any]] = {
         field: [getattr(module, field) for module in modules] for field in ("parameters", "own_parameters", "peak_bytes")
@@ -103,7 +102,6 @@ def compared_run(profile: Profile) -> ComparedRun:
 
 
 def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFigures:
-    """The figures of the whole run, from the profile and what was derived from it."""
     lost = profile.cpu_lost_shares
     return RunFigures(
         facts={name: getattr(profile.run, name) for name in FACTS},

@@ -114,7 +114,6 @@ class ModuleSide(NamedTuple):
         return parameters
 
     def peak(self) -> int | None:
-        """The most bytes alive."""
         peak: int | None = self.of.run.columns["peak_bytes"][self.rows[0]]
         return peak
 
@@ -129,12 +128,10 @@ class ModulePair(NamedTuple):
     after: ModuleSide | None
 
     def change(self, figure: Callable[[ModuleSide], float | None]) -> Change:
-        """A figure of both sides."""
         before, after = self
         return Change(before=None if before is None else figure(before), after=None if after is None else figure(after))
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
-        """Return the times of both sides."""
         before, after = self
         return None if before is None else before.time(own=own), None if after is None else after.time(own=own)
 

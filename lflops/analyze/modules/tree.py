@@ -158,7 +158,6 @@ def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "fo
 
 
 def totals(profile: Profile) -> dict[Phase, WorkCounts]:
-    """The work of each phase, over all modules."""
     return _by_phase(profile.modules[""], own=False)
 
 

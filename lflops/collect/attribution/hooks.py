@@ -152,7 +152,6 @@ class _ModelHook:
         self._function = function
 
     def __call__(self, *args: Any) -> None:
-        """Call the function with what torch gives the hook."""
         self._function(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -150,13 +150,11 @@ class ModuleTracker:
         return row, self.tree.nearest(row)
 
     def enter_module(self, module: nn.Module, _args: Any) -> None:
-        """Push a frame, if the module is one of the tree's."""
         if module in self.tree and self._is_mine():
             row = self.tree.row(module, self._running()[1])
             self._push(id(module), row, row, caller())
 
     def leave_module(self, module: nn.Module, *values: Any) -> None:
-        """Pop the module's frame."""
         if module not in self.tree:
             return
         outermost = self._pop(id(module))
@@ -171,7 +169,6 @@ class ModuleTracker:
         self._push(key, f"{row}.{name}" if row else name, module_row, None)
 
     def leave_scope(self, key: int) -> None:
-        """Pop the scope's frame."""
         self._pop(key)
 
     def enter_row(self, key: int, row: str) -> None:
@@ -186,21 +183,19 @@ class ModuleTracker:
         return self._running()[0]
 
     def enter_step(self, optimizer: Optimizer) -> None:
-        """An optimizer's own work begins on this thread."""
         self._local.state.steps.append((optimizer, backward_id()))
 
     def leave_step(self, optimizer: Optimizer) -> None:
-        """It ends; steps above it on the stack were left by an exception."""
+        """Steps above this one on the stack were left by an exception."""
         steps = self._local.state.steps
         while steps and steps.pop()[0] is not optimizer:
             pass
 
     def enter_closure(self, _key: int) -> None:
-        """The step's closure begins."""
         self._local.state.steps.append((None, backward_id()))
 
     def leave_closure(self, _key: int) -> None:
-        """It ends; steps within it that are still there were left by an exception."""
+        """Steps within it that are still there were left by an exception."""
         steps = self._local.state.steps
         while steps and steps.pop()[0] is not None:
             pass

@@ -52,7 +52,6 @@ class TorchMachine:
         self.dtypes = tuple(dtype for dtype in DTYPES if dtype != "tf32" or has_tf32)
 
     def free_bytes(self) -> int:
-        """The bytes that could be allocated."""
         memory = memory_of(self.device)
         return available_memory(ROOT) if memory is None else memory[0]
 
@@ -74,7 +73,6 @@ class TorchMachine:
         return partial(torch.mm, left, right, out=torch.empty(size, size, **options))
 
     def copy(self, size: int) -> Callable[[], object]:
-        """A function that copies so many bytes."""
         # Written to: pages that never were are all one and the same to the system.
         source = torch.ones(size // 4, dtype=torch.float32, device=self.device)
         return partial(torch.empty_like(source).copy_, source)

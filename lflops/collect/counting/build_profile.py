@@ -46,7 +46,6 @@ class CountedPass:
 
 
 def build_profile(collected: CountedPass, run: Run) -> Profile:
-    """Build the profile of one pass."""
     totals = collected.totals
     _add_scripted(collected)
     cells = tuple(

@@ -115,7 +115,6 @@ class CompiledRegions:
         return len(call.decisions) - 1
 
     def decided(self, scope: str, place: int | None, what: int) -> None:
-        """Fill the place."""
         call = self._open.get(scope)
         if call is not None and place is not None:
             call.decisions[place] = what
@@ -220,14 +219,13 @@ class _Replaced:
         self._compilations = Compilations(lambda: None, self._replace)  # before the code that was compiled runs
 
     def add(self, listener: CompiledRegions) -> None:
-        """Let one write down."""
         with self._lock:
             self._listeners.append(listener)
             self._compilations.listen_again()
         self._replace()
 
     def remove(self, listener: CompiledRegions) -> None:
-        """End that; the last one puts all functions back."""
+        """The last one puts all functions back."""
         with self._lock:
             self._listeners[:] = [each for each in self._listeners if each is not listener]
             if self._listeners:

@@ -154,7 +154,6 @@ class _Run:
         self._called: set[str] = set()
 
     def graph(self, graph: CapturedGraph, args: Sequence[Any]) -> Any:
-        """Run a graph on its arguments."""
         values: dict[fx.Node, Any] = {}
         given = iter(args)
         for node in graph.graph.nodes:

@@ -139,7 +139,6 @@ def known_operators() -> dict[int, tuple[Any, Operator]]:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The value if it is a tensor, else the first tensor in it."""
     if isinstance(value, Tensor):
         return value
     if isinstance(value, list | tuple):

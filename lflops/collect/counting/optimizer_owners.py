@@ -30,7 +30,6 @@ class StepOwners:
         self._register()
 
     def gradients(self) -> Iterator[Tensor]:
-        """The gradients of all the optimizer's parameters."""
         yield from (parameter.grad for parameter in self._parameters() if parameter.grad is not None)
 
     def states(self) -> Iterator[tuple[Tensor, str]]:

@@ -111,7 +111,6 @@ class PartialTensors:
             self._mark(tensor, is_partial=is_partial)
 
     def in_any(self, values: Any) -> bool:
-        """Whether any tensor in these values is partial."""
         given = (each.values() if isinstance(each, dict) else each for each in values)
         storages = (storage_of(tensor) for each in given for tensor in tensors_of(each))
         return any(storage is not None and storage[1] in self._storages for storage in storages)

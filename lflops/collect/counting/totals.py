@@ -22,7 +22,6 @@ class Sums(Struct, gc=False):
     """The sums of several calls."""
 
     def add(self, other: Self) -> None:
-        """Add other sums."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -72,7 +71,6 @@ class Totals:
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: CellKey, cost: Cost, moved: int) -> None:
-        """Add one call that moves so many bytes."""
         cell = self.cells[key]
         cell.calls += 1
         cell.macs += cost.macs
@@ -102,7 +100,6 @@ class Totals:
         self.logical_difference[key] = sum_known((self.logical_difference.get(key, 0), macs))
 
     def merge(self, other: "Totals") -> None:
-        """Add another thread's sums."""
         _merge(self.cells, other.cells)
         _merge(self.uncounted, other.uncounted)
         _merge(self.collectives, other.collectives)

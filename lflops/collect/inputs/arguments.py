@@ -47,13 +47,11 @@ def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
 
 
 def check_whole(caller: str, name: str, value: Any, *, least: int) -> None:
-    """Check that an argument is a whole number, and not too small."""
     if not is_whole(value, least):
         raise CountError(f"{caller}: {name}={describe(value)}: give a whole number, at least {least}")
 
 
 def check_memory(caller: str, memory_bytes: Any) -> None:
-    """Check the bytes that a device has."""
     if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int | float) or not memory_bytes > 0:
         raise CountError(f"{caller}: memory_bytes={describe(memory_bytes)}: give a positive number of bytes")
 

@@ -57,13 +57,11 @@ def properties_of(device: torch.device) -> Any:
 
 
 def random_state(device: torch.device) -> Tensor:
-    """The state of the device's generator."""
     state: Tensor = torch.get_device_module(device).get_rng_state(*_given(device))
     return state
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
-    """Put the device's generator into a state that it had."""
     torch.get_device_module(device).set_rng_state(state, *_given(device))
 
 

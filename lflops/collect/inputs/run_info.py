@@ -20,7 +20,6 @@ from lflops.profile.series import summed
 
 
 def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
-    """The facts about one counted pass, from the parameters and the batch."""
     tensors = [each for each in parameters if not is_lazy(each)]
     device = device_of(tensors)
     samples, tokens = samples_and_tokens(tensors_in((args, kwargs)))

@@ -247,7 +247,6 @@ class _Walk:
         self.found.calls += replay.finish()
 
     def on_device(self, step: int, running: ModulePhase, nanoseconds: int) -> None:
-        """Add work of the device."""
         device = self.found.device[step]
         if nanoseconds:
             device[running] = device.get(running, 0) + nanoseconds

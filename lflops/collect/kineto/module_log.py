@@ -65,12 +65,10 @@ class ModuleLog:
         return threading.get_ident() == self.home or backward_id() != NO_BACKWARD
 
     def enter_module(self, module: nn.Module, _args: Any) -> None:
-        """Log the call of a module of the tree."""
         if module in self.tree:
             self._write(id(module), module)
 
     def leave_module(self, module: nn.Module, *_values: Any) -> None:
-        """Log its end."""
         if module in self.tree:
             self._write(id(module), LEAVE)
 
@@ -79,19 +77,15 @@ class ModuleLog:
         self._write(key, SCOPE + name)
 
     def leave_scope(self, key: int) -> None:
-        """Log its end."""
         self._write(key, LEAVE)
 
     def enter_step(self, optimizer: Optimizer) -> None:
-        """Log the beginning of an optimizer's step."""
         self._write(id(optimizer), OPTIMIZER)
 
     def leave_step(self, optimizer: Optimizer) -> None:
-        """Log its end."""
         self._write(id(optimizer), LEAVE)
 
     def enter_closure(self, key: int) -> None:
-        """Log the beginning of the step's closure."""
         self._write(key, CLOSURE)
 
     leave_closure = leave_scope

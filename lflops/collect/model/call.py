@@ -40,7 +40,6 @@ class Gradients:
             leaf.grad = None
 
     def put_back(self) -> None:
-        """Restore the saved gradients."""
         for leaf, gradient in self._saved.values():
             leaf.grad = gradient
         self._saved.clear()
@@ -170,7 +169,6 @@ class ModelCall:
 
     @classmethod
     def of(cls, caller: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any) -> "ModelCall":
-        """A call with the arguments that a user gave."""
         args = (args,) if isinstance(args, Tensor) else args
         check_arguments(caller, model, args, kwargs, loss, backward=backward)
         given: tuple[tuple[Any, ...], dict[str, Any]] = tuple(args), dict(kwargs or {})
@@ -178,7 +176,6 @@ class ModelCall:
         return cls(caller=caller, model=model, args=args, kwargs=kwargs, backward=backward, loss=loss, _given=given)
 
     def inputs(self) -> Iterable[Tensor]:
-        """The tensors in the arguments."""
         return tensors_in((self.args, self.kwargs))
 
     def untouched(self) -> contextlib.AbstractContextManager[None]:

@@ -71,7 +71,6 @@ class SharedSteps:
             self._take(stage)
 
     def compare(self) -> None:
-        """Look at all that is there."""
         for stage in self._steps:
             self._compare(stage)
 

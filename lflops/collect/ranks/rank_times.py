@@ -97,7 +97,6 @@ class RankTimes:
         )
 
     def add(self, rank: int, times: bytes) -> None:
-        """Take a rank's, as they were packed."""
         if rank in self._homes and times:
             group = self._homes[rank]
             group.times[group.rows.setdefault(rank, len(group.rows))] = torch.frombuffer(bytearray(times), dtype=torch.float32).view(

@@ -130,11 +130,10 @@ class RankStore:
         self._store.set(key, len(parts).to_bytes(4, "little") + parts[0])
 
     def get(self, key: str) -> bytes:
-        """Read the value of a key that is there."""
         return b"".join(part for _, part in self._parts(key))
 
     def take(self, key: str) -> bytes:
-        """The same, and it is gone then."""
+        """Get a value, and delete its key."""
         found = dict(self._parts(key))
         for part in found:
             self.drop(part)
@@ -145,7 +144,6 @@ class RankStore:
         self._store.delete_key(key)
 
     def has(self, key: str) -> bool:
-        """Whether a key is there."""
         there = bool(self._store.check([key]))
         self.answers += 1
         return there

@@ -42,7 +42,6 @@ class HostClock:
         """Nothing is under way."""
 
     def seconds(self, start: float, end: float) -> float:
-        """The difference."""
         return end - start
 
 
@@ -55,7 +54,6 @@ class StreamMark(NamedTuple):
     on_last_stream: torch.Event | None
 
     def query(self) -> bool:
-        """Whether the moment has come."""
         return self.event.query()
 
 
@@ -111,7 +109,6 @@ DeviceClock = StreamClock | WaitingClock
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock that a device's work is timed by."""
     return HostClock() if device.type == "cpu" else device_clock(device)
 
 

@@ -122,7 +122,6 @@ class ModuleTimer:
         return not self._paused and (threading.get_ident() == self.home or backward_id() != NO_BACKWARD)
 
     def enter_module(self, module: nn.Module, args: Any) -> None:
-        """The module's time begins, if it is one of the tree's."""
         if module in self.tree and self.follows_this_thread():
             self._stamps.append((self._mark(), None, ENTERS))
             stack = self._stack()
@@ -130,12 +129,10 @@ class ModuleTimer:
             self._push(stack, _TimedFrame(id(module), ModulePhase(row, stack.phase), row), args)
 
     def leave_module(self, module: nn.Module, *values: Any) -> None:
-        """It ends."""
         if module in self.tree and self.follows_this_thread():
             self._pop(id(module), values[-1])
 
     def enter_scope(self, key: int, name: str) -> None:
-        """A scope's time begins."""
         self._stamps.append((self._mark(), None, ""))
         stack = self._stack()
         above = stack.frames[-1]
@@ -143,7 +140,6 @@ class ModuleTimer:
         self._push(stack, _TimedFrame(key, ModulePhase(row, stack.phase), self._module_row(above)), None)
 
     def leave_scope(self, key: int) -> None:
-        """It ends."""
         self._pop(key, _NO_OUTPUT)
 
     def _stack(self) -> _PassStack:

@@ -49,7 +49,6 @@ class PassTimes:
     operators: Counter[ModulePhase] = field(default_factory=Counter)
 
     def add(self, other: "PassTimes") -> None:
-        """Add another pass to this one."""
         self.observer += other.observer
         for key, seconds in other.own.items():
             self.own[key] += seconds

@@ -45,14 +45,12 @@ class StepPhases:
         self._phases: list[str] = []
 
     def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
-        """A phase begins."""
         if self.is_marked:
             self.marks.append(self._mark())
             self._phases.append(phase)
         self._running.append(phase)
 
     def leave(self) -> None:
-        """The innermost phase ends."""
         running = self._running
         if len(running) > 1:  # the first is what is in no phase
             running.pop()
@@ -104,7 +102,6 @@ class StepPhases:
         return query is None or bool(query())
 
     def total(self, step: PhaseMarks) -> float:
-        """How long the step was."""
         marks, _, end = step
         return self._clock.seconds(marks[0], end)
 

@@ -17,7 +17,6 @@ def record_memory(most: int) -> None:
 
 
 def stop_recording_memory() -> None:
-    """End that."""
     torch.cuda.memory._record_memory_history(enabled=None)
 
 

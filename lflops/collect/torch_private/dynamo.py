@@ -61,11 +61,9 @@ class CompiledCode:
 
     @property
     def function(self) -> Any:
-        """What is called."""
         return self.scope.get(self.name)
 
     def replace(self, function: Any) -> None:
-        """Let something else be called."""
         if self.name in self.scope:
             self.scope[self.name] = function
 

@@ -62,7 +62,6 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
         return f"lflops: modules of nodes, 2, {hashlib.sha256(repr(modules).encode()).hexdigest()}"
 
     def __call__(self, nodes: Any) -> Any:
-        """Write them down."""
         try:
             kept: dict[str, Any] = debug._inductor_post_to_pre_grad_nodes
             graph: Any = V.graph

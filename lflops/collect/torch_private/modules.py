@@ -136,7 +136,6 @@ class Compilations:
 
     @property
     def listens(self) -> bool:
-        """Whether it would hear of one."""
         return self._heard in self._handler.start_callbacks if self._handler is not None else False
 
     def listen(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -154,7 +153,6 @@ class Compilations:
                 handler.register_end_callback(self._heard_end)
 
     def stop(self) -> None:
-        """Hear nothing any more."""
         if self.listens:
             self._handler.remove_start_callback(self._heard)
         if self._handler is not None and self._heard_end in self._handler.end_callbacks:

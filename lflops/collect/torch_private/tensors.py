@@ -88,7 +88,6 @@ def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stored_elements(tensor: Tensor) -> int:
-    """How many elements a sparse tensor stores."""
     return (sparse_parts(tensor)[1] if tensor.layout is torch.sparse_coo else tensor.values()).numel()
 
 

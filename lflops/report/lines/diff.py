@@ -43,7 +43,6 @@ def _verdict(diff: Diff) -> str:
 
 
 def reason(doubt: Doubt, diff: Diff) -> str:
-    """Why no one can tell."""
     if doubt == "busy":
         before, after = map(units.percent, diff.cpu_lost)
         return f"other processes took a part of the CPU time that the step needed, {before} before and {after} after"

@@ -88,7 +88,6 @@ class Report(Struct, frozen=True, kw_only=True):
     remarks: tuple[Fact, ...]  # all that is in no figure: the allocator, ranks, uncounted operators, uncalled modules, notes
 
     def fact(self, name: str) -> Fact | None:
-        """A fact by its name, if the report has it."""
         return next((fact for fact in (*self.speed, *self.model, *self.subject) if fact.name == name), None)
 
     def value(self, name: str) -> float | None:

@@ -27,7 +27,6 @@ def column(values: Iterable[Value]) -> list[Value] | Value:
 
 
 def lists(rows: Sequence[object], fields: Iterable[str]) -> Columns:
-    """These attributes of the rows, each as a list."""
     return {field: [exact(getattr(row, field)) for row in rows] for field in fields}
 
 

@@ -21,7 +21,6 @@ class RunShown(Struct, frozen=True, kw_only=True):
 
 
 def run_shown(ledger: Ledger) -> RunShown:
-    """All that the page needs of a ledger."""
     said = tuple(line.strip() for line in end_lines(ledger, None)[1:])
     return RunShown(title=headline(ledger), said=said, ledger=ledger, categories=CATEGORIES, causes=CAUSES)
 

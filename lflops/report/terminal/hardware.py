@@ -16,7 +16,6 @@ _LEFT_OUT_FIRST = ("int8", "fp64", "fp4", "memory", "tf32", "fp16")
 
 
 def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
-    """All the chips, by vendor."""
     return Group(
         _Listing(chips),
         "",

@@ -19,7 +19,6 @@ from lflops.report.terminal.tables import MARGIN, FittedTable, figure, margin, p
 
 
 def header(analysis: Analysis) -> Group:
-    """The lines, as one block."""
     report = report_of(analysis)
     blocks: list[RenderableType] = [
         margin((label, prose(value)) for label, value in verdict_lines(report)),

@@ -55,12 +55,10 @@ class Phases:
 
     @property
     def innermost(self) -> str | None:
-        """The phase that is running."""
         return self._running[-1][0] if self._running else None
 
     @property
     def depth(self) -> int:
-        """How many are running, one within the other."""
         return len(self._running)
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
@@ -89,7 +87,6 @@ class Phases:
                 each.wait()
 
     def is_heard(self, stage: str) -> bool:
-        """Whether anybody listens to a stage."""
         return bool(self._ears.get(stage))
 
     def is_running(self, phase: str) -> bool:
@@ -140,7 +137,6 @@ class OutsideModules:
         self._tell(self._phases[-1])
 
     def leave(self) -> None:
-        """End the innermost phase."""
         self._phases.pop()
         self._tell(self._phases[-1])
 

@@ -117,7 +117,6 @@ class Settings:
         return self.compiled == "modules"
 
     def traces_on(self, rank: int) -> bool:
-        """Whether this rank is one of those that trace."""
         if isinstance(self.trace_ranks, str):
             return self.trace_ranks == "all" or rank == 0
         return rank in self.trace_ranks

@@ -40,7 +40,6 @@ class WriterLogger:
         self.log_dir: str = writer.log_dir
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Write a point of each curve."""
         for name, value in metrics.items():
             self.experiment.add_scalar(name, value, step)
 
@@ -59,7 +58,6 @@ class RunLogger:
             run.define_metric(name, step_metric="lflops_step")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log a point of each curve."""
         self.experiment.log({**metrics, "lflops_step": step})
 
 
@@ -205,7 +203,6 @@ class Outlets:
         return found
 
     def log(self, prepared: PreparedWindow) -> None:
-        """Give the loggers what was made of a window."""
         for logger, log in prepared.logs:
             with self._failures.contained(_shown_to(logger)):
                 log()

@@ -58,7 +58,6 @@ class MemoryHistory:
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error says that there was no memory."""
     is_kind = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return is_kind or (isinstance(error, RuntimeError) and any(each in str(error) for each in MESSAGES))
 

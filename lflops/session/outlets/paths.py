@@ -81,7 +81,6 @@ class OutputPaths(NamedTuple):
         return self._replace(profiles=self.profiles / part, traces=self.traces / part)
 
     def profile(self, run: Run) -> Path:
-        """The file of a window."""
         return self.profiles / f"{self._window(run)}.profile.json"
 
     def of_rank(self, run: Run, rank: int) -> Path:
@@ -89,7 +88,6 @@ class OutputPaths(NamedTuple):
         return self.profiles / f"{self._window(run)}.rank{rank}.json"
 
     def trace(self, run: Run, name: str) -> Path:
-        """The file of one rank's trace of a window."""
         return self.traces / self._window(run) / name
 
     def _window(self, run: Run) -> str:

@@ -59,7 +59,6 @@ class BatchWork:
         return self.packed is True and self._law() is None
 
     def add(self, shapes: Hashable, tokens: int | None, lengths: Lengths, counted: Profile) -> None:
-        """Take note of a counted batch."""
         if shapes is None:
             return  # of a batch that cannot be read, it is not known which others are like it
         root = counted.modules[""]

@@ -87,7 +87,6 @@ class CountedSteps:
         return self.with_facts(profile)
 
     def end_step(self) -> Profile | None:
-        """Returns what was counted of the step."""
         batches, self._step = self._step, None
         if not batches:
             return None

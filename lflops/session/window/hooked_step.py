@@ -31,13 +31,12 @@ class HookedStep:
         self._undo = Undo()
 
     def start(self, guard: Guard) -> None:
-        """Begin."""
         self._timer.install(self._undo, guard)
         self._undo.add(self._stage.listen(self))
         self._cpu = CpuWatch()
 
     def stop(self) -> None:
-        """End. It can be called again."""
+        """It can be called again."""
         call_each([self._end_pass, self._undo.close])
         if self._cpu is not None:
             self.cpu_lost, self._cpu = self._cpu.lost(), None

@@ -106,7 +106,6 @@ class TimedStep(NamedTuple):
 
     @property
     def kind(self) -> StepKind:
-        """What lflops did in the step."""
         if self.counted:
             return "counted"
         if self.hooked is not None:
@@ -196,7 +195,6 @@ class StepClock:
         self._updated = True
 
     def mark(self, mark: str) -> None:
-        """Note something about the step that is going on."""
         self._marks[mark] = None
         self.expect_plain(0)
 
@@ -268,7 +266,6 @@ class StepClock:
         return shapes
 
     def tokens_of(self, shapes: Hashable) -> int | None:
-        """Tokens of a batch of these shapes."""
         known = self.plain.known.get(shapes)
         return None if known is None else known.tokens
 
@@ -308,11 +305,9 @@ class StepClock:
             yield self._pending.popleft()
 
     def seconds(self, step: TimedStep) -> float:
-        """How long a step took."""
         return self._phases.total(step.device_marks)
 
     def step(self, step: TimedStep) -> Step:
-        """A step as a value."""
         phases = self._phases.seconds(step.device_marks) if step.times_phases else {}
         idle = step.times_phases and not self._updating <= phases.keys() and "no_update" not in step.marks
         before, after = step.cpu or (None, None)
