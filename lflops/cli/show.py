@@ -23,7 +23,7 @@ HELP = help_of(__file__)
 
 
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE|DIR", help=HELP["file"])],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=HELP["file"])],
     *,
     depth: Annotated[int, typer.Option(metavar="N", help=HELP["depth"])] = -1,
     sort: Annotated[str | None, typer.Option(metavar="KEY", help=HELP["sort"].format(", ".join(SORT_KEYS)))] = None,

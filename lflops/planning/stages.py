@@ -1,6 +1,6 @@
 """The memory of a pipeline's stages, from sheets of the model with fewer blocks: what torch's own schedule keeps under 1F1B.
 
-FSDP2's weights stay gathered through the step and its gradients are whole until the step's end, as stages have it.
+FSDP2's weights stay gathered through the step (`reshard_after_forward=False`), and its gradients are whole until the step's end.
 """
 
 from collections.abc import Iterator, Mapping
