@@ -91,9 +91,9 @@ def _parts(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableTy
         yield text(f"{_more(best, top)}these are lower bounds, and not an order; one line for a mesh, all in --json", "dim")
     if found.left_out:
         yield ""
-        reasons = gathered((why, name) for name, why in found.left_out.items())
-        yield margin([("left out", prose(f"{', '.join(names)}: {why}")) for why, names in [*reasons.items()][:top]])
-        yield text(_more([*reasons], top), "dim")
+        names = [*gathered((why, name) for name, why in found.left_out.items()).items()]
+        yield margin([("left out", prose(f"{', '.join(meshes)}: {why}")) for why, meshes in names[:top]])
+        yield from (text(more, "dim") for more in [_more(names, top)] if more)
     yield prose("Expert parallelism is not planned.", "dim")
 
 

@@ -113,7 +113,7 @@ def plan(
         HardwareError: The chip is unknown.
     """
     caller = "plan"
-    for name, value in (("batch", batch), ("gpus", gpus), ("devices_per_host", devices_per_host)):
+    for name, value in (("gpus", gpus), ("batch", batch), ("devices_per_host", devices_per_host)):
         check_whole(caller, name, value, least=1)
     if precision not in PRECISIONS:
         raise CountError(f"{caller}: precision={describe(precision)}: give one of {', '.join(PRECISIONS)}")
@@ -163,7 +163,7 @@ class _Search:
         self._sheets.sheet(Case("none", 1, unsharded))  # shows what the model is made of
         tensors, stages = list(filter(self._divides, self._tensors)), list(filter(self._cuts, _divisors(gpus)))
         alone = [[{"tensor": gpus}]] if gpus in tensors[1:] else []
-        families = [[unsharded], *alone, *(_sharded(gpus, some, stages) for some in (tensors[:1], tensors[1:]))]
+        families: list[Family] = [[unsharded], *alone, *(_sharded(gpus, some, stages) for some in (tensors[:1], tensors[1:]))]
         found = [each for family in families for each in self._of_family(family)]
         ranked = _ranked(found)
         others = sorted((each for each in found if each.predicted is None), key=lambda each: each.least_seconds or 0.0)

@@ -147,7 +147,8 @@ class WorkSheets:
                     its: Any = {"calls": max(each["calls"], 1), "bytes": each["bytes"], "group": "", "group_size": ranks}
                     collectives.append(Communication(module=module, phase=phase, collective=collective, **its))
         root = self.template.modules[""]
-        rows = {above for each in (*work, *collectives) for above in ancestry(each.module)}
+        modules_at_work = {*(each.module for each in work), *(each.module for each in collectives)}
+        rows = {above for module in modules_at_work for above in ancestry(module)}
         run, modules = replace(self.template.run, world_size=prod(mesh.values())), dict.fromkeys(["", *rows], root)
         return replace(self.template, cells=tuple(work), communication=tuple(collectives), modules=modules, memory=None, run=run)
 
@@ -210,7 +211,7 @@ def _place(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
 
 def _add_memory(sheet: dict[tuple[Any, ...], float], timeline: Sequence[Moment], roles: Mapping[str, Role]) -> None:
     same = gathered((role, short) for short, role in roles.items()).values()
-    last = next(reversed(roles), "")
+    last = [*roles][-1] if roles else ""
     order = {short: (index, index - len(blocks)) for blocks in same for index, short in enumerate(blocks)}
     before, seen = 0, Counter[tuple[str, str, str]]()
     after: tuple[Any, ...] = ()  # the block before, for what is in none
