@@ -93,7 +93,7 @@ def plan(
     """Find the meshes, micro batches and checkpointing that fit on a chip, and rank them by the predicted time of a step.
 
     Meshes are DDP, FSDP2 and HSDP, each of the last two also with tensor parallelism where the model has a `tp_plan`, and as a pipeline
-    where its blocks are alike. Checkpointing is the same in all blocks. A few estimates of folded models show all of them; the first one
+    where its blocks are equal. Checkpointing is the same in all blocks. A few estimates of folded models show all of them; the first one
     that fits is estimated as a whole, if it is no pipeline. Nothing is allocated.
 
     Args:
