@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from rich.console import Group, RenderableType
 
 from lflops.analyze.analysis import Analysis, analyze
@@ -23,6 +23,7 @@ from lflops.cli.output import BYTES, UsageError, draw, help_of, name_file, save_
 from lflops.errors import LflopsError
 from lflops.extras import needed
 from lflops.profile.model import Profile
+from lflops.profile.notes import Note
 from lflops.report.terminal.memory import render_checkpointed, render_memory, render_sharded
 from lflops.report.terminal.modules import render
 from lflops.report.terminal.roofline import render_lower_bound, render_prediction
@@ -122,6 +123,7 @@ def estimate(
             plan = needed("search", "--ac best")(estimator, subject, budget) if searches else None
             found = search_batch(estimator, subject, budget) if is_largest else (None, plan.profile if plan else estimator.run(subject))
             largest, profile = found
+    profile = _noted(profile, offloads=offload_activations)
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
@@ -131,6 +133,10 @@ def estimate(
     show = partial(_write if as_json else partial(_draw, depth=depth, training=training), predicted=predicted)
     show(analyze(profile), _sharded(profile, ranks), plan, largest)
     name_file(figure, as_json=as_json)
+
+
+def _noted(profile: Profile, *, offloads: bool) -> Profile:
+    return replace(profile, notes=(*profile.notes, Note(code="copies_not_timed", subject="", values={}))) if offloads else profile
 
 
 class Training(NamedTuple):

@@ -44,7 +44,7 @@ def main(args: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0 if isinstance(error, BrokenPipeError) else _refused(f"cannot write: {error.strerror}")
     except UsageError as error:
-        return _refused(f"{error.format_message()} (lflops --help)")
+        return _refused(f"{error.format_message()} ({error.ctx.command_path if error.ctx else 'lflops'} --help)")
     except LflopsError as error:
         return _refused(str(error))
     return status or 0

@@ -11,6 +11,7 @@ from lflops.analyze.modules.tree import SORT_KEYS, Row, share_of
 from lflops.cli.output import UsageError, draw, help_of, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
 from lflops.profile.records import PHASES, Phase
+from lflops.report.explanation import profile_at
 from lflops.report.html import page, write
 from lflops.report.lines.module_table import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.lines.report import report_of
@@ -38,7 +39,7 @@ def show(
     chosen = _checked(phase, own=own, depth=depth, sort=sort, by_operator=by_operator, memory=memory, figure=figure)
     if form is not None and (form not in FORMATS or as_json or by_operator or memory):
         raise UsageError(f"format={form!r}: give one of {', '.join(FORMATS)}, without --json, --operators and --memory")
-    analysis = analyze(load(file))
+    analysis = analyze(profile_at(file))
     try:
         if memory:
             _show_memory(analysis, figure, as_json=as_json)

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from lflops import units
+from lflops.analyze.analysis import analyze
 from lflops.analyze.speed.what_if import what_if as answer
 from lflops.cli.output import UsageError, help_of, write_json, write_lines
-from lflops.profile.json_file import load
-from lflops.report.explanation import explain, lines_of, markdown
+from lflops.report.explanation import explain, lines_of, markdown, profile_at
+from lflops.report.lines.report import report_of
 
 HELP = help_of(__file__)
 
@@ -32,7 +33,7 @@ def why(
 
 
 def what_if(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=HELP["file"])],
+    file: Annotated[Path, typer.Argument(metavar="FILE|DIR", help=HELP["file"])],
     *,
     without: Annotated[list[str] | None, typer.Option(metavar="NAME", help=HELP["without"])] = None,
     scale: Annotated[list[str] | None, typer.Option(metavar="NAME=N", help=HELP["scale"])] = None,
@@ -43,11 +44,13 @@ def what_if(
 ) -> None:
     """Answer what a measured step would take without something, or with more or less of it."""
     factors = dict(map(_factor, scale or ()))
-    found = answer(load(file), without=without or (), scale=factors, batch=batch, accumulation=accumulation, hardware=hardware)
+    profile = profile_at(file)
+    found = answer(profile, without=without or (), scale=factors, batch=batch, accumulation=accumulation, hardware=hardware)
     if as_json:
         return write_json(found)
     seconds, low, high, measured = map(units.duration, (found.seconds, found.low, found.high, found.measured))
-    return write_lines([f"about {seconds} a step ({low} to {high}), in place of {measured}"])
+    doubt = [f"these times are no measure: {report_of(analyze(profile)).verdict.trust}"] if found.doubts else []
+    return write_lines([f"about {seconds} a step ({low} to {high}), in place of {measured}", *doubt])
 
 
 def _factor(given: str) -> tuple[str, float]:

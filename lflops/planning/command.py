@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from lflops import units
 from lflops.cli.estimate import builder_for
 from lflops.cli.output import UsageError, draw, help_of, write_json
+from lflops.profile.series import gathered
 from lflops.report.lines.text import counted
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 
@@ -26,15 +27,15 @@ _SHARE = 16  # samples of a GPU, where no batch is given
 def plan(
     target: Annotated[str, typer.Argument(metavar="TARGET", help=HELP["target"])],
     *,
-    gpus: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["gpus"])],
+    gpus: Annotated[int, typer.Option(metavar="N", help=HELP["gpus"])],
     hardware: Annotated[str, typer.Option(metavar="NAME", help=HELP["hardware"])],
-    batch: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["batch"])] = None,
+    batch: Annotated[int | None, typer.Option(metavar="N", help=HELP["batch"])] = None,
     seq: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["seq"])] = None,
     optimizer: Annotated[str, typer.Option(metavar="NAME", help=HELP["optimizer"])] = "adamw",
     fused: Annotated[bool, typer.Option("--fused", help=HELP["fused"])] = False,
     precision: Annotated[str, typer.Option(metavar="NAME", help=HELP["precision"])] = "bf16-mixed",
     network: Annotated[float | None, typer.Option(metavar="N", min=1, help=HELP["network"])] = None,
-    devices_per_host: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["devices_per_host"])] = 8,
+    devices_per_host: Annotated[int, typer.Option(metavar="N", help=HELP["devices_per_host"])] = 8,
     top: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["top"])] = 12,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=HELP["trust_remote_code"])] = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["save"])] = None,
@@ -48,7 +49,7 @@ def plan(
     with builder_for(target, seq, remote_code=trust_remote_code) as build:
         found = find(
             build,
-            batch or _SHARE * gpus,
+            _SHARE * gpus if batch is None else batch,
             gpus=gpus,
             hardware=hardware,
             optimizer=makes_optimizer(target, optimizer, fused=fused) or optimizer,
@@ -59,7 +60,7 @@ def plan(
         )
     if save is not None:
         if found.profile is None:
-            raise UsageError(f"--save {save}: no configuration fits, so there is no profile")
+            raise UsageError(f"--save {save}: no configuration without a pipeline fits, so there is no profile")
         found.profile.save(save)
     tokens = seq or (TOKENS if is_config(target) else None)
     if as_json:
@@ -78,22 +79,26 @@ def _parts(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableTy
         yield _table(found.configurations[:top], found.batch, tokens)
         yield text(f"{found.configurations[0].name} has {found.configurations[0].reason}")
         yield prose(f"Ties share a place; {_more(found.configurations, top)}! is a tight fit.", "dim")
-    if found.not_predicted:
-        rows = found.not_predicted[:top]
+    # Of a mesh whose other configurations are not predicted either, the one with the lowest bound.
+    known = {each.name for each in found.configurations}
+    best = [*{each.name: each for each in reversed(found.not_predicted) if each.name not in known}.values()][::-1]
+    if rows := sorted(best, key=lambda each: each.least_seconds or 0.0)[:top]:
         yield ""
         reasons = {re.sub(r"\d", "", each.why_not or ""): each.why_not for each in rows}  # one of those that differ in a number
         yield prose(f"not predicted: {'; '.join(filter(None, reasons.values()))}")
         yield _table(rows, found.batch, tokens)
         yield from (text(f"{each.name} has {each.reason}") for each in rows[:1] if each.reason)
-        yield text(f"{_more(found.not_predicted, top)}these are lower bounds, and not an order", "dim")
+        yield text(f"{_more(best, top)}these are lower bounds, and not an order; one line for a mesh, all in --json", "dim")
     if found.left_out:
         yield ""
-        yield margin([("left out", prose(f"{name}: {why}")) for name, why in found.left_out.items()])
-    yield prose("Pipelines and expert parallelism are not planned: estimate a stage with lflops.estimate(step=...).", "dim")
+        names = [*gathered((why, name) for name, why in found.left_out.items()).items()]
+        yield margin([("left out", prose(f"{', '.join(meshes)}: {why}")) for why, meshes in names[:top]])
+        yield from (text(more, "dim") for more in [_more(names, top)] if more)
+    yield prose("Expert parallelism is not planned.", "dim")
 
 
-def _more(configurations: Sequence["Configuration"], top: int) -> str:
-    left = len(configurations) - top
+def _more(rows: Sequence[object], top: int) -> str:
+    left = len(rows) - top
     return f"{left} more, --top N lists them; " if left > 0 else ""
 
 
@@ -113,8 +118,11 @@ def _table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> F
         columns["recomputing"] = list(map(units.duration, again))
     else:
         columns["at least"] = [units.duration(each.least_seconds) for each in rows]
-        if any(each.tensor_seconds for each in rows):
-            columns["not hidden"] = [units.duration(each.tensor_seconds) for each in rows]
+        for column, seconds in (
+            ("not hidden", [each.tensor_seconds for each in rows]),
+            ("bubble", [each.bubble_seconds for each in rows]),
+        ):
+            columns |= {column: list(map(units.duration, seconds))} if any(seconds) else {}
     return FittedTable("mesh", [each.name for each in rows], columns)
 
 

@@ -2,6 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from math import prod
 from typing import Any
 
 from msgspec import Struct
@@ -13,11 +15,13 @@ from lflops.analyze.speed.prediction import DEVICES_PER_HOST, Prediction, predic
 from lflops.analyze.speed.roofline import lower_bound
 from lflops.collect.estimate.changes import POLICIES, Changes, Policy, mixed_precision
 from lflops.collect.estimate.estimate import Estimator, subject_of
+from lflops.collect.estimate.mesh import DIMENSIONS
 from lflops.collect.estimate.optimizer_step import MakesOptimizer, makes_optimizer
 from lflops.collect.inputs.arguments import check_whole, describe
 from lflops.errors import CountError
 from lflops.hardware.chips import Hardware, named
 from lflops.planning.block_trials import memory_of
+from lflops.planning.stages import stage_peak, stages_of
 from lflops.planning.work_sheets import Case, Sheet, WorkSheets, dimension_of, moved, peak_of
 from lflops.profile.model import Communication, Profile
 
@@ -31,11 +35,14 @@ PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
 """By Lightning's words the dtype of parameters, and that of products where it is another one."""
 
 Mesh = Mapping[str, int]
-Family = Sequence[Mesh]  # whose ranks do the same work on shards of other sizes, those of the most ranks last
+Family = Sequence[Mesh]  # whose ranks do the same work on parts of other sizes
+Corners = tuple[Mesh, Mesh, Mesh]
 
 CHECKED = 3  # estimates of whole models, at most
+RECENT = 100  # sheets that are kept, each of some megabytes
 TIE = 0.8  # of an interval: two that share as much are a tie
 MINOR = 0.02  # of a step: what takes less is no reason
+_SENDS = "what stages of a pipeline send each other was not fitted"
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
@@ -52,6 +59,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     why_not: str | None
     least_seconds: float | None  # A lower bound of that time
     tensor_seconds: float  # the part of it in collectives of tensor parallelism at the bandwidth of the links, which nothing hides
+    bubble_seconds: float  # the part of it in which a stage of a pipeline waits, with stages of equal work under 1F1B
     reason: str  # what its time goes to besides the model's own work
     rank: int = 0  # Its place by time. Those with the same are a tie. 0 where nothing is predicted.
 
@@ -84,8 +92,9 @@ def plan(
 ) -> Plan:
     """Find the meshes, micro batches and checkpointing that fit on a chip, and rank them by the predicted time of a step.
 
-    Meshes are DDP, FSDP2, HSDP, and FSDP2 with tensor parallelism where the model has a `tp_plan`. Checkpointing is the same in all blocks.
-    A few estimates of folded models show all of them; the first one that fits is estimated as a whole. Nothing is allocated.
+    Meshes are DDP, FSDP2 and HSDP, each of the last two also with tensor parallelism where the model has a `tp_plan`, and as a pipeline
+    where its blocks are equal. Checkpointing is the same in all blocks. A few estimates of folded models show all of them; the first one
+    that fits is estimated as a whole, if it is no pipeline. Nothing is allocated.
 
     Args:
         build: From a number of samples to `(model, batch)` or `(model, batch, loss)`, as `lflops estimate` takes it.
@@ -104,7 +113,7 @@ def plan(
         HardwareError: The chip is unknown.
     """
     caller = "plan"
-    for name, value in (("batch", batch), ("gpus", gpus), ("devices_per_host", devices_per_host)):
+    for name, value in (("gpus", gpus), ("batch", batch), ("devices_per_host", devices_per_host)):
         check_whole(caller, name, value, least=1)
     if precision not in PRECISIONS:
         raise CountError(f"{caller}: precision={describe(precision)}: give one of {', '.join(PRECISIONS)}")
@@ -127,46 +136,77 @@ def plan(
         lambda mesh: contextlib.nullcontext() if "data" in mesh else changes.autocast(),
         progress=progress,
     )
-    return _Search(sheets, chip, gpus=gpus, batch=batch, network=network, per_host=devices_per_host).plan()
+    gathered = 0.5 if computing else 1.0
+    return _Search(sheets, chip, gpus=gpus, batch=batch, network=network, per_host=devices_per_host, gathered=gathered).plan()
 
 
 class _Search:
-    """The search for configurations on one chip."""
+    """The search for configurations on one chip. `gathered` are the bytes of a weight that FSDP2 has gathered, over those of its shards."""
 
-    def __init__(self, sheets: WorkSheets, chip: Hardware, *, gpus: int, batch: int, network: float | None, per_host: int) -> None:
-        self._sheets, self._chip, self._gpus, self._batch, self._per_host = sheets, chip, gpus, batch, per_host
+    def __init__(
+        self, sheets: WorkSheets, chip: Hardware, *, gpus: int, batch: int, network: float | None, per_host: int, gathered: float
+    ) -> None:
+        self._sheets, self._chip, self._gpus, self._batch, self._gathered = sheets, chip, gpus, batch, gathered
         self._network: dict[str, Any] = {"network": network, "devices_per_host": per_host}
+        self._tensors = [ranks for ranks in _divisors(gpus) if ranks <= per_host or ranks == 1]
         self._left_out: dict[str, str] = {}
+        self._recent: dict[tuple[Any, ...], Sheet] = {}
         self._accumulated: dict[tuple[str, Policy, int], float] = {}  # bytes that accumulating adds to the peak, by configuration
 
     def plan(self) -> Plan:
         self._room(0)  # an error where the chip's memory is unknown
-        families = _families(self._gpus, self._per_host)
-        ranks = {name_of(mesh): _data_ranks(mesh) for family in families for mesh in family}
-        batch, least = self._batch, min(ranks.values())
-        indivisible = {name: f"its {each} ranks do not divide a batch of {batch}" for name, each in ranks.items() if batch % each}
-        if len(indivisible) == len(ranks):
-            raise CountError(f"plan: batch={batch}: no mesh of gpus={self._gpus} divides it: give a multiple of {least}")
-        self._left_out |= indivisible
-        found: list[Configuration] = []
-        for family in families:
-            meshes = {name: mesh for mesh in family if (name := name_of(mesh)) not in indivisible}
-            try:
-                found += [each for mesh in meshes.values() for each in self._of_mesh(family, mesh)]
-            except Exception as error:
-                if "tensor" not in family[0]:
-                    raise
-                wrong = str(error).splitlines()[0].removeprefix("plan: ") if str(error) else type(error).__name__
-                self._left_out |= dict.fromkeys(meshes, wrong)
+        gpus, batch = self._gpus, self._batch
+        if all(batch % (gpus // ranks) for ranks in self._tensors):
+            least = gpus // self._tensors[-1]
+            raise CountError(f"plan: batch={batch}: no mesh of gpus={gpus} divides it: give a multiple of {least}")
+        unsharded: Mesh = {"replica": gpus} if gpus > 1 else {}
+        self._sheets.sheet(Case("none", 1, unsharded))  # shows what the model is made of
+        tensors, stages = list(filter(self._divides, self._tensors)), list(filter(self._cuts, _divisors(gpus)))
+        alone = [[{"tensor": gpus}]] if gpus in tensors[1:] else []
+        families: list[Family] = [[unsharded], *alone, *(_sharded(gpus, some, stages) for some in (tensors[:1], tensors[1:]))]
+        found = [each for family in families for each in self._of_family(family)]
         ranked = _ranked(found)
         others = sorted((each for each in found if each.predicted is None), key=lambda each: each.least_seconds or 0.0)
         profile = self._check(ranked or others)
-        its: Any = {"hardware": self._chip.name, "gpus": self._gpus, "batch": self._batch, "estimates": self._sheets.estimates}
+        its: Any = {"hardware": self._chip.name, "gpus": gpus, "batch": batch, "estimates": self._sheets.estimates}
         return Plan(configurations=tuple(ranked), not_predicted=tuple(others), left_out=self._left_out, profile=profile, **its)
 
-    def _of_mesh(self, family: Family, mesh: Mesh) -> list[Configuration]:
+    def _divides(self, ranks: int) -> bool:
+        """Whether tensor parallelism divides the model over so many ranks; why not, is left out."""
+        heads = next((f"{ranks} ranks do not divide its {many} {what}" for what, many in self._sheets.heads.items() if many % ranks), "")
+        wrong = heads if self._sheets.has_tensor_plan else "the model has no tp_plan, which says how ranks divide it"
+        if ranks > 1 and wrong:
+            self._left_out[f"TP {ranks}"] = wrong
+        return ranks == 1 or not wrong
+
+    def _cuts(self, stages: int) -> bool:
+        """Whether the model has blocks for so many stages; why not, is left out."""
+        depth = self._sheets.depth
+        if stages > max(depth, 1):
+            wrong = f"its {depth} blocks do not fill {stages} stages" if depth else "its blocks are not one run of 10 equal ones or more"
+            self._left_out[f"PP {stages}"] = wrong
+        return stages <= max(depth, 1)
+
+    def _of_family(self, family: Family) -> list[Configuration]:
+        """Those of meshes that divide the batch. Of tensor parallelism, the highest degree is left out as long as some code fails."""
+        for mesh in family:
+            if self._batch % _data_ranks(mesh):
+                self._left_out[name_of(mesh)] = f"its {_data_ranks(mesh)} ranks do not divide a batch of {self._batch}"
+        meshes = [mesh for mesh in family if not self._batch % _data_ranks(mesh)]
+        while meshes:
+            try:
+                return [each for mesh in meshes for each in self._of_mesh(_corners(meshes), mesh)]
+            except Exception as error:
+                if (most := max(mesh.get("tensor", 1) for mesh in meshes)) == 1:
+                    raise
+                wrong = str(error).partition("\n")[0].removeprefix("plan: ") or type(error).__name__
+                self._left_out[f"TP {most}"] = f"the model does not run so divided: {wrong}"
+                meshes = [mesh for mesh in meshes if mesh["tensor"] < most]
+        return []
+
+    def _of_mesh(self, corners: Corners, mesh: Mesh) -> list[Configuration]:
         """Those that fit. What does not fit with one sample is not estimated with two."""
-        needs = self._room(peak_of(self._sheet(family, "none", 1, mesh), phase="optimizer"))
+        needs = self._room(0 if "pipeline" in mesh else peak_of(self._sheet(corners, "none", 1, mesh), phase="optimizer"))
         if needs.verdict == "does not fit":
             self._left_out[name_of(mesh)] = f"parameters, gradients and optimizer alone need {units.size(needs.needed_bytes)}"
             return []
@@ -174,14 +214,13 @@ class _Search:
         needed: list[int] = []
         samples = self._batch // _data_ranks(mesh)
         for policy in POLICIES if self._sheets.blocks else POLICIES[:1]:
-            one = self._sheet(family, policy, 1, mesh)
-            needs = self._room(peak_of(one))
+            needs = self._room(self._peak(corners, policy, 1, mesh, accumulates=False))
             needed.append(needs.needed_bytes)
             for micro in _divisors(samples) if needs.verdict != "does not fit" else ():
-                sheet = one if micro == 1 else self._more_samples(family, policy, mesh, one, micro)
-                peak = peak_of(sheet, accumulates=micro < samples)
+                peak = self._peak(corners, policy, micro, mesh, accumulates=micro < samples)
                 needs = self._room(peak)
                 if needs.verdict != "does not fit":
+                    sheet = self._sheet(corners, policy, micro, mesh)
                     self._accumulated[name_of(mesh), policy, micro] = peak - peak_of(sheet)
                     found.append(self._configuration(mesh, policy, micro, self._sheets.profile(sheet, mesh), needs))
         if not found:
@@ -189,11 +228,12 @@ class _Search:
         return found
 
     def _configuration(self, mesh: Mesh, policy: Policy, micro: int, profile: Profile, needs: Room) -> Configuration:
-        accumulation = self._batch // _data_ranks(mesh) // micro
-        predicted = predict(profile, self._chip, accumulation=accumulation, **self._network)
-        tensor = accumulation * sum(map(self._least_transfer, profile.communication)) if "tensor" in mesh else 0.0
+        accumulation, stages = self._batch // _data_ranks(mesh) // micro, mesh.get("pipeline", 1)
+        predicted = None if stages > 1 else predict(profile, self._chip, accumulation=accumulation, **self._network)
+        tensor = sum(map(self._least_transfer, profile.communication)) / stages if "tensor" in mesh else 0.0
         bound = lower_bound(profile, self._chip)
-        once = 0.0 if bound is None else bound.by_phase.get("optimizer", 0.0)
+        optimizer = 0.0 if bound is None else bound.by_phase.get("optimizer", 0.0) / stages
+        once = tensor if bound is None else bound.seconds / stages - optimizer + tensor  # a micro batch in a stage
         return Configuration(
             name=name_of(mesh),
             mesh=mesh,
@@ -202,10 +242,11 @@ class _Search:
             accumulation=accumulation,
             room=needs,
             predicted=None if predicted is None else replace(predicted, by_module={}),
-            why_not=None if predicted is not None else why_not(profile, self._chip),
-            least_seconds=None if bound is None else once + (bound.seconds - once) * accumulation + tensor,
-            tensor_seconds=tensor,
-            reason=_reason(predicted, tensor, recomputes=policy != "none"),
+            why_not=_SENDS if stages > 1 else None if predicted is not None else why_not(profile, self._chip),
+            least_seconds=None if bound is None else optimizer + once * (accumulation + stages - 1),
+            tensor_seconds=tensor * accumulation,
+            bubble_seconds=once * (stages - 1),
+            reason=_reason(predicted, tensor * accumulation, once * (stages - 1), recomputes=policy != "none"),
         )
 
     def _least_transfer(self, each: Communication) -> float:
@@ -215,18 +256,44 @@ class _Search:
             return 0.0
         return each.bytes * (ranks - 1) / ranks * (2 if "reduce" in each.collective and "scatter" not in each.collective else 1) / link
 
-    def _sheet(self, family: Family, policy: Policy, samples: int, mesh: Mesh) -> Sheet:
-        """A point on the line between the family's two ends, in one over the ranks."""
-        low, high = (self._sheets.sheet(Case(policy, samples, _with_two_replicas(end))) for end in (family[-1], family[0]))
-        x, least, most = map(_share, (mesh, family[-1], family[0]))
-        return moved(low, low, high, (x - least) / (most - least)) if most > least else low
+    def _sheet(self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None = None) -> Sheet:
+        """A sheet of any samples. Where only weights are sharded, a sample adds the same on any number of ranks."""
+        key = policy, samples, depth, mesh.get("data"), mesh.get("tensor")
+        if key not in self._recent:
+            if len(self._recent) == RECENT:
+                del self._recent[next(iter(self._recent))]
+            sheet = self._corner(corners, policy, 1, mesh, depth)
+            if samples > 1:
+                same = {**mesh, "data": corners[0]["data"]} if "data" in mesh else mesh
+                low, more = (self._corner(corners, policy, number, same, depth) for number in (1, 2))
+                sheet = moved(sheet, low, more, samples - 1)
+            self._recent[key] = sheet
+        return self._recent[key]
 
-    def _more_samples(self, family: Family, policy: Policy, mesh: Mesh, one: Sheet, samples: int) -> Sheet:
-        """The sheet of more samples. Where only weights are sharded, a sample adds the same on any number of ranks."""
-        if "tensor" not in mesh:
-            family, mesh = family[-1:], family[-1]
-        low, more = (self._sheet(family, policy, number, mesh) for number in (1, 2))
-        return moved(one, low, more, samples - 1)
+    def _corner(self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None) -> Sheet:
+        """A point on the plane through the corners, in one over the ranks that share an operator and one over those that share a weight."""
+        low, few, wide = corners
+        ranks, least, most = (each.get("tensor", 1) for each in (mesh, low, wide))
+        sheet = first = self._sheets.sheet(Case(policy, samples, low), depth)
+        if most > least:
+            share = (1 / ranks - 1 / least) / (1 / most - 1 / least)
+            sheet = moved(first, first, self._sheets.sheet(Case(policy, samples, wide), depth), share)
+        if mesh.get("data") != low.get("data"):
+            share = (1 / mesh["data"] - 1 / low["data"]) / (1 / few["data"] - 1 / low["data"]) * least / ranks
+            sheet = moved(sheet, first, self._sheets.sheet(Case(policy, samples, few), depth), share)
+        return sheet
+
+    def _peak(self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, *, accumulates: bool) -> float:
+        """The most bytes alive, in a pipeline in the stage that has the most."""
+        if "pipeline" not in mesh:
+            return peak_of(self._sheet(corners, policy, samples, mesh), accumulates=accumulates)
+        blocks, micro_batches = -(-self._sheets.depth // mesh["pipeline"]), self._batch // _data_ranks(mesh) // samples
+        sheet, one, none = (self._sheet(corners, policy, samples, mesh, depth) for depth in (blocks, 1, 0))
+        least = POLICIES[-1 if self._sheets.blocks else 0]  # with which a block keeps its input alone
+        first, second = (self._sheet(corners, least, 1, mesh, depth)["activations",] for depth in (1, 2))
+        its: Any = {"blocks": blocks, "ranks": mesh["data"], "gathered": self._gathered, "sent": (second - first) * samples}
+        stages = stages_of(sheet, self._sheets.template.modules, mesh["pipeline"], micro_batches)
+        return max(stage_peak(stage, sheet, one, none, **its) for stage in stages)
 
     def _room(self, peak: float, reserved: float | None = None) -> Room:
         found = room(int(peak), self._chip, ranks=self._gpus, reserved_bytes=None if reserved is None else int(reserved))
@@ -235,43 +302,43 @@ class _Search:
         return found
 
     def _check(self, configurations: list[Configuration]) -> Profile | None:
-        """The whole estimate of the first that fits by it; those before are taken out. At most three are estimated."""
-        for _ in configurations[:CHECKED]:
-            first = configurations[0]
+        """The whole estimate of the first that fits by it and is no pipeline; those before are taken out. At most three are estimated."""
+        for first in [each for each in configurations if "pipeline" not in each.mesh][:CHECKED]:
             profile = self._sheets.whole(Case(first.checkpointing, first.micro_batch, first.mesh))
             added = self._accumulated[first.name, first.checkpointing, first.micro_batch]
             memory = memory_of(profile)
             reserved = None if memory.reserved is None else memory.reserved.reserved_bytes + added
             needs = self._room(memory.peak_bytes + added, reserved)
+            place = configurations.index(first)
             if needs.verdict != "does not fit":
-                configurations[0] = replace(first, room=needs)
+                configurations[place] = replace(first, room=needs)
                 return profile
             how = f"{first.name}, checkpointing {first.checkpointing}, micro batch {first.micro_batch}"
             self._left_out[how] = f"the whole estimate needs {units.size(needs.needed_bytes)}"
-            del configurations[0]
+            del configurations[place]
         return None
 
 
-def _families(gpus: int, per_host: int) -> list[Family]:
-    shards = _divisors(gpus)[1:]
-    tensors = [ranks for ranks in shards if ranks <= per_host]
-    families: list[Family] = [
-        [{"replica": gpus} if gpus > 1 else {}],
-        [{"data": data} if data == gpus else {"replica": gpus // data, "data": data} for data in shards],
-        [{"data": gpus // ranks, "tensor": ranks} for ranks in tensors if ranks < gpus],
-        [{"tensor": gpus}] if gpus in tensors else [],
+def _sharded(gpus: int, tensors: Iterable[int], stages: Iterable[int]) -> Family:
+    """Meshes of FSDP2 and HSDP. In a stage of one rank FSDP2 has nothing to shard, and computes in its dtype."""
+    every = product(stages, _divisors(gpus), _divisors(gpus), tensors)
+    return [
+        {name: size for name, size in zip(DIMENSIONS, sizes, strict=True) if size > 1 or name == "data"}
+        for sizes in every
+        if prod(sizes) == gpus and (sizes[2] > 1 or sizes[0] > 1 == sizes[1])
     ]
-    return [family for family in families if family]
 
 
-def _with_two_replicas(mesh: Mesh) -> Mesh:
-    """The mesh that is estimated for one of FSDP2 or HSDP; any other one itself."""
-    return {"replica": 2, "data": mesh["data"]} if "data" in mesh and "tensor" not in mesh else mesh
-
-
-def _share(mesh: Mesh) -> float:
-    """The share of a tensor that a rank has."""
-    return 1 / mesh.get("tensor", mesh.get("data", 1))
+def _corners(meshes: Family) -> Corners:
+    """The meshes that are estimated: of many shards, of few, and of many with the most ranks of tensor parallelism."""
+    if "data" not in meshes[0]:
+        return meshes[0], meshes[0], meshes[0]
+    shards = sorted(max(mesh["data"], 2) for mesh in meshes)
+    many = max(shards[-1], 4) if any(mesh["data"] == 1 for mesh in meshes) else shards[-1]
+    tensors = sorted({mesh["tensor"] for mesh in meshes if "tensor" in mesh}) or [0]
+    corners = (many, tensors[0]), (shards[0], tensors[0]), (many, tensors[-1])
+    low, few, wide = ({"replica": 2, "data": data} | ({"tensor": tensor} if tensor else {}) for data, tensor in corners)
+    return low, few, wide
 
 
 def _data_ranks(mesh: Mesh) -> int:
@@ -284,10 +351,11 @@ def _divisors(number: int) -> list[int]:
 
 
 def name_of(mesh: Mesh) -> str:
-    """A mesh in words, as `HSDP 8x8`, with replicas before shards, or `FSDP2 8 x TP 8`."""
-    replicas, data, tensor = (mesh.get(name) for name in ("replica", "data", "tensor"))
+    """A mesh in words, as `HSDP 8x8`, with replicas before shards, or `PP 2 x FSDP2 8 x TP 8`."""
+    stages, replicas, data, tensor = (mesh.get(name) for name in DIMENSIONS)
     sharded = f"HSDP {replicas}x{data}" if replicas and data else f"FSDP2 {data}" if data else f"DDP {replicas}" if replicas else ""
-    return " x ".join(filter(None, (sharded, f"TP {tensor}" if tensor else ""))) or "one GPU"
+    parts = f"PP {stages}" if stages else "", sharded, f"TP {tensor}" if tensor else ""
+    return " x ".join(filter(None, parts)) or "one GPU"
 
 
 def _ranked(configurations: Iterable[Configuration]) -> list[Configuration]:
@@ -307,12 +375,11 @@ def _is_tie(one: Prediction, other: Prediction) -> bool:
     return shared >= TIE * min(one.high - one.low, other.high - other.low)
 
 
-def _reason(predicted: Prediction | None, tensor: float, *, recomputes: bool) -> str:
+def _reason(predicted: Prediction | None, tensor: float, bubble: float, *, recomputes: bool) -> str:
     """What takes time besides the model's own work."""
-    if tensor:
-        return f"at least {units.duration(tensor)} of tensor parallelism's collectives, which nothing hides"
+    least = (bubble, "a pipeline's bubble"), (tensor, "tensor parallelism's collectives, which nothing hides")
     if predicted is None:
-        return ""
+        return " and ".join(f"at least {units.duration(seconds)} of {name}" for seconds, name in least if seconds)
     exposed = predicted.by_kind.get("communication", 0.0)
     parts = (exposed, "communication that is not hidden"), (predicted.recomputed * recomputes, "recomputing")
     shown = [

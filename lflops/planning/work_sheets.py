@@ -17,6 +17,7 @@ from torch import nn
 
 from lflops.collect.estimate.changes import Policy, checkpointed
 from lflops.collect.estimate.estimate import Estimator, Subject
+from lflops.collect.estimate.mesh import tensor_plan
 from lflops.collect.model.module_tree import blocks_in
 from lflops.planning.block_trials import Fold, folded, folds_of, full_names, memory_of, shorter_folds
 from lflops.profile.model import Cell, Communication, Moment, Profile
@@ -26,7 +27,7 @@ from lflops.profile.series import gathered
 KEPT = 5  # blocks of a run in a folded model; a second one has one less
 
 Sheet = Mapping[tuple[Any, ...], float]
-Role = tuple[str, ...]  # blocks that do the same, by their names in the whole model; or one name
+Role = tuple[str, int]  # so many blocks that do the same, from the first one's name in the whole model on; or one name
 
 _WORK_KINDS = ("cell", "communication")  # what is no bytes of a moment
 _WORK = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
@@ -37,7 +38,7 @@ class Case(NamedTuple):
 
     policy: Policy
     samples: int
-    mesh: Mapping[str, int]
+    mesh: Mapping[str, int]  # without a pipeline
 
 
 def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
@@ -59,26 +60,36 @@ class WorkSheets:
     ) -> None:
         """Take what makes the estimator of a mesh, the subject of a number of samples, and the context in which a mesh's ranks run."""
         self._estimator, self._make, self._context = estimator, make, context
-        self._known: dict[str, Sheet] = {}
+        self._ends: dict[str, tuple[Sheet, list[tuple[int, Sheet]]]] = {}  # of the lines in the depth, by case
+        self._known: dict[tuple[str, int | None], Sheet] = {}
         self._progress = progress
         self._names: list[str] = []  # of all blocks of the whole model
         self._folds: Sequence[Fold] = ()  # of the last estimate
         self.blocks: list[str] = []  # that can recompute, in the whole model
+        self.depth = 0  # of a model whose blocks are one run of equal ones, long enough to be folded
+        self.heads: Mapping[str, int] = {}  # of attention, by what they are called
+        self.has_tensor_plan = False
         self.estimates = 0
         self.template: Profile  # the last estimate: what sheets do not have
 
-    def sheet(self, case: Case) -> Sheet:
-        """The sheet of a case, as the whole model has it."""
-        if (key := repr(case)) not in self._known:
+    def sheet(self, case: Case, depth: int | None = None) -> Sheet:
+        """The sheet of a case, as the whole model has it; or the memory of a model with so many blocks in its only run."""
+        if (key := repr(case)) not in self._ends:
             try:
-                whole = longer = self._estimated(case, None)
+                longer = self._estimated(case, None)
             except Exception:  # noqa: BLE001 - some models do not run with fewer blocks: what is wrong with the whole one comes up below
-                whole = longer = self._estimated(case, ())
-            for fold, folds in shorter_folds(self._folds):
-                shorter = self._estimated(case, folds)
-                whole = moved(whole, shorter, longer, fold.length - KEPT)
-            self._known[key] = whole
-        return self._known[key]
+                longer = self._estimated(case, ())
+            self._ends[key] = longer, [(fold.length, self._estimated(case, folds)) for fold, folds in shorter_folds(self._folds)]
+        if (key, depth) not in self._known:
+            longer, shorter = self._ends[key]
+            if depth is not None:  # whose memory alone is asked for
+                longer, *lower = map(_memory_alone, (longer, *(short for _, short in shorter)))
+                shorter = [(depth, short) for short in lower]
+            whole = longer
+            for length, short in shorter:
+                whole = moved(whole, short, longer, length - KEPT)
+            self._known[key, depth] = whole
+        return self._known[key, depth]
 
     def whole(self, case: Case) -> Profile:
         """The estimate of a whole model."""
@@ -87,9 +98,11 @@ class WorkSheets:
     def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> Sheet:
         steps: list[Profile] = []
         self._run(case, folds, steps.append)
-        between = [tuple(map(fold.block, range(fold.first + 1, fold.first + fold.length - 1))) for fold in self._folds]
-        inside = {name: role for role in between for name in role}  # the first and the last of a run each are one role
-        return _sheet(steps[-2:], {short: inside.get(name, (name,)) for short, name in full_names(self._folds, self._names).items()})
+        inside: dict[str, Role] = {}  # the first and the last of a run each are one role
+        for fold in self._folds:
+            between = [*map(fold.block, range(fold.first + 1, fold.first + fold.length - 1))]
+            inside |= dict.fromkeys(between, (between[0], len(between)))
+        return _sheet(steps[-2:], {short: inside.get(name, (name, 1)) for short, name in full_names(self._folds, self._names).items()})
 
     def _run(self, case: Case, folds: Sequence[Fold] | None, watch: Callable[[Profile], None] | None) -> Profile:
         """An estimate. `folds` are left out; `None` is all that is worth it. `watch` takes the profile of each step."""
@@ -102,8 +115,11 @@ class WorkSheets:
         def make() -> Subject:
             subject = self._make(case.samples)
             blocks = blocks_in(subject.model)
-            self._names, self.blocks = list(blocks), list(_recomputable(blocks))
-            self._folds = [fold._replace(kept=KEPT) for fold in folds_of(blocks)] if folds is None else folds
+            self._names, self.blocks, self.heads = list(blocks), list(_recomputable(blocks)), _heads_of(subject.model)
+            self.has_tensor_plan = bool(tensor_plan(subject.model))
+            runs = [fold._replace(kept=KEPT) for fold in folds_of(blocks)]
+            self.depth = len(blocks) if [run.length for run in runs] == [len(blocks)] else 0
+            self._folds = runs if folds is None else folds
             stack.enter_context(folded(subject.model, self._folds))
             left = _recomputable(blocks_in(subject.model))
             stack.enter_context(checkpointed(left, dict.fromkeys(left, case.policy)))
@@ -119,8 +135,10 @@ class WorkSheets:
         work: list[Cell] = []
         collectives: list[Communication] = []
         for (kind, role, *key), values in cells.items():
-            each = {field: round(value / len(role)) for field, value in values}
-            for module in role:
+            first, number = role
+            each = {field: round(value / number) for field, value in values}
+            place = self._names.index(first) if number > 1 else 0
+            for module in self._names[place : place + number] if number > 1 else [first]:
                 if kind == "cell":
                     _, operator, phase, dtype = key
                     work.append(Cell(module=module, operator=operator, phase=phase, dtype=dtype, **each))
@@ -129,7 +147,8 @@ class WorkSheets:
                     its: Any = {"calls": max(each["calls"], 1), "bytes": each["bytes"], "group": "", "group_size": ranks}
                     collectives.append(Communication(module=module, phase=phase, collective=collective, **its))
         root = self.template.modules[""]
-        rows = {above for _, role, *_ in cells for module in role for above in ancestry(module)}
+        modules_at_work = {*(each.module for each in work), *(each.module for each in collectives)}
+        rows = {above for module in modules_at_work for above in ancestry(module)}
         run, modules = replace(self.template.run, world_size=prod(mesh.values())), dict.fromkeys(["", *rows], root)
         return replace(self.template, cells=tuple(work), communication=tuple(collectives), modules=modules, memory=None, run=run)
 
@@ -146,8 +165,20 @@ def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> floa
     return max(highest, default=0.0)
 
 
+def _memory_alone(sheet: Sheet) -> Sheet:
+    return {key: value for key, value in sheet.items() if key[0] not in _WORK_KINDS}
+
+
 def _recomputable(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     return {name: block for name, block in blocks.items() if next(block.children(), None) is not None}
+
+
+def _heads_of(model: Any) -> dict[str, int]:
+    """The heads of attention by transformers' configuration, which no rank divides; none where there is no configuration."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "text_config", config)
+    names = {"num_attention_heads": "heads of attention", "num_key_value_heads": "heads of keys and values"}
+    return {words: heads for name, words in names.items() if isinstance(heads := getattr(config, name, None), int)}
 
 
 def dimension_of(collective: str) -> str:
@@ -175,11 +206,12 @@ def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
 
 def _place(module: str, roles: Mapping[str, Role]) -> tuple[Role, str]:
     """The role of the block that a module is in, and the rest of its name."""
-    return next(((roles[above], module[len(above) :]) for above in ancestry(module) if above in roles), (("",), module))
+    return next(((roles[above], module[len(above) :]) for above in ancestry(module) if above in roles), (("", 1), module))
 
 
 def _add_memory(sheet: dict[tuple[Any, ...], float], timeline: Sequence[Moment], roles: Mapping[str, Role]) -> None:
     same = gathered((role, short) for short, role in roles.items()).values()
+    last = [*roles][-1] if roles else ""
     order = {short: (index, index - len(blocks)) for blocks in same for index, short in enumerate(blocks)}
     before, seen = 0, Counter[tuple[str, str, str]]()
     after: tuple[Any, ...] = ()  # the block before, for what is in none
@@ -187,12 +219,15 @@ def _add_memory(sheet: dict[tuple[Any, ...], float], timeline: Sequence[Moment],
         role, below = _place(moment.module, roles)
         highest, gradients = moment.highest_bytes or moment.live_bytes, moment.by_category.gradients
         at = moment.module, moment.phase, moment.operator
-        where = [after]
-        if role != ("",):
+        where: list[tuple[Any, ...]] = [("", *after)]
+        if role != ("", 1):
             # Blocks run the same operators, so that their number says which one it is; the rest of the model has more in a deeper one.
-            places = order[moment.module.removesuffix(below)]  # from the first and from the last one of its role
-            after, where = (role, *places), [(role, number, seen[at]) for number in places]
+            places = order[short := moment.module.removesuffix(below)]  # from the first and from the last one of its role
+            after, where = (short == last, role, *places), [(role, number, seen[at]) for number in places]
+        category = moment.by_category
         known: dict[tuple[Any, ...], int] = {("gradients",): gradients if moment.phase == "optimizer" else 0}
+        known |= {("parameters",): category.parameters, ("optimizer_state",): category.optimizer_state}
+        known["activations",] = category.activations if moment.phase == "backward" else 0
         for each in where:
             key = (each, below, moment.operator, moment.phase)
             known["bytes", *key] = highest

@@ -15,6 +15,7 @@ from msgspec import Struct
 from lflops import units
 from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.causes import allowance, lost_share, row_of
+from lflops.analyze.speed.step_times import VERY_BUSY
 from lflops.errors import ProfileError
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, memory_growth
 from lflops.ledger.run import load_run
@@ -24,7 +25,7 @@ from lflops.profile.series import summed
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import report_of
 from lflops.report.lines.text import plain, shortened
-from lflops.report.lines.verdict import VERY_BUSY, Finding, Verdict
+from lflops.report.lines.verdict import Finding, Verdict
 
 FORMAT = 1  # of the explanation as JSON: a field is added, never changed
 WORTH = 0.05  # of the time in which the run trained: as much in its second half is compiled for step after step
@@ -103,6 +104,14 @@ def last_window(folder: Path) -> Path | None:
     """The file of a run's last profile, of its training if it has one."""
     windows = folder.rglob("*.profile.json")
     return max(windows, key=lambda file: (file.name.startswith("train"), file.stat().st_mtime), default=None)
+
+
+def profile_at(path: Path) -> Profile:
+    """The profile of a file, or of the last window in the folder of a run."""
+    window = last_window(path) if path.is_dir() else path
+    if window is None:
+        raise ProfileError(f"{path}: there is no profile in this folder")
+    return load(window)
 
 
 class FaultChange(Struct, frozen=True, kw_only=True):

@@ -155,6 +155,13 @@ def test_memory_in_whole_blocks_and_a_scaled_loss(capsys: pytest.CaptureFixture[
     assert {"rounded_up", "gradients_taken_for_finite"} == {note.code for note in trained.notes}
 
 
+def test_a_note_says_that_copies_of_offloaded_activations_are_not_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where they are on the host meanwhile."""
+    for options, said in (([], False), (["--offload-activations"], True)):
+        assert 0 == main(["estimate", "planned:build", "--backward", *options])
+        assert said == ("their copies take no time here" in " ".join(capsys.readouterr().out.split()))
+
+
 @pytest.mark.skipif(
     not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::scatter_", "Meta"), reason="collectives do not say what results look like"
 )

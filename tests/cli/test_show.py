@@ -47,6 +47,17 @@ def test_show_takes_depth_order_phase_and_flat(file: Path) -> None:
     assert drawn(small_profile(), 120, own=True) == shell("show", file, "--flat").stdout.splitlines()
 
 
+def test_show_takes_the_folder_of_a_run(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its last window; a folder without one is named."""
+    assert 0 == main(["show", str(file.parent), "--json"])
+    of_folder = capfd.readouterr().out
+    assert 0 == main(["show", str(file), "--json"])
+    assert of_folder == capfd.readouterr().out
+    file.unlink()
+    assert 2 == main(["show", str(file.parent)])
+    assert f"{file.parent}: there is no profile in this folder" in capfd.readouterr().err
+
+
 def test_json_holds_exact_integers_in_rows_within_rows(tmp_path: Path) -> None:
     """Two blocks share a row, each with a layer of 2**60 + 1 MACs, which no float could hold."""
     blocks = [f"{block}.layer" for block in range(2)]

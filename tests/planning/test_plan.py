@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from lflops.cli.main import main
 from lflops.collect.estimate.changes import Changes, Policy, mixed_precision
 from lflops.collect.estimate.estimate import Estimator, Subject, subject_of
 from lflops.hardware.chips import Hardware, named
-from lflops.planning.plan import Configuration, Plan, _is_tie, _ranked, name_of, plan
+from lflops.planning.plan import Configuration, Plan, _corners, _is_tie, _ranked, _Search, _sharded, name_of, plan
 from lflops.planning.work_sheets import Case, WorkSheets, moved, peak_of
 from tests.analyze.speed.test_prediction import RATES, chip as round_chip, linear
 
@@ -207,7 +208,7 @@ def test_the_shell_draws_the_plan(tmp_path: Path, capfdbinary: pytest.CaptureFix
     assert 0 == main([*command, "--save", "first.json"])
     drawn = capfdbinary.readouterr().out.decode()
     assert "2 GPUs of H100 SXM, 16 samples a step" in drawn
-    assert all(each in drawn for each in ("samples/s", "FSDP2 2", "interval", "Ties share a place", "Pipelines and expert parallelism"))
+    assert all(each in drawn for each in ("samples/s", "FSDP2 2", "interval", "Ties share a place", "Expert parallelism is not planned"))
     assert planned().profile == lflops.load("first.json")
     assert 0 == main([*command, "--json"])
     found = json.loads(capfdbinary.readouterr().out)
@@ -223,9 +224,8 @@ class Planned(Model):
 
 def test_tensor_parallelism_has_a_lower_bound_and_its_collectives() -> None:
     """Of 2 ranks, in bfloat16: each block's output is reduced in forward and its input's gradient in backward, a half of it twice over."""
-    found = plan(lambda samples: (Planned(), *build(samples)[1:]), 8, gpus=4, hardware="H100 SXM", devices_per_host=2)
     row = next(
-        each for each in found.not_predicted if (each.mesh, each.checkpointing, each.accumulation) == ({"data": 2, "tensor": 2}, "none", 1)
+        each for each in planned_on_four() if (each.mesh, each.checkpointing, each.accumulation) == ({"data": 2, "tensor": 2}, "none", 1)
     )
     assert H100.link_bytes_per_second is not None
     seconds = BLOCKS * 2 * row.micro_batch * TOKENS * WIDTH * 2 / H100.link_bytes_per_second
@@ -233,6 +233,84 @@ def test_tensor_parallelism_has_a_lower_bound_and_its_collectives() -> None:
     assert row.least_seconds > row.tensor_seconds == pytest.approx(seconds, rel=0.01)
     assert lflops.units.duration(seconds) in row.reason
     assert "between ranks was not fitted" in (row.why_not or "")
+
+
+def test_pipelines_have_a_bound_with_their_bubble_and_the_reason() -> None:
+    """Stages of equal work: of M micro batches in P stages the bubble is P - 1 of M + P - 1 micro batches. It is planned besides HSDP."""
+    rows = [each for each in planned_on_four() if "pipeline" in each.mesh]
+    assert {"PP 2 x FSDP2 2", "PP 4 x FSDP2 1"} == {each.name for each in rows if "tensor" not in each.mesh}
+    assert all(each.predicted is None and each.why_not == "what stages of a pipeline send each other was not fitted" for each in rows)
+    for each in rows:
+        stages, optimizer = each.mesh["pipeline"], (each.least_seconds or 0.0)
+        micro_batch = each.bubble_seconds / (stages - 1)
+        optimizer -= micro_batch * (each.accumulation + stages - 1)
+        assert 0 < optimizer < 0.2 * (each.least_seconds or 0.0)
+        assert "of a pipeline's bubble" in each.reason
+
+
+@cache
+def planned_on_four() -> tuple[Configuration, ...]:
+    """What is not predicted of four GPUs, of a model that tensor parallelism divides."""
+    return plan(lambda samples: (Planned(), *build(samples)[1:]), 8, gpus=4, hardware="H100 SXM", devices_per_host=2).not_predicted
+
+
+def test_hsdp_and_pipelines_go_with_tensor_parallelism() -> None:
+    """Each mesh has all GPUs."""
+    meshes = _sharded(8, [2], [1, 2])
+    assert {"FSDP2 4 x TP 2", "HSDP 2x2 x TP 2", "PP 2 x FSDP2 2 x TP 2"} == set(map(name_of, meshes))
+    assert {"PP 2 x FSDP2 1 x TP 2", "FSDP2 2 x TP 2"} == set(map(name_of, _sharded(4, [2], [1, 2])))
+
+
+def test_the_plane_through_three_meshes_reaches_the_bytes_of_a_whole_one() -> None:
+    """Five samples on two replicas of four shards in two parts, from shards of two and eight, in two parts and in four."""
+
+    def make(samples: int) -> Subject:
+        return subject_of("test", (Planned(), *build(samples)[1:]))
+
+    tried = WorkSheets(estimator, make, lambda _: Changes().autocast())
+    search = _Search(tried, H100, gpus=16, batch=40, network=None, per_host=4, gathered=0.5)
+    mesh = {"replica": 2, "data": 4, "tensor": 2}
+    peak = search._peak(_corners(_sharded(16, [2, 4], [1])), "none", 5, mesh, accumulates=False)
+    memory = tried.whole(Case("none", 5, mesh)).memory
+    assert memory is not None
+    assert memory.peak_bytes == pytest.approx(peak, rel=0.01)
+
+
+def test_a_degree_that_heads_do_not_divide_is_left_out_in_a_sentence_before_an_estimate() -> None:
+    """Six heads of attention, on two ranks and on four."""
+    config = SimpleNamespace(num_attention_heads=6, num_key_value_heads=6)
+
+    def headed(samples: int) -> Any:
+        model = Planned()
+        model.config = config  # type: ignore[assignment]
+        return model, *build(samples)[1:]
+
+    tried = WorkSheets(estimator, lambda samples: subject_of("test", headed(samples)), lambda _: Changes().autocast())
+    tried.sheet(Case("none", 1, {}))
+    search = _Search(tried, H100, gpus=4, batch=8, network=None, per_host=4, gathered=0.5)
+    assert [1, 2] == list(filter(search._divides, [1, 2, 4]))
+    assert search._left_out == {"TP 4": "4 ranks do not divide its 6 heads of attention"}
+
+
+def test_without_a_plan_for_it_tensor_parallelism_is_left_out() -> None:
+    """And pipelines of more stages than blocks, or of few blocks."""
+    assert planned_alone().left_out == {
+        "TP 2": "the model has no tp_plan, which says how ranks divide it",
+        "PP 2": "its blocks are not one run of 10 equal ones or more",
+    }
+
+
+def planned_alone() -> Plan:
+    """A model of four blocks on two GPUs of one host."""
+    return plan(lambda samples: (Model(blocks=4), *build(samples)[1:]), 2, gpus=2, hardware="H100 SXM")
+
+
+def test_the_shell_names_a_wrong_number(capfd: pytest.CaptureFixture[str]) -> None:
+    """With its value and what is taken."""
+    assert 2 == main(["plan", f"{__name__}:build", "--gpus", "0", "--hardware", "H100 SXM"])
+    assert "plan: gpus=0: give a whole number, at least 1" in capfd.readouterr().err
+    assert 2 == main(["plan", f"{__name__}:build", "--gpus", "x", "--hardware", "H100 SXM"])
+    assert "(lflops plan --help)" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

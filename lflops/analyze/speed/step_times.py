@@ -15,6 +15,7 @@ from lflops.profile.steps import Step
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
 _LEAST_WAIT = 0.001  # of a step: less is how long a look at the clock takes
+VERY_BUSY = 0.2  # share of the CPU time that the process needed: where others took so much, times are no measure
 _NOISE = 1e-9  # share of a step that is rounding error of sums of floats
 
 

@@ -4,19 +4,21 @@ The mean clean step is divided into its phases. A change takes seconds from phas
 of what changes. On a device a wait that goes may uncover another one: exposed communication may stay.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import hypot
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from lflops.analyze.speed.budget import IN_MODULES, budget
 from lflops.analyze.speed.peaks import chip_of, peak_of
-from lflops.analyze.speed.step_times import StepTimes, step_times
+from lflops.analyze.speed.step_times import VERY_BUSY, StepTimes, step_times
 from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
+from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PASSES
 
 ERRORS: Mapping[str, float] = {"phase": 0.1, "module": 0.25, "recompute": 0.25, "scaled": 0.15, "batch": 0.25}
@@ -35,6 +37,8 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     low: float
     high: float
     phases: Mapping[str, float]  # the seconds of its phases
+    # Why its times are no measure: others had much of the CPU, or modules, of which one is asked for, were timed too roughly.
+    doubts: tuple[Literal["busy", "modules"], ...] = ()
 
 
 class _Phase(NamedTuple):
@@ -100,6 +104,7 @@ def what_if(
         low=max(seconds - error, 0.0),
         high=seconds + error + step.may_stay,
         phases={name: phase.seconds for name, phase in step.phases.items()},
+        doubts=tuple(step.doubts()),
     )
 
 
@@ -113,6 +118,7 @@ class _Changed:
     def __init__(self, profile: Profile, times: StepTimes) -> None:
         self._profile, self._times = profile, times
         self.phases = {name: _Phase(seconds) for name, seconds in (times.parts or {"other": times.mean or 0.0}).items()}
+        self._asks_modules = False
         self.may_stay = 0.0  # seconds that go only if nothing else takes their place
 
     def change(self, name: str, factor: float) -> None:
@@ -128,6 +134,13 @@ class _Changed:
         else:
             known = ", ".join([*self.phases, RECOMPUTE, COMMUNICATION])
             raise ProfileError(f"what_if: {name!r} is no part of this profile: give a module's name, or one of {known}")
+
+    def doubts(self) -> Iterator[Literal["busy", "modules"]]:
+        """Why the times that it rests on are no measure."""
+        if median(self._profile.cpu_lost_shares or [0.0]) >= VERY_BUSY:
+            yield "busy"
+        if self._asks_modules and are_times_far_off(self._profile.notes):
+            yield "modules"
 
     def repeat(self, factor: float, share: float) -> None:
         """Let everything but the optimizer run so many times."""
@@ -161,7 +174,7 @@ class _Changed:
             self.phases[name] = _Phase(max(phase.seconds - seconds, 0.0), hypot(phase.error, share * seconds))
 
     def _module(self, name: str, factor: float) -> None:
-        module = self._profile.modules[name]
+        module, self._asks_modules = self._profile.modules[name], True
         if all(module.work(phase).seconds is None for phase in ("forward", "backward")):
             raise ProfileError(f"what_if: {name!r} was not timed")
         share = ERRORS["module" if factor < 1 else "scaled"]
@@ -176,6 +189,7 @@ class _Changed:
         """Seconds of a step in which activations are computed again: as timed, or by their share of the FLOPs of backward."""
         root = self._profile.modules[""]
         if root.recompute.seconds is not None:
+            self._asks_modules = True
             return root.recompute.seconds.median
         flops = root.backward.flops + root.recompute.flops
         return self._times.parts.get("backward", 0.0) * root.recompute.flops / flops if flops else 0.0

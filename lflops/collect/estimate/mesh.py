@@ -142,8 +142,13 @@ class _Collective:
             return torch.empty(*size, dtype=dtype, device=device)
 
 
+def tensor_plan(model: nn.Module) -> Any:
+    """How ranks divide the model, as transformers' models say; nothing for others."""
+    return getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+
+
 def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
-    plan: Any = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
+    plan = tensor_plan(model)
     if not isinstance(plan, Mapping) or not plan:
         instead = "apply parallelize_module in the function that builds it, and leave 'tensor' out"
         raise CountError(f"{caller}: {type(model).__name__} has no tp_plan: {instead}")

@@ -83,6 +83,8 @@ class Stepper:
     ) -> None:
         self._caller, self._on_host = caller, on_host
         trained = [each for each in model.parameters() if each.requires_grad]
+        if in_backward and not trained:
+            raise CountError(f"{caller}: no parameter requires a gradient: unfreeze what the optimizer is to step for in backward")
         self._optimizers = [_made(caller, make, [p]) for p in trained] if in_backward else [_made(caller, make, [*model.parameters()])]
         self._in_backward = in_backward
         for parameter, optimizer in zip(trained, self._optimizers, strict=False) if in_backward else ():

@@ -12,6 +12,7 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.causes import Cause, Row, lost_share, row_of
 from lflops.analyze.modules.outliers import Doubt
 from lflops.analyze.speed.budget import Budget
+from lflops.analyze.speed.step_times import VERY_BUSY
 from lflops.profile.model import Profile
 from lflops.profile.notes import are_times_far_off, filled, time_factors
 from lflops.profile.records import PHASES
@@ -23,7 +24,6 @@ _CAUSES, _NEXT = 3, 2
 _UNSTEADY = 0.1  # of the median step: a mean or a quartile that is farther off is worth a word
 _WIDE = 0.3  # of the median step: steps whose quartile is farther off are unsteady
 _BURST = 5  # times as long as in the other steps
-VERY_BUSY = 0.2  # from so much on the verdict itself says so
 _BUSY = 0.05  # of the CPU time that was asked for: from so much on, what other processes had is worth a word
 _KINDS, _COVERED = 3, 2 / 3  # at most so many kinds of modules are read for a part, which together have this share of it
 _LABELS = {"memory_bound": "memory-bound", "below_roof": "slower than the chip allows"}

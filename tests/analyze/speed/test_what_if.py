@@ -14,6 +14,7 @@ from lflops.analyze.speed.what_if import ERRORS, STEP_ERROR, what_if
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile, with_works
+from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Spread
 from lflops.profile.steps import Step
 
@@ -81,6 +82,46 @@ def test_another_chip_shortens_what_its_peak_and_bandwidth_bound() -> None:
     assert 10.0 <= found.phases["forward"] < 20.0
     assert 20.0 <= found.phases["backward"] < 40.0
     assert found.low < found.seconds < 100.0
+
+
+def test_another_chip_by_hand() -> None:
+    """Four times the peak and twice the bandwidth, for a forward of 20 s and a backward of 40 s, 32 MACs and 96 MACs.
+
+    At 8 FLOP/s the products take 8 s and 24 s. Each layer moves 24 numbers of 4 bytes or more, which 1e9 bytes/s hides. What is left, 12 s
+    and 16 s, is slower than the chip allows: at best a quarter of it stays, at worst all. The optimizer moves bytes: half of it at best.
+    """
+    given = profile(data=20.0, other=10.0)
+    given = replace(given, run=replace(given.run, hardware=Hardware("a", {"fp32": 8.0}, 1e9), dtype="float32"))
+    macs = given.total(phase="forward"), given.total(phase="backward")
+    assert macs == (2 * 2 * 4 * 4, 3 * 2 * 4 * 4)  # the first layer's input needs no gradient
+    products, rest = 2 * sum(macs) / 8, 60.0 - 2 * sum(macs) / 8
+    low, high = (products / 4 + rest / 4) / 60, (products / 4 + rest) / 60
+    found = what_if(given, hardware=Hardware("b", {"fp32": 32.0}, 2e9))
+    middle, off = (low + high) / 2, (high - low) / 2
+    assert found.phases == pytest.approx({"data": 20, "forward": 20 * middle, "backward": 40 * middle, "optimizer": 7.5, "other": 10})
+    error = ((20 * off) ** 2 + (40 * off) ** 2 + (10 * 0.25) ** 2 + (STEP_ERROR * found.seconds) ** 2) ** 0.5
+    assert (found.low, found.high) == pytest.approx((found.seconds - error, found.seconds + error))
+
+
+def test_times_of_a_busy_machine_are_doubted(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Others had a third of the CPU time that was needed; of a quiet machine nothing is said."""
+    given = profile()
+    hooked = Step(index=9, kind="hooked", seconds=100.0, phases={}, cpu_lost=30.0, cpu_user=60.0)
+    busy = replace(given, steps=(*given.steps, hooked), run=replace(given.run, device_type="cpu"))
+    assert what_if(busy, without="data").doubts == ("busy",)
+    assert what_if(given, without="data").doubts == ()
+    busy.save(tmp_path / "train.profile.json")
+    assert 0 == main(["what-if", str(tmp_path), "--without", "data"])  # the last window of a folder
+    assert b"no measure: " in (drawn := capfdbinary.readouterr().out)
+    assert b"other processes took 33 % of the CPU time" in drawn
+
+
+def test_modules_that_were_timed_too_roughly_are_doubted_where_one_is_asked_for() -> None:
+    """Their times were scaled by three."""
+    note = Note(code="time_scaled", subject="", values={"forward": 3.0})
+    rough = replace(profile(), notes=(note,))
+    assert what_if(rough, without="0").doubts == ("modules",)
+    assert what_if(rough, without="data").doubts == ()
 
 
 def test_exposed_communication_may_be_replaced_by_another_wait() -> None:

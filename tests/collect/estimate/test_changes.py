@@ -91,6 +91,12 @@ def test_an_optimizer_in_backward_holds_one_gradient_at_a_time() -> None:
     assert together.modules[""].optimizer.flops == in_turn.modules[""].optimizer.flops > 0
 
 
+def test_an_optimizer_in_backward_needs_a_parameter_to_train() -> None:
+    """A frozen model has none."""
+    with pytest.raises(lflops.CountError, match="no parameter requires a gradient: unfreeze what the optimizer is to step for"):
+        trained(lambda: layers(2).requires_grad_(requires_grad=False), in_backward=True)
+
+
 def test_offloaded_activations_are_not_held() -> None:
     """Each of 20 layers keeps its input, which is the ReLU's output before it. With eight times the rows that is four times its weight."""
     rows = 8 * ROWS
