@@ -2,8 +2,14 @@
 
 from typing import Any
 
+import pytest
+
+from lflops.collect.timing.step_phases import BETWEEN
+from lflops.profile.steps import Step
 from lflops.session.window.step_clock import TimedStep
 from lflops.session.window.window import Window
+from tests.support.fake_clock import StillClock
+from tests.support.profile_builders import profile
 
 END = 10
 
@@ -50,3 +56,29 @@ def test_the_next_window_takes_no_step_that_is_hooked_for_the_last_one() -> None
     following.add(step(END, hooked=True))
     following.add(step(END + 1, hooked=False))
     assert [END + 1] == [each.ordinal for each in following._wait_steps]
+
+
+@pytest.mark.parametrize(
+    ("before_optimizer", "expected"),
+    [
+        ((2.0, 2.0, 0.5), [{"clip": 2.0, "other": 18.0}, {"clip": 2.0, "other": 18.0}, {"clip": 0.5, "other": 19.5}]),
+        ((0.5, 0.5, 2.0), [{"other": 20.0}, {"other": 20.0}, {"other": 20.0}]),
+    ],
+)
+def test_what_a_loop_does_before_its_optimizer_is_clip_if_it_is_long_in_most_steps(
+    before_optimizer: tuple[float, ...], expected: list[dict[str, float]]
+) -> None:
+    """Of steps of 20 s, 5 % is 1 s. It is the same phase in all steps of a window, and in both accounts of a step."""
+    window = Window(0, 0)
+    window.opened = True
+    for ordinal in range(3):
+        window.add(step(ordinal, hooked=False))
+
+    def of(timed: TimedStep) -> Step:
+        took = before_optimizer[timed.ordinal]
+        phases = {BETWEEN: took, "other": 20.0 - took}
+        return Step(index=timed.ordinal, kind="clean", seconds=20.0, phases=phases, host_phases=phases)
+
+    made, _ = window.profile(profile({"": {}}, ()), 3, (), of=of, clock=StillClock(), failed=False)
+    assert expected == [each.phases for each in made.steps]
+    assert expected == [each.host_phases for each in made.steps]
