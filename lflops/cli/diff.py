@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from lflops.analyze.compare.diff import Limit, diff as diff_of, limits
+from lflops.analyze.analysis import Analysis, analyze
+from lflops.analyze.compare.diff import Limit, compare, limits
 from lflops.cli.output import BYTES, UsageError, draw, help_of, write_json
 from lflops.errors import ProfileError
 from lflops.extras import needed
 from lflops.profile.json_file import load
-from lflops.profile.model import Profile
 from lflops.report.explanation import fault_changes, fault_lines, last_window
 from lflops.report.lines.diff import headline
 from lflops.report.terminal.diff import render_diff
@@ -41,8 +41,8 @@ def diff(
     if is_trace(before) and is_trace(after):
         diff_traces = needed("diff_traces", "comparing traces")
         return int(diff_traces(before, after, regress, mfu, max_memory, everything=everything, as_json=as_json))
-    runs = _profile(before), _profile(after)
-    compared, faults = diff_of(*runs), fault_changes(*runs)
+    first, second = _analysis(before), _analysis(after)
+    compared, faults = compare(first.compared, second.compared).diff, fault_changes(first, second)
     checked = limits(compared, max_regress=regress, min_mfu=mfu, max_memory=memory_limit(max_memory, compared.peak_bytes.before))
     refuse_unknown(checked, HELP)
     if as_json:
@@ -53,12 +53,12 @@ def diff(
     return int(any(limit.broken or (strict and limit.doubt) for limit in checked))
 
 
-def _profile(path: Path) -> Profile:
-    """That of a file, or of the last window in the folder of a run."""
+def _analysis(path: Path) -> Analysis:
+    """Of a file's profile, or of the last window in the folder of a run."""
     window = last_window(path) if path.is_dir() else path
     if window is None:
         raise ProfileError(f"{path}: there is no profile in this folder")
-    return load(window)
+    return analyze(load(window))
 
 
 def refuse_unknown(checked: Iterable[Limit], reasons: Mapping[str, str]) -> None:
