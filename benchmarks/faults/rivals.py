@@ -1,15 +1,17 @@
-"""What other tools say of the same trainings: TraceML and gpuprof, as their READMEs start them, and torch's own search for bad patterns.
+"""What other tools say of the same trainings: TraceML and gpuprof, as their READMEs start them, and the profilers of torch and Lightning.
 
 python -m benchmarks.faults.rivals DIR [--seeds 1] [--kinds data_waits nothing] [--record]
 
 Needs `pip install traceml-ai gpuprof`. Both are made for GPUs, and these trainings run on a CPU. They are loops of one's own on one rank,
-unwatched by lflops. Each tool's text is kept in `DIR/KIND-SEED/TOOL.txt`; what is there is not run again. A tool is right if the first
-thing that it says is about the fault, or else any: `ABOUT` has the words.
+unwatched by lflops. Of torch it is the search for bad patterns. Lightning's profiler has a table and no verdict: a Trainer runs for it, and
+what it says is the largest row. Each tool's text is kept in `DIR/KIND-SEED/TOOL.txt`; what is there is not run again. A tool is right
+if the first thing that it says is about the fault, or else any: `ABOUT` has the words.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import re
@@ -24,6 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.faults.kinds import KINDS
+from benchmarks.faults.loops import lightning
 from benchmarks.faults.parts import Parts
 from benchmarks.faults.training import SHARES
 from benchmarks.results import record
@@ -59,6 +62,24 @@ ABOUT = {
     "memory grows": r"memory (creep|grow|leak)|creep",
 }
 """Of a label, what a sentence about it has in it. It is lenient: a tool that calls all of this `residual` is right in each."""
+
+ACTIONS = {
+    "data": r"dataloader_next",
+    "outside": r"training_step",
+    "clip": r"clip",
+    "optimizer": r"optimizer_step",
+    "outside all phases": r"on_train_batch_end",
+    "garbage collection": r"on_train_batch_end",
+    "logging": r"on_train_batch_end",
+    "checkpoint": r"save_checkpoint|ModelCheckpoint",
+    "validation": r"validation|evaluation",
+}
+"""Of a label, the row of Lightning's table that it is in; the others are in none."""
+
+WITHIN_OPTIMIZER = r"\.(training_step|backward)$|zero_grad|clip|(before|after)_(backward|optimizer_step)"
+"""Rows of Lightning's table whose time is in its row `optimizer_step` as well."""
+
+ROW = r"^\|  (\S+?)(?:\{.*\}\S*)?\s*\|\s*[\d.e-]+\s*\|\s*\d+\s*\|\s*([\d.e-]+)\s*\|"  # of that table: the action and its seconds
 
 
 def steps_of(parts: Parts, around: Callable[[], Any]) -> None:
@@ -117,7 +138,15 @@ def under_torch(parts: Parts) -> None:
     _pattern_matcher.report_all_anti_patterns(profiler, should_benchmark=False, print_enable=True)
 
 
-RUNS = {"gpuprof": under_gpuprof, "TraceML": under_traceml, "torch": under_torch}
+def under_lightning(parts: Parts) -> None:
+    """A Trainer's own profiler."""
+    from lightning.pytorch.profilers import SimpleProfiler
+
+    lightning(parts, None, profiler := SimpleProfiler())
+    print(profiler.summary())
+
+
+RUNS = {"gpuprof": under_gpuprof, "TraceML": under_traceml, "torch": under_torch, "Lightning": under_lightning}
 
 
 def output(name: str, seed: int, tool: str, folder: Path) -> str:
@@ -144,7 +173,25 @@ def said(tool: str, text: str) -> list[str]:
         return [" ".join(found)] if found else []
     if tool == "gpuprof":
         return [each for each in re.findall(r"\[(?:HIGH|MED|LOW|CRIT\w*)\]\s+(.*)", text) if "Estimated cost" not in each]
+    if tool == "Lightning":
+        return rows_of(text)
     return re.findall(r"^(?:You are|Detected|There) .*", text, re.MULTILINE)
+
+
+def rows_of(text: str) -> list[str]:
+    """The rows of Lightning's table that have a tenth of the epoch or more, without what other rows have of them; the largest first."""
+    rows = [(action, float(seconds)) for action, seconds in re.findall(ROW, text, re.MULTILINE)]
+    own = {action: seconds for action, seconds in rows if not action.startswith("run_training")}
+    within = sum(seconds for action, seconds in own.items() if re.search(WITHIN_OPTIMIZER, action))
+    own |= {action: seconds - within for action, seconds in own.items() if action.endswith(".optimizer_step")}
+    epoch = dict(rows).get("run_training_epoch", math.inf)
+    large = sorted((item for item in own.items() if item[1] >= epoch / 10), key=lambda item: -item[1])
+    return [f"{action.rpartition(']')[2]}: {100 * seconds / epoch:.0f} % of the epoch" for action, seconds in large]
+
+
+def runs(tool: str, name: str) -> bool:
+    """Whether a kind can be planted in the loop that a tool is for."""
+    return ("lightning" if tool == "Lightning" else "plain") in KINDS[name].loops
 
 
 def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
@@ -156,8 +203,12 @@ def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
         for name in kinds:
             word, cells = KINDS[name].label.word, []
             for tool in RUNS:
+                if not runs(tool, name):
+                    cells.append("–")
+                    continue
                 sentences = said(tool, (folder / f"{name}-{seed}" / f"{tool}.txt").read_text())
-                about = [bool(word) and re.search(ABOUT[word], each, re.IGNORECASE) is not None for each in sentences]
+                words = (ACTIONS if tool == "Lightning" else ABOUT).get(word, "(?!)")  # which matches nothing
+                about = [re.search(words, each, re.IGNORECASE) is not None for each in sentences]
                 right[tool]["faults" if word else "clean"] += 1
                 right[tool]["first"] += any(about[:1])
                 right[tool]["any"] += any(about)
@@ -189,7 +240,7 @@ def main() -> None:
             folder = given.folder.absolute() / f"{name}-{seed}"
             folder.mkdir(parents=True, exist_ok=True)
             for tool in RUNS:
-                if not (folder / f"{tool}.txt").exists():
+                if runs(tool, name) and not (folder / f"{tool}.txt").exists():
                     (folder / f"{tool}.txt").write_text(text := output(name, seed, tool, folder))
                     print(json.dumps([name, seed, tool, *said(tool, text)[:2], *([text] if text.startswith("failed") else [])]), flush=True)
     lines = list(table(given.folder, given.seeds, given.kinds))
