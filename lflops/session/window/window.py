@@ -1,6 +1,5 @@
 """One window of the schedule: what was counted in it, the steps around that, and the profile that they make."""
 
-import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
@@ -27,7 +26,7 @@ HOOKED, MORE, MOST_HOOKED = 8, 4, 16
 
 PATIENCE = 20  # steps after its end that a window waits for those that it wants
 LONGEST_WAIT = 100  # steps of a wait that are kept, the last ones
-_CLIPS = 0.05  # of the median step: as much between backward and the optimizer is clip, and less is other
+_CLIP, _LEAST_CLIP = 0.05, 2e-4  # of the step, and seconds: so long is clip, if it is between backward and the optimizer; else it is other
 
 
 class Window:
@@ -126,9 +125,10 @@ class Window:
 
 
 def _with_clip(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The steps, in which what is between backward and the optimizer is clip, or other where it is short."""
-    shares = [step.phases.get(BETWEEN, 0.0) / step.seconds for step in steps if step.is_clean and step.phases and step.seconds]
-    name = "clip" if statistics.median(shares or [0.0]) >= _CLIPS else OTHER
+    """The steps, in which what is between backward and the optimizer is clip, or other where it is short in half of them or more."""
+    clean = [step for step in steps if step.is_clean and step.phases and step.seconds]
+    long = sum(step.phases.get(BETWEEN, 0.0) >= max(_CLIP * (step.seconds or 0.0), _LEAST_CLIP) for step in clean)
+    name = "clip" if 2 * long > len(clean) else OTHER
 
     def named(phases: Mapping[str, float]) -> dict[str, float]:
         in_order = sorted(phases.items(), key=lambda item: item[0] == BETWEEN and name == OTHER)
