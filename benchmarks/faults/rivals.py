@@ -206,7 +206,8 @@ def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
                 if not runs(tool, name):
                     cells.append("–")
                     continue
-                sentences = said(tool, (folder / f"{name}-{seed}" / f"{tool}.txt").read_text())
+                text = (folder / f"{name}-{seed}" / f"{tool}.txt").read_text()
+                sentences = said(tool, text)
                 words = (ACTIONS if tool == "Lightning" else ABOUT).get(word, "(?!)")  # which matches nothing
                 about = [re.search(words, each, re.IGNORECASE) is not None for each in sentences]
                 right[tool]["faults" if word else "clean"] += 1
@@ -214,7 +215,7 @@ def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
                 right[tool]["any"] += any(about)
                 right[tool]["accused"] += bool(sentences) and not word and not sentences[0].startswith("COMPUTE-BOUND")
                 mark = "**right** " if any(about[:1]) else "(right among others) " if any(about) else ""
-                cells.append(f"{mark}{sentences[0][:90]}" if sentences else "nothing")
+                cells.append(f"{mark}{sentences[0][:90]}" if sentences else "failed" if text.startswith("failed") else "nothing")
             yield f"| {name}, {seed} | {word or 'none'} | " + " | ".join(each.replace("|", "∣") for each in cells) + " |"
     yield ""
     for tool, counts in right.items():
