@@ -30,6 +30,7 @@ from benchmarks.faults.loops import lightning
 from benchmarks.faults.parts import Parts
 from benchmarks.faults.training import SHARES
 from benchmarks.results import record
+from lflops.profile.series import summed
 from tests.support.repository import ROOT
 
 SECONDS = 180
@@ -181,12 +182,14 @@ def said(tool: str, text: str) -> list[str]:
 def rows_of(text: str) -> list[str]:
     """The rows of Lightning's table that have a tenth of the epoch or more, without what other rows have of them; the largest first."""
     rows = [(action, float(seconds)) for action, seconds in re.findall(ROW, text, re.MULTILINE)]
-    own = {action: seconds for action, seconds in rows if not action.startswith("run_training")}
+    own = summed(
+        (action.rpartition("]")[2].lstrip("."), seconds) for action, seconds in rows if not action.startswith(("run_training", "Total"))
+    )
     within = sum(seconds for action, seconds in own.items() if re.search(WITHIN_OPTIMIZER, action))
     own |= {action: seconds - within for action, seconds in own.items() if action.endswith(".optimizer_step")}
     epoch = dict(rows).get("run_training_epoch", math.inf)
     large = sorted((item for item in own.items() if item[1] >= epoch / 10), key=lambda item: -item[1])
-    return [f"{action.rpartition(']')[2]}: {100 * seconds / epoch:.0f} % of the epoch" for action, seconds in large]
+    return [f"{action}: {100 * seconds / epoch:.0f} % of the epoch" for action, seconds in large]
 
 
 def runs(tool: str, name: str) -> bool:
