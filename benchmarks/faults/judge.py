@@ -9,6 +9,7 @@ finding is the fault.
 
 import argparse
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from benchmarks.results import record
 from lflops.report.explanation import Explanation
 
 LEAST = 0.05  # of the step: a fault that costs less is not asked for
+LOST = {0.1: "0 to 10 %", 0.5: "10 to 50 %", math.inf: "50 % or more"}  # of the CPU time that a training needed, by the bound above it
 TIMELESS = {"busy machine", "memory grows", "frozen", "eval mode", "threads", "find unused parameters", "padding", "unused work"}
 """Faults whose cost is not the difference of two step times."""
 
@@ -107,16 +109,30 @@ def table(trainings: list[Training]) -> Iterator[str]:
         said = ", ".join(f"{cause} {times}" for cause, times in wrong.most_common())
         ratio = f"{median(ratios):.2f}" if ratios else "–"
         yield f"| {word} | {len(rows)} | {sum(each.is_first for each in rows)} | {sum(map(bool, there))} | {said} | {ratio} |"
-    first, named = sum(each.is_first for each in asked), sum(bool(each.faults) for each in asked)
+    first, named = sum(each.is_first for each in asked), [each for each in asked if each.faults]
+    right = sum(each.is_first for each in named)  # of a shared core "cannot tell, the machine is busy" is right, and no finding
     clean = [each for each in trainings if not each.word]
     accused = [each for each in clean if each.faults]
     yield ""
     yield f"Recall: {first} of {len(asked)} faults come first ({share(first, len(asked))})."
-    of = named + len(accused)
-    yield f"Precision: of {of} trainings of which anything is said, {first} have it right ({share(first, of)})."
+    of = len(named) + len(accused)
+    yield f"Precision: of {of} trainings of which anything is said, {right} have it right ({share(right, of)})."
     yield f"Clean: {len(accused)} of {len(clean)} are accused."
     for each in accused:
         yield f"- {each.truth['kind']}, seed {each.truth['seed']}: {each.faults[0].said}"
+    yield ""
+    yield from by_lost_time(asked)
+
+
+def by_lost_time(asked: list[Training]) -> Iterator[str]:
+    """Faults that come first, by the share of the training's CPU time that other programs had while its modules were timed."""
+    groups: dict[str, list[Training]] = defaultdict(list)
+    for each in asked:
+        lost = each.found.figures.get("lost_cpu_share")
+        groups["an unknown share" if lost is None else next(said for below, said in LOST.items() if lost < below)].append(each)
+    for said, among in sorted(groups.items()):
+        silent = sum(each.found.status == "cannot tell" and not each.faults for each in among)
+        yield f"- Others had {said}: {sum(each.is_first for each in among)} of {len(among)} come first, {silent} are *cannot tell*."
 
 
 def by_cause(trainings: list[Training]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.profilers import Profiler
 from torch import Tensor, zeros
 from torch.utils.data import DataLoader
 
@@ -111,8 +112,8 @@ class Saves(TorchCheckpointIO):
         self.parts.saving()
 
 
-def lightning(parts: Parts, folder: Path | None) -> list[float]:
-    """A Trainer, watched if there is a folder; the moments at which its steps end."""
+def lightning(parts: Parts, folder: Path | None, profiler: Profiler | None = None) -> list[float]:
+    """A Trainer, watched if there is a folder, or by a profiler of Lightning's; the moments at which its steps end."""
     callbacks: list[Any] = [events := Events(parts)]
     with contextlib.ExitStack() as contexts:
         for context in parts.contexts:
@@ -133,6 +134,7 @@ def lightning(parts: Parts, folder: Path | None) -> list[float]:
             num_sanity_val_steps=0,
             detect_anomaly=torch.is_anomaly_enabled(),
             plugins=[Saves(parts)],
+            profiler=profiler,
             **({"val_check_interval": parts.validate_every} if parts.validate_every else {}),
         )
         trainer.fit(Module(parts), parts.loader(), DataLoader(zeros(1, 1)) if parts.validate_every else None)

@@ -1,18 +1,21 @@
-"""What other tools say of the same trainings: TraceML and gpuprof, as their READMEs start them, and torch's own search for bad patterns.
+"""What other tools say of the same trainings: TraceML and gpuprof, as their READMEs start them, and the profilers of torch and Lightning.
 
 python -m benchmarks.faults.rivals DIR [--seeds 1] [--kinds data_waits nothing] [--record]
 
 Needs `pip install traceml-ai gpuprof`. Both are made for GPUs, and these trainings run on a CPU. They are loops of one's own on one rank,
-unwatched by lflops. Each tool's text is kept in `DIR/KIND-SEED/TOOL.txt`; what is there is not run again. A tool is right if the first
-thing that it says is about the fault, or else any: `ABOUT` has the words.
+unwatched by lflops. Of torch it is the search for bad patterns. Lightning's profiler has a table and no verdict: a Trainer runs for it, and
+what it says is the largest row. Each tool's text is kept in `DIR/KIND-SEED/TOOL.txt`; what is there is not run again. A tool is right
+if the first thing that it says is about the fault, or else any: `ABOUT` has the words.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -24,9 +27,12 @@ from typing import Any
 import torch
 
 from benchmarks.faults.kinds import KINDS
+from benchmarks.faults.loops import lightning
 from benchmarks.faults.parts import Parts
 from benchmarks.faults.training import SHARES
 from benchmarks.results import record
+from lflops.profile.series import summed
+from tests.support.ports import free_port
 from tests.support.repository import ROOT
 
 SECONDS = 180
@@ -59,6 +65,24 @@ ABOUT = {
     "memory grows": r"memory (creep|grow|leak)|creep",
 }
 """Of a label, what a sentence about it has in it. It is lenient: a tool that calls all of this `residual` is right in each."""
+
+ACTIONS = {
+    "data": r"dataloader_next",
+    "outside": r"training_step",
+    "clip": r"clip",
+    "optimizer": r"optimizer_step",
+    "outside all phases": r"on_train_batch_end",
+    "garbage collection": r"on_train_batch_end",
+    "logging": r"on_train_batch_end",
+    "checkpoint": r"save_checkpoint|ModelCheckpoint",
+    "validation": r"validation|evaluation",
+}
+"""Of a label, the row of Lightning's table that it is in; the others are in none."""
+
+WITHIN_OPTIMIZER = r"\.(training_step|backward)$|zero_grad|clip|(before|after)_(backward|optimizer_step)"
+"""Rows of Lightning's table whose time is in its row `optimizer_step` as well."""
+
+ROW = r"^\|  (\S+?)(?:\{.*\}\S*)?\s*\|\s*[\d.e-]+\s*\|\s*\d+\s*\|\s*([\d.e-]+)\s*\|"  # of that table: the action and its seconds
 
 
 def steps_of(parts: Parts, around: Callable[[], Any]) -> None:
@@ -117,7 +141,15 @@ def under_torch(parts: Parts) -> None:
     _pattern_matcher.report_all_anti_patterns(profiler, should_benchmark=False, print_enable=True)
 
 
-RUNS = {"gpuprof": under_gpuprof, "TraceML": under_traceml, "torch": under_torch}
+def under_lightning(parts: Parts) -> None:
+    """A Trainer's own profiler."""
+    from lightning.pytorch.profilers import SimpleProfiler
+
+    lightning(parts, None, profiler := SimpleProfiler())
+    print(profiler.summary())
+
+
+RUNS = {"gpuprof": under_gpuprof, "TraceML": under_traceml, "torch": under_torch, "Lightning": under_lightning}
 
 
 def output(name: str, seed: int, tool: str, folder: Path) -> str:
@@ -126,15 +158,19 @@ def output(name: str, seed: int, tool: str, folder: Path) -> str:
     command = [sys.executable, *training]
     if tool == "TraceML":
         script, *arguments = training
-        command = [str(Path(sys.executable).with_name("traceml")), "run", script, "--run-name", f"{name}-{seed}", "--args", *arguments]
+        options = ["--run-name", f"{name}-{seed}", "--aggregator-port", str(free_port())]
+        command = [str(Path(sys.executable).with_name("traceml")), "run", script, *options, "--args", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "160"}
+    started = subprocess.Popen(  # noqa: S603 - of this program
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        ended = subprocess.run(  # noqa: S603 - of this program
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        printed, errors = started.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)  # TraceML starts other processes
+        started.communicate()
         return "failed: it took too long"
-    return ended.stdout if ended.returncode == 0 else f"failed: {ended.stderr.strip().splitlines()[-1:]}"
+    return printed if started.returncode == 0 else f"failed: {errors.strip().splitlines()[-1:]}"
 
 
 def said(tool: str, text: str) -> list[str]:
@@ -144,7 +180,27 @@ def said(tool: str, text: str) -> list[str]:
         return [" ".join(found)] if found else []
     if tool == "gpuprof":
         return [each for each in re.findall(r"\[(?:HIGH|MED|LOW|CRIT\w*)\]\s+(.*)", text) if "Estimated cost" not in each]
+    if tool == "Lightning":
+        return rows_of(text)
     return re.findall(r"^(?:You are|Detected|There) .*", text, re.MULTILINE)
+
+
+def rows_of(text: str) -> list[str]:
+    """The rows of Lightning's table that have a tenth of the epoch or more, without what other rows have of them; the largest first."""
+    rows = [(action, float(seconds)) for action, seconds in re.findall(ROW, text, re.MULTILINE)]
+    own = summed(
+        (action.rpartition("]")[2].lstrip("."), seconds) for action, seconds in rows if not action.startswith(("run_training", "Total"))
+    )
+    within = sum(seconds for action, seconds in own.items() if re.search(WITHIN_OPTIMIZER, action))
+    own |= {action: seconds - within for action, seconds in own.items() if action.endswith(".optimizer_step")}
+    epoch = dict(rows).get("run_training_epoch", math.inf)
+    large = sorted((item for item in own.items() if item[1] >= epoch / 10), key=lambda item: -item[1])
+    return [f"{action}: {100 * seconds / epoch:.0f} % of the epoch" for action, seconds in large]
+
+
+def runs(tool: str, name: str) -> bool:
+    """Whether a kind can be planted in the loop that a tool is for."""
+    return ("lightning" if tool == "Lightning" else "plain") in KINDS[name].loops
 
 
 def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
@@ -156,19 +212,26 @@ def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
         for name in kinds:
             word, cells = KINDS[name].label.word, []
             for tool in RUNS:
-                sentences = said(tool, (folder / f"{name}-{seed}" / f"{tool}.txt").read_text())
-                about = [bool(word) and re.search(ABOUT[word], each, re.IGNORECASE) is not None for each in sentences]
-                right[tool]["faults" if word else "clean"] += 1
+                file = folder / f"{name}-{seed}" / f"{tool}.txt"
+                if not runs(tool, name) or not file.exists():
+                    cells.append("–")
+                    continue
+                text = file.read_text()
+                sentences = said(tool, text)
+                words = (ACTIONS if tool == "Lightning" else ABOUT).get(word, "(?!)")  # which matches nothing
+                about = [re.search(words, each, re.IGNORECASE) is not None for each in sentences]
+                right[tool]["failed" if text.startswith("failed") else "faults" if word else "clean"] += 1
                 right[tool]["first"] += any(about[:1])
                 right[tool]["any"] += any(about)
                 right[tool]["accused"] += bool(sentences) and not word and not sentences[0].startswith("COMPUTE-BOUND")
                 mark = "**right** " if any(about[:1]) else "(right among others) " if any(about) else ""
-                cells.append(f"{mark}{sentences[0][:90]}" if sentences else "nothing")
+                cells.append(f"{mark}{sentences[0][:90]}" if sentences else "failed" if text.startswith("failed") else "nothing")
             yield f"| {name}, {seed} | {word or 'none'} | " + " | ".join(each.replace("|", "∣") for each in cells) + " |"
     yield ""
     for tool, counts in right.items():
-        accused = f"says something of {counts['accused']} of {counts['clean']} in which nothing is wrong"
-        yield f"{tool}: first in {counts['first']} of {counts['faults']}, anywhere in {counts['any']}; {accused}."
+        accused = f"; says something of {counts['accused']} of {counts['clean']} in which nothing is wrong" if tool != "Lightning" else ""
+        failed = f"; {counts['failed']} more failed or took longer than {SECONDS} s" if counts["failed"] else ""
+        yield f"- {tool}: first in {counts['first']} of {counts['faults']}, anywhere in {counts['any']}{accused}{failed}."
 
 
 def main() -> None:
@@ -178,18 +241,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--kinds", nargs="+", default=[name for name, each in KINDS.items() if each.ranks == 1 and "plain" in each.loops])
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--no-runs", action="store_true", help="the table of those that are there")
     parser.add_argument("--train", nargs=3, metavar=("KIND", "SEED", "TOOL"))
     given = parser.parse_args()
     if given.train:
         name, seed, tool = given.train
         train(name, int(seed), tool)
         return
-    for seed in given.seeds:
+    for seed in given.seeds if not given.no_runs else ():
         for name in given.kinds:
             folder = given.folder.absolute() / f"{name}-{seed}"
             folder.mkdir(parents=True, exist_ok=True)
             for tool in RUNS:
-                if not (folder / f"{tool}.txt").exists():
+                if runs(tool, name) and not (folder / f"{tool}.txt").exists():
                     (folder / f"{tool}.txt").write_text(text := output(name, seed, tool, folder))
                     print(json.dumps([name, seed, tool, *said(tool, text)[:2], *([text] if text.startswith("failed") else [])]), flush=True)
     lines = list(table(given.folder, given.seeds, given.kinds))

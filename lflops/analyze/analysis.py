@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lflops.analyze.causes import Cause, causes
+from lflops.analyze.compare.compared_run import ComparedRun, compared_run, run_figures
 from lflops.analyze.memory.peak import Checkpointed, Holder, checkpointed, holders, peak_moment
 from lflops.analyze.memory.room import Room, room_for
 from lflops.analyze.modules.operators import Operator, UncountedOperator, operators, uncounted_operators
@@ -78,6 +79,11 @@ class Analysis:
             patterns=self.patterns,
             below=self.children,
         )
+
+    @cached_property
+    def compared(self) -> ComparedRun:
+        """What a comparison needs of the run."""
+        return compared_run(self.profile, run_figures(self.profile, self.step_times, self.utilization.mfu))
 
     # Modules and operators.
 

@@ -325,9 +325,11 @@ def _parts(
     mean, exchanged = times.mean or 0.0, sum(times.communicating.values())
     outside = {name: seconds / mean for name, seconds in times.parts.items() if name != "backward"} | {"communication": exchanged / mean}
     shares = dict(budget.parts if budget else outside)
-    if (by_hand := min(_exchanged_by_hand(profile) / mean, shares.get("other", 0.0))) > 0:
-        shares["other"] -= by_hand
-        shares["communication"] = shares.get("communication", 0.0) + by_hand
+    by_hand = _exchanged_by_hand(profile) / mean
+    for name in ("clip", "other"):
+        if (taken := min(by_hand, shares.get(name, 0.0))) > 0:
+            by_hand -= taken
+            shares |= {name: shares[name] - taken, "communication": shares.get("communication", 0.0) + taken}
     own = budget.modules.get("", {}).get("below_roof", 0.0) * mean if budget else 0.0
     told = sum(own if each.kind == "outside" else each.seconds or 0.0 for each in in_modules if (each.seconds or 0.0) >= _WORTH * mean)
     for name, share in shares.items():

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from lflops.analyze.compare.diff import Limit, diff as diff_of, limits
+from lflops.analyze.analysis import analyze
+from lflops.analyze.compare.diff import Limit, compare, limits
 from lflops.cli.output import BYTES, UsageError, draw, help_of, write_json
 from lflops.extras import needed
 from lflops.report.explanation import fault_changes, fault_lines, profile_at
@@ -38,8 +39,8 @@ def diff(
     if is_trace(before) and is_trace(after):
         diff_traces = needed("diff_traces", "comparing traces")
         return int(diff_traces(before, after, regress, mfu, max_memory, everything=everything, as_json=as_json))
-    runs = profile_at(before), profile_at(after)
-    compared, faults = diff_of(*runs), fault_changes(*runs)
+    first, second = analyze(profile_at(before)), analyze(profile_at(after))
+    compared, faults = compare(first.compared, second.compared).diff, fault_changes(first, second)
     checked = limits(compared, max_regress=regress, min_mfu=mfu, max_memory=memory_limit(max_memory, compared.peak_bytes.before))
     refuse_unknown(checked, HELP)
     if as_json:

@@ -3,7 +3,7 @@
     with monitor.step(batch):
         loss = criterion(model(x), y)       forward, from the first call of a model
         loss.backward()                     backward, from the gradient of the model's output
-        clip_grad_norm_(...)                other
+        clip_grad_norm_(...)                clip if it takes long, else other
         optimizer.step()                    optimizer
 
 A loss that is computed outside of the model has its own gradient counted as forward, since no hook sees it. `named` phases are exact.

@@ -84,12 +84,12 @@ def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
         ProfileError: There is nothing to read there, or it cannot be read.
     """
     if isinstance(given, Profile):
-        return _explained(given, None, None)
+        return _explained(given, None)
     if isinstance(given, Ledger):
-        return _explained(None, given, None)
+        return _explained(None, given)
     path = Path(given)
     if not path.is_dir():
-        return _explained(load(path), None, path)
+        return _explained(load(path), None, path, path)
     window = last_window(path)
     try:
         ledger = load_run(path)
@@ -97,7 +97,7 @@ def explain(given: Profile | Ledger | str | PathLike[str]) -> Explanation:
         if window is None:
             raise
         ledger = None
-    return _explained(None if window is None else load(window), ledger, path)
+    return _explained(None if window is None else load(window), ledger, path, window)
 
 
 def last_window(folder: Path) -> Path | None:
@@ -124,14 +124,13 @@ class FaultChange(Struct, frozen=True, kw_only=True):
     after: float | None
 
 
-def fault_changes(before: Profile, after: Profile) -> tuple[FaultChange, ...]:
+def fault_changes(before: Analysis, after: Analysis) -> tuple[FaultChange, ...]:
     """The faults of two runs, as each run's verdict has them; those of the second run first."""
-    analyses = [analyze(before), analyze(after)]
-    faults = [{(each.cause, each.module): each for each in report_of(run).verdict.findings if each.is_fault} for run in analyses]
+    faults = [{(each.cause, each.module): each for each in report_of(run).verdict.findings if each.is_fault} for run in (before, after)]
     changes = []
     for key in dict.fromkeys([*faults[1], *faults[0]]):
         first, second = (found.get(key) for found in faults)
-        unseen = any(each is None and not _would_show(run, key[0]) for run, each in zip(analyses, (first, second), strict=True))
+        unseen = any(each is None and not _would_show(run, key[0]) for run, each in zip((before, after), (first, second), strict=True))
         status: Literal["new", "still", "gone"] = "still" if first and second else "new" if second else "gone"
         costs = [None if each is None else each.seconds for each in (first, second)]
         finding = second or faults[0][key]
@@ -157,7 +156,7 @@ def fault_lines(changes: Sequence[FaultChange]) -> Iterator[tuple[str, str]]:
         yield {"new": "new fault", "still": "fault", "gone": "no longer"}.get(each.status, each.status), said
 
 
-def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None) -> Explanation:
+def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None = None, window: Path | None = None) -> Explanation:
     analysis = None if profile is None else analyze(profile)
     verdict = _NO_WINDOW if analysis is None else report_of(analysis).verdict
     findings = list(verdict.findings)
@@ -180,7 +179,7 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
         ranks=tuple(_short(f"{label}: {text}" if label else text) for label, text in of_ranks)[:MOST_LINES],
         figures=dict(_figures(analysis, ledger)),
         run=None if ledger is None else {name: round(seconds, 3) for name, seconds in ledger.by_group().items()},
-        more=dict(_more(path, ledger)),
+        more=dict(_more(path, window, ledger)),
     )
 
 
@@ -269,19 +268,20 @@ def _figures(analysis: Analysis | None, ledger: Ledger | None) -> Iterator[tuple
         yield ("run_seconds_per_step", _trained(ledger) / ledger.steps if ledger.steps else None)
 
 
-def _more(path: Path | None, ledger: Ledger | None) -> Iterator[tuple[str, str]]:
+def _more(path: Path | None, window: Path | None, ledger: Ledger | None) -> Iterator[tuple[str, str]]:
+    if window is not None:
+        file = shlex.quote(os.fspath(window))
+        yield from (("the modules", f"lflops show {file}"), ("the operators", f"lflops show {file} --operators"))
+        yield from (("the memory", f"lflops show {file} --memory"), ("all of it, as a page", f"lflops html {file}"))
     if path is None:
         return
     where = shlex.quote(os.fspath(path))
-    if path.is_dir():
-        yield "all of it, in a browser", f"tensorboard --logdir {where}"
-        if ledger is not None:
-            yield "every second of the run", f"lflops ledger {where}"
-            if ledger.starts[-1].ended == "running":
-                yield "a window of the running training", f"lflops window {where}"
-    else:
-        yield from (("the modules", f"lflops show {where}"), ("the operators", f"lflops show {where} --operators"))
-        yield from (("the memory", f"lflops show {where} --memory"), ("all of it, as a page", f"lflops html {where}"))
+    if path.is_dir() and any(path.rglob("*.tfevents.*")):
+        yield "all windows, in TensorBoard", f"tensorboard --logdir {where}"
+    if ledger is not None:
+        yield "every second of the run", f"lflops ledger {where}"
+        if ledger.starts[-1].ended == "running":
+            yield "a window of the running training", f"lflops window {where}"
     yield "whether a change made it faster", f"lflops diff {where} AFTER"
 
 

@@ -24,14 +24,13 @@ _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscr
 def page(*analyses: Analysis, names: Sequence[str] = ()) -> str:
     """The file's text. Of several analyses, with their files' names, the last is shown first, compared with the one before it."""
     shown = [payload(each) for each in analyses]
-    profiles = [each.profile for each in analyses]
-    chosen = [""] if len(profiles) == 1 else [_window(*each) for each in zip(profiles, names, strict=True)]
+    chosen = [""] if len(analyses) == 1 else [_window(each.profile, name) for each, name in zip(analyses, names, strict=True)]
     heads = [html.escape(json.encode(each.head).decode()) for each in shown]
     windows = [f'{window} data-head="{head}"' for window, head in zip(chosen, heads, strict=True)]
     data = [_data(f"data{i or ''}", each, window) for i, (window, each) in enumerate(zip(windows, shown, strict=True))]
     timelines = (timeline(analysis, each.memory) for analysis, each in zip(analyses, shown, strict=True))
     data += [_data(f"timeline{i or ''}", each) for i, each in enumerate(timelines) if each is not None]
-    data += [_data(f"comparison-{i}-{j}", comparison) for i, j, comparison in compared_pairs(profiles)]
+    data += [_data(f"comparison-{i}-{j}", comparison) for i, j, comparison in compared_pairs(analyses)]
     script = page_script("entry/offline")
     title = " → ".join(names) or ", ".join(filter(None, (shown[0].title, shown[0].head.when)))
     return document(title, "\n".join([_ROOT, *data]), script=script)

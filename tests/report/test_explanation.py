@@ -11,6 +11,10 @@ from msgspec import json as struct_json
 from msgspec.structs import replace
 
 import lflops
+from lflops.analyze import analysis
+from lflops.analyze.analysis import analyze
+from lflops.analyze.compare import compared_run
+from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.cli.main import main
 from lflops.ledger.account import Ledger, Span, Start
 from lflops.profile.json_file import json_schema
@@ -94,6 +98,36 @@ def test_few_steps_or_a_busy_machine_cannot_tell() -> None:
 def test_from_which_share_on_a_phase_is_a_fault(phases: dict[str, float], said: list[tuple[str, float]]) -> None:
     """A tenth of the step, or a little more."""
     assert said == faults(trained(**phases))
+
+
+def test_a_clip_of_a_short_step_is_no_fault() -> None:
+    """0.4 ms of 2.4 are the work of a few operators, however large the share; 0.6 ms of 2.6 are more."""
+
+    def short(clip: float) -> Profile:
+        return trained(data=0.1e-3, forward=0.6e-3, backward=1.2e-3, optimizer=0.05e-3, other=0.05e-3, clip=clip)
+
+    assert [] == faults(short(0.4e-3))
+    assert [("clip", 0.6e-3)] == faults(short(0.6e-3))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "clip", "outside"),
+    [
+        ("DDPStrategy", "is gradient clipping", ("is Net itself, outside its layers.", "out of training_step")),
+        ("Fabric", "is between backward and the optimizer's step", ("outside its layers, or between it and backward.", "of the loss")),
+        (None, "is between backward and the optimizer's step", ("outside its layers, or between it and backward.", "of the loss")),
+    ],
+)
+def test_a_loop_of_the_users_own_has_its_own_words(strategy: str | None, clip: str, outside: tuple[str, str]) -> None:
+    """Only Lightning, whose strategies have such names, has a `training_step`, and a hook that clips and does nothing else."""
+    own: dict[tuple[str, Phase], float] = {("", "forward"): 8e-3, ("a", "forward"): 1e-3, ("b", "forward"): 1e-3}
+    given = trained(own=own, clip=8e-3)
+    found = {each.cause: each for each in explain(replace(given, run=replace(given.run, strategy=strategy))).findings if each.is_fault}
+    assert {"clip", "outside"} == found.keys()
+    assert clip in found["clip"].said
+    assert outside[0] in found["outside"].said
+    assert outside[1] in found["outside"].next
+    assert ("training_step" in found["outside"].next) == (strategy == "DDPStrategy")
 
 
 def test_an_optimizer_with_many_operators_may_take_long() -> None:
@@ -200,6 +234,10 @@ def test_gradients_that_are_averaged_by_hand_are_communication() -> None:
     )  # fmt: skip
     given = trained(other=21e-3, facts={"communication": (sent,), "trace": Trace(files={})})
     assert [("communication", 12e-3), ("other", 9e-3)] == faults(given)
+    # Of 10 ms before the optimizer and 11 after it, the first 10 are exchange, and 2 of the others.
+    assert [("communication", 12e-3), ("other", 9e-3)] == faults(
+        trained(clip=10e-3, other=11e-3, facts={"communication": (sent,), "trace": Trace(files={})})
+    )
 
 
 def test_what_the_model_waits_for_before_its_layers_run_is_no_fault_of_its() -> None:
@@ -343,6 +381,23 @@ def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:
             assert [("data", True)] == [(each.cause, each.is_fault) for each in explain(tmp_path).findings if each.cause == "data"]
 
 
+def test_the_commands_for_more_are_of_the_files_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page can be made of any window; TensorBoard has something to show where event files are."""
+    assert {} == explain(trained()).more
+    path = tmp_path / "train-0-9.profile.json"
+    of_profile = {
+        "the modules": f"lflops show {path}",
+        "the operators": f"lflops show {path} --operators",
+        "the memory": f"lflops show {path} --memory",
+        "all of it, as a page": f"lflops html {path}",
+    }
+    of_run = {"every second of the run": f"lflops ledger {tmp_path}", "whether a change made it faster": f"lflops diff {tmp_path} AFTER"}
+    assert of_profile | of_run == with_ledger(trained(), account(), tmp_path, monkeypatch).more
+    (tmp_path / "events.out.tfevents.1.host").touch()
+    assert f"tensorboard --logdir {tmp_path}" == explain(tmp_path).more["all windows, in TensorBoard"]
+    assert of_profile | {"whether a change made it faster": f"lflops diff {path} AFTER"} == explain(path).more
+
+
 def test_a_folder_has_its_last_training_window(tmp_path: Path) -> None:
     """A validation's window is another one; without a ledger the window is enough. A folder with nothing is refused."""
     trained(data=20e-3).save(tmp_path / "train-0-9.profile.json")
@@ -394,24 +449,40 @@ def test_the_shell_prints_it_in_three_forms(tmp_path: Path, capfdbinary: pytest.
 
 def test_two_runs_are_compared_by_their_faults() -> None:
     """Before, each step waits 40 ms of 73 for data; after, 1 ms of 44, of which clipping takes 10. Both runs are long enough to see it."""
-    before, after = trained(data=40e-3), trained(clip=10e-3)
+    before, after = analyze(trained(data=40e-3)), analyze(trained(clip=10e-3))
     changes = fault_changes(before, after)
     assert [("new", "clip", None, 10e-3), ("gone", "data", 40e-3, None)] == [
         (each.status, each.finding.cause, each.before, None if each.after is None else pytest.approx(each.after)) for each in changes
     ]
     assert ["new fault", "no longer"] == [label for label, _ in fault_lines(changes)]
-    assert ["still"] == [each.status for each in fault_changes(before, trained(data=20e-3))]
-    ((_, said),) = fault_lines(fault_changes(before, trained(data=20e-3)))
+    assert ["still"] == [each.status for each in fault_changes(before, analyze(trained(data=20e-3)))]
+    ((_, said),) = fault_lines(fault_changes(before, analyze(trained(data=20e-3))))
     assert said.endswith("Before it cost 40.0 ms.")
 
 
 def test_a_run_that_is_too_short_is_not_said_to_be_without_a_fault() -> None:
     """Four undisturbed steps show nothing, but for a phase that is short in all of them. A run without faults has none."""
     eval_mode = Note(code="eval_mode", subject="", values={})
-    short = trained(steps=4)
-    assert ["cannot tell"] == [each.status for each in fault_changes(trained(facts={"notes": (eval_mode,)}), short)]
-    assert ["gone"] == [each.status for each in fault_changes(trained(data=40e-3), short)]
-    assert () == fault_changes(trained(), trained())
+    short = analyze(trained(steps=4))
+    assert ["cannot tell"] == [each.status for each in fault_changes(analyze(trained(facts={"notes": (eval_mode,)})), short)]
+    assert ["gone"] == [each.status for each in fault_changes(analyze(trained(data=40e-3)), short)]
+    assert () == fault_changes(analyze(trained()), analyze(trained()))
+
+
+def test_diff_analyzes_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison and the faults need the same times of steps."""
+    asked: list[Profile] = []
+
+    def counted(given: Profile) -> StepTimes:
+        asked.append(given)
+        return step_times(given)
+
+    for module in (analysis, compared_run):
+        monkeypatch.setattr(module, "step_times", counted)
+    for name, data in (("before", 40e-3), ("after", 1e-3)):
+        trained(data=data).save(tmp_path / f"{name}.json")
+    assert 0 == main(["diff", str(tmp_path / "before.json"), str(tmp_path / "after.json"), "--json"])
+    assert 2 == len(asked)
 
 
 def test_diff_takes_the_folders_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

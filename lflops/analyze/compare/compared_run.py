@@ -88,7 +88,8 @@ def module_patterns(run: ComparedRun) -> dict[str, str]:
     return patterns(dict(zip(run.names, zip(run.kinds, run.columns["parameters"], strict=True), strict=True)))
 
 
-def compared_run(profile: Profile) -> ComparedRun:
+def compared_run(profile: Profile, figures: RunFigures | None = None) -> ComparedRun:
+    """Read what a comparison needs from a profile; its figures too, where they are not known."""
     modules = profile.modules.values()
     columns: dict[str, Sequence[Any]] = {
         field: [getattr(module, field) for module in modules] for field in ("parameters", "own_parameters", "peak_bytes")
@@ -97,7 +98,7 @@ def compared_run(profile: Profile) -> ComparedRun:
         works = [module.work(phase) for module in modules]
         for field in (own + field for field in _WORK for own in _OWN_OR_INCLUSIVE):
             columns[f"{phase}.{field}"] = [getattr(work, field) for work in works]
-    figures = run_figures(profile, step_times(profile), utilization(profile).mfu)
+    figures = figures or run_figures(profile, step_times(profile), utilization(profile).mfu)
     return ComparedRun(figures, list(profile.modules), [module.kind for module in modules], columns | time_columns(profile))
 
 

@@ -5,6 +5,7 @@
     optimizer              ^^^^^^^^^^^^^^              ^              ^^        ^^^^^^^^
 
 A phase has the time from a mark at its beginning to one at its end, less that of the phases within it; what is in none of them is other.
+What is in none of them between backward and the optimizer has a name: a user's own loop clips gradients there, and no hook says so.
 Marks are read later: on a device they are events on the stream, so a phase is the time in which the stream had nothing else to go on with.
 """
 
@@ -19,7 +20,9 @@ SYNC = "sync"  # Lightning's own collectives, in which ranks wait for each other
 WAIT = "wait"
 """The end of backward, where every node has run: DDP waits in it for the gradients of the other ranks. It is a part of backward."""
 
-ORDER = ("data", "transfer", "forward", "backward", "clip", "optimizer", OTHER, SYNC)
+BETWEEN = "before_optimizer"  # what is in no phase, from the end of backward to the optimizer's step
+
+ORDER = ("data", "transfer", "forward", "backward", "clip", BETWEEN, "optimizer", OTHER, SYNC)
 """The order of a training step's phases; others follow."""
 
 
@@ -109,6 +112,8 @@ class StepPhases:
         """How long each phase ran. Their sum is the step."""
         marks, innermost, end = step
         innermost = ["backward" if phase == WAIT else phase for phase in innermost]
+        around = zip(["", *innermost], innermost, [*innermost[1:], ""], strict=False)
+        innermost = [BETWEEN if each == ("backward", OTHER, "optimizer") else each[1] for each in around]
         ran = set(innermost)
         phases = dict.fromkeys([*(phase for phase in ORDER if phase in ran), *sorted(ran.difference(ORDER))], 0.0)
         for start, phase, stop in zip(marks, innermost, [*marks[1:], end], strict=True):

@@ -130,7 +130,7 @@ class _Told(NamedTuple):
 
 
 def _in_words(analysis: Analysis, cause: Cause) -> _Told | None:
-    row, share = row_of(_row_name(cause)), None if cause.seconds is None else analysis.step_times.share(cause.seconds)
+    row, share = _row(analysis.profile, _row_name(cause)), None if cause.seconds is None else analysis.step_times.share(cause.seconds)
     if cause.kind == "rank":
         worst = slowest_rank(analysis, cause.seconds or 0.0)
         return None if worst is None else _Told(worst, row.next)
@@ -230,6 +230,9 @@ def advice(profile: Profile, name: str, module: str = "") -> str:
 
 
 def _row(profile: Profile, name: str) -> Row:
+    """The row of a cause, in the words of the loop: Lightning's, whose strategies have this name, or a user's own."""
+    if name in {"clip", "outside"} and not (profile.run.strategy or "").endswith("Strategy"):
+        return row_of(f"{name}_of_loop")
     return row_of("never_called" if name == "other" and "" in profile.uncalled else name)
 
 

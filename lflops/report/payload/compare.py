@@ -7,12 +7,11 @@ from typing import Any
 from msgspec import DecodeError, Struct, json
 
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.compare.compared_run import TIMED, ComparedRun, Fact, RunFigures, compared_run, run_figures, time_columns
+from lflops.analyze.compare.compared_run import TIMED, ComparedRun, Fact, RunFigures, run_figures, time_columns
 from lflops.analyze.compare.diff import Comparison, compare
 from lflops.analyze.compare.module_pair import Change, ModuleSide
 from lflops.analyze.compare.significance import CommonFactor, Timing
 from lflops.garbage import gc_paused
-from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline, is_news
 from lflops.report.payload.columns import Columns, Value, column, exact
 
@@ -57,9 +56,9 @@ def run_shown(analysis: Analysis) -> RunShown:
     return RunShown(**{name: getattr(figures, name) for name in RunFigures.__struct_fields__}, times=times)
 
 
-def compared_pairs(profiles: Sequence[Profile]) -> Iterator[tuple[int, int, ComparisonShown]]:
-    """Each profile's position, that of each other one, and their comparison, both ways."""
-    for (i, before), (j, after) in permutations(enumerate(map(compared_run, profiles)), 2):
+def compared_pairs(analyses: Sequence[Analysis]) -> Iterator[tuple[int, int, ComparisonShown]]:
+    """Each run's position, that of each other one, and their comparison, both ways."""
+    for (i, before), (j, after) in permutations(enumerate(each.compared for each in analyses), 2):
         yield i, j, _shown(compare(before, after))
 
 

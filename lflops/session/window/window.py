@@ -10,9 +10,11 @@ from lflops.collect.kineto.tracer import Recording
 from lflops.collect.timing.attach_times import attach_module_times
 from lflops.collect.timing.clock import Clock
 from lflops.collect.timing.hook_overhead import hook_overhead
+from lflops.collect.timing.step_phases import BETWEEN, OTHER
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase
+from lflops.profile.series import summed
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline
 from lflops.session.window.step_clock import TimedStep
@@ -24,6 +26,7 @@ HOOKED, MORE, MOST_HOOKED = 8, 4, 16
 
 PATIENCE = 20  # steps after its end that a window waits for those that it wants
 LONGEST_WAIT = 100  # steps of a wait that are kept, the last ones
+_CLIP, _LEAST_CLIP = 0.05, 2e-4  # of the step, and seconds: so long is clip, if it is between backward and the optimizer; else it is other
 
 
 class Window:
@@ -93,7 +96,7 @@ class Window:
         self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[TimedStep], Step], clock: Clock, failed: bool
     ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
         """The window as a value, and the own seconds of modules in each of its hooked steps."""
-        steps = tuple(map(of, (*self._wait_steps, *self._steps)))
+        steps = _with_clip(tuple(map(of, (*self._wait_steps, *self._steps))))
         usual = next((each for each in steps if each.kind == "counted"), steps[-1] if steps else None)
         few = () if self._clean >= WANTED else (Note(code="few_clean_steps", subject="", values={"steps": self._clean}),)
         run = replace(
@@ -119,3 +122,16 @@ class Window:
     @property
     def _clean(self) -> int:
         return sum(step.is_clean for step in (*self._wait_steps, *self._steps))
+
+
+def _with_clip(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """The steps, in which what is between backward and the optimizer is clip, or other where it is short in half of them or more."""
+    clean = [step for step in steps if step.is_clean and step.phases and step.seconds]
+    long = sum(step.phases.get(BETWEEN, 0.0) >= max(_CLIP * (step.seconds or 0.0), _LEAST_CLIP) for step in clean)
+    name = "clip" if 2 * long > len(clean) else OTHER
+
+    def named(phases: Mapping[str, float]) -> dict[str, float]:
+        in_order = sorted(phases.items(), key=lambda item: item[0] == BETWEEN and name == OTHER)
+        return summed((name if phase == BETWEEN else phase, seconds) for phase, seconds in in_order)
+
+    return tuple(replace(step, phases=named(step.phases), host_phases=named(step.host_phases)) for step in steps)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lflops.collect.timing.clock import StreamClock
-from lflops.collect.timing.step_phases import StepPhases
+from lflops.collect.timing.step_phases import BETWEEN, StepPhases
 from tests.support.fake_clock import StillClock
 
 
@@ -68,6 +68,13 @@ def test_the_wait_at_the_end_of_backward_is_a_part_of_it(phases: StepPhases, clo
     step = phases.end()
     assert ({"backward": 5.0, "other": 0.0}, 3.0) == (phases.seconds(step), phases.waiting(step))
     assert phases.waiting(phases.end()) is None
+
+
+def test_what_is_between_backward_and_the_optimizer_has_a_name(phases: StepPhases, clock: StillClock) -> None:
+    """3 s, where a loop clips; 4 before another forward and 5 before a clip that is named are other."""
+    found = whole_seconds(phases, clock, "f1)b2)4f1)b2)3o1)b1)5c1)o1)")
+    assert {"other": 9.0, "forward": 2.0, "backward": 5.0, BETWEEN: 3.0, "clip": 1.0, "optimizer": 2.0} == found
+    assert ["forward", "backward", "clip", BETWEEN, "optimizer", "other"] == [*found]
 
 
 def test_time_before_a_step_begins_is_in_none(phases: StepPhases, clock: StillClock) -> None:

@@ -99,7 +99,7 @@ def test_a_layer_in_a_wider_dtype_is_named() -> None:
 
 def test_work_outside_of_the_layers_is_the_models_own() -> None:
     """Forward takes 30 ms, the layers 16 of them: 14 are in training_step itself, known without any peak."""
-    given = blocks({}, {"forward": 30}, hardware=None)
+    given = blocks({}, {"forward": 30}, hardware=None, strategy="SingleDeviceStrategy")
     model = {name: replace(module, kind="Net") if not name else module for name, module in given.modules.items()}
     said, why = told(replace(given, modules=model))
     assert ("A step takes 30.0 ms.", "46.7 % of the step (14.0 ms) is Net itself, outside its layers.") == (said, why[0])
