@@ -56,12 +56,10 @@ def name_file(path: Path | None, *, as_json: bool) -> None:
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Plain lines, unchanged."""
     _write("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding or "utf-8", "replace"))
 
 
 def write_json(value: object) -> None:
-    """One JSON object, indented."""
     _write(json.format(json.encode(value)) + b"\n")
 
 

@@ -177,7 +177,6 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
     by_module: MemoryByModule | None = None  # `None` without a profile
 
     def lines(self) -> Iterator[str]:
-        """The report in sentences."""
         return explained_lines(self)
 
 
@@ -286,7 +285,6 @@ class HolderChange(Struct, frozen=True, kw_only=True):
 
     @property
     def change(self) -> int:
-        """How many bytes more."""
         return self.bytes[1] - self.bytes[0]
 
 

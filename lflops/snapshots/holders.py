@@ -37,7 +37,6 @@ class Peak(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """All that is alive."""
         return sum(each.bytes for each in self.alive)
 
 
@@ -165,7 +164,6 @@ def changes(
 
 
 def is_forward(stack: Stack) -> bool:
-    """Whether a module's forward is running."""
     return any(frame.function == "forward" for frame in stack) and not is_optimizer(stack)
 
 

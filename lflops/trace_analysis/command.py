@@ -92,7 +92,6 @@ def compat(folder: Folder, *, as_json: Annotated[bool, typer.Option("--json", he
 
 
 def add_commands(app: typer.Typer) -> None:
-    """`lflops trace`."""
     app.add_typer(trace, name="trace")
 
 

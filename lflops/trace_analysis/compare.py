@@ -23,7 +23,6 @@ class TimeChange(Struct, frozen=True, kw_only=True):
 
     @property
     def change(self) -> float:
-        """How much more."""
         return self.after - self.before
 
 
@@ -45,7 +44,6 @@ class TraceDiff(Struct, frozen=True, kw_only=True):
 
 
 def compare(before: TraceSummary, after: TraceSummary) -> TraceDiff:
-    """Compare two traces."""
     pair = before, after
     per_step = all(each.steps for each in pair)
     parts = [len(each.steps) if per_step else 1 for each in pair]

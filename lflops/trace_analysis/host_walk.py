@@ -81,7 +81,6 @@ class HostWalk:
         return self.launches.get(work.correlation) or self.by_external.get(work.external, NOT_RECORDED)
 
     def call(self, work: DeviceWork) -> RuntimeCall | None:
-        """The call that launched a piece of work."""
         return self.launch(work).call
 
 

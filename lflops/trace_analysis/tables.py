@@ -25,7 +25,6 @@ class TraceTable(NamedTuple):
 
     @property
     def left_out(self) -> int:
-        """How many rows are not listed."""
         return 0 if self.total is None else self.total - len(self.names)
 
 

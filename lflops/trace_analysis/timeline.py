@@ -56,7 +56,6 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
         return (self.end - self.start) / 1e9
 
 

@@ -66,7 +66,6 @@ class AnnotationProcess:
 
     @property
     def is_done(self) -> bool:
-        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def finish(self, seconds: float | None = None) -> str | None:

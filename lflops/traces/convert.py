@@ -85,7 +85,6 @@ class _Event(Struct):
 
 
 def is_wanted() -> bool:
-    """Whether torch-tb-profiler is installed here."""
     return importlib.util.find_spec("torch_tb_profiler") is not None
 
 

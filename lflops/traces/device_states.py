@@ -52,7 +52,6 @@ class Timeline(NamedTuple):
 
 
 def communicates(work: DeviceWork) -> bool:
-    """Whether a kernel is one of a collective library."""
     return work.kind == "kernel" and (work.collective is not None or is_collective_kernel(work.name))
 
 
@@ -69,7 +68,6 @@ def states(work: Sequence[DeviceWork], start: int, end: int) -> Timeline:
 
 
 def timeline(found: Timeline) -> DeviceTimeline:
-    """The nanoseconds of each state."""
     window = [(found.start, found.end)]
     computing, exposed_communication, exposed_copies, idle = shares(window, found.computing, found.communicating, found.copying)
     return DeviceTimeline(
@@ -84,10 +82,8 @@ def timeline(found: Timeline) -> DeviceTimeline:
 
 
 def idle_stretches(found: Timeline) -> Stretches:
-    """When the device did nothing."""
     return outside([(found.start, found.end)], joined(found.computing + found.communicating + found.copying))
 
 
 def total(timelines: Iterable[DeviceTimeline]) -> DeviceTimeline:
-    """The nanoseconds of several devices together."""
     return DeviceTimeline(**sums(list(timelines), *DeviceTimeline.__struct_fields__))

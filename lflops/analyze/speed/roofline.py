@@ -107,7 +107,6 @@ class LazyRoofline:
 
     @cached_property
     def ceilings(self) -> tuple[Ceiling, ...]:
-        """As of `Roofline`."""
         return tuple(_ceilings(self._profile, self._chip))
 
     @cached_property
@@ -117,7 +116,6 @@ class LazyRoofline:
 
     @cached_property
     def operators(self) -> tuple[Point, ...]:
-        """As of `Roofline`."""
         return tuple(map(point_of, _operators(self._profile, self._costs)))
 
     @cached_property
@@ -244,7 +242,6 @@ class _Costs:
         self._totals: dict[tuple[int, ...], Total] = {}
 
     def total(self, numbers: Sequence[int]) -> Total:
-        """The sums over the cells with these costs."""
         key = tuple(numbers)
         total = self._totals.get(key)
         if total is None:
@@ -273,18 +270,15 @@ class Part(Struct, frozen=True, gc=False):
 
     @property
     def roof_seconds(self) -> float | None:
-        """As of `Point`."""
         return self.total.seconds
 
     @property
     def seconds_to_win(self) -> float | None:
-        """As of `Point`."""
         roof = self.total.seconds
         return max(self.seconds - roof, 0.0) if self.seconds is not None and roof is not None else None
 
     @property
     def over(self) -> AboveRoofReason | None:
-        """As of `Point`."""
         roof, seconds = self.total.seconds, self.seconds
         return _over(self.total.costs, seconds) if roof is not None and seconds and roof > seconds * (1 + TOLERANCE) else None
 

@@ -90,7 +90,6 @@ class OperatorAccumulator:
         self.partial_tensors = PartialTensors(scopes.tree)  # the plain tensors that are parts of sharded ones
 
     def total(self) -> Totals:
-        """The sums of all threads."""
         total = Totals()
         for totals in self._threads:
             total.merge(totals)
@@ -104,7 +103,6 @@ class OperatorAccumulator:
 
     @property
     def in_sharded_operator(self) -> bool:
-        """Whether this thread is running an operator on sharded tensors."""
         return self._local.sharded_on is not None
 
     def infers_shapes(self, args: Any, kwargs: Any) -> bool:
@@ -169,7 +167,6 @@ class OperatorAccumulator:
         return totals
 
     def record(self, operator: Operator, row: str, phase: Phase, given: Given) -> None:
-        """Add one call."""
         totals, kind = self._local.totals or self._totals(), operator.kind
         if phase == "optimizer" and kind is COUNTED:
             if (owners := self._step) is None or owners.optimizer is not self.scopes.stepping():

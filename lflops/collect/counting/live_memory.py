@@ -63,7 +63,6 @@ class AllocationLog:
         self.requests.append(Request(self._made, nbytes, STREAM.get()))
 
     def freed(self, key: int, _reference: object = None) -> None:
-        """Add the free of a storage."""
         alive = self._alive.pop(key, None)
         if alive is None:
             return
@@ -74,7 +73,6 @@ class AllocationLog:
             self.requests.append(Request(alive[0], None))
 
     def stop(self) -> None:
-        """Stop following storages."""
         self._alive.clear()
 
 
@@ -279,7 +277,6 @@ class LiveMemory:
                 self._relabelled[alive.serial] = category
 
     def stop(self) -> None:
-        """Stop following storages."""
         self._see_deaths()
         if self._replaced is not None:
             self._keep_both(self._replaced)
@@ -299,7 +296,6 @@ class LiveMemory:
         return peaks
 
     def result(self) -> Memory:
-        """The peak, its composition, and the timeline."""
         at_peak = self._alive_at_peak()
         alive = [(self._relabelled.get(serial, birth.category), birth) for serial, birth in at_peak]
         timeline, most = self._timeline()

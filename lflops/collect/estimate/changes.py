@@ -66,7 +66,6 @@ class Adapted(nn.Module):
         self.up = nn.Linear(rank, base.out_features, bias=False, device=base.weight.device, dtype=base.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's result and the adapter's."""
         result: Tensor = self.base(x) + self.up(self.down(x)) * SCALE
         return result
 
@@ -252,7 +251,6 @@ class Changes:
         return subject
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which the model runs."""
         return contextlib.nullcontext() if self.precision is None else torch.autocast("cpu", MIXED[self.precision])
 
 

@@ -338,12 +338,10 @@ class Meter:
         self.total: int | None = None
 
     def end(self) -> None:
-        """All steps are done."""
         if self._report is not None:
             self._report(self.done, self.done)
 
     def add(self) -> None:
-        """An operator is finished."""
         self.done += 1
         if self._report is not None and self.done % REPORT_EVERY == 0:
             self._report(self.done, self.total)

@@ -135,7 +135,6 @@ class _Collective:
         return self._run(output_tensor, input_tensor, **how)
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The next buffer."""
         with on_stream(next(self._streams)):
             if self._copy_for is not None:
                 self._copy = torch.empty(prod(size) // self._copy_for, dtype=dtype, device=device)
