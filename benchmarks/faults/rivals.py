@@ -37,6 +37,15 @@ from tests.support.repository import ROOT
 
 SECONDS = 180
 
+INTRODUCTION = [
+    "Loops of one's own on a CPU, for Lightning a Trainer. **TraceML and gpuprof are made for GPUs**: what they know of kernels, of a",
+    "device's memory and of its idle time is not asked for, and most of these faults are not theirs to find. torch's advisor looks",
+    "for patterns in a trace. Lightning's profiler has a table and no verdict: shown is its largest row. *Right* is lenient: any word",
+    "for the fault does, and where TraceML calls all of it `residual`, or gpuprof `waiting on the loader`, that is right in each such",
+    "training.",
+    "",
+]
+
 ABOUT = {
     "data": r"loader|input|prefetch|worker",
     "outside": r"residual|\.item|sync|outside|metric",
@@ -256,7 +265,7 @@ def main() -> None:
                 if runs(tool, name) and not (folder / f"{tool}.txt").exists():
                     (folder / f"{tool}.txt").write_text(text := output(name, seed, tool, folder))
                     print(json.dumps([name, seed, tool, *said(tool, text)[:2], *([text] if text.startswith("failed") else [])]), flush=True)
-    lines = list(table(given.folder, given.seeds, given.kinds))
+    lines = [*INTRODUCTION, *table(given.folder, given.seeds, given.kinds)]
     if given.record:
         record("rivals", "The same trainings under other tools", lines)
     else:
