@@ -412,7 +412,8 @@ def main() -> None:
         on = "A device of the tests in host memory, of 1 GFLOP/s and 1 GB/s as planted, no claim about a real chip"
     if options.device != "cpu":
         title = "On a GPU" if options.device == "cuda" else "The same parts on the simulated accelerator"
-        record("gpu.py", title, [f"{on}.", "", "| part | took | result |", "|---|--:|---|", *rows])
+        script = "gpu.py" if options.device == "cuda" else "gpu.py --device simulated"
+        record(script, title, [f"{on}.", "", "| part | took | result |", "|---|--:|---|", *rows])
 
 
 if __name__ == "__main__":
