@@ -258,9 +258,9 @@ class _Trial:
         if self._watched.hung:
             self._close(by, "hung", "; ".join(map(_where, self._watched.said())), differing)
         elif steady:
-            self._close(by, "different", _first(self._facts, watched, steady, self._watched.said()[0]), steady)
+            self._close(by, "different", _first(self._facts, watched, steady, self._watched.said()), steady)
         elif differing:
-            self._close(by, "unsteady", _first(self._facts, watched, differing, ""), differing)
+            self._close(by, "unsteady", _first(self._facts, watched, differing, [""]), differing)
         else:
             self._close(by, "equal")
 
@@ -284,8 +284,8 @@ def _differing(plain: Facts, watched: Facts) -> list[str]:
     return sorted(names, key=lambda name: next((i for i, each in enumerate(first) if name.startswith(each)), len(first)))
 
 
-def _first(plain: Facts, watched: Facts, differing: Sequence[str], said: str) -> str:
-    """The first difference in words; within lists, the first entry that differs."""
+def _first(plain: Facts, watched: Facts, differing: Sequence[str], said: Sequence[str]) -> str:
+    """The first difference in words; within lists, the first entry that differs. Of a crash, where it was."""
     name = differing[0]
     before, after = plain.get(name, "nothing"), watched.get(name, "nothing")
     if isinstance(before, list) and isinstance(after, list):
@@ -297,7 +297,8 @@ def _first(plain: Facts, watched: Facts, differing: Sequence[str], said: str) ->
     if isinstance(before, dict) and isinstance(after, dict):
         key = next(key for key in {**before, **after} if before.get(key) != after.get(key))
         return f"{name}[{key!r}]: {_short(before.get(key))} became {_short(after.get(key))}"
-    told = said.strip().splitlines()[-1:] if name.startswith("status") else []
+    crashed = next((each for each in said if "Fatal Python error" in each), None)
+    told = [] if not name.startswith("status") else said[0].strip().splitlines()[-1:] if crashed is None else [_where(crashed), crashed]
     return f"{name}: {_short(before)} became {_short(after)}" + "".join(f" ({line})" for line in told)
 
 
