@@ -172,7 +172,8 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
         facts = RUNS[case.driver](case, watch)
         if "never left" in case.traits:  # a monitor that is on at the process's end has its hooks; how the process ends is compared
             facts = {name: value for name, value in facts.items() if name in {"outcome", "losses"}}
-        (folder / "facts").write_bytes(pickle.dumps(facts))
+        (folder / "part").write_bytes(pickle.dumps(facts))
+        (folder / "part").rename(folder / "facts")  # a rank that is killed as it writes has none
         status = 0
     except BaseException:  # noqa: BLE001 - a process that was forked must not go on as the judge
         traceback.print_exc()
