@@ -16,7 +16,7 @@ from lflops.analyze.modules.outliers import Outlier, explaining
 from lflops.analyze.modules.tree import TIMED_PHASES, BusyModules, total_seconds
 from lflops.analyze.ranks.imbalance import Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
-from lflops.analyze.speed.step_times import StepTimes
+from lflops.analyze.speed.step_times import StepTimes, lost_share
 from lflops.profile.model import Profile
 from lflops.profile.module_names import added_up, ancestry
 from lflops.profile.notes import are_times_far_off, notes_with
@@ -148,11 +148,6 @@ def causes(
         if not most.pattern or most.pattern not in {each.module for each in kept}:
             kept.append(Cause(kind="busiest", seconds=most.seconds, module=most.name, value=most.kind, is_rest=bool(kept)))
     return tuple(kept)
-
-
-def lost_share(profile: Profile) -> float:
-    """What share of the CPU time that the process needed others took, while modules were timed."""
-    return statistics.median(profile.cpu_lost_shares or [0.0])
 
 
 def allowance(profile: Profile) -> float:

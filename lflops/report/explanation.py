@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.causes import allowance, lost_share, row_of
-from lflops.analyze.speed.step_times import VERY_BUSY
+from lflops.analyze.causes import allowance, row_of
+from lflops.analyze.speed.step_times import VERY_BUSY, lost_share
 from lflops.errors import ProfileError
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, memory_growth
 from lflops.ledger.run import load_run

@@ -4,6 +4,7 @@ A step is divided once: every share of a step, here, in the budget and by module
 their whole, also where steps differ. The median step with its quartiles is known as well.
 """
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -17,6 +18,11 @@ _WITHIN_FORWARD = frozenset({"prefill", "decode"})
 _LEAST_WAIT = 0.001  # of a step: less is how long a look at the clock takes
 VERY_BUSY = 0.2  # share of the CPU time that the process needed: where others took so much, times are no measure
 _NOISE = 1e-9  # share of a step that is rounding error of sums of floats
+
+
+def lost_share(profile: Profile) -> float:
+    """What share of the CPU time that the process needed others took, while modules were timed."""
+    return statistics.median(profile.cpu_lost_shares or [0.0])
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):

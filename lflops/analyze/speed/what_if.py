@@ -6,14 +6,13 @@ of what changes. On a device a wait that goes may uncover another one: exposed c
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import hypot
-from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from lflops.analyze.speed.budget import IN_MODULES, budget
 from lflops.analyze.speed.peaks import chip_of, peak_of
-from lflops.analyze.speed.step_times import VERY_BUSY, StepTimes, step_times
+from lflops.analyze.speed.step_times import VERY_BUSY, StepTimes, lost_share, step_times
 from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
@@ -137,7 +136,7 @@ class _Changed:
 
     def doubts(self) -> Iterator[Literal["busy", "modules"]]:
         """Why the times that it rests on are no measure."""
-        if median(self._profile.cpu_lost_shares or [0.0]) >= VERY_BUSY:
+        if lost_share(self._profile) >= VERY_BUSY:
             yield "busy"
         if self._asks_modules and are_times_far_off(self._profile.notes):
             yield "modules"

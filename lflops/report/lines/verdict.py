@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.causes import Cause, Row, lost_share, row_of
+from lflops.analyze.causes import Cause, Row, row_of
 from lflops.analyze.modules.outliers import Doubt
 from lflops.analyze.speed.budget import Budget
-from lflops.analyze.speed.step_times import VERY_BUSY
+from lflops.analyze.speed.step_times import VERY_BUSY, lost_share
 from lflops.profile.model import Profile
 from lflops.profile.notes import are_times_far_off, filled, time_factors
 from lflops.profile.records import PHASES
