@@ -28,15 +28,14 @@ from lflops import FlopsMonitor, Schedule
 from lflops.collect.kineto import tracer as kineto
 from lflops.collect.kineto.tracer import Tracer
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.traces.annotate import Calls
-from lflops.traces.annotate_in_background import AnnotationProcess
+from lflops.traces.annotate import AnnotationProcess, Calls
 from lflops.traces.recorded import STEP
 
 EVENTS = 200_000
 ACTIVE = 3
 HIGHEST = """
 import sys
-from lflops.traces.annotate_in_background import main
+from lflops.traces.annotate import main
 main(sys.argv[1:])
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

@@ -16,13 +16,11 @@ from msgspec.structs import replace
 from torch import nn
 
 from lflops.analyze.analysis import analyze
-from lflops.collect.count_and_time import CountAndTime
 from lflops.collect.inputs.arguments import check_module, check_whole, describe
 from lflops.collect.inputs.batch import tensor_of_shape
-from lflops.collect.measure import measure, measure_generate
+from lflops.collect.measure import CountAndTime, measure, measure_generate
 from lflops.deepspeed.text import units as short_units
-from lflops.deepspeed.text.modules import aggregated
-from lflops.deepspeed.text.summary import summary
+from lflops.deepspeed.text.summary import aggregated, summary
 from lflops.errors import CountError
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lflops
-from lflops.collect import count_and_time as watching_module
-from lflops.collect.count_and_time import CountAndTime
+from lflops.collect import measure as watching_module
+from lflops.collect.measure import CountAndTime
 from lflops.collect.operator_costs import table as operator_costs
-from lflops.collect.timing import hook_overhead
-from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead
+from lflops.collect.timing import module_hooks
+from lflops.collect.timing.module_times import NO_OVERHEAD, HookOverhead
 from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES
@@ -436,7 +436,7 @@ def test_to_be_watched_leaves_no_trace(way: Callable[[nn.Module, Tensor], object
 
 def test_a_trial_that_draws_random_numbers_is_seen_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that draws some in place of the one that is tried."""
-    monkeypatch.setattr(hook_overhead, "mm", lambda x, _: x * torch.rand(()))
+    monkeypatch.setattr(module_hooks, "mm", lambda x, _: x * torch.rand(()))
     before = random_numbers()
     with_a_trial(small(), torch.ones(3, 4))
     watching_module._overhead.cache_clear()

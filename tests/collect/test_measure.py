@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.collect.model.call import Gradients
 from lflops.collect.timing.clock import HostClock
-from lflops.collect.timing.hook_overhead import _of_timer, hook_overhead
-from lflops.collect.timing.stamps import NO_OVERHEAD
+from lflops.collect.timing.module_hooks import _of_timer, hook_overhead
+from lflops.collect.timing.module_times import NO_OVERHEAD
 from lflops.collect.torch_private import autograd
 from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry

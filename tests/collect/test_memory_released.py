@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import lflops
-from lflops.collect.count_and_time import CountAndTime
-from lflops.collect.measure import measure_generate
-from lflops.collect.timing.stamps import NO_OVERHEAD
+from lflops.collect.measure import CountAndTime, measure_generate
+from lflops.collect.timing.module_times import NO_OVERHEAD
 from tests.support.canary_model import batch, in_forward, patient
 from tests.support.process_state import about, differences, graph, modes, random_numbers
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lflops
-from lflops.collect.count_and_time import CountAndTime
-from lflops.collect.timing.stamps import NO_OVERHEAD
+from lflops.collect.measure import CountAndTime
+from lflops.collect.timing.module_times import NO_OVERHEAD
 from tests.support.canary_model import Patient
 from tests.support.process_state import Facts, bits, differences, random_numbers
 

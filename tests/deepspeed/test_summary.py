@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from lflops.analyze.analysis import analyze
 from lflops.deepspeed.text import units as short_units
-from lflops.deepspeed.text.modules import Kind, by_depth, most
-from lflops.deepspeed.text.summary import summary
+from lflops.deepspeed.text.summary import Kind, by_depth, most, summary
 from lflops.hardware.chips import Hardware
 from lflops.merging.merge import merge
 from lflops.profile.model import Profile

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from lflops.formulas.attention.scores import ALL, Packing, Scores, Sequences, Window, dense, keys_seen, scores_of, sequences
+from lflops.formulas.attention.fused import ALL, Packing, Scores, Sequences, Window, dense, keys_seen, scores_of, sequences
 from lflops.formulas.table import Values
 
 

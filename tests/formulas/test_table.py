@@ -54,9 +54,9 @@ def test_whoever_counts_calls_loads_all_families() -> None:
 def unimported(files: dict[str, str], importer: str) -> list[str]:
     """Files with costs of calls that the importer does not import."""
     imported = {
-        alias.name
+        f"{node.module}.{alias.name}".removeprefix("lflops.collect.operator_costs.").partition(".")[0]
         for node in ast.walk(ast.parse(importer))
-        if isinstance(node, ast.ImportFrom) and node.module == "lflops.collect.operator_costs"
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("lflops.collect.operator_costs.")
         for alias in node.names
     }
     return [name for name, source in files.items() if calls(source, "cost_of_call") and name not in imported]
@@ -74,3 +74,4 @@ def test_a_file_with_costs_that_nobody_imports_would_be_seen() -> None:
     files = {"acme": "@cost_of_call('acme::spin')\ndef spin(args, kwargs, out):\n    return Cost(1)\n", "flex": "", "shapes": "import math"}
     assert ["acme"] == unimported(files, "from lflops.collect.operator_costs import flex")
     assert [] == unimported(files, "from lflops.collect.operator_costs import acme, flex")
+    assert [] == unimported(files, "from lflops.collect.operator_costs.acme import spin")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lflops.collect.timing.clock import HostClock, StreamClock, WaitingClock, clock_of, seconds_of
-from lflops.collect.timing.hook_overhead import hook_overhead
+from lflops.collect.timing.module_hooks import hook_overhead
 from lflops.collect.timing.step_phases import StepPhases
 from lflops.errors import CountError
 from tests.support import simulated

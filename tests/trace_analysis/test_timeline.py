@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lflops.stretches import joined, length, outside, shares
-from lflops.trace_analysis.summary import summarise
-from lflops.trace_analysis.timeline import states, timeline
+from lflops.trace_analysis.summary import states, summarise, timeline
 from lflops.traces.device_states import DeviceTimeline
 from lflops.traces.recorded import DeviceWork
 from tests.support.traces_by_hand import BACKWARD, TraceByHand, small_gpu_trace

@@ -9,7 +9,7 @@ from torch import Tensor, distributed
 from torch.autograd import function
 from torch.utils import checkpoint
 
-_AROUND_HOOKS = ("lflops/boundary.py", "lflops/collect/count_and_time.py", "torch/_dynamo/eval_frame.py")
+_AROUND_HOOKS = ("lflops/boundary.py", "lflops/collect/measure.py", "torch/_dynamo/eval_frame.py")
 """Files whose functions may stand between torch's call of a hook and `ModuleTracker`."""
 
 BUCKET: Any = getattr(distributed, "GradBucket", None)

@@ -1,6 +1,7 @@
-"""Adds up what operators do, by row and phase, on all threads."""
+"""Adds up what operators do, by row and phase, on all threads; an optimizer's by the module whose parameter it works on."""
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,16 +16,103 @@ from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.attribution.python_stack import in_communication_hook
 from lflops.collect.counting.compiled_regions import CompiledRegions
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog, LiveMemory, Survivors
-from lflops.collect.counting.operators import Kind, KnownCost, Operator, first_tensor
-from lflops.collect.counting.optimizer_owners import StepOwners
-from lflops.collect.counting.sharded_tensors import PartialTensors, logical_cost
+from lflops.collect.counting.operators import Kind, KnownCost, Operator, PartialTensors, first_tensor, logical_cost
 from lflops.collect.counting.totals import DenseMasks, Totals, Transfers
 from lflops.collect.counting.traffic import bytes_moved, collective_of, is_deferred, size, tensors_of
 from lflops.collect.inputs.tensors import tensors_in
-from lflops.collect.operator_costs.attention_masks import masked_scores
+from lflops.collect.model.module_tree import ModuleTree
+from lflops.collect.operator_costs.table import masked_scores
 from lflops.collect.torch_private.autograd import current_node, node_name
-from lflops.collect.torch_private.tensors import PLAIN, FakeTensor
+from lflops.collect.torch_private.tensors import PLAIN, FakeTensor, local_part
 from lflops.profile.records import ModulePhase, Phase
+
+
+class StepOwners:
+    """The rows that own the tensors of one optimizer step.
+
+    Parameters, gradients and state are known by identity. Intermediate results are not. A step goes through its parameters in order, one by
+    one or as lists. So an unknown tensor has the row of the last known one, and an unknown list the rows of the last known list of its
+    length.
+    """
+
+    def __init__(self, optimizer: Optimizer, tree: ModuleTree) -> None:
+        self.optimizer = optimizer
+        self._tree = tree
+        self._rows: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._states = 0
+        self.last = ""  # the row of the last operator
+        self._lists: dict[int, list[str]] = {}
+        self._register()
+
+    def gradients(self) -> Iterator[Tensor]:
+        yield from (parameter.grad for parameter in self._parameters() if parameter.grad is not None)
+
+    def states(self) -> Iterator[tuple[Tensor, str]]:
+        """The tensors of the optimizer's state, with the rows of their parameters."""
+        for parameter in self._parameters():
+            row = self._tree.owner(parameter)
+            state = self.optimizer.state.get(parameter, {})
+            for value in state.values() if isinstance(state, dict) else [state]:
+                yield from ((tensor, row) for tensor in ([value] if isinstance(value, Tensor) else tensors_in(value)))
+
+    def one(self, args: Any) -> str:
+        """The row of an operator on single tensors."""
+        for each in args:
+            known = self._rows.get(id(each))
+            if known is not None and known[0]() is each:
+                self.last = known[1]
+                return known[1]
+        if len(self.optimizer.state) != self._states and any(isinstance(each, Tensor) for each in args):
+            self._register()  # the first step makes the state
+            return self.one(args)
+        for each in args:
+            if isinstance(each, list | tuple):
+                return self.one(each)
+        return self.last
+
+    def each(self, tensors: list[Tensor], results: Any) -> list[str]:
+        """The rows of an operator on lists, element by element. Its results get the same rows."""
+        rows = [self._row(each) for each in tensors]
+        known = self._lists.get(len(rows), [self.last] * len(rows))
+        rows_or_last = [row if row is not None else before for row, before in zip(rows, known, strict=True)]
+        if any(row is not None for row in rows):
+            self._lists[len(rows)] = rows_or_last
+        for result, row in zip(results or (), rows_or_last, strict=False):
+            if isinstance(result, Tensor):
+                self._add(result, row)
+        return rows_or_last
+
+    def _known(self, value: Any) -> str | None:
+        """The row of a tensor. An id is valid only as long as its tensor is alive, and this keeps none alive."""
+        known = self._rows.get(id(value))
+        return known[1] if known is not None and known[0]() is value else None
+
+    def _row(self, tensor: Tensor) -> str | None:
+        if (known := self._known(tensor)) is None and len(self.optimizer.state) != self._states:
+            self._register()  # the first step makes the state
+            known = self._known(tensor)
+        return known
+
+    def _register(self) -> None:
+        self._states = len(self.optimizer.state)
+        for parameter in self._parameters():
+            row = self._tree.owner(parameter)
+            self._add(parameter, row)
+            if parameter.grad is not None:
+                self._add(parameter.grad, row)
+        for tensor, row in self.states():
+            self._add(tensor, row)
+
+    def _add(self, tensor: Tensor, row: str) -> None:
+        local = tensor if type(tensor) in PLAIN else local_part(tensor)  # the tensor that operators see
+        known = self._rows.get(id(local))
+        if known is None or known[0]() is not local:
+            self._rows[id(local)] = (weakref.ref(local), row)
+
+    def _parameters(self) -> Iterator[Tensor]:
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
 
 WHOLLY_OPERATORS = frozenset(f"torch_nn::_linear_cross_entropy_batch_chunked{kind}" for kind in ("", "_no_reduction"))
 """Operators that are known to compute nothing but by the operators inside of them."""

@@ -11,8 +11,7 @@ from lflops.collect.counting.accumulator import Given, OperatorAccumulator
 from lflops.collect.counting.compiled_regions import row_of_region
 from lflops.collect.counting.cpu_kernels import SCRATCH
 from lflops.collect.counting.live_memory import LiveMemory
-from lflops.collect.counting.operators import Kind, Operator, known_operators
-from lflops.collect.counting.sharded_tensors import is_sharded
+from lflops.collect.counting.operators import Kind, Operator, is_sharded, known_operators
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_private.dispatch_modes import (
     OwnMode,

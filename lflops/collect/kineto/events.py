@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined,unused-ignore]
 
-from lflops.collect.attribution.frames import AutogradSegments
+from lflops.collect.attribution.module_tracker import AutogradSegments
 from lflops.collect.kineto.compiled_time import Region, RegionEvent
 from lflops.collect.kineto.module_log import THREAD, LogEntry, Replay
 from lflops.collect.model.module_tree import ModuleTree

@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from lflops.boundary import Guard, Undo, unguarded
-from lflops.collect.attribution.frames import AutogradSegments, Frame, FrameStack
 from lflops.collect.attribution.hooks import install_hooks
+from lflops.collect.attribution.module_tracker import AutogradSegments, Frame, FrameStack
 from lflops.collect.model.compile_guard import unremark_hooks
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number

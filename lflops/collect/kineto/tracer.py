@@ -28,8 +28,7 @@ from lflops.collect.kineto.events import Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.step_timeline import PhaseMark, communication, communication_on_host, device_seconds, idle_by_phase, timeline_of
 from lflops.collect.model.module_tree import ModuleTree, rows_of
-from lflops.collect.timing.attach_times import spreads_of
-from lflops.collect.timing.stamps import inclusive
+from lflops.collect.timing.module_times import inclusive, spreads_of
 from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more, profiler_is_recording
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.garbage import SearchTimeout, alive, gc_paused

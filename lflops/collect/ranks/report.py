@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeGuard, TypeVar
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
-from lflops.collect.timing.attach_times import ScaledTimes, with_times
+from lflops.collect.timing.module_times import ScaledTimes, with_times
 from lflops.merging.merge import RankSummary, summary_of_rank
 from lflops.merging.rank_table import OUTSIDE, Place, begins_in, few_intervals, intervals_of, waiting_in, waits_in
 from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work, with_works

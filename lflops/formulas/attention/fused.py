@@ -1,19 +1,137 @@
-"""Fused attention of [batch, heads, length, width], and whole layers with it, which inference runs as one kernel.
-
-Sequences of several lengths are in `packed.py`.
+"""Fused attention: of [batch, heads, length, width], of packed sequences, and in whole layers, which inference runs as one kernel.
 
 Counted is the full square of scores, as the field does; executed is what a causal mask leaves of it. A fused backward has kept no scores,
 so it multiplies queries and keys a second time: that is recompute. The softmax follows the convention for softmax.
+
+Packed sequences, [tokens, heads, width], are a square each. Where they begin is in a tensor (`cu_seqlens`), of which the formulas ask for
+the numbers. Where only its shape is known, they are taken to be as unequal as the totals allow, which gives the largest sum of squares.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from itertools import pairwise
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from lflops.formulas.attention.scores import Scores, Window, dense
-from lflops.formulas.table import Cost, Shape, adapted, formula
+from lflops.formulas.table import Cost, Shape, Values, adapted, formula
+
+Known = Values | Shape | None
+"""Of an argument that is a tensor of integers: its numbers; its shape where they are unknown; `None` where it is not given."""
+
+
+class Window(NamedTuple):
+    """The keys that a query sees, by their distance from its own place among them."""
+
+    before: int | None = None  # how many keys before its place; `None` for all of them
+    after: int | None = None  # the same after it
+    from_last: bool = False  # whether the last query's place is at the last key; else the first query's is at the first key
+
+    @classmethod
+    def of(cls, before: int | None, after: int | None, *, causal: bool, from_last: bool) -> "Window":
+        """From a kernel's arguments, where a number below 0 stands for all."""
+        before, after = (None if each is None or each < 0 else int(each) for each in (before, after))
+        return cls(before, 0 if causal else after, from_last)
+
+
+ALL = Window()
+
+
+class Sequences(NamedTuple):
+    """The lengths of sequences."""
+
+    queries: Sequence[int]  # by sequence
+    keys: Sequence[int]  # by sequence
+    known: bool = True  # whether they are; else they are those of which nothing takes more
+
+
+class Scores(NamedTuple):
+    """Scores of all heads."""
+
+    all: int  # of the full squares
+    seen: int  # those that the window leaves
+    known: bool = True  # whether the lengths are known; else there are at most so many
+
+
+class Packing(NamedTuple):
+    """What kernels are given of sequences of several lengths."""
+
+    queries: Known = None  # where each sequence begins among the queries, and where the last one ends
+    keys: Known = None  # the same among the keys
+    longest_query: int | None = None  # at least the length of the longest sequence of queries
+    longest_key: int | None = None  # the same of keys
+    used_keys: Known = None  # how many of its keys each sequence uses
+    pages: Shape | None = None  # the shape of the table of pages, where keys are in pages: [sequences, pages]
+    used_queries: Known = None  # how many of its queries each sequence has
+
+
+def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
+    """The lengths of the sequences in [tokens, heads, width], or in [batch, length, heads, width] where nothing is packed."""
+    queries, known = _lengths(query, packing.queries, packing.longest_query)
+    if isinstance(packing.used_queries, Values):
+        queries = [min(pair) for pair in zip(queries, packing.used_queries, strict=True)]
+    elif packing.used_queries is not None:
+        known = False
+    if packing.pages is not None:
+        count, pages = packing.pages
+        keys, keys_known = [min(pages * key[1], packing.longest_key or pages * key[1])] * count, packing.used_keys is None
+    else:
+        keys, keys_known = _lengths(key, packing.keys, packing.longest_key)
+    if isinstance(packing.used_keys, Values):
+        paged = packing.pages is not None
+        keys = list(packing.used_keys) if paged else [min(pair) for pair in zip(keys, packing.used_keys, strict=True)]
+        keys_known = paged or keys_known
+    elif packing.used_keys is not None:
+        keys_known = False
+    return Sequences(queries, keys, known and keys_known)
+
+
+def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
+    """Scores of so many heads, each over all sequences; a `ValueError` where these are not as many of queries as of keys."""
+    pairs = list(zip(lengths.queries, lengths.keys, strict=not (unknown := not lengths.known)))
+    whole = sum(queries * keys for queries, keys in pairs)
+    if window.before is None and window.after is None:
+        return Scores(heads * whole, heads * whole, not unknown)
+    return Scores(heads * whole, heads * sum(keys_seen(*pair, window) for pair in pairs), not unknown)
+
+
+def dense(query: Shape, key: Shape, window: Window = ALL) -> Scores:
+    """Scores of [batch, heads, length, width]."""
+    return scores_of(Sequences([query[-2]] * query[0], [key[-2]] * query[0]), query[1], window)
+
+
+def keys_seen(queries: int, keys: int, window: Window) -> int:
+    """How many keys the queries of one sequence see, all together."""
+    place = keys - queries if window.from_last else 0
+    last = keys if window.after is None else place + window.after
+    first = -queries if window.before is None else place - window.before
+    return max(_up_to(last, queries, keys) - _up_to(first - 1, queries, keys), 0) if first <= last else 0
+
+
+def _up_to(distance: int, queries: int, keys: int) -> int:
+    """Pairs of query i and key j with j - i at most the distance: query i has so many more keys as i is greater."""
+    return _staircase(distance + queries, keys) - _staircase(distance, keys)
+
+
+def _staircase(steps: int, top: int) -> int:
+    """The sum 1 + 2 + ..., of so many steps, none higher than the top."""
+    if steps <= 0:
+        return 0
+    rising = min(steps, top)
+    return rising * (rising + 1) // 2 + (steps - rising) * top
+
+
+def _lengths(shape: Shape, offsets: Known, longest: int | None) -> tuple[list[int], bool]:
+    if offsets is None:
+        return [shape[1]] * shape[0], True
+    if isinstance(offsets, Values):
+        lengths = [end - begin for begin, end in pairwise(offsets)]
+        if any(length < 0 for length in lengths):
+            raise ValueError(f"sequences begin before the last one ends: {tuple(offsets)[:8]}")
+        return lengths, True
+    tokens, longest = shape[0], min(longest or shape[0], shape[0])
+    return [longest] * (tokens // longest if longest else 0) + [tokens % longest if longest else 0], False
+
 
 _ScoresOf = TypeVar("_ScoresOf", bound=Callable[..., Scores])
 
@@ -127,3 +245,98 @@ def encoder_layer(src: Shape, embed_dim: int, num_heads: int, *, ffn_weight_1: S
 def _by_head(x: Shape, heads: int) -> Shape:
     batch, length, width = x
     return (batch, heads, length, width // heads)
+
+
+def kernel_scores(query: Shape, key: Shape, packing: Packing, window: Window) -> Scores:
+    """The scores of each sequence."""
+    return scores_of(sequences(query, key, packing), query[-2], window)
+
+
+@attention_formula(
+    "_flash_attention_forward",
+    backward="_flash_attention_backward",
+    writes_first="_flash_attention_forward_no_dropout_inplace",
+    reads="cum_seq_q cum_seq_k seqused_k",
+    forward_only="seqused_k block_table",
+)
+def flash(
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    *,
+    cum_seq_q: Known,
+    cum_seq_k: Known,
+    max_q: int,
+    max_k: int,
+    is_causal: bool,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: Known = None,
+    block_table: Shape | None = None,
+) -> Scores:
+    """Flash attention, with windows, with keys that are used in part, and with keys in pages."""
+    packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table)
+    return kernel_scores(query, key, packing, Window.of(window_size_left, window_size_right, causal=is_causal, from_last=True))
+
+
+@attention_formula(
+    "torch_attn::_varlen_attn",
+    backward="torch_attn::_varlen_attn_backward",
+    writes_first="torch_attn::_varlen_attn_out",
+    reads="cu_seq_q cu_seq_k seqused_k",
+    forward_only="seqused_k block_table",
+)
+def varlen(
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    *,
+    cu_seq_q: Known,
+    cu_seq_k: Known,
+    max_q: int,
+    max_k: int,
+    is_causal: bool = False,
+    window_size: list[int] | None = None,
+    seqused_k: Known = None,
+    block_table: Shape | None = None,
+) -> Scores:
+    """`torch.nn.attention.varlen.varlen_attn`."""
+    before, after = window_size or (-1, -1)
+    packing = Packing(cu_seq_q, cu_seq_k, max_q, max_k, seqused_k, block_table)
+    return kernel_scores(query, key, packing, Window.of(before, after, causal=is_causal, from_last=True))
+
+
+@attention_formula(
+    "_efficient_attention_forward",
+    backward="_efficient_attention_backward",
+    reads="cu_seqlens_q cu_seqlens_k seqlen_k",
+    forward_only="seqlen_k",
+)
+def efficient(
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    *,
+    cu_seqlens_q: Known,
+    cu_seqlens_k: Known,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    custom_mask_type: int,
+    seqlen_k: Known = None,
+    window_size: int | None = None,
+) -> Scores:
+    """Memory-efficient attention; packed sequences are [1, tokens, heads, width], and a window counts the query's own place."""
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqlen_k)
+    queries, keys = (query, key) if cu_seqlens_q is None else (query[1:], key[1:])
+    return kernel_scores(queries, keys, packing, Mask(custom_mask_type).window(window_size - 1 if window_size else None))
+
+
+@attention_formula("_cudnn_attention_forward", backward="_cudnn_attention_backward", reads="cum_seq_q cum_seq_k")
+def cudnn(
+    query: Shape, key: Shape, value: Shape, *, cum_seq_q: Known, cum_seq_k: Known, max_q: int, max_k: int, is_causal: bool = False
+) -> Scores:
+    """CuDNN's, of [batch, heads, length, width] or packed sequences."""
+    window = (Mask.FROM_FIRST if is_causal else Mask.NONE).window()
+    if cum_seq_q is None:
+        return dense(query, key, window)
+    return kernel_scores(query, key, Packing(cum_seq_q, cum_seq_k, max_q, max_k), window)

@@ -1,8 +1,6 @@
 """flash-attn 2 and 3: sequences of one length, packed ones, and queries against a cache of keys."""
 
-from lflops.formulas.attention.fused import attention_formula, attention_of_scores
-from lflops.formulas.attention.packed import kernel_scores
-from lflops.formulas.attention.scores import Known, Packing, Scores, Window
+from lflops.formulas.attention.fused import Known, Packing, Scores, Window, attention_formula, attention_of_scores, kernel_scores
 from lflops.formulas.table import Cost, Shape, Values, function_formula
 
 

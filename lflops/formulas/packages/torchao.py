@@ -2,8 +2,7 @@
 
 from math import prod
 
-from lflops.formulas.attention.fused import attention_formula, scaled_dot_product
-from lflops.formulas.attention.scores import Scores
+from lflops.formulas.attention.fused import Scores, attention_formula, scaled_dot_product
 from lflops.formulas.table import Cost, Shape, formula, per_element
 
 

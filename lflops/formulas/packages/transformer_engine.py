@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from lflops.formulas.attention.fused import attention_backward_of_scores, attention_of_scores
-from lflops.formulas.attention.packed import kernel_scores
-from lflops.formulas.attention.scores import Packing, Scores, Window
+from lflops.formulas.attention.fused import Packing, Scores, Window, attention_backward_of_scores, attention_of_scores, kernel_scores
 from lflops.formulas.table import Cost, Shape, Values, adapted, function_formula, per_element
 
 TEX = "transformer_engine_torch:"

@@ -5,9 +5,7 @@ Newer releases call ATen's memory-efficient attention for CUTLASS. A batch of he
 
 from math import prod
 
-from lflops.formulas.attention.fused import Mask, attention_formula
-from lflops.formulas.attention.packed import kernel_scores
-from lflops.formulas.attention.scores import Known, Packing, Scores, Window
+from lflops.formulas.attention.fused import Known, Mask, Packing, Scores, Window, attention_formula, kernel_scores
 from lflops.formulas.table import Shape
 
 

@@ -7,7 +7,7 @@ from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.clock import Clock, CpuWatch
 from lflops.collect.timing.module_hooks import ModuleTimer
-from lflops.collect.timing.stamps import PassTimes, Stamp
+from lflops.collect.timing.module_times import PassTimes, Stamp
 from lflops.collect.timing.step_phases import OTHER, WAIT, PhaseMarks
 from lflops.profile.timeline import OwnTime, StepTimeline, longest, nested
 from lflops.session.inputs.training import Stage

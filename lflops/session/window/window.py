@@ -7,9 +7,9 @@ from operator import itemgetter
 from msgspec.structs import replace
 
 from lflops.collect.kineto.tracer import Recording
-from lflops.collect.timing.attach_times import attach_module_times
 from lflops.collect.timing.clock import Clock
-from lflops.collect.timing.hook_overhead import hook_overhead
+from lflops.collect.timing.module_hooks import hook_overhead
+from lflops.collect.timing.module_times import attach_module_times
 from lflops.collect.timing.step_phases import BETWEEN, OTHER
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note

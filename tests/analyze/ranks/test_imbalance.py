@@ -15,9 +15,8 @@ from lflops.collect.measure import ASIDE, Divide, Pass, time_passes
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology
-from lflops.collect.timing.attach_times import attach_module_times
 from lflops.collect.timing.module_hooks import ModuleTimer
-from lflops.collect.timing.stamps import NO_OVERHEAD
+from lflops.collect.timing.module_times import NO_OVERHEAD, attach_module_times
 from lflops.deepspeed.text.summary import summary
 from lflops.profile.model import Profile
 from lflops.profile.records import Rank, RankComparison, RankExcess, RankWait

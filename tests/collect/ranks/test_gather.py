@@ -14,7 +14,7 @@ from lflops.collect.ranks import gather as gather_module, rank_times, store as r
 from lflops.collect.ranks.gather import EXIT_SECONDS, GOODBYE, PATIENCE, WHILE_TRAINING, Gather
 from lflops.collect.ranks.store import RankStore, shared_store
 from lflops.collect.ranks.topology import Topology
-from lflops.collect.timing.attach_times import ScaledTimes, with_times
+from lflops.collect.timing.module_times import ScaledTimes, with_times
 from lflops.merging.merge import merge
 from lflops.profile.model import Communication, Profile
 from lflops.profile.notes import Note

@@ -13,7 +13,7 @@ import lflops
 from lflops.collect.ranks import rank_times, window_reports
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology
-from lflops.collect.timing.attach_times import ScaledTimes, with_times
+from lflops.collect.timing.module_times import ScaledTimes, with_times
 from lflops.merging import rank_comparison
 from lflops.profile.model import Communication, Profile
 from lflops.profile.records import ModulePhase

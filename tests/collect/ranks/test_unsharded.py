@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops import Profile
 from lflops.analyze.analysis import analyze
-from lflops.collect.counting.sharded_tensors import PartialTensors
+from lflops.collect.counting.operators import PartialTensors
 from lflops.deepspeed.text.summary import summary
 from lflops.errors import CountError
 from lflops.profile.notes import sentence

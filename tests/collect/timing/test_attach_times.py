@@ -4,8 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from lflops.collect.timing.attach_times import attach_module_times
-from lflops.collect.timing.stamps import NO_OVERHEAD, PassTimes
+from lflops.collect.timing.module_times import NO_OVERHEAD, PassTimes, attach_module_times
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
 from tests.support.profile_builders import product, profile, run

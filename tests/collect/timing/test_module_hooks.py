@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.timing.module_hooks import ModuleTimer
-from lflops.collect.timing.stamps import PassTimes, inclusive
+from lflops.collect.timing.module_times import PassTimes, inclusive
 from tests.support.fake_clock import StillClock
 from tests.support.installed import installed
 from tests.support.timed_modules import Itself, Part, Takes

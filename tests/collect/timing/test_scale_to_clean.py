@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from lflops.collect.timing.attach_times import scale_to_clean
-from lflops.collect.timing.stamps import NO_OVERHEAD, HookOverhead, PassTimes
+from lflops.collect.timing.module_times import NO_OVERHEAD, HookOverhead, PassTimes, scale_to_clean
 from lflops.profile.records import ModulePhase, Spread
 
 ROOT, Q, K = (ModulePhase(row, "forward") for row in ("", "q", "k"))

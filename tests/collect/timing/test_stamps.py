@@ -1,6 +1,6 @@
 """Rows of stamps, worked out by hand."""
 
-from lflops.collect.timing.stamps import ENTERS, OPERATOR, SEGMENT, HookOverhead, PassTimes, inclusive, pass_times
+from lflops.collect.timing.module_times import ENTERS, OPERATOR, SEGMENT, HookOverhead, PassTimes, inclusive, pass_times
 from lflops.profile.records import ModulePhase
 from tests.support.fake_clock import StillClock
 

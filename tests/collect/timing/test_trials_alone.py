@@ -13,10 +13,10 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lflops.collect import count_and_time
-from lflops.collect.timing import hook_overhead
+from lflops.collect import measure
+from lflops.collect.timing import module_hooks
 from lflops.collect.timing.clock import HostClock
-from lflops.collect.timing.hook_overhead import Chain
+from lflops.collect.timing.module_hooks import Chain
 from lflops.collect.torch_private import self_check
 
 
@@ -93,14 +93,14 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 def trial_of_hooks() -> None:
     """What hooks cost, measured."""
-    hook_overhead._of_timer.cache_clear()
-    assert min(vars(hook_overhead.hook_overhead(HostClock())).values()) >= 0
+    module_hooks._of_timer.cache_clear()
+    assert min(vars(module_hooks.hook_overhead(HostClock())).values()) >= 0
 
 
 def trial_of_counting() -> None:
     """What counting costs, measured."""
-    count_and_time._overhead.cache_clear()
-    assert min(vars(count_and_time._overhead()).values()) >= 0
+    measure._overhead.cache_clear()
+    assert min(vars(measure._overhead()).values()) >= 0
 
 
 def trial_of_private_names() -> None:
@@ -152,7 +152,7 @@ def test_the_hooks_of_a_chain_are_its_own() -> None:
     nn.Identity()(torch.ones(()))
     assert not calls
     chain.root(torch.ones(()))
-    assert ["enter", *["enter", "leave"] * hook_overhead.LEAVES, "leave"] == calls
+    assert ["enter", *["enter", "leave"] * module_hooks.LEAVES, "leave"] == calls
     calls.clear()
     chain.hooked()
     chain.root(torch.ones(()))
