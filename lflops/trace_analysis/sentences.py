@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.report.lines.text import counted, plain
-from lflops.trace_analysis.collectives import RankSkew
+from lflops.trace_analysis.collectives import Clock, RankSkew
 from lflops.trace_analysis.idle import Cause
-from lflops.trace_analysis.merge import Clock
 from lflops.trace_analysis.operators import ShapeTimes
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.traces.device_states import DeviceTimeline

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity
 
 from lflops.cli.main import main
 from lflops.errors import ProfileError
-from lflops.trace_analysis.merge import MERGED, merge
+from lflops.trace_analysis.collectives import MERGED, merge
 from lflops.trace_analysis.read_trace import read_trace
 from lflops.trace_analysis.summary import summarise
 from tests.support.process_state import settle

@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from lflops.errors import ProfileError
 from lflops.profile.records import Call
-from lflops.trace_analysis.merge import MERGED, merge
+from lflops.trace_analysis.collectives import MERGED, merge
 from lflops.traces import recorded as times
 from lflops.traces.annotate import Calls, annotate
 from lflops.traces.convert import compat

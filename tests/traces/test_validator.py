@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lflops.collect.kineto.tracer import Tracer
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.trace_analysis.merge import merge
+from lflops.trace_analysis.collectives import merge
 from lflops.traces.annotate import PROCESS, Calls, annotate
 from tests.support.traces_by_hand import gpu_traces
 

@@ -13,14 +13,7 @@ from lflops.collect.counting.cpu_kernels import SCRATCH
 from lflops.collect.counting.live_memory import LiveMemory
 from lflops.collect.counting.operators import Kind, Operator, is_sharded, known_operators
 from lflops.collect.counting.traffic import tensors_of
-from lflops.collect.torch_private.dispatch_modes import (
-    OwnMode,
-    end_mode,
-    is_tracing,
-    on_stack,
-    push_mode,
-    route_higher_order_operators,
-)
+from lflops.collect.torch_private.dispatch_modes import OwnMode, end_mode, is_tracing, on_stack, push_mode, route_higher_order_operators
 from lflops.collect.torch_private.modules import never_compiled
 from lflops.collect.torch_private.operators import decompose, nested_kernel, python_kernel, run_kernel
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
