@@ -8,10 +8,9 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch
 import pytest
@@ -20,7 +19,7 @@ import pytorch_lightning
 import lflops
 from lflops import CountError, FlopsMonitor, Schedule
 from lflops.lightning.monitor import InjectedMonitor
-from lflops.session.inputs.settings import arguments_of
+from lflops.session.inputs.settings import settings_of
 from lflops.watch.entry import monitors
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
 from tests.support.repository import ROOT
@@ -184,49 +183,40 @@ def test_it_can_be_copied_and_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 4 == sum(step.kind == "hooked" for step in each.profiles[0].steps)
 
 
-def to_come(  # noqa: PLR0917 - it is never called
-    schedule: Schedule,
-    flag: bool,
-    share: float,
-    names: Iterable[str],
-    which: Literal["zero", "all"] | list[int],
-    stages: tuple[Literal["train", "test"], ...],
-    length: int | None,
-    path: str | None,
-) -> None:
-    """Arguments of all the kinds that a line can say, and whose values are made by their annotations alone."""
-
-
+ON_REQUEST: dict[str, Any] = {"stages": ()}
 SAID: dict[str, dict[str, Any]] = {
-    "flag=false": {"flag": False},
-    "flag=1": {"flag": True},
-    "share=.5": {"share": 0.5},
-    "names=a": {"names": ("a",)},
-    "names=a, b ,flag=True": {"names": ("a", "b"), "flag": True},
-    "which=zero": {"which": "zero"},
-    "which=0,3": {"which": [0, 3]},
-    "stages=train,test,share=2": {"stages": ("train", "test"), "share": 2.0},
-    "length=none": {"length": None},
-    "length=7": {"length": 7},
-    "path=None,length=1": {"path": None, "length": 1},
-    "path=/a, b/c": {"path": "/a, b/c"},
+    "trace=false": ON_REQUEST | {"trace": False},
+    "trace=1": ON_REQUEST | {"trace": True},
+    "gather_timeout=.5": ON_REQUEST | {"gather_timeout": 0.5},
+    "ignore_modules=a": ON_REQUEST | {"ignore_modules": ("a",)},
+    "ignore_modules=a, b ,trace=True": ON_REQUEST | {"ignore_modules": ("a", "b"), "trace": True},
+    "trace_ranks=zero": ON_REQUEST | {"trace_ranks": "zero"},
+    "trace_ranks=0,3": ON_REQUEST | {"trace_ranks": [0, 3]},
+    "trace_ranks=2": ON_REQUEST | {"trace_ranks": [2]},
+    "stages=train,test,top_modules=2": {"stages": ("train", "test"), "top_modules": 2},
+    "hardware=none": ON_REQUEST | {"hardware": None},
+    "module_depth=-1": ON_REQUEST | {"module_depth": -1},
+    "dirpath=None,top_modules=1": ON_REQUEST | {"dirpath": None, "top_modules": 1},
+    "dirpath=/a, b/c": ON_REQUEST | {"dirpath": "/a, b/c"},
+    "dirpath=2026": ON_REQUEST | {"dirpath": "2026"},
     "wait=1, repeat = 2 ": {"schedule": Schedule(wait=1, repeat=2)},
-    "": {},
+    "": ON_REQUEST,
 }
 
 
 @pytest.mark.parametrize("line", SAID)
-def test_a_line_is_read_by_what_the_arguments_are_annotated_with(line: str) -> None:
+def test_a_line_is_read_by_what_the_defaults_are(line: str) -> None:
     """A comma begins the next setting where a name and `=` follow it, and is part of the value elsewhere."""
-    assert SAID[line] == arguments_of(line, to_come)
+    assert SAID[line] == settings_of(line)
 
 
 NOT_SAID = {
-    "which=first": "which='first': give zero or all or a whole number, or several with commas between them",
-    "stages=train,fit": "stages='train,fit': give train or test, or several with commas between them",
-    "length=1.5": "length='1.5': give a whole number or none",
-    "share=much": "share='much': give a number",
-    "flag=none": "flag='none': give true or false",
+    "trace_ranks=first": "trace_ranks='first': give 'zero', 'all', or a list of ranks",
+    "trace_ranks=0,one": "trace_ranks='0,one': give 'zero', 'all', or a list of ranks",
+    "stages=train,fit": "stages=('train', 'fit'): give some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
+    "top_modules=1.5": "top_modules='1.5': give a whole number",
+    "gather_timeout=much": "gather_timeout='much': give a number",
+    "trace=none": "trace='none': give true or false",
 }
 
 
@@ -234,7 +224,7 @@ NOT_SAID = {
 def test_a_value_of_another_kind_is_refused(line: str) -> None:
     """With what is taken."""
     with pytest.raises(CountError, match=f"^{re.escape(NOT_SAID[line])}$"):
-        arguments_of(line, to_come)
+        settings_of(line)
 
 
 TRAIN = """
