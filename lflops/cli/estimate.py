@@ -55,6 +55,7 @@ def estimate(
     reduce: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["reduce"])] = None,
     ac: Annotated[str | None, typer.Option(metavar="HOW", help=HELP["ac"])] = None,
     chunked_loss: Annotated[int | None, typer.Option(metavar="N", min=1, help=HELP["chunked_loss"])] = None,
+    compiled_loss: Annotated[bool, typer.Option("--compiled-loss", help=HELP["compiled_loss"])] = False,
     offload_activations: Annotated[bool, typer.Option("--offload-activations", help=HELP["offload_activations"])] = False,
     cpu_offload: Annotated[bool, typer.Option("--cpu-offload", help=HELP["cpu_offload"])] = False,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help=HELP["memory"])] = None,
@@ -99,7 +100,7 @@ def estimate(
 
     policy: Any = "none" if searches or ac is None else ac
     of_model: dict[str, Any] = {"dtype": dtype, "precision": precision, "adapter_rank": rank, "quantized": quantize and quantize.lower()}
-    changes = Changes(**of_model, policy=policy, chunks=chunked_loss, offload=offload_activations)
+    changes = Changes(**of_model, policy=policy, chunks=chunked_loss, compiled_loss=compiled_loss, offload=offload_activations)
     estimator = Estimator(
         caller=target,
         backward=backward or optimizer is not None or ac not in (None, "none"),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.functional import cross_entropy, linear
@@ -134,25 +135,44 @@ def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]
             vars(blocks[name]).update(own)
 
 
-def chunk_loss(caller: str, subject: Subject, chunks: int) -> None:
-    """Let a language model of transformers compute its logits and loss in parts of the sequence, which are recomputed in backward."""
+class CompiledLoss(Function):
+    """The cross-entropy as inductor compiles it: nothing is as large as the logits but their gradient, in the same dtype."""
+
+    @staticmethod
+    def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        losses = logits.logsumexp(-1).float()
+        context.save_for_backward(logits, labels, logits.amax(-1).float(), losses)
+        return losses.sum()
+
+    @staticmethod
+    def backward(context: Any, *_gradients: Tensor) -> tuple[Tensor, None]:
+        return torch.softmax(context.saved_tensors[0], -1), None
+
+
+def divide_loss(caller: str, subject: Subject, chunks: int, *, compiled: bool) -> None:
+    """Let a language model of transformers compute its logits and loss in parts of the sequence; several are recomputed in backward."""
     model: Any = subject.model
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") and "labels" in subject.kwargs else None
     if head is None:
         raise CountError(
             f"{caller}: {type(model).__name__} is no language model of transformers with labels: give its configuration,"
-            " or build the chunked loss into your function"
+            " or build the loss into your function"
         )
 
     def forward(*, labels: Tensor, **inputs: Any) -> Any:
         states = model.base_model(**inputs)[0].chunk(chunks, 1)
-        losses = [checkpoint(_chunk, head, *each, use_reentrant=False) for each in zip(states, labels.chunk(chunks, 1), strict=True)]
+        part = partial(_part, head, compiled=compiled)
+        part = partial(checkpoint, part, use_reentrant=False) if chunks > 1 else part
+        losses = [part(*each) for each in zip(states, labels.chunk(chunks, 1), strict=True)]
         return SimpleNamespace(loss=torch.stack(losses).sum() / labels.numel())
 
     vars(model)["forward"] = forward
 
 
-def _chunk(head: nn.Module, states: Tensor, labels: Tensor) -> Tensor:
+def _part(head: nn.Module, states: Tensor, labels: Tensor, *, compiled: bool) -> Tensor:
+    if compiled:
+        loss: Tensor = CompiledLoss.apply(head(states), labels)  # type: ignore[no-untyped-call]
+        return loss
     return cross_entropy(head(states).float().flatten(0, 1), labels.flatten(), reduction="sum")
 
 
@@ -217,6 +237,7 @@ class Changes:
     quantized: str | None = None  # how the weights below adapters are held, one of `QUANTIZED`; `None` as they are
     policy: Policy = "none"  # what every block recomputes
     chunks: int | None = None  # parts of the sequence in which logits and loss are computed; `None` for all of it at once
+    compiled_loss: bool = False  # whether the loss is compiled, and the rest is not
     offload: bool = False  # whether activations that backward needs are on the host meanwhile
 
     def __post_init__(self) -> None:
@@ -241,8 +262,8 @@ class Changes:
             )
         if self.adapter_rank is not None:
             add_adapters(caller, subject.model, self.adapter_rank, self.quantized)
-        if self.chunks is not None:
-            chunk_loss(caller, subject, self.chunks)
+        if self.chunks is not None or self.compiled_loss:
+            divide_loss(caller, subject, self.chunks or 1, compiled=self.compiled_loss)
         if self.policy != "none":
             for block in recomputable(caller, subject.model).values():
                 recompute(block, self.policy)

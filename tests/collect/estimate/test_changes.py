@@ -1,8 +1,11 @@
 """Changes to a model by the names that people give them."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 import lflops
 from lflops.analyze.speed.prediction import why_not
-from lflops.collect.estimate.changes import Changes, Policy
+from lflops.collect.estimate.changes import Changes, CompiledLoss, Policy
 from lflops.collect.estimate.estimate import Estimator, Subject, subject_of
 from lflops.collect.estimate.from_config import builder_of
 from lflops.hardware.chips import lookup, named
@@ -148,6 +153,62 @@ def test_a_chunked_loss_computes_the_same_and_recomputes_the_head(tmp_path: Path
     assert (0, head) == (whole.modules["lm_head"].recompute.macs, chunked.modules["lm_head"].recompute.macs)
     logits = 4 * 2 * 64 * 4096
     assert peak(whole) - peak(chunked) > 2 * logits
+
+
+def cross_entropy_in_float32(logits: Tensor, labels: Tensor) -> Tensor:
+    """As transformers and torchtitan compute it."""
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.skipif(" " in tempfile.gettempdir(), reason="inductor gives g++ its paths unquoted: it compiles in no folder with a space")
+def test_a_compiled_loss_needs_what_inductor_s_code_allocates() -> None:
+    """Which torch's own profiler sees, run on a CPU: 2 x 256 tokens and 4,096 words in bfloat16."""
+    logits = torch.randn(2, 256, 4096, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(0, 4096, (2, 256))
+    compiled = torch.compile(cross_entropy_in_float32)
+    compiled(logits, labels).backward()
+    logits.grad = None
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorder:
+        compiled(logits, labels).backward()
+    allocated = [
+        event.nbytes()
+        for event in sorted(recorder.profiler.kineto_results.events(), key=methodcaller("start_ns"))
+        if event.name() == "[memory]"
+    ]  # type: ignore[union-attr]
+    real = max(accumulate(allocated))
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logits = nn.Parameter(torch.empty(2, 256, 4096, dtype=torch.bfloat16))
+
+        def forward(self, labels: Tensor) -> Tensor:
+            return CompiledLoss.apply(self.logits, labels)  # type: ignore[no-any-return,no-untyped-call]
+
+    estimated = lflops.estimate(Head, torch.zeros(2, 256, dtype=torch.long), backward=True)
+    held = 2 * 256 * 4096 * 2 + 2 * 256 * 8  # the logits and the labels, which were there before
+    assert 2 * 256 * 4096 * 2 <= real < 1.01 * 2 * 256 * 4096 * 2
+    assert peak(estimated) - held == pytest.approx(real, rel=0.01)
+
+
+def test_a_compiled_loss_makes_nothing_of_the_logits_but_their_gradient(tmp_path: Path) -> None:
+    """GPT-2 with a vocabulary of 4,096 in bfloat16: an eager loss makes float32 of the logits, and as much of them again."""
+    settings = {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 4096, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **settings}))
+    build = builder_of(str(tmp_path), tokens=64)
+    eager, compiled, divided = (
+        Estimator(caller="estimate", backward=True).run(
+            lambda how=how: Changes(dtype="bf16", **how).applied("estimate", subject_of("estimate", build(2)))
+        )
+        for how in ({"chunks": 1}, {"compiled_loss": True}, {"compiled_loss": True, "chunks": 8})
+    )
+    logits = 2 * 64 * 4096  # elements
+    head = 2 * 64 * 32 * 4096
+    assert head == eager.modules["lm_head"].forward.macs == compiled.modules["lm_head"].forward.macs
+    assert (0, 0, head) == tuple(each.modules["lm_head"].recompute.macs for each in (eager, compiled, divided))
+    # In float32 the logits, their logarithmic softmax and its gradient, which is there with the one of the float32 logits; or 2 bytes each.
+    assert 6 * logits < peak(eager) - peak(compiled) < 14 * logits
+    assert peak(divided) < peak(compiled)
 
 
 def test_only_a_language_model_s_loss_is_chunked() -> None:
