@@ -1,4 +1,4 @@
-"""3,000 damaged files, by a seed: traces, snapshots, tables of chips, configurations. None may end in a traceback, or be wrong in silence.
+"""4,000 damaged files, by a seed: traces, snapshots, profiles, tables of chips, configurations. None ends in a traceback or a silent error.
 
 A file is damaged in its bytes, or in one value of what it holds. Each is read as a user would: by a command. What may come of it:
 
@@ -15,6 +15,7 @@ none, as a negative size, or a part that is larger than its whole.
 import argparse
 import contextlib
 import copy
+import functools
 import io
 import json
 import pickle
@@ -37,10 +38,15 @@ from results import record
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+import lflops
 from lflops.cli.main import main as shell
 from lflops.deepspeed.api import arguments_of
 from lflops.errors import LflopsError
+from lflops.trace_analysis.collectives import MERGED
+from lflops.traces.convert import place
 from tests.snapshots.test_causes import PLANTED
+from tests.snapshots.test_modules import PYTHON, Words, training
+from tests.support.memory_snapshots import Recorder
 from tests.support.traces_by_hand import small_gpu_trace
 
 LONGEST = 30  # seconds for a file
@@ -83,7 +89,7 @@ class Kind(NamedTuple):
     originals: list[bytes]
     values: Callable[[bytes], Any]  # what is in a file
     text: Callable[[Any], bytes]
-    command: Callable[[Path], list[str]]
+    commands: Callable[[Path], list[list[str]]]  # one after the other, until one refuses
     share: float
     may_lack: bool = False  # whether a file without one of its keys is as good a file
 
@@ -135,6 +141,28 @@ def _marked(value: Any) -> Any:
     return "\0" + "5000" if type(value) is int and value == 10**5000 else value
 
 
+@functools.cache
+def step_and_profile() -> tuple[bytes, bytes]:
+    """A step of a small model as the allocator would have recorded it, by the operators of its profile; and that profile."""
+    model = Words(checkpoints=False)
+    with lflops.counting(model) as counted:
+        training(model)(lambda _: contextlib.nullcontext())
+    recorder = Recorder()
+    for moment in counted.profile.memory.timeline:
+        if moment.highest_bytes > moment.live_bytes:
+            recorder.allocate(moment.highest_bytes - moment.live_bytes, PYTHON.get(moment.phase, PYTHON["backward"]))
+    with tempfile.TemporaryDirectory() as folder:
+        counted.profile.save(f"{folder}/step.profile.json")
+        return pickle.dumps(recorder.snapshot()), Path(folder, "step.profile.json").read_bytes()
+
+
+def beside(path: Path, content: bytes) -> str:
+    """A whole file next to the damaged one."""
+    file = path.with_name("whole")
+    file.write_bytes(content)
+    return str(file)
+
+
 class Refuses(pickle.Unpickler):
     """The benchmark's own files have no classes either."""
 
@@ -145,30 +173,69 @@ class Refuses(pickle.Unpickler):
 
 KINDS = {
     "trace": lambda: Kind(
-        ".json", [small_gpu_trace().text(), cpu_trace()], json.loads, as_json, lambda path: ["trace", "show", str(path)], 0.4
+        ".json", [small_gpu_trace().text(), cpu_trace()], json.loads, as_json, lambda path: [["trace", "show", str(path)]], 0.3
+    ),
+    "trace, copied for torch-tb-profiler": lambda: Kind(
+        ".pt.trace.json",
+        [small_gpu_trace().text(), cpu_trace()],
+        json.loads,
+        as_json,
+        lambda path: [["trace", "compat", str(path.parent)], ["trace", "show", str(place(path))]],
+        0.1,
+    ),
+    "trace, merged": lambda: Kind(
+        ".pt.trace.json",
+        [small_gpu_trace().text(), cpu_trace()],
+        json.loads,
+        as_json,
+        lambda path: [["trace", "merge", str(path.parent)], ["trace", "show", str(path.parent / MERGED)]],
+        0.1,
     ),
     "snapshot": lambda: Kind(
         ".pickle",
         [pickle.dumps(PLANTED[name][0]().snapshot()) for name in ("outputs in a list", "logits", "fragments")],
         lambda text: Refuses(io.BytesIO(text)).load(),
         pickle.dumps,
-        lambda path: ["memory", str(path), "--hardware", "NVIDIA H100 80GB HBM3"],
-        0.35,
+        lambda path: [["memory", str(path), "--hardware", "NVIDIA H100 80GB HBM3"]],
+        0.3,
+    ),
+    "snapshot, with its run's profile": lambda: Kind(
+        ".pickle",
+        [step_and_profile()[0]],
+        lambda text: Refuses(io.BytesIO(text)).load(),
+        pickle.dumps,
+        lambda path: [["memory", str(path), "--profile", beside(path, step_and_profile()[1])]],
+        0.15,
+    ),
+    "profile, of a snapshot's run": lambda: Kind(
+        ".profile.json",
+        [step_and_profile()[1]],
+        json.loads,
+        as_json,
+        lambda path: [["memory", beside(path, step_and_profile()[0]), "--profile", str(path)]],
+        0.15,
+        may_lack=True,
     ),
     "table of chips": lambda: Kind(
-        ".toml", [CHIP.encode()], lambda text: tomllib.loads(text.decode()), toml, lambda path: ["hardware", str(path)], 0.15, may_lack=True
+        ".toml",
+        [CHIP.encode()],
+        lambda text: tomllib.loads(text.decode()),
+        toml,
+        lambda path: [["hardware", str(path)]],
+        0.15,
+        may_lack=True,
     ),
     "model's configuration": lambda: Kind(
         ".json",
         [as_json(MODEL)],
         json.loads,
         as_json,
-        lambda path: ["estimate", str(path), "--batch", "1", "--seq", "4"],
+        lambda path: [["estimate", str(path), "--batch", "1", "--seq", "4"]],
         0.05,
         may_lack=True,
     ),
     "DeepSpeed's configuration": lambda: Kind(
-        ".json", [as_json(DEEPSPEED)], json.loads, as_json, lambda path: ["deepspeed", str(path)], 0.05, may_lack=True
+        ".json", [as_json(DEEPSPEED)], json.loads, as_json, lambda path: [["deepspeed", str(path)]], 0.05, may_lack=True
     ),
 }
 
@@ -176,7 +243,7 @@ KINDS = {
 def damaged_bytes(text: bytes, chance: random.Random) -> bytes:
     """One to three places where bytes are other ones, gone, twice there, or the end."""
     for _ in range(chance.randint(1, 3)):
-        at, length = chance.randrange(len(text)), chance.choice([1, 1, 2, 8, 60])
+        at, length = chance.randrange(len(text) or 1), chance.choice([1, 1, 2, 8, 60])
         match chance.randrange(5):
             case 0:
                 text = text[:at] + bytes(chance.randrange(256) for _ in range(length)) + text[at + length :]
@@ -233,7 +300,17 @@ class Outcome(NamedTuple):
     trace: str
 
 
-def run(arguments: list[str]) -> Outcome:
+def run(commands: list[list[str]]) -> Outcome:
+    """What came of all, or of the first that refuses: what those before it have printed is no answer then."""
+    outcomes = []
+    for command in commands:
+        outcomes.append(run_one(command))
+        if outcomes[-1].status != 0:
+            return outcomes[-1]
+    return outcomes[-1]._replace(out="".join(each.out for each in outcomes))
+
+
+def run_one(arguments: list[str]) -> Outcome:
     """A command within the time."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     status, trace = None, ""
@@ -328,11 +405,12 @@ def main() -> None:
             kind = KINDS[name]()
             chance = random.Random(f"{given.seed} {name}")  # noqa: S311 - to be the same each time
             table[name] = Counter()
-            path = Path(folder, f"damaged{kind.suffix}")
+            path = Path(folder, name, f"damaged{kind.suffix}")
+            path.parent.mkdir()
             bases = []
             for text in kind.originals:
                 path.write_bytes(text)
-                whole = run(kind.command(path))
+                whole = run(kind.commands(path))
                 if whole.status != 0:
                     raise SystemExit(f"the whole {name} is not read: {whole}")
                 bases.append((text, kind.values(text), figures(whole.out, path)))
@@ -346,7 +424,7 @@ def main() -> None:
                         damage = ""
                     content = kind.text(changed)
                 path.write_bytes(content)
-                status, why = judge(run(kind.command(path)), original, damage, path)
+                status, why = judge(run(kind.commands(path)), original, damage, path)
                 table[name][status] += 1
                 if why:
                     wrong.append(f"{name} {number}: {status}: {why}")

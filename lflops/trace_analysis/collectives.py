@@ -247,9 +247,9 @@ class _Source(NamedTuple):
 class _Event(Struct):
     """What is looked at in an event. All else stays as it is written."""
 
+    pid: int | str
     ph: str | None = None
     name: str | None = None
-    pid: int | str | None = None
     id: Any = UNSET
     bind_id: Any = UNSET
     ts: Raw | UnsetType = UNSET
