@@ -73,9 +73,11 @@ class Llama(NamedTuple):
     layers: int = 28
     words: int = 128_256
     longest: int = 131_072
+    tied: bool = True  # whether the head's weight is the embedding's
 
 
 LLAMA_3B = Llama()
+LLAMA_8B = Llama(width=4096, wide=14336, heads=32, layers=32, tied=False)
 
 
 class RootMeanSquare(nn.Module):
@@ -125,7 +127,7 @@ def rotated(x: Tensor, rotations: Tensor) -> Tensor:
 
 
 class LlamaModel(nn.Module):
-    """Llama with tied embeddings. Its result are logits; of several chunks a list, as torchtune's chunked loss takes it.
+    """Llama. Its result are logits; of several chunks a list, as torchtune's chunked loss takes it.
 
     Args:
         sizes: The model's sizes.
@@ -141,6 +143,7 @@ class LlamaModel(nn.Module):
         self.embedding = nn.Embedding(sizes.words, sizes.width)
         self.layers = nn.ModuleList(LlamaBlock(sizes) for _ in range(sizes.layers))
         self.norm = RootMeanSquare(sizes.width)
+        self.head = self.embedding if sizes.tied else nn.Linear(sizes.width, sizes.words, bias=False)
         self.register_buffer("rotations", torch.zeros(sizes.longest, sizes.width // sizes.heads // 2, 2), persistent=False)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor | list[Tensor]:
@@ -149,8 +152,8 @@ class LlamaModel(nn.Module):
             x = checkpoint(self._block, layer, x, positions, use_reentrant=False) if self.recomputes else self._block(layer, x, positions)
         x = self.norm(x)
         if not self.chunks:
-            return F.linear(x, self.embedding.weight).float()
-        return [F.linear(each, self.embedding.weight) for each in x.chunk(self.chunks, 1)]
+            return F.linear(x, self.head.weight).float()
+        return [F.linear(each, self.head.weight) for each in x.chunk(self.chunks, 1)]
 
     def _block(self, layer: nn.Module, x: Tensor, positions: Tensor) -> Any:
         return layer(x, self.rotations[positions])
