@@ -41,8 +41,8 @@ def memory(
         raise UsageError(
             "--json writes no page: leave --html out" if as_json else f"--html {html}: this is the snapshot, give another place"
         )
-    if profile is not None and (html is not None or after is not None):
-        raise UsageError(f"--profile {profile}: modules are named in text or --json of one snapshot: leave {after or '--html'} out")
+    if profile is not None and after is not None:
+        raise UsageError(f"--profile {profile}: modules are named in one snapshot: leave {after} out")
     if after is not None and (html is not None or hardware is not None):
         raise UsageError(f"{after}: two snapshots are compared as text or --json: leave --html and --hardware out")
     chip = None if hardware is None else named(hardware)

@@ -23,6 +23,7 @@ from lflops.snapshots.holders import (
     peak_of,
     sizes_of_parameters,
 )
+from lflops.snapshots.modules import MemoryByModule
 from lflops.snapshots.read import Entry, Snapshot
 
 
@@ -80,6 +81,7 @@ class SnapshotShown(LiveMemoryShown, frozen=True, kw_only=True):
     remedies: list[str]  # what would free memory
     ran_out: bool  # whether the moment that is explained is a request that failed; else it is the peak
     holders: Columns  # what is alive then, by category and stack, the most bytes first; of smaller ones the category has the rest
+    by_module: MemoryByModule | None  # `None` without a profile
 
 
 def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardware | None = None) -> SnapshotShown:
@@ -104,6 +106,7 @@ def snapshot_shown(snapshot: Snapshot, explained: ExplainedMemory, chip: Hardwar
         categories=categories,
         by_category=[(name, exact(nbytes)) for name, nbytes in explained.by_category.items() if nbytes],
         holders=_holders(alive, sizes),
+        by_module=explained.by_module,
     )
 
 

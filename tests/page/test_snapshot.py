@@ -5,7 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import lflops
 from lflops.cli.main import main
 from tests.support.browser import Seen
 from tests.support.malicious_names import IMAGE
@@ -65,6 +68,25 @@ def test_a_failure_is_marked_where_it_was(opening: Callable[..., Seen], tmp_path
     assert seen.page.locator(".timeline-caption").inner_text().startswith("5.00 MiB at the failure, in oom of model.py:40 forward")
     assert ["failure 5.00 MiB"] == seen.page.locator(".mark-label").all_text_contents()
     assert "Alive at the failure" in seen.page.locator("h2").all_inner_texts()
+
+
+def test_modules_are_those_of_the_profile(opening: Callable[..., Seen], tmp_path: Path) -> None:
+    """A layer whose result of 16 rows has 64 bytes for each; the parameters of 1 MiB were there before the step."""
+    profile = lflops.count(nn.Sequential(nn.Linear(4, 16)), torch.zeros(16, 4), backward=True)
+    profile.save(saved := tmp_path / "step.profile.json")
+    recorder = Recorder()
+    recorder.allocate(MIB, BUILD)
+    recorder.forget()
+    recorder.allocate(16 * 64, forward(31))
+    file, page = tmp_path / "snapshot.pickle", tmp_path / "page.html"
+    file.write_bytes(pickle.dumps(recorder.snapshot()))
+    assert 0 == main(["memory", str(file), "--profile", str(saved), "--html", str(page)])
+    seen = opening(page.as_uri())
+    table = seen.page.get_by_role("table", name="by module")
+    table.wait_for()
+    assert ["module", "forward", "peak"] == table.locator("th").all_inner_texts()
+    rows = [row.locator("td").all_inner_texts() for row in table.locator("tbody tr").all()]
+    assert [["before this step", "1.00 MiB", "1.00 MiB"], ["0, made in forward", "1.00 KiB", "1.00 KiB"]] == rows
 
 
 def test_json_or_the_snapshot_itself_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,7 @@ interface Memory extends LiveMemory {
 /** Of a snapshot of CUDA's memory. */
 interface Snapshot extends LiveMemory {
   title: string; sentences: string[]; remedies: string[]; ran_out: boolean; holders: Lists;
+  by_module: { matched_share: number; moments: Record<string, Record<string, Count>> } | null;
 }
 
 interface Ranks {

@@ -34,7 +34,21 @@ export function snapshot(data, state) {
       element("button", { type: "button", class: "leading", title: data.holders.stack[row], onclick: () => showStack(row) }, data.holders.line[row] || "no stack"),
       valued(data.holders.count[row], exact), ...shares(data, bytes),
     ])),
+    ...(data.by_module === null ? [] : byModule(data.by_module)),
   );
+}
+
+// What modules hold when each phase has the most alive, and at the moment that is explained, which is the last column.
+/** @type {(found: NonNullable<Snapshot["by_module"]>) => HTMLElement[]} */
+function byModule({ matched_share: matched, moments }) {
+  const held = Object.values(moments);
+  const last = held[held.length - 1];
+  const names = [...new Set(held.flatMap(Object.keys))].sort((one, other) => Number(last[other] ?? 0) - Number(last[one] ?? 0));
+  return [
+    element("h2", {}, "By module of the profile"),
+    element("p", { class: "remark" }, `${percent(matched)} of what forward and backward allocate is matched.`),
+    plainTable("by module", [...texts("module"), ...amounts(...Object.keys(moments))], names.slice(0, LISTED).map((name) => [name, ...held.map((each) => bytesOf(each[name] ?? 0))])),
+  ];
 }
 
 /** @type {(data: Snapshot, state: State, showStack: (row: number) => void) => HTMLElement} */
