@@ -26,24 +26,16 @@ DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")  # what 
 
 VARIABLE = "LFLOPS_CHIPS"
 
-_NUMBERS = ("bandwidth", "memory_gib", "usable_gib", "cache_mib", "link")
+_NUMBERS = {
+    "bandwidth": ("bandwidth_bytes_per_second", 1),
+    "memory_gib": ("memory_bytes", 2**30),
+    "usable_gib": ("usable_bytes", 2**30),
+    "cache_mib": ("cache_bytes", 2**20),
+    "link": ("link_bytes_per_second", 1),
+}
+"""From a key of a file to the field of `Hardware`, and to the bytes of the key's unit."""
+
 _KEYS = ("name", "names", "peaks", "source", "date", *_NUMBERS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """A chip of a file. The comment at the top of `chips.toml` explains the fields."""
-
-    name: str
-    peaks: Mapping[str, float]
-    names: tuple[str, ...] = ()
-    bandwidth: float | None = None
-    memory_gib: float | None = None
-    usable_gib: float | None = None
-    cache_mib: float | None = None
-    link: float | None = None
-    source: str = ""
-    date: dt.date | None = None
 
 
 def own_file() -> Path:
@@ -53,39 +45,25 @@ def own_file() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "lflops" / "chips.toml"
 
 
-def rows_in(path: Path) -> dict[str, tuple[Row, ...]]:
-    """The chips of a file by vendor."""
+def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The chips of a file, each after its vendor. The comment at the top of `chips.toml` explains the keys."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}: give a TOML file of chips") from error
     except ValueError as error:  # no TOML, or no UTF-8
         raise HardwareError(f"{path}: is no TOML file: {error}") from error
-    read: dict[str, tuple[Row, ...]] = {}
+    rows: list[tuple[str, dict[str, Any]]] = []
     for vendor, chips in table.items():
         if not isinstance(chips, list) or not all(isinstance(chip, dict) for chip in chips):
             raise HardwareError(f"{path}: {vendor} = {_short(chips)}: write a chip below [[{vendor}]], with a name and peaks")
-        read[vendor] = tuple(_row(f"{path}: [[{vendor}]] number {number}", chip) for number, chip in enumerate(chips, start=1))
-    return read
+        for number, chip in enumerate(chips, start=1):
+            _check_row(f"{path}: [[{vendor}]] number {number}", chip)
+            rows.append((vendor, chip))
+    return rows
 
 
-def append(path: Path, vendor: str, row: Row) -> None:
-    """Add a chip at the end of a file, which is made if it is not there. What the file has stays unchanged."""
-    lines = [f"[[{_key(vendor)}]]", f"name = {_text(row.name)}"]
-    lines += [f"names = [{', '.join(map(_text, row.names))}]"] if row.names else []
-    lines.append(f"peaks = {{ {', '.join(f'{dtype} = {float(peak)!r}' for dtype, peak in row.peaks.items())} }}")
-    lines += [f"{name} = {value!r}" for name in _NUMBERS if (value := getattr(row, name)) is not None]
-    lines += [f"source = {_text(row.source)}"] if row.source else []
-    lines += [f"date = {row.date.isoformat()}"] if row.date else []
-    try:
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, "\n".join([*([before.rstrip("\n"), ""] if before.strip() else []), *lines, ""]).encode())
-    except OSError as error:
-        raise HardwareError(f"{path}: {error.strerror}: the chip {row.name!r} was not saved") from error
-
-
-def _row(place: str, chip: Mapping[str, Any]) -> Row:
+def _check_row(place: str, chip: Mapping[str, Any]) -> None:
     if isinstance(chip.get("name"), str):
         place = f"{place}, {chip['name']!r}"
     for key, value in chip.items():
@@ -101,7 +79,6 @@ def _row(place: str, chip: Mapping[str, Any]) -> Row:
             raise HardwareError(f"{place}: peaks has {dtype!r}: give some of {', '.join(DTYPES)}")
         if not _is_positive(peak):
             raise HardwareError(f"{place}: peaks.{dtype} = {_short(peak)}: give FLOP/s, as 312e12")
-    return Row(**{**chip, "names": tuple(chip.get("names", ()))})
 
 
 def _problem(key: str, value: object) -> str | None:
@@ -130,10 +107,6 @@ def _short(value: object) -> str:
 def _text(value: str) -> str:
     """A text of TOML, whose escapes are those of JSON."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _key(name: str) -> str:
-    return name if name.replace("-", "_").replace("_", "a").isalnum() and name.isascii() else _text(name)
 
 
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
@@ -241,21 +214,22 @@ def save(name: str, measured: Hardware) -> Path:
     If no table has the device, its own name finds the figures too, so that `hardware="auto"` does.
     """
     check_new(name)
-    row = Row(
-        name=name,
-        names=() if lookup(measured.name) or _words(measured.name) == _words(name) else (measured.name,),
-        peaks=measured.peak_flops_per_second,
-        bandwidth=measured.bandwidth_bytes_per_second,
-        memory_gib=_times(measured.memory_bytes, 2**-30),
-        usable_gib=_times(measured.usable_bytes, 2**-30),
-        cache_mib=_times(measured.cache_bytes, 2**-20),
-        link=measured.link_bytes_per_second,
-        source=measured.source,
-    )
     words = set(_split(measured.name))
     vendor = next((vendor for vendor, marks in GPU_VENDORS.items() if words & marks), "measured")
-    append(own_file(), vendor, row)
-    return own_file()
+    has_name = lookup(measured.name) is not None or _words(measured.name) == _words(name)
+    lines = [f"[[{vendor}]]", f"name = {_text(name)}"]
+    lines += [] if has_name else [f"names = [{_text(measured.name)}]"]
+    lines.append(f"peaks = {{ {', '.join(f'{dtype} = {float(peak)!r}' for dtype, peak in measured.peak_flops_per_second.items())} }}")
+    lines += [f"{key} = {value / unit!r}" for key, (field, unit) in _NUMBERS.items() if (value := getattr(measured, field)) is not None]
+    lines += [f"source = {_text(measured.source)}"] if measured.source else []
+    path = own_file()
+    try:
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, "\n".join([*([before.rstrip("\n"), ""] if before.strip() else []), *lines, ""]).encode())
+    except OSError as error:
+        raise HardwareError(f"{path}: {error.strerror}: the chip {name!r} was not saved") from error
+    return path
 
 
 def hint(name: str) -> str:
@@ -326,31 +300,14 @@ def _shipped() -> _Table:
 
 def _table_of(path: Path) -> _Table:
     table: dict[frozenset[str], tuple[str, Hardware]] = {}
-    for vendor, rows in rows_in(path).items():
-        for row in rows:
-            chip = _hardware(row, path)
-            for name in (row.name, *row.names):
-                if table.setdefault(_words(name), (vendor, chip)) != (vendor, chip):
-                    raise HardwareError(f"{path}: two chips have the name {name!r}: give each its own")
+    for vendor, row in _rows_in(path):
+        dated = f" ({row['date']})" if "date" in row else ""
+        numbers = {field: row[key] * unit for key, (field, unit) in _NUMBERS.items() if key in row}
+        chip = Hardware(row["name"], row["peaks"], source=f"{row.get('source') or path}{dated}", **numbers)
+        for name in (row["name"], *row.get("names", ())):
+            if table.setdefault(_words(name), (vendor, chip)) != (vendor, chip):
+                raise HardwareError(f"{path}: two chips have the name {name!r}: give each its own")
     return table
-
-
-def _hardware(row: Row, path: Path) -> Hardware:
-    source = f"{row.source or path}{f' ({row.date})' if row.date else ''}"
-    return Hardware(
-        name=row.name,
-        peak_flops_per_second=row.peaks,
-        bandwidth_bytes_per_second=row.bandwidth,
-        memory_bytes=_times(row.memory_gib, 2**30),
-        source=source,
-        cache_bytes=_times(row.cache_mib, 2**20),
-        usable_bytes=_times(row.usable_gib, 2**30),
-        link_bytes_per_second=row.link,
-    )
-
-
-def _times(size: float | None, unit: float) -> float | None:
-    return None if size is None else size * unit
 
 
 def _words(name: str) -> frozenset[str]:
