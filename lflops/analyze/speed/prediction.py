@@ -15,6 +15,7 @@ import functools
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -145,27 +146,22 @@ def predict(
     family = None if chip is None else rates.family(chip)
     if chip is None or family is None or why_not(profile, chip, rates) is not None:
         return None
-    return _Step(profile, chip, family, rates, network=network, devices_per_host=devices_per_host).prediction(accumulation)
+    return _Step(profile, chip, family, rates, network, devices_per_host).prediction(accumulation)
 
 
+@dataclass(frozen=True)
 class _Step:
     """A step on a chip."""
 
-    def __init__(
-        self,
-        profile: Profile,
-        chip: Hardware,
-        family: Family,
-        rates: Rates,
-        *,
-        network: float | None = None,
-        devices_per_host: int = DEVICES_PER_HOST,
-    ) -> None:
-        self._profile, self._chip, self._rates, self._family = profile, chip, rates, family
-        self._network, self._devices_per_host = network or family.network_bytes_per_second, devices_per_host
+    profile: Profile
+    chip: Hardware
+    family: Family
+    rates: Rates
+    network: float | None = None
+    devices_per_host: int = DEVICES_PER_HOST
 
     def prediction(self, accumulation: int = 1) -> Prediction:
-        profile, rates, recomputed = self._profile, self._rates, 0.0
+        profile, rates, recomputed = self.profile, self.rates, 0.0
         kinds: defaultdict[str, float] = defaultdict(float)
         phases: defaultdict[str, float] = defaultdict(float)
         modules = dict.fromkeys(profile.modules, 0.0)
@@ -189,7 +185,7 @@ class _Step:
                 modules[row] += seconds
         total = sum(phases.values())
         return Prediction(
-            hardware=self._chip.name,
+            hardware=self.chip.name,
             seconds=total,
             low=total * rates.low,
             high=total * rates.high,
@@ -201,13 +197,13 @@ class _Step:
 
     def _device(self, cell: Cell) -> tuple[str, float]:
         """What bounds an operator, and its seconds on the device."""
-        rates, chip = self._rates, self._chip
+        rates, chip = self.rates, self.chip
         moving = cell.bytes_moved / ((chip.bandwidth_bytes_per_second or 1.0) * rates.bandwidth)
         kind, seconds = "memory", moving
         if cell.executed_macs:
             is_attention = "attention" in cell.operator
-            share = self._family.attention if is_attention else self._family.product
-            peak = chip.peak_flops_per_second.get(name_of_peak(cell.dtype, self._profile.run) or "", chip.peak_flops_per_second["bf16"])
+            share = self.family.attention if is_attention else self.family.product
+            peak = chip.peak_flops_per_second.get(name_of_peak(cell.dtype, self.profile.run) or "", chip.peak_flops_per_second["bf16"])
             computing = 2 * cell.executed_macs / (peak * share)
             kind, seconds = ("attention" if is_attention else "products"), max(computing, moving)
         return kind, seconds + cell.calls * rates.launch_seconds
@@ -218,10 +214,10 @@ class _Step:
         gathers: defaultdict[str, float] = defaultdict(float)  # in forward, by unit
         again = scattered = 0.0
         buckets: list[float] = []
-        is_sharded = any(each.collective == _GATHERS for each in self._profile.communication)
-        for each in self._profile.communication:
+        is_sharded = any(each.collective == _GATHERS for each in self.profile.communication)
+        for each in self.profile.communication:
             seconds = self._transfer(each)
-            waits[each.module, step_phase(each.phase)] += each.calls * self._ranks_of(each) * self._rates.lag_seconds
+            waits[each.module, step_phase(each.phase)] += each.calls * self._ranks_of(each) * self.rates.lag_seconds
             if each.collective == _GATHERS and each.phase == "forward":
                 gathers[each.module] += seconds
             elif each.collective == _GATHERS:
@@ -236,7 +232,7 @@ class _Step:
             exposed = max(buckets[-1], sum(buckets) - backward * (1 - 1 / len(buckets)))
             hidden.append(("", "backward", exposed, sum(buckets) - exposed))
         for unit, phase, exposed, behind in hidden:
-            waits[unit, phase] += exposed + self._rates.contention * behind
+            waits[unit, phase] += exposed + self.rates.contention * behind
         return dict(waits)
 
     @staticmethod
@@ -274,15 +270,15 @@ class _Step:
             yield unit, "backward", reduced(unit), 0.0  # nothing runs after
 
     def _ranks_of(self, each: Communication) -> int:
-        return each.group_size or self._profile.run.world_size
+        return each.group_size or self.profile.run.world_size
 
     def _transfer(self, each: Communication) -> float:
         """Seconds of collectives of one kind in one place: what a ring sends over the slowest part of its way."""
-        run, size = self._profile.run, self._ranks_of(each)
+        run, size, network = self.profile.run, self._ranks_of(each), self.network or self.family.network_bytes_per_second
         is_reduced = each.collective == _REDUCES
         stride = run.world_size // size if is_reduced else 1  # replicas are the outermost
-        within = max(min(size, self._devices_per_host // stride), 1)
-        link = self._chip.link_bytes_per_second or self._network
-        bandwidth = link if within == size else min(link, self._network * within)
+        within = max(min(size, self.devices_per_host // stride), 1)
+        link = self.chip.link_bytes_per_second or network
+        bandwidth = link if within == size else min(link, network * within)
         sent = each.bytes * (size - 1) / size * (2 if is_reduced else 1)
-        return sent / (bandwidth * self._rates.link)
+        return sent / (bandwidth * self.rates.link)
