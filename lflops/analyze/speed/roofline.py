@@ -167,7 +167,7 @@ def _own(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     for cell, number in zip(profile.cells, costs.numbers, strict=True):
         of_phases[cell.phase][cell.module].append(number)
     fused = bytes_as_compiled(profile)
-    above = {phase: _above(of_phases[phase]) for phase in PHASES}
+    above = {phase: {name for row in of_phases[phase] for name in ancestry(row)[1:]} for phase in PHASES}
     for name, module in profile.modules.items():
         for phase in PHASES:
             numbers = of_phases[phase].get(name)
@@ -178,15 +178,6 @@ def _own(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
                 # Most profiles have nothing compiled, and need no key for each module.
                 moved = fused.get(ModulePhase(name, phase)) if fused else None
                 yield Part(costs.total(numbers), name, phase, seconds=seconds, fused_bytes=moved)
-
-
-def _above(names: Iterable[str]) -> set[str]:
-    above: set[str] = set()
-    for each in names:
-        name = each
-        while name and (name := name.rpartition(".")[0]) not in above:
-            above.add(name)
-    return above
 
 
 class _Cost(NamedTuple):
