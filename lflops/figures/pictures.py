@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.modules.tree import fold_parts
 from lflops.analyze.speed.roofline import Ceiling, LazyRoofline, Point
 from lflops.errors import ProfileError
-from lflops.profile.model import Memory, Moment, Profile
-from lflops.profile.records import ByCategory, Phase
+from lflops.profile.model import Memory, Profile
+from lflops.profile.records import ByCategory
 
 TEXT, QUIET, LINE = "#1c2430", "#5b6674", "#d8dde4"
 
@@ -87,8 +87,9 @@ def memory_figure(analysis: Analysis) -> Figure:
     operators: list[float] = [moment.index for moment in memory.timeline]
     reached = next((place for place, moment in enumerate(memory.timeline) if moment is peak), None)
     _areas(axes, memory, operators, reached)
-    for phase, indices in _runs(memory.timeline):
-        start, end = operators[indices[0]], operators[indices[-1]]
+    for phase, run in groupby(range(len(operators)), key=lambda place: memory.timeline[place].phase):
+        first, *others = run
+        start, end = operators[first], operators[min(first + len(others) + 1, len(operators) - 1)]  # up to the first of the next
         axes.fill_between([start, end], *_BAND, color=PHASES[phase], linewidth=0, transform=axes.get_xaxis_transform(), clip_on=False)
         if end - start > 0.08 * (operators[-1] or 1):
             axes.text((start + end) / 2, sum(_BAND) / 2, phase, transform=axes.get_xaxis_transform(), ha="center", va="center", fontsize=8)
@@ -129,15 +130,6 @@ def _areas(axes: Axes, memory: Memory, operators: Sequence[float], reached: int 
     axes.legend(
         handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(handles), frameon=False, fontsize=9, labelcolor=QUIET
     )
-
-
-def _runs(timeline: Sequence[Moment]) -> Iterator[tuple[Phase, list[int]]]:
-    """Consecutive indices of the timeline in one phase, up to the first of the next."""
-    start = 0
-    for index in range(1, len(timeline) + 1):
-        if index == len(timeline) or timeline[index].phase != timeline[start].phase:
-            yield timeline[start].phase, list(range(start, min(index + 1, len(timeline))))
-            start = index
 
 
 def save_memory_figure(profile: Profile, path: Path) -> None:
