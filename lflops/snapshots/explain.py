@@ -50,26 +50,22 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 class _Case(NamedTuple):
     peak: Peak
-    categories: Mapping[int, Category]
+    held: Mapping[str, list[Alive]]  # by category, what an optimizer's step makes and frees apart from all else that is temporary
     failed: int  # bytes that were asked for in vain, 0 where memory did not run out
     unused: int  # reserved bytes that no tensor has
     total: int | None  # bytes of the device that the process could have; `None` is unknown
-
-    def of(self, category: Category) -> list[Alive]:
-        return [each for place, each in enumerate(self.peak.alive) if self.categories[place] == category]
 
 
 def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = None) -> tuple[Cause, ...]:
     """The causes, the one to look at first first; the sizes and the total, which a process sees of the device, are in bytes."""
     # A particular one, a leak for instance, goes before the largest category where it explains a tenth of the memory and the failed request
-    categories = {place: category_of(each, parameter_sizes) for place, each in enumerate(peak.alive)}
+    held = grouped(peak.alive, lambda each: _code(category_of(each, parameter_sizes), each))
     failed = peak.ran_out.size if peak.ran_out is not None else 0
-    case = _Case(peak, categories, failed, max(peak.reserved - peak.bytes, 0), total)
+    case = _Case(peak, held, failed, max(peak.reserved - peak.bytes, 0), total)
     particular = [cause for rule in _RULES if (cause := rule(case)) is not None]
     least = max(LEAST_SHARE * (peak.bytes + failed), min(failed, peak.bytes))
     ruling = sorted((each for each in particular if each.bytes >= least), key=lambda each: -each.bytes)
-    by_code = grouped(enumerate(peak.alive), lambda each: _code(categories[each[0]], each[1]))
-    general = [_held(kind, [each for _, each in by_code.get(kind, ())]) for kind in get_args(_Category)]
+    general = [_held(kind, held.get(kind, [])) for kind in get_args(_Category)]
     largest = sorted((each for each in general if each is not None), key=lambda each: -each.bytes)
     return (*ruling, *largest, *(each for each in particular if each not in ruling))
 
@@ -98,12 +94,12 @@ def _fragmentation(case: _Case) -> Cause | None:
 
 def _kept_passes(case: _Case) -> Cause | None:
     """Activations of forward passes that are over."""
-    old = [each for each in case.of("activations") if each.passes_ago and not _is_evaluation(each)]
+    old = [each for each in case.held.get("activations", ()) if each.passes_ago and not _is_evaluation(each)]
     passes = len({each.passes_ago for each in old})
     if passes < MANY:
         return _held("retained_graph", old, passes)
     stacks = Counter(each.stack for each in old)
-    now = {each.stack for each in case.of("activations") if not each.passes_ago}
+    now = {each.stack for each in case.held.get("activations", ()) if not each.passes_ago}
     # Of a whole graph most of what one pass makes is kept; of results kept in a list only one line's.
     whole = len(stacks) > 2 or 1 < len(stacks) >= len(now)
     return _held("kept_graphs" if whole else "kept_results", old, passes)
@@ -111,7 +107,7 @@ def _kept_passes(case: _Case) -> Cause | None:
 
 def _validation_graph(case: _Case) -> Cause | None:
     """Activations that a validation keeps for a backward that never comes."""
-    held = [each for each in case.of("activations") if _is_evaluation(each)]
+    held = [each for each in case.held.get("activations", ()) if _is_evaluation(each)]
     return _held("validation_graph", held, len({each.passes_ago for each in held}))
 
 
@@ -121,13 +117,13 @@ def _is_evaluation(alive: Alive) -> bool:
 
 def _kept_gradients(case: _Case) -> Cause | None:
     """Gradients that have outlived an optimizer's step."""
-    held = [each for each in case.of("gradients") if each.steps_ago]
+    held = [each for each in case.held.get("gradients", ()) if each.steps_ago]
     return Cause(code="kept_gradients", bytes=sum(each.bytes for each in held), count=len(held)) if held else None
 
 
 def _model_copy(case: _Case) -> Cause | None:
     """A second model: an EMA, a reference, a deep copy."""
-    return _held("model_copy", case.of("copy"))
+    return _held("model_copy", case.held.get("copy", []))
 
 
 def _huge_tensor(case: _Case) -> Cause | None:
