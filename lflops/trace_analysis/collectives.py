@@ -34,11 +34,6 @@ from lflops.traces.device_states import communicates
 from lflops.traces.files import read, traces_in, written_whole
 from lflops.traces.recorded import ZERO, Collective, DeviceWork, RecordedTrace, microseconds, span
 
-_SIZES = {"double": 8, "long": 8, "float": 4, "int": 4, "half": 2, "bfloat16": 2, "short": 2} | dict.fromkeys(
-    ("char", "byte", "bool", "float8_e4m3fn", "float8_e5m2"), 1
-)
-"""Bytes of an element, by the names that collectives have for types."""
-
 _OF_RESULT = frozenset({"all_gather", "gather"})
 
 
@@ -95,7 +90,7 @@ def _occurrence(work: DeviceWork, walk: HostWalk, steps: Sequence[tuple[int, int
 def _bytes(kind: str, about: Collective | None) -> int | None:
     if about is None:
         return None
-    size = _SIZES.get(about.dtype.lower(), BYTES.get(about.dtype))
+    size = BYTES.get(about.dtype.lower(), BYTES.get(about.dtype))
     known = [each for each in (about.in_elements, about.out_elements) if each is not None]
     if size is None or not known:
         return None

@@ -1,13 +1,12 @@
 """Two traces compared: the step, the device's states, what idle time was lost to, and where the device's time went."""
 
 from collections.abc import Iterable, Mapping
-from operator import itemgetter
 
 from msgspec import Struct
 
 from lflops.analyze.compare.diff import Limit
 from lflops.profile.records import Spread
-from lflops.profile.series import grouped
+from lflops.profile.series import summed
 from lflops.trace_analysis.summary import TraceSummary
 from lflops.traces.device_states import DeviceTimeline, total
 
@@ -50,10 +49,8 @@ def compare(before: TraceSummary, after: TraceSummary) -> TraceDiff:
     timelines = [_timeline(each, per_step=per_step) for each in pair]
 
     def changes(*groups: Iterable[tuple[str, int]]) -> tuple[TimeChange, ...]:
-        named = [grouped(group, itemgetter(0)) for group in groups]
-        first, second = (
-            {name: sum(time for _, time in rows) / part for name, rows in found.items()} for found, part in zip(named, parts, strict=True)
-        )
+        sums = zip(map(summed, groups), parts, strict=True)
+        first, second = ({name: time / part for name, time in of_side.items()} for of_side, part in sums)
         rows = (TimeChange(name=name, before=first.get(name, 0.0), after=second.get(name, 0.0)) for name in first | second)
         return tuple(sorted((row for row in rows if row.before or row.after), key=lambda row: (-abs(row.change), row.name)))
 

@@ -102,9 +102,10 @@ def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, li
             found[_cause(call.name)][call.thread].append((call.start, call.end))
     for operator in trace.operators:
         if operator.thread in wanted:
-            found["data_loader" if _loads(operator.name) else "operators"][operator.thread].append((operator.start, operator.end))
+            cause: Cause = "data_loader" if operator.name.startswith(_LOADERS) else "operators"
+            found[cause][operator.thread].append((operator.start, operator.end))
     for span in trace.spans:
-        if span.thread in wanted and _loads(span.name):
+        if span.thread in wanted and span.name.startswith(_LOADERS):
             found["data_loader"][span.thread].append((span.start, span.end))
     return {thread: [joined(found[cause][thread]) for cause in _AT[:-1]] for thread in wanted}
 
@@ -114,11 +115,6 @@ def _cause(call: str) -> Cause:
     if call in _BLOCKING_COPIES or any(part in call for part in _SYNCHRONISING):
         return "synchronising"
     return "allocating" if any(part in call for part in _ALLOCATING) else "launching"
-
-
-@functools.lru_cache(1 << 16)
-def _loads(name: str) -> bool:
-    return name.startswith(_LOADERS)
 
 
 def launch_delays(work: Iterable[DeviceWork], launch_of: _Launch) -> LaunchDelays | None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from lflops.analyze.speed.utilization import flops_per_second, of_peak
 from lflops.hardware.chips import Hardware, lookup, named
 from lflops.profile.records import Spread
-from lflops.profile.series import grouped, summed
+from lflops.profile.series import grouped, sum_known, summed
 from lflops.stretches import joined, shares
 from lflops.trace_analysis.categories import CATEGORIES, Category, category_of_kernel, precision_by_name, tensor_cores_by_name
 from lflops.trace_analysis.collectives import CollectiveTimes, Occurrence, RankSkew, collectives, occurrences, rank_skew
@@ -183,13 +183,11 @@ def _kernel(name: str, found: Sequence[DeviceWork], walk: HostWalk) -> KernelTim
 
 def by_category(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[CategoryTimes, ...]:
     """The work by category, the most time first."""
-    groups = grouped(work, lambda each: _category(walk, each))
     rows = (
-        CategoryTimes(category=category, device=sum(each.end - each.start for each in groups[category]), calls=len(groups[category]))
-        for category in CATEGORIES
-        if category in groups
+        CategoryTimes(category=category, device=sum(each.end - each.start for each in found), calls=len(found))
+        for category, found in grouped(work, lambda each: _category(walk, each)).items()
     )
-    return tuple(sorted(rows, key=lambda row: -row.device))
+    return tuple(sorted(rows, key=lambda row: (-row.device, CATEGORIES.index(row.category))))
 
 
 def by_precision(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[PrecisionTimes, ...]:
@@ -394,28 +392,22 @@ def _name(trace: RecordedTrace, device: int) -> str | None:
 
 def _utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None) -> TraceUtilization | None:
     """The utilization of the steps, or without any of the window in nanoseconds; `None` where nothing that multiplies was counted."""
-    macs: dict[str | None, int] = {}
-    executed: dict[str | None, int] = {}
-    first = again = 0
-    for start, sums, is_recompute in walk.counted:
-        if steps and not any(step.start <= start < step.end for step in steps):
-            continue
-        cost = cost_of(sums.name, sums.inputs)
-        if cost is not None and cost.macs:
-            dtype = precision(sums)
-            macs[dtype] = macs.get(dtype, 0) + cost.macs
-            executed[dtype] = executed.get(dtype, 0) + cost.executed_macs
-            again += cost.macs * is_recompute + cost.recompute_macs
-            first += cost.macs * (not is_recompute)
-    if not macs:
+    inside = (each for each in walk.counted if not steps or any(step.start <= each[0] < step.end for step in steps))
+    known = [(cost_of(sums.name, sums.inputs), precision(sums), is_recompute) for _, sums, is_recompute in inside]
+    products = [(cost, dtype, is_recompute) for cost, dtype, is_recompute in known if cost is not None and cost.macs]
+    if not products:
         return None
+    macs = summed((dtype, cost.macs) for cost, dtype, _ in products)
+    executed = summed((dtype, cost.executed_macs) for cost, dtype, _ in products)
+    first = sum(cost.macs for cost, _, is_recompute in products if not is_recompute)
+    again = sum(cost.macs * is_recompute + cost.recompute_macs for cost, _, is_recompute in products)
     seconds = (sum(step.end - step.start for step in steps) if steps else window) / 1e9 * max(devices, 1)
     most = max(macs, key=lambda dtype: macs[dtype])
     peaks = {dtype: chip.peak_flops_per_second.get(dtype or "") if chip else None for dtype in macs}
     rate = flops_per_second(first, seconds)
     peak = peaks[most]
     needed = [2 * executed[dtype] / each if each else None for dtype, each in peaks.items()]
-    known = [each for each in needed if each is not None]
+    all_needed = sum_known(needed)
     return TraceUtilization(
         seconds=seconds,
         steps=len(steps),
@@ -423,7 +415,7 @@ def _utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, device
         flops_per_second=rate,
         mfu=of_peak(rate, peak),
         hfu=of_peak(flops_per_second(first + again, seconds), peak),
-        executed=sum(known) / seconds if len(known) == len(needed) and seconds else None,
+        executed=all_needed / seconds if all_needed is not None and seconds else None,
         precision=most,
         peak_flops_per_second=peak,
         hardware=chip.name if chip else None,
