@@ -87,7 +87,6 @@ Family = Sequence[Mesh]  # whose ranks do the same work on parts of other sizes
 Corners = tuple[Mesh, Mesh, Mesh]
 
 CHECKED = 3  # estimates of whole models, at most
-RECENT = 100  # sheets that are kept, each of some megabytes
 TIE = 0.8  # of an interval: two that share as much are a tie
 MINOR = 0.02  # of a step: what takes less is no reason
 _SENDS = "what stages of a pipeline send each other was not fitted"
@@ -198,7 +197,6 @@ class _Search:
         self._network: dict[str, Any] = {"network": network, "devices_per_host": per_host}
         self._tensors = [ranks for ranks in _divisors(gpus) if ranks <= per_host or ranks == 1]
         self._left_out: dict[str, str] = {}
-        self._recent: dict[tuple[Any, ...], Sheet] = {}
         self._accumulated: dict[tuple[str, Policy, int], float] = {}  # bytes that accumulating adds to the peak, by configuration
 
     def plan(self) -> Plan:
@@ -306,17 +304,12 @@ class _Search:
 
     def _sheet(self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None = None) -> Sheet:
         """A sheet of any samples. Where only weights are sharded, a sample adds the same on any number of ranks."""
-        key = policy, samples, depth, mesh.get("data"), mesh.get("tensor")
-        if key not in self._recent:
-            if len(self._recent) == RECENT:
-                del self._recent[next(iter(self._recent))]
-            sheet = self._corner(corners, policy, 1, mesh, depth)
-            if samples > 1:
-                same = {**mesh, "data": corners[0]["data"]} if "data" in mesh else mesh
-                low, more = (self._corner(corners, policy, number, same, depth) for number in (1, 2))
-                sheet = moved(sheet, low, more, samples - 1)
-            self._recent[key] = sheet
-        return self._recent[key]
+        sheet = self._corner(corners, policy, 1, mesh, depth)
+        if samples == 1:
+            return sheet
+        same = {**mesh, "data": corners[0]["data"]} if "data" in mesh else mesh
+        low, more = (self._corner(corners, policy, number, same, depth) for number in (1, 2))
+        return moved(sheet, low, more, samples - 1)
 
     def _corner(self, corners: Corners, policy: Policy, samples: int, mesh: Mesh, depth: int | None) -> Sheet:
         """A point on the plane through the corners, in one over the ranks that share an operator and one over those that share a weight."""
