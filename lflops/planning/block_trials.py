@@ -14,7 +14,7 @@ from lflops.collect.inputs.arguments import check_module
 from lflops.errors import CountError
 from lflops.planning.block_chain import Chain, Key, Trial, chain_of, key_of, keys_of, read, settled_by, unit_numbers, units_of
 from lflops.profile.model import Cell, Memory, Profile
-from lflops.profile.series import gathered
+from lflops.profile.series import gathered, grouped
 
 KEPT = 6  # blocks of a run in a folded model: in the middle there are two with neighbours like themselves
 WORTHWHILE = 10  # shorter runs are not folded
@@ -245,12 +245,8 @@ class BlockTrials:
 
     def _recomputed(self, profile: Profile) -> list[tuple[Cell, ...]]:
         number_of = unit_numbers(self.units)
-        cells: list[list[Cell]] = [[] for _ in self.units]
-        for cell in profile.cells:
-            number = number_of(cell.module) if cell.phase == "recompute" else None
-            if number is not None:
-                cells[number].append(cell)
-        return [tuple(some) for some in cells]
+        cells = grouped((cell for cell in profile.cells if cell.phase == "recompute"), lambda cell: number_of(cell.module))
+        return [tuple(cells.get(number, ())) for number in range(len(self.units))]
 
     def _steps(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None) -> list[Profile]:
         steps: list[Profile] = []
