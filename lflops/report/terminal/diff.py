@@ -45,18 +45,14 @@ def _run(diff: Diff) -> FittedTable:
         ("bytes moved", root.bytes_moved, units.size),
         ("parameters", root.parameters, units.count),
     ]
-    shown = [(name, change, unit) for name, change, unit in figures if change.before is not None or change.after is not None]
-    return FittedTable(
-        "the run",
-        [*times, *(name for name, _, _ in shown)],
-        {
-            "before": [*(units.duration(time.before) for time in times.values()), *(unit(change.before) for _, change, unit in shown)],
-            "after": [*(units.duration(time.after) for time in times.values()), *(unit(change.after) for _, change, unit in shown)],
-            "change": [*(signed(time.ratio) for time in times.values()), *(_signed(change) for _, change, _ in shown)],
-            "beyond the whole": [*(interval(time) if name != "median step" else "" for name, time in times.items()), *("" for _ in shown)],
-        },
-        room=MARGIN,
-    )
+    rows = [
+        (name, units.duration(time.before), units.duration(time.after), signed(time.ratio), interval(time) if time is not diff.step else "")
+        for name, time in times.items()
+    ]
+    known = [each for each in figures if (each[1].before, each[1].after) != (None, None)]
+    rows += [(name, unit(change.before), unit(change.after), _signed(change), "") for name, change, unit in known]
+    names, *columns = zip(*rows, strict=True)
+    return FittedTable("the run", names, dict(zip(("before", "after", "change", "beyond the whole"), columns, strict=True)), room=MARGIN)
 
 
 def _modules(modules: Sequence[ModuleDiff]) -> FittedTable:
