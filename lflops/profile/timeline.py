@@ -1,6 +1,7 @@
 """One step of one rank in time: slices of modules, operators and kernels. All times are integer nanoseconds since the step began."""
 
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -71,20 +72,17 @@ def nested(stretches: Iterable[OwnTime], lane: int = 0) -> Iterator[ModuleSlice]
     """Slices of modules, each around those of the modules below it, of the stretches of one thread in the order of time."""
     # A slice ends where its module is followed by one that is not below it. So two calls of a module in a row are one slice. In backward,
     # the engine's own time between two nodes ends none.
-    open_slices: list[tuple[OwnTime, int]] = []  # each with its depth, the outermost first
+    open_slices: list[OwnTime] = []  # the outermost first
     for stretch in _without_engine(stretches):
         path = ancestry(stretch.row)[::-1]
-        common = 0
-        for (each, _), row in zip(open_slices, path, strict=False):
-            if each.row != row or each.phase != stretch.phase:
-                break
-            common += 1
+        goes_on = ((each.row, each.phase) == (row, stretch.phase) for each, row in zip(open_slices, path, strict=False))
+        common = sum(takewhile(bool, goes_on))
         while len(open_slices) > common:
-            yield _slice(*open_slices.pop(), lane)
-        open_slices = [(each._replace(end=max(each.end, stretch.end)), depth) for each, depth in open_slices]
-        open_slices += [(stretch._replace(row=row), depth) for depth, row in enumerate(path[common:], common)]
+            yield _slice(open_slices.pop(), len(open_slices), lane)
+        open_slices = [each._replace(end=max(each.end, stretch.end)) for each in open_slices]
+        open_slices += [stretch._replace(row=row) for row in path[common:]]
     while open_slices:
-        yield _slice(*open_slices.pop(), lane)
+        yield _slice(open_slices.pop(), len(open_slices), lane)
 
 
 def _without_engine(stretches: Iterable[OwnTime]) -> Iterator[OwnTime]:
