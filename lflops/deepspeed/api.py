@@ -345,9 +345,8 @@ def arguments_of(config: str | PathLike[str] | Mapping[str, Any]) -> tuple[dict[
     step = section.get("profile_step", 1)
     arguments = {key: section[key] for key in ("module_depth", "top_modules", "detailed", "output_file") if key in section}
     # DeepSpeed numbers steps from 1, and profiles this one alone.
-    return {"top_modules": 1, "detailed": True, **arguments, "schedule": Schedule(wait=max(step - 1, 0), warmup=1)}, bool(
-        section.get("enabled", False)
-    )
+    schedule = Schedule(wait=max(step - 1, 0), warmup=1)
+    return {"top_modules": 1, "detailed": True, **arguments, "schedule": schedule}, bool(section.get("enabled", False))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
