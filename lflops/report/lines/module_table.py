@@ -13,16 +13,9 @@ from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import TIMED_PHASES, Row, has_times, share_of
 from lflops.profile.records import PHASES, Phase
-from lflops.report.lines.text import plain
+from lflops.report.lines.text import WORDS, plain
 
-_SHORT: dict[Phase | None, str] = {
-    "forward": "fwd",
-    "backward": "bwd",
-    "recompute": "recomp",
-    "optimizer": "optim",
-    "other": "other",
-    None: "total",
-}
+_SHORT: dict[str | None, str] = {None: "total"} | WORDS["short"]
 
 
 class ModuleLine(NamedTuple):
@@ -111,20 +104,7 @@ def multiplied(value: float | None, factor: float) -> float | None:
 
 FORMATS = ("markdown", "latex", "csv")
 
-_LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "…": r"\ldots{}",
-        "×": r"$\times$",
-        "µ": r"$\mu$",
-        "<": "$<$",
-        ">": "$>$",
-        "–": "--",
-        **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-    }
-)
+_LATEX = str.maketrans(WORDS["latex"])
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a name that begins so would be a formula to a spreadsheet
 
 

@@ -10,12 +10,11 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.tree import fold_parts
 from lflops.analyze.speed.prediction import Prediction
 from lflops.analyze.speed.roofline import Ceiling, Fusion, LowerBound, Point
-from lflops.report.lines.text import OVER, counted, plain, saved_by_fusion
+from lflops.report.lines.text import OVER, WORDS, counted, plain, saved_by_fusion
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 
 _NAME = 26
 _LISTED = 10
-_SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "recomp", "optimizer": "optim", "other": "other", "all": "all"}
 _SIGNS = {"cache": "c", "compiled": "t", "cache_unknown": "?", "error": "!"}
 
 
@@ -60,7 +59,7 @@ def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
 
 def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) -> FittedTable:
     points = [point for _, point in named]
-    columns = {"phase": [_SHORT[point.phase] for point in points]}
+    columns = {"phase": [WORDS["short"][point.phase] for point in points]}
     if timed:
         columns |= {
             "time": [units.duration(point.seconds) for point in points],
