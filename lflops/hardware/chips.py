@@ -347,7 +347,7 @@ def _checked_peaks(peaks: object) -> dict[str, float]:
 
 
 def _check_positive(argument: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not _is_positive(value):
         raise HardwareError(f"{argument}={value!r}: give a positive, finite number")
 
 

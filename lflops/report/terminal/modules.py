@@ -119,9 +119,7 @@ class _Modules:
         longest = max(map(_full_width, self._lines), default=0)
         deepest = max((line.row.depth for line in self._lines if not line.row.own), default=0)
         room = max(min(longest, _NAME), deepest + _LABEL)
-        while len(kept) > _KEPT and sum(map(self._width, kept)) + room > width:
-            kept.pop()
-        while len(kept) > 1 and sum(map(self._width, kept)) + _LABEL > width:
+        while len(kept) > 1 and sum(map(self._width, kept)) + (room if len(kept) > _KEPT else _LABEL) > width:
             kept.pop()
         return kept
 
