@@ -118,11 +118,8 @@ def _table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> F
         columns["recomputing"] = list(map(units.duration, again))
     else:
         columns["at least"] = [units.duration(each.least_seconds) for each in rows]
-        for column, seconds in (
-            ("not hidden", [each.tensor_seconds for each in rows]),
-            ("bubble", [each.bubble_seconds for each in rows]),
-        ):
-            columns |= {column: list(map(units.duration, seconds))} if any(seconds) else {}
+        parts = {"not hidden": [each.tensor_seconds for each in rows], "bubble": [each.bubble_seconds for each in rows]}
+        columns |= {column: list(map(units.duration, seconds)) for column, seconds in parts.items() if any(seconds)}
     return FittedTable("mesh", [each.name for each in rows], columns)
 
 
