@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from lflops import units
+from lflops.profile.records import Spread
 from lflops.report.lines.text import counted, plain
 from lflops.trace_analysis.collectives import Clock, RankSkew
 from lflops.trace_analysis.idle import Cause
@@ -90,7 +91,7 @@ def verdict(summary: TraceSummary) -> Iterator[str]:
         if CAUSES[most].next:
             yield f"To shorten the idle time: {CAUSES[most].next}."
     if summary.step is not None and summary.steps:
-        yield _step(summary)
+        yield _step(summary, summary.step)
     elif summary.before_device and summary.before_device > _LARGE * summary.recorded:
         yield f"Before the window the host ran {nanoseconds(summary.before_device)} without any work of the device."
 
@@ -115,10 +116,7 @@ def _states(summary: TraceSummary, device: DeviceTimeline) -> str:
     return f"{', '.join(parts)}, and {'are' if several else 'is'} idle {share(device.idle, device.window)}{where}."
 
 
-def _step(summary: TraceSummary) -> str:
-    step = summary.step
-    if step is None:
-        return ""
+def _step(summary: TraceSummary, step: Spread) -> str:
     known = [each.device for each in summary.steps if each.device is not None]
     computing = share(sum(each.computing for each in known), sum(each.window for each in known))
     if step.n == 1:
