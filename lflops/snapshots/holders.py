@@ -1,7 +1,7 @@
 """What is alive at the moment to explain, and who holds it: a category and a line of code, from the stack of each allocation."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -221,7 +221,7 @@ def _copies(stack: Stack, functions: set[str]) -> bool:
     return not functions.isdisjoint(COPIES) or any(EMA.search(frame.file.rpartition("/")[2].lower()) for frame in stack)
 
 
-def is_backward(stack: Stack, _functions: Collection[str] = ()) -> bool:
+def is_backward(stack: Stack) -> bool:
     """Without a stack, in autograd's engine, or below a call that runs it; `Function.apply` runs forward as well."""
     return not stack or any(frame.file == AUTOGRAD or frame.function in {"backward", "_engine_run_backward"} for frame in stack)
 
@@ -257,6 +257,6 @@ _RULES: tuple[tuple[Category, Callable[[Stack, set[str]], bool]], ...] = (
     ("temporary", lambda stack, _: is_optimizer(stack)),
     ("activations", lambda stack, functions: "forward" in functions or any("nn/functional.py" in frame.file for frame in stack)),
     ("parameters", lambda stack, _: any(map(_makes_parameters, stack))),
-    ("temporary", is_backward),
+    ("temporary", lambda stack, _: is_backward(stack)),
 )
 """The first that holds."""
