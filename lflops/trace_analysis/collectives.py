@@ -30,6 +30,7 @@ from lflops.trace_analysis.event_stream import Header
 from lflops.trace_analysis.host_walk import HostWalk, walk
 from lflops.trace_analysis.operator_cost import BYTES
 from lflops.trace_analysis.read_trace import read_trace
+from lflops.traces.annotate import about
 from lflops.traces.device_states import communicates
 from lflops.traces.files import read, traces_in, written_whole
 from lflops.traces.recorded import ZERO, Collective, DeviceWork, RecordedTrace, microseconds, span
@@ -338,8 +339,8 @@ class _Merger:
                 changed["args"] = (event.args or {}) | arguments
             yield msgspec.json.encode(whole | changed)
         for process, number in processes.items():
-            yield _about("process_name", number, name=f"{label}: {names.get(process, process) or 'all of it'}")
-            yield _about("process_sort_index", number, sort_index=number)
+            yield msgspec.json.encode(about("process_name", number, name=f"{label}: {names.get(process, process) or 'all of it'}"))
+            yield msgspec.json.encode(about("process_sort_index", number, sort_index=number))
         rows = {row.get("id"): row for row in content.devices}
         only = content.devices[0] if len({row.get("name") for row in content.devices}) == 1 else None
         used = {number: rows.get(device, only) for (place, device), number in self._devices.items() if place == index}
@@ -363,7 +364,3 @@ def _times(event: _Event, shift: int) -> dict[str, Raw]:
         return {}
     start, end = span(event.ts, ZERO if event.dur is UNSET else event.dur)
     return {"ts": microseconds(start + shift)} | ({} if event.dur is UNSET else {"dur": microseconds(end - start)})
-
-
-def _about(what: str, process: int, **values: Any) -> bytes:
-    return msgspec.json.encode({"ph": "M", "name": what, "pid": process, "tid": 0, "args": values})

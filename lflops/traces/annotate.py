@@ -79,16 +79,17 @@ def pack(trace: Path, into: Path) -> None:
 
 
 def _names(calls: Iterable[Call]) -> Iterator[dict[str, Any]]:
-    yield _about("process_name", 0, name=PROCESS)
-    yield _about("process_sort_index", 0, sort_index=-1)
+    yield about("process_name", PROCESS_ID, name=PROCESS)
+    yield about("process_sort_index", PROCESS_ID, sort_index=-1)
     for thread, phase in sorted({(call.thread, call.phase) for call in calls}, key=lambda each: (each[0], TRACKS.index(each[1]))):
         track = _track(thread, phase)
-        yield _about("thread_name", track, name=f"{phase} (thread {thread})" if thread else phase)
-        yield _about("thread_sort_index", track, sort_index=track)
+        yield about("thread_name", PROCESS_ID, track, name=f"{phase} (thread {thread})" if thread else phase)
+        yield about("thread_sort_index", PROCESS_ID, track, sort_index=track)
 
 
-def _about(what: str, track: int, **values: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": PROCESS_ID, "tid": track, "args": values}
+def about(what: str, process: int, track: int = 0, **values: Any) -> dict[str, Any]:
+    """An event of the kind that names a process or a track, or gives its place in a viewer."""
+    return {"ph": "M", "name": what, "pid": process, "tid": track, "args": values}
 
 
 def _track(thread: int, phase: Phase) -> int:
