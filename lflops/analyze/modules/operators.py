@@ -11,7 +11,7 @@ from lflops.analyze.modules.tree import WorkCounts, share_of
 from lflops.analyze.speed.step_times import traced_seconds
 from lflops.profile.model import Cell, Profile
 from lflops.profile.records import PHASES, Phase
-from lflops.profile.series import grouped, summed, sums
+from lflops.profile.series import gathered, grouped, summed, sums
 
 MODULES = 20  # the most modules listed for an operator in a phase: those in which it did the most
 
@@ -51,15 +51,6 @@ class _Found(NamedTuple):
     figures: WorkCounts
     modules: int
     by_module: Mapping[str, WorkCounts]
-
-
-class _Sum(NamedTuple):
-    module: str
-    calls: int
-    macs: int
-    executed_macs: int
-    flops: int
-    bytes_moved: int
 
 
 def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operator, ...]:
@@ -111,7 +102,7 @@ def uncounted_operators(profile: Profile) -> tuple[UncountedOperator, ...]:
 
 _COUNTS_OF = attrgetter(*WorkCounts.__struct_fields__)
 _NOTHING = (0,) * len(WorkCounts.__struct_fields__)
-_MOST_OF = attrgetter("macs", "flops", "bytes_moved")
+_MOST_OF = itemgetter(*map(WorkCounts.__struct_fields__.index, ("macs", "flops", "bytes_moved")))
 
 
 def _rows(profile: Profile, cells: Sequence[Cell], twice: Mapping[tuple[str, str], int], *, is_counted: bool) -> Iterator[OperatorRow]:
@@ -137,30 +128,29 @@ def _rows(profile: Profile, cells: Sequence[Cell], twice: Mapping[tuple[str, str
             yield row(operator, phase, (dtype,) if dtype else (), found[phase, dtype])
 
 
-def _together(cells: Sequence[Cell], twice: Mapping[tuple[str, str], int] | None = None) -> Sequence[Cell | _Sum]:
-    """One for each module, without the calls of `twice`. Most cells are the only ones of their module, and stay unchanged."""
-    if not twice and len(set(map(attrgetter("module"), cells))) == len(cells):
-        return cells
+def _together(cells: Sequence[Cell], twice: Mapping[tuple[str, str], int] | None = None) -> list[tuple[str, tuple[int, ...]]]:
+    """The counts of each module, without the calls of `twice`. Most cells are the only ones of their module."""
+    counted: list[tuple[str, tuple[int, ...]]] = list(zip(map(attrgetter("module"), cells), map(_COUNTS_OF, cells), strict=True))
+    if not twice and len({module for module, _ in counted}) == len(cells):
+        return counted
     sums: dict[str, list[int]] = {}
-    for cell in cells:
-        counts: tuple[int, ...] = _COUNTS_OF(cell)
-        sums[cell.module] = list(map(add, sums.get(cell.module, _NOTHING), counts))
-    operator = cells[0].operator
-    for name, of_module in sums.items():
-        of_module[0] -= twice.get((operator, name), 0) if twice else 0
-    return [_Sum(name, *counts) for name, counts in sums.items()]
+    for module, counts in counted:
+        sums[module] = list(map(add, sums.get(module, _NOTHING), counts))
+    for module, of_module in sums.items():
+        of_module[0] -= twice.get((cells[0].operator, module), 0) if twice else 0
+    return [(module, tuple(counts)) for module, counts in sums.items()]
 
 
-def _found(sums: Sequence[Cell | _Sum]) -> _Found:
+def _found(counted: Sequence[tuple[str, tuple[int, ...]]]) -> _Found:
     """The total, and the modules with the most of it. Layers repeat, so few of the counts are different."""
     fields = WorkCounts.__struct_fields__
-    alike: dict[tuple[int, ...], list[Cell | _Sum]] = grouped(sums, _COUNTS_OF)
-    ranked = sorted(alike.items(), key=lambda item: _MOST_OF(item[1][0]), reverse=True)
-    first = islice(((each.module, counts) for counts, group in ranked for each in group), MODULES)
-    total = [sum(counts[place] * len(group) for counts, group in ranked) for place in range(len(fields))]
+    alike = gathered((counts, module) for module, counts in counted)
+    ranked = sorted(alike.items(), key=lambda item: _MOST_OF(item[0]), reverse=True)
+    first = islice(((module, counts) for counts, modules in ranked for module in modules), MODULES)
+    total = [sum(counts[place] * len(modules) for counts, modules in ranked) for place in range(len(fields))]
     return _Found(
         figures=WorkCounts(**dict(zip(fields, total, strict=True))),
-        modules=len(sums),
+        modules=len(counted),
         by_module={module: WorkCounts(**dict(zip(fields, counts, strict=True))) for module, counts in first},
     )
 
