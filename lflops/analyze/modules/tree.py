@@ -88,9 +88,7 @@ class Row(Struct, frozen=True, kw_only=True):
     def flops_per_second(self, phase: Phase | None) -> float | None:
         """2 x MACs over the time of the phases that they ran in; `None` where one of these has no time."""
         ran = [each for each in _phases(phase) if self.phases[each].macs] or list(_phases(phase))[:1]
-        known = [each for name in ran if (each := self.seconds[name]) is not None]
-        seconds = sum(known) if len(known) == len(ran) else None
-        return flops_per_second(self.one(phase).macs, seconds)
+        return flops_per_second(self.one(phase).macs, sum_known(self.seconds[name] for name in ran))
 
 
 _ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {
