@@ -1,9 +1,8 @@
 """The page's Timeline: one step of each rank in time, and when in it the memory was alive."""
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -97,19 +96,11 @@ def _memory_at(analysis: Analysis, step: StepTimeline, memory: MemoryShown | Non
 
 def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]:
     """Beginnings and ends of modules that ran as often in the counted step as in the timed one."""
-    counted: defaultdict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-    last = None
-    for moment in moments:
-        index = moment.index
-        key = _key(moment.module, moment.phase)
-        if key == last:
-            counted[key][-1] = counted[key][-1][0], index + 1
-        else:
-            counted[key].append((index, index + 1))
-        last = key
+    runs = ((key, list(run)) for key, run in groupby(moments, lambda moment: _key(moment.module, moment.phase)))
+    counted = gathered((key, (run[0].index, run[-1].index + 1)) for key, run in runs)
     timed = gathered((_key(each.row, each.phase), (each.start, each.start + each.length)) for each in _innermost(step.slices))
     if updates := timed.get(_UPDATE):  # an optimizer that calls a closure runs before it too, and computes nothing there
-        timed[_UPDATE] = sorted(sorted(updates, key=lambda ends: ends[0] - ends[1])[: len(counted[_UPDATE])])
+        timed[_UPDATE] = sorted(sorted(updates, key=lambda ends: ends[0] - ends[1])[: len(counted.get(_UPDATE, ()))])
     for key in counted.keys() & timed.keys():
         if len(counted[key]) == len(timed[key]):
             for (first, end), (start, stop) in zip(counted[key], timed[key], strict=True):
@@ -129,20 +120,18 @@ def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
             yield each
 
 
-def _increasing(anchors: Iterable[_Anchor]) -> Iterator[_Anchor]:
+def _increasing(anchors: Sequence[_Anchor]) -> Iterator[_Anchor]:
     """The most anchors of these that are in the same order in both steps: modules may have run in another order."""
-    chain: list[_Anchor] = []
     ends: list[int] = []  # the number of the anchor that a chain of each length ends with, and its moment
     moments: list[int] = []
     before: list[int] = []
     for number, anchor in enumerate(anchors):
-        chain.append(anchor)
         length = bisect_left(moments, anchor.at)
         before.append(ends[length - 1] if length else -1)
         ends[length : length + 1] = [number]
         moments[length : length + 1] = [anchor.at]
     kept, number = [], ends[-1] if ends else -1
     while number >= 0:
-        kept.append(chain[number])
+        kept.append(anchors[number])
         number = before[number]
     yield from reversed(kept)
