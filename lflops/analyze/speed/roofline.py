@@ -20,7 +20,7 @@ from lflops.hardware.chips import Hardware, lookup
 from lflops.profile.model import Profile, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, Phase
-from lflops.profile.series import gathered, sum_known
+from lflops.profile.series import gathered, grouped, sum_known
 
 Bound = Literal["compute", "memory"]
 
@@ -149,16 +149,12 @@ def _operators(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     kinds_of_cells: Iterable[tuple[str, Phase, str]] = map(attrgetter("operator", "phase", "dtype"), profile.cells)
     by_kind = gathered(zip(kinds_of_cells, costs.numbers, strict=True))
     traced = {name.removeprefix(_OF_TORCH): seconds for name, seconds in traced_seconds(profile).items()}
-    groups: defaultdict[tuple[str, Phase | None, str | None], list[tuple[Phase, str]]] = defaultdict(list)
-    for operator, phase, dtype in by_kind:
-        is_traced = bool(traced.get(operator.removeprefix(_OF_TORCH)))
-        groups[operator, None if is_traced else phase, None if is_traced else dtype].append((phase, dtype))
-    for (operator, _, _), kinds in groups.items():
-        phases, dtypes = ({phase for phase, _ in kinds}, dict.fromkeys(dtype for _, dtype in kinds))
-        seconds = traced.get(operator.removeprefix(_OF_TORCH)) or None
-        shown: Phase | Literal["all"] = kinds[0][0] if len(phases) == 1 else "all"
-        numbers = [number for phase, dtype in kinds for number in by_kind[operator, phase, dtype]]
-        yield Part(costs.total(numbers), "", shown, operator=operator, dtype=", ".join(dtypes), seconds=seconds)
+    took = {operator: traced.get(operator.removeprefix(_OF_TORCH)) or None for operator, _, _ in by_kind}
+    for (operator, *_), kinds in grouped(by_kind, lambda kind: kind[:1] if took[kind[0]] else kind).items():
+        phases, dtypes = ({phase for _, phase, _ in kinds}, dict.fromkeys(dtype for _, _, dtype in kinds))
+        shown: Phase | Literal["all"] = kinds[0][1] if len(phases) == 1 else "all"
+        numbers = [number for kind in kinds for number in by_kind[kind]]
+        yield Part(costs.total(numbers), "", shown, operator=operator, dtype=", ".join(dtypes), seconds=took[operator])
 
 
 def _own(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
