@@ -168,15 +168,10 @@ class _Reader:
         self._threads: dict[tuple[Any, Any], int] = {}
         self._names: dict[str, str] = {}
         self._inputs: dict[Inputs, Inputs] = {}
-        self._work_args = msgspec.json.Decoder(_WorkArgs)
         self._begun: dict[tuple[Any, Any], list[_Event]] = {}  # events of which only the begin has been read, by thread
         self._unsorted: dict[int | str | None, list[DeviceWork]] = {}  # slices without a category, by process
         self._uncategorised = 0  # slices without a category that are no work of an Ascend device
         self._ascend: set[int | str | None] = set()
-        self._ascend_args = msgspec.json.Decoder(_AscendArgs)
-        self._runtime_args = msgspec.json.Decoder(_RuntimeArgs)
-        self._operator_args = msgspec.json.Decoder(_OperatorArgs)
-        self._collective_args = msgspec.json.Decoder(_CollectiveArgs)
         self._takers: dict[str, Callable[[_Event], None]] = {
             "cpu_op": self._operator,
             "Operator": self._operator,
@@ -208,7 +203,7 @@ class _Reader:
             self._trace.events -= 1  # a pair is one event
             self._add(replace(opened, ph="X", dur=microseconds(span(event.ts)[0] - span(opened.ts)[0])))
         elif event.ph == "M" and event.name == "process_name":
-            if self._ascend_args.decode(event.args).name == _ASCEND:
+            if msgspec.json.decode(event.args, type=_AscendArgs).name == _ASCEND:
                 self._ascend.add(event.pid)
         elif event.ph == "X":
             taker = self._takers.get(category)
@@ -235,7 +230,7 @@ class _Reader:
 
     def _without_category(self, event: _Event) -> None:
         """A slice of a process that may be an Ascend device; only the whole trace tells."""
-        args = self._ascend_args.decode(event.args)
+        args = msgspec.json.decode(event.args, type=_AscendArgs)
         if args.task.startswith(_ASCEND_WAITS) or not args.task:
             self._uncategorised += 1
             return
@@ -260,7 +255,7 @@ class _Reader:
         return start, end
 
     def _device(self, kind: Literal["kernel", "copy", "fill"], event: _Event) -> None:
-        args = self._work_args.decode(event.args)
+        args = msgspec.json.decode(event.args, type=_WorkArgs)
         start, end = self._times(event)
         device = args.device if args.device is not None else event.pid if isinstance(event.pid, int) else 0
         stream = args.stream if args.stream is not None else event.tid if isinstance(event.tid, int) else 0
@@ -269,7 +264,7 @@ class _Reader:
         )
 
     def _runtime(self, event: _Event) -> None:
-        correlation = self._runtime_args.decode(event.args).correlation
+        correlation = msgspec.json.decode(event.args, type=_RuntimeArgs).correlation
         start, end = self._times(event)
         self._trace.runtime.append(RuntimeCall(self._name(event), self._thread(event), start, end, correlation))
 
@@ -278,7 +273,7 @@ class _Reader:
         if name.startswith(STEP):
             self._trace.spans.append(Span("step", name, thread, *self._times(event)))
             return
-        args = self._operator_args.decode(event.args)
+        args = msgspec.json.decode(event.args, type=_OperatorArgs)
         inputs = None
         if args.shapes is not _ABSENT:
             if args.types is _ABSENT:
@@ -288,7 +283,7 @@ class _Reader:
                 for text, kind in zip(found, (_Shapes, _Types, _Types), strict=True):
                     msgspec.json.decode(text, type=kind)
             inputs = self._inputs.setdefault(found, found)
-        collective = self._collective_args.decode(event.args).value() if name == "record_param_comms" else None
+        collective = msgspec.json.decode(event.args, type=_CollectiveArgs).value() if name == "record_param_comms" else None
         start, end = self._times(event)
         self._trace.operators.append(
             OperatorCall(name, thread, start, end, args.external, inputs, args.sequence, args.forward_thread, collective)
@@ -299,7 +294,7 @@ class _Reader:
         name = self._name(event)
         named = Span("step" if name.startswith(STEP) else "scope", name, self._thread(event), start, end)
         if name.startswith(_COLLECTIVE):
-            named.collective = _described(name, self._operator_args.decode(event.args))
+            named.collective = _described(name, msgspec.json.decode(event.args, type=_OperatorArgs))
         self._trace.spans.append(named)
 
     def _frame(self, event: _Event) -> None:
