@@ -7,12 +7,8 @@ Several ranks meet at a step that the first one names. A thread of each takes pa
 """
 
 import atexit
-import contextlib
-import ctypes
 import itertools
 import os
-import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -24,10 +20,9 @@ from lflops.collect.ranks.store import poll, wait_for
 from lflops.ledger.run import REQUEST
 from lflops.session.inputs.messages import warn
 
-LISTEN, RARELY = 0.1, 1.0  # seconds between two looks of the first rank for a request, and where Linux says when there is a new file
+LISTEN = 0.06  # seconds between two looks of the first rank for a request. With `NOTICE` they are less than a step of 100 ms.
 NOTICE = 0.03  # seconds after which each rank knows the step that was named
 ANSWER, STOP = 1.0, 2.0  # seconds that the first rank waits for answers, and that the end of a run waits for the thread, at most
-IN_MOVED_TO, IN_CREATE = 0x80, 0x100  # of inotify
 ASKS, ENDS = "?", ""  # messages of the first rank; any other is the step that it names
 
 
@@ -39,12 +34,10 @@ class WindowRequests:
         self.due: int | None = None
         self._rank, self._ranks = rank, ranks
         self._store = store
-        self._folder = folder if rank == 0 else None
         self._file = str(folder / REQUEST) if rank == 0 and folder is not None else ""  # that the shell leaves
         self._asked = False
         self._message = 0  # the number of the first rank's last one
         self._is_over = threading.Event()
-        self._bell: _Bell | None = None  # wakes the thread of the first rank
         self._thread = threading.Thread(target=self._run, name="lflops: requests", daemon=True)
         self._step_after: Callable[[float], int] = lambda _: 0
         # What looks for a request of the shell; `None` where the thread here does so, or no file can be left
@@ -54,17 +47,14 @@ class WindowRequests:
         """Ask for a window. A handler of a signal may call it, and any thread."""
         if self._store is None:
             self.due = 0
-        elif self._bell is not None:
-            self._asked = True
-            self._bell.ring()
-            if not self._thread.is_alive():
-                warn("request_window: no window opens: the store that the ranks share does not answer")
+        elif not self._thread.is_alive():
+            warn("request_window: no window opens: the first rank has ended, or the store that the ranks share does not answer")
+        self._asked = True
 
     def start(self, step_after: Callable[[float], int]) -> None:
         """Begin to hear. `step_after` returns the first step, as the loggers count, that ends later than so many seconds from now."""
         self._step_after = step_after
         if self._store is not None:
-            self._bell = _Bell(self._folder) if self._rank == 0 else None
             atexit.register(self.stop)  # a thread that waits in torch must not outlive Python
             self._thread.start()
 
@@ -86,31 +76,23 @@ class WindowRequests:
                 self.ask()
 
     def _wake(self) -> None:
-        """Wake the thread; in the store on the connection of other threads, since its own waits."""
-        if self._bell is not None:
-            self._bell.ring()
-            return
+        """End this rank's wait, on the connection of other threads."""
         with suppress(Exception):
             self._store.set(_key(self._rank, self._message), ENDS)
 
     def _run(self) -> None:
         with suppress(Exception):  # the store is gone, and with it some rank
             store = self._store.clone()
-            if self._bell is None:
+            if self._rank:
                 self._follow(store)
-            else:
-                self._lead(store, self._bell)
-
-    def _lead(self, store: Any, bell: "_Bell") -> None:
-        with contextlib.closing(bell):
-            while not self._is_over.is_set():
-                bell.wait()
+                return
+            while not self._is_over.wait(LISTEN):
                 self._hear()
                 if self._asked:
                     self._asked = False
                     self._ask_ranks(store)
-        self._send(store, ENDS)
-        store.check([ENDS])  # is answered after the messages, without which nobody would wake those who wait
+            self._send(store, ENDS)
+            store.check([ENDS])  # is answered after the messages, without which nobody would wake those who wait
 
     def _ask_ranks(self, store: Any) -> None:
         self._send(store, ASKS)
@@ -141,42 +123,3 @@ class WindowRequests:
 
 def _key(rank: int, message: int) -> str:
     return f"window/{rank}/{message}"
-
-
-class _Bell:
-    """Wakes a thread when it is rung, which may be in a handler of a signal, or when a file appears in a folder."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder  # until it is watched
-        self._pause = RARELY if folder is None else LISTEN
-        self._rung, self._rings = socket.socketpair()
-        self._rings.settimeout(0)
-        self._files: Any = None  # can be read when files appear, where Linux offers that
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._rung, selectors.EVENT_READ)
-
-    def ring(self) -> None:
-        with suppress(OSError):  # it is closed, or was rung very often
-            self._rings.send(b".")
-
-    def wait(self) -> None:
-        """Wait for that, or a while."""
-        if self._folder is not None and self._folder.is_dir():
-            with suppress(AttributeError, OSError, ValueError):
-                self._watch(os.fsencode(self._folder), ctypes.CDLL(None))
-        for key, _ in self._selector.select(self._pause):
-            os.read(key.fd, 4096)
-
-    def _watch(self, folder: bytes, system: Any) -> None:
-        self._folder = None
-        number = system.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._files = files = open(number, "rb", buffering=0)  # noqa: SIM115, PTH123 - closed with the bell
-        if system.inotify_add_watch(number, folder, IN_MOVED_TO | IN_CREATE) >= 0:
-            self._selector.register(files, selectors.EVENT_READ)
-            self._pause = RARELY
-
-    def close(self) -> None:
-        self._selector.close()
-        for each in (self._rung, self._rings, self._files):
-            if each is not None:
-                each.close()
