@@ -27,7 +27,7 @@ from lflops.collect.timing.clock import ThreadSchedule
 from lflops.ledger.book import Book
 from lflops.ledger.keeper import Keeper
 from lflops.ledger.recorder import Recorder, TrainPhases
-from lflops.ledger.run import Head, Row, Segment, load_run
+from lflops.ledger.run import REQUEST, Head, Row, Segment, load_run
 
 SETTINGS: dict[str, Any] = {"trace": False, "html": False, "hardware": None, "log": lambda _: None, "log_every": 0}
 WIDTH, BATCH = 512, 128
@@ -492,14 +492,15 @@ def _difference(starts: list[list[str]], ranks: int) -> tuple[float, float]:
 ASKED = """
 import hashlib, os, sys, torch, lflops
 from torch import nn
-folder, kind = sys.argv[1:3]
+folder, kind, rows = sys.argv[1], sys.argv[2], int(sys.argv[3])
 torch.set_num_threads(1)
 torch.manual_seed(0)
 layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
 schedule = lflops.Schedule(wait=3, warmup=1, active=2)
 settings = {"hardware": None, "html": False, "trace": False, "schedule": schedule, "dirpath": folder + "/run"}
-data = torch.randn(90 * 400, 1024)
-rank = os.environ.get("RANK", "0")
+rank, ranks = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", 1))
+length = 160 * max(400 // rows, 1)
+data = torch.randn(10 * rows, 1024).repeat(length * ranks // 10, 1)
 steps = open(f"{folder}/steps{rank}", "ab", buffering=0)
 if kind == "lightning":
     import lightning
@@ -513,9 +514,25 @@ if kind == "lightning":
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=.01)
     lightning.Trainer(
-        max_epochs=1, accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", 1)), logger=False, enable_checkpointing=False,
+        max_epochs=1, accelerator="cpu", devices=ranks, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, callbacks=[lflops.FlopsMonitor(**settings)],
-    ).fit(Module(), torch.utils.data.DataLoader(data, batch_size=400 // int(os.environ.get("WORLD_SIZE", 1))))
+    ).fit(Module(), torch.utils.data.DataLoader(data, batch_size=rows))
+elif kind == "transformers":
+    import transformers
+    from lflops.huggingface import FlopsCallback
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+        def forward(self, x):
+            steps.write(b"x")
+            return {"loss": self.layers(x).square().mean()}
+    arguments = transformers.TrainingArguments(
+        folder + "/files", per_device_train_batch_size=rows, max_steps=length, save_strategy="no", report_to=[], use_cpu=True,
+        disable_tqdm=True,
+    )
+    callback = FlopsCallback(log=lambda _: None, **settings)
+    transformers.Trainer(Model(), arguments, train_dataset=[{"x": each} for each in data], callbacks=[callback]).train()
 else:
     model = layers
     if "RANK" in os.environ:
@@ -523,7 +540,7 @@ else:
         model = nn.parallel.DistributedDataParallel(layers)
     optimizer = torch.optim.SGD(layers.parameters(), lr=.01)
     with lflops.monitor(model, optimizer, log=lambda _: None, **settings) as monitor:
-        for batch in data.split(400):
+        for batch in data[: length * rows].split(rows):
             with monitor.step(batch):
                 steps.write(b"x")
                 model(batch).square().mean().backward()
@@ -534,47 +551,70 @@ open(f"{folder}/weights{rank}", "w").write(digest)
 """
 
 
+ASKED_TIMES = 3
+
+ASKED_OF = [
+    ("plain", "plain", 1, 400),
+    ("Lightning", "lightning", 1, 400),
+    ("transformers", "transformers", 1, 400),
+    ("plain, 2 ranks", "plain", 2, 200),
+    ("Lightning, 2 ranks", "lightning", 2, 200),
+    ("transformers, 2 ranks", "transformers", 2, 200),
+    ("plain, 4 ranks", "plain", 4, 100),
+    ("Lightning, 4 ranks", "lightning", 4, 100),
+    ("plain, 2 ranks, short steps", "plain", 2, 20),
+]
+"""Trainings, their ranks, and the rows of a batch."""
+
+
 def windows() -> str:
     """Windows of running trainings that another process asks for: when they open, what they count, and whether the weights are the same."""
     texts = []
-    for name, kind, ranks in (
-        ("plain", "plain", 1),
-        ("Lightning", "lightning", 1),
-        ("plain, 2 ranks", "plain", 2),
-        ("Lightning, 2 ranks", "lightning", 2),
-    ):
+    for name, kind, ranks, rows in ASKED_OF:
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as without:
-            asked_at = _asked(Path(folder), kind, ranks, asks=True)
-            _asked(Path(without), kind, ranks, asks=False)
-            first, second = (lflops.load(each) for each in sorted(Path(folder, "run").rglob("train-*.profile.json"))[:2])
-            counted = next(step.index for step in second.steps if step.kind == "counted")
-            alike = first.by_operator() == second.by_operator() and first.by_module("all") == second.by_module("all")
+            asked_at, seconds = _asked(Path(folder), kind, ranks, rows, times=ASKED_TIMES)
+            _asked(Path(without), kind, ranks, rows, times=0)
+            first, *others = (lflops.load(each) for each in sorted(Path(folder, "run").rglob("train-*.profile.json")))
+            counted = [next(step.index for step in each.steps if step.kind == "counted") for each in others]
+            alike = all(first.by_operator() == each.by_operator() and first.by_module("all") == each.by_module("all") for each in others)
             weights = Path(folder, "weights0").read_text() == Path(without, "weights0").read_text()
+            later = ", ".join(str(step - asked + 1) for step, asked in zip(counted, asked_at, strict=False))
             texts.append(
-                f"{name}: asked for in step {asked_at - 1}, counts step {counted}; counts "
-                f"{'equal' if alike else 'DIFFER'}, weights {'equal' if weights else 'DIFFER'}"
+                f"{name} ({seconds * 1e3:.0f} ms a step) {later}{'' if alike else ', counts DIFFER'}{'' if weights else ', weights DIFFER'}"
             )
-    return f"Windows on request: {'; '.join(texts)}."
+    return (
+        f"Windows that another process asks for by `lflops window`, {ASKED_TIMES} in each training: how many steps after the one in which "
+        f"they are asked for they count. {'; '.join(texts)}. Wanted: 2 at most. Counts and weights are those without, but where it says so."
+    )
 
 
-def _asked(folder: Path, kind: str, ranks: int, *, asks: bool) -> int:
-    """How many steps had begun when the shell had left its request."""
+def _asked(folder: Path, kind: str, ranks: int, rows: int, *, times: int) -> tuple[list[int], float]:
+    """How many steps had begun when the shell had left each of its requests, and the seconds of a step."""
     processes = []
     for rank in range(ranks):
         several = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": "29512"}
         several |= {"TORCHELASTIC_RUN_ID": "ledger", "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks)}
-        command = [sys.executable, "-W", "ignore", "-c", ASKED, str(folder), kind]
+        command = [sys.executable, "-W", "ignore", "-c", ASKED, str(folder), kind, str(rows)]
         environment = os.environ | (several if ranks > 1 else {})
         processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))  # noqa: S603
-    step = 0
-    if asks:
-        while not any((folder / "run").rglob("train-*.profile.json")):
+    asked_at: list[int] = []
+    steps, request = folder / "steps0", folder / "run" / REQUEST
+    began, first = 0.0, 0
+    for number in range(1, times + 1):
+        while processes[0].poll() is None and not (
+            len([*(folder / "run").rglob("train-*.profile.json")]) >= number and any((folder / "run").glob("rank0-*"))
+        ):
             time.sleep(0.01)
-        subprocess.run([sys.executable, "-m", "lflops", "window", str(folder / "run")], check=True, stdout=subprocess.DEVNULL)  # noqa: S603
-        step = (folder / "steps0").stat().st_size
+        if number == 1:
+            began, first = time.perf_counter(), steps.stat().st_size
+        with subprocess.Popen([sys.executable, "-m", "lflops", "window", str(folder / "run")], stdout=subprocess.DEVNULL) as shell:  # noqa: S603
+            while not request.exists() and shell.poll() is None:
+                time.sleep(0.0005)
+            asked_at.append(steps.stat().st_size)
+    seconds = (time.perf_counter() - began) / max(asked_at[-1] - first, 1) if asked_at else 0.0
     for each in processes:
         each.wait()
-    return step
+    return asked_at, seconds
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], str]] = {

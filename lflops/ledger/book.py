@@ -244,9 +244,10 @@ class Book:
         """Nanoseconds of the step that is going on, by phase: part of the account, and perhaps to be judged otherwise at its end."""
         return {_category_of(phase): spent for phase, spent in self._step.items() if spent}
 
-    def pace(self) -> tuple[int, float]:
-        """How many steps are done, as the loggers count, and the seconds of the usual one."""
-        return self.steps or 0, self._usual.median / 1e9
+    @property
+    def usual(self) -> float:
+        """Seconds of the usual step; 0 before the first."""
+        return self._usual.median / 1e9
 
     def read(self, marks: deque[tuple[int, str | StepEnd]], now: int) -> None:
         """Read all marks, and account for the time until now."""

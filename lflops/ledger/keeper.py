@@ -7,6 +7,7 @@ keeper.stop("finished")           # the thread ends; what follows is in `after_r
 """
 
 import atexit
+import math
 import os
 import threading
 import time
@@ -35,8 +36,6 @@ class Keeper:
         *,
         retries: Callable[[], int] = lambda: 0,  # how often the device's allocator has freed its cache and tried again, so far
         schedule: Callable[[], bytes | None] = unknown,  # reads when the training's thread ran and waited for a core
-        # Is called once a second with a function that returns how many steps are done, and the seconds of the usual one.
-        look: Callable[[Callable[[], tuple[int, float]]], None] = lambda _: None,
         hear: Callable[[], None] | None = None,  # is called every `HEAR` seconds
     ) -> None:
         global _latest  # noqa: PLW0603 - one process, one account
@@ -47,7 +46,6 @@ class Keeper:
         self._collections = Collections()
         self._book = Book(begin, self._collections.moments, retries)
         self._segment = Segment(Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid()))
-        self._look = look
         self._hear = hear
         self._ended: str | None = None
         self._lock = threading.RLock()  # an interrupt may come between taking it and giving it back
@@ -109,6 +107,15 @@ class Keeper:
                 self._write()
             return ledger_of([self._segment])
 
+    def step_after(self, seconds: float) -> int:
+        """The first step, as the loggers count, that ends later than so many seconds from now, at the usual pace; 0 before any step."""
+        if self.recorder.last_end is None:
+            return 0
+        at, done = self.recorder.last_end
+        usual, elapsed = self._book.usual, (time.perf_counter_ns() - at) / 1e9
+        ends = 1 if not usual else math.ceil((seconds - max(usual - elapsed, 0.0)) / usual)
+        return done + 1 + max(ends, 0)
+
     def _run(self) -> None:
         written = looked = now = time.perf_counter_ns()
         pause = LOOK if self._hear is None else min(HEAR, LOOK)
@@ -129,7 +136,6 @@ class Keeper:
                     self._write()
                 else:
                     self._book.read(self.recorder.marks, now)
-                self._look(self._book.pace)
             except Exception as error:  # noqa: BLE001 - the training's thread reports it
                 self.error = error
                 return

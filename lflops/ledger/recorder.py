@@ -37,6 +37,7 @@ class Recorder:
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, schedule: Callable[[], bytes | None] = unknown) -> None:
         self.marks: deque[tuple[int, str | StepEnd]] = deque()
+        self.last_end: tuple[int, int] | None = None  # the moment at which the last step ended, and its number
         self._clock = clock
         self._schedule = schedule
         self._running: list[str] = []
@@ -90,7 +91,9 @@ class Recorder:
         self.marks.append((self._clock(), phase))
 
     def step_ends(self, step: int, *, touched: bool, shapes: Hashable = None) -> None:
-        self.marks.append((self._clock(), StepEnd(step, touched, shapes, getrusage(RUSAGE_THREAD), self._schedule())))
+        now = self._clock()
+        self.marks.append((now, StepEnd(step, touched, shapes, getrusage(RUSAGE_THREAD), self._schedule())))
+        self.last_end = now, step
 
 
 class TrainPhases:

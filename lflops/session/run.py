@@ -2,14 +2,11 @@
 
 Its ledger has what the training, torch.compile and the session itself mark.
 
-Windows may be asked for while it goes on: by its program, or by a file that `lflops window` leaves in its folder. On several ranks the
-first one names a step that all can still meet, in the store that they share. The ledger's threads look there, so that no step waits.
+Windows may be asked for while it goes on.
 """
 
 import math
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +27,6 @@ from lflops.errors import LflopsError, UnknownTorchError
 from lflops.ledger.account import Ledger
 from lflops.ledger.keeper import Keeper
 from lflops.ledger.recorder import TrainPhases, process_age
-from lflops.ledger.run import REQUEST
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.session.inputs.messages import Failures, warn
@@ -42,49 +38,7 @@ from lflops.session.outlets.out_of_memory import MemoryHistory, ran_out_of_memor
 from lflops.session.outlets.paths import OutputPaths
 from lflops.session.results import Results
 from lflops.session.session import Session
-
-AHEAD = 3.0  # seconds from the request to the step that all ranks meet at
-
-
-class WindowRequests:
-    """The requests of one run."""
-
-    def __init__(self, rank: int, store: Any, folder: Path | None) -> None:
-        # After how many steps, as the loggers count, the next window is to open; `None` where none was asked for
-        self.due: int | None = None
-        self._rank = rank
-        self._store = store
-        self._file = str(folder / REQUEST) if rank == 0 and folder is not None else ""  # that the shell leaves
-        self._asked = False
-        self._number = 1
-        # What looks often for a request of the shell; `None` where several ranks look for it together, or no file can be left
-        self.hears = self._hear if store is None and self._file else None
-
-    def ask(self) -> None:
-        """Ask for a window. A handler of a signal may call it, and any thread."""
-        if self._store is None:
-            self.due = 0
-        self._asked = self._store is not None
-
-    def _hear(self) -> None:
-        if self._file and os.access(self._file, os.F_OK):  # which takes a tenth of an exception
-            with suppress(OSError):
-                os.unlink(self._file)  # noqa: PTH108 - ten times a second
-                self.ask()
-
-    def look(self, steps: Callable[[], tuple[int, float]]) -> None:
-        """Look for requests, on the ledger's thread. `steps` returns how many are done, and how many seconds one takes."""
-        self._hear()
-        if self._store is None:
-            return
-        key = f"window/{self._number}"
-        if self._rank == 0 and self._asked:
-            self._asked = False
-            done, seconds = steps()
-            self._store.set(key, str(done + 2 + math.ceil(AHEAD / max(seconds, 1e-3))))
-        if self._store.check([key]):
-            self._number += 1
-            self.due = int(self._store.get(key))
+from lflops.session.window_requests import WindowRequests
 
 
 class RunLedger:
@@ -92,10 +46,9 @@ class RunLedger:
 
     def __init__(self, rank: int, ranks: int, requests: WindowRequests) -> None:
         self._device: torch.device | None = None  # of the training, once it has begun
-        self._keeper = Keeper(
-            rank, ranks, retries=self._allocator_retries, schedule=ThreadSchedule().read, look=requests.look, hear=requests.hears
-        )
+        self._keeper = Keeper(rank, ranks, retries=self._allocator_retries, schedule=ThreadSchedule().read, hear=requests.hears)
         self._recorder = self._keeper.recorder
+        self._requests = requests
         self._compilations = Compilations(partial(self._recorder.enter, "compilation"), partial(self._recorder.leave_last, "compilation"))
         self._reader = BatchReader()
         self._ends_step: Callable[[], bool] | None = None  # of the training's batches, once it has begun
@@ -108,6 +61,8 @@ class RunLedger:
         """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
         undo.add(self.stop, "interrupted")
         self._keeper.start(folder)
+        undo.add(self._requests.stop)
+        self._requests.start(self._keeper.step_after)
         if self._keeper.is_first:  # of the process, whose compilations until now no one has heard
             self._recorder.note_past("compilation", min(compile_seconds(), process_age()))
         undo.add(self._compilations.stop)
@@ -175,7 +130,7 @@ class MonitoredRun:
         """Account for the time of this process from here on, if that is asked for. Its file is in the run's folder."""
         paths = OutputPaths.of(self.log_dir, self._settings.dirpath, 1)
         folder = None if paths is None else paths.profiles
-        self._requests = WindowRequests(rank, self.store, folder)
+        self._requests = WindowRequests(rank, ranks, self.store, folder)
         if self._settings.ledger:
             self._ledger = RunLedger(rank, ranks, self._requests)
             self._ledger.install(phases, folder, self.boundary, self.undo)
@@ -313,8 +268,14 @@ class MonitoredRun:
             requests.due = None
             return
         training, stage = self._read_training()
-        if not stage.ends_step() or training.logged_step() + 1 < due:
+        done = training.logged_step() + 1
+        if not stage.ends_step() or done < due:
             return
+        if done > due > 0:
+            warn(
+                f"the window that was asked for opens after step {done} on rank {training.rank}, which had passed step {due} of the others"
+            )
+        requests.due = 0  # a running window is waited for
         if self._training is None:  # no window was scheduled
             self._training, self._trained = training, self._guarded_stage(stage)
         if session is not None and not session.bring_forward():
@@ -348,6 +309,9 @@ class MonitoredRun:
                 training, _ = self._read_training()
         self._read_training = None
         self.enters("lflops")
+        with self.boundary:
+            if self._requests is not None:
+                self._requests.stop()
         for name in STAGES:
             self.guarded(name, lambda session: session.close(error))
         with self.boundary:

@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -22,6 +23,8 @@ PAUSE = 0.01  # seconds between two looks for a key
 CONNECT, WAIT = 0.125, 0.375
 """Parts of the timeout: for torch to open a connection, and for the first rank to say where its store is. Where a connection is refused
 torch tries twice, with pauses, and takes up to two and a half times what it is given. Two connections and the wait are within the whole."""
+
+FOREVER = timedelta(days=20)  # a wait that ends by its timeout is logged by torch; what is longer does not fit in its milliseconds
 
 LARGEST_VALUE = 1 << 22  # bytes: a store refuses what is much larger
 
@@ -57,9 +60,7 @@ def _clone_connection(group: Any, shared: Any, name: str, timeout: float) -> Any
     # `clone` would wait for the connection as long as the group's own timeout says, half an hour as a rule. That timeout is not ours to
     # shorten, not for a moment: other threads wait by it. So the connection is opened anew, by its address.
     try:
-        innermost = group
-        while isinstance(innermost, STORES.PrefixStore):
-            innermost = innermost.underlying_store
+        innermost = _innermost(group)
         if isinstance(innermost, STORES.TCPStore):
             again = _opened(innermost.port, timeout, host=innermost.host)
             # No store tells the group's prefix, which keeps the group apart from others. In its place is one that the fastest rank chooses.
@@ -72,6 +73,20 @@ def _clone_connection(group: Any, shared: Any, name: str, timeout: float) -> Any
     except Exception:  # noqa: BLE001 - a store of the user's may raise what it likes
         return None
     return None
+
+
+def _innermost(store: Any) -> Any:
+    while isinstance(store, STORES.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def wait_for(store: Any, key: str, is_over: threading.Event) -> None:
+    """Wait until a key is there, however long. Only where the store has no wait that costs nothing, the event ends it as well."""
+    if isinstance(_innermost(store), STORES.TCPStore):
+        store.wait([key], FOREVER)
+    else:
+        poll(lambda: bool(store.check([key])), is_over.wait, is_over.is_set)
 
 
 def _connect_to_rank0(shared: Any, timeout: float) -> Any:
