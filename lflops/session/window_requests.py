@@ -92,7 +92,7 @@ class WindowRequests:
                     self._asked = False
                     self._ask_ranks(store)
             self._send(store, ENDS)
-            store.check([ENDS])  # is answered after the messages, without which nobody would wake those who wait
+            store.check([ENDS])  # is answered after the messages, without which no one would wake those who wait
 
     def _ask_ranks(self, store: Any) -> None:
         self._send(store, ASKS)
