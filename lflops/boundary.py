@@ -10,7 +10,6 @@ What fails behind it is taken off and warned of once, and the training goes on. 
 
 import contextlib
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -227,34 +226,3 @@ def _unwrap(owner: Any, name: str, wrapper: _Wrapper) -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, above._lflops_before)  # noqa: SLF001
-
-
-def hear_calls(
-    undo: Undo, owner: Any, name: str, begins: Callable[..., Any], ends: Callable[[Any, Any, Any], object]
-) -> Callable[..., Any]:
-    """Replace a function of a class or a module, until `undo` is closed, by one that tells of each call. Returns that.
-
-    `begins` is called with the first argument. `ends` is called with what `begins` has returned, with that argument, and with what the
-    function has returned or raised. A function that somebody else has put in its place since stays, and goes on to tell.
-    """
-    function = getattr(owner, name)
-
-    @functools.wraps(function)
-    def heard(*args: Any, **kwargs: Any) -> Any:
-        first = args[0] if args else None
-        begun = begins(first)
-        try:
-            result = function(*args, **kwargs)
-        except BaseException as error:
-            ends(begun, first, error)
-            raise
-        ends(begun, first, result)
-        return result
-
-    def restore() -> None:
-        if getattr(owner, name) is heard:
-            setattr(owner, name, function)
-
-    undo.add(restore)
-    setattr(owner, name, heard)
-    return heard

@@ -40,8 +40,6 @@ ENGINE_BLOCKS = {
 class LoopPhases(Phases):
     """The phases of one loop."""
 
-    hooks_outputs = True  # whether backward begins with the gradient of a model's output
-
     def __init__(self, engine: Any = None) -> None:
         super().__init__()
         self._engine = engine
@@ -55,7 +53,7 @@ class LoopPhases(Phases):
         self._guarded_wait = guard(self._nodes_are_done)
         undo.add(self.forget)
         for model in models:
-            hook_model(undo, model, guard(self._model_is_called), guard(self._model_returns) if self.hooks_outputs else None)
+            hook_model(undo, model, guard(self._model_is_called), guard(self._model_returns))
         for optimizer in optimizers:
             hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")), optimizer)
         for name, phase in ENGINE_PHASES.items():

@@ -26,10 +26,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lflops.boundary import Boundary, Undo
 from lflops.collect.attribution.hooks import hook_model, hook_optimizers
-from lflops.collect.torch_private.autograd import hear_backward
 from lflops.collect.torch_private.data_loader import hear_fetches
 from lflops.collect.torch_private.modules import call_last, is_called_last
-from lflops.collect.torch_private.self_check import check_found_loops
+from lflops.collect.torch_private.self_check import check_data_loader
 from lflops.loops.monitor import Loop, LoopMonitor
 from lflops.loops.phases import RUNNING, LoopPhases
 from lflops.profile.series import gathered
@@ -88,20 +87,15 @@ class FoundPhases(LoopPhases):
         self._thread = threading.get_ident()
         self._last: ref[Any] | None = None  # the loader's iterator that fetched last
         self._trains: ref[Any] | None = None  # the one whose batch the model was trained with
+        self._around: int | None = None  # phases around a fetch that is going on
 
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
-        """Hook the models, all optimizers and all data loaders, and what a backward pass is asked for by.
-
-        A hook on the output of a model costs more. It has to be where the end of backward waits for other ranks.
-        """
-        check_found_loops()
-        self.hooks_outputs = self.awaits_others
+        """Hook the models, all optimizers and all data loaders."""
+        check_data_loader()
         super().install(models, optimizers, boundary, undo)
         guard = boundary.guard
         hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")))
         hear_fetches(undo, guard(self._fetch_begins), guard(self._fetch_ends))
-        if not self.hooks_outputs:
-            hear_backward(undo, guard(self._backward_is_called), guard(self._backward_returns))
 
     def _model_is_called(self, model: nn.Module, *_: object) -> None:
         self._validate(begins=not (model.training or torch.is_grad_enabled()))
@@ -114,32 +108,22 @@ class FoundPhases(LoopPhases):
             self._is_validating = begins
             self._validates(begins=begins)
 
-    def _call_begins(self, phase: str) -> int | None:
-        """A call of this thread is a phase. Returns what `leave` has to be given at its end; `None` within another such call."""
-        return None if threading.get_ident() != self._thread or self.is_running(phase) else self.begin(phase, RUNNING)
+    def _fetch_begins(self, iterator: Any) -> None:
+        if threading.get_ident() == self._thread and self._around is None:
+            if self._is_validating and self._trains is not None and self._trains() is iterator:
+                self._validate(begins=False)
+            self._around = self.begin("data", RUNNING)
 
-    def _fetch_begins(self, iterator: Any) -> int | None:
-        trains = self._trains if self._is_validating and threading.get_ident() == self._thread else None
-        if trains is not None and trains() is iterator:
-            self._validate(begins=False)
-        return self._call_begins("data")
-
-    def _fetch_ends(self, around: int | None, iterator: Any, batch: Any) -> None:
-        if around is None:
+    def _fetch_ends(self, iterator: Any, batch: Any) -> None:
+        if threading.get_ident() != self._thread or self._around is None:
             return
-        self.leave(around)
+        self.leave(self._around)
+        self._around = None
         if isinstance(batch, StopIteration):
             if self._trains is not None and self._trains() is iterator:
                 self.epoch_ends()
         elif not isinstance(batch, BaseException):
             self._last, self.batch = ref(iterator), batch
-
-    def _backward_is_called(self, _loss: Any) -> int | None:
-        return self._call_begins("backward") if self._in_step else None
-
-    def _backward_returns(self, around: int | None, *_: object) -> None:
-        if around is not None:
-            self.leave(around)
 
 
 DEEPEST = 4  # levels below the outermost module at which those are looked for that the loop calls

@@ -1,17 +1,15 @@
 """Loops that say nothing of lflops: they are found, their account has their phases, and they train as without."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import lflops
-from lflops.boundary import Boundary, Undo, unguarded
 from lflops.ledger.run import load_run
 from lflops.watch.entry import settings_line
-from lflops.watch.finder import FoundPhases, modules_of
+from lflops.watch.finder import modules_of
 from tests.support.warm_python import Ended, Script, WarmPython
 
 ASKED = """
@@ -266,25 +264,3 @@ def test_the_variable_says_whether_lflops_is_asked_for(value: str, line: str | N
     """And with what settings."""
     monkeypatch.setenv("LFLOPS", value)
     assert line == settings_line()
-
-
-@pytest.mark.parametrize("others", [False, True], ids=["one rank", "several ranks"])
-def test_backward_is_what_the_loss_is_asked_for(others: bool) -> None:
-    """Also one of a loss outside of the model, and one within which another begins. On several ranks it begins at the model's output."""
-    model, phases, heard = nn.Linear(2, 1), FoundPhases(lambda **_: None), list[str]()
-    events = SimpleNamespace(enter=lambda phase, _: heard.append(phase), leave=lambda: heard.append("end"), drop=lambda: None)
-    phases.awaits_others = others
-    functions = torch.autograd.backward, torch.autograd.grad
-    with Undo() as undo:
-        phases.install([model], [], Boundary(lambda error: None), undo)
-        phases.listen("train", events, unguarded)
-        phases.begin_step()
-        loss = model(torch.ones(1, 2)).sum()
-        loss.register_hook(lambda _: heard.append("of the loss"))
-        loss.register_hook(torch.enable_grad()(lambda _: torch.ones(1, requires_grad=True).sum().backward()))
-        loss.backward()
-        phases.end_step()
-        begins = ["of the loss", "end", "backward"] if others else ["end", "backward", "of the loss"]
-        assert ["forward", *begins, "end"] == heard
-        assert others == ((torch.autograd.backward, torch.autograd.grad) == functions)
-    assert (torch.autograd.backward, torch.autograd.grad) == functions

@@ -159,23 +159,21 @@ class _ModelHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def hook_model(undo: Undo, module: nn.Module, before: Callable[..., None], after: Callable[..., None] | None = None) -> None:
-    """Run an action before each call of this one module, and perhaps one after it, until `undo` is closed.
+def hook_model(undo: Undo, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
+    """Run an action before each call of this one module, and one after it, until `undo` is closed. They get what torch gives such hooks.
 
-    They get what torch gives such hooks. `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled with
-    it, so it would be compiled anew.
+    `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled with it, so it would be compiled anew.
     """
     if compiles_its_hooks(module):
         return
-    hooks: list[tuple[Any, _ModelHook]] = [(module.register_forward_pre_hook, _ModelHook(before))]
-    if after is not None:
-        hooks.append((module.register_forward_hook, _ModelHook(after)))
+    begins, ends = _ModelHook(before), _ModelHook(after)
     if type(module) not in copyreg.dispatch_table:
         undo.add(_reduce_as_before, type(module))
         copyreg.pickle(type(module), _reduced)
-    for register, hook in hooks:
+    for hook in (begins, ends):
         undo.add(_remove_if_alive, hook, ref(module))
-        register(hook)
+    module.register_forward_pre_hook(begins)
+    module.register_forward_hook(ends)
 
 
 def _reduced(module: nn.Module) -> Any:

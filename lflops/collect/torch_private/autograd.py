@@ -5,14 +5,11 @@ from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.profiler import profile
 
-from lflops.boundary import Undo, hear_calls
 from lflops.collect.torch_private.known_torch import known_torch
-from lflops.collect.torch_private.modules import never_compiled
 
 with known_torch():
     from torch._C import _current_autograd_node, _current_graph_task_id
@@ -52,12 +49,6 @@ def hear_profilers_no_more(call: Callable[[], None]) -> None:
 def after_backward(callback: Callable[[], None]) -> None:
     """Call the function when all nodes of the running backward pass have run, before the callbacks that are registered later."""
     Variable._execution_engine.queue_callback(callback)
-
-
-def hear_backward(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any, Any, Any], Any]) -> None:
-    """Hear when a backward pass is asked for, and when it is done. `hear_calls` says what is called."""
-    for name in ("backward", "grad"):  # Tensor.backward calls the first
-        never_compiled(hear_calls(undo, torch.autograd, name, begins, ends))
 
 
 sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr")

@@ -1,15 +1,38 @@
 """The data loader: when a batch is fetched, and by which of its iterators."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from lflops.boundary import Undo, hear_calls
+from lflops.boundary import Undo
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
-def hear_fetches(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any, Any, Any], Any]) -> None:
-    """Hear when the iterator of any `DataLoader` fetches a batch: torch has no hook for that. `hear_calls` says what is called."""
-    hear_calls(undo, _BaseDataLoaderIter, "__next__", begins, ends)
+def hear_fetches(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any, Any], Any]) -> None:
+    """Call one function with the iterator of any `DataLoader` before it fetches, and one with it and the batch, or what was raised.
+
+    torch has no hook for that. So the method of their iterators is replaced, until `undo` is closed. One that somebody else has put in its
+    place since stays, and goes on to call the functions.
+    """
+    fetch = _BaseDataLoaderIter.__next__
+
+    @functools.wraps(fetch)
+    def fetched(iterator: Any) -> Any:
+        begins(iterator)
+        try:
+            batch = fetch(iterator)
+        except BaseException as error:
+            ends(iterator, error)
+            raise
+        ends(iterator, batch)
+        return batch
+
+    def restore() -> None:
+        if _BaseDataLoaderIter.__next__ is fetched:
+            _BaseDataLoaderIter.__next__ = fetch  # type: ignore[method-assign]
+
+    undo.add(restore)
+    _BaseDataLoaderIter.__next__ = fetched  # type: ignore[assignment, method-assign]
