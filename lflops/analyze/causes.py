@@ -157,22 +157,37 @@ def allowance(profile: Profile) -> float:
 
 
 def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
-    row, took, lost = row_of(cause.kind), cause.seconds or 0.0, lost_share(profile)
-    if lost >= _BUSY and cause.kind in times.spreads:
-        took = min(took, times.spreads[cause.kind].median)  # others delay a step by much, and another one not at all
-    if row.fault_from is None or took < max(row.fault_from * (times.mean or 0.0), row.least_seconds) * allowance(profile):
+    row, lost = row_of(cause.kind), lost_share(profile)
+    took, mean = _without_others(cause, profile, times)
+    allowed = 1.0 if times.own else allowance(profile)
+    if row.fault_from is None or took < max(row.fault_from * mean, row.least_seconds) * allowed:
         return False
-    if cause.kind == "rank":
-        return cause.usual != "preempted" or lost < _BUSY
+    if cause.kind in {"data", "rank"}:  # on a busy machine a loader's workers have no core either
+        by_others = bool(profile.run.workers) if cause.kind == "data" else cause.usual == "preempted"
+        return not by_others or lost < _BUSY
     if cause.kind == "outside":
         return ModulePhase("", "forward") not in profile.waits  # for other ranks, as DDP does before the model runs
     if cause.kind == "optimizer":
         work = profile.modules[""].optimizer
-        return took * (1 - lost) > _TOO_SLOW * (work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE)
+        return took * (1 if times.own else 1 - lost) > _TOO_SLOW * (work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE)
     if cause.kind == "communication":
         calls = sum(each.calls for each in profile.communication)
         return calls >= _MANY_CALLS and sum(each.bytes for each in profile.communication) < calls * _SMALL_MESSAGE
     return True
+
+
+def _without_others(cause: Cause, profile: Profile, times: StepTimes) -> tuple[float, float]:
+    """The seconds of a cause and of the step, by which it is judged: where that is known, without what others had of the core."""
+    took, mean = cause.seconds or 0.0, times.mean or 0.0
+    if times.own:
+        wall = sum(times.phases.get(part, 0.0) for part in PASSES)  # as long as modules are together
+        of_modules = sum(times.own.get(part, 0.0) for part in PASSES) / wall if wall else 1.0
+        took, mean = times.own.get(cause.kind, took * of_modules), sum(times.own.values())
+    elif lost_share(profile) >= _BUSY and cause.kind in times.spreads:
+        took = min(took, times.spreads[cause.kind].median)  # others delay a step by much, and another one not at all
+    if cause.kind == "data" and profile.run.workers:  # to take a batch that is ready is no waiting
+        took -= statistics.median([step.fetching_cpu for step in profile.steps if step.fetching_cpu is not None] or [0.0])
+    return took, mean
 
 
 def _padding(profile: Profile, times: StepTimes) -> Iterator[Cause]:
@@ -224,10 +239,11 @@ def _threads(profile: Profile, mean: float) -> Iterator[Cause]:
     if run.threads is not None and run.cores is not None and run.threads > run.cores:
         yield Cause(kind="threads", seconds=None, value=run.threads, usual=run.cores)
     shares = [
-        min(others / step.seconds, 1 - (step.thread_cpu + (step.thread_waited or 0.0)) / step.seconds)
+        min(others, own - step.thread_cpu) / own
         for step in (profile.steps if run.threads == 1 else ())
         if step.kind == "hooked" and step.seconds and step.thread_cpu is not None and not is_disturbed(step.marks)
-        if (others := (step.cpu_user or 0.0) + (step.cpu_system or 0.0) - step.thread_cpu) > 0
+        if (own := step.seconds - (step.thread_waited or 0.0)) > 0
+        and (others := (step.cpu_user or 0.0) + (step.cpu_system or 0.0) - step.thread_cpu) > 0
     ]
     if len(shares) >= _LEAST_STEPS:
         yield Cause(kind="thread", seconds=max(statistics.median(shares), 0.0) * mean)

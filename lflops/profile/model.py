@@ -278,6 +278,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         reserved_bytes: The same of the memory that the allocator took from the device.
         threads: With which torch computes an operator on the CPU; `None` where the model computes elsewhere.
         cores: Those that the process may use.
+        workers: Processes that it has started and that run, as those of a DataLoader; `None` is unknown.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]
@@ -308,6 +309,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     reserved_bytes: Count | None = None
     threads: Count | None = None
     cores: Count | None = None
+    workers: Count | None = None
 
 
 class Profile(Struct, frozen=True, kw_only=True):

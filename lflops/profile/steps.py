@@ -44,6 +44,9 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
         waiting: Seconds at the end of backward in which the gradients of other ranks are awaited; a part of backward.
         thread_cpu: Seconds of the CPU in the training's thread. Read of hooked steps, and on several ranks of all; so is the next.
         thread_waited: Seconds in which that thread was ready to run and the system had given its core to another one.
+        fetching_cpu: Seconds of the CPU in that thread until the step's batch was there; of hooked steps.
+        own_phases: Seconds of each phase without those in which another thread had this thread's core; of hooked steps on a busy
+            machine. Then the times of modules are without them as well.
         marks: Other events in the step: one of the `DISTURBANCES`, or `no_update`.
     """
 
@@ -58,6 +61,8 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     waiting: Seconds | None = None
     thread_cpu: Seconds | None = None
     thread_waited: Seconds | None = None
+    fetching_cpu: Seconds | None = None
+    own_phases: Mapping[str, Seconds] = {}
     samples: Count | None = None
     tokens: Count | None = None
     marks: tuple[str, ...] = ()

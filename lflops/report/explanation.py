@@ -37,7 +37,9 @@ LONGEST, MOST_LINES, MOST_FINDINGS, MOST_MODULES = 240, 6, 6, 5  # letters of a 
 
 _NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 
-_BY_OTHERS = {"not_scheduled", "other_rank"}  # causes that are no fault of the training's where other programs use the machine
+_BY_OTHERS = {"not_scheduled", "other_rank", "gc"}  # causes that are no fault of the training's where other programs use the machine
+
+_BETWEEN_STEPS = {"validation", "checkpoint", "logging"}  # on a busy machine these take longer, as steps do
 
 _SAME = {"other_rank": {"rank", "communication"}, "logging": {"other"}}
 """Causes that the ledger has, and the findings of a window that are the same."""
@@ -213,8 +215,10 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
         what = row.what or CATEGORIES.get(cause) or CATEGORIES.get(f"{cause}_save") or f"slow steps: {CAUSES.get(cause, cause)}"
         each = seconds / max(ledger.steps, 1)
         said = f"{units.percent(seconds / trained)} of the run, without its start, is {what}: {units.duration(each)} for each step."
-        is_fault = seconds >= row.fault_from * trained * allowed and (cause != "compilation" or recompiles or _compiles_late(ledger))
-        is_fault = is_fault and not (cause in _BY_OTHERS and allowed > 1)
+        much = allowed**0.5 if cause in _BETWEEN_STEPS else allowed
+        is_fault = seconds >= row.fault_from * trained * much and (cause != "compilation" or recompiles or _compiles_late(ledger))
+        is_late = cause == "data" and profile is not None and bool(profile.run.workers)  # where the workers have no core either
+        is_fault = is_fault and not ((cause in _BY_OTHERS or is_late) and allowed > 1)
         share = seconds / trained
         yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next, is_fault=is_fault, right=row.right)
     if (growth := memory_growth(ledger)) is not None:

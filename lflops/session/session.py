@@ -147,7 +147,7 @@ class Session:
                 self._window.counted = self._counted_steps.begin_step(batch, NO_LENGTHS if live is None else live.lengths(batch))
             self._counted_steps.begin_batch(batch)
         elif begins_step and (phase == "hooked" or any(window.hooks(self._step_clock.ordinal) for window in self._closing)):
-            self._hooked = HookedStep(self._stage, self._tree, self._clock)
+            self._hooked = HookedStep(self._stage, self._tree, self._clock, is_alone=self._training.world_size == 1)
             self._hooked.start(self._guard)
 
     def _end_batch(self, batch: Any) -> None:

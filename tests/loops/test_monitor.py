@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
 from lflops import CountError, Profile, Schedule
 from lflops.analyze.analysis import analyze
+from lflops.collect.timing.clock import OwnClock, ThreadSchedule
 from lflops.loops.monitor import LoopMonitor
 from lflops.session import results
 from tests.support.process_state import bits
@@ -320,3 +323,40 @@ def test_a_loop_that_names_no_step_is_told() -> None:
     model = nn.Linear(4, 1)
     with pytest.warns(UserWarning, match=r"saw no step.*with monitor\.step\(batch\)"), lflops.monitor(model, trace=False):
         model(torch.ones(2, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_beside_busy_programs_the_phases_of_hooked_steps_are_without_what_others_took(monkeypatch: pytest.MonkeyPatch, each: int) -> None:
+    """Together they are no longer than the step. If others had the core all of the time, nothing is left."""
+    monkeypatch.setattr(OwnClock, "is_needed", True)
+    hooked = [step for step in train(model(), each=each).profiles[0].steps if step.kind == "hooked"]
+    assert hooked
+    assert all({"data", "forward", "backward", "optimizer", "other"} <= step.own_phases.keys() for step in hooked)
+    assert all(sum(step.own_phases.values()) <= (step.seconds or 0.0) for step in hooked)
+    monkeypatch.setattr(ThreadSchedule, "read", lambda _: f"0 {time.perf_counter_ns()} 1".encode())
+    hooked = [step for step in train(model(), each=each).profiles[0].steps if step.kind == "hooked"]
+    assert {0.0} == {seconds for step in hooked for seconds in step.own_phases.values()}
+
+
+def test_the_phases_of_a_quiet_machine_are_what_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read at each module where others took nothing."""
+    monkeypatch.setattr(OwnClock, "is_needed", False)
+    assert all(not step.own_phases for step in train(model()).profiles[0].steps)
+
+
+def test_processes_that_a_loader_has_started_are_known() -> None:
+    """One worker, and none."""
+    data = DataLoader(batches(12), batch_size=None, num_workers=1)  # type: ignore[arg-type]
+    watched = model()
+    optimizer = torch.optim.SGD(watched.parameters(), lr=0.01)
+    with lflops.monitor(watched, optimizer, schedule=SHORT, log=quiet, on_error="raise", hardware=None) as monitor:
+        for x, y in monitor.data(data):
+            with monitor.step((x, y)):
+                F.cross_entropy(watched(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert 1 == monitor.profiles[0].run.workers
+    assert 0 == train(model()).profiles[0].run.workers
+    hooked = [step for step in monitor.profiles[0].steps if step.kind == "hooked"]
+    assert hooked
+    assert all(step.fetching_cpu is not None for step in hooked)

@@ -209,6 +209,71 @@ def test_frozen_layers_learn_nothing() -> None:
     assert [] == faults(with_backward())
 
 
+def on_busy_machine(given: Profile, own: dict[str, float], *, workers: int = 0) -> Profile:
+    """Others had three quarters of the CPU time; `own` is what phases took without them."""
+    hooked = Step(index=9, kind="hooked", seconds=134e-3, phases={}, cpu_user=34e-3, cpu_system=0.0, cpu_lost=102e-3, own_phases=own)
+    return replace(given, run=replace(given.run, workers=workers), steps=(*given.steps, hooked, hooked, hooked))
+
+
+@pytest.mark.parametrize(
+    ("wall", "own", "said"),
+    [
+        (9e-3, 8e-3, [("data", 9e-3)]),  # 9 of 132 ms, and 8 of 41 without others: that is 20 %
+        (40e-3, 1e-3, []),  # 40 of 163 ms, and 1 of 34 without others: 3 %
+    ],
+)
+def test_on_a_busy_machine_a_phase_is_judged_without_what_others_took(wall: float, own: float, said: list[tuple[str, float]]) -> None:
+    """It takes four times as long for computing, and not for sleeping. Where what others took is unknown, no one can tell."""
+    given = trained(data=wall, forward=40e-3, backward=80e-3)
+    assert said == faults(on_busy_machine(given, USUAL | {"data": own}))
+    assert [] == faults(on_busy_machine(given, {}))
+
+
+def test_on_a_busy_machine_what_modules_take_is_judged_by_their_phases() -> None:
+    """The model itself has 24 of 40 ms of forward, which are 6 of 10 without others: 18 % of 34. With 8, it is 2, and 6 %."""
+
+    def with_outside(seconds: float) -> Profile:
+        own: dict[tuple[str, Phase], float] = {("", "forward"): seconds} | {(name, "forward"): 20e-3 - seconds / 2 for name in ("a", "b")}
+        return trained(own=own, forward=40e-3, backward=80e-3)
+
+    assert [("outside", 24e-3)] == faults(on_busy_machine(with_outside(24e-3), USUAL))
+    assert [] == faults(on_busy_machine(with_outside(8e-3), USUAL))
+
+
+@pytest.mark.parametrize(("workers", "on_core", "is_fault"), [(0, 3e-3, True), (2, 0.1e-3, True), (2, 3e-3, False)])
+def test_to_take_a_batch_from_a_worker_is_no_waiting(workers: int, on_core: float, is_fault: bool) -> None:
+    """Of 37 ms 4 are data, 11 %. If the thread computes in 3 of them, it waited for 1, which is 3 %."""
+    given = trained(data=4e-3)
+    hooked = Step(index=9, kind="hooked", seconds=37e-3, phases={}, fetching_cpu=on_core)
+    found = faults(replace(given, run=replace(given.run, workers=workers), steps=(*given.steps, hooked)))
+    assert ([("data", 4e-3)] if is_fault else []) == found
+
+
+def test_on_a_busy_machine_workers_that_are_late_are_no_fault() -> None:
+    """They have no core either. Of a loader without workers it is one: 20 of 53 ms."""
+    given = trained(data=20e-3)
+    assert [] == faults(on_busy_machine(given, USUAL | {"data": 20e-3}, workers=1))
+    assert [("data", 20e-3)] == faults(on_busy_machine(given, USUAL | {"data": 20e-3}))
+
+
+@pytest.mark.parametrize(
+    ("cause", "seconds", "quiet", "busy"),
+    [
+        ("validation", 15.0, True, False),  # 16 % of the run's training, where others let it take 5 % times 4
+        ("validation", 25.0, True, True),  # 24 %
+        ("gc", 2000.0, True, False),
+    ],
+)
+def test_what_is_between_steps_takes_longer_on_a_busy_machine_as_steps_do(
+    cause: str, seconds: float, quiet: bool, busy: bool, tmp_path: Path
+) -> None:
+    """Three quarters of the time are others'. How much of a collection of garbage theirs was is unknown."""
+    for is_busy, expected in ((False, quiet), (True, busy)):
+        given = on_busy_machine(trained(), USUAL) if is_busy else trained()
+        found = explanation._explained(given, account(**{cause: seconds}))
+        assert expected == any(each.is_fault for each in found.findings if each.cause == cause)
+
+
 @pytest.mark.parametrize(("threads", "others", "is_one"), [(1, 10e-3, True), (1, 1e-3, False), (4, 10e-3, False)])
 def test_another_thread_of_python_is_seen_by_its_time_on_a_core(threads: int, others: float, is_one: bool) -> None:
     """In 34 ms the training's thread has 20 on a core, and other threads of the process 10. Torch's own are no fault."""

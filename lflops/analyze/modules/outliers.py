@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from lflops.analyze.speed.step_times import lost_share
+from lflops.analyze.speed.step_times import lost_share, without_others
 from lflops.profile.model import Profile
 from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import Phase
@@ -62,7 +62,7 @@ def outliers(
     if not step:
         return Outliers()
     groups = grouped((name for name in patterns if patterns[name] != name), lambda name: (patterns[name], identical[name]))
-    lost = lost_share(profile)
+    lost = 0.0 if without_others(profile) else lost_share(profile)  # in the times of modules, or none of it
     far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
     found: dict[str, Outlier] = {}
     doubts: dict[float, Doubt] = {}

@@ -12,7 +12,7 @@ from msgspec import Struct
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.records import PASSES, Spread, step_phase
 from lflops.profile.series import gathered, sum_known, summed
-from lflops.profile.steps import Step
+from lflops.profile.steps import Step, is_disturbed
 
 _WITHIN_FORWARD = frozenset({"prefill", "decode"})
 _LEAST_WAIT = 0.001  # of a step: less is how long a look at the clock takes
@@ -40,6 +40,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     # Of each module's own time, by module and pass, the seconds in which it exchanges or waits and computes nothing.
     communicating: Mapping[tuple[str, str], float] = {}
     spreads: Mapping[str, Spread] = {}  # of each recorded phase the median and quartiles, of the steps that have it. They do not add up
+    own: Mapping[str, float] = {}  # the same medians of the hooked steps, without what others had of the thread's core; empty where unknown
     samples_per_second: float | None  # samples of all clean steps over their time; of several ranks, of all of them together
     tokens_per_second: float | None  # the same for tokens
     cpu_seconds: Spread | None  # CPU time of a step, user and system together, over all threads of the process
@@ -89,6 +90,7 @@ def step_times(profile: Profile) -> StepTimes:
         waiting=waiting,
         communicating={("", "backward"): waiting} if waiting else _in_collectives(profile),
         spreads=_spreads(step.phases for step in timed),
+        own=without_others(profile),
         samples_per_second=_rate(steps, [step.samples for step in steps], profile.run.samples_per_step if alone else None),
         tokens_per_second=_rate(steps, [step.tokens for step in steps], profile.run.tokens_per_step if alone else None),
         cpu_seconds=Spread.of(cpu),
@@ -104,6 +106,16 @@ def _means(steps: Sequence[Mapping[str, float]], scale: float) -> dict[str, floa
 def _spreads(steps: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
     by_phase = gathered(item for phases in steps for item in phases.items())
     return {name: spread for name, seconds in by_phase.items() if (spread := Spread.of(seconds)) is not None}
+
+
+def without_others(profile: Profile) -> dict[str, float]:
+    """Median seconds of each phase in the hooked steps without what others had of the core; empty where that is unknown.
+
+    Where it is known, the times of modules are without that as well.
+    """
+    hooked = [step for step in profile.steps if step.kind == "hooked" and not is_disturbed(step.marks)]
+    known = [step.own_phases for step in hooked if step.own_phases]
+    return {name: spread.median for name, spread in _spreads(known).items()} if len(known) == len(hooked) else {}
 
 
 def _rate(steps: Sequence[Step], units: Sequence[int | None], usual: int | None) -> float | None:

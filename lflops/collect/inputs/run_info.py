@@ -2,6 +2,7 @@
 
 import datetime as dt
 import importlib.metadata
+import multiprocessing
 import os
 import pathlib
 import platform
@@ -37,6 +38,7 @@ def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[
         tokens_per_step=tokens,
         threads=torch.get_num_threads() if device.type == "cpu" else None,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),  # that the process may use
+        workers=len(multiprocessing.active_children()),
     )
 
 

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from lflops.collect.inputs.devices import runtime, with_index
 from lflops.errors import CountError
+
+MUCH = 0.05  # share of the time that a thread could have run: where others took more, they are left out of what it took
 
 
 class Clock(Protocol):
@@ -43,6 +45,47 @@ class HostClock:
 
     def seconds(self, start: float, end: float) -> float:
         return end - start
+
+
+class OwnMark(NamedTuple):
+    """A moment: before and after the system was asked for what it has counted of the thread."""
+
+    before: float
+    counted: bytes | None
+    after: float
+
+
+class OwnClock:
+    """The host's, which stands still while another thread has the core of the one that made it. A mark takes 3 µs, none of it counts."""
+
+    def __init__(self) -> None:
+        self._schedule = ThreadSchedule()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether others have had this thread's core for much of its time so far."""
+        used, waited = ThreadSchedule.between(b"0 0", self._schedule.read()) or (0.0, 0.0)
+        return waited > MUCH * (used + waited)
+
+    def now(self) -> bytes | None:
+        """What the system has counted of the thread until this moment."""
+        thread_time()  # without it, Linux counts a thread that runs up to its last tick
+        return self._schedule.read()
+
+    def mark(self) -> OwnMark:
+        """This moment."""
+        return OwnMark(perf_counter(), self._schedule.read(), perf_counter())
+
+    def settle(self) -> None:
+        """Nothing is under way."""
+
+    def seconds(self, start: OwnMark, end: OwnMark) -> float:
+        """From one mark to another, without what others took."""
+        return max(end.before - start.after - self.waited(start, end), 0.0)
+
+    def waited(self, start: OwnMark, end: OwnMark) -> float:
+        """Seconds between two marks in which others had the core."""
+        return (ThreadSchedule.between(start.counted, end.counted) or (0.0, 0.0))[1]
 
 
 class StreamMark(NamedTuple):

@@ -191,6 +191,8 @@ def attach_module_times(
     # A step without the part has none of its seconds: so modules add up to the summed clean steps.
     means = {part: sum(seconds) / len(clean) for part, seconds in known.items()}
     usual = {part: statistics.median(known[part]) * len(known[part]) / len(clean) for part in means}
+    if of_hooks and all(step.own_phases for step in of_hooks):  # their modules are timed without what others took
+        usual = {part: min(seconds, _without_others(seconds, part, of_hooks)) for part, seconds in usual.items()}
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
     apart = [_with_wait_apart(parts, step.waiting or 0.0) for parts, step in zip(hooked, of_hooks, strict=True)] if waits_apart else hooked
     times = scale_to_clean(apart, usual, overhead, ignored, means)
@@ -201,6 +203,14 @@ def attach_module_times(
     notes = (*timed.notes, Note(code="time_scaled", subject="", values=far)) if far else timed.notes
     own_of_steps = tuple(summed(item for part in parts.values() for item in part.own.items()) for parts in hooked)
     return replace(timed, run=run, notes=notes), own_of_steps
+
+
+def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
+    """What a part of a clean step took, without the share that others had of it in the hooked ones, and no more than these took."""
+    own, whole = (
+        [phases.get(part, 0.0) for phases in of_all] for of_all in zip(*((each.own_phases, each.phases) for each in hooked), strict=True)
+    )
+    return min(seconds * sum(own) / sum(whole), statistics.median(own)) if sum(whole) else seconds
 
 
 def with_times(profile: Profile, times: ScaledTimes) -> Profile:

@@ -5,10 +5,10 @@ from typing import Any
 
 from lflops.boundary import Guard, Undo, call_each
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.timing.clock import Clock, CpuWatch
+from lflops.collect.timing.clock import Clock, CpuWatch, HostClock, OwnClock, OwnMark, ThreadSchedule
 from lflops.collect.timing.module_hooks import ModuleTimer
 from lflops.collect.timing.module_times import PassTimes, Stamp
-from lflops.collect.timing.step_phases import OTHER, WAIT, PhaseMarks
+from lflops.collect.timing.step_phases import OTHER, WAIT, PhaseMarks, StepPhases
 from lflops.profile.timeline import OwnTime, StepTimeline, longest, nested
 from lflops.session.inputs.training import Stage
 
@@ -18,10 +18,16 @@ _WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})  # phases o
 class HookedStep:
     """Stamps the modules from its start until it is stopped. The LightningModule is the root, and training_step its forward."""
 
-    def __init__(self, stage: Stage, tree: ModuleTree, clock: Clock) -> None:
+    def __init__(self, stage: Stage, tree: ModuleTree, clock: Clock, *, is_alone: bool = False) -> None:
         self._stage = stage
-        self._timer = ModuleTimer(tree, clock)
         self._clock = clock
+        # Where others have the core for much of the time, what they take is left out. Ranks are compared with it.
+        own = OwnClock()
+        self._own = own if is_alone and isinstance(clock, HostClock) and own.is_needed else None
+        self._begun_at = own.now()
+        self._timer = ModuleTimer(tree, self._own or clock)
+        self._own_phases = None if self._own is None else StepPhases(self._own)
+        self._marked: PhaseMarks | None = None
         self._phases: list[str] = []
         self._begun = False
         self._cpu: CpuWatch | None = None
@@ -33,13 +39,35 @@ class HookedStep:
     def start(self, guard: Guard) -> None:
         self._timer.install(self._undo, guard)
         self._undo.add(self._stage.listen(self))
+        if self._own_phases is not None:
+            self._undo.add(self._stage.listen(self._own_phases))
+            self._own_phases.begin()
         self._cpu = CpuWatch()
 
     def stop(self) -> None:
         """It can be called again."""
+        if self._own_phases is not None and self._cpu is not None:
+            self._marked = self._own_phases.end()
         call_each([self._end_pass, self._undo.close])
         if self._cpu is not None:
             self.cpu_lost, self._cpu = self._cpu.lost(), None
+
+    def fetching(self, begin: bytes | None) -> float | None:
+        """Seconds that the thread was on a core from the step's begin until its batch was there; `None` is unknown."""
+        return (ThreadSchedule.between(begin, self._begun_at) or (None,))[0]
+
+    def own_phases(self, step: PhaseMarks, fetching: float, waited: float | None) -> dict[str, float]:
+        """Seconds of each phase without what others had of the core, which was `waited` in all; empty where that was not read.
+
+        `fetching` are the seconds of data, with what others had.
+        """
+        if self._own is None or self._own_phases is None or self._marked is None or waited is None:
+            return {}
+        (first, *_), _, last = self._marked
+        # Its modules are hooked when the batch is there. What others had until then, they had while it was fetched.
+        before = self._clock.seconds(step[0][0], first.before) - max(waited - self._own.waited(first, last), 0.0)
+        own = self._own_phases.seconds(self._marked)
+        return {**own, "data": min(max(before, 0.0) + own.get("data", 0.0), fetching)}
 
     def pass_times(self) -> dict[str, PassTimes]:
         """Read the settled stamps of forward and of backward, over all passes of the step."""
@@ -54,7 +82,7 @@ class HookedStep:
         marks, phases, end = step
 
         def at(mark: Any) -> int:
-            return max(round(1e9 * self._clock.seconds(marks[0], mark)), 0)
+            return max(round(1e9 * self._clock.seconds(marks[0], mark.before if isinstance(mark, OwnMark) else mark)), 0)
 
         stretches = []
         for stamps in (stamps for each in self._passes for stamps in each.values()):

@@ -328,6 +328,8 @@ class StepClock:
             waiting=waiting,
             thread_cpu=on_core,
             thread_waited=waited,
+            fetching_cpu=None if step.hooked is None else step.hooked.fetching(step.thread[0]),
+            own_phases={} if step.hooked is None else step.hooked.own_phases(step.device_marks, phases.get("data", 0.0), waited),
             samples=step.samples,
             tokens=step.tokens,
             marks=(*step.marks, "no_update") if idle else step.marks,

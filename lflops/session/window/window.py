@@ -134,4 +134,6 @@ def _with_clip(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         in_order = sorted(phases.items(), key=lambda item: item[0] == BETWEEN and name == OTHER)
         return summed((name if phase == BETWEEN else phase, seconds) for phase, seconds in in_order)
 
-    return tuple(replace(step, phases=named(step.phases), host_phases=named(step.host_phases)) for step in steps)
+    return tuple(
+        replace(step, phases=named(step.phases), host_phases=named(step.host_phases), own_phases=named(step.own_phases)) for step in steps
+    )

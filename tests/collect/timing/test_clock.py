@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lflops.collect.timing import clock as module
-from lflops.collect.timing.clock import CpuWatch
+from lflops.collect.timing.clock import CpuWatch, OwnClock, OwnMark, ThreadSchedule
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,19 @@ def test_a_file_that_says_nothing_is_unknown(tmp_path: Path, monkeypatch: pytest
     assert 5.0 == module._waited()
     monkeypatch.setattr(module, "_THREADS", tmp_path / "none")
     assert module._waited() is None
+
+
+def test_the_own_clock_stands_still_while_others_have_the_core() -> None:
+    """Marks take from 1.0 to 1.5 and from 4.0 to 4.5 s. Of the 2.5 s between them others had 0.5; where that is unknown, none is theirs."""
+    clock = OwnClock()
+    assert 2.0 == clock.seconds(OwnMark(1.0, b"3000000000 7000000000 4", 1.5), OwnMark(4.0, b"5000000000 7500000000 9", 4.5))
+    assert 2.5 == clock.seconds(OwnMark(1.0, None, 1.5), OwnMark(4.0, b"5000000000 7500000000 9", 4.5))
+
+
+@pytest.mark.parametrize(("counted", "is_needed"), [(b"96 4 1", False), (b"94 6 1", True), (None, False)])
+def test_the_own_clock_is_needed_where_others_had_a_twentieth(
+    counted: bytes | None, is_needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100 ns in which the thread could have run."""
+    monkeypatch.setattr(ThreadSchedule, "read", lambda _: counted)
+    assert is_needed == OwnClock().is_needed
