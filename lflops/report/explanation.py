@@ -207,6 +207,7 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
     trained = _trained(ledger)
     seen = {each.cause for each in found if each.is_fault}
     allowed = 1.0 if profile is None else allowance(profile)
+    by_others = _BY_OTHERS | ({"data"} if profile is not None and profile.run.workers else set())  # workers have no core there
     recompiles = profile is not None and _recompiles(profile)
     for cause, seconds in summed((_cause_of(name, ledger), seconds) for name, seconds in ledger.seconds.items()).items():
         row = row_of(cause)
@@ -217,8 +218,7 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
         said = f"{units.percent(seconds / trained)} of the run, without its start, is {what}: {units.duration(each)} for each step."
         much = allowed**0.5 if cause in _BETWEEN_STEPS else allowed
         is_fault = seconds >= row.fault_from * trained * much and (cause != "compilation" or recompiles or _compiles_late(ledger))
-        is_late = cause == "data" and profile is not None and bool(profile.run.workers)  # where the workers have no core either
-        is_fault = is_fault and not ((cause in _BY_OTHERS or is_late) and allowed > 1)
+        is_fault = is_fault and not (cause in by_others and allowed > 1)
         share = seconds / trained
         yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next, is_fault=is_fault, right=row.right)
     if (growth := memory_growth(ledger)) is not None:

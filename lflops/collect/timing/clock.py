@@ -83,7 +83,8 @@ class OwnClock:
         """From one mark to another, without what others took."""
         return max(end.before - start.after - self.waited(start, end), 0.0)
 
-    def waited(self, start: OwnMark, end: OwnMark) -> float:
+    @staticmethod
+    def waited(start: OwnMark, end: OwnMark) -> float:
         """Seconds between two marks in which others had the core."""
         return (ThreadSchedule.between(start.counted, end.counted) or (0.0, 0.0))[1]
 
