@@ -185,9 +185,13 @@ def _without_others(cause: Cause, profile: Profile, times: StepTimes) -> tuple[f
         took, mean = times.own.get(cause.kind, took * of_modules), sum(times.own.values())
     elif lost_share(profile) >= _BUSY and cause.kind in times.spreads:
         took = min(took, times.spreads[cause.kind].median)  # others delay a step by much, and another one not at all
-    if cause.kind == "data" and profile.run.workers:  # to take a batch that is ready is no waiting
-        took -= statistics.median([step.fetching_cpu for step in profile.steps if step.fetching_cpu is not None] or [0.0])
-    return took, mean
+    return took - (taking_batches(profile) if cause.kind == "data" else 0.0), mean
+
+
+def taking_batches(profile: Profile) -> float:
+    """Seconds in which the thread itself takes a batch that a worker has made, which is no waiting; 0 without workers."""
+    known = [step.fetching_cpu for step in profile.steps if step.fetching_cpu is not None]
+    return statistics.median(known) if known and profile.run.workers else 0.0
 
 
 def _padding(profile: Profile, times: StepTimes) -> Iterator[Cause]:

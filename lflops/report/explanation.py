@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.causes import allowance, row_of
+from lflops.analyze.causes import allowance, row_of, taking_batches
 from lflops.analyze.speed.step_times import VERY_BUSY, lost_share
 from lflops.errors import ProfileError
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, memory_growth
@@ -217,7 +217,8 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
         each = seconds / max(ledger.steps, 1)
         said = f"{units.percent(seconds / trained)} of the run, without its start, is {what}: {units.duration(each)} for each step."
         much = allowed**0.5 if cause in _BETWEEN_STEPS else allowed
-        is_fault = seconds >= row.fault_from * trained * much and (cause != "compilation" or recompiles or _compiles_late(ledger))
+        taken = taking_batches(profile) * ledger.steps if cause == "data" and profile is not None else 0.0
+        is_fault = seconds - taken >= row.fault_from * trained * much and (cause != "compilation" or recompiles or _compiles_late(ledger))
         is_fault = is_fault and not (cause in by_others and allowed > 1)
         share = seconds / trained
         yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next, is_fault=is_fault, right=row.right)

@@ -249,6 +249,16 @@ def test_to_take_a_batch_from_a_worker_is_no_waiting(workers: int, on_core: floa
     assert ([("data", 4e-3)] if is_fault else []) == found
 
 
+@pytest.mark.parametrize(("on_core", "is_fault"), [(0.0, True), (0.06, False)])
+def test_over_the_run_to_take_a_batch_is_no_waiting_either(on_core: float, is_fault: bool) -> None:
+    """Of 90 s of training 10 are data, 11 %, in 100 steps. If the thread computes for 6 of them, 4 % are left."""
+    given = trained()
+    hooked = Step(index=9, kind="hooked", seconds=34e-3, phases={}, fetching_cpu=on_core)
+    given = replace(given, run=replace(given.run, workers=1), steps=(*given.steps, hooked))
+    found = explanation._explained(given, account(training__data=10.0))
+    assert is_fault == any(each.is_fault for each in found.findings if each.cause == "data")
+
+
 def test_on_a_busy_machine_workers_that_are_late_are_no_fault() -> None:
     """They have no core either. Of a loader without workers it is one: 20 of 53 ms."""
     given = trained(data=20e-3)
