@@ -319,7 +319,7 @@ class ModuleTracker:
     def enter_step(self, optimizer: Optimizer) -> None:
         self._local.state.steps.append((optimizer, backward_id()))
 
-    def leave_step(self, optimizer: Optimizer) -> None:
+    def leave_step(self, optimizer: Optimizer | None) -> None:
         """Steps above this one on the stack were left by an exception."""
         steps = self._local.state.steps
         while steps and steps.pop()[0] is not optimizer:
@@ -330,9 +330,7 @@ class ModuleTracker:
 
     def leave_closure(self, _key: int) -> None:
         """Steps within it that are still there were left by an exception."""
-        steps = self._local.state.steps
-        while steps and steps.pop()[0] is not None:
-            pass
+        self.leave_step(None)
 
     def follows_this_thread(self) -> bool:
         """Whether this thread is the first, is within a module or goes backward."""

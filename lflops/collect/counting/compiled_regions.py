@@ -90,8 +90,7 @@ class CompiledRegions:
         self._handles: list[Any] = []
         self._values: dict[tuple[int, int], tuple[Any, Tensor]] = {}
         self._open: dict[str, RegionCall] = {}
-        # Not bound: an object that referred to itself would keep the model until garbage is collected.
-        self._guarded_begins, self._guarded_ends = guard(CompiledRegions._begins), guard(CompiledRegions._ends)
+        self._guard = guard
 
     def start(self) -> None:
         """Write down each call of compiled code, also of code that is compiled from here on."""
@@ -121,11 +120,11 @@ class CompiledRegions:
 
     def begins(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> Any:
         """A call of a graph begins. Returns what `ends` takes."""
-        return self._guarded_begins(self, graph, args)
+        return self._guard(self._begins)(graph, args)
 
     def ends(self, begun: Any, out: Any = None) -> None:
         """It ends, with what it returns; by an exception, with nothing."""
-        self._guarded_ends(self, begun, out)
+        self._guard(self._ends)(begun, out)
 
     def _begins(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> tuple[RegionCall, int] | None:
         """Write down a call that begins. Returns it, with the number of the autograd node that comes next."""

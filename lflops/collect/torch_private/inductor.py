@@ -166,11 +166,8 @@ class _Setting(NamedTuple):
 def _set(name: str, value: Any) -> None:
     """Set it in this thread, and for threads that begin later: settings are by thread, and a backward may be compiled in another."""
     config._config[name].default = value  # type: ignore[attr-defined,unused-ignore]
-    owner: Any = config
-    *parts, last = name.split(".")
-    for part in parts:
-        owner = getattr(owner, part)
-    setattr(owner, last, value)
+    above, _, last = name.rpartition(".")
+    setattr(_get(above) if above else config, last, value)
 
 
 def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any]) -> None:
