@@ -207,6 +207,17 @@ class _Wrapper:
         return copy.copy, (self.__wrapped__,)
 
 
+def replace_attribute(undo: Undo, owner: Any, name: str, ours: Any) -> None:
+    """Put ours in the place of an attribute of a class or a module, until `undo` is closed. What somebody else puts there since stays."""
+    undo.add(_put_back, owner, name, ours, vars(owner)[name])
+    setattr(owner, name, ours)
+
+
+def _put_back(owner: Any, name: str, ours: Any, before: Any) -> None:
+    if vars(owner).get(name) is ours:
+        setattr(owner, name, before)
+
+
 def wrap(undo: Undo, owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Wrap a method of one object, until `undo` is closed. Nothing but an attribute of this instance is set: no class, no module.
 

@@ -4,10 +4,10 @@ trainer = transformers.Trainer(model, args, callbacks=[lflops.huggingface.FlopsC
 """
 
 import copy
-import sys
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
+from inspect import currentframe
+from traceback import walk_stack
 from typing import Any
 
 from torch import nn
@@ -212,10 +212,5 @@ def _inputs_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def running_trainer() -> Any:
     """The innermost Trainer of those whose methods are running; `None` outside of all."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - to read the callers' `self`, and nothing else
-    while frame is not None:
-        caller = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames else None
-        if hasattr(type(caller), "training_step") and hasattr(caller, "callback_handler"):
-            return caller
-        frame = frame.f_back
-    return None
+    callers = (frame.f_locals.get("self") for frame, _ in walk_stack(currentframe()) if "self" in frame.f_code.co_varnames)
+    return next((each for each in callers if hasattr(type(each), "training_step") and hasattr(each, "callback_handler")), None)

@@ -136,7 +136,6 @@ class Counting:
         self._graphs = KeptGraphs()
         if not eager:
             self._graphs.start()
-        self._resolved: Resolved | None = None
         self._profile: Profile | None = None
         self._run = run_of((each for each, _ in self._tree.parameters()), *batch)
 
@@ -171,8 +170,7 @@ class Counting:
         self._undo.close()
         with gc_paused():  # several objects for each operator
             self._label()
-            self._resolved = self._resolve()
-            self._profile = self._assemble(partial=kind is not None)
+            self._profile = self._assemble(self._resolve(), partial=kind is not None)
         del self._tree, self._scopes, self._counter, self._batch  # what was counted may be freed while the profile is read
         failed = [f"{note.subject} ({note.values['error']})" for note in self._profile.notes if note.code == "formula_failed"]
         if failed:
@@ -246,8 +244,7 @@ class Counting:
             memory.relabel(self._counter.optimizer_state(), "optimizer_state")
             memory.stop()
 
-    def _assemble(self, *, partial: bool) -> Profile:
-        resolved = self._resolved or self._resolve()
+    def _assemble(self, resolved: Resolved, *, partial: bool) -> Profile:
         memory = self._counter.memory if resolved.is_memory_known else None
         run = msgspec.structs.replace(self._run, partial=True) if partial else self._run
         collected = CountedPass(
@@ -257,7 +254,7 @@ class Counting:
             memory=None if memory is None else memory.result(),
             peaks={} if memory is None else memory.peak_of_rows(),
             ignored=ignored_rows(self._tree, self._ignore),  # a shared module has more rows by now
-            notes=tuple(self._notes()),
+            notes=(*self._notes(), *resolved.notes),
         )
         profile = build_profile(collected, run)
         return profile if self._logical is None else with_logical(profile, self._logical)
@@ -267,8 +264,6 @@ class Counting:
             yield Note(code="ambiguous_threads", subject="", values={"calls": self._scopes.ambiguous})
         if self._tree.compiled and (self._eager or self._counter.regions is None):
             yield Note(code="compiled_ran_eager", subject=str(len(self._tree.compiled)), values={})
-        if self._resolved is not None:
-            yield from self._resolved.notes
 
 
 def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:

@@ -9,7 +9,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -73,14 +73,13 @@ class TimedPasses:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A pass that is over: the names of its parts, the marks between them, the CPU time that the process used, and what it lost."""
+    """A pass that is over: the names of its parts, the marks between them, the CPU time before and after it, and what it lost."""
 
-    kind: str
     parts: list[str]
     marks: list[Any]
-    cpu: tuple[float, float]
-    stamps: Mapping[str, list[Stamp]] = field(default_factory=dict)
-    cpu_lost: float | None = None
+    cpu: tuple[tuple[float, float], tuple[float, float]]
+    stamps: Mapping[str, list[Stamp]] | None  # of a hooked pass
+    cpu_lost: float | None
 
 
 def time_passes(one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
@@ -90,13 +89,13 @@ def time_passes(one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, rep
     the hooked ones has their caches, so it is thrown away. The marks are read at the end: nothing waits for a device.
     """
     _thrown_away(one, warmup)
-    before = [_clean(one, clock) for _ in range((repeats + 1) // 2)]
-    hooked = [_hooked(one, timer, clock) for _ in range(repeats)]
+    before = [_run(one, clock) for _ in range((repeats + 1) // 2)]
+    hooked = [_run(one, clock, timer) for _ in range(repeats)]
     _thrown_away(one, min(repeats // 2, 1))
-    after = [_clean(one, clock) for _ in range(repeats // 2)]
+    after = [_run(one, clock) for _ in range(repeats // 2)]
     clock.settle()
     steps = tuple(_step(index, each, clock) for index, each in enumerate([*before, *hooked, *after]))
-    return TimedPasses(steps=steps, hooked=tuple(timer.pass_times(each.stamps) for each in hooked))
+    return TimedPasses(steps=steps, hooked=tuple(timer.pass_times(each.stamps or {}) for each in hooked))
 
 
 def _thrown_away(one: Pass, times: int) -> None:
@@ -105,62 +104,44 @@ def _thrown_away(one: Pass, times: int) -> None:
         one.run(lambda *_: None)
 
 
-def _clean(one: Pass, clock: Clock) -> _Timed:
-    parts, marks = [one.first], []
-
-    def divide(part: str, _results: Any = None, /) -> None:
-        parts.append(part)
-        marks.append(clock.mark())
-
-    one.prepare()
-    before = cpu_seconds()
-    marks.append(clock.mark())
-    one.run(divide)
-    marks.append(clock.mark())
-    return _Timed("clean", parts, marks, _since(before))
-
-
-def _hooked(one: Pass, timer: ModuleTimer, clock: Clock) -> _Timed:
+def _run(one: Pass, clock: Clock, timer: ModuleTimer | None = None) -> _Timed:
+    """Run a pass: a hooked one with a timer, else a clean one."""
     parts, marks = [one.first], []
 
     def divide(part: str, results: Any = None, /) -> None:
         parts.append(part)
         marks.append(clock.mark())
-        if part == ASIDE:
+        if timer is not None and part == ASIDE:
             timer.set_aside()
-        elif part == "backward":
+        elif timer is not None and part == "backward":
             timer.begin_backward(results)
 
     one.prepare()
     with Undo() as undo:
-        timer.install(undo)
-        watch, before = CpuWatch(), cpu_seconds()
+        if timer is not None:
+            timer.install(undo)
+        watch, before = None if timer is None else CpuWatch(), cpu_seconds()
         marks.append(clock.mark())
-        timer.begin()
+        if timer is not None:
+            timer.begin()
         one.run(divide)
-        stamps = timer.end()
+        stamps = None if timer is None else timer.end()
         marks.append(clock.mark())
-        return _Timed("hooked", parts, marks, _since(before), stamps, watch.lost())
+        return _Timed(parts, marks, (before, cpu_seconds()), stamps, None if watch is None else watch.lost())
 
 
 def _step(index: int, given: _Timed, clock: Clock) -> Step:
-    ends = zip(given.marks, given.marks[1:], strict=False)
-    phases = {part: clock.seconds(*each) for part, each in zip(given.parts, ends, strict=True) if part != ASIDE}
-    user, system = given.cpu
+    phases = {part: clock.seconds(*ends) for part, ends in zip(given.parts, itertools.pairwise(given.marks), strict=True) if part != ASIDE}
+    before, after = given.cpu
     return Step(
         index=index,
-        kind="clean" if given.kind == "clean" else "hooked",
+        kind="clean" if given.stamps is None else "hooked",
         seconds=sum(phases.values()),
         phases=phases,
-        cpu_user=user,
-        cpu_system=system,
+        cpu_user=after[0] - before[0],
+        cpu_system=after[1] - before[1],
         cpu_lost=given.cpu_lost,
     )
-
-
-def _since(before: tuple[float, float]) -> tuple[float, float]:
-    user, system = cpu_seconds()
-    return user - before[0], system - before[1]
 
 
 def measure(

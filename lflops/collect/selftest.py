@@ -101,10 +101,8 @@ def _right(model: Layers, x: Tensor) -> Iterator[Check]:
     reset(device)
     model(x).sum().backward()
     runtime(device).synchronize(device)
-    grown, least = (
-        allocator_stats(device)["allocated_bytes.all.peak"] - before,
-        4 * (sum(map(Tensor.numel, model.parameters())) + x.numel()),
-    )
+    grown = allocator_stats(device)["allocated_bytes.all.peak"] - before
+    least = 4 * (sum(map(Tensor.numel, model.parameters())) + x.numel())
     yield Check(
         name="peak of a step", passed=grown >= least, found=f"{units.size(grown)}; gradients and one activation {units.size(least)}"
     )

@@ -219,7 +219,8 @@ class FlopsMonitor(Base, HearsPhases):
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Know why this step takes longer, and begin, or go on, with this stage."""
-        self._enters("validation")
+        if self._run is not None:
+            self._run.enters("validation")
         if not trainer.sanity_checking:
             self._guarded("train", lambda session: session.mark("validation"))
             self._begin("validate", trainer, pl_module)
@@ -244,7 +245,8 @@ class FlopsMonitor(Base, HearsPhases):
             self._run.leaves("validation")
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        self._enters(trainer.state.stage.value)
+        if self._run is not None:
+            self._run.enters(trainer.state.stage.value)
         self._begin(trainer.state.stage.value, trainer, pl_module)
 
     on_predict_start = on_test_start
@@ -274,10 +276,6 @@ class FlopsMonitor(Base, HearsPhases):
     def _guarded(self, name: str, action: Callable[[Session], None]) -> None:
         if self._run is not None:
             self._run.guarded(name, action)
-
-    def _enters(self, category: str) -> None:
-        if self._run is not None:
-            self._run.enters(category)
 
     def _close(self, error: BaseException | None = None) -> None:
         if self._run is not None:

@@ -21,7 +21,7 @@ from lflops.boundary import Boundary, Undo, wrap
 from lflops.collect.attribution.hooks import hook_optimizers
 from lflops.collect.timing.step_phases import OTHER, SYNC
 from lflops.collect.torch_private.autograd import after_backward
-from lflops.session.inputs.phases import RUN, Phases, Within
+from lflops.session.inputs.phases import RUN, Phases
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")  # of the strategy: Lightning's own collectives
 SIGTERM_CHECK = "_broadcast_sigterm_tensor"  # of the training's loop: a broadcast before each batch, in newer Lightnings
@@ -123,11 +123,11 @@ class TrainerPhases(Phases):
             wrap(self._undo, profiler, "profile", self._profile)
         for name in LOADING:
             if hasattr(strategy, name):
-                wrap(self._undo, strategy, name, partial(self._within, "checkpoint_load", RUN))
+                wrap(self._undo, strategy, name, partial(self.call_in, "checkpoint_load", RUN))
         wrap(self._undo, strategy, "teardown", self._torn_down)
         connector = getattr(trainer, "_logger_connector", None)  # calls all loggers
         if hasattr(connector, "log_metrics"):
-            wrap(self._undo, connector, "log_metrics", partial(self._within, "logging", RUN))
+            wrap(self._undo, connector, "log_metrics", partial(self.call_in, "logging", RUN))
         self.awaits_others = trainer.world_size > 1
         if self.awaits_others:
             for owner, name in [*((strategy, name) for name in SYNCHRONIZING), (trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]:
@@ -177,11 +177,7 @@ class TrainerPhases(Phases):
 
     def _synchronize(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         stage = self._running_stage()
-        return call(*args, **kwargs) if stage is None else self._within(SYNC, stage, call, *args, **kwargs)
-
-    def _within(self, phase: str, stage: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with Within(self, phase, stage, args):
-            return call(*args, **kwargs)
+        return call(*args, **kwargs) if stage is None else self.call_in(SYNC, stage, call, *args, **kwargs)
 
     def _begins(self, name: str) -> None:
         known = self._phase_of(name)

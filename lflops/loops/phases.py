@@ -10,7 +10,7 @@ A loss that is computed outside of the model has its own gradient counted as for
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -25,16 +25,14 @@ from lflops.session.inputs.phases import RUN, Phases, Within
 
 RUNNING = ""  # in place of a stage: the one that is running
 
-ENGINE_PHASES = {"backward": "backward", "clip_grad_norm_": "clip", "clip_grad_value_": "clip", "clip_gradients": "clip"}
-"""Methods of a `Fabric` or an `Accelerator`, and the phase that each of them is."""
-
-
-ENGINE_BLOCKS = {
-    **dict.fromkeys(("save", "save_state", "save_model"), "checkpoint_save"),
-    **dict.fromkeys(("load", "load_state"), "checkpoint_load"),
-    **dict.fromkeys(("log", "log_dict"), "logging"),
+ENGINE = {
+    "backward": ("backward", RUNNING),
+    **dict.fromkeys(("clip_grad_norm_", "clip_grad_value_", "clip_gradients"), ("clip", RUNNING)),
+    **dict.fromkeys(("save", "save_state", "save_model"), ("checkpoint_save", RUN)),
+    **dict.fromkeys(("load", "load_state"), ("checkpoint_load", RUN)),
+    **dict.fromkeys(("log", "log_dict"), ("logging", RUN)),
 }
-"""The same for what belongs to no step: categories of the ledger."""
+"""Methods of a `Fabric` or an `Accelerator`: the phase that each of them is, and whose; of no step, the category of the ledger."""
 
 
 class LoopPhases(Phases):
@@ -49,19 +47,16 @@ class LoopPhases(Phases):
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
         self.boundary, guard = boundary, boundary.guard
-        self._guarded_begin, self._guarded_end = guard(self._backward_begins), guard(self._backward_ends)
+        self._guarded_begin, self._guarded_end = guard(self._backward_begins), guard(partial(self.leave_last, "backward"))
         self._guarded_wait = guard(self._nodes_are_done)
         undo.add(self.forget)
         for model in models:
             hook_model(undo, model, guard(self._model_is_called), guard(self._model_returns))
         for optimizer in optimizers:
             hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")), optimizer)
-        for name, phase in ENGINE_PHASES.items():
+        for name, (phase, stage) in ENGINE.items():
             if hasattr(self._engine, name):
-                wrap(undo, self._engine, name, partial(self._called_in, partial(self.named, phase)))
-        for name, category in ENGINE_BLOCKS.items():
-            if hasattr(self._engine, name):
-                wrap(undo, self._engine, name, partial(self._called_in, lambda *_, category=category: self.within(category)))
+                wrap(undo, self._engine, name, partial(self.call_in, phase, stage))
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -94,10 +89,6 @@ class LoopPhases(Phases):
         self._leave_forward()
         return super().begin(phase, stage or self._stage, given)
 
-    def _called_in(self, around: Callable[..., Within], call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with around(*args[:1]):
-            return call(*args, **kwargs)
-
     def _leave_forward(self) -> None:
         """Forward has no hook at its end: it lasts until the next phase begins."""
         if self.innermost == "forward":
@@ -128,9 +119,6 @@ class LoopPhases(Phases):
         if self.awaits_others:
             self.wait()
         after_backward(self._guarded_end)
-
-    def _backward_ends(self) -> None:
-        self.leave_last("backward")
 
     def _optimizer_begins(self, *_: object) -> None:
         if self._in_step:

@@ -86,11 +86,8 @@ class CleanSteps:
         )
 
     def _common(self) -> list[int]:
-        ranks = iter(self._rows.values())
-        everywhere = {index for index, _ in next(ranks, ())}
-        for rows in ranks:
-            everywhere.intersection_update([index for index, _ in rows])
-        return sorted(everywhere)
+        of_ranks = [{index for index, _ in rows} for rows in self._rows.values()]
+        return sorted(set.intersection(*of_ranks)) if of_ranks else []
 
 
 def _row(step: Step) -> bytes:

@@ -10,7 +10,7 @@ import operator
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from lflops.merging.rank_table import OUTSIDE, Place, RankTable, Series, added_up, median_of_others
@@ -228,12 +228,8 @@ def _on_device(table: RankTable, places: Iterable[Place], *, everywhere: bool) -
 
 def _weighted_median(values: Iterable[tuple[float, float]]) -> float:
     ordered = sorted(values)
-    half, reached = sum(weight for _, weight in ordered) / 2, 0.0
-    for value, weight in ordered:
-        reached += weight
-        if reached >= half:
-            return value
-    return 1.0
+    half, reached = sum(weight for _, weight in ordered) / 2, accumulate(weight for _, weight in ordered)
+    return next((value for (value, _), so_far in zip(ordered, reached, strict=True) if so_far >= half), 1.0)
 
 
 def _noise(beyond: Series, rank: int) -> float | None:

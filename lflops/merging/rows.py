@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 from msgspec.structs import replace
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 from lflops.profile.model import COUNTS, Cell, Communication, DtypeShare, ModuleProfile, Profile, Uncounted, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import gathered, grouped, sum_known
+from lflops.profile.series import gathered, grouped, sum_known, sums
 
 _LISTED = 12
 
@@ -85,32 +86,23 @@ class MergedRows:
 
 def ranges(ranks: Iterable[int]) -> str:
     """Ranks in rising order as text, `0, 4-7`; of more than there is room for, the first."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    named = ["-".join(map(str, run)) for run in runs[:_LISTED]]
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda each: each[1] - each[0])]
+    named = ["-".join(map(str, sorted({run[0], run[-1]}))) for run in runs[:_LISTED]]
     return ", ".join([*named, *(["…"] if len(runs) > _LISTED else [])])
 
 
 def _grown(row: ModuleProfile, grafts: list[ModuleProfile]) -> ModuleProfile:
     if not grafts:
         return row
-    figures: dict[str, Any] = {field: sum(getattr(each, field) for each in (row, *grafts)) for field in _HELD}
+    figures: dict[str, Any] = sums((row, *grafts), *_HELD)
     figures |= {phase: _added(row.work(phase), [graft.work(phase) for graft in grafts]) for phase in PHASES}
-    parameters, sizes = Counter[str](), Counter[str]()
-    for each in (row, *grafts):
-        for dtype, share in each.dtypes.items():
-            parameters[dtype] += share.parameters
-            sizes[dtype] += share.bytes
-    return replace(row, **figures, dtypes={dtype: DtypeShare(parameters=n, bytes=sizes[dtype]) for dtype, n in parameters.items()})
+    shares = gathered(share for each in (row, *grafts) for share in each.dtypes.items())
+    return replace(row, **figures, dtypes={dtype: DtypeShare(**sums(each, "parameters", "bytes")) for dtype, each in shares.items()})
 
 
 def _added(work: Work, grafts: list[Work]) -> Work:
     """Inclusive work with more of it below. Times of several ranks have no sum."""
-    more = {count: sum(getattr(graft, count) for graft in grafts) for count in COUNTS}
+    more = sums(grafts, *COUNTS)
     if not any(more.values()):
         return work
     return replace(

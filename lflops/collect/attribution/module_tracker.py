@@ -37,6 +37,7 @@ from lflops.collect.torch_private.autograd import (
     backward_id,
     current_node,
     next_sequence_number,
+    nodes_behind,
     sequence_number,
 )
 from lflops.profile.records import Phase
@@ -93,18 +94,10 @@ class Claims:
 
     def claim(self, nodes: Iterable[Any], segments: AutogradSegments) -> None:
         """Give these nodes, and all that they lead back to, to `segments`, but for those that have been claimed."""
-        waiting = list(nodes)
-        seen: set[Any] = set()
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen or sequence_number(node) >= ACCUMULATES_GRADIENT:
-                continue
-            seen.add(node)
-            metadata: dict[Any, Any] = node.metadata
-            if self not in metadata:
-                metadata[self] = segments
-                self._claimed.append(metadata)
-            waiting.extend(following for following, _ in node.next_functions)
+        for node in nodes_behind(nodes):
+            if sequence_number(node) < ACCUMULATES_GRADIENT and self not in node.metadata:
+                node.metadata[self] = segments
+                self._claimed.append(node.metadata)
 
     def owner(self, node: Any) -> AutogradSegments | None:
         """The numbering that a node belongs to, where it was claimed."""
@@ -326,7 +319,7 @@ class ModuleTracker:
     def enter_step(self, optimizer: Optimizer) -> None:
         self._local.state.steps.append((optimizer, backward_id()))
 
-    def leave_step(self, optimizer: Optimizer) -> None:
+    def leave_step(self, optimizer: Optimizer | None) -> None:
         """Steps above this one on the stack were left by an exception."""
         steps = self._local.state.steps
         while steps and steps.pop()[0] is not optimizer:
@@ -337,9 +330,7 @@ class ModuleTracker:
 
     def leave_closure(self, _key: int) -> None:
         """Steps within it that are still there were left by an exception."""
-        steps = self._local.state.steps
-        while steps and steps.pop()[0] is not None:
-            pass
+        self.leave_step(None)
 
     def follows_this_thread(self) -> bool:
         """Whether this thread is the first, is within a module or goes backward."""

@@ -1,6 +1,8 @@
 """What the Python frames of this thread say: who called a hook, and which of torch's functions an operator runs in."""
 
 import sys
+from itertools import takewhile
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -43,12 +45,8 @@ def is_running(caller: FrameType | None) -> bool:
 
 def checkpoint_is_running() -> bool:
     """Whether torch's activation checkpointing is on this thread's Python stack, above the backward that is running."""
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the same
-    while frame is not None and frame.f_code.co_name != ENGINE:
-        if frame.f_code.co_filename == checkpoint.__file__:
-            return True
-        frame = frame.f_back
-    return False
+    within = takewhile(lambda each: each[0].f_code.co_name != ENGINE, walk_stack(sys._getframe()))  # noqa: SLF001 - the same
+    return any(frame.f_code.co_filename == checkpoint.__file__ for frame, _ in within)
 
 
 def in_inner_backward() -> bool:

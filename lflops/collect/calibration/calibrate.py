@@ -214,12 +214,10 @@ def forget(hardware: Hardware | None) -> bool:
     if hardware is None or not hardware.source.startswith(SOURCE):
         return False
     entries = _entries()
-    wrong = [key for key in entries if _known(key) == hardware]
-    for key in wrong:
-        del entries[key]
-    if wrong:
-        _write(entries)
-    return bool(wrong)
+    kept = {key: entry for key, entry in entries.items() if _known(key) != hardware}
+    if len(kept) < len(entries):
+        _write(kept)
+    return len(kept) < len(entries)
 
 
 def _measured(machine: TorchMachine, clock: Clock, dtypes: tuple[str, ...]) -> tuple[dict[str, float], float | None, bool]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec.structs import asdict
 from torch import nn
 
 from lflops.collect.counting.totals import Counts, Totals, Transfers
@@ -27,7 +28,7 @@ from lflops.profile.model import (
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import gathered, grouped, sum_known
+from lflops.profile.series import gathered, grouped, sum_known, sums
 
 LONGEST_DETAIL = 200  # characters of a module's `extra_repr`
 
@@ -64,15 +65,13 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
         if row not in collected.ignored
     )
     uncounted = tuple(
-        Uncounted(module=row, operator=operator, phase=phase, calls=sums.calls, bytes=sums.bytes)
-        for (row, operator, phase), sums in totals.uncounted.items()
+        Uncounted(module=row, operator=operator, phase=phase, **asdict(transfers))
+        for (row, operator, phase), transfers in totals.uncounted.items()
         if row not in collected.ignored
     )
     communication = tuple(
-        Communication(
-            module=row, phase=phase, collective=collective, group=group, group_size=group_size, calls=sums.calls, bytes=sums.bytes
-        )
-        for (row, phase, collective, group, group_size), sums in totals.collectives.items()
+        Communication(module=row, phase=phase, collective=collective, group=group, group_size=group_size, **asdict(transfers))
+        for (row, phase, collective, group, group_size), transfers in totals.collectives.items()
         if row not in collected.ignored
     )
     return Profile(
@@ -185,12 +184,8 @@ def _kind_without_module(row: str, collected: CountedPass) -> str:
 def _logical_differences(collected: CountedPass) -> tuple[dict[ModulePhase, int | None], dict[ModulePhase, int | None]]:
     """Logical MACs less counted MACs: of each row with all rows below it, and of each row alone."""
     own = {key: macs for key, macs in collected.totals.logical_difference.items() if key.row not in collected.ignored}
-    inclusive: dict[ModulePhase, int | None] = {}
-    for (row, phase), macs in own.items():
-        for above in ancestry(row):
-            key = ModulePhase(above, phase)
-            inclusive[key] = sum_known((inclusive.get(key, 0), macs))
-    return inclusive, own
+    inclusive = gathered((ModulePhase(above, phase), macs) for (row, phase), macs in own.items() for above in ancestry(row))
+    return {key: sum_known(macs) for key, macs in inclusive.items()}, own
 
 
 def _work(inclusive: Counts, own: Counts, difference: int | None, own_difference: int | None) -> Work:
@@ -207,11 +202,8 @@ def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[
 
 def _notes(collected: CountedPass) -> Iterable[Note]:
     for row in sorted(collected.ignored):
-        ignored = Counts()
-        for (of, *_), counts in collected.totals.cells.items():
-            if of == row:
-                ignored.add(counts)
-        yield Note(code="ignored", subject=row, values={"calls": ignored.calls, "macs": ignored.macs, "flops": ignored.flops})
+        ignored = [counts for (of, *_), counts in collected.totals.cells.items() if of == row]
+        yield Note(code="ignored", subject=row, values=sums(ignored, "calls", "macs", "flops"))
     for row, module in _scripted(collected.tree):
         if any(True for _ in module.children()):
             yield Note(code="scripted", subject=row, values={})

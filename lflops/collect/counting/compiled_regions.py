@@ -8,7 +8,7 @@ While a graph runs, the row is a separate one below the row that calls it. Its n
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,7 @@ from lflops.boundary import Guard, unguarded
 from lflops.collect.attribution.module_tracker import ModuleTracker
 from lflops.collect.counting.known_values import LARGEST
 from lflops.collect.inputs.tensors import nodes_of, tensors_in
-from lflops.collect.torch_private.autograd import next_sequence_number, node_name, sequence_number
+from lflops.collect.torch_private.autograd import ACCUMULATES_GRADIENT, next_sequence_number, node_name, nodes_behind, sequence_number
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.collect.torch_private.modules import Compilations
 from lflops.collect.torch_private.tensors import PLAIN, version_of
@@ -90,8 +90,7 @@ class CompiledRegions:
         self._handles: list[Any] = []
         self._values: dict[tuple[int, int], tuple[Any, Tensor]] = {}
         self._open: dict[str, RegionCall] = {}
-        # Not bound: an object that referred to itself would keep the model until garbage is collected.
-        self._guarded_begins, self._guarded_ends = guard(CompiledRegions._begins), guard(CompiledRegions._ends)
+        self._guard = guard
 
     def start(self) -> None:
         """Write down each call of compiled code, also of code that is compiled from here on."""
@@ -121,11 +120,11 @@ class CompiledRegions:
 
     def begins(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> Any:
         """A call of a graph begins. Returns what `ends` takes."""
-        return self._guarded_begins(self, graph, args)
+        return self._guard(self._begins)(graph, args)
 
     def ends(self, begun: Any, out: Any = None) -> None:
         """It ends, with what it returns; by an exception, with nothing."""
-        self._guarded_ends(self, begun, out)
+        self._guard(self._ends)(begun, out)
 
     def _begins(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> tuple[RegionCall, int] | None:
         """Write down a call that begins. Returns it, with the number of the autograd node that comes next."""
@@ -203,7 +202,7 @@ class CompiledRegions:
         def ran(_: object) -> None:
             call.went_backward = True
 
-        nodes = list(_nodes_since(nodes_of(results), first))
+        nodes = _nodes_since(nodes_of(results), first)
         compiled = [node for node in nodes if node_name(node) == ONE_NODE]
         call.is_one_node = bool(compiled) or not nodes
         self._handles += [node.register_prehook(ran) for node in compiled]
@@ -264,17 +263,13 @@ class _Replaced:
 _REPLACED = _Replaced()
 
 
-def _nodes_since(nodes: Iterable[Any], first: int) -> Iterator[Any]:
+def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
     """The autograd nodes from that number on that these lead to, as far as the graph's own node, where it has one."""
-    waiting, seen = list(nodes), set[Any]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen or not first <= sequence_number(node) < 1 << 62:
-            continue
-        seen.add(node)
-        yield node
-        if node_name(node) != ONE_NODE:
-            waiting.extend(following for following, _ in node.next_functions)
+
+    def is_new(node: Any) -> bool:
+        return first <= sequence_number(node) < ACCUMULATES_GRADIENT
+
+    return [node for node in nodes_behind(nodes, lambda node: is_new(node) and node_name(node) != ONE_NODE) if is_new(node)]
 
 
 def _can_be_stood_in_for(value: Any) -> bool:

@@ -56,10 +56,9 @@ def _in_format_of(position: int) -> Rule:
     """Channels last if the argument is, else contiguous."""
 
     def rule(result: Tensor, args: Sequence[Any]) -> Tensor:
-        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        last = formats.get(args[position].dim())
-        is_last = last is not None and not args[position].is_contiguous() and args[position].is_contiguous(memory_format=last)
-        return result.contiguous(memory_format=last if is_last and last is not None else torch.contiguous_format)
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(args[position].dim(), torch.contiguous_format)
+        is_last = not args[position].is_contiguous() and args[position].is_contiguous(memory_format=last)
+        return result.contiguous(memory_format=last if is_last else torch.contiguous_format)
 
     return rule
 

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from lflops.collect.torch_private.dynamo import MODULES, CapturedGraph
 from lflops.collect.torch_private.operators import HigherOrderOperator
 from lflops.collect.torch_private.tensors import fake_mode
 from lflops.profile.notes import Note
+from lflops.profile.records import ModulePhase, Phase
 
 COMPILED = "torch.compile"  # the name under which a graph of unknown work is listed
 PHASES_OF_BACKWARD = frozenset({"backward", "recompute"})
@@ -40,16 +40,8 @@ class UncountableError(Exception):
     """What a graph does depends on values that were not seen, or is done by an operator that cannot run on fake tensors."""
 
 
-@dataclass
-class GraphCount:
-    """The sums of one call of a graph, and which modules it called."""
-
-    totals: Totals
-    calls: Counter[str] = field(default_factory=Counter)
-
-
-def count_graph(call: RegionCall, tree: ModuleTree, *, traffic: bool = True) -> GraphCount:
-    """Count what a call of a graph did; an `UncountableError` where that cannot be known."""
+def count_graph(call: RegionCall, tree: ModuleTree, *, traffic: bool = True) -> tuple[Totals, Counter[str]]:
+    """Count what a call of a graph did, and which modules it called; an `UncountableError` where that cannot be known."""
     if call.graph is None:
         raise UncountableError("it was compiled before lflops watched")
     if call.given is None:
@@ -76,7 +68,7 @@ def count_graph(call: RegionCall, tree: ModuleTree, *, traffic: bool = True) -> 
             raise
         except Exception as error:
             raise UncountableError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
-    return GraphCount(counter.total(), run.calls)
+    return counter.total(), run.calls
 
 
 @contextlib.contextmanager
@@ -261,13 +253,13 @@ def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, 
         call.went_backward |= not call.is_one_node and any(phase == "backward" for _, _, phase, _ in seen.cells)
         resolved.is_memory_known &= call.sees_all
         try:
-            counted = count_graph(call, tree, traffic=traffic)
+            found, calls = count_graph(call, tree, traffic=traffic)
         except UncountableError as error:
             resolved.totals.merge(_as_seen(seen, call))
             if not call.sees_all:
                 unknown[str(error)] += 1
             continue
-        found, at = counted.totals, call.phase
+        at = call.phase
         if at != "forward":
             found = found.moved(lambda row, phase, at=at: (row, at if phase == "forward" else phase))  # type: ignore[misc]
         macs, most = _macs(seen, of_backward=False), _macs(found, of_backward=False)
@@ -281,7 +273,7 @@ def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, 
             _add_recompute(found, seen, call.row)
         resolved.totals.merge(found)
         if call.phase == "forward":
-            resolved.calls.update(counted.calls)
+            resolved.calls.update(calls)
     for rest in inside.values():
         resolved.totals.merge(_as_seen(rest, None))
     resolved.notes += [Note(code="compiled_uncounted", subject=why, values={"calls": calls}) for why, calls in unknown.items()]
@@ -292,29 +284,15 @@ def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, 
 
 def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
     """Divide the sums: what was seen outside of compiled graphs, and in each call of one."""
-    outside = Totals(
-        failures=totals.failures,
-        upper_bounds=totals.upper_bounds,
-        counted_inside=totals.counted_inside,
-        calls_in_hooks=totals.calls_in_hooks,
-        dense_masks=totals.dense_masks,
-    )
+    outside = Totals()
     inside: defaultdict[int, Totals] = defaultdict(Totals)
 
-    def of(row: str) -> Totals:
+    def part_of(row: str, phase: Phase) -> tuple[Totals, ModulePhase]:
         number = number_of_region(row)
-        return outside if number is None else inside[number]
+        return outside if number is None else inside[number], ModulePhase(row, phase)
 
-    for cell, counts in totals.cells.items():
-        of(cell[0]).cells[cell] = counts
-    for entry, sums in totals.uncounted.items():
-        of(entry[0]).uncounted[entry] = sums
-    for collective, sums in totals.collectives.items():
-        of(collective[0]).collectives[collective] = sums
-    for wait in totals.waits:
-        of(wait.row).waits.add(wait)
-    for key, macs in totals.logical_difference.items():
-        of(key.row).logical_difference[key] = macs
+    outside.merge_rowless(totals)
+    totals.add_to(part_of)
     return outside, dict(inside)
 
 

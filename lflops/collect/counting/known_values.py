@@ -1,12 +1,12 @@
 """Small tensors with known values among fake ones: integers, masks, and results that depend on them alone."""
 
-import inspect
 import os
 import weakref
 from functools import partial
+from inspect import currentframe
 from math import prod
 from pathlib import Path
-from types import CodeType, FrameType
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -104,9 +104,7 @@ class KnownValues(OwnMode):
 
     def _receive_values(self, tensors: list[Tensor]) -> None:
         """Write what a rank that does not exist has sent: the vote of a pipeline's stage. The values of anything else are unknown."""
-        for each in tensors:
-            if type(each) is not Tensor:
-                continue
+        for each in (tensor for tensor in tensors if type(tensor) is Tensor):
             if is_pipeline_vote():  # the others are taken to have them: 1 says so
                 with without_modes():
                     each.fill_(1)
@@ -160,15 +158,11 @@ def _taken_for_granted(asked: list[Tensor]) -> bool | None:
     """
     if len(asked) != 1 or asked[0].dtype is not torch.bool:
         return None
-    frame: FrameType | None = inspect.currentframe()
-    caller: CodeType | None = None
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename == nn.init.__file__:
-            return False
-        if caller is None and (code.co_filename.startswith(_DISTRIBUTIONS) or not code.co_filename.startswith((_OURS, _TORCH))):
-            caller = code
-        frame = frame.f_back
+    running = [frame.f_code for frame, _ in walk_stack(currentframe())]
+    if any(code.co_filename == nn.init.__file__ for code in running):
+        return False
+    others = (each for each in running if each.co_filename.startswith(_DISTRIBUTIONS) or not each.co_filename.startswith((_OURS, _TORCH)))
+    caller = next(others, None)
     if caller is None or not caller.co_filename.startswith(_DISTRIBUTIONS):
         return None
     is_check = caller.co_filename == torch.distributions.constraints.__file__ and caller.co_name == "check"

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lflops.boundary import Undo
+from lflops.boundary import Undo, replace_attribute
 from lflops.collect.counting.operators import Operator
 from lflops.collect.operator_costs.table import shapes, values_or_shape
 from lflops.collect.torch_private.dispatch_modes import open_modes
@@ -59,15 +59,9 @@ def _install() -> None:
         function = vars(owner).get(last) if owner is not None and hasattr(owner, "__dict__") else None
         if callable(function):
             wrapped = _wrapper(name, function, entry)
-            _undo.add(_put_back, owner, last, wrapped, function)
             with contextlib.suppress(AttributeError, TypeError):  # where it cannot be set, the function stays unseen
-                setattr(owner, last, wrapped)
+                replace_attribute(_undo, owner, last, wrapped)
     _watch_triton()
-
-
-def _put_back(owner: Any, name: str, wrapper: Any, before: Any) -> None:
-    if vars(owner).get(name) is wrapper:  # or somebody has replaced it since
-        setattr(owner, name, before)
 
 
 def _watchers() -> list[Any]:

@@ -88,15 +88,15 @@ class Totals:
                 logical_macs[ModulePhase(key.row, "recompute")] = logical.recompute.macs
         for each in local_macs.keys() | logical_macs.keys():
             macs = local_macs.get(each, 0)
-            self._add_difference(each, logical_macs.get(each, 0) - macs if logical is not None or not macs else None)
+            self.add_difference(each, logical_macs.get(each, 0) - macs if logical is not None or not macs else None)
 
     def add_unknown_logical(self, row: str, phase: Phase, cost: Cost) -> None:
         """Note that the logical work of an operator is unknown, which costs this much here."""
-        self._add_difference(ModulePhase(row, phase), None)
+        self.add_difference(ModulePhase(row, phase), None)
         if cost.recompute is not None:
-            self._add_difference(ModulePhase(row, "recompute"), None)
+            self.add_difference(ModulePhase(row, "recompute"), None)
 
-    def _add_difference(self, key: ModulePhase, macs: int | None) -> None:
+    def add_difference(self, key: ModulePhase, macs: int | None) -> None:
         self.logical_difference[key] = sum_known((self.logical_difference.get(key, 0), macs))
 
     def merge(self, other: "Totals") -> None:
@@ -104,34 +104,41 @@ class Totals:
         _merge(self.uncounted, other.uncounted)
         _merge(self.collectives, other.collectives)
         self.waits |= other.waits
+        self.merge_rowless(other)
+        for key, macs in other.logical_difference.items():
+            self.add_difference(key, macs)
+
+    def merge_rowless(self, other: "Totals") -> None:
+        """Add what belongs to no row."""
         self.failures.update(other.failures)
         self.upper_bounds.update(other.upper_bounds)
         _merge(self.dense_masks, other.dense_masks)
         self.counted_inside.update(other.counted_inside)
         self.calls_in_hooks += other.calls_in_hooks
-        for key, macs in other.logical_difference.items():
-            self._add_difference(key, macs)
+
+    def add_to(self, to: Callable[[str, Phase], tuple["Totals", ModulePhase]]) -> None:
+        """Add what belongs to a row to the totals, the row and the phase that `to` returns for its row and phase."""
+        for (row, operator, phase, dtype), counts in self.cells.items():
+            totals, there = to(row, phase)
+            totals.cells[there.row, operator, there.phase, dtype].add(counts)
+        for (row, operator, phase), sums in self.uncounted.items():
+            totals, there = to(row, phase)
+            totals.uncounted[there.row, operator, there.phase].add(sums)
+        for (row, phase, *collective), sums in self.collectives.items():
+            totals, there = to(row, phase)
+            totals.collectives[*there, *collective].add(sums)  # type: ignore[index]
+        for wait in self.waits:
+            totals, there = to(*wait)
+            totals.waits.add(there)
+        for key, macs in self.logical_difference.items():
+            totals, there = to(*key)
+            totals.add_difference(there, macs)
 
     def moved(self, to: Callable[[str, Phase], tuple[str, Phase]]) -> "Totals":
         """The same sums, each in another row and phase."""
-        found = Totals(
-            failures=dict(self.failures),
-            upper_bounds=Counter(self.upper_bounds),
-            counted_inside=Counter(self.counted_inside),
-            calls_in_hooks=self.calls_in_hooks,
-            waits={ModulePhase(*to(*each)) for each in self.waits},
-        )
-        for (row, operator, phase, dtype), counts in self.cells.items():
-            new_row, new_phase = to(row, phase)
-            found.cells[new_row, operator, new_phase, dtype].add(counts)
-        for (row, operator, phase), sums in self.uncounted.items():
-            new_row, new_phase = to(row, phase)
-            found.uncounted[new_row, operator, new_phase].add(sums)
-        for (row, phase, *collective), sums in self.collectives.items():
-            found.collectives[*to(row, phase), *collective].add(sums)  # type: ignore[index]
-        _merge(found.dense_masks, self.dense_masks)
-        for key, macs in self.logical_difference.items():
-            found._add_difference(ModulePhase(*to(*key)), macs)
+        found = Totals()
+        found.merge_rowless(self)
+        self.add_to(lambda row, phase: (found, ModulePhase(*to(row, phase))))
         return found
 
     def rows(self) -> Iterator[str]:

@@ -24,7 +24,14 @@ def check_arguments(caller: str, model: Any, args: Any, kwargs: Any, loss: Any, 
 
 def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
     """Check the batch, the loss and `backward`, without the model."""
-    _check_args(caller, args)
+    if isinstance(args, Mapping):
+        raise CountError(
+            f"{caller}: args is a {type(args).__name__}: give kwargs=batch, or args=(batch,) if the model takes the dict itself"
+        )
+    if isinstance(args, list):
+        raise CountError(f"{caller}: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several")
+    if not isinstance(args, tuple):
+        raise CountError(f"{caller}: args={describe(args)}: give a tuple of the model's positional arguments, or one tensor")
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
         taken = "give a mapping from names to the model's keyword arguments; of several positional ones, args=(x, y)"
         raise CountError(f"{caller}: kwargs={describe(kwargs)}: {taken}")
@@ -67,14 +74,3 @@ def describe(value: Any) -> str:
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _check_args(caller: str, args: Any) -> None:
-    if isinstance(args, Mapping):
-        raise CountError(
-            f"{caller}: args is a {type(args).__name__}: give kwargs=batch, or args=(batch,) if the model takes the dict itself"
-        )
-    if isinstance(args, list):
-        raise CountError(f"{caller}: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several")
-    if not isinstance(args, tuple):
-        raise CountError(f"{caller}: args={describe(args)}: give a tuple of the model's positional arguments, or one tensor")

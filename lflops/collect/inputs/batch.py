@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from lflops.collect.inputs.arguments import describe, is_whole
-from lflops.collect.inputs.tensors import Storage, device_of, is_tensor, may_hold_tensors, storage_of
+from lflops.collect.inputs.tensors import DEEPEST, Storage, device_of, is_tensor, may_hold_tensors, storage_of
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.collect.torch_private.tensors import is_integer, shape_key, without_overrides
 from lflops.errors import CountError
 
 MOST_VALUES = 1_000  # values of a batch that are looked at
-DEEPEST = 12  # levels of nesting that are searched; a structure that contains itself ends there
 LONG, PROBED = 64, 32  # a container with more entries than the first is one of plain data if so many of them hold no tensor
 MOST_STRUCTURES = 64  # structures that are remembered
 SHORT, MOST_ROWS, MOST_FEATURES = 8, 64, 16  # padding is looked for in rows of so many positions or more, in so many of them, and features

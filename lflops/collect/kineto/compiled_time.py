@@ -85,6 +85,9 @@ class GraphKernels:
         )
 
 
+UNKNOWN = GraphKernels(modules=(), calls=())  # a graph without a record
+
+
 def _shares(nodes: Sequence[Sequence[Any]]) -> tuple[Share, ...]:
     """The share of a kernel that each module has. Where the bytes of no node are known, nodes have equal parts."""
     known = all(moved is not None for _, moved, _ in nodes) and any(moved for _, moved, _ in nodes)
@@ -232,11 +235,8 @@ def times_of(regions: Iterable[Region], graphs: Mapping[str, GraphKernels], rows
     keys: set[str] = set()
     for region in regions:
         keys.add(region.key)
-        graph = graphs.get(region.key)
-        if graph is None:
-            sums.unassigned(region.end - region.start, sum(each.device for each in region.events) + sum(took for _, took in region.kernels))
-        else:
-            sums.add(region, graph, rows(graph, region.running.row))
+        graph = graphs.get(region.key, UNKNOWN)
+        sums.add(region, graph, rows(graph, region.running.row))
     return sums.times(len(keys), sum(key not in graphs for key in keys), device=device)
 
 
@@ -249,13 +249,6 @@ class _Sums:
         self._all: Counter[str] = Counter()
         self._unassigned: defaultdict[str, float] = defaultdict(float)
         self._split: defaultdict[str, float] = defaultdict(float)
-
-    def unassigned(self, host: int, device: int) -> None:
-        """Add a region of which nothing is known."""
-        self._regions += 1
-        for name, took in (("host", host), ("device", device)):
-            self._all[name] += took
-            self._unassigned[name] += took
 
     def add(self, region: Region, graph: GraphKernels, rows: Sequence[str | None]) -> None:
         """Add a region: what is between kernels belongs to the next one, what comes after the last to none."""

@@ -184,7 +184,8 @@ class Gather:
         """Hand in the clean steps of this rank since the last time; returns at once."""
         self._shared.add(stage, steps)
         if self._sharing is None or not self._sharing.is_running:
-            self._share(_Job(self._shared.send))
+            self._sharing = _Job(self._shared.send)
+            self._run(self._sharing)
 
     @property
     def pending(self) -> bool:
@@ -249,15 +250,10 @@ class Gather:
 
         if self._sharing is not None:
             self._sharing.wait(seconds)
-        last = self._share(_Job(end, head_start=0.0))
+        self._sharing = last = _Job(end, head_start=0.0)
+        self._run(last)
         if self._rank:
             last.wait(seconds)
-
-    def _share(self, job: "_Job") -> "_Job":
-        self._sharing = job
-        self._watch_exit()
-        job.start()
-        return job
 
     def _let_collect(self, answers: int, seconds: float) -> None:
         """Wait for the collector as long as the store answers it: reports that are there must not be lost on a busy machine."""
@@ -269,13 +265,13 @@ class Gather:
             self._end = max(self._end, self._clock() + (1 - PATIENCE) * self._timeout)
 
     def _start(self, job: "_Job") -> None:
-        self._watch_exit()
         self._jobs.append(job)
-        job.start()
+        self._run(job)
 
-    def _watch_exit(self) -> None:
+    def _run(self, job: "_Job") -> None:
         if self._at_exit is None:
             self._at_exit = weakref.finalize(self._hurry, self._stop)
+        job.start()
 
     @property
     def _all_jobs(self) -> list["_Job"]:
@@ -313,19 +309,17 @@ class _Job(threading.Thread):
     ) -> None:
         super().__init__(name="lflops-gather", daemon=True)
         self._head_start = head_start
-        self._before = wait
-        self._waits = wait is not None
+        self._before = wait  # until it is over
         self._action = action
         self._instead = instead
         self._result: Profile | None = None
-        self._done = False
-        self._problem = "it was not done in time"
+        self._problem: str | None = "it was not done in time"  # `None` once it is done
 
     is_running = property(threading.Thread.is_alive)
 
     @property
     def is_working(self) -> bool:
-        return self.is_running and not self._waits
+        return self.is_running and self._before is None
 
     def wait(self, seconds: float) -> None:
         self.join(max(seconds, 0.0))
@@ -333,7 +327,7 @@ class _Job(threading.Thread):
     def results(self) -> list[Profile]:
         """The result; where it has failed, or is not done, the fallback profile with a `gather_failed` note."""
         found = self._result
-        if not self._done and self._instead is not None:
+        if self._problem is not None and self._instead is not None:
             alone, failure = self._instead(), Note(code="gather_failed", subject="", values={"error": self._problem})
             found = replace(alone, notes=(*alone.notes, failure))
         return [] if found is None else [found]
@@ -343,8 +337,8 @@ class _Job(threading.Thread):
         try:
             if self._before is not None:
                 self._before()
-                self._waits = False
+                self._before = None
             self._result = self._action()
-            self._done = True
+            self._problem = None
         except Exception as error:  # noqa: BLE001 - whatever it is, the user's training does not hear of it
             self._problem = f"{type(error).__name__}: {error}"

@@ -99,9 +99,8 @@ class RankTimes:
     def add(self, rank: int, times: bytes) -> None:
         if rank in self._homes and times:
             group = self._homes[rank]
-            group.times[group.rows.setdefault(rank, len(group.rows))] = torch.frombuffer(bytearray(times), dtype=torch.float32).view(
-                len(group.at) + 1, -1
-            )
+            by_step = torch.frombuffer(bytearray(times), dtype=torch.float32).view(len(group.at) + 1, -1)
+            group.times[group.rows.setdefault(rank, len(group.rows))] = by_step
 
     def has(self, rank: int) -> bool:
         """Whether its times are there, or to come unasked."""

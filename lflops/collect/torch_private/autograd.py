@@ -1,7 +1,7 @@
 """Autograd: the numbers of nodes and backward passes, the leaves of a graph, and autograd's profiler."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any
 
@@ -62,15 +62,18 @@ def node_name(node: Any) -> str:
 
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors whose `.grad` a backward pass from these tensors would write."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
-    seen: set[Any] = set()
-    found = [tensor for tensor in tensors if tensor.is_leaf]
+    nodes = nodes_behind(tensor.grad_fn for tensor in tensors)
+    writing = (node for node in nodes if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable"))
+    return [*(tensor for tensor in tensors if tensor.is_leaf), *(node.variable for node in writing)]
+
+
+def nodes_behind(nodes: Iterable[Any], is_passed: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+    """These autograd nodes and all that they lead back to, each once. The walk goes on from a node only if `is_passed` returns true."""
+    waiting, seen = list(nodes), set[Any]()
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable"):
-            found.append(node.variable)
-        waiting.extend(following for following, _ in node.next_functions)
-    return found
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            if is_passed is None or is_passed(node):
+                waiting.extend(following for following, _ in node.next_functions)

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from lflops.boundary import Undo
+from lflops.boundary import Undo, replace_attribute
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
@@ -30,9 +30,4 @@ def hear_fetches(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any, 
         ends(iterator, batch)
         return batch
 
-    def restore() -> None:
-        if _BaseDataLoaderIter.__next__ is fetched:
-            _BaseDataLoaderIter.__next__ = fetch  # type: ignore[method-assign]
-
-    undo.add(restore)
-    _BaseDataLoaderIter.__next__ = fetched  # type: ignore[assignment, method-assign]
+    replace_attribute(undo, _BaseDataLoaderIter, "__next__", fetched)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from lflops.boundary import Undo, replace_attribute
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
@@ -141,12 +142,9 @@ def with_control_flow_compiled() -> Iterator[None]:
         with torch.compiler.set_stance("default"), original() as backend:
             yield backend
 
-    operators_with_code.setup_compilation_env = setup_compilation_env
-    try:
+    with Undo() as undo:
+        replace_attribute(undo, operators_with_code, "setup_compilation_env", setup_compilation_env)
         yield
-    finally:
-        if operators_with_code.setup_compilation_env is setup_compilation_env:
-            operators_with_code.setup_compilation_env = original
 
 
 def _keep(module: fx.GraphModule, output: Any) -> None:

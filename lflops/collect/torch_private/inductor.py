@@ -10,9 +10,8 @@ import inspect
 import json
 import operator
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType
+from traceback import walk_stack
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -113,10 +112,9 @@ def keys_have_graphs() -> bool:
 
 def _graph_of_key() -> fx.GraphModule | None:
     """The graph whose key is being made: `RecordGraph.uuid` is not given it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not FxGraphHashDetails.__init__.__code__:
-        frame = frame.f_back
-    graph = None if frame is None else frame.f_locals.get(_GRAPH)
+    running = (frame for frame, _ in walk_stack(inspect.currentframe()))
+    made_in = next((frame for frame in running if frame.f_code is FxGraphHashDetails.__init__.__code__), None)
+    graph = None if made_in is None else made_in.f_locals.get(_GRAPH)
     return graph if isinstance(graph, fx.GraphModule) else None
 
 
@@ -168,11 +166,8 @@ class _Setting(NamedTuple):
 def _set(name: str, value: Any) -> None:
     """Set it in this thread, and for threads that begin later: settings are by thread, and a backward may be compiled in another."""
     config._config[name].default = value  # type: ignore[attr-defined,unused-ignore]
-    owner: Any = config
-    *parts, last = name.split(".")
-    for part in parts:
-        owner = getattr(owner, part)
-    setattr(owner, last, value)
+    above, _, last = name.rpartition(".")
+    setattr(_get(above) if above else config, last, value)
 
 
 def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any]) -> None:

@@ -41,11 +41,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
 
 def packed_parameters(module: nn.Module) -> list[Tensor]:
     """The weights and biases of a quantized module, which are inside of objects of C++ and not among its parameters."""
-    found: list[Tensor] = []
-    for value in vars(module).values():
-        if isinstance(value, torch.ScriptObject):
-            found += _unpacked(value)
-    return found
+    return [tensor for value in vars(module).values() if isinstance(value, torch.ScriptObject) for tensor in _unpacked(value)]
 
 
 def _unpacked(packed: Any) -> list[Tensor]:

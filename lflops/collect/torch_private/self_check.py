@@ -198,6 +198,7 @@ def _numbering() -> dict[str, bool]:
         "operators have other names": "aten::mm" in [operators.qualified_name(each) for each in ran.seen],
         "nodes have no names": "MmBackward" in autograd.node_name((x * 1).mm(w).grad_fn),
         "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])} == {id(x), id(w)},
+        "a graph's nodes are not found": len([*autograd.nodes_behind([(x * 1).mm(w).grad_fn])]) == 4,
         "a recording profiler is not seen": autograd.profiler_is_recording() in (True, False),
         "profilers get ready unseen": _are_profilers_seen(),
     }

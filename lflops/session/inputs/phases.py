@@ -73,6 +73,11 @@ class Phases:
         self.enter(phase, stage, given)
         return self.depth - 1
 
+    def call_in(self, phase: str, stage: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method as a phase of a stage. Listeners are given the method's positional arguments."""
+        with Within(self, phase, stage, args):
+            return call(*args, **kwargs)
+
     def leave(self, depth: int, *, failed: bool = False) -> None:
         """All phases beyond that depth end; by an exception, if one passes."""
         while len(self._running) > depth:

@@ -29,16 +29,15 @@ def claim(folder: Path, loop: object) -> str:
         if folder in claimed:
             break
         part = "" if number == 1 else f"run-{number}"
-        with contextlib.suppress(FileExistsError):
-            try:
-                Path(folder, part).mkdir(parents=True, exist_ok=True)
-                if not any(next(Path(folder, part).glob(pattern), None) for pattern in _FILES):
-                    Path(folder, part, _MARKER).touch(exist_ok=False)
-                    claimed[folder] = part
-            except FileExistsError:
-                raise
-            except OSError:  # who writes the files says what is wrong with the folder
-                return ""
+        try:
+            Path(folder, part).mkdir(parents=True, exist_ok=True)
+            if not any(next(Path(folder, part).glob(pattern), None) for pattern in _FILES):
+                Path(folder, part, _MARKER).touch(exist_ok=False)
+                claimed[folder] = part
+        except FileExistsError:
+            continue
+        except OSError:  # who writes the files says what is wrong with the folder
+            return ""
     return claimed[folder]
 
 

@@ -313,19 +313,17 @@ class StepClock:
         before, after = step.cpu or (None, None)
         is_read = self.plain.schedule is not None or step.hooked is not None
         on_core, waited = (ThreadSchedule.between(*step.thread) if is_read else None) or (None, None)
-        waiting = None if step.counted or not step.times_phases else self._phases.waiting(step.device_marks)
+        is_timed = step.times_phases and not step.counted
         return Step(
             index=step.logged_step,
             kind=step.kind,
             seconds=None if step.counted else self.seconds(step),
             phases={} if step.counted else phases,
-            host_phases=self._on_host.seconds(step.on_host)
-            if self._on_host and step.on_host and step.times_phases and not step.counted
-            else {},
+            host_phases=self._on_host.seconds(step.on_host) if self._on_host and step.on_host and is_timed else {},
             cpu_user=after.ru_utime - before.ru_utime if before and after else None,
             cpu_system=after.ru_stime - before.ru_stime if before and after else None,
             cpu_lost=None if step.hooked is None else step.hooked.cpu_lost,
-            waiting=waiting,
+            waiting=self._phases.waiting(step.device_marks) if is_timed else None,
             thread_cpu=on_core,
             thread_waited=waited,
             fetching_cpu=None if step.hooked is None else step.hooked.fetching(step.thread[0]),
