@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from lflops.cli.main import main
 from lflops.ledger.account import Ledger, SlowStep, Span, Start, memory_growth
@@ -83,6 +84,15 @@ def test_memory_that_creeps_is_a_finding() -> None:
     growth = memory_growth(ledger({"training/forward": 2400.0}, spans=creeping))
     assert growth == pytest.approx(1.5 * GIB, rel=0.01)
     assert "  memory of the process grows by 1.50 GiB an hour" == end_lines(ledger({"training/forward": 2400.0}, spans=creeping), None)[1]
+
+
+def test_memory_that_grows_while_code_is_compiled_is_none() -> None:
+    """30 minutes of compiling, in which inductor loads, before ten of training."""
+    memory = [GIB + at * GIB // 10 for at in range(30)] + [4 * GIB] * 10
+    of_run = tuple(replace(each, spent={"compilation": 60.0}) if at < 30 else each for at, each in enumerate(spans(*memory)))
+    assert memory_growth(ledger({"training/forward": 600.0}, spans=of_run)) is None
+    creeping = tuple(replace(each, spent={"compilation": 60.0}) if at < 10 else each for at, each in enumerate(spans(*memory)))
+    assert memory_growth(ledger({"training/forward": 1800.0}, spans=creeping)) is not None
 
 
 @pytest.mark.parametrize(
