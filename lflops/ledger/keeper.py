@@ -221,10 +221,6 @@ class Keeper:
         rows = self._segment.rows
         return {"lost_share": self._book.lost / rows[-1].end, "slow_steps": self._book.slow_steps} if rows else {}
 
-    @property
-    def is_over(self) -> bool:
-        return self._ended is not None
-
     def ledger(self) -> Ledger:
         with self._lock:
             if self._ended is None:
@@ -298,7 +294,7 @@ def _begin_of_account() -> int:
     now = time.perf_counter_ns()
     if _latest is None or _latest.process != os.getpid():  # a fork begins anew
         return now - int(process_age() * 1e9)
-    return _latest.end() if _latest.is_over else now
+    return now if _latest._ended is None else _latest.end()  # noqa: SLF001 - the two are one
 
 
 def _end_at_exit() -> None:
