@@ -4,6 +4,7 @@ import contextlib
 import inspect
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -52,12 +53,8 @@ _VOTES, _STAGES = ("_warmup_forward_vote", "_warmup_backward_result"), str(Path(
 
 def is_pipeline_vote() -> bool:
     """Whether stages of torch's pipelines are asking each other now if their shapes are given."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name in _VOTES and frame.f_code.co_filename.endswith(_STAGES):
-            return True
-        frame = frame.f_back
-    return False
+    codes = (frame.f_code for frame, _ in walk_stack(inspect.currentframe()))
+    return any(code.co_name in _VOTES and code.co_filename.endswith(_STAGES) for code in codes)
 
 
 def group_store() -> Any:
