@@ -49,7 +49,7 @@ class LoopPhases(Phases):
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
         self.boundary, guard = boundary, boundary.guard
-        self._guarded_begin, self._guarded_end = guard(self._backward_begins), guard(self._backward_ends)
+        self._guarded_begin, self._guarded_end = guard(self._backward_begins), guard(partial(self.leave_last, "backward"))
         self._guarded_wait = guard(self._nodes_are_done)
         undo.add(self.forget)
         for model in models:
@@ -128,9 +128,6 @@ class LoopPhases(Phases):
         if self.awaits_others:
             self.wait()
         after_backward(self._guarded_end)
-
-    def _backward_ends(self) -> None:
-        self.leave_last("backward")
 
     def _optimizer_begins(self, *_: object) -> None:
         if self._in_step:
