@@ -25,8 +25,7 @@ from torch import Tensor, distributed, nn
 import lflops
 from lflops.collect.timing.clock import ThreadSchedule
 from lflops.ledger.book import Book
-from lflops.ledger.keeper import Keeper
-from lflops.ledger.recorder import Recorder, TrainPhases
+from lflops.ledger.keeper import Keeper, Recorder, TrainPhases
 from lflops.ledger.run import REQUEST, Head, Row, Segment, load_run
 
 SETTINGS: dict[str, Any] = {"trace": False, "html": False, "hardware": None, "log": lambda _: None, "log_every": 0}

@@ -87,15 +87,15 @@ def _divisions(text: str, name: str, value: str) -> tuple[int, ...]:
     if not value.startswith("["):
         return (_power(text, name, value, value),) * INTERVALS
     divisions = [0] * INTERVALS
-    last: int | None = None
+    last = -1
     for pair in value.strip("[]").split(","):
         size, _, number = (each.strip() for each in pair.partition(":"))
         parts = _power(text, name, value, number)
         if size == ">":
-            divisions[0 if last is None else last + 1 :] = [parts] * (INTERVALS - (0 if last is None else last + 1))
+            divisions[last + 1 :] = [parts] * (INTERVALS - (last + 1))
             continue
         at = min(_power(text, name, value, size).bit_length() - 1, INTERVALS - 1)
-        if last is None:
+        if last < 0:
             divisions[:at] = [parts] * at
         divisions[at] = parts
         last = at

@@ -297,16 +297,13 @@ class Allocator:
         """Release free segments that are older than the mean, until what is reserved is below the threshold."""
         threshold = int(self._settings.garbage_collection_threshold * self._allowed)
         target, reclaimed = self.reserved - threshold, 0
-        ages = {block.address: (self._large.searches - block.inserted, block) for block in self._large if not block.is_split}
-        released = True
-        while target > reclaimed and released and ages:
-            mean, released = sum(age for age, _ in ages.values()) / len(ages), False
-            for address, (age, block) in list(ages.items()):
-                if age >= mean:
-                    released = True
-                    reclaimed += block.size
-                    del ages[address]
-                    self._release(block)
+        ages = [(self._large.searches - block.inserted, block) for block in self._large if not block.is_split]
+        while target > reclaimed and ages:
+            mean = sum(age for age, _ in ages) / len(ages)
+            for block in [block for age, block in ages if age >= mean]:
+                reclaimed += block.size
+                self._release(block)
+            ages = [(age, block) for age, block in ages if age < mean]
 
     def _release_unsplit(self, pool: Pool, size: int, stream: int) -> bool:
         """Where blocks have a largest size to be split: release those above it that are enough for a request."""

@@ -3,12 +3,11 @@
 import math
 import statistics
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from lflops.ledger.account import CATEGORIES, NO_LOSS, SlowStep, group_of
-from lflops.ledger.recorder import StepEnd
 
 REMEMBERED, FEWEST = 64, 8  # steps that tell what is usual, at most and at least
 
@@ -20,6 +19,16 @@ MANY_FAULTS = 50  # pages that were read from disk in a step, from which on they
 
 SIZES_PER_DOUBLING, MOST_SIZES = 4, 64
 MUCH_LARGER = 1.2
+
+
+class StepEnd(NamedTuple):
+    """A mark at the end of a step. It does not change the category."""
+
+    step: int  # how many steps were done, as the loggers count
+    touched: bool  # whether lflops counted, timed or traced the step
+    shapes: Hashable  # those of its batch, where they are known
+    usage: Any  # what the system has counted of the thread
+    schedule: bytes | None  # when the thread ran and waited for a core, as the system counts it
 
 
 class Evidence(NamedTuple):
@@ -222,7 +231,7 @@ class Book:
 
     def __init__(self, begin: int, collections: deque[int], retries: Callable[[], int] = lambda: 0) -> None:
         self.begin = self.until = begin  # the account has every nanosecond from the one to the other
-        self.spent: dict[str, int] = {}  # by category, since it was taken
+        self.spent = Counter[str]()  # by category, since it was taken
         self.slow: list[SlowStep] = []  # those since they were taken
         self.lost, self.slow_steps = 0, 0  # nanoseconds and slow steps of all that was taken
         self.steps: int | None = None  # that were done, as the loggers count; `None` before the first
@@ -231,8 +240,7 @@ class Book:
         self._collections = collections
         self._retries, self._retried, self._new_retries = retries, 0, 0
         self._current = "start_up"
-        self._step: dict[str, int] = {}
-        self._between: dict[str, int] = {}
+        self._step, self._between = Counter[str](), Counter[str]()
         self._ended = 0
         self._step_begin = begin
         self._usual = Usual()
@@ -267,7 +275,7 @@ class Book:
     def take(self) -> tuple[dict[str, int], list[SlowStep]]:
         """Take what was spent, and the steps that were slow, since the last time."""
         taken = {name: spent for name, spent in self.spent.items() if spent}, self.slow
-        self.spent, self.slow = {}, []
+        self.spent, self.slow = Counter(), []
         self.lost += sum(spent for name, spent in taken[0].items() if group_of(name) not in NO_LOSS)
         self.slow_steps += len(taken[1])
         return taken
@@ -277,24 +285,21 @@ class Book:
         begin, self.until = self.until, at
         spent = at - begin
         if self._current in CATEGORIES:
-            self._add(self._current, spent)
-            self._between[self._current] = self._between.get(self._current, 0) + spent
+            self.spent[self._current] += spent
+            self._between[self._current] += spent
             return
         collecting = self._collected(begin, at)
-        for phase, part in ((self._current, spent - collecting), (COLLECTING, collecting)):
-            self._step[phase] = self._step.get(phase, 0) + part
-
-    def _add(self, category: str, spent: int) -> None:
-        self.spent[category] = self.spent.get(category, 0) + spent
+        self._step[self._current] += spent - collecting
+        self._step[COLLECTING] += collecting
 
     def _give_up_step(self) -> None:
         for phase, spent in self._step.items():
-            self._add(_category_of(phase), spent)
-        self._step = {}
+            self.spent[_category_of(phase)] += spent
+        self._step = Counter()
 
     def _end_step(self, at: int, end: StepEnd) -> None:
-        phases, self._step = self._step, {}
-        between, self._between = self._between, {}
+        phases, self._step = self._step, Counter()
+        between, self._between = self._between, Counter()
         evidence = self._evidence(at, end)
         self._step_begin = at
         step = StepSpent({phase: spent for phase, spent in phases.items() if spent}, sum(phases.values()), evidence, elements(end.shapes))
@@ -303,12 +308,12 @@ class Book:
         self.steps = end.step
         self._ended += 1
         if self._ended <= COLD:
-            self._add("warm_up", step.total)
+            self.spent["warm_up"] += step.total
             return
         taken, category = self._judged(step, end, at)
         for phase, spent in phases.items():
-            self._add(_category_of(phase), spent - taken.get(phase, 0))
-        self._add(category, sum(taken.values()))
+            self.spent[_category_of(phase)] += spent - taken.get(phase, 0)
+        self.spent[category] += sum(taken.values())
         for name in between.keys() & INTERRUPTIONS.keys():
             if between[name] > self._usual.tolerance:
                 took = step.total + sum(between.values())

@@ -52,6 +52,7 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
 
 
 Line = Head | Row | SlowStep
+_encoded = msgspec.json.Encoder().encode_lines
 
 
 class Segment:
@@ -64,7 +65,6 @@ class Segment:
         self.path = path
         self._file: int | None = None
         self._has_begun = False
-        self._lines = 0
 
     def open(self) -> None:
         """Begin the file, or go on with it, unless somebody has removed it since."""
@@ -87,17 +87,15 @@ class Segment:
         """Add a row and slow steps, in memory and at the file's end."""
         self.rows.append(row)
         self.slow += slow
-        self._lines += 1 + len(slow)
         if self._file is not None:
             os.write(self._file, _encoded([*slow, row]))
-        if self._lines > MOST_LINES:
+        if len(self.rows) + len(self.slow) > MOST_LINES:
             self._shorten()
 
     def _shorten(self) -> None:
         self.rows = coarser(self.rows)
         kept = set(sorted(range(len(self.slow)), key=lambda place: -self.slow[place].cost)[:MOST_SLOW])
         self.slow = [each for place, each in enumerate(self.slow) if place in kept]
-        self._lines = len(self.rows) + len(self.slow)
         if self._file is not None and self.path is not None:
             written = self.path.with_suffix(f".{self.head.pid}.tmp")
             written.write_bytes(_encoded([self.head, *self.slow, *self.rows]))
@@ -130,9 +128,8 @@ def read_segment(path: Path) -> Segment | None:
 
     A `ProfileError` where the file is none of a ledger, or of another version of lflops.
     """
-    with suppress(OSError):
-        if path.stat().st_size > LARGEST_FILE:
-            raise ProfileError(f"{path}: larger than {LARGEST_FILE} bytes: no ledger")
+    if path.stat().st_size > LARGEST_FILE:
+        raise ProfileError(f"{path}: larger than {LARGEST_FILE} bytes: no ledger")
     lines = list(_decoded(path.read_bytes().split(b"\n")))
     if not lines:
         return None
@@ -150,10 +147,6 @@ def _decoded(lines: Iterable[bytes]) -> Iterable[Line]:
     for line in lines:
         with suppress(msgspec.DecodeError, RecursionError):
             yield decoder.decode(line)
-
-
-def _encoded(lines: Iterable[Line]) -> bytes:
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 # Nanoseconds that a start may begin before the end of the one before: the system's clock is set while a process counts on.

@@ -307,7 +307,7 @@ class LoopMonitor:
             world_size=world_size,
             node=os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")),
             is_main=rank == 0,
-            strategy=next(iter(sorted(divides or wrappers)), None) or (None if loop.engine is None else type(loop.engine).__name__),
+            strategy=min(divides or wrappers, default=None) or (None if loop.engine is None else type(loop.engine).__name__),
             sampler={"num_replicas": world_size, "rank": rank} if divides else None,
             precision=getattr(loop.engine, "mixed_precision", None),
             scales_gradients=getattr(loop.engine, "scaler", None) is not None,

@@ -21,17 +21,18 @@ from lflops.profile.series import grouped, sum_known
 SECTOR_BYTES = 32
 
 _OPERATION = "smsp__sass_thread_inst_executed_op_{}{}_pred_on.sum"
-_SCALARS: Mapping[str, tuple[str, int]] = {
-    _OPERATION.format(letter, name): (dtype, flops)
-    for letter, dtype in (("f", "fp32"), ("h", "fp16"), ("d", "fp64"))
-    for name, flops in (("add", 1), ("mul", 1), ("fma", 2))
-}
-_TENSOR_CORES: Mapping[str, str] = {
-    "sm__ops_path_tensor_src_fp16_dst_fp16.sum": "fp16",
-    "sm__ops_path_tensor_src_fp16_dst_fp32.sum": "fp16",
-    "sm__ops_path_tensor_src_bf16_dst_fp32.sum": "bf16",
-    "sm__ops_path_tensor_src_tf32_dst_fp32.sum": "tf32",
-    "sm__ops_path_tensor_src_fp64.sum": "fp64",
+# The dtype of what a metric counts, and the FLOPs of each: the scalar instructions, then the operations of tensor cores.
+_FLOPS: Mapping[str, tuple[str, int]] = {
+    **{
+        _OPERATION.format(letter, name): (dtype, flops)
+        for letter, dtype in (("f", "fp32"), ("h", "fp16"), ("d", "fp64"))
+        for name, flops in (("add", 1), ("mul", 1), ("fma", 2))
+    },
+    "sm__ops_path_tensor_src_fp16_dst_fp16.sum": ("fp16", 1),
+    "sm__ops_path_tensor_src_fp16_dst_fp32.sum": ("fp16", 1),
+    "sm__ops_path_tensor_src_bf16_dst_fp32.sum": ("bf16", 1),
+    "sm__ops_path_tensor_src_tf32_dst_fp32.sum": ("tf32", 1),
+    "sm__ops_path_tensor_src_fp64.sum": ("fp64", 1),
 }
 _TIME = "gpu__time_duration.sum"
 # A level of memory: its bytes, or else its sectors.
@@ -41,7 +42,7 @@ _LEVELS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "l1": ("l1tex__t_bytes.sum", ("l1tex__t_sectors.sum",)),
 }
 
-METRICS = (*_LEVELS["dram"][1], *_SCALARS, *_TENSOR_CORES, _TIME, _LEVELS["l2"][0], _LEVELS["l1"][0])  # what to ask `ncu` for
+METRICS = (*_LEVELS["dram"][1], *_FLOPS, _TIME, _LEVELS["l2"][0], _LEVELS["l1"][0])  # what to ask `ncu` for
 
 _RANGES = "Push/Pop_Range"
 _RANGE = re.compile(r'<[^>]*>:(.*?):none(?::none)*"?')
@@ -118,7 +119,7 @@ def _kernel(name: str, module: str | None, launches: Sequence[_Launch], seconds:
     by_dtype: defaultdict[str, float] = defaultdict(float)
     for launch in launches:
         for metric, value in launch.metrics.items():
-            dtype, each = _SCALARS.get(metric) or (_TENSOR_CORES.get(metric, ""), 1)
+            dtype, each = _FLOPS.get(metric, ("", 0))
             if dtype and value:
                 by_dtype[dtype] += each * value
     flops = sum(by_dtype.values())
@@ -158,7 +159,7 @@ def _roof(by_dtype: Mapping[str, float], moved: float | None, chip: Hardware | N
     return max(compute, memory), "compute" if compute >= memory else "memory"
 
 
-def _launches(text: str) -> Iterator[_Launch]:
+def _launches(text: str) -> Iterable[_Launch]:
     lines = text.splitlines()
     start = next((index for index, line in enumerate(lines) if line.startswith('"') and '"Kernel Name"' in line), None)
     if start is None:
@@ -168,7 +169,7 @@ def _launches(text: str) -> Iterator[_Launch]:
     return _by_metric(named) if "Metric Name" in heading else _by_kernel(named)
 
 
-def _by_metric(rows: Iterable[Mapping[str, str]]) -> Iterator[_Launch]:
+def _by_metric(rows: Iterable[Mapping[str, str]]) -> Iterable[_Launch]:
     launches: dict[tuple[str | None, str | None], _Launch] = {}
     for row in rows:
         key = row.get("Process ID"), row.get("ID")
@@ -176,7 +177,7 @@ def _by_metric(rows: Iterable[Mapping[str, str]]) -> Iterator[_Launch]:
         value = _number(row["Metric Value"], row.get("Metric Unit", ""))
         if value is not None:
             launch.metrics[row["Metric Name"]] = value
-    return iter(launches.values())
+    return launches.values()
 
 
 def _by_kernel(rows: Sequence[Mapping[str, str]]) -> Iterator[_Launch]:
@@ -187,20 +188,17 @@ def _by_kernel(rows: Sequence[Mapping[str, str]]) -> Iterator[_Launch]:
         yield _Launch(row["Kernel Name"], _ranges(row), {name: value for name, value in values.items() if value is not None})
 
 
-def _of_log(lines: Iterable[str]) -> Iterator[_Launch]:
+def _of_log(lines: Iterable[str]) -> list[_Launch]:
     """Headings of launches, each with its metrics indented below."""
-    launch: _Launch | None = None
+    launches: list[_Launch] = []
     for line in lines:
         if heading := _HEADING.match(line):
-            if launch is not None:
-                yield launch
-            launch = _Launch(heading["name"], (), {})
-        elif launch is not None and (metric := _METRIC.match(line)):
+            launches.append(_Launch(heading["name"], (), {}))
+        elif launches and (metric := _METRIC.match(line)):
             value = _number(metric["value"], metric["unit"] or "")
             if value is not None:
-                launch.metrics[metric["name"]] = value
-    if launch is not None:
-        yield launch
+                launches[-1].metrics[metric["name"]] = value
+    return launches
 
 
 def _ranges(row: Mapping[str, str]) -> tuple[str, ...]:

@@ -25,8 +25,7 @@ from lflops.collect.torch_private.dispatch_modes import sweep_modes
 from lflops.collect.torch_private.modules import Compilations, compile_seconds
 from lflops.errors import LflopsError, UnknownTorchError
 from lflops.ledger.account import Ledger
-from lflops.ledger.keeper import Keeper
-from lflops.ledger.recorder import TrainPhases, process_age
+from lflops.ledger.keeper import Keeper, TrainPhases, process_age
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.session.inputs.messages import Failures, warn

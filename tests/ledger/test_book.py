@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep
-from lflops.ledger.book import Book
-from lflops.ledger.recorder import Recorder, StepEnd, TrainPhases
+from lflops.ledger.book import Book, StepEnd
+from lflops.ledger.keeper import Recorder, TrainPhases
 
 MS = 1_000_000
 

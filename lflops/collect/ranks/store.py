@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +18,6 @@ STORES: Any = distributed  # where torch keeps them, if it was built with any
 
 ADDRESS_KEY, RUN = "at", "run"
 """Where the first rank's own store is to be found; what the keys of this run begin with on another connection to the group's store."""
-
-PAUSE = 0.01  # seconds between two looks for a key
 
 CONNECT, WAIT = 0.125, 0.375
 """Parts of the timeout: for torch to open a connection, and for the first rank to say where its store is. Where a connection is refused
@@ -41,28 +40,27 @@ def shared_store(name: str, rank: int, *, timeout: float) -> Any:
     group = group_store()
     if group is None:
         return None
-    try:
+    with suppress(Exception):  # an error of the user's store must not end the training
         shared = STORES.PrefixStore(name, group)
         again = _clone_connection(group, shared, name, timeout)
         if again is not None:
             return again
         if rank:
             return STORES.PrefixStore(name, _connect_to_rank0(shared, timeout))
-        own = _opened(0, timeout, is_master=True)
+        own = _opened(timeout)
         shared.set(ADDRESS_KEY, f"{own.host} {own.port}")
         return STORES.PrefixStore(name, own)
-    except Exception:  # noqa: BLE001 - whatever a store of the user's raises, it is not to end the training
-        return None
+    return None
 
 
 def _clone_connection(group: Any, shared: Any, name: str, timeout: float) -> Any:
     """The group's store on another connection; `None` where there is no such thing."""
     # `clone` would wait for the connection as long as the group's own timeout says, half an hour as a rule. That timeout is not ours to
     # shorten, not for a moment: other threads wait by it. So the connection is opened anew, by its address.
-    try:
+    with suppress(Exception):  # the user's store may raise any error
         innermost = _innermost(group)
         if isinstance(innermost, STORES.TCPStore):
-            again = _opened(innermost.port, timeout, host=innermost.host)
+            again = _opened(timeout, innermost.port, innermost.host)
             # No store tells the group's prefix, which keeps the group apart from others. In its place is one that the fastest rank chooses.
             run = shared.compare_set(RUN, "", secrets.token_hex(8)).decode()
             return STORES.PrefixStore(f"{name}/{run}", again)
@@ -70,8 +68,6 @@ def _clone_connection(group: Any, shared: Any, name: str, timeout: float) -> Any
             again = group.clone()  # opens no connection
             again.set_timeout(timedelta(seconds=timeout))
             return STORES.PrefixStore(name, again)
-    except Exception:  # noqa: BLE001 - a store of the user's may raise what it likes
-        return None
     return None
 
 
@@ -91,19 +87,18 @@ def wait_for(store: Any, key: str, is_over: threading.Event) -> None:
 
 def _connect_to_rank0(shared: Any, timeout: float) -> Any:
     end = time.monotonic() + WAIT * timeout
-    while not shared.check([ADDRESS_KEY]):  # a wait of the store's own would hold its connection, which others of the group may need
-        if time.monotonic() > end:
-            raise TimeoutError(ADDRESS_KEY)
-        time.sleep(PAUSE)
+    # A wait of the store's own would hold its connection, which others of the group may need.
+    if not poll(lambda: bool(shared.check([ADDRESS_KEY])), time.sleep, lambda: time.monotonic() > end, 0.01):
+        raise TimeoutError(ADDRESS_KEY)
     host, port = shared.get(ADDRESS_KEY).decode().split()
-    return _opened(int(port), timeout, host=host)
+    return _opened(timeout, int(port), host)
 
 
-def _opened(port: int, timeout: float, *, host: str | None = None, is_master: bool = False) -> Any:
-    """A store of ours; without a host on this machine, by the name that others know it by."""
+def _opened(timeout: float, port: int = 0, host: str = "") -> Any:
+    """A connection to a store; without a port to one that is opened on this machine, by the name that others know it by."""
     host = host or os.environ.get("MASTER_ADDR") or socket.gethostname()
     connect = timedelta(seconds=CONNECT * timeout)
-    store = STORES.TCPStore(host, port, is_master=is_master, wait_for_workers=False, timeout=connect)
+    store = STORES.TCPStore(host, port, is_master=not port, wait_for_workers=False, timeout=connect)
     store.set_timeout(timedelta(seconds=timeout))
     return store
 

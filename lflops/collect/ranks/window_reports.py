@@ -4,6 +4,7 @@ The times of modules are the large part. If they are too many, all ranks but som
 is late, and asks. So nothing grows with ranks times modules, and a host that is lost takes no other's report with it.
 """
 
+import functools
 import random
 from array import array
 from collections.abc import Callable, Set as AbstractSet
@@ -120,15 +121,11 @@ class RankWindow:
     def _heads(self, own: RankHeader, at_hand: AbstractSet[str]) -> dict[int, RankHeader]:
         """Read the heads of the ranks whose reports are complete. Their steps, of which there are many, are left for later."""
         heads = {own.summary.rank: own}
-        there: dict[str, bool] = dict.fromkeys(at_hand, True)
+        is_there = functools.cache(lambda name: name in at_hand or self._store.has(self._key("shared", name)))
         for rank in range(1, self._topology.world_size):
             if self._store.has(self._key("head", rank)):
                 head = unpacked(self._store.get(self._key("head", rank)), RankHeader)
-                names = [name for name in (head.summary.table, head.memory) if name is not None]
-                for name in names:
-                    if name not in there:
-                        there[name] = self._store.has(self._key("shared", name))
-                if all(there[name] for name in names):
+                if all(is_there(name) for name in (head.summary.table, head.memory) if name is not None):
                     heads[rank] = replace(head, summary=replace(head.summary, steps=()))
         return heads
 

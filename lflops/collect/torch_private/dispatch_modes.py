@@ -27,19 +27,11 @@ def isolated() -> Iterator[None]:
     default dtype, anomaly mode, deterministic algorithms. So a trial names the dtype of its tensors, and runs operators that any of these
     leave alone.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(DisableTorchFunction())
-        stack.enter_context(without_modes())
-        stack.enter_context(torch.inference_mode(mode=False))
-        stack.enter_context(torch.enable_grad())
+    with DisableTorchFunction(), without_modes(), torch.inference_mode(mode=False), torch.enable_grad(), contextlib.ExitStack() as stack:
         stack.enter_context(torch.autocast("cpu", enabled=False))
         with contextlib.suppress(RuntimeError):  # where such hooks are forbidden, there are none
-            stack.enter_context(saved_tensors_hooks(_unchanged, _unchanged))  # the innermost alone are called
+            stack.enter_context(saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))  # the innermost alone are called
         yield
-
-
-def _unchanged(tensor: Any) -> Any:
-    return tensor
 
 
 class OwnMode(TorchDispatchMode):

@@ -8,11 +8,12 @@ import contextlib
 import hashlib
 import inspect
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from traceback import walk_stack
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -82,8 +83,10 @@ def record_graphs() -> Callable[[], None]:
     with known_torch():
         if getattr(config, _PASS) is not None:
             raise differs(f"config.{_PASS} is taken")
-        wanted = {_PASS: RecordGraph(), _LEVEL: _get(_LEVEL) or _BASIC, _KERNEL_EVENTS: True}
-        before = {name: _Setting.of(name) for name in wanted}
+        wanted = {_PASS: RecordGraph(), _LEVEL: getattr(config, _LEVEL) or _BASIC, _KERNEL_EVENTS: True}
+        entries: dict[str, Any] = {name: config._config[name] for name in wanted}  # type: ignore[attr-defined,unused-ignore]
+        # Of each setting its value, its default, and what the user gave, or torch's mark for nothing.
+        before = {name: (getattr(config, name), entry.default, entry.user_override.get()) for name, entry in entries.items()}
         graph_id = debug._pre_grad_graph_id
         if graph_id is None:
             debug._pre_grad_graph_id = -1  # a backward that is compiled at its first run would write nothing down
@@ -91,8 +94,10 @@ def record_graphs() -> Callable[[], None]:
             _set(name, value)
 
     def restore() -> None:
-        for name, setting in before.items():
-            setting.restore(name)
+        for name, (value, default, given) in before.items():
+            _set(name, value)  # it also forgets the hash of all settings
+            entries[name].default = default
+            entries[name].user_override.set(given)
         if graph_id is None:
             debug._pre_grad_graph_id = None
         debug._inductor_post_to_pre_grad_nodes.pop(RECORD, None)
@@ -102,7 +107,7 @@ def record_graphs() -> Callable[[], None]:
 
 def is_recording() -> bool:
     """Whether graphs that this thread compiles are recorded."""
-    return isinstance(_get(_PASS), RecordGraph) and _get(_LEVEL) > 0 and _get(_KERNEL_EVENTS)
+    return isinstance(getattr(config, _PASS), RecordGraph) and getattr(config, _LEVEL) > 0 and getattr(config, _KERNEL_EVENTS)
 
 
 def keys_have_graphs() -> bool:
@@ -112,9 +117,8 @@ def keys_have_graphs() -> bool:
 
 def _graph_of_key() -> fx.GraphModule | None:
     """The graph whose key is being made: `RecordGraph.uuid` is not given it."""
-    running = (frame for frame, _ in walk_stack(inspect.currentframe()))
-    made_in = next((frame for frame in running if frame.f_code is FxGraphHashDetails.__init__.__code__), None)
-    graph = None if made_in is None else made_in.f_locals.get(_GRAPH)
+    makes_key = FxGraphHashDetails.__init__.__code__
+    graph = next((frame.f_locals.get(_GRAPH) for frame, _ in walk_stack(inspect.currentframe()) if frame.f_code is makes_key), None)
     return graph if isinstance(graph, fx.GraphModule) else None
 
 
@@ -140,34 +144,10 @@ def recorded_names(text: str | None) -> tuple[Mapping[str, list[str]], Mapping[s
     return kept.get("cppCodeToPost", {}), kept.get(RECORD, {})
 
 
-def _get(name: str) -> Any:
-    return operator.attrgetter(name)(config)
-
-
-class _Setting(NamedTuple):
-    """A setting of inductor as it was."""
-
-    value: Any
-    default: Any
-    given: Any  # by the user, or torch's mark for nothing
-
-    @classmethod
-    def of(cls, name: str) -> Self:
-        entry = config._config[name]  # type: ignore[attr-defined,unused-ignore]
-        return cls(_get(name), entry.default, entry.user_override.get())
-
-    def restore(self, name: str) -> None:
-        entry = config._config[name]  # type: ignore[attr-defined,unused-ignore]
-        _set(name, self.value)  # it also forgets the hash of all settings
-        entry.default = self.default
-        entry.user_override.set(self.given)
-
-
 def _set(name: str, value: Any) -> None:
     """Set it in this thread, and for threads that begin later: settings are by thread, and a backward may be compiled in another."""
     config._config[name].default = value  # type: ignore[attr-defined,unused-ignore]
-    above, _, last = name.rpartition(".")
-    setattr(_get(above) if above else config, last, value)
+    setattr(config, name, value)
 
 
 def _add(record: dict[str, Any], nodes: Iterable[fx.Node], kernels: Iterable[Any]) -> None:
@@ -193,12 +173,8 @@ def _module(node: fx.Node) -> tuple[str, str] | None:
         return own
     of_weights = {module for each in node.all_input_nodes if _is_view_of_input(each) and (module := _own_module(each)) is not None}
     of_weight = of_weights.pop() if len(of_weights) == 1 else None
-    return of_weight if of_weight is not None and (own is None or _is_below(of_weight[0], own[0])) else own
-
-
-def _is_below(name: str, other: str) -> bool:
-    """Whether a module is one of another's: `L['self'].a.b` of `L['self'].a`."""
-    return name.startswith(other) and name[len(other) : len(other) + 1] in {".", "["}
+    # As `L['self'].a.b` is one of the modules of `L['self'].a`.
+    return of_weight if of_weight is not None and (own is None or of_weight[0].startswith((f"{own[0]}.", f"{own[0]}["))) else own
 
 
 def _is_view_of_input(node: fx.Node) -> bool:
@@ -230,14 +206,9 @@ def _bytes(value: Any) -> int | None:
     """Bytes of a tensor. A size that varies is the one that was compiled for: to ask for its value would compile for that value alone."""
     if not isinstance(value, Tensor):
         return 0
-    total = value.dtype.itemsize
-    sizes: tuple[Any, ...] = tuple(value.shape)
-    for size in sizes:
-        known = size if isinstance(size, int) else getattr(size.node, "hint", None)
-        if known is None:
-            return None
-        total *= int(known)
-    return total
+    shape: tuple[Any, ...] = tuple(value.shape)
+    sizes: list[Any] = [size if isinstance(size, int) else getattr(size.node, "hint", None) for size in shape]
+    return None if None in sizes else math.prod(map(int, sizes), start=value.dtype.itemsize)
 
 
 def _read_and_written(kernel: Any) -> int | None:

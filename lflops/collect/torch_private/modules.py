@@ -125,10 +125,9 @@ def compile_seconds() -> float:
 class Compilations:
     """Tells when torch.compile begins to compile something, anywhere in the process, and when it has ended, if that is asked for."""
 
-    def __init__(self, tell: Callable[[], None], tell_end: Callable[[], None] | None = None) -> None:
-        self._tell = tell
-        self._tell_end = tell_end
-        self._heard, self._heard_end = self._hear, self._hear_end
+    def __init__(self, tell: Callable[[], None], tell_end: Callable[[], None] = lambda: None) -> None:
+        self._tell, self._tell_end = (lambda *_: tell()), (lambda *_: tell_end())  # torch says what it compiles
+        self._heard, self._heard_end = self._tell, self._tell_end
 
     @property
     def listens(self) -> bool:
@@ -137,7 +136,7 @@ class Compilations:
     def listen(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Listen from here on, if torch.compile is loaded."""
         self.stop()
-        self._heard, self._heard_end = guard(self._hear), guard(self._hear_end)
+        self._heard, self._heard_end = guard(self._tell), guard(self._tell_end)
         self.listen_again()
 
     def listen_again(self) -> None:
@@ -145,8 +144,7 @@ class Compilations:
         handler = self._handler
         if handler is not None and self._heard not in handler.start_callbacks:
             handler.register_start_callback(self._heard)
-            if self._tell_end is not None:
-                handler.register_end_callback(self._heard_end)
+            handler.register_end_callback(self._heard_end)
 
     def stop(self) -> None:
         if self.listens:
@@ -158,13 +156,6 @@ class Compilations:
     def _handler(self) -> Any:
         """What torch.compile calls as it begins and ends to compile; `None` where it is not loaded."""
         return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-
-    def _hear(self, *_: object) -> None:
-        self._tell()
-
-    def _hear_end(self, *_: object) -> None:
-        if self._tell_end is not None:
-            self._tell_end()
 
 
 def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = None) -> None:

@@ -64,10 +64,9 @@ def python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(operator, OpOverload):
         return None
     device = next((each.device.type for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), "")
-    namespace, _, name = operator._schema.name.partition("::")
-    name = f"{name}.{operator._schema.overload_name}" if operator._schema.overload_name else name
+    name = operator.name().replace("::", "/", 1)
     written = (device.upper(), "CompositeExplicitAutograd")
-    found = next((key for key in written if f"{namespace}/{name}/{key}" in torch.library._impls), None)
+    found = next((key for key in written if f"{name}/{key}" in torch.library._impls), None)
     return None if found is None else getattr(_KEY, found, None)
 
 

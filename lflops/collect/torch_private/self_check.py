@@ -154,6 +154,10 @@ def _raise_if_wrong(facts: Mapping[str, bool]) -> None:
         raise differs("; ".join(wrong))
 
 
+def _no_op(*_: object) -> None:
+    """Do nothing: a hook for trials."""
+
+
 class _Operators(dispatch_modes.TorchDispatchMode):
     """Notes the operators that run, and the numbers of the autograd nodes that run products."""
 
@@ -208,13 +212,9 @@ def _are_profilers_seen() -> bool:
     """Without one that gets ready: that would cut off another that records."""
     kind = torch.autograd.profiler.profile
     before = kind._prepare_trace
-
-    def call() -> None:
-        """Do nothing."""
-
     with Undo() as undo:
-        undo.add(autograd.hear_profilers_no_more, call)
-        autograd.hear_profilers(call)
+        undo.add(autograd.hear_profilers_no_more, _no_op)
+        autograd.hear_profilers(_no_op)
         within = kind._prepare_trace
     callers = (kind.__enter__, torch.profiler.profile.prepare_trace)
     return within is not before is kind._prepare_trace and all("_prepare_trace" in each.__code__.co_names for each in callers)
@@ -260,7 +260,7 @@ def _of_tensors() -> dict[str, bool]:
 
 
 def _hears_compilations() -> bool:
-    listener = modules.Compilations(lambda: None, lambda: None)
+    listener = modules.Compilations(_no_op)
     with Undo() as undo:
         undo.add(listener.stop)
         listener.listen(lambda function: function)
@@ -272,10 +272,6 @@ def _are_hooks_found(module: nn.Module) -> bool:
     """Try it with hooks that do nothing: on a module and an optimizer of ours, and for all."""
     optimizer = Optimizer.__new__(Optimizer)  # to make one in the usual way would load torch.compile
     optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
-
-    def hook(*_: object) -> None:
-        """Do nothing."""
-
     owners: list[tuple[Any, list[Callable[..., Any]]]] = [
         (module, [module.register_forward_pre_hook, module.register_forward_hook]),
         (optimizer, [optimizer.register_step_pre_hook, optimizer.register_step_post_hook]),
@@ -285,10 +281,10 @@ def _are_hooks_found(module: nn.Module) -> bool:
     found = True
     for owner, registers in owners:
         with Undo() as undo:
-            undo.add(modules.remove_hook, hook, owner)
-            handles = [register(hook) for register in registers]
-            modules.call_last(hook)
-            found = found and (owner is not None or modules.is_called_last(hook) == (registers[-1] is register_optimizer_step_post_hook))
+            undo.add(modules.remove_hook, _no_op, owner)
+            handles = [register(_no_op) for register in registers]
+            modules.call_last(_no_op)
+            found = found and (owner is not None or modules.is_called_last(_no_op) == (registers[-1] is register_optimizer_step_post_hook))
         for handle in handles:
             registry = handle.hooks_dict_ref()
             found = found and registry is not None and handle.id not in registry
@@ -298,14 +294,10 @@ def _are_hooks_found(module: nn.Module) -> bool:
 
 def _hides_hooks() -> bool:
     """Whether a hook is off while torch.compile compiles, where that is loaded, and its code can be left alone."""
-
-    def hook(*_: object) -> None:
-        """Do nothing."""
-
-    modules.never_compiled(hook)
+    modules.never_compiled(_no_op)
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     before = () if handler is None else tuple(handler.start_callbacks)
-    hidden = modules.HiddenHooks((hook,))
+    hidden = modules.HiddenHooks((_no_op,))
     with Undo() as undo:
         undo.add(hidden.stop)
         hidden.start()
