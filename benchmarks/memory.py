@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from results import record
 
 import lflops
-from lflops.analyze.memory.sharding import sharded
+from lflops.analyze.memory.peak import sharded
 from lflops.collect.estimate.changes import add_adapters, offload_activations
 from lflops.collect.estimate.optimizer_step import AdamIn8Bits
 from lflops.profile.model import Memory

@@ -1,21 +1,231 @@
-"""`lflops roofline --ncu` and `--ncu-command`: Nsight Compute's counts on a terminal, and the command that has it count."""
+"""`lflops roofline --ncu` and `--ncu-command`: Nsight Compute's counts on a terminal, and the command that has it count.
 
+FLOPs are 2 x fused multiply-adds + additions + multiplications, and the operations of tensor cores; DRAM bytes 32 x sectors. FLOP/s are
+over the kernels' own time, or over the GPU's running time as Nsight Systems reports it.
+"""
+
+import csv
 import math
+import re
 import shlex
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
+from msgspec import Struct
 from rich.console import Group, RenderableType
 
 from lflops import units
+from lflops.analyze.speed.roofline import Bound
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.errors import LflopsError, ProfileError
-from lflops.hardware.chips import named
-from lflops.ncu.counters import Kernel, Measured, command, read
+from lflops.hardware.chips import Hardware, named
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
+from lflops.profile.series import grouped, sum_known
 from lflops.report.lines.text import plain, shortened
 from lflops.report.terminal.tables import FittedTable, text
+
+SECTOR_BYTES = 32
+
+_OPERATION = "smsp__sass_thread_inst_executed_op_{}{}_pred_on.sum"
+# The dtype of what a metric counts, and the FLOPs of each: the scalar instructions, then the operations of tensor cores.
+_FLOPS: Mapping[str, tuple[str, int]] = {
+    **{
+        _OPERATION.format(letter, name): (dtype, flops)
+        for letter, dtype in (("f", "fp32"), ("h", "fp16"), ("d", "fp64"))
+        for name, flops in (("add", 1), ("mul", 1), ("fma", 2))
+    },
+    "sm__ops_path_tensor_src_fp16_dst_fp16.sum": ("fp16", 1),
+    "sm__ops_path_tensor_src_fp16_dst_fp32.sum": ("fp16", 1),
+    "sm__ops_path_tensor_src_bf16_dst_fp32.sum": ("bf16", 1),
+    "sm__ops_path_tensor_src_tf32_dst_fp32.sum": ("tf32", 1),
+    "sm__ops_path_tensor_src_fp64.sum": ("fp64", 1),
+}
+_TIME = "gpu__time_duration.sum"
+# A level of memory: its bytes, or else its sectors.
+_LEVELS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "dram": ("dram__bytes.sum", ("dram__sectors_read.sum", "dram__sectors_write.sum")),
+    "l2": ("lts__t_bytes.sum", ("lts__t_sectors.sum",)),
+    "l1": ("l1tex__t_bytes.sum", ("l1tex__t_sectors.sum",)),
+}
+
+METRICS = (*_LEVELS["dram"][1], *_FLOPS, _TIME, _LEVELS["l2"][0], _LEVELS["l1"][0])  # what to ask `ncu` for
+
+_RANGES = "Push/Pop_Range"
+_RANGE = re.compile(r'<[^>]*>:(.*?):none(?::none)*"?')
+_HEADING = re.compile(r"^ {2}(?P<name>\S.*?)(?: \(\d+, \d+, \d+\)x\(\d+, \d+, \d+\)|, \d{4}-\w{3}-\d+ [\d:]+), Context \d+, Stream \d+")
+_METRIC = re.compile(r"^\s+(?P<name>[a-z0-9]\w*__[\w.]+)\s+(?:(?P<unit>[A-Za-z]\S*)\s+)?(?P<value>\S+)\s*$")
+_SECONDS = {"s": 1.0, "second": 1.0, "ms": 1e-3, "msecond": 1e-3, "us": 1e-6, "usecond": 1e-6, "ns": 1e-9, "nsecond": 1e-9}
+_PREFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+class Traffic(Struct, frozen=True, kw_only=True):
+    """What passed one level of memory. `intensity` is FLOPs for each of its bytes; `None` is unknown."""
+
+    bytes: float | None
+    intensity: float | None
+
+
+class Kernel(Struct, frozen=True, kw_only=True):
+    """The launches of one kernel in one module, or of all of them."""
+
+    name: str  # as `ncu` says it; empty of all of them
+    module: str | None  # the row whose name the innermost NVTX range that is a row's bears; `None` where none does
+    launches: int  # how many there were
+    flops: float
+    flops_by_dtype: Mapping[str, float]  # by the names of `hardware.DTYPES`
+    levels: Mapping[str, Traffic]  # `dram`, `l2` and `l1`, those that were asked for
+    seconds: float | None  # their time; `None` where it was not asked for
+    flops_per_second: float | None
+    roof_seconds: float | None  # what they take at the roof of the hardware that is given
+    bound: Bound | None  # which side that is; so are `share` of the roof, and the `flops_per_second` achieved
+    share: float | None
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """All kernels of a log together, then each, those with the most time or else the most FLOPs first."""
+
+    total: Kernel
+    kernels: tuple[Kernel, ...]
+
+
+class _Launch(NamedTuple):
+    name: str
+    ranges: tuple[str, ...]
+    metrics: dict[str, float]
+
+
+def command(script: Sequence[str]) -> list[str]:
+    """The words that run a Python script under `ncu` with every metric that is read here."""
+    # The metrics of tensor cores are those of Ampere and later; what `ncu --query-metrics` does not list on a chip has to be left out
+    asked = ("--csv", "--log-file", "lflops.ncu.csv", "--nvtx", "--metrics", ",".join(METRICS), "--target-processes", "all")
+    return ["ncu", *asked, "python3", *script]
+
+
+def read(text: str, *, gpu_seconds: float | None = None, modules: Collection[str] = (), chip: Hardware | None = None) -> Measured:
+    """The kernels of what `ncu` wrote, as CSV by metric or by kernel, or for people; a `LflopsError` where none has any of the metrics.
+
+    `gpu_seconds` of the GPU's running time are used in place of the sum of the kernels' times. The `modules` are names of rows, to find
+    among the NVTX ranges, which CSV alone has. The `chip` is at the roof.
+    """
+    launches = [launch for launch in _launches(text) if launch.metrics.keys() & _KNOWN]
+    if not launches:
+        raise LflopsError("no kernel with a metric that is read here: give what the command of lflops roofline --ncu-command writes")
+    groups = grouped(launches, lambda launch: (launch.name, next((name for name in reversed(launch.ranges) if name in modules), None)))
+    kernels = [_kernel(name, row, of_kernel, None, chip) for (name, row), of_kernel in groups.items()]
+    return Measured(
+        total=_kernel("", None, launches, gpu_seconds, chip),
+        kernels=tuple(sorted(kernels, key=lambda kernel: (-(kernel.seconds or 0.0), -kernel.flops))),
+    )
+
+
+_KNOWN = {*METRICS, *(name for total, sectors in _LEVELS.values() for name in (total, *sectors))}
+
+
+def _kernel(name: str, module: str | None, launches: Sequence[_Launch], seconds: float | None, chip: Hardware | None) -> Kernel:
+    by_dtype: defaultdict[str, float] = defaultdict(float)
+    for launch in launches:
+        for metric, value in launch.metrics.items():
+            dtype, each = _FLOPS.get(metric, ("", 0))
+            if dtype and value:
+                by_dtype[dtype] += each * value
+    flops = sum(by_dtype.values())
+    levels = {level: _bytes(level, launches) for level in _LEVELS}
+    seconds = sum_known(launch.metrics.get(_TIME) for launch in launches) if seconds is None else seconds
+    roof, bound = _roof(by_dtype, levels["dram"], chip)
+    return Kernel(
+        name=name,
+        module=module,
+        launches=len(launches),
+        flops=flops,
+        flops_by_dtype=dict(by_dtype),
+        levels={level: Traffic(bytes=size, intensity=flops / size if size else None) for level, size in levels.items() if size is not None},
+        seconds=seconds,
+        flops_per_second=flops / seconds if seconds else None,
+        roof_seconds=roof,
+        bound=bound,
+        share=roof / seconds if roof is not None and seconds else None,
+    )
+
+
+def _bytes(level: str, launches: Iterable[_Launch]) -> float | None:
+    """The bytes of all launches at one level; `None` where a launch has neither metric."""
+    total, sectors = _LEVELS[level]
+    moved = []
+    for launch in launches:
+        parts = [launch.metrics[name] for name in sectors if name in launch.metrics]
+        moved.append(SECTOR_BYTES * sum(parts) if len(parts) == len(sectors) else launch.metrics.get(total))
+    return sum_known(moved)
+
+
+def _roof(by_dtype: Mapping[str, float], moved: float | None, chip: Hardware | None) -> tuple[float | None, Bound | None]:
+    if chip is None or moved is None or not chip.bandwidth_bytes_per_second or not by_dtype.keys() <= chip.peak_flops_per_second.keys():
+        return None, None
+    compute = sum(flops / chip.peak_flops_per_second[dtype] for dtype, flops in by_dtype.items())
+    memory = moved / chip.bandwidth_bytes_per_second
+    return max(compute, memory), "compute" if compute >= memory else "memory"
+
+
+def _launches(text: str) -> Iterable[_Launch]:
+    lines = text.splitlines()
+    start = next((index for index, line in enumerate(lines) if line.startswith('"') and '"Kernel Name"' in line), None)
+    if start is None:
+        return _of_log(lines)
+    heading, *rows = csv.reader(line for line in lines[start:] if line.startswith('"'))
+    named = [dict(zip(heading, row, strict=False)) for row in rows if len(row) == len(heading)]
+    return _by_metric(named) if "Metric Name" in heading else _by_kernel(named)
+
+
+def _by_metric(rows: Iterable[Mapping[str, str]]) -> Iterable[_Launch]:
+    launches: dict[tuple[str | None, str | None], _Launch] = {}
+    for row in rows:
+        key = row.get("Process ID"), row.get("ID")
+        launch = launches.setdefault(key, _Launch(row["Kernel Name"], _ranges(row), {}))
+        value = _number(row["Metric Value"], row.get("Metric Unit", ""))
+        if value is not None:
+            launch.metrics[row["Metric Name"]] = value
+    return launches.values()
+
+
+def _by_kernel(rows: Sequence[Mapping[str, str]]) -> Iterator[_Launch]:
+    """A line a launch, as `--page raw` writes them: the first has the units."""
+    units = rows[0] if rows and not rows[0].get("ID") else {}
+    for row in rows[1:] if units else rows:
+        values = {name: _number(row[name], units.get(name, "")) for name in row if "__" in name}
+        yield _Launch(row["Kernel Name"], _ranges(row), {name: value for name, value in values.items() if value is not None})
+
+
+def _of_log(lines: Iterable[str]) -> list[_Launch]:
+    """Headings of launches, each with its metrics indented below."""
+    launches: list[_Launch] = []
+    for line in lines:
+        if heading := _HEADING.match(line):
+            launches.append(_Launch(heading["name"], (), {}))
+        elif launches and (metric := _METRIC.match(line)):
+            value = _number(metric["value"], metric["unit"] or "")
+            if value is not None:
+                launches[-1].metrics[metric["name"]] = value
+    return launches
+
+
+def _ranges(row: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for column, stack in row.items() if _RANGES in column for name in _RANGE.findall(stack))
+
+
+def _number(value: str, unit: str) -> float | None:
+    """In seconds, bytes or counts; `None` where `ncu` has no value."""
+    plain = value.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d+)?", value) else value.replace(",", ".")
+    try:
+        number = float(plain)
+    except ValueError:
+        return None
+    if unit in _SECONDS:
+        return number * _SECONDS[unit]
+    return number * (_PREFIXES.get(unit[0], 1.0) if len(unit) > 1 and unit[1:].islower() else 1.0)
+
 
 _KERNEL = 36
 

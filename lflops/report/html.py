@@ -14,9 +14,9 @@ from lflops.analyze.analysis import Analysis
 from lflops.files import write_whole
 from lflops.profile.model import Profile
 from lflops.report.payload.compare import compared_pairs
+from lflops.report.payload.memory import timeline
 from lflops.report.payload.page_script import page_script
 from lflops.report.payload.payload import payload
-from lflops.report.payload.timeline import timeline
 
 _ROOT = '<div id="root"><noscript>This page draws itself with JavaScript.</noscript></div>'
 

@@ -23,8 +23,7 @@ from lflops.schedule import Course, Plan, Schedule
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
 from lflops.session.results import Results
-from lflops.session.window.batch_work import NO_LENGTHS
-from lflops.session.window.counted_steps import CountedSteps
+from lflops.session.window.counted_steps import NO_LENGTHS, CountedSteps
 from lflops.session.window.hooked_step import HookedStep
 from lflops.session.window.live_metrics import LiveMetrics
 from lflops.session.window.step_clock import MAX_PENDING_STEPS, StepClock, TimedStep

@@ -14,8 +14,8 @@ from lflops.analyze.analysis import Analysis, analyze
 from lflops.extras import offered
 from lflops.profile.model import Profile
 from lflops.report.payload.columns import VERSION
+from lflops.report.payload.memory import timeline
 from lflops.report.payload.payload import payload
-from lflops.report.payload.timeline import timeline
 from lflops.tensorboard.payload_event import PLUGIN, packed
 
 _RGBA = 4  # the channels of a picture, as TensorBoard counts them

@@ -8,9 +8,20 @@ from lflops.profile.series import summed
 from lflops.report.html import document
 from lflops.report.lines.text import plain
 from lflops.trace_analysis.categories import CATEGORIES
-from lflops.trace_analysis.sentences import CAUSES, STATES, facts, nanoseconds, ranks_verdict, remarks, share, verdict
+from lflops.trace_analysis.sentences import (
+    CAUSES,
+    STATES,
+    TraceTable,
+    facts,
+    nanoseconds,
+    ranks_tables,
+    ranks_verdict,
+    remarks,
+    share,
+    tables,
+    verdict,
+)
 from lflops.trace_analysis.summary import TraceSummaries, TraceSummary
-from lflops.trace_analysis.tables import TraceTable, ranks_tables, tables
 
 _LISTED = 200  # rows of a table. All of a trace's kernels would be a page that no browser opens.
 

@@ -10,9 +10,20 @@ from lflops.report.lines.text import plain
 from lflops.report.terminal.tables import FittedTable, margin, text
 from lflops.trace_analysis.collectives import RankSkew
 from lflops.trace_analysis.compare import TimeChange, TraceDiff
-from lflops.trace_analysis.sentences import CAUSES, STATES, facts, kernel_name, ranks_verdict, remarks, verdict
+from lflops.trace_analysis.sentences import (
+    CAUSES,
+    STATES,
+    TraceTable,
+    facts,
+    kernel_name,
+    ranks_tables,
+    ranks_verdict,
+    remarks,
+    shapes_table,
+    tables,
+    verdict,
+)
 from lflops.trace_analysis.summary import TraceSummary
-from lflops.trace_analysis.tables import TraceTable, ranks_tables, shapes_table, tables
 
 _NAME = 28
 _OVER = 1.05

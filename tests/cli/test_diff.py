@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from lflops.analyze.compare.compared_run import Change
 from lflops.analyze.compare.diff import diff, limits
-from lflops.analyze.compare.module_pair import Change
 from lflops.cli.main import main
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note

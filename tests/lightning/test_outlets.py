@@ -31,8 +31,7 @@ from lflops.report.log_text import log_text
 from lflops.report.payload.payload import payload
 from lflops.schedule import Schedule
 from lflops.session import results, session
-from lflops.session.outlets.logger_outputs import LONGEST_TEXT, TensorBoardOutput
-from lflops.session.outlets.loggers import module_scalars
+from lflops.session.outlets.loggers import LONGEST_TEXT, TensorBoardOutput, module_scalars
 from lflops.tensorboard.payload_event import unpacked
 from tests.lightning.test_endings import Ending, raises
 from tests.support.fake_clock import StillClock, TickingClock

@@ -16,8 +16,7 @@ from lflops import Hardware
 from lflops.collect.inputs.batch import BatchReader
 from lflops.schedule import Schedule
 from lflops.session import session
-from lflops.session.window.batch_work import HostBatch, lengths_of
-from lflops.session.window.counted_steps import CountedSteps
+from lflops.session.window.counted_steps import CountedSteps, HostBatch, lengths_of
 from tests.lightning.test_outlets import Recorder
 from tests.support.cpu_stand_ins import packed_attention_kernels
 from tests.support.fake_clock import StillClock

@@ -15,7 +15,7 @@ from lflops import Schedule
 from lflops.boundary import unguarded
 from lflops.lightning.phase_hooks import phases_of
 from lflops.session import session
-from lflops.session.window.batch_work import HostBatch
+from lflops.session.window.counted_steps import HostBatch
 from tests.support.fake_clock import StillClock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, loader, steps, watching
 

@@ -17,7 +17,7 @@ from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
 from lflops.merging.merge import merge
 from lflops.merging.rank_table import Place, known_waits, rank_stats, table_of, waiting_in
-from lflops.merging.rows import ranges
+from lflops.merging.steps import ranges
 from lflops.profile.json_file import _checked
 from lflops.profile.model import Communication, DtypeShare, Profile, Uncounted
 from lflops.profile.module_names import ancestry

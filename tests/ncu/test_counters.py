@@ -8,7 +8,7 @@ import pytest
 from lflops.cli.main import main
 from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
-from lflops.ncu.counters import METRICS, Kernel, Measured, command, read
+from lflops.ncu.command import METRICS, Kernel, Measured, command, read
 from tests.support.ncu_logs import ADD, BF16, CSV, FADD, FFMA, GEMM, LOG, RAW
 from tests.support.profile_builders import profile, run
 

@@ -18,7 +18,7 @@ from lflops import Profile, Schedule
 from lflops.collect.inputs import batch as batch_file
 from lflops.collect.inputs.batch import BatchReader
 from lflops.collect.inputs.tensors import named_tensors_in, nodes_of, tensors_in
-from lflops.session.window.batch_work import lengths_of
+from lflops.session.window.counted_steps import lengths_of
 
 
 class UserError(Exception):

@@ -17,8 +17,8 @@ import lflops
 from lflops.analyze.analysis import analyze
 from lflops.profile.records import Trace
 from lflops.report.payload.compare import compared_windows
+from lflops.report.payload.memory import timeline
 from lflops.report.payload.payload import payload
-from lflops.report.payload.timeline import timeline
 from lflops.tensorboard.payload_event import LARGEST, head, metadata_problem, packed, unpacked
 from lflops.tensorboard.tab import Tab, opened
 from tests.support.profile_builders import small_profile

@@ -8,8 +8,18 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from lflops.analyze.compare.compared_run import ComparedRun, Fact, RunFigures, compared_run, module_patterns
-from lflops.analyze.compare.module_pair import Change, ModuleFigures, ModulePair, ModuleSide, SharedPhases
+from lflops.analyze.compare.compared_run import (
+    Change,
+    ComparedRun,
+    Fact,
+    ModuleFigures,
+    ModulePair,
+    ModuleSide,
+    RunFigures,
+    SharedPhases,
+    compared_run,
+    module_patterns,
+)
 from lflops.analyze.compare.significance import (
     CHANGED,
     LEAST_SHARE,

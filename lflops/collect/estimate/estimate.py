@@ -23,8 +23,7 @@ from lflops.collect.counting.accumulator import Extent
 from lflops.collect.counting.cpu_kernels import LSTM_LAYER
 from lflops.collect.counting.dispatch_mode import OperatorCounter
 from lflops.collect.counting.live_memory import LONGEST_TIMELINE, AllocationLog
-from lflops.collect.estimate.cuda_attention import attention_on
-from lflops.collect.estimate.fake_tensors import Fakes, values_refused
+from lflops.collect.estimate.fake_tensors import Fakes, attention_on, values_refused
 from lflops.collect.estimate.mesh import checked_mesh, checked_rank, mesh_group, parallelize, with_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer, Stepper, makes_optimizer
 from lflops.collect.inputs.arguments import check_arguments, check_module, check_pass, check_whole, describe

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from lflops import units
+from lflops.analyze.compare.compared_run import Change
 from lflops.analyze.compare.diff import BatchChange, Cause, Diff, ModuleDiff, batch_change, causes
-from lflops.analyze.compare.module_pair import Change
 from lflops.analyze.compare.significance import CHANGED, Doubt, Timing
 
 _LISTED = 5

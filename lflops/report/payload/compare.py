@@ -7,9 +7,8 @@ from typing import Any
 from msgspec import DecodeError, Struct, json
 
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.compare.compared_run import TIMED, ComparedRun, Fact, RunFigures, run_figures, time_columns
+from lflops.analyze.compare.compared_run import TIMED, Change, ComparedRun, Fact, ModuleSide, RunFigures, run_figures, time_columns
 from lflops.analyze.compare.diff import Comparison, compare
-from lflops.analyze.compare.module_pair import Change, ModuleSide
 from lflops.analyze.compare.significance import CommonFactor, Timing
 from lflops.garbage import gc_paused
 from lflops.report.lines.diff import headline, is_news

@@ -7,7 +7,7 @@ from lflops.analyze.speed.peaks import peak_of
 from lflops.analyze.speed.utilization import flops_per_second, of_peak
 from lflops.profile.model import Profile
 from lflops.profile.series import sum_known
-from lflops.session.window.batch_work import NO_LENGTHS, BatchWork, HostBatch, Lengths
+from lflops.session.window.counted_steps import NO_LENGTHS, BatchWork, HostBatch, Lengths
 from lflops.session.window.step_clock import MAX_PENDING_STEPS, TimedStep
 
 

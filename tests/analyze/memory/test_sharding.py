@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lflops
-from lflops.analyze.memory.sharding import Sharded, sharded
+from lflops.analyze.memory.peak import Sharded, sharded
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Moment, Profile
 from lflops.profile.records import ByCategory

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import lflops
-from lflops.collect.estimate.cuda_attention import Attention, attention_on
+from lflops.collect.estimate.fake_tensors import Attention, attention_on
 from lflops.hardware.chips import lookup
 from lflops.profile.model import Profile
 from lflops.profile.notes import sentence

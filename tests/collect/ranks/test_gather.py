@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import lflops
-from lflops.collect.ranks import gather as gather_module, rank_times, store as rank_store
+from lflops.collect.ranks import gather as gather_module, store as rank_store, window_reports
 from lflops.collect.ranks.gather import EXIT_SECONDS, GOODBYE, PATIENCE, WHILE_TRAINING, Gather
 from lflops.collect.ranks.store import RankStore, shared_store
 from lflops.collect.ranks.topology import Topology
@@ -159,7 +159,7 @@ def test_only_steps_that_all_ranks_have_are_compared() -> None:
 
 def test_of_a_large_model_the_places_that_tell_who_is_slow_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 200 modules 64: among them the one that takes rank 1 a second longer; the others are in the ranks' sums all the same."""
-    monkeypatch.setattr(rank_times, "MOST_VALUES", 0)
+    monkeypatch.setattr(window_reports, "MOST_VALUES", 0)
     names = [f"m{number}" for number in range(200)]
     facts = run(kind="training", stage="train", window=0)
     alike = profile({"": {}} | {name: {} for name in names}, [product(names[0], "aten::mm", "forward", macs=1, bytes_moved=4)], run=facts)

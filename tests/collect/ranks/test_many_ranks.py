@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch.distributed import HashStore
 
 import lflops
-from lflops.collect.ranks import rank_times, window_reports
+from lflops.collect.ranks import window_reports
 from lflops.collect.ranks.gather import Gather
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.timing.module_times import ScaledTimes, with_times
@@ -87,8 +87,8 @@ def few_places(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Ranks keep their times but four that are drawn by lot; the two latest ones are asked for theirs."""
     monkeypatch.setattr(window_reports, "MOST_BYTES", 0)
     monkeypatch.setattr(window_reports, "BY_LOT", 4)
-    monkeypatch.setattr(rank_times, "ASKED", 3)
-    for module in (rank_times, rank_comparison):
+    monkeypatch.setattr(window_reports, "ASKED", 3)
+    for module in (window_reports, rank_comparison):
         monkeypatch.setattr(module, "CANDIDATES", 2)
     return iter(())
 

@@ -10,8 +10,7 @@ from lflops.analyze.analysis import analyze
 from lflops.profile.model import Moment, Profile
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.timeline import ModuleSlice, StepTimeline
-from lflops.report.payload.memory import memory
-from lflops.report.payload.timeline import timeline
+from lflops.report.payload.memory import memory, timeline
 from tests.support.profile_builders import small_memory, small_profile
 
 
