@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import lflops
 from lflops.collect.timing.clock import HostClock, seconds_of
 from lflops.collect.timing.step_phases import StepPhases
-from lflops.merging.clean_steps import CleanSteps
+from lflops.merging.steps import CleanSteps
 from lflops.session.window.step_clock import StepClock
 
 WIDTH, ROWS, BLOCKS, SLOW_BLOCK = 64, 16, 3, 1

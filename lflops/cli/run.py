@@ -14,7 +14,7 @@ from lflops.cli.output import UsageError, help_of, write_json, write_lines
 from lflops.ledger.run import REQUEST, load_run, newest_file
 from lflops.report.html import page_of_data, write
 from lflops.report.lines.ledger import ledger_lines
-from lflops.report.payload.run import run_shown
+from lflops.report.payload.payload import ledger_shown
 from lflops.watch.entry import VARIABLE, settings_line
 
 HELP = help_of(__file__)
@@ -59,7 +59,7 @@ def ledger(
     if as_json:
         write_json(account)
     elif page is not None:
-        shown = run_shown(account)
+        shown = ledger_shown(account)
         write(page_of_data(f"Run: {shown.title}", shown, "entry/ledger"), page)
         typer.echo(page)
     else:

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from lflops.errors import ProfileError
 from lflops.ledger.account import Ledger, SlowStep, Span, Start
+from lflops.profile.records import ready_for_threads
 from lflops.profile.series import summed
 
 ENDING = ".ledger.jsonl"
@@ -53,6 +54,7 @@ class Row(Struct, frozen=True, tag_field="kind", tag="row"):
 
 Line = Head | Row | SlowStep
 _encoded = msgspec.json.Encoder().encode_lines
+ready_for_threads(Line)
 
 
 class Segment:
@@ -143,10 +145,9 @@ def read_segment(path: Path) -> Segment | None:
 
 
 def _decoded(lines: Iterable[bytes]) -> Iterable[Line]:
-    decoder = msgspec.json.Decoder(Line)
     for line in lines:
         with suppress(msgspec.DecodeError, RecursionError):
-            yield decoder.decode(line)
+            yield msgspec.json.decode(line, type=Line)
 
 
 # Nanoseconds that a start may begin before the end of the one before: the system's clock is set while a process counts on.

@@ -9,10 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.errors import ProfileError
-from lflops.merging.clean_steps import CleanSteps, waits_at_end
 from lflops.merging.rank_comparison import OwnWork, compare_ranks, times_last
 from lflops.merging.rank_table import Place, RankTable, begins_in, known_waits, quartiles_in, rank_stats, table_of, waiting_in, waits_in
-from lflops.merging.steps import MergedRows, MergedSteps, RankSteps, ranges
+from lflops.merging.steps import CleanSteps, MergedRows, MergedSteps, RankSteps, ranges, waits_at_end
 from lflops.profile.model import COUNTS, SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run, Work, with_works
 from lflops.profile.notes import Note
 from lflops.profile.records import PASSES, PHASES, Count, ModulePhase, Rank, Seconds, Spread, Trace, step_phase

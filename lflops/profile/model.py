@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from lflops import units
 from lflops.hardware.chips import Hardware
+from lflops.profile import records
 from lflops.profile.module_names import ancestry, patterns
 from lflops.profile.notes import Note, notes_with
 from lflops.profile.records import PHASES, ByCategory, Count, ModulePhase, Phase, Rank, RankComparison, RankStat, Seconds, Spread, Trace
@@ -440,3 +441,6 @@ def _phases(phase: PhaseQuery, metric: Metric) -> tuple[Phase, ...]:
     if phase not in PHASES:
         raise ValueError(f"phase={phase!r}: give one of {', '.join(PHASES)}, all")
     return (phase,)
+
+
+records.ready_for_threads(Profile)

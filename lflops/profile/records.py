@@ -3,15 +3,21 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, json
 from msgspec.structs import replace
 
 Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
 PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}
 """The phases whose work is done in each pass over the model."""
+
+
+def ready_for_threads(*kinds: Any) -> None:
+    """Work out how these types are decoded. Of two threads that are the first to decode one, msgspec lets the other crash."""
+    for kind in kinds:
+        json.Decoder(kind)
 
 
 def step_phase(phase: str) -> str:

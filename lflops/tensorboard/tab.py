@@ -133,7 +133,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         """The ledger of a run, from the files that lie in its folder now."""
         from lflops.errors import ProfileError
         from lflops.ledger.run import ENDING
-        from lflops.report.payload.run import encoded_run  # these load msgspec, which starting TensorBoard does not need
+        from lflops.report.payload.payload import encoded_run  # these load msgspec, which starting TensorBoard does not need
 
         window = self._requested(environ, _parameters(environ))
         if window is None or self._logdir is None:

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import json
 
 from lflops.ledger.account import CATEGORIES, CAUSES
-from lflops.report.payload.run import encoded_run
+from lflops.report.payload.payload import encoded_run
 from tests.support.ledgers import write_resumed_run
 
 

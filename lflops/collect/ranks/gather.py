@@ -22,9 +22,9 @@ from lflops.collect.ranks.report import RankReport
 from lflops.collect.ranks.store import RankStore, poll
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.ranks.window_reports import RankWindow
-from lflops.merging.clean_steps import CleanSteps, most_steps
 from lflops.merging.merge import merge
 from lflops.merging.rank_table import Place, waits_in
+from lflops.merging.steps import CleanSteps, most_steps
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, RankComparison

@@ -22,7 +22,7 @@ from lflops.collect.timing.module_times import ScaledTimes, with_times
 from lflops.merging.merge import RankSummary, summary_of_rank
 from lflops.merging.rank_table import OUTSIDE, Place, begins_in, few_intervals, intervals_of, waiting_in, waits_in
 from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work, with_works
-from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds
+from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds, ready_for_threads
 from lflops.profile.steps import is_disturbed
 
 Part = TypeVar("Part")
@@ -69,6 +69,9 @@ class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
     groups: tuple[str, ...]  # the names of the groups that its collectives ran on, which the table has numbers for
     waiting: Mapping[Count, Seconds | None]  # exposed seconds of collectives in each place where they are awaited, by the place's number
     sums: bytes = b""  # where the rank keeps its times: float64 seconds, in each step those of each interval, then of all waiting
+
+
+ready_for_threads(RankHeader, Table, PlacesOfTable)
 
 
 class Packed(NamedTuple):

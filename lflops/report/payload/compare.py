@@ -11,6 +11,7 @@ from lflops.analyze.compare.compared_run import TIMED, Change, ComparedRun, Fact
 from lflops.analyze.compare.diff import Comparison, compare
 from lflops.analyze.compare.significance import CommonFactor, Timing
 from lflops.garbage import gc_paused
+from lflops.profile.records import ready_for_threads
 from lflops.report.lines.diff import headline, is_news
 from lflops.report.payload.columns import Columns, Value, column, exact
 
@@ -45,6 +46,9 @@ class ComparisonShown(Struct, frozen=True, kw_only=True):
 class _Window(Struct, frozen=True):
     modules: dict[str, Any]
     compare: RunShown
+
+
+ready_for_threads(_Window)
 
 
 def run_shown(analysis: Analysis) -> RunShown:

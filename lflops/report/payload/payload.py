@@ -1,15 +1,19 @@
 """A profile as what the page draws: few values, ready to be shown, and tables column by column."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from msgspec import Struct
+from msgspec import Struct, json
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.ranks.imbalance import slowest_first
 from lflops.garbage import gc_paused
+from lflops.ledger.account import CATEGORIES, CAUSES, Ledger
+from lflops.ledger.run import load_run
+from lflops.report.lines.ledger import end_lines, headline
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import Report, report_of
 from lflops.report.payload.columns import VERSION, Columns, lists
@@ -155,3 +159,23 @@ def _ranks(analysis: Analysis) -> RanksShown | None:
         places=lists(known, ("module", "phase", "median", "spread", "waits")),
         seconds=[[(stat.by_rank or {}).get(rank.rank) for rank in profile.ranks] for stat in known],
     )
+
+
+class LedgerShown(Struct, frozen=True, kw_only=True):
+    """A ledger, with what its page says of it."""
+
+    title: str
+    said: tuple[str, ...]  # the losses that are worth a line
+    ledger: Ledger
+    categories: Mapping[str, str]  # how each is called
+    causes: Mapping[str, str]
+
+
+def ledger_shown(ledger: Ledger) -> LedgerShown:
+    said = tuple(line.strip() for line in end_lines(ledger, None)[1:])
+    return LedgerShown(title=headline(ledger), said=said, ledger=ledger, categories=CATEGORIES, causes=CAUSES)
+
+
+def encoded_run(folder: Path) -> bytes:
+    """The last run in a folder, as JSON; a `ProfileError` where there is no ledger, or it cannot be read."""
+    return json.encode(ledger_shown(load_run(folder)))

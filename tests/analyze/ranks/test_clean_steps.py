@@ -10,8 +10,8 @@ from msgspec.structs import replace
 import lflops
 from lflops.analyze.analysis import analyze
 from lflops.analyze.ranks.imbalance import Row, _once
-from lflops.merging.clean_steps import MOST_STEPS, CleanSteps
 from lflops.merging.rank_table import Place
+from lflops.merging.steps import MOST_STEPS, CleanSteps
 from lflops.profile.model import Profile
 from lflops.profile.records import Rank, RankComparison, RankExcess
 from lflops.profile.steps import DISTURBANCES, Step, is_compared

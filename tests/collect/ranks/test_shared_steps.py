@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 from lflops.collect.ranks.gather import Gather, SharedSteps
 from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
-from lflops.merging.clean_steps import MOST_STEPS
+from lflops.merging.steps import MOST_STEPS
 from lflops.profile.model import Profile
 from lflops.profile.steps import Step
 from tests.support.profile_builders import profile, run, small_clean_comparison, weights
