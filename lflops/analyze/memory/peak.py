@@ -1,7 +1,7 @@
 """The peak of a step's live memory: the operator that reached it, and the modules that hold it.
 
-What checkpointing each of the blocks saves, which are a model's repeated parts; and what else would lower the peak: what each
-rank needs under DeepSpeed's ZeRO, by replaying the step with what it divides and gathers. For DDP and FSDP2 an estimate wraps the model.
+What checkpointing each of the blocks saves, which are a model's repeated parts; and what else would lower the peak. Each rank's under
+DeepSpeed's ZeRO is the step replayed with what that divides and gathers. For DDP and FSDP2 an estimate wraps the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -38,7 +38,7 @@ def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[
         tokens_per_step=tokens,
         threads=torch.get_num_threads() if device.type == "cpu" else None,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),  # that the process may use
-        # `active_children()` would also collect those that have ended, which is for who started them.
+        # multiprocessing's own function would also collect those that have ended, which is for who started them.
         workers=len(getattr(multiprocessing.process, "_children", ())),
     )
 
