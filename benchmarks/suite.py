@@ -1,4 +1,8 @@
-"""Whether the test suite can be trusted: `make test` several times on a quiet machine, then beside processes that keep every core busy."""
+"""Whether the test suite can be trusted: `make test` several times on a quiet machine, then beside processes that keep every core busy.
+
+With `--one-core 20` the files of tests that start processes or threads, so many times: on one core, each time in another order, beside two
+busy processes.
+"""
 
 import argparse
 import contextlib
@@ -16,6 +20,8 @@ from results import record
 
 ROOT = Path(__file__).parents[1]
 COUNTS = ("passed", "failed", "skipped")
+STARTS = re.compile(r"support\.processes|torchrun|warm_python|threading|subprocess|os\.fork|multiprocessing|trainer_ranks|gather_rank")
+"""In the source of tests that start processes or threads."""
 
 
 class Run(NamedTuple):
@@ -68,12 +74,56 @@ def run(busy: int) -> Run:
     return Run(busy, time.perf_counter() - start, ended.returncode, ended.stdout + ended.stderr)
 
 
+def with_processes(matching: str) -> list[str]:
+    """The files of tests that start processes or threads, as pytest is given them."""
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    names = [str(path.relative_to(ROOT)) for path in paths if STARTS.search(path.read_text("utf-8"))]
+    return [name for name in names if re.search(matching, name)]
+
+
+def run_on_one_core(files: list[str], seed: int) -> Run:
+    """Run some files of tests once, in an order of the seed's. The busy processes have all cores."""
+    core = min(os.sched_getaffinity(0))
+    command = ["taskset", "-c", str(core), sys.executable, "-m", "pytest", "-n0", "--shuffle", str(seed), *files]
+    environment = {name: value for name, value in os.environ.items() if name != "LFLOPS"}
+    start = time.perf_counter()
+    with busy_processes(2):
+        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - our own command
+    return Run(2, time.perf_counter() - start, ended.returncode, ended.stdout + ended.stderr)
+
+
+def one_core(runs: int, first: int, matching: str) -> None:
+    """Run the tests with processes or threads, and write their table."""
+    files = with_processes(matching)
+    lines = [f"{len(files)} files of tests that start processes or threads, on one core, beside 2 busy processes.", ""]
+    lines += ["| order | time | passed | failed | skipped |", "|--:|--:|--:|--:|--:|"]
+    failures: list[str] = []
+    for seed in range(first, first + runs):
+        found = run_on_one_core(files, seed)
+        lines.append(f"| {seed} | {found.seconds / 60:.1f} min | {' | '.join(str(found.count(name)) for name in COUNTS)} |")
+        print(lines[-1], flush=True)
+        failures += [f"- order {seed}: `{name}`" for name in found.failures]
+        if found.status:
+            Path(f"suite-one-core-{seed}.log").write_text(found.output, "utf-8")
+    closing = [*lines, "", *(failures or ["No test failed."])]
+    if matching:
+        print("\n".join(closing))
+    else:
+        record("suite.py --one-core", "Whether the tests with processes and threads can be trusted", closing)
+
+
 def main() -> None:
     """Run the suite, print what failed, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quiet", type=int, default=5, help="runs on a quiet machine")
     parser.add_argument("--beside", type=int, default=3, help="runs beside a busy process for each core")
+    parser.add_argument("--one-core", type=int, metavar="RUNS", help="in place of these: of the tests with processes, on one core")
+    parser.add_argument("--first", type=int, default=1, help="of the orders on one core: the first one's number")
+    parser.add_argument("--matching", default="", help="a regular expression that finds names of files, of those on one core; prints alone")
     asked = parser.parse_args()
+    if asked.one_core is not None:
+        one_core(asked.one_core, asked.first, asked.matching)
+        return
     lines = ["| run | busy processes | time | passed | failed | skipped | exit status |", "|--:|--:|--:|--:|--:|--:|--:|"]
     failures: list[str] = []
     for number, busy in enumerate([0] * asked.quiet + [os.cpu_count() or 1] * asked.beside, 1):
