@@ -55,7 +55,7 @@ class WindowRequests:
         """Begin to hear. `step_after` returns the first step, as the loggers count, that ends later than so many seconds from now."""
         self._step_after = step_after
         if self._store is not None:
-            atexit.register(self.stop)  # a thread that waits in torch must not outlive Python
+            _LISTENING.add(self)
             self._thread.start()
 
     def stop(self) -> None:
@@ -67,7 +67,7 @@ class WindowRequests:
             except RuntimeError:  # Python ends
                 self._wake()
             self._thread.join(STOP)
-        atexit.unregister(self.stop)
+        _LISTENING.discard(self)
 
     def _hear(self) -> None:
         if self._file and os.access(self._file, os.F_OK):  # which takes a tenth of an exception
@@ -119,6 +119,16 @@ class WindowRequests:
                 store.set(f"at/{key}", str(self._step_after(NOTICE)))
             else:
                 self.due = int(message)
+
+
+_LISTENING: set[WindowRequests] = set()
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    """A thread that waits in torch must not outlive Python."""
+    for requests in tuple(_LISTENING):
+        requests.stop()
 
 
 def _key(rank: int, message: int) -> str:

@@ -29,7 +29,8 @@ from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session import session
 from lflops.session.window import traced_steps as tracing
-from lflops.traces.annotate import PROCESS, AnnotationProcess
+from lflops.traces.annotate import PROCESS
+from lflops.traces.annotate_in_background import AnnotationProcess
 from tests.lightning.test_endings import ERRORS, Around, Ending, raises, signals_kept, stop
 from tests.lightning.test_hooked_step import ADVERSARIES, ONCE, Adversaries, Changing, Timed, Times, own, times
 from tests.lightning.test_outlets import Recorder
