@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from results import record
 
 import lflops
-from lflops.analyze.memory.room import CUBLAS_BYTES, room_for
+from lflops.analyze.memory.peak import CUBLAS_BYTES, room_for
 from lflops.collect.estimate.changes import Changes, mixed_precision
 from lflops.collect.estimate.estimate import Estimator, Subject
 

@@ -6,8 +6,7 @@ from functools import cached_property
 
 from lflops.analyze.causes import Cause, causes
 from lflops.analyze.compare.compared_run import ComparedRun, compared_run, run_figures
-from lflops.analyze.memory.peak import Checkpointed, Holder, checkpointed, holders, peak_moment
-from lflops.analyze.memory.room import Room, room_for
+from lflops.analyze.memory.peak import Checkpointed, Holder, Room, checkpointed, holders, peak_moment, room_for
 from lflops.analyze.modules.operators import Operator, UncountedOperator, operators, uncounted_operators
 from lflops.analyze.modules.outliers import Outliers, outliers
 from lflops.analyze.modules.tree import BusyModules, Row, WorkCounts, busiest, flat, identical_subtrees, totals, tree, unsharded_macs

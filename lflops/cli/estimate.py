@@ -16,8 +16,7 @@ from msgspec.structs import asdict, replace
 from rich.console import Group, RenderableType
 
 from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.memory.peak import Sharded, sharded
-from lflops.analyze.memory.room import room_for
+from lflops.analyze.memory.peak import Sharded, room_for, sharded
 from lflops.analyze.speed.prediction import Prediction, predict, why_not
 from lflops.cli.output import BYTES, UsageError, draw, help_of, name_file, save_memory, write_json
 from lflops.errors import LflopsError

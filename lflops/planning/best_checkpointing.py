@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from lflops import units
-from lflops.analyze.memory.room import FRAGMENTATION, TIGHT, Room, room_for
+from lflops.analyze.memory.peak import FRAGMENTATION, TIGHT, Room, room_for
 from lflops.collect.estimate.changes import KEPT, POLICIES, Policy
 from lflops.collect.estimate.estimate import Estimator, Model, Subject, built, checked_model
 from lflops.collect.estimate.largest_batch import empty_room

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops import units
-from lflops.analyze.memory.room import Room, room
+from lflops.analyze.memory.peak import Room, room
 from lflops.analyze.speed.prediction import DEVICES_PER_HOST, Prediction, predict, why_not
 from lflops.analyze.speed.roofline import lower_bound
 from lflops.collect.estimate.changes import POLICIES, Changes, Policy, mixed_precision

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lflops
-from lflops.analyze.memory.room import USABLE, room, room_for
+from lflops.analyze.memory.peak import USABLE, room, room_for
 from lflops.collect.estimate.changes import POLICIES, Policy, checkpointed, recomputable
 from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.planning.block_chain import Chain, cheapest_choice, lowest_peak

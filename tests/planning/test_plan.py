@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 import lflops
-from lflops.analyze.memory.room import CONTEXT_BYTES, CUBLAS_BYTES, NCCL_BYTES, USABLE
+from lflops.analyze.memory.peak import CONTEXT_BYTES, CUBLAS_BYTES, NCCL_BYTES, USABLE
 from lflops.analyze.speed.prediction import Prediction, predict
 from lflops.cli.main import main
 from lflops.collect.estimate.changes import Changes, Policy, mixed_precision

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lflops.analyze.memory.room import TIGHT, Room, room, room_for
+from lflops.analyze.memory.peak import TIGHT, Room, room, room_for
 from lflops.collect.estimate.estimate import Estimator, Model, Subject, batch_of, built, checked_model
 from lflops.collect.estimate.mesh import checked_mesh
 from lflops.collect.estimate.optimizer_step import MakesOptimizer

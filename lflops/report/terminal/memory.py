@@ -8,8 +8,7 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.memory.peak import Checkpointed, Sharded
-from lflops.analyze.memory.room import FRAGMENTATION, Room, Verdict, room_for
+from lflops.analyze.memory.peak import FRAGMENTATION, Checkpointed, Room, Sharded, Verdict, room_for
 from lflops.profile.model import Memory, Reserved
 from lflops.report.lines.text import savings
 from lflops.report.terminal.tables import margin, prose, text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lflops.analyze.memory.room import CONTEXT_BYTES, CUBLAS_BYTES, HOPPER_CUBLAS_BYTES, NCCL_BYTES, Room, room, room_for
+from lflops.analyze.memory.peak import CONTEXT_BYTES, CUBLAS_BYTES, HOPPER_CUBLAS_BYTES, NCCL_BYTES, Room, room, room_for
 from lflops.hardware.chips import Hardware, lookup
 from tests.support.profile_builders import profile, small_memory
 

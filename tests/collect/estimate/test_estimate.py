@@ -30,7 +30,7 @@ from transformers import (
 
 import lflops
 from lflops.analyze.analysis import analyze
-from lflops.analyze.memory.room import room_for
+from lflops.analyze.memory.peak import room_for
 from lflops.collect.counting.known_values import LARGEST
 from lflops.collect.estimate import fake_tensors as fake, largest_batch
 from lflops.profile.model import Profile
