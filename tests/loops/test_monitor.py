@@ -335,7 +335,8 @@ def test_beside_busy_programs_the_phases_of_hooked_steps_are_without_what_others
     assert all(sum(step.own_phases.values()) <= (step.seconds or 0.0) for step in hooked)
     monkeypatch.setattr(ThreadSchedule, "read", lambda _: f"0 {time.perf_counter_ns()} 1".encode())
     hooked = [step for step in train(model(), each=each).profiles[0].steps if step.kind == "hooked"]
-    assert {0.0} == {seconds for step in hooked for seconds in step.own_phases.values()}
+    # That of data begins at the step's own mark, which is made a moment before the system is asked.
+    assert {0.0} == {seconds for step in hooked for name, seconds in step.own_phases.items() if name != "data"}
 
 
 def test_the_phases_of_a_quiet_machine_are_what_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
