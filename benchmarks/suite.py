@@ -104,6 +104,7 @@ def one_core(runs: int, first: int, matching: str) -> None:
         print(lines[-1], flush=True)
         failures += [f"- order {seed}: `{name}`" for name in found.failures]
         if found.status:
+            failures += [] if found.failures else [f"- order {seed}: pytest ended with {found.status} and named no test"]
             Path(f"suite-one-core-{seed}.log").write_text(found.output, "utf-8")
     closing = [*lines, "", *(failures or ["No test failed."])]
     if matching:
