@@ -34,6 +34,7 @@ from results import record
 
 import lflops
 from lflops import Profile
+from lflops.profile.model import Memory
 from tests.support.cpu_allocator import allocated
 
 Batch = Mapping[str, Tensor]
@@ -104,7 +105,7 @@ def bert() -> Iterator[str]:
         yield f"| peak, {title} | {memory(profile).peak_bytes / MIB:.1f} MiB: {parts} |"
 
 
-def memory(profile: Profile) -> lflops.profile.Memory:
+def memory(profile: Profile) -> Memory:
     """That of a profile that has some."""
     if profile.memory is None:
         raise ValueError("memory was not counted")

@@ -6,10 +6,14 @@ simulated accelerator of the tests, which makes no claim about a real chip. Both
 
 import argparse
 import contextlib
+import functools
 import importlib.util
+import itertools
 import json
 import logging
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,18 +29,23 @@ from results import record
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import lflops
-from lflops import Profile, Schedule, units
+from lflops import LflopsError, Profile, Schedule, units
+from lflops.analyze.speed.prediction import predict
 from lflops.collect.inputs.devices import profiler_activity
+from lflops.ncu.command import command, read
 from lflops.trace_analysis.read_trace import read_trace
 from lflops.trace_analysis.sentences import verdict
 from lflops.trace_analysis.summary import TraceSummary, summarise
 
 TOTAL = 600
 """Seconds for all parts together."""
+KEEP: Path | None = Path(os.environ["KEEP"]) if "KEEP" in os.environ else None
 
+ROOT = Path(__file__).parents[1]
 STEPS = 24
 LAYERS = 4
 TB_PROFILER = """
@@ -156,9 +165,11 @@ def seconds_of(device: str, run: Callable[[], Any], times: int = 10) -> float:
 
 
 def tests(_: str) -> Iterator[str]:
-    """The tests that need a GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[1])  # noqa: S603 - our own tests
+    """The tests that need a GPU: their files alone, as others import what a lent machine may not have."""
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if "@pytest.mark.gpu" in path.read_text()]
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "gpu", "-p", "no:cacheprovider", *map(str, files)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)  # noqa: S603 - our own tests
+    print(done.stdout, done.stderr)
     lines = [line for line in done.stdout.splitlines() if re.search(r"\d+ (passed|failed|skipped|error)", line)]
     yield lines[-1].strip("= ") if lines else f"pytest ended with {done.returncode}"
 
@@ -349,6 +360,221 @@ def bits(device: str) -> Iterator[str]:
     yield "the same weights to the bit" if not differ else f"{differ} tensors DIFFER"
 
 
+def out_of_memory(device: str) -> Iterator[str]:
+    """What is written where a layer keeps more and more until nothing is left."""
+    from lightning.pytorch import Callback
+
+    if device != "cuda":
+        yield "needs CUDA's allocator"
+        return
+
+    class Keeps(Callback):
+        def on_fit_start(self, _: Any, module: Any) -> None:
+            kept: list[Tensor] = []
+            module.model.layers[2].register_forward_hook(lambda *_: kept.append(torch.empty(256 << 20, dtype=torch.uint8, device=device)))
+
+    torch.cuda.set_per_process_memory_fraction(0.05)
+    with tempfile.TemporaryDirectory() as folder:
+        monitor = lflops.FlopsMonitor(Schedule(wait=1, warmup=1, active=1), dirpath=folder, html=False, on_oom=True, on_error="raise")
+        with contextlib.suppress(torch.OutOfMemoryError):
+            fit(device, folder, monitor, Keeps())
+        for path in sorted(Path(folder).glob("oom-*.txt")):
+            yield " / ".join(path.read_text().splitlines()[:12])
+
+
+FAULTS = (
+    "nothing",
+    "loader sleeps",
+    "reads scalars",
+    "tiny operators",
+    "one layer in fp64",
+    "checkpoints all",
+    "optimizer by tensor",
+    "clips by tensor",
+    "copies from pageable memory",
+    "empties the cache",
+    "batch of one",
+)
+"""Planted in a training that is fine."""
+
+
+class Slow(torch.utils.data.Dataset[Tensor]):
+    """Batches on the host."""
+
+    def __init__(self, batch: Tensor, steps: int, seconds: float) -> None:
+        """Keep them."""
+        self.batch, self.steps, self.seconds = batch, steps, seconds
+
+    def __len__(self) -> int:
+        """So many batches."""
+        return self.steps
+
+    def __getitem__(self, _: int) -> Tensor:
+        """One, after a while."""
+        time.sleep(self.seconds)
+        return self.batch
+
+
+def train(device: str, fault: str, folder: str | None, steps: int = 80) -> float:
+    """A loop with a fault, watched where there is a folder; the median seconds of its last steps."""
+    torch.manual_seed(0)
+    module = Layers(device).to(device)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, **({"foreach": False} if fault == "optimizer by tensor" else {}))
+    batch = module.batch(1 if fault == "batch of one" else 16)
+    if fault == "copies from pageable memory":
+        batch = batch.repeat(8, 1, 1)
+    loader = DataLoader(
+        Slow(batch, steps, 0.01 if fault == "loader sleeps" else 0),
+        batch_size=None,
+        pin_memory=device == "cuda" and fault != "copies from pageable memory",
+    )
+    first = module.layers[1]
+    if fault == "tiny operators":
+        small = first.forward
+        first.forward = lambda x: small(functools.reduce(lambda a, _: a + 0.0, range(200), x))
+    if fault == "one layer in fp64":
+        first.double()
+        inner = first.forward
+        first.forward = lambda x: wide(inner, device, x)
+    if fault == "checkpoints all":
+        for layer in module.layers:
+            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    ends = []
+    with contextlib.ExitStack() as contexts:
+        monitor: Any = None
+        if folder is not None:
+            monitor = contexts.enter_context(
+                lflops.monitor(module, optimizer, dirpath=folder, html=False, on_error="raise", log=lambda _: None)
+            )
+        for given in loader if monitor is None else monitor.data(loader):
+            with contextlib.nullcontext() if monitor is None else monitor.step(given):
+                x = given.to(device, non_blocking=True)[: 1 if fault == "batch of one" else 16]
+                with torch.autocast(device, torch.bfloat16):
+                    loss = module.loss(x)
+                if fault == "reads scalars":
+                    sum(each.item() for each in loss.detach().expand(200))
+                loss.backward()
+                if fault == "clips by tensor":
+                    for each in module.parameters():
+                        if each.grad is not None and each.grad.norm().item() > 1.0:
+                            each.grad.mul_(0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+                if fault == "empties the cache":
+                    torch.cuda.empty_cache()
+            synchronise(device)
+            ends.append(time.perf_counter())
+    return median(later - earlier for earlier, later in itertools.pairwise(ends[steps // 2 :]))
+
+
+def wide(forward: Callable[[Tensor], Tensor], device: str, x: Tensor) -> Tensor:
+    """A layer's forward in double."""
+    with torch.autocast(device, enabled=False):
+        return forward(x.double()).to(x.dtype)
+
+
+def verdicts(device: str) -> Iterator[str]:
+    """What is said of a training with one fault, planted or none."""
+    train(device, "nothing", None, 20)
+    for fault in FAULTS:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = kept(temporary, fault)
+            plain = train(device, fault, None, 40)
+            watched = train(device, fault, folder)
+            found = lflops.explain(folder)
+            said = [f"{each.cause} {each.module} {each.share or 0:.0%}".replace("  ", " ") for each in found.findings if each.is_fault]
+            yield f"{fault} ({1e3 * plain:.2f} ms, watched {1e3 * watched:.2f}): {found.status}, {', '.join(said) or found.because or '-'}"
+
+
+def kept(temporary: str, name: str) -> str:
+    """The folder for a training: a temporary one, or one of `--keep`."""
+    if KEEP is None:
+        return temporary
+    folder = KEEP / name.replace(" ", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder)
+
+
+def step_time(device: str) -> Iterator[str]:
+    """Steps of transformers' models beside the prediction."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    if device != "cuda":
+        yield "predicted for chips of the table"
+        return
+    size = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 16, "num_attention_heads": 16, "vocab_size": 32000}
+    models = {
+        "Llama of 0.9 G, 4 x 2048 tokens": (lambda: LlamaForCausalLM(LlamaConfig(use_cache=False, **size)), 32000, (4, 2048)),
+        "GPT-2 medium, 16 x 1024 tokens": (
+            lambda: GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False)),
+            50257,
+            (16, 1024),
+        ),
+    }
+    for title, (build, words, shape) in models.items():
+        ids = torch.randint(words, shape)
+        batch = {"input_ids": ids, "labels": ids}
+        model = build().to(device, torch.bfloat16).train()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        here = {name: each.to(device) for name, each in batch.items()}
+
+        def step(model: Any = model, here: Any = here, optimizer: Any = optimizer) -> None:
+            model(**here).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        torch.cuda.reset_peak_memory_stats()
+        seconds, peak = seconds_of(device, step), torch.cuda.max_memory_allocated()
+        del model, optimizer, here, step
+        found = lflops.estimate(
+            lambda build=build: build().to(torch.bfloat16).train(),
+            kwargs=batch,
+            backward=True,
+            loss=lambda out: out.loss,
+            optimizer=functools.partial(torch.optim.AdamW, fused=True),
+            hardware=torch.cuda.get_device_name(),
+        )
+        told = predict(found)
+        said = (
+            "not predicted"
+            if told is None
+            else f"predicted {units.duration(told.seconds)} ({units.duration(told.low)} to {units.duration(told.high)})"
+        )
+        yield f"{title}: {units.duration(seconds)}, {said}; peak {units.size(peak)}, estimated {units.size(found.memory.peak_bytes if found.memory else None)}"
+
+
+PRODUCT = """
+import torch
+torch.backends.cuda.matmul.allow_tf32 = {tf32}
+a = torch.randn(4096, 1024, device="cuda", dtype=torch.{dtype})
+b = torch.randn(1024, 2048, device="cuda", dtype=torch.{dtype})
+torch.cuda.synchronize()
+(a @ b).sum().item()
+"""
+
+
+def counters(device: str) -> Iterator[str]:
+    """What Nsight Compute counts in the hardware of one product of 4096 x 1024 x 2048, beside 2 operations a MAC."""
+    if device != "cuda" or shutil.which("ncu") is None:
+        yield "needs Nsight Compute"
+        return
+    for dtype, tf32 in (("float32", False), ("float32", True), ("bfloat16", False), ("float16", False), ("float64", False)):
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = kept(temporary, f"ncu-{dtype}-{tf32}")
+            Path(folder, "train.py").write_text(PRODUCT.format(dtype=dtype, tf32=tf32))
+            words = command(["train.py"])
+            words[words.index("python3")] = sys.executable
+            done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=folder)  # noqa: S603 - lflops' own command
+            try:
+                found = read(Path(folder, "lflops.ncu.csv").read_text())
+            except (OSError, LflopsError) as error:
+                yield f"{dtype}: {error}: {done.stdout[-300:]} {done.stderr[-300:]}"
+                continue
+            most = max(found.kernels, key=lambda each: each.flops)
+            by = {name: f"{flops / 2 / (4096 * 1024 * 2048):.6f}" for name, flops in most.flops_by_dtype.items()}
+            yield f"{dtype}{' by tf32' if tf32 else ''}: {most.name[:40]}, of the product's operations {by}"
+
+
 PARTS: dict[str, tuple[Callable[[str], Iterator[str]], int]] = {
     "tests": (tests, 150),
     "phases and attribution": (phases, 60),
@@ -359,6 +585,10 @@ PARTS: dict[str, tuple[Callable[[str], Iterator[str]], int]] = {
     "trace": (trace, 60),
     "compiled and graphs": (graphs, 120),
     "to the bit": (bits, 60),
+    "out of memory": (out_of_memory, 60),
+    "verdicts": (verdicts, 120),
+    "step time": (step_time, 90),
+    "counters": (counters, 90),
 }
 """In this order, with the seconds that each may take."""
 

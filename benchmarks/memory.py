@@ -16,11 +16,11 @@ from results import record
 
 import lflops
 from lflops.analyze.memory.peak import sharded
-from lflops.collect.estimate.changes import add_adapters, offload_activations
+from lflops.collect.estimate.changes import CompiledLoss, add_adapters, offload_activations
 from lflops.collect.estimate.optimizer_step import AdamIn8Bits
 from lflops.profile.model import Memory
 from tests.support.limited_trainings import CASES, loss_of, map_every_tensor, trains
-from tests.support.published_models import LLAMA_8B, FusedCrossEntropy, LlamaModel, MixedPrecisionAdam, PublishedLayer
+from tests.support.published_models import LLAMA_8B, LlamaModel, MixedPrecisionAdam, PublishedLayer
 
 GIB, MIB, GB = 2**30, 2**20, 10**9
 MARGIN = 0.05
@@ -128,7 +128,7 @@ ROWS = (
         "+ compile, chunked cross-entropy, activation checkpointing",
         24.9,
         lambda: llama(recomputes=True, chunks=CHUNKS),
-        chunked_loss(FusedCrossEntropy.apply),
+        chunked_loss(CompiledLoss.apply),
         fused,
         COMPILED,
     ),
@@ -144,7 +144,7 @@ ROWS = (
         "+ optimizer in backward",
         23.1,
         lambda: stepping(recomputes=True, chunks=CHUNKS),
-        chunked_loss(FusedCrossEntropy.apply),
+        chunked_loss(CompiledLoss.apply),
         "sgd",  # gets no gradient; with an optimizer two steps are estimated, and the second has AdamW's state
         COMPILED,
     ),
@@ -152,7 +152,7 @@ ROWS = (
         "+ activation offloading",
         21.8,
         lambda: offloaded(stepping(recomputes=True, chunks=CHUNKS)),
-        chunked_loss(FusedCrossEntropy.apply),
+        chunked_loss(CompiledLoss.apply),
         "sgd",
         COMPILED,
     ),
@@ -160,7 +160,7 @@ ROWS = (
         "+ 8-bit AdamW",
         17.6,
         lambda: offloaded(stepping(AdamIn8Bits, recomputes=True, chunks=CHUNKS)),
-        chunked_loss(FusedCrossEntropy.apply),
+        chunked_loss(CompiledLoss.apply),
         "sgd",
         "as above; bitsandbytes' storage, where torchtune's recipe may have had torchao's",
     ),
@@ -168,7 +168,7 @@ ROWS = (
         "LoRA",
         8.5,
         lambda: offloaded(adapted(64, recomputes=True, chunks=CHUNKS)),
-        chunked_loss(FusedCrossEntropy.apply),
+        chunked_loss(CompiledLoss.apply),
         fused,
         "as above; rank 64 at all linear layers of the blocks, of which torchtune's has all but two",
     ),
@@ -181,7 +181,7 @@ ROWS_8B = (
         "full, on an RTX 4090",
         18.9,
         lambda: stepping(torch.optim.SGD, **EIGHT),
-        chunked_loss(FusedCrossEntropy.apply),
+        chunked_loss(CompiledLoss.apply),
         "sgd",
         "blocks as written, not as compiled; optimizer in backward; its paged state is in no allocator's figure",
     ),
@@ -189,7 +189,7 @@ ROWS_8B = (
         "LoRA, on an RTX 4090",
         16.2,
         lambda: adapted(8, **EIGHT),
-        chunked_loss(FusedCrossEntropy.apply),
+        chunked_loss(CompiledLoss.apply),
         fused,
         "blocks as written; adapters at all linear layers of the blocks, of which torchtune's has all but two",
     ),
@@ -197,7 +197,7 @@ ROWS_8B = (
         "QLoRA, on an RTX 4090",
         7.4,
         lambda: adapted(8, "nf4-dq", **EIGHT),
-        chunked_loss(FusedCrossEntropy.apply),
+        chunked_loss(CompiledLoss.apply),
         fused,
         "as above; bitsandbytes' storage, where torchtune has torchao's",
     ),

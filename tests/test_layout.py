@@ -21,7 +21,20 @@ TORCH_PRIVATE = "lflops/collect/torch_private/"
 HOOKS = "lflops/collect/attribution/hooks.py"
 IS_MODULE_HOOK = re.compile(r"register_(module_)?(full_)?(forward|backward)(_pre)?_hook")
 
-VALUE = {"pypi:msgspec", "errors", "extras", "units", "schedule", "stretches", "garbage", "boundary", "files", "profile", "hardware"}
+VALUE = {
+    "pypi:msgspec",
+    "version",
+    "errors",
+    "extras",
+    "units",
+    "schedule",
+    "stretches",
+    "garbage",
+    "boundary",
+    "files",
+    "profile",
+    "hardware",
+}
 """What every folder may import: the value that flows through lflops, and what it is made of."""
 
 INSIDE = VALUE | {"pypi:torch", "collect.inputs", "collect.model", "collect.torch_private", "collect.attribution"}
@@ -42,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "garbage": set(),
     "boundary": set(),
     "files": set(),
+    "version": set(),
     "hardware": {"errors", "files", "pypi:msgspec"},
     "profile": {"errors", "files", "units", "hardware", "pypi:msgspec"},
     "ledger": {"errors", "pypi:msgspec"},

@@ -88,12 +88,12 @@ QUARTERS, GROWN, LEAST_GROWN = 4, 0.1, 1 << 28
 """Memory creeps where each quarter of the last start has more than the one before, and the last this share and so many bytes more."""
 
 FEWEST_SPANS = 20
-NO_TRAINING = {"start_up", "warm_up", "compilation"}  # in which memory grows in any run
+GROWING = {"start_up", "warm_up", "compilation"}  # in which memory grows in any run
 
 
 def memory_growth(ledger: Ledger) -> float | None:
     """Bytes an hour by which the process grows, from the first to the last quarter of its last start; `None` where it does not."""
-    usable = (one for one in ledger.spans if one.begin >= ledger.starts[-1].begin and one.spent.keys().isdisjoint(NO_TRAINING))
+    usable = (one for one in ledger.spans if one.begin >= ledger.starts[-1].begin and one.spent.keys().isdisjoint(GROWING))
     spans = [one for one in usable if one.memory is not None]
     if len(spans) < FEWEST_SPANS:
         return None

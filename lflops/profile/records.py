@@ -15,7 +15,7 @@ PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": 
 
 
 def ready_for_threads(*kinds: Any) -> None:
-    """Work out how these types are decoded. Of two threads that are the first to decode one, msgspec lets the other crash."""
+    """Work out how these types are decoded: where two threads are the first to decode one, msgspec crashes."""
     for kind in kinds:
         json.Decoder(kind)
 

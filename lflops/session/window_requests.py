@@ -72,7 +72,7 @@ class WindowRequests:
     def _hear(self) -> None:
         if self._file and os.access(self._file, os.F_OK):  # which takes a tenth of an exception
             with suppress(OSError):
-                os.unlink(self._file)  # noqa: PTH108 - ten times a second
+                os.unlink(self._file)  # noqa: PTH108 - many times a second
                 self.ask()
 
     def _wake(self) -> None:

@@ -157,18 +157,3 @@ class LlamaModel(nn.Module):
 
     def _block(self, layer: nn.Module, x: Tensor, positions: Tensor) -> Any:
         return layer(x, self.rotations[positions])
-
-
-class FusedCrossEntropy(torch.autograd.Function):
-    """The sum over tokens as a compiled kernel has it: it keeps the logits, and one statistic a token in single precision."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        statistic = torch.empty(len(logits), device=logits.device)
-        ctx.save_for_backward(logits, labels, statistic)
-        return statistic.sum()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        logits, _, _ = ctx.saved_tensors
-        return torch.empty_like(logits), None

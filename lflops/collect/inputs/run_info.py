@@ -1,7 +1,6 @@
 """Facts about a run: versions, host, device, dtype."""
 
 import datetime as dt
-import importlib.metadata
 import multiprocessing.process
 import os
 import pathlib
@@ -18,6 +17,7 @@ from lflops.collect.inputs.devices import allocator_stats
 from lflops.collect.inputs.tensors import device_of, dtype_name, shapes_of, tensors_in
 from lflops.profile.model import Run
 from lflops.profile.series import summed
+from lflops.version import __version__
 
 
 def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> Run:
@@ -27,7 +27,7 @@ def run_of(parameters: Iterable[Tensor], args: tuple[object, ...], kwargs: dict[
     return Run(
         kind="count",
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        versions={"lflops": importlib.metadata.version("lflops"), "torch": str(torch.__version__), "python": platform.python_version()},
+        versions={"lflops": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
         host=platform.node(),
         device_name=device_name(device),
         device_type=device.type,
