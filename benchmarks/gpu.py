@@ -7,11 +7,12 @@ simulated accelerator of the tests, which makes no claim about a real chip. Both
 import argparse
 import contextlib
 import functools
+import gzip
 import importlib.util
-import itertools
 import json
 import logging
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -25,11 +26,11 @@ from statistics import median
 from typing import Any
 
 import torch
+from gpu_faults import told
 from results import record
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import lflops
@@ -43,7 +44,6 @@ from lflops.trace_analysis.summary import TraceSummary, summarise
 
 TOTAL = 600
 """Seconds for all parts together."""
-KEEP: Path | None = Path(os.environ["KEEP"]) if "KEEP" in os.environ else None
 
 ROOT = Path(__file__).parents[1]
 STEPS = 24
@@ -350,14 +350,16 @@ def graphs(device: str) -> Iterator[str]:
 
 
 def bits(device: str) -> Iterator[str]:
-    """A fit with the monitor ends with the same weights as one without, to the bit."""
+    """A fit with the monitor ends with the same weights as one without, to the bit, as two without do."""
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
     with tempfile.TemporaryDirectory() as folder:
-        window = Schedule(wait=4, warmup=2, active=2)
-        plain, _ = fit(device, folder)
-        watched, _ = fit(device, folder, lflops.FlopsMonitor(window, dirpath=folder, html=False, on_error="raise"))
-    pairs = zip(plain.state_dict().values(), watched.state_dict().values(), strict=True)
-    differ = sum(not torch.equal(one, other) for one, other in pairs)
-    yield "the same weights to the bit" if not differ else f"{differ} tensors DIFFER"
+        (first, _), (second, _) = (fit(device, folder) for _ in range(2))
+        watching = lflops.FlopsMonitor(Schedule(wait=4, warmup=2, active=2), dirpath=folder, html=False, on_error="raise")
+        watched, _ = fit(device, folder, watching)
+    for name, other in (("without the monitor again", second), ("with it", watched)):
+        pairs = zip(first.state_dict().values(), other.state_dict().values(), strict=True)
+        differ = sum(not torch.equal(one, another) for one, another in pairs)
+        yield f"{name}: " + ("the same weights to the bit" if not differ else f"{differ} tensors DIFFER")
 
 
 def out_of_memory(device: str) -> Iterator[str]:
@@ -369,130 +371,41 @@ def out_of_memory(device: str) -> Iterator[str]:
         return
 
     class Keeps(Callback):
+        def __init__(self, folder: str) -> None:
+            self.folder = folder
+
+        def on_exception(self, *_: Any) -> None:
+            with gzip.open(f"{self.folder}/snapshot.pickle.gz", "wb", 6) as file:
+                pickle.dump(torch.cuda.memory._snapshot(), file)  # noqa: SLF001 - torch has no public one
+
         def on_fit_start(self, _: Any, module: Any) -> None:
             kept: list[Tensor] = []
             module.model.layers[2].register_forward_hook(lambda *_: kept.append(torch.empty(256 << 20, dtype=torch.uint8, device=device)))
 
     torch.cuda.set_per_process_memory_fraction(0.05)
-    with tempfile.TemporaryDirectory() as folder:
+    with folder_for("out-of-memory") as folder:
         monitor = lflops.FlopsMonitor(Schedule(wait=1, warmup=1, active=1), dirpath=folder, html=False, on_oom=True, on_error="raise")
         with contextlib.suppress(torch.OutOfMemoryError):
-            fit(device, folder, monitor, Keeps())
+            fit(device, folder, Keeps(folder), monitor)
         for path in sorted(Path(folder).glob("oom-*.txt")):
             yield " / ".join(path.read_text().splitlines()[:12])
 
 
-FAULTS = (
-    "nothing",
-    "loader sleeps",
-    "reads scalars",
-    "tiny operators",
-    "one layer in fp64",
-    "checkpoints all",
-    "optimizer by tensor",
-    "clips by tensor",
-    "copies from pageable memory",
-    "empties the cache",
-    "batch of one",
-)
-"""Planted in a training that is fine."""
-
-
-class Slow(torch.utils.data.Dataset[Tensor]):
-    """Batches on the host."""
-
-    def __init__(self, batch: Tensor, steps: int, seconds: float) -> None:
-        """Keep them."""
-        self.batch, self.steps, self.seconds = batch, steps, seconds
-
-    def __len__(self) -> int:
-        """So many batches."""
-        return self.steps
-
-    def __getitem__(self, _: int) -> Tensor:
-        """One, after a while."""
-        time.sleep(self.seconds)
-        return self.batch
-
-
-def train(device: str, fault: str, folder: str | None, steps: int = 80) -> float:
-    """A loop with a fault, watched where there is a folder; the median seconds of its last steps."""
-    torch.manual_seed(0)
-    module = Layers(device).to(device)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, **({"foreach": False} if fault == "optimizer by tensor" else {}))
-    batch = module.batch(1 if fault == "batch of one" else 16)
-    if fault == "copies from pageable memory":
-        batch = batch.repeat(8, 1, 1)
-    loader = DataLoader(
-        Slow(batch, steps, 0.01 if fault == "loader sleeps" else 0),
-        batch_size=None,
-        pin_memory=device == "cuda" and fault != "copies from pageable memory",
-    )
-    first = module.layers[1]
-    if fault == "tiny operators":
-        small = first.forward
-        first.forward = lambda x: small(functools.reduce(lambda a, _: a + 0.0, range(200), x))
-    if fault == "one layer in fp64":
-        first.double()
-        inner = first.forward
-        first.forward = lambda x: wide(inner, device, x)
-    if fault == "checkpoints all":
-        for layer in module.layers:
-            layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-    ends = []
-    with contextlib.ExitStack() as contexts:
-        monitor: Any = None
-        if folder is not None:
-            monitor = contexts.enter_context(
-                lflops.monitor(module, optimizer, dirpath=folder, html=False, on_error="raise", log=lambda _: None)
-            )
-        for given in loader if monitor is None else monitor.data(loader):
-            with contextlib.nullcontext() if monitor is None else monitor.step(given):
-                x = given.to(device, non_blocking=True)[: 1 if fault == "batch of one" else 16]
-                with torch.autocast(device, torch.bfloat16):
-                    loss = module.loss(x)
-                if fault == "reads scalars":
-                    sum(each.item() for each in loss.detach().expand(200))
-                loss.backward()
-                if fault == "clips by tensor":
-                    for each in module.parameters():
-                        if each.grad is not None and each.grad.norm().item() > 1.0:
-                            each.grad.mul_(0.5)
-                optimizer.step()
-                optimizer.zero_grad()
-                if fault == "empties the cache":
-                    torch.cuda.empty_cache()
-            synchronise(device)
-            ends.append(time.perf_counter())
-    return median(later - earlier for earlier, later in itertools.pairwise(ends[steps // 2 :]))
-
-
-def wide(forward: Callable[[Tensor], Tensor], device: str, x: Tensor) -> Tensor:
-    """A layer's forward in double."""
-    with torch.autocast(device, enabled=False):
-        return forward(x.double()).to(x.dtype)
-
-
 def verdicts(device: str) -> Iterator[str]:
     """What is said of a training with one fault, planted or none."""
-    train(device, "nothing", None, 20)
-    for fault in FAULTS:
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = kept(temporary, fault)
-            plain = train(device, fault, None, 40)
-            watched = train(device, fault, folder)
-            found = lflops.explain(folder)
-            said = [f"{each.cause} {each.module} {each.share or 0:.0%}".replace("  ", " ") for each in found.findings if each.is_fault]
-            yield f"{fault} ({1e3 * plain:.2f} ms, watched {1e3 * watched:.2f}): {found.status}, {', '.join(said) or found.because or '-'}"
+    yield from told(device, lambda: Layers(device), folder_for)
 
 
-def kept(temporary: str, name: str) -> str:
-    """The folder for a training: a temporary one, or one of `--keep`."""
-    if KEEP is None:
-        return temporary
-    folder = KEEP / name.replace(" ", "-")
-    folder.mkdir(parents=True, exist_ok=True)
-    return str(folder)
+@contextlib.contextmanager
+def folder_for(name: str) -> Iterator[str]:
+    """A temporary folder, or one of those that the variable KEEP asks for."""
+    if "KEEP" in os.environ:
+        folder = Path(os.environ["KEEP"], name.replace(" ", "-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        yield str(folder)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield temporary
 
 
 def step_time(device: str) -> Iterator[str]:
@@ -534,20 +447,18 @@ def step_time(device: str) -> Iterator[str]:
             optimizer=functools.partial(torch.optim.AdamW, fused=True),
             hardware=torch.cuda.get_device_name(),
         )
-        told = predict(found)
-        said = (
-            "not predicted"
-            if told is None
-            else f"predicted {units.duration(told.seconds)} ({units.duration(told.low)} to {units.duration(told.high)})"
-        )
-        yield f"{title}: {units.duration(seconds)}, {said}; peak {units.size(peak)}, estimated {units.size(found.memory.peak_bytes if found.memory else None)}"
+        predicted = predict(found)
+        interval = "" if predicted is None else f" ({units.duration(predicted.low)} to {units.duration(predicted.high)})"
+        yield f"{title}: {units.duration(seconds)}, predicted {units.duration(predicted and predicted.seconds)}{interval}"
+        held = found.memory.peak_bytes if found.memory else None
+        yield f"peak {units.size(peak)}, estimated {units.size(held)}"
 
 
 PRODUCT = """
 import torch
 torch.backends.cuda.matmul.allow_tf32 = {tf32}
-a = torch.randn(4096, 1024, device="cuda", dtype=torch.{dtype})
-b = torch.randn(1024, 2048, device="cuda", dtype=torch.{dtype})
+a = torch.ones(4096, 1024, device="cuda", dtype=torch.{dtype})
+b = torch.ones(1024, 2048, device="cuda", dtype=torch.{dtype})
 torch.cuda.synchronize()
 (a @ b).sum().item()
 """
@@ -559,8 +470,7 @@ def counters(device: str) -> Iterator[str]:
         yield "needs Nsight Compute"
         return
     for dtype, tf32 in (("float32", False), ("float32", True), ("bfloat16", False), ("float16", False), ("float64", False)):
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = kept(temporary, f"ncu-{dtype}-{tf32}")
+        with folder_for(f"ncu-{dtype}-{tf32}") as folder:
             Path(folder, "train.py").write_text(PRODUCT.format(dtype=dtype, tf32=tf32))
             words = command(["train.py"])
             words[words.index("python3")] = sys.executable

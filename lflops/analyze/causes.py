@@ -30,6 +30,8 @@ _LEFT_ON = ("anomaly_mode", "eval_mode", "graph_breaks", "find_unused")  # notes
 _PER_CALL, _PER_BYTE, _TOO_SLOW = 30e-6, 1 / 5e9, 2.0
 """Seconds that an optimizer's operator needs at the most, and a byte that it moves; and how many times that is a fault."""
 
+_LAUNCHES = 0.0003  # seconds that a device waits for the launches of an optimizer that steps all parameters at once
+
 _SMALL_MESSAGE, _MANY_CALLS = 1 << 20, 8  # bytes of collectives, and how many of them, that would better be one
 
 _BACKWARD_OF_FORWARD = 2.5  # MACs of backward over those of forward; twice is usual
@@ -132,7 +134,7 @@ def causes(
         *_padding(profile, times),
         *late,
         *_without([*in_modules, *parts], late),
-        *_needless(profile, times, budget),
+        *_needless(profile, times),
         *_python(profile, patterns, below, {each.module for each in in_modules}),
     ]
     if budget is None and not is_rough:
@@ -168,8 +170,10 @@ def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
     if cause.kind == "outside":
         return ModulePhase("", "forward") not in profile.waits  # for other ranks, as DDP does before the model runs
     if cause.kind == "optimizer":
-        work = profile.modules[""].optimizer
-        return took * (1 if times.own else 1 - lost) > _TOO_SLOW * (work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE)
+        work, run = profile.modules[""].optimizer, profile.run
+        bandwidth = run.hardware.bandwidth_bytes_per_second if run.hardware is not None and run.device_type != "cpu" else None
+        needed = work.bytes_moved / bandwidth + _LAUNCHES if bandwidth else work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE
+        return took * (1 if times.own else 1 - lost) > _TOO_SLOW * needed
     if cause.kind == "communication":
         calls = sum(each.calls for each in profile.communication)
         return calls >= _MANY_CALLS and sum(each.bytes for each in profile.communication) < calls * _SMALL_MESSAGE
@@ -202,14 +206,14 @@ def _padding(profile: Profile, times: StepTimes) -> Iterator[Cause]:
         yield Cause(kind="padding", seconds=share * sum(times.phases.get(part, 0.0) for part in PASSES), value=share)
 
 
-def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iterator[Cause]:
+def _needless(profile: Profile, times: StepTimes) -> Iterator[Cause]:
     """Work that the step would do without: a second backward, modules that nothing is learned from, and recomputing."""
     root = profile.modules[""]
     forward, backward = root.forward.macs, root.backward.macs
     if forward and backward >= _BACKWARD_OF_FORWARD * forward:
         seconds = times.phases.get("backward", 0.0) * (1 - 2 * forward / backward)
         yield Cause(kind="backward_twice", seconds=seconds, value=backward / forward)
-    if budget is None and root.recompute.seconds is not None:
+    if root.recompute.seconds is not None:
         yield Cause(kind="recomputed", seconds=root.recompute.seconds.median)
     unlearning = {name: each for name, each in profile.modules.items() if not each.backward.macs}  # no gradient goes back through these
     frozen = sum(each.forward.own_macs for each in unlearning.values() if each.parameters and not each.trainable_parameters)
@@ -347,6 +351,8 @@ def _parts(
             shares |= {name: shares[name] - taken, "communication": shares.get("communication", 0.0) + taken}
     own = budget.modules.get("", {}).get("below_roof", 0.0) * mean if budget else 0.0
     told = sum(own if each.kind == "outside" else each.seconds or 0.0 for each in in_modules if (each.seconds or 0.0) >= _WORTH * mean)
+    again = profile.modules[""].recompute.seconds
+    told += max(again.median - shares.pop("recompute", 0.0) * mean, 0.0) if again is not None else 0.0  # a cause by itself
     for name, share in shares.items():
         if name in {"useful", "forward"}:
             continue

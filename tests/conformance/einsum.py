@@ -9,7 +9,7 @@ __all__ = ["CASES"]
 
 b, i, j, k, l = 7, 2, 4, 5, 6  # noqa: E741 - the indices' own names
 heads, width = 3, 8
-einsum = torch.einsum
+einsum = torch.backends.opt_einsum.flags(enabled=False)(torch.einsum)  # else where opt_einsum is installed it chooses the order
 two = leaf(i, j), leaf(j, k)
 batches = leaf(b, i, j), leaf(b, j, k)
 trained = Family("einsum").trained

@@ -137,7 +137,7 @@ LAYERS = (
     ),
     inference(
         "TransformerEncoderLayer in one kernel, with a mask",
-        layer(lambda: encoder_layer().eval(), given, src_mask=torch.zeros(queries, queries)),
+        layer(lambda: encoder_layer().eval(), given, src_mask=Made(lambda: torch.zeros(queries, queries))),
         encoding(queries),
     ),
     inference("TransformerEncoderLayer in training without gradients", layer(encoder_layer, given), encoding(queries)),

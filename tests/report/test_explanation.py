@@ -16,6 +16,7 @@ from lflops.analyze.analysis import analyze
 from lflops.analyze.compare import compared_run
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.cli.main import main
+from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, Span, Start
 from lflops.profile.json_file import json_schema
 from lflops.profile.model import Communication, Profile
@@ -134,6 +135,23 @@ def test_an_optimizer_with_many_operators_may_take_long() -> None:
     """400 need 12 ms at the most."""
     many = cell("", "aten::_foreach_add_", "optimizer", calls=400)
     assert [] == faults(trained(optimizer=7e-3, cells=[many]))
+
+
+@pytest.mark.parametrize(("moved", "said"), [(1000, [("optimizer", 7e-3)]), (4_000_000, [])])
+def test_on_a_device_an_optimizer_may_take_its_bytes_and_not_each_launch(moved: int, said: list[tuple[str, float]]) -> None:
+    """At 1 GB/s 4 MB take 4 ms, so 7 ms are not too long; 1,000 bytes take nothing, whatever 400 launches of the host take."""
+    many = cell("", "aten::add_", "optimizer", calls=400, bytes_moved=moved)
+    given = trained(optimizer=7e-3, cells=[many])
+    chip = Hardware("chip", {"fp32": 1e6}, 1e9)
+    assert said == faults(replace(given, run=replace(given.run, device_type="cuda", hardware=chip)))
+
+
+def test_with_a_known_peak_recomputing_still_costs_its_time() -> None:
+    """8 ms of 34, and not the 4 MACs' 4 µs at the peak."""
+    again = product("a", "aten::mm", "recompute", macs=2, bytes_moved=8)
+    given = trained(own={("a", "recompute"): 8e-3, ("a", "backward"): 2e-3}, cells=[again])
+    chip = Hardware("chip", {"fp32": 1e6}, 1e9)
+    assert [("recomputed", 8e-3)] == faults(replace(given, run=replace(given.run, hardware=chip)))
 
 
 def test_a_second_backward_costs_what_is_more_than_twice_the_forward() -> None:

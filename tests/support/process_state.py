@@ -266,7 +266,7 @@ def bits(tensor: Tensor | None) -> object:
         return None
     with torch.no_grad():
         plain = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
-        return plain.dtype, plain.shape, plain.stride(), plain.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return plain.dtype, plain.shape, plain.stride(), plain.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
 
 
 def graph(tensor: Tensor) -> list[Any]:

@@ -81,7 +81,7 @@ def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: 
     needs = _needs(profile, chip, share) if chip and profile.cells else None
     if not seconds or needs is None or chip is None:
         return None
-    step = (_of_device(profile) or _of_phases(profile, times)).scaled_to(seconds)
+    step = (_of_device(profile, times) or _of_phases(profile, times)).scaled_to(seconds)
     parts: defaultdict[str, float] = defaultdict(float)
     modules: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(IN_MODULES, 0.0))
     for name, part_seconds in step.seconds.items():
@@ -99,13 +99,16 @@ def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: 
         seconds=seconds,
         parts={name: parts[name] for name in (*IN_MODULES, *step.seconds) if parts.get(name)},
         modules=dict(modules),
-        idle=_idle(profile, parts["idle"]),
+        idle=_idle(profile, parts["idle"], parts["data"]),
         inside_rest=tuple(filter(None, unknown)),
     )
 
 
-def _idle(profile: Profile, share: float) -> dict[str, float]:
-    by_phase = (profile.trace.device_idle_by_phase if profile.trace else None) or {}
+def _idle(profile: Profile, share: float, data: float) -> dict[str, float]:
+    """The idle share by phase; while the loader is waited for, the host is at no module."""
+    by_phase = dict((profile.trace.device_idle_by_phase if profile.trace else None) or {})
+    if share and "other" in by_phase:
+        by_phase["other"] = max(by_phase["other"] - sum(by_phase.values()) * data / (share + data), 0.0)
     total = sum(by_phase.values())
     return {phase: share * seconds / total for phase, seconds in by_phase.items()} if total and share else {}
 
@@ -168,23 +171,30 @@ def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
     return _StepParts(parts, own)
 
 
-def _of_device(profile: Profile) -> _StepParts | None:
-    """The activities of a traced device, its kernels by the phase that launched them; `None` without a trace of a device."""
+def _of_device(profile: Profile, times: StepTimes) -> _StepParts | None:
+    """The activities of a traced device, its kernels by the phase that launched them; `None` without a trace of a device.
+
+    Tracing makes the host slower, and the device idle for longer: it is idle for what its work leaves of a clean step.
+    """
     trace = profile.trace
     if trace is None or trace.device_compute_seconds is None:
         return None
     inclusive = _by_pass(profile, "device_seconds")
     kernels = {name: inclusive.get(("", name), 0.0) for name in ("forward", "backward", "optimizer", "other")}
     total = sum(kernels.values())
-    computing = trace.device_compute_seconds
+    steps = (trace.batches or 1) / (profile.run.accumulation or 1)
+    computing = trace.device_compute_seconds / steps
     factor = computing / total if total else 0.0  # kernels are recorded per step, and on streams that overlap
-    others = {"communication": trace.exposed_comm_seconds, "copy": trace.exposed_copy_seconds, "idle": trace.device_idle_seconds}
+    alone = {"communication": trace.exposed_comm_seconds, "copy": trace.exposed_copy_seconds}
+    others = {name: (took or 0.0) / steps for name, took in alone.items()}
+    idle = max((times.mean or 0.0) - computing - sum(others.values()), 0.0)
+    waiting = min(idle, times.parts.get("data", 0.0))
     own = {key: took * factor for key, took in inclusive.items()}
     for (name, when), took in inclusive.items():
         if name and (above := (name.rpartition(".")[0], when)) in own:
             own[above] = max(own[above] - took * factor, 0.0)
     parts = {name: took * factor for name, took in kernels.items()} if factor else {_BOTH: computing}
-    return _StepParts(parts | {name: took or 0.0 for name, took in others.items()}, own)
+    return _StepParts(parts | others | {"data": waiting, "idle": idle - waiting}, own)
 
 
 def _by_pass(profile: Profile, field: str) -> dict[tuple[str, str], float]:
