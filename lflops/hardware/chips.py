@@ -22,6 +22,7 @@ from typing import Any
 from lflops.errors import HardwareError
 from lflops.files import write_whole
 
+HOPPER, BLACKWELL = ("H100", "H200", "H800", "H20", "GH200"), ("B200", "GB200", "B300", "GB300")  # first words of names; of data centers
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")  # what a peak can be of
 
 VARIABLE = "LFLOPS_CHIPS"

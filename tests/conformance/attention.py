@@ -50,7 +50,7 @@ FUSED = (
         attention(scores, width, fused=FUSES_GROUPS),
     ),
     trained("sdpa of data but for the queries", of(sdpa, query, *[data(batch, heads, keys, width)] * 2), attention(scores, width)),
-    trained("sdpa in bfloat16", of(sdpa, *[leaf(batch, heads, queries, width, dtype=torch.bfloat16)] * 3), attention(square, width)),
+    trained("sdpa in bfloat16", of(sdpa, *[leaf(batch, heads, queries, 8, dtype=torch.bfloat16)] * 3), attention(square, 8)),
     inference("sdpa without gradients", of(sdpa, *[data(batch, heads, queries, width)] * 3), attention(square, width)),
 )
 

@@ -146,3 +146,15 @@ def test_a_gpu_counts_the_same_forward(family: str, cuda: torch.device) -> None:
         profiles = {case.name: consistent(profile_of(case)) for case in cases}
     assert {case.name: case.forward for case in cases} == {name: counted(profile)["forward"] for name, profile in profiles.items()}
     assert {} == {name: profile.uncounted for name, profile in profiles.items() if profile.uncounted}
+
+
+@pytest.mark.gpu
+def test_a_gpu_counts_heads_of_half_precision_as_wide_as_it_makes_them(cuda: torch.device) -> None:
+    """Flash attention fills 4 up to 8: of 2 x 6 heads, 5 queries and 5 keys that is 300 scores of 8 + 8, not of 4 + 4."""
+
+    class Attends(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    x = torch.zeros(2, 6, 5, 4, dtype=torch.bfloat16, device=cuda)
+    assert 300 * (8 + 8) == lflops.count(Attends(), (x,)).total()

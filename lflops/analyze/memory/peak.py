@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.hardware.chips import Hardware
+from lflops.hardware.chips import HOPPER, Hardware
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.module_names import ancestry, fold_repeats
 from lflops.profile.records import ByCategory, Phase
@@ -41,8 +41,6 @@ FRAGMENTATION = 0.05  # share of the peak that the allocator reserves besides, w
 
 TIGHT = 0.05  # a step that leaves a smaller share than this of the usable memory is tight: a longer batch or another version may not fit
 
-_HOPPER = ("H100", "H200", "H800", "H20", "GH200")
-
 
 class Room(Struct, frozen=True, kw_only=True):
     """What a step needs of a chip's memory, and whether that fits. The parts add up to `needed_bytes`."""
@@ -65,7 +63,7 @@ def room(tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_b
         return None
     usable = int(chip.usable_bytes if chip.usable_bytes is not None else chip.memory_bytes * USABLE)
     fragmentation = int(tensor_bytes * FRAGMENTATION) if reserved_bytes is None else reserved_bytes - tensor_bytes
-    cublas = HOPPER_CUBLAS_BYTES if chip.name.split()[0] in _HOPPER else CUBLAS_BYTES
+    cublas = HOPPER_CUBLAS_BYTES if chip.name.split()[0] in HOPPER else CUBLAS_BYTES
     nccl = NCCL_BYTES if ranks > 1 else 0
     needed = tensor_bytes + fragmentation + CONTEXT_BYTES + cublas + nccl
     return Room(

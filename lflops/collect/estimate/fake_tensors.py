@@ -33,7 +33,7 @@ from lflops.collect.torch_private.dispatch_modes import on_stack, without_modes
 from lflops.collect.torch_private.operators import attention_kernels
 from lflops.collect.torch_private.tensors import NEEDS_VALUES, NO_FAKE_KERNEL, FakeTensor, fake_mode, local_part, only_shapes_run
 from lflops.errors import CountError, LflopsError
-from lflops.hardware.chips import Hardware, vendor_of
+from lflops.hardware.chips import BLACKWELL, HOPPER, Hardware, vendor_of
 from lflops.profile.notes import Note
 
 CALL = nn.Module.__call__.__code__  # the code object of every call of a module
@@ -217,7 +217,9 @@ class Fakes:
                 vars(module).update(attributes)
             yield
         finally:
-            _restore(held)
+            for module, attributes in held:
+                vars(module).clear()
+                vars(module).update(attributes)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if is_lazy(tensor):
@@ -226,7 +228,8 @@ class Fakes:
             )
         if isinstance(local_part(tensor), FakeTensor):  # the model was built in the fake mode
             return tensor
-        if _has_known_values(tensor):
+        whole = type(tensor) is Tensor and not (tensor.is_meta or tensor.is_floating_point() or tensor.is_complex())
+        if whole and tensor.numel() <= LARGEST:  # its values are known
             with without_modes():
                 return tensor.clone()  # for code that writes to it
         with self._mode:
@@ -247,15 +250,8 @@ class Answers(TorchFunctionMode):
         return self._answers[function] if function in self._answers else function(*args, **(kwargs or {}))
 
 
-def _is_no_traceback(record: logging.LogRecord) -> bool:
-    """Whether a record of torch's log is something else than the traceback of an error that is raised anyway."""
+def _is_no_traceback(record: logging.LogRecord) -> bool:  # of an error that is raised anyway
     return not record.getMessage().startswith("failed while attempting to run meta")
-
-
-def _restore(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    for module, attributes in held:
-        vars(module).clear()
-        vars(module).update(attributes)
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -273,18 +269,13 @@ def like_sharded(tensor: Any) -> Tensor:
     return sharded
 
 
-def _has_known_values(x: Tensor) -> bool:
-    return type(x) is Tensor and not x.is_meta and not x.is_floating_point() and not x.is_complex() and x.numel() <= LARGEST
-
-
 ATTENTION = frozenset(
     {F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
 )
 """The functions and operators that stand for attention."""
 
 HALF = (torch.float16, torch.bfloat16)
-WIDEST_FLASH, WIDEST_CUDNN = 256, 128  # the widest heads that the kernels support
-WIDTHS, MASK_ROWS = 8, 16  # flash attention pads heads, and efficient attention pads the rows of masks, to a multiple of these
+WIDEST_FLASH, WIDTHS, MASK_ROWS = 256, 8, 16  # flash attention's widest heads; it pads heads, and efficient attention masks, to multiples
 
 _ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 _CALLERS = (F.multi_head_attention_forward, Tensor.backward, torch.autograd.backward, torch.autograd.grad)
@@ -316,7 +307,7 @@ class Attention(NamedTuple):
         }
         return self._replace(**cast)
 
-    def kernel(self, *, ampere: bool) -> tuple[str, Any] | None:
+    def kernel(self, *, ampere: bool, family: str = "") -> tuple[str, Any] | None:
         """Name and operator of the kernel that torch chooses; `None` if no enabled kernel supports the call."""
         # One rule is left out: the smaller chips of a generation do not train heads wider than 192 with dropout
         fused = self._may_be_fused()
@@ -324,15 +315,13 @@ class Attention(NamedTuple):
         width, of_values, mask = self.query.shape[-1], self.value.shape[-1], self.attn_mask
         is_square = not self.is_causal or self.query.shape[-2] == self.key.shape[-2]
         suits_flash = mask is None and is_square and of_values == width <= WIDEST_FLASH
-        may_mask = mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
-        are_narrow = all(each <= WIDEST_CUDNN and not each % 8 for each in (width, of_values))
         takes = {
             "flash_attention": halved and suits_flash,
             "efficient_attention": fused and self._suits_efficient(ampere=ampere),
-            "cudnn_attention": halved and may_mask and self.key.shape[-2] > 1 and are_narrow,
+            "cudnn_attention": halved and self._suits_cudnn(family),
             "attention_math": True,
         }
-        return next(((name, operator) for name, operator in attention_kernels().items() if takes[name]), None)
+        return next((each for each in attention_kernels(cudnn_first=prefers_cudnn(family)).items() if takes[each[0]]), None)
 
     def run(self, name: str, operator: Any) -> Tensor:
         """Run one of the kernels, after the same preparation of the arguments as in torch."""
@@ -362,12 +351,33 @@ class Attention(NamedTuple):
     def _has_all_heads(self) -> bool:
         return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
 
+    def _suits_cudnn(self, family: str) -> bool:  # by `can_use_cudnn_attention`, which pull requests 161210, 172621 and 174245 changed
+        widths, mask, release = (self.query.shape[-1], self.value.shape[-1]), self.attn_mask, torch.__version__
+        widest = 256 if family in HOPPER and release >= (2, 9) else 128
+        fit = max(widths) <= widest or (widths == (192, 128) and family in BLACKWELL and release >= (2, 11))
+        may_mask = mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
+        may_drop = not self.dropout_p or (self.query.shape[-2] > 1 and (release < (2, 12) or self.dropout_p * 16 % 1 == 0))
+        may_vary = not torch.are_deterministic_algorithms_enabled() or torch.is_deterministic_algorithms_warn_only_enabled()
+        return fit and not any(each % 8 for each in widths) and may_mask and may_drop and may_vary and self.key.shape[-2] > 1
+
     def _suits_efficient(self, *, ampere: bool) -> bool:
         dtypes = (*HALF, torch.float32) if ampere else (torch.float16, torch.float32)
         multiple = 8 if self.query.dtype in HALF else 4 if ampere else 1
         even = not self.query.shape[-1] % multiple and not self.value.shape[-1] % multiple
         masked = self.attn_mask is None or self.attn_mask.stride(-1) == 1
         return self.query.dtype in dtypes and even and masked and self._has_all_heads()
+
+
+def prefers_cudnn(family: str) -> bool:
+    """Whether torch tries cuDNN's attention first on chips whose names begin so. A torch without CUDA stands for its wheel on PyPI.
+
+    By `check_prefer_cudnn_attention` in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: in 2.9 with cuDNN 9.9 on compute capability
+    9.0 and 10.0, since 2.10 also on 10.3, but with a cuDNN later than 9.15.0 (pull requests 162073, 170800 and 171627).
+    """
+    release = torch.__version__
+    cudnn = (torch.backends.cudnn.version() if torch.version.cuda else None) or (91002 if release < (2, 11) else 91900)
+    families, least = ((*HOPPER, "B200", "GB200"), 90900) if release < (2, 10) else (HOPPER + BLACKWELL, 91501)
+    return family in families and cudnn >= least and release >= (2, 9) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
 
 
 @contextlib.contextmanager
@@ -389,7 +399,6 @@ class _Choice(TorchFunctionMode):
     def __init__(self, chip: Hardware) -> None:
         super().__init__()
         self._chip = chip
-        self._ampere = "bf16" in chip.peak_flops_per_second
         self._bodies = {caller: _body(caller) for caller in _CALLERS}
         self.calls: Counter[str] = Counter()
 
@@ -409,7 +418,7 @@ class _Choice(TorchFunctionMode):
         if call.query.is_nested or call.query.device != HOST:
             return function(**call._asdict())  # type: ignore[no-any-return]
         call = call.autocast()
-        found = call.kernel(ampere=self._ampere)
+        found = call.kernel(ampere="bf16" in self._chip.peak_flops_per_second, family=self._chip.name.split()[0])
         if found is None:
             raise CountError(f"no kernel of attention that sdpa_kernel leaves on takes this call on {self._chip.name}: leave on MATH")
         self.calls[found[0]] += 1

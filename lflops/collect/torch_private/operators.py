@@ -105,7 +105,7 @@ def makes_storage(operator: OpOverload) -> bool:
     return any(each.alias_info is None for each in operator._schema.returns)
 
 
-def attention_kernels() -> dict[str, Any]:
+def attention_kernels(*, cudnn_first: bool = False) -> dict[str, Any]:
     """The kernels that attention chooses from on CUDA, best first: those that this torch has and the user did not switch off."""
     cuda = torch.backends.cuda
     switches: dict[str, Any] = {
@@ -115,5 +115,7 @@ def attention_kernels() -> dict[str, Any]:
         "cudnn_attention": cuda.cudnn_sdp_enabled,
     }
     order = [list(switches)[number] for number in torch._C._get_sdp_priority_order() if number < len(switches)]
+    if cudnn_first and order[-1] == "cudnn_attention":  # torch's own order for most chips; one of the user's stays
+        order.insert(0, order.pop())
     operators = {each: getattr(torch.ops.aten, f"_scaled_dot_product_{each}", None) for each in order if switches[each]()}
     return {each: operator.default for each, operator in operators.items() if operator is not None}

@@ -8,19 +8,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import lflops
-from lflops.collect.estimate.fake_tensors import Attention, attention_on
-from lflops.hardware.chips import lookup
+from lflops.collect.estimate.fake_tensors import Attention, attention_on, prefers_cudnn
+from lflops.hardware.chips import BLACKWELL, HOPPER, lookup, names
 from lflops.profile.model import Profile
 from lflops.profile.notes import sentence
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 48, 16
 FLASH, EFFICIENT, CUDNN, MATH = "flash_attention", "efficient_attention", "cudnn_attention", "attention_math"
 HALF, SINGLE = torch.bfloat16, torch.float32
-H200 = "NVIDIA H200"
+H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-80GB"
 
 
 def heads(
@@ -63,6 +64,85 @@ TAKEN: dict[str, tuple[Attention, str, str]] = {  # on Ampere and later, and bef
 def test_the_kernel_is_the_first_that_takes_the_call(attention: Attention, ampere: str, before: str) -> None:
     """As torch's documentation and source have it."""
     assert [ampere, before] == [(attention.kernel(ampere=newer) or ("",))[0] for newer in (True, False)]
+
+
+def a_torch(monkeypatch: pytest.MonkeyPatch, release: str, cudnn: int | None = None) -> None:
+    """Take this torch for another, with a cuDNN of its own or as built for a CPU."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion(release))
+    monkeypatch.setattr(torch.version, "cuda", None if cudnn is None else "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
+
+
+MASKED = call(attn_mask=MASK.to(HALF))
+ON_HOPPER: dict[str, tuple[Attention, str, str]] = {  # and on Blackwell, by torch 2.11 and its cuDNN
+    "half": (call(), CUDNN, CUDNN),
+    "single": (call(SINGLE), EFFICIENT, EFFICIENT),
+    "masked": (MASKED, CUDNN, CUDNN),
+    "a mask that is trained": (call(attn_mask=MASK.to(HALF).requires_grad_()), EFFICIENT, EFFICIENT),
+    "causal, and shorter": (call(query=heads(length=8), is_causal=True), CUDNN, CUDNN),
+    "the widest": (call(torch.float16, width=256), CUDNN, FLASH),
+    "wider than that": (call(torch.float16, width=264), EFFICIENT, EFFICIENT),
+    "a width of its own": (call(width=61), FLASH, FLASH),
+    "narrower values": (call(value=heads(width=8)), CUDNN, CUDNN),
+    "latent attention": (Attention(heads(width=192), heads(width=192), heads(width=128)), CUDNN, CUDNN),
+    "as wide with wider values": (Attention(heads(width=192), heads(width=192), heads(width=136)), CUDNN, EFFICIENT),
+    "fewer keys": (call(key=heads(count=2), value=heads(count=2), enable_gqa=True), CUDNN, CUDNN),
+    "one key": (call(key=heads(length=1), value=heads(length=1)), FLASH, FLASH),
+    "dropout": (call(dropout_p=0.1), CUDNN, CUDNN),
+    "dropout for one query": (call(query=heads(length=1), dropout_p=0.1), FLASH, FLASH),
+}
+
+
+@pytest.mark.parametrize(("attention", "hopper", "blackwell"), ON_HOPPER.values(), ids=ON_HOPPER)
+def test_cudnns_kernel_is_the_first_on_hopper_and_blackwell(
+    attention: Attention, hopper: str, blackwell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An H100 took it in half precision and of 256 wide, not of 61 and not in single precision; the rest is torch's source."""
+    a_torch(monkeypatch, "2.11.0+cu130", 91900)
+    assert [hopper, blackwell] == [(attention.kernel(ampere=True, family=each) or ("",))[0] for each in ("H100", "B200")]
+
+
+# By release and cuDNN: the chips that take it first. Without a cuDNN it is that of the release's wheel on PyPI.
+PREFER = (
+    ("2.8.0", None, set()),
+    ("2.8.0+cu129", 91002, set()),
+    ("2.9.1", None, {"H100", "B200"}),
+    ("2.9.0+cu130", 91300, {"H100", "B200"}),
+    ("2.10.0", None, set()),
+    ("2.10.0+cu130", 91501, {"H100", "B200", "B300"}),
+    ("2.11.0", None, {"H100", "B200", "B300"}),
+    ("2.11.0+cu126", 91002, set()),
+    ("2.11.0+cu130", 91500, set()),
+    ("2.13.0", None, {"H100", "B200", "B300"}),
+)
+
+
+@pytest.mark.parametrize(("release", "cudnn", "chips"), PREFER)
+def test_which_chips_prefer_it_depends_on_torch_and_cudnn(
+    release: str, cudnn: int | None, chips: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's source has it from 2.8 to 2.13; never on other chips, and never where the user switched it off."""
+    a_torch(monkeypatch, release, cudnn)
+    assert chips == {each for each in ("H100", "B200", "B300", "A100", "L40S", "RTX") if prefers_cudnn(each)}
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert not prefers_cudnn("H100")
+
+
+def test_later_torchs_take_it_with_sixteenths_of_dropout_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An eighth is two of them, a tenth is none; and never where a training must be deterministic."""
+    a_torch(monkeypatch, "2.12.0")
+    assert [CUDNN, FLASH] == [(call(dropout_p=p).kernel(ampere=True, family="H100") or ("",))[0] for p in (0.125, 0.1)]
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert FLASH == (call().kernel(ampere=True, family="H100") or ("",))[0]
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("chip", [*HOPPER, *BLACKWELL])
+def test_the_table_has_chips_of_these_names(chip: str) -> None:
+    """Else a family would be of no chip."""
+    assert chip in {name.split()[0] for name in names()}
 
 
 def test_the_users_choice_is_kept_to() -> None:
@@ -111,8 +191,22 @@ SUM = 4
 
 def test_flash_attention_keeps_its_result_and_a_sum_a_row() -> None:
     """Three inputs and the result in half precision, the sums, and three numbers of 8 bytes that dropout goes by."""
-    assert 4 * 2 * ONE + BATCH * HEADS * LENGTH * SUM + 3 * 8 == kept(estimated(dropout_p=0.1))
-    assert {FLASH: 1} == {name: calls for note in estimated().notes for name, calls in note.values.items()}
+    assert 4 * 2 * ONE + BATCH * HEADS * LENGTH * SUM + 3 * 8 == kept(estimated(hardware=A100, dropout_p=0.1))
+    assert {FLASH: 1} == {name: calls for note in estimated(hardware=A100).notes for name, calls in note.values.items()}
+
+
+def test_cudnns_attention_keeps_as_much_and_computes_as_much() -> None:
+    """But two numbers of 8 bytes; also with a mask of truths, of which it keeps numbers."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        profile, masked = estimated(is_causal=True), estimated(attn_mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool))
+    sums = BATCH * HEADS * LENGTH * SUM + 2 * 8
+    assert 4 * 2 * ONE + sums == kept(profile)
+    assert 4 * 2 * ONE + sums + LENGTH * LENGTH * 2 == kept(masked)
+    square, seen = (BATCH * HEADS * scores * WIDTH for scores in (LENGTH * LENGTH, LENGTH * (LENGTH + 1) // 2))
+    for metric, product in (("macs", square), ("executed_macs", seen)):
+        assert [2 * product, 4 * product, product] == [
+            profile.total(phase=phase, metric=metric) for phase in ("forward", "backward", "recompute")
+        ]
 
 
 def test_efficient_attention_keeps_sums_of_whole_groups_of_rows() -> None:
@@ -133,7 +227,7 @@ def test_the_scores_are_computed_a_second_time_in_backward() -> None:
     """Two products forward, four backward, and one again; half of them, and the diagonal, where it is causal."""
     square = BATCH * HEADS * LENGTH * LENGTH * WIDTH
     seen = BATCH * HEADS * (LENGTH * (LENGTH + 1) // 2) * WIDTH
-    for profile in (estimated(is_causal=True), estimated(SINGLE, is_causal=True)):
+    for profile in (estimated(is_causal=True, hardware=A100), estimated(SINGLE, is_causal=True)):
         assert [2 * square, 4 * square, square] == [profile.total(phase=phase) for phase in ("forward", "backward", "recompute")]
         executed = [profile.total(phase=phase, metric="executed_macs") for phase in ("forward", "backward", "recompute")]
         assert [2 * seen, 4 * seen, seen] == executed
@@ -206,7 +300,7 @@ class Weighed(nn.Module):
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_attention_is_found_however_it_is_called(way: Callable[[Tensor], Tensor]) -> None:
     """Within torch's own functions, and while backward runs something again."""
-    profile = lflops.estimate(Weighed(way), torch.zeros(8, 6, 16, dtype=HALF, requires_grad=True), backward=True, hardware=H200)
+    profile = lflops.estimate(Weighed(way), torch.zeros(8, 6, 16, dtype=HALF, requires_grad=True), backward=True, hardware=A100)
     found = {cell.operator for cell in profile.cells if "attention" in cell.operator}
     assert {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"} == found
 
@@ -214,7 +308,7 @@ def test_attention_is_found_however_it_is_called(way: Callable[[Tensor], Tensor]
 def test_attention_is_in_what_autocast_makes_of_it() -> None:
     """Half precision, which the kernel is chosen by."""
     with torch.autocast("cpu", HALF):
-        (note,) = estimated(SINGLE).notes
+        (note,) = estimated(SINGLE, hardware=A100).notes
     assert {FLASH: 1} == note.values
 
 
@@ -238,11 +332,11 @@ def test_no_mode_stays_open() -> None:
         lflops.estimate(Attends(dropout_p=0.1), (heads(SINGLE),) * 3, loss=lambda out: out.sum().item(), backward=True, hardware=H200)
     real = [heads(device="cpu") for _ in range(3)]
     assert real[0].shape == F.scaled_dot_product_attention(*real).shape
-    with attention_on(lookup(H200)), pytest.raises(NotImplementedError, match="flash_attention"):
+    with attention_on(lookup(A100)), pytest.raises(NotImplementedError, match="flash_attention"):
         F.scaled_dot_product_attention(*real)
 
 
 def test_the_note_says_which_and_how_often() -> None:
     """In a sentence."""
-    (note,) = estimated().notes
-    assert "scaled_dot_product_attention is the kernel that torch picks on H200 SXM: flash attention 1 time" == sentence(note)
+    (note,) = estimated(hardware=A100).notes
+    assert "scaled_dot_product_attention is the kernel that torch picks on A100 SXM 80GB: flash attention 1 time" == sentence(note)
