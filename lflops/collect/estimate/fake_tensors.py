@@ -217,9 +217,7 @@ class Fakes:
                 vars(module).update(attributes)
             yield
         finally:
-            for module, attributes in held:
-                vars(module).clear()
-                vars(module).update(attributes)
+            _restore(held)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if is_lazy(tensor):
@@ -252,6 +250,12 @@ class Answers(TorchFunctionMode):
 
 def _is_no_traceback(record: logging.LogRecord) -> bool:  # of an error that is raised anyway
     return not record.getMessage().startswith("failed while attempting to run meta")
+
+
+def _restore(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    for module, attributes in held:
+        vars(module).clear()
+        vars(module).update(attributes)
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -336,7 +340,9 @@ class Attention(NamedTuple):
             out: Tensor = operator(query, key, value, *how, scale=scale or 1 / math.sqrt(self.query.shape[-1]))[0]
             return out[..., : self.query.shape[-1]] if missing else out
         if mask is not None and name == "efficient_attention":
-            mask = _in_rows(mask).expand(*query.shape[:3], key.shape[-2])
+            if mask.stride(-1) != 1 or any(stride % MASK_ROWS for stride in mask.stride()[:-1]):
+                mask = F.pad(mask, (0, MASK_ROWS - mask.shape[-1] % MASK_ROWS))[..., : mask.shape[-1]]
+            mask = mask.expand(*query.shape[:3], key.shape[-2])
         goes_backward = torch.is_grad_enabled() and any(each.requires_grad for each in self[:3])
         return operator(query, key, value, mask, goes_backward, *how, scale=scale)[0]  # type: ignore[no-any-return]
 
@@ -353,10 +359,10 @@ class Attention(NamedTuple):
 
     def _suits_cudnn(self, family: str) -> bool:  # by `can_use_cudnn_attention`, which pull requests 161210, 172621 and 174245 changed
         widths, mask, release = (self.query.shape[-1], self.value.shape[-1]), self.attn_mask, torch.__version__
-        widest = 256 if family in HOPPER and release >= (2, 9) else 128
-        fit = max(widths) <= widest or (widths == (192, 128) and family in BLACKWELL and release >= (2, 11))
+        widest = 256 if family in HOPPER and release >= "2.9" else 128
+        fit = max(widths) <= widest or (widths == (192, 128) and family in BLACKWELL and release >= "2.11")
         may_mask = mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
-        may_drop = not self.dropout_p or (self.query.shape[-2] > 1 and (release < (2, 12) or self.dropout_p * 16 % 1 == 0))
+        may_drop = not self.dropout_p or (self.query.shape[-2] > 1 and (release < "2.12" or self.dropout_p * 16 % 1 == 0))
         may_vary = not torch.are_deterministic_algorithms_enabled() or torch.is_deterministic_algorithms_warn_only_enabled()
         return fit and not any(each % 8 for each in widths) and may_mask and may_drop and may_vary and self.key.shape[-2] > 1
 
@@ -375,9 +381,9 @@ def prefers_cudnn(family: str) -> bool:
     9.0 and 10.0, since 2.10 also on 10.3, but with a cuDNN later than 9.15.0 (pull requests 162073, 170800 and 171627).
     """
     release = torch.__version__
-    cudnn = (torch.backends.cudnn.version() if torch.version.cuda else None) or (91002 if release < (2, 11) else 91900)
-    families, least = ((*HOPPER, "B200", "GB200"), 90900) if release < (2, 10) else (HOPPER + BLACKWELL, 91501)
-    return family in families and cudnn >= least and release >= (2, 9) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+    cudnn = (torch.backends.cudnn.version() if torch.version.cuda else None) or (91002 if release < "2.11" else 91900)
+    families, least = ((*HOPPER, "B200", "GB200"), 90900) if release < "2.10" else (HOPPER + BLACKWELL, 91501)
+    return family in families and cudnn >= least and release >= "2.9" and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
 
 
 @contextlib.contextmanager
@@ -431,12 +437,6 @@ def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     if training and 0 < p < 1 and not inplace and x.device == HOST:
         return torch.native_dropout(x, p, train=True)[0]
     return F.dropout(x, p, training, inplace)
-
-
-def _in_rows(mask: Tensor) -> Tensor:
-    if mask.stride(-1) == 1 and not any(stride % MASK_ROWS for stride in mask.stride()[:-1]):
-        return mask
-    return F.pad(mask, (0, MASK_ROWS - mask.shape[-1] % MASK_ROWS))[..., : mask.shape[-1]]
 
 
 def _body(function: Any) -> FunctionType:
