@@ -350,15 +350,19 @@ def _parts(
             by_hand -= taken
             shares |= {name: shares[name] - taken, "communication": shares.get("communication", 0.0) + taken}
     own = budget.modules.get("", {}).get("below_roof", 0.0) * mean if budget else 0.0
-    told = sum(own if each.kind == "outside" else each.seconds or 0.0 for each in in_modules if (each.seconds or 0.0) >= _WORTH * mean)
-    again = profile.modules[""].recompute.seconds
-    told += max(again.median - shares.pop("recompute", 0.0) * mean, 0.0) if again is not None else 0.0  # a cause by itself
+    by_evidence = (own if each.kind == "outside" else each.seconds or 0.0 for each in in_modules if (each.seconds or 0.0) >= _WORTH * mean)
+    told = {"below_roof": sum(by_evidence)}
+    again = profile.modules[""].recompute
+    if again.seconds is not None:  # a cause by itself
+        computed = min(again.seconds.median, (again.device_seconds or again.seconds).median)
+        told["idle"] = again.seconds.median - computed
+        told["below_roof"] += max(computed - shares.pop("recompute", 0.0) * mean, 0.0)
     for name, share in shares.items():
         if name in {"useful", "forward"}:
             continue
-        seconds = max(share * mean - (told if name == "below_roof" else 0.0), 0.0)
+        seconds = max(share * mean - told.get(name, 0.0), 0.0)
         module = _innermost(budget, name, patterns) if budget and patterns else ""
-        yield Cause(kind=name, seconds=seconds, module=module, is_rest=name == "below_roof" and told > 0)
+        yield Cause(kind=name, seconds=seconds, module=module, is_rest=told.get(name, 0.0) > 0)
 
 
 def _exchanged_by_hand(profile: Profile) -> float:

@@ -170,7 +170,6 @@ class Trace(Struct, frozen=True, kw_only=True):
         batches: The number of recorded batches. All figures below are sums over them.
         device_idle_seconds: Idle time between the device's first and last work; `None` if the device recorded none. Idle, exposed and
             compute seconds are disjoint.
-        device_idle_by_phase: The same by the phase of the host; `other` is outside of all modules.
         exposed_comm_seconds: The device communicated and computed nothing.
         exposed_copy_seconds: The device copied and did nothing else.
         device_compute_seconds: The device ran a kernel other than communication.
@@ -184,7 +183,6 @@ class Trace(Struct, frozen=True, kw_only=True):
     exposed_comm_seconds: Seconds | None = None
     exposed_copy_seconds: Seconds | None = None
     device_compute_seconds: Seconds | None = None
-    device_idle_by_phase: Mapping[str, Seconds] | None = None
     operators: tuple[TracedOperator, ...] = ()
     compiled: CompiledCode | None = None
 

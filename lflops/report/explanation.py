@@ -218,6 +218,8 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
         said = f"{units.percent(seconds / trained)} of the run, without its start, is {what}: {units.duration(each)} for each step."
         much = allowed**0.5 if cause in _BETWEEN_STEPS else allowed
         taken = taking_batches(profile) * ledger.steps if cause == "data" and profile is not None else 0.0
+        if cause == "gc":  # one pass over all objects, most of them torch's, belongs to any run
+            taken = max((one.cost for one in ledger.slow_steps if one.cause == "gc"), default=0.0)
         is_fault = seconds - taken >= row.fault_from * trained * much and (cause != "compilation" or recompiles or _compiles_late(ledger))
         is_fault = is_fault and not (cause in by_others and allowed > 1)
         share = seconds / trained

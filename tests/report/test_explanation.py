@@ -17,7 +17,7 @@ from lflops.analyze.compare import compared_run
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
-from lflops.ledger.account import Ledger, Span, Start
+from lflops.ledger.account import Ledger, SlowStep, Span, Start
 from lflops.profile.json_file import json_schema
 from lflops.profile.model import Communication, Profile
 from lflops.profile.notes import Note
@@ -460,6 +460,14 @@ def test_the_figures_are_numbers_of_the_window_and_of_the_run(tmp_path: Path, mo
     assert "A step takes 34.0 ms. Over the whole run it is 1.00 s for each step." == found.said
     assert [("validation", "run", 0.2)] == [(each.cause, each.of, each.share) for each in found.findings if each.is_fault]
     assert "A step takes 34.0 ms." == explain(trained()).said
+
+
+@pytest.mark.parametrize(("passes", "said"), [(1, []), (2, [("gc", 0.16)])])
+def test_one_pass_of_the_collector_belongs_to_any_run(passes: int, said: list[tuple[str, float]]) -> None:
+    """16 s of some 100: in one step, or in two."""
+    cost = 16.0 / passes
+    slow = SlowStep(step=50, end=100.0, seconds=cost + 1, usual=1.0, cost=cost, cause="gc", phase="forward")
+    assert said == faults(replace(account(slow__gc=16.0), slow_steps=(slow,) * passes))
 
 
 def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:

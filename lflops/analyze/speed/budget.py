@@ -44,7 +44,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     # `backward` are the time of these phases that is in no module of the profile.
     parts: Mapping[str, float]
     modules: Mapping[str, Mapping[str, float]]  # the parts of `IN_MODULES` by module, of its self time; `parts` has their sums
-    idle: Mapping[str, float]  # the part `idle` by the phase of the host; empty without a trace that has it
+    idle: Mapping[str, float]  # of a traced device, shares of forward and backward in which it computed nothing
     inside_rest: tuple[str, ...]  # parts that are unknown, and so are within `below_roof`: `idle`, `memory_bound`
 
 
@@ -64,12 +64,13 @@ class _StepParts(NamedTuple):
 
     seconds: Mapping[str, float]
     own: Mapping[tuple[str, str], float]
+    idle: Mapping[str, float] = {}  # of a device, by pass
 
     def scaled_to(self, seconds: float) -> "_StepParts":
         """The same parts, scaled to add up to a step's seconds; one part where nothing is separated."""
         factor = seconds / total if (total := sum(self.seconds.values())) else 0.0
         parts = {name: part_seconds * factor for name, part_seconds in self.seconds.items()} if factor else {_BOTH: seconds}
-        return _StepParts(parts, {key: own * factor for key, own in self.own.items()})
+        return self._replace(seconds=parts, own={key: own * factor for key, own in self.own.items()})
 
 
 def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: float = 1.0) -> Budget | None:
@@ -99,18 +100,9 @@ def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: 
         seconds=seconds,
         parts={name: parts[name] for name in (*IN_MODULES, *step.seconds) if parts.get(name)},
         modules=dict(modules),
-        idle=_idle(profile, parts["idle"], parts["data"]),
+        idle={name: took / seconds for name, took in step.idle.items() if name and took},
         inside_rest=tuple(filter(None, unknown)),
     )
-
-
-def _idle(profile: Profile, share: float, data: float) -> dict[str, float]:
-    """The idle share by phase; while the loader is waited for, the host is at no module."""
-    by_phase = dict((profile.trace.device_idle_by_phase if profile.trace else None) or {})
-    if share and "other" in by_phase:
-        by_phase["other"] = max(by_phase["other"] - sum(by_phase.values()) * data / (share + data), 0.0)
-    total = sum(by_phase.values())
-    return {phase: share * seconds / total for phase, seconds in by_phase.items()} if total and share else {}
 
 
 def _divide(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
@@ -162,39 +154,53 @@ def _by_module(
 
 def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
     """The phases of the clean steps, and the own seconds of modules. The time in which they communicate is a separate part."""
-    parts, own = times.parts, _by_pass(profile, "own_seconds")
+    parts, own = dict(times.parts), _by_pass(profile, "own_seconds")
     for (name, when), seconds in times.communicating.items():
-        cut = min(seconds, parts.get(when, 0.0))
-        parts |= {when: parts.get(when, 0.0) - cut, "communication": parts.get("communication", 0.0) + cut}
+        cut = _move(parts, seconds, "communication", when)
         if (name, when) in own:
             own[name, when] = max(own[name, when] - cut, 0.0)
     return _StepParts(parts, own)
 
 
-def _of_device(profile: Profile, times: StepTimes) -> _StepParts | None:
-    """The activities of a traced device, its kernels by the phase that launched them; `None` without a trace of a device.
+def _move(parts: dict[str, float], seconds: float, to: str, *places: str) -> float:
+    """Move so many seconds to another part, out of the first place that has some; returns how many there were."""
+    moved = 0.0
+    for place in places:
+        cut = min(seconds - moved, parts.get(place, 0.0))
+        if cut > 0:
+            parts[place] -= cut
+            parts[to] = parts.get(to, 0.0) + cut
+            moved += cut
+    return moved
 
-    Tracing makes the host slower, and the device idle for longer: it is idle for what its work leaves of a clean step.
+
+def _of_device(profile: Profile, times: StepTimes) -> _StepParts | None:
+    """The phases of the clean steps, of whose forward and backward a traced device computed a part; `None` without such a trace.
+
+    Tracing makes the host slower and not the device's work, so what this leaves of the two phases is idle time. Copies and communication
+    that nothing hides are taken out of what they are in.
     """
     trace = profile.trace
     if trace is None or trace.device_compute_seconds is None:
         return None
-    inclusive = _by_pass(profile, "device_seconds")
-    kernels = {name: inclusive.get(("", name), 0.0) for name in ("forward", "backward", "optimizer", "other")}
-    total = sum(kernels.values())
     steps = (trace.batches or 1) / (profile.run.accumulation or 1)
-    computing = trace.device_compute_seconds / steps
-    factor = computing / total if total else 0.0  # kernels are recorded per step, and on streams that overlap
-    alone = {"communication": trace.exposed_comm_seconds, "copy": trace.exposed_copy_seconds}
-    others = {name: (took or 0.0) / steps for name, took in alone.items()}
-    idle = max((times.mean or 0.0) - computing - sum(others.values()), 0.0)
-    waiting = min(idle, times.parts.get("data", 0.0))
+    inclusive, computing = _by_pass(profile, "device_seconds"), trace.device_compute_seconds / steps
+    total = sum(inclusive.get(("", name), 0.0) for name in (*PASSES, "optimizer"))
+    factor = min(computing / total, 1.0) if total else 0.0  # kernels are recorded per step, and on streams that overlap
     own = {key: took * factor for key, took in inclusive.items()}
     for (name, when), took in inclusive.items():
         if name and (above := (name.rpartition(".")[0], when)) in own:
             own[above] = max(own[above] - took * factor, 0.0)
-    parts = {name: took * factor for name, took in kernels.items()} if factor else {_BOTH: computing}
-    return _StepParts(parts | others | {"data": waiting, "idle": idle - waiting}, own)
+    parts = dict(times.parts) or {_BOTH: times.mean or 0.0}
+    if not factor:
+        parts[_BOTH] = sum(parts.pop(name, 0.0) for name in (*PASSES, _BOTH))
+    idle = {}
+    for name, busy in {when: inclusive.get(("", when), 0.0) * factor for when in PASSES}.items() if factor else ((_BOTH, computing),):
+        idle[name] = max(parts.get(name, 0.0) - busy, 0.0)
+        _move(parts, idle[name], "idle", name)
+    _move(parts, (trace.exposed_copy_seconds or 0.0) / steps - parts.get("transfer", 0.0), "copy", "other", "idle")
+    _move(parts, (trace.exposed_comm_seconds or 0.0) / steps, "communication", "idle", "other")
+    return _StepParts(parts, own, idle)
 
 
 def _by_pass(profile: Profile, field: str) -> dict[tuple[str, str], float]:

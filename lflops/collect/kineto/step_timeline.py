@@ -9,11 +9,11 @@ from msgspec.structs import asdict
 
 from lflops.collect.kineto.events import LAUNCHES, Communicated, steps_of
 from lflops.profile.collective_names import collective_kind
-from lflops.profile.records import Call, Phase
+from lflops.profile.records import Call
 from lflops.profile.series import gathered
 from lflops.profile.timeline import OwnTime, StepTimeline, TimedWork, longest, nested
 from lflops.stretches import Stretches, joined, length, outside, shares
-from lflops.traces.device_states import Timeline, communicates, idle_stretches, states, timeline
+from lflops.traces.device_states import Timeline, communicates, states, timeline
 from lflops.traces.recorded import NODE, DeviceWork, HostItem, OperatorCall, RecordedTrace, outer_first
 
 _NO_PHASE = frozenset({"other", ""})
@@ -107,9 +107,6 @@ WITH_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional"})
 
 AUTOGRAD = frozenset({"autograd", "torch"})  # namespaces of what runs other operators, such as `torch::autograd::AccumulateGrad`
 
-HOST_PHASES: tuple[Phase, ...] = ("forward", "recompute", "backward", "optimizer")
-"""The inner ones first: an optimizer's closure runs forward and backward."""
-
 
 def _states(work: Sequence[DeviceWork]) -> Timeline | None:
     """From the first to the last work; `None` where there was no device."""
@@ -120,16 +117,6 @@ def device_seconds(work: Sequence[DeviceWork]) -> dict[str, float]:
     """The fields of `DeviceTimeline` in seconds, from the first to the last work of the device; empty where there was no device."""
     found = _states(work)
     return {name: nanoseconds / 1e9 for name, nanoseconds in asdict(timeline(found)).items()} if found else {}
-
-
-def idle_by_phase(work: Sequence[DeviceWork], calls: Iterable[Call]) -> dict[str, float] | None:
-    """Idle seconds by what the host was at: a phase of some module, or `other`; `None` where there was no device."""
-    found, calls = _states(work), list(calls)
-    if found is None:
-        return None
-    phases = (joined((call.start, call.end) for call in calls if call.phase == phase) for phase in HOST_PHASES)
-    took = zip([*HOST_PHASES, "other"], shares(idle_stretches(found), *phases), strict=True)
-    return {phase: nanoseconds / 1e9 for phase, nanoseconds in took if nanoseconds}
 
 
 def communication(work: Sequence[DeviceWork]) -> dict[int, list[Communicated]]:

@@ -26,7 +26,7 @@ from lflops.collect.inputs.devices import profiler_activity
 from lflops.collect.kineto.compiled_time import CompiledTimes, recorded_graphs, times_of
 from lflops.collect.kineto.events import Joined, join, read
 from lflops.collect.kineto.module_log import ModuleLog
-from lflops.collect.kineto.step_timeline import PhaseMark, communication, communication_on_host, device_seconds, idle_by_phase, timeline_of
+from lflops.collect.kineto.step_timeline import PhaseMark, communication, communication_on_host, device_seconds, timeline_of
 from lflops.collect.model.module_tree import ModuleTree, rows_of
 from lflops.collect.timing.module_times import inclusive, spreads_of
 from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more, profiler_is_recording
@@ -245,7 +245,6 @@ class Tracer:
             files={},
             batches=len(self._ends),
             device_idle_seconds=seconds.get("idle"),
-            device_idle_by_phase=idle_by_phase(recorded.work, joined.calls),
             device_compute_seconds=seconds.get("computing"),
             exposed_comm_seconds=seconds.get("exposed_communication"),
             exposed_copy_seconds=seconds.get("exposed_copies"),

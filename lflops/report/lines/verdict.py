@@ -43,7 +43,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     of: Literal["step", "run"] = "step"  # the steps of the window as they usually are, or all of the run and what is between its steps
     next: str = ""  # what usually shortens it
     is_fault: bool = False  # whether it is something wrong, rather than where the time of any such training goes
-    right: tuple[int, int] | None = None  # of trainings with known faults: how often this was rightly the first fault, of how often it was
+    right: tuple[int, int] | None = (
+        None  # of trainings on a CPU with known faults: how often this was rightly the first, of how often it was
+    )
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -118,7 +120,7 @@ def _finding(analysis: Analysis, cause: Cause) -> Finding | None:
         share=None if cause.seconds is None else analysis.step_times.share(cause.seconds),
         next=told.next,
         is_fault=cause.is_fault,
-        right=row_of(cause.kind).right if cause.is_fault else None,
+        right=row_of(cause.kind).right if cause.is_fault and analysis.profile.run.device_type in {None, "cpu"} else None,
     )
 
 
@@ -243,8 +245,7 @@ def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
     if most_of_it and not any(module.work(phase).own_macs for module in most_of_it for phase in PHASES):
         return "memory-bound pointwise work"
     if name == "idle" and budget is not None and budget.idle:
-        most = max(budget.idle, key=lambda phase: budget.idle[phase])
-        return f"{row_of(name).what}, mostly while the host runs {'no module' if most == 'other' else plain(most)}"
+        return f"{row_of(name).what}, mostly in {max(budget.idle, key=budget.idle.__getitem__)}"
     unseen = [each.replace("_", "-") for each in budget.inside_rest] if budget is not None and name == "below_roof" else []
     return ", or ".join([_row(profile, name).what or plain(name), *unseen])
 

@@ -191,9 +191,10 @@ def test_what_cannot_be_told_apart_is_said() -> None:
 
 def traced(kernels: Mapping[tuple[str, Phase], float], *, idle: float = 6.0, data: float = 0.0) -> Profile:
     """A step of 10 s, of which a trace of two steps saw 8 s of kernels, 4 of communication, 2 of copies and 6 of nothing."""
-    trace = Trace(files={}, batches=2, device_compute_seconds=8.0, exposed_comm_seconds=4.0, exposed_copy_seconds=2.0)
-    trace = replace(trace, device_idle_seconds=idle, device_idle_by_phase={"forward": idle / 3, "other": 2 * idle / 3})
-    phases = {"forward": 6.0 - data, "backward": 4.0} | ({"data": data} if data else {})
+    trace = Trace(
+        files={}, batches=2, device_compute_seconds=8.0, exposed_comm_seconds=4.0, exposed_copy_seconds=2.0, device_idle_seconds=idle
+    )
+    phases = {"forward": 5.0 - data, "backward": 4.0, "optimizer": 1.0} | ({"data": data} if data else {})
     untimed = stepped(phases=phases, seconds=10.0, trace=trace, facts={"device_type": "cuda"})
 
     def row(name: str) -> Any:
@@ -207,47 +208,54 @@ def traced(kernels: Mapping[tuple[str, Phase], float], *, idle: float = 6.0, dat
     return replace(untimed, modules={name: row(name) for name in untimed.modules})
 
 
+KERNELS: dict[tuple[str, Phase], float] = {
+    ("", "forward"): 2.0,
+    ("linear", "forward"): 1.0,
+    ("norm", "forward"): 1.0,
+    ("", "backward"): 1.0,
+    ("linear", "backward"): 1.0,
+    ("", "optimizer"): 1.0,
+}
+
+
 def test_a_traced_devices_work_is_that_of_the_clean_step() -> None:
-    """20 s of trace are two steps of 10 s: 4 of kernels, 2, 1 and 3. Kernels of a step by phase are the same 4, as 2 + 1 + 1.
+    """20 s of trace are two steps of 10 s, with 4 of kernels each: 2 in forward's 5, 1 in backward's 4, and the optimizer's 1.
+
+    Of the 6 that are left 1 is a copy and 2 are communication.
 
     Forward: linear 1 s, of which 0.1 + 0.1; norm 1 s, of which 0.4. Backward: linear 1 s: 0.2 useful, 0.1 again, 0.1 of its bytes.
     """
-    kernels: dict[tuple[str, Phase], float] = {
-        ("", "forward"): 2.0,
-        ("linear", "forward"): 1.0,
-        ("norm", "forward"): 1.0,
-        ("", "backward"): 1.0,
-        ("linear", "backward"): 1.0,
-        ("", "optimizer"): 1.0,
-    }
-    found = budget(traced(kernels))
+    found = budget(traced(KERNELS))
     expected = {"useful": 0.3, "recompute": 0.1, "memory_bound": 0.6, "below_roof": 2.0}
     apart = {"optimizer": 1.0, "communication": 2.0, "copy": 1.0, "idle": 3.0}
     assert pytest.approx(expected | apart) == seconds(found)
     assert () == found.inside_rest
     assert pytest.approx(0.06) == found.modules["norm"]["below_roof"]
-    assert {"forward": pytest.approx(0.1), "other": pytest.approx(0.2)} == found.idle
-    idle = "30.0 % of the step (3.00 s) is idle time of the device, mostly while the host runs no module."
-    assert idle in report_of(analyze(traced(kernels))).verdict.why
+    assert {"forward": pytest.approx(0.3), "backward": pytest.approx(0.3)} == found.idle
+    idle = "30.0 % of the step (3.00 s) is idle time of the device, mostly in forward."
+    assert idle in report_of(analyze(traced(KERNELS))).verdict.why
 
 
 def test_a_timeline_without_kernels_by_module_is_cut_as_a_whole() -> None:
-    """4 s of kernels."""
-    inside = {"useful": 0.3, "recompute": 0.1, "memory_bound": 0.6, "below_roof": 3.0}
-    assert pytest.approx(inside | {"communication": 2.0, "copy": 1.0, "idle": 3.0}) == seconds(budget(traced({})))
+    """4 s of kernels in the 9 of forward and backward, of whose rest 3 have another name."""
+    inside = {"useful": 0.3, "recompute": 0.1, "memory_bound": 0.6, "below_roof": 3.0, "idle": 2.0}
+    assert pytest.approx(inside | {"communication": 2.0, "copy": 1.0, "optimizer": 1.0}) == seconds(budget(traced({})))
 
 
 def test_a_host_that_tracing_slows_down_makes_no_idle_time() -> None:
-    """The device works for 7 of the 10 s of a clean step, however long it had nothing to do while it was traced."""
-    assert seconds(budget(traced({}))) == seconds(budget(traced({}, idle=60.0)))
+    """It is what a clean step has, however long the device had nothing to do while it was traced."""
+    assert seconds(budget(traced(KERNELS))) == seconds(budget(traced(KERNELS, idle=60.0)))
+
+
+def test_copies_outside_of_all_phases_are_no_kernels_of_a_pass() -> None:
+    """As of a batch: forward and backward computed for as long as without them."""
+    assert seconds(budget(traced(KERNELS))) == seconds(budget(traced(KERNELS | {("", "other"): 9.0})))
 
 
 def test_a_device_without_work_while_the_loader_is_waited_for_waits_for_data() -> None:
-    """Of the 3 s that are left 2 are the loader's, and only these 3 can be."""
-    waiting, longer = (seconds(budget(traced({}, data=data))) for data in (2.0, 5.0))
-    assert (pytest.approx(2.0), pytest.approx(1.0)) == (waiting["data"], waiting["idle"])
-    assert pytest.approx(3.0) == longer["data"]
-    assert "idle" not in longer
+    """2 s of forward's 5 are the loader's: so much less is idle, and no kernel was."""
+    without, waiting = (seconds(budget(traced(KERNELS, data=data))) for data in (0.0, 2.0))
+    assert pytest.approx(without | {"data": 2.0, "idle": 1.0}) == waiting
 
 
 TIMES = st.floats(0.0, 100.0)

@@ -7,9 +7,9 @@ from torch import nn
 
 from lflops.collect.kineto.events import Joined, join, recorded
 from lflops.collect.kineto.module_log import CLOSURE, LEAVE, OPTIMIZER, STEP, THREAD, LogEntry
-from lflops.collect.kineto.step_timeline import device_seconds, idle_by_phase
+from lflops.collect.kineto.step_timeline import device_seconds
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.profile.records import Call, ModulePhase, Phase
+from lflops.profile.records import ModulePhase
 from tests.support.kineto_events import Event
 from tests.support.small_models import Block
 
@@ -206,22 +206,6 @@ def test_each_instant_belongs_to_the_first_of_kernel_communication_copy_and_idle
         kernel(10, 6, start=25, name="Memcpy HtoD (Pinned -> Device)"),
     ]
     assert nanoseconds / 1e9 == device_seconds(recorded(work).work)[figure]
-
-
-def test_the_device_waits_while_the_host_is_in_a_phase() -> None:
-    """Gaps 10-30 and 40-60. Forward, 5-15 and 20-25, has 10 of the first; the optimizer, 12-22 and 50-70, has 5 more of it and 10."""
-    work = [kernel(10, 1, start=0), kernel(10, 2, start=30), kernel(5, 3, start=60)]
-    spans: tuple[tuple[Phase, int, int], ...] = (
-        ("forward", 5, 15),
-        ("forward", 20, 25),
-        ("forward", 20, 22),
-        ("optimizer", 12, 22),
-        ("optimizer", 50, 70),
-    )
-    calls = [Call(row="", phase=phase, start=start, end=end, device=0, innermost=True, thread=0) for phase, start, end in spans]
-    expected = {"forward": 10 / 1e9, "optimizer": 15 / 1e9, "other": 15 / 1e9}
-    assert expected == idle_by_phase(recorded(work).work, calls)
-    assert None is idle_by_phase([], calls)
 
 
 def test_without_a_device_nothing_is_known_of_it() -> None:
