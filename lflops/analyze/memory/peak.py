@@ -4,7 +4,7 @@ What checkpointing each of the blocks saves, which are a model's repeated parts;
 DeepSpeed's ZeRO is the step replayed with what that divides and gathers. For DDP and FSDP2 an estimate wraps the model.
 
 Whether a step fits on a chip: what tensors need, and what the driver, libraries and the allocator take besides. The constants are bounds
-for a plan. Each has its source; none was measured by lflops.
+for a plan. Each has its source.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +24,15 @@ Verdict = Literal["fits", "tight", "does not fit"]
 USABLE = 0.985
 """Share of a chip's memory that a process sees, where the table of chips has no figure. Its chips with HBM are at 0.985 to 0.992."""
 
-CONTEXT_BYTES = 512 * 2**20
-"""CUDA's context with torch's kernels loaded as they are needed: 426 MiB with torch 2.10 on an RTX 6000 Ada before any kernel
+CONTEXT_BYTES = 750 * 2**20
+"""CUDA's context with torch's kernels loaded as they are needed: measured 619 MiB on an H100 with torch 2.11 and CUDA 13.0 after one kernel,
+and 749 MiB after products in two dtypes. Others: 426 MiB with torch 2.10 on an RTX 6000 Ada before any kernel
 (https://github.com/unslothai/unsloth-zoo/pull/1053), about 400 MiB in https://github.com/pytorch/pytorch/issues/109888."""
 
 CUBLAS_BYTES = 8320 * 2**10
 HOPPER_CUBLAS_BYTES = 32 * 2**20
 """cuBLAS's workspace for one stream, which torch allocates: `:4096:2:16:8` is two of 4096 KiB and eight of 16 KiB; more on Hopper, as
-cuBLAS's documentation recommends (https://github.com/pytorch/pytorch/pull/89027)."""
+cuBLAS's documentation recommends (https://github.com/pytorch/pytorch/pull/89027). Backward's thread has another: measured on an H100."""
 
 NCCL_BYTES = 1_600_000_000
 """Buffers of one NCCL communicator after an all-reduce (https://github.com/NVIDIA/nccl/issues/864). They grow with the channels: fewer on
@@ -53,7 +54,7 @@ class Room(Struct, frozen=True, kw_only=True):
     fragmentation_bytes: int  # what the allocator reserves besides: simulated, or a share of the peak
     fragmentation_simulated: bool  # whether the allocator was simulated
     context_bytes: int  # the driver's, for this process; 0 for a chip that is not NVIDIA's, whose share is unknown
-    workspace_bytes: int  # cuBLAS's
+    workspace_bytes: int  # cuBLAS's, of forward's thread and of backward's
     collective_bytes: int  # NCCL's; 0 on one rank
 
 
@@ -63,7 +64,7 @@ def room(tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_b
         return None
     usable = int(chip.usable_bytes if chip.usable_bytes is not None else chip.memory_bytes * USABLE)
     fragmentation = int(tensor_bytes * FRAGMENTATION) if reserved_bytes is None else reserved_bytes - tensor_bytes
-    cublas = HOPPER_CUBLAS_BYTES if chip.name.split()[0] in HOPPER else CUBLAS_BYTES
+    cublas = 2 * (HOPPER_CUBLAS_BYTES if chip.name.split()[0] in HOPPER else CUBLAS_BYTES)
     nccl = NCCL_BYTES if ranks > 1 else 0
     needed = tensor_bytes + fragmentation + CONTEXT_BYTES + cublas + nccl
     return Room(

@@ -880,7 +880,7 @@ def test_no_peak_takes_long_however_bent(lines: list[tuple[int, int]], each: int
 
 def test_the_largest_batch_of_a_chip_and_of_a_rank() -> None:
     """The step with it fits, with the room that a chip needs besides; with one sample more it does not."""
-    chip = lflops.Hardware(name="small", peak_flops_per_second={"bf16": 1e12}, memory_bytes=2.5e9)
+    chip = lflops.Hardware(name="small", peak_flops_per_second={"bf16": 1e12}, memory_bytes=3e9)
 
     def build() -> nn.Module:
         return nn.Sequential(*(nn.Sequential(nn.Linear(1000, 1000), nn.ReLU()) for _ in range(4)))

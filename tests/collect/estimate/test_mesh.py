@@ -155,7 +155,9 @@ def test_real_processes_hold_what_was_estimated(world: int, tmp_path: Path) -> N
     assert len(estimates) == len({round(each / 1000) for each in estimates.values()})
     for name, profiles in real.items():
         found = memory(estimated(mesh={name: world})).peak_bytes - BATCH.nbytes
-        assert all(abs(memory(each).peak_bytes - found) <= SUM for each in profiles)
+        more = [memory(each).peak_bytes - found for each in profiles]
+        # Beside other programs gloo's thread may not have let go of a result of a block yet, which is as large as the batch.
+        assert all(min(abs(each), abs(each - BATCH.nbytes)) <= SUM for each in more), (name, more)
 
 
 @pytest.mark.parametrize(("lets_go", "peak"), [(True, 0), (False, 400)])
