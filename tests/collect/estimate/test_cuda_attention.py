@@ -102,6 +102,35 @@ def test_cudnns_kernel_is_the_first_on_hopper_and_blackwell(
     assert [hopper, blackwell] == [(attention.kernel(ampere=True, family=each) or ("",))[0] for each in ("H100", "B200")]
 
 
+WIDE = {"width": 64, "count": 8, "length": 256}
+ON_AN_H100: dict[str, tuple[Attention, str]] = {
+    **{f"{width} wide": (call(width=width), CUDNN) for width in (8, 64, 120, 128, 136, 192, 200, 256)},
+    **{f"{width} wide": (call(width=width), taken) for width, taken in ((4, FLASH), (61, FLASH), (264, EFFICIENT))},
+    **{f"dropout of {p}": (call(dropout_p=p), CUDNN) for p in (0.0625, 0.1, 0.125)},
+    **{str(dtype): (call(dtype), taken) for dtype, taken in ((torch.float16, CUDNN), (SINGLE, EFFICIENT), (torch.float64, MATH))},
+    "192 and 128 wide": (Attention(heads(width=192), heads(width=192), heads(width=128)), CUDNN),
+    "64 and 32 wide": (Attention(heads(**WIDE), heads(**WIDE), heads(**WIDE | {"width": 32})), CUDNN),
+    "causal, and shorter": (call(query=heads(length=8), is_causal=True), CUDNN),
+    "masked": (MASKED, CUDNN),
+    "masked by truths": (call(attn_mask=MASK.bool()), CUDNN),
+    "a mask that is trained": (call(attn_mask=MASK.to(HALF).requires_grad_()), EFFICIENT),
+    "one key": (call(key=heads(length=1), value=heads(length=1)), FLASH),
+    "one query": (call(query=heads(length=1)), CUDNN),
+    "one query with dropout": (call(query=heads(length=1), dropout_p=0.125), FLASH),
+    "no query": (call(query=heads(length=0)), MATH),
+    "fewer keys": (call(key=heads(count=2), value=heads(count=2), enable_gqa=True), CUDNN),
+    "fewer keys in single": (call(SINGLE, key=heads(SINGLE, count=2), value=heads(SINGLE, count=2), enable_gqa=True), MATH),
+    "fewer keys, which was not said": (call(key=heads(count=1), value=heads(count=1)), MATH),
+}
+
+
+@pytest.mark.parametrize(("attention", "taken"), ON_AN_H100.values(), ids=ON_AN_H100)
+def test_it_is_the_kernel_that_an_h100_took(attention: Attention, taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `torch._fused_sdp_choice` of torch 2.11 with cuDNN 9.19 said there, of calls like these; with and without gradients."""
+    a_torch(monkeypatch, "2.11.0+cu130", 91900)
+    assert taken == (attention.kernel(ampere=True, family="H100") or ("",))[0]
+
+
 # By release and cuDNN: the chips that take it first. Without a cuDNN it is that of the release's wheel on PyPI.
 PREFER = (
     ("2.8.0", None, set()),
