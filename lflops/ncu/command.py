@@ -151,7 +151,7 @@ def _kernel(name: str, module: str | None, launches: Sequence[_Launch], seconds:
 
 
 def _operations(launch: _Launch) -> Iterator[tuple[str, float | None]]:
-    """The FLOPs of what was asked for, each with its dtype. What a chip has no unit for is nothing, whatever `ncu` writes."""
+    """The FLOPs of the metrics that were asked for, with their dtype; without the dtypes that the chip lacks."""
     for name, value in launch.metrics.items():
         if name in _FLOPS:
             dtype, flops = _FLOPS[name]
