@@ -8,7 +8,6 @@ import csv
 import math
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,24 +24,26 @@ from lflops.hardware.chips import Hardware, named
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
 from lflops.profile.series import grouped, sum_known
-from lflops.report.lines.text import plain, shortened
-from lflops.report.terminal.tables import FittedTable, text
+from lflops.report.lines.text import kernel_name, plain, shortened
+from lflops.report.terminal.tables import FittedTable, prose, text
 
 SECTOR_BYTES = 32
 
 _OPERATION = "smsp__sass_thread_inst_executed_op_{}{}_pred_on.sum"
-# The dtype of what a metric counts, and the FLOPs of each: the scalar instructions, then the operations of tensor cores.
+# The dtype of a scalar instruction, and its FLOPs.
 _FLOPS: Mapping[str, tuple[str, int]] = {
-    **{
-        _OPERATION.format(letter, name): (dtype, flops)
-        for letter, dtype in (("f", "fp32"), ("h", "fp16"), ("d", "fp64"))
-        for name, flops in (("add", 1), ("mul", 1), ("fma", 2))
-    },
-    "sm__ops_path_tensor_src_fp16_dst_fp16.sum": ("fp16", 1),
-    "sm__ops_path_tensor_src_fp16_dst_fp32.sum": ("fp16", 1),
-    "sm__ops_path_tensor_src_bf16_dst_fp32.sum": ("bf16", 1),
-    "sm__ops_path_tensor_src_tf32_dst_fp32.sum": ("tf32", 1),
-    "sm__ops_path_tensor_src_fp64.sum": ("fp64", 1),
+    _OPERATION.format(letter, name): (dtype, flops)
+    for letter, dtype in (("f", "fp32"), ("h", "fp16"), ("d", "fp64"))
+    for name, flops in (("add", 1), ("mul", 1), ("fma", 2))
+}
+# A dtype of tensor cores: the compute capability that has it first, the metric of all its operations, or else those of its parts.
+_TENSOR_CORES: Mapping[str, tuple[float, str, tuple[str, ...]]] = {
+    "fp16": (7.0, "sm__ops_path_tensor_src_fp16.sum", tuple(f"sm__ops_path_tensor_src_fp16_dst_fp{bits}.sum" for bits in (16, 32))),
+    "bf16": (8.0, "sm__ops_path_tensor_src_bf16_dst_fp32.sum", ()),
+    "tf32": (8.0, "sm__ops_path_tensor_src_tf32_dst_fp32.sum", ()),
+    "fp64": (8.0, "sm__ops_path_tensor_src_fp64.sum", ()),
+    "fp8": (8.9, "sm__ops_path_tensor_src_fp8.sum", tuple(f"sm__ops_path_tensor_src_fp8_dst_fp{bits}.sum" for bits in (16, 32))),
+    "int8": (7.2, "sm__ops_path_tensor_src_int8.sum", ()),
 }
 _TIME = "gpu__time_duration.sum"
 # A level of memory: its bytes, or else its sectors.
@@ -52,7 +53,8 @@ _LEVELS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "l1": ("l1tex__t_bytes.sum", ("l1tex__t_sectors.sum",)),
 }
 
-METRICS = (*_LEVELS["dram"][1], *_FLOPS, _TIME, _LEVELS["l2"][0], _LEVELS["l1"][0])  # what to ask `ncu` for
+_OPERATIONS = (*_FLOPS, *(name for _, whole, parts in _TENSOR_CORES.values() for name in (whole, *parts)))
+METRICS = (*_LEVELS["dram"][1], *_OPERATIONS, _TIME, _LEVELS["l2"][0], _LEVELS["l1"][0])  # what to ask `ncu` for
 
 _RANGES = "Push/Pop_Range"
 _RANGE = re.compile(r'<[^>]*>:(.*?):none(?::none)*"?')
@@ -75,8 +77,8 @@ class Kernel(Struct, frozen=True, kw_only=True):
     name: str  # as `ncu` says it; empty of all of them
     module: str | None  # the row whose name the innermost NVTX range that is a row's bears; `None` where none does
     launches: int  # how many there were
-    flops: float
-    flops_by_dtype: Mapping[str, float]  # by the names of `hardware.DTYPES`
+    flops: float | None  # with the operations of int8, as everywhere in lflops; `None` where those of a dtype are unknown
+    flops_by_dtype: Mapping[str, float | None]  # by the names of `hardware.DTYPES`; `None` where `ncu` has no value for what the chip has
     levels: Mapping[str, Traffic]  # `dram`, `l2` and `l1`, those that were asked for
     seconds: float | None  # their time; `None` where it was not asked for
     flops_per_second: float | None
@@ -95,12 +97,13 @@ class Measured(Struct, frozen=True, kw_only=True):
 class _Launch(NamedTuple):
     name: str
     ranges: tuple[str, ...]
-    metrics: dict[str, float]
+    capability: float  # of the chip; infinite where it is not written
+    metrics: dict[str, float | None]  # what was asked for; `None` where `ncu` has no value
 
 
 def command(script: Sequence[str]) -> list[str]:
     """The words that run a Python script under `ncu` with every metric that is read here."""
-    # The metrics of tensor cores are those of Ampere and later; what `ncu --query-metrics` does not list on a chip has to be left out
+    # For Ampere and later: `ncu` writes `n/a` for what a chip lacks
     asked = ("--csv", "--log-file", "lflops.ncu.csv", "--nvtx", "--metrics", ",".join(METRICS), "--target-processes", "all")
     return ["ncu", *asked, "python3", *script]
 
@@ -111,14 +114,14 @@ def read(text: str, *, gpu_seconds: float | None = None, modules: Collection[str
     `gpu_seconds` of the GPU's running time are used in place of the sum of the kernels' times. The `modules` are names of rows, to find
     among the NVTX ranges, which CSV alone has. The `chip` is at the roof.
     """
-    launches = [launch for launch in _launches(text) if launch.metrics.keys() & _KNOWN]
+    launches = [launch for launch in _launches(text) if any(launch.metrics.get(name) is not None for name in _KNOWN)]
     if not launches:
         raise LflopsError("no kernel with a metric that is read here: give what the command of lflops roofline --ncu-command writes")
     groups = grouped(launches, lambda launch: (launch.name, next((name for name in reversed(launch.ranges) if name in modules), None)))
     kernels = [_kernel(name, row, of_kernel, None, chip) for (name, row), of_kernel in groups.items()]
     return Measured(
         total=_kernel("", None, launches, gpu_seconds, chip),
-        kernels=tuple(sorted(kernels, key=lambda kernel: (-(kernel.seconds or 0.0), -kernel.flops))),
+        kernels=tuple(sorted(kernels, key=lambda kernel: (-(kernel.seconds or 0.0), -(kernel.flops or 0.0)))),
     )
 
 
@@ -126,13 +129,9 @@ _KNOWN = {*METRICS, *(name for total, sectors in _LEVELS.values() for name in (t
 
 
 def _kernel(name: str, module: str | None, launches: Sequence[_Launch], seconds: float | None, chip: Hardware | None) -> Kernel:
-    by_dtype: defaultdict[str, float] = defaultdict(float)
-    for launch in launches:
-        for metric, value in launch.metrics.items():
-            dtype, each = _FLOPS.get(metric, ("", 0))
-            if dtype and value:
-                by_dtype[dtype] += each * value
-    flops = sum(by_dtype.values())
+    counted = grouped((each for launch in launches for each in _operations(launch)), lambda each: each[0])
+    by_dtype = {dtype: total for dtype, each in counted.items() if (total := sum_known(flops for _, flops in each)) != 0}
+    flops = sum_known(by_dtype.values()) if counted else None
     levels = {level: _bytes(level, launches) for level in _LEVELS}
     seconds = sum_known(launch.metrics.get(_TIME) for launch in launches) if seconds is None else seconds
     roof, bound = _roof(by_dtype, levels["dram"], chip)
@@ -141,32 +140,45 @@ def _kernel(name: str, module: str | None, launches: Sequence[_Launch], seconds:
         module=module,
         launches=len(launches),
         flops=flops,
-        flops_by_dtype=dict(by_dtype),
-        levels={level: Traffic(bytes=size, intensity=flops / size if size else None) for level, size in levels.items() if size is not None},
+        flops_by_dtype=by_dtype,
+        levels={level: Traffic(bytes=size, intensity=_ratio(flops, size)) for level, size in levels.items() if size is not None},
         seconds=seconds,
-        flops_per_second=flops / seconds if seconds else None,
+        flops_per_second=_ratio(flops, seconds),
         roof_seconds=roof,
         bound=bound,
-        share=roof / seconds if roof is not None and seconds else None,
+        share=_ratio(roof, seconds),
     )
+
+
+def _operations(launch: _Launch) -> Iterator[tuple[str, float | None]]:
+    """The FLOPs of the metrics that were asked for, with their dtype; without the dtypes that the chip lacks."""
+    for name, value in launch.metrics.items():
+        if name in _FLOPS:
+            dtype, flops = _FLOPS[name]
+            yield dtype, None if value is None else flops * value
+    for dtype, (since, whole, parts) in _TENSOR_CORES.items():
+        asked = [form for names in ((whole,), parts) if (form := [launch.metrics[name] for name in names if name in launch.metrics])]
+        if asked and launch.capability >= since:
+            yield dtype, next((total for form in asked if (total := sum_known(form)) is not None), None)
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _bytes(level: str, launches: Iterable[_Launch]) -> float | None:
     """The bytes of all launches at one level; `None` where a launch has neither metric."""
-    total, sectors = _LEVELS[level]
-    moved = []
-    for launch in launches:
-        parts = [launch.metrics[name] for name in sectors if name in launch.metrics]
-        moved.append(SECTOR_BYTES * sum(parts) if len(parts) == len(sectors) else launch.metrics.get(total))
-    return sum_known(moved)
+    total, names = _LEVELS[level]
+    sectors = [(sum_known(launch.metrics.get(name) for name in names), launch.metrics.get(total)) for launch in launches]
+    return sum_known(whole if number is None else SECTOR_BYTES * number for number, whole in sectors)
 
 
-def _roof(by_dtype: Mapping[str, float], moved: float | None, chip: Hardware | None) -> tuple[float | None, Bound | None]:
+def _roof(by_dtype: Mapping[str, float | None], moved: float | None, chip: Hardware | None) -> tuple[float | None, Bound | None]:
     if chip is None or moved is None or not chip.bandwidth_bytes_per_second or not by_dtype.keys() <= chip.peak_flops_per_second.keys():
         return None, None
-    compute = sum(flops / chip.peak_flops_per_second[dtype] for dtype, flops in by_dtype.items())
+    compute = sum_known(_ratio(flops, chip.peak_flops_per_second[dtype]) for dtype, flops in by_dtype.items())
     memory = moved / chip.bandwidth_bytes_per_second
-    return max(compute, memory), "compute" if compute >= memory else "memory"
+    return (None, None) if compute is None else (max(compute, memory), "compute" if compute >= memory else "memory")
 
 
 def _launches(text: str) -> Iterable[_Launch]:
@@ -183,10 +195,8 @@ def _by_metric(rows: Iterable[Mapping[str, str]]) -> Iterable[_Launch]:
     launches: dict[tuple[str | None, str | None], _Launch] = {}
     for row in rows:
         key = row.get("Process ID"), row.get("ID")
-        launch = launches.setdefault(key, _Launch(row["Kernel Name"], _ranges(row), {}))
-        value = _number(row["Metric Value"], row.get("Metric Unit", ""))
-        if value is not None:
-            launch.metrics[row["Metric Name"]] = value
+        launch = launches.setdefault(key, _Launch(row["Kernel Name"], _ranges(row), _number(row.get("CC", ""), "") or math.inf, {}))
+        launch.metrics[row["Metric Name"]] = _number(row["Metric Value"], row.get("Metric Unit", ""))
     return launches.values()
 
 
@@ -195,7 +205,7 @@ def _by_kernel(rows: Sequence[Mapping[str, str]]) -> Iterator[_Launch]:
     units = rows[0] if rows and not rows[0].get("ID") else {}
     for row in rows[1:] if units else rows:
         values = {name: _number(row[name], units.get(name, "")) for name in row if "__" in name}
-        yield _Launch(row["Kernel Name"], _ranges(row), {name: value for name, value in values.items() if value is not None})
+        yield _Launch(row["Kernel Name"], _ranges(row), _number(row.get("CC", ""), "") or math.inf, values)
 
 
 def _of_log(lines: Iterable[str]) -> list[_Launch]:
@@ -203,11 +213,9 @@ def _of_log(lines: Iterable[str]) -> list[_Launch]:
     launches: list[_Launch] = []
     for line in lines:
         if heading := _HEADING.match(line):
-            launches.append(_Launch(heading["name"], (), {}))
+            launches.append(_Launch(heading["name"], (), _number(line.rpartition(", CC ")[2], "") or math.inf, {}))
         elif launches and (metric := _METRIC.match(line)):
-            value = _number(metric["value"], metric["unit"] or "")
-            if value is not None:
-                launches[-1].metrics[metric["name"]] = value
+            launches[-1].metrics[metric["name"]] = _number(metric["value"], metric["unit"] or "")
     return launches
 
 
@@ -271,24 +279,26 @@ def render_ncu(measured: Measured, *, top: int) -> RenderableType:
     """All kernels together, then at most `top` of them."""
     kernels = (measured.total, *measured.kernels[:top])
     columns = {
-        "launches": [units.count(kernel.launches) for kernel in kernels],
-        "FLOPs": [units.count(kernel.flops) for kernel in kernels],
-        "DRAM bytes": [(units.size(kernel.levels["dram"].bytes) if "dram" in kernel.levels else units.UNKNOWN) for kernel in kernels],
-        "FLOPs/byte": [_intensity(kernel, "dram") for kernel in kernels],
         "time": [units.duration(kernel.seconds) for kernel in kernels],
         "FLOP/s": [units.count(kernel.flops_per_second) for kernel in kernels],
     }
     if any(kernel.bound for kernel in kernels):
         columns["bound by"] = [kernel.bound or units.UNKNOWN for kernel in kernels]
         columns["of the roof"] = [units.percent(kernel.share) for kernel in kernels]
+    columns["launches"] = [units.count(kernel.launches) for kernel in kernels]
+    columns["FLOPs"] = [units.count(kernel.flops) for kernel in kernels]
+    columns["DRAM bytes"] = [(units.size(kernel.levels["dram"].bytes) if "dram" in kernel.levels else units.UNKNOWN) for kernel in kernels]
+    columns["FLOPs/byte"] = [_intensity(kernel, "dram") for kernel in kernels]
     if any(kernel.module is not None for kernel in kernels):
         columns["module"] = [units.UNKNOWN if kernel.module is None else plain(kernel.module) or "all of it" for kernel in kernels]
     for level in ("l2", "l1"):
         if any(level in kernel.levels for kernel in kernels):
             columns[f"per {level.upper()} byte"] = [_intensity(kernel, level) for kernel in kernels]
     left = len(measured.kernels) - top
-    more = [text(f"{left} more kernels; --top N lists more, --json all", "dim")] if left > 0 else []
-    names = ["all kernels", *(shortened(plain(kernel.name), _KERNEL) for kernel in measured.kernels[:top])]
+    more: list[RenderableType] = [text(f"{left} more kernels; --top N lists more, --json all", "dim")] if left > 0 else []
+    if uncounted := [dtype for dtype, flops in measured.total.flops_by_dtype.items() if flops is None]:
+        more.append(prose(f"FLOPs unknown: no count (n/a) of {', '.join(uncounted)}; --ncu-command asks for all that is read", "dim"))
+    names = ["all kernels", *(shortened(kernel_name(kernel.name), _KERNEL) for kernel in measured.kernels[:top])]
     return Group(FittedTable("kernel", names, columns, room=_KERNEL), *more)
 
 

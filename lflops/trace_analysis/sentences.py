@@ -1,7 +1,6 @@
 """A trace as sentences, the verdict first, and as tables: headings, names, and columns of text, for a terminal and for a page."""
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.profile.records import Spread
-from lflops.report.lines.text import counted, plain, shortened
+from lflops.report.lines.text import counted, kernel_name, plain, shortened
 from lflops.trace_analysis.collectives import Clock, CollectiveTimes, RankSkew
 from lflops.trace_analysis.idle import Cause
 from lflops.trace_analysis.operators import ShapeTimes, SpanTimes
@@ -35,10 +34,6 @@ class _Words(Struct, forbid_unknown_fields=True):
 _WORDS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Words)
 STATES, CAUSES = _WORDS.states, _WORDS.causes
 
-_PARAMETERS = re.compile(r"\([^()]*(?:\([^()]*\)[^()]*)*\)( const)?$")
-_NOISE = re.compile(r"\bvoid |at::native::|\(anonymous namespace\)::|\bat::cuda::|\bc10::|\bstd::")
-_WRAPPED = re.compile(r"^cutlass\w*::Kernel2?<(\w+)>$")
-
 _HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
 _SMALL, _LARGE, _MOST = 0.01, 0.05, 0.6
 
@@ -53,16 +48,6 @@ def nanoseconds(value: int | None) -> str:
 def share(part: float, whole: float) -> str:
     """A part of a whole, as `62.0 %`."""
     return units.percent(part / whole if whole else None)
-
-
-def kernel_name(name: str) -> str:
-    """A kernel's name without its parameters and the namespaces of torch."""
-    if name.startswith(("Memcpy", "Memset")):
-        return plain(name)
-    bare = _NOISE.sub("", name.replace("(anonymous namespace)::", ""))
-    bare = _PARAMETERS.sub("", bare).strip()
-    wrapped = _WRAPPED.match(bare)
-    return plain(wrapped[1] if wrapped else bare or name)
 
 
 def shapes_text(row: ShapeTimes) -> str:

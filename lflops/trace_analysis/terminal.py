@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 
 from lflops import units
 from lflops.analyze.compare.diff import Limit
-from lflops.report.lines.text import plain
+from lflops.report.lines.text import kernel_name, plain
 from lflops.report.terminal.tables import FittedTable, margin, text
 from lflops.trace_analysis.collectives import RankSkew
 from lflops.trace_analysis.compare import TimeChange, TraceDiff
@@ -15,7 +15,6 @@ from lflops.trace_analysis.sentences import (
     STATES,
     TraceTable,
     facts,
-    kernel_name,
     ranks_tables,
     ranks_verdict,
     remarks,

@@ -9,9 +9,12 @@ from lflops.cli.main import main
 from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
 from lflops.ncu.command import METRICS, Kernel, Measured, command, read
-from tests.support.ncu_logs import ADD, BF16, CSV, FADD, FFMA, GEMM, LOG, RAW
+from lflops.report.lines.text import kernel_name
+from tests.support.ncu_logs import ADD, BF16, CSV, FADD, FFMA, FP8, FP16, FP16_PARTS, GEMM, INT8, LOG, RAW, of_one_kernel
 from tests.support.profile_builders import profile, run
 
+H100_PRODUCTS, H100_TENSOR_CORES = (Path(__file__).with_name(f"h100_{name}.csv") for name in ("products", "tensor_cores"))
+MACS = 4096 * 1024 * 2048  # of each product that was run on the H100: 4096 x 1024 by 1024 x 2048
 CHIP = Hardware("chip", {"fp32": 1e12, "bf16": 8e12}, 32e9)
 
 
@@ -49,7 +52,7 @@ def test_the_gpu_s_running_time_takes_the_place_of_the_kernels() -> None:
 
 
 def test_tensor_cores_operations_are_flops() -> None:
-    """Two launches of 8,000,000, which are no FMAs to be doubled; `n/a` is nothing."""
+    """Two launches of 8,000,000, which are no FMAs to be doubled; fp16 is known by one of its forms."""
     found = by_name(read(CSV))
     assert ({"bf16": 16_000_000}, 2, pytest.approx(4e-6)) == (found[GEMM].flops_by_dtype, found[GEMM].launches, found[GEMM].seconds)
     assert {"fp32": 1000} == found[ADD].flops_by_dtype
@@ -62,6 +65,97 @@ def test_half_and_double_are_counted_as_single_is() -> None:
     lines = [f'"0","k","{metric}","inst","{n}"' for metric, n in metrics.items()]
     text = "\n".join(['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"', *lines])
     assert {"fp16": 9, "fp64": 9} == read(text).total.flops_by_dtype
+
+
+def test_an_h100_counts_two_operations_a_mac() -> None:
+    """Of fp16 and fp8, by the metrics that an H100 has: 2 x 4096 x 1024 x 2048."""
+    found = read(H100_TENSOR_CORES.read_text()).kernels
+    assert [{"fp16": 2 * MACS}, {"fp8": 2 * MACS}] == [kernel.flops_by_dtype for kernel in found]
+    assert [2 * MACS] * 2 == [kernel.flops for kernel in found]
+
+
+def test_an_h100_without_a_count_of_fp16_has_no_flops() -> None:
+    """It was not asked for the one form of fp16 that it has. For each output fp32 and tf32 have 2 more FLOPs, fp64 has 1."""
+    outputs = 4096 * 2048
+    found = by_name(read(H100_PRODUCTS.read_text(), chip=Hardware("chip", {"fp16": 1e15, "bf16": 1e15}, 3e12)))
+    known = {
+        "nvjet_sm90_tst": {"bf16": 2 * MACS},
+        "sm90_xmma_gemm_f32f32_tf32": {"tf32": 2 * MACS, "fp32": pytest.approx(2 * outputs, rel=0.01)},
+        "sm80_xmma_gemm_f32f32_f32f32": {"fp32": 2 * MACS + 2 * outputs},
+        "sm90_xmma_gemm_f64": {"fp64": 2 * MACS + outputs},
+        "nvjet_sm90_hsh": {},
+    }
+    assert len(known) == len(found)
+    for start, by_dtype in known.items():
+        (kernel,) = (kernel for name, kernel in found.items() if name.startswith(start))
+        assert {**by_dtype, "fp16": None} == kernel.flops_by_dtype
+        assert (None, None, None, None) == (kernel.flops, kernel.flops_per_second, kernel.bound, kernel.share)
+        assert kernel.seconds
+
+
+def test_the_bf16_product_of_an_h100_moves_its_sectors() -> None:
+    """393,944 + 35,720 sectors of 32 bytes in 32.992 µs."""
+    (kernel,) = (kernel for kernel in read(H100_PRODUCTS.read_text()).kernels if "tst" in kernel.name)
+    assert ((393_944 + 35_720) * 32, pytest.approx(32.992e-6)) == (kernel.levels["dram"].bytes, kernel.seconds)
+
+
+@pytest.mark.parametrize(
+    ("capability", "metrics", "expected"),
+    [
+        ("9.0", {FP16: "8", FP16_PARTS[0]: "3", FP16_PARTS[1]: "5"}, {"fp16": 8}),  # never both
+        ("9.0", {FP16: "8", FP16_PARTS[0]: "n/a", FP16_PARTS[1]: "n/a"}, {"fp16": 8}),
+        ("8.0", {FP16: "n/a", FP16_PARTS[0]: "3", FP16_PARTS[1]: "5"}, {"fp16": 8}),
+        ("8.0", {FP16: "n/a", FP16_PARTS[0]: "3", FP16_PARTS[1]: "n/a"}, {"fp16": None}),
+        ("8.0", {BF16: "8", FP8: "n/a"}, {"bf16": 8}),  # an A100 has no fp8
+        ("8.9", {BF16: "8", FP8: "n/a"}, {"bf16": 8, "fp8": None}),
+        ("", {BF16: "8", FP8: "n/a"}, {"bf16": 8, "fp8": None}),  # a chip that is not known may have it
+        ("9.0", {INT8: "8"}, {"int8": 8}),
+        ("9.0", {FADD: "n/a", BF16: "8"}, {"bf16": 8, "fp32": None}),
+    ],
+)
+def test_what_has_no_value_is_unknown(capability: str, metrics: dict[str, str], expected: dict[str, float | None]) -> None:
+    """A dtype is taken from one form of its metric; `n/a` of all is unknown, where the chip has the dtype. So in CSV as in a log."""
+    for text in of_one_kernel(capability, metrics):
+        total = read(text).total
+        assert expected == total.flops_by_dtype
+        assert (None if None in expected.values() else 8) == total.flops
+
+
+def test_without_a_metric_of_operations_flops_are_unknown() -> None:
+    """Time alone was asked for."""
+    for text in of_one_kernel("9.0", {"gpu__time_duration.sum": "4"}):
+        assert (None, {}) == (read(text).total.flops, read(text).total.flops_by_dtype)
+
+
+def test_the_shell_says_what_was_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """And names kernels without torch's namespaces."""
+    assert 0 == main(["roofline", "--ncu", str(H100_PRODUCTS), "--hardware", "H100 SXM"])
+    shown = capsys.readouterr().out
+    assert "FLOPs unknown: no count (n/a) of fp16" in shown
+    assert 0 == main(["roofline", "--ncu", str(H100_PRODUCTS), "--json"])
+    assert {None} == {kernel["flops"] for kernel in json.loads(capsys.readouterr().out)["kernels"]}
+    assert 0 == main(["roofline", "--ncu", str(H100_TENSOR_CORES)])
+    shown = capsys.readouterr().out
+    assert "17.18 G" in shown
+    assert "unknown" not in shown
+
+
+def test_a_kernel_s_name_has_no_namespaces_of_torch() -> None:
+    """As Nsight Compute writes a nameless namespace."""
+    name = "void at::<unnamed>::distribution_kernel<float, 4>(long, at::PhiloxCudaState, T3)"
+    assert "distribution_kernel<float, 4>" == kernel_name(name)
+
+
+def test_at_80_columns_time_and_share_of_the_roof_are_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before what else there is."""
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "ncu.csv").write_text(CSV)
+    assert 0 == main(["roofline", "--ncu", str(tmp_path / "ncu.csv"), "--hardware", "H100 SXM"])
+    heading = capsys.readouterr().out.splitlines()[0]
+    assert len(heading) <= 80
+    assert heading.split() == ["kernel", "time", "FLOP/s", "bound", "by", "of", "the", "roof"]
 
 
 def test_caches_have_an_intensity_of_their_own() -> None:
@@ -127,7 +221,7 @@ def test_the_shell_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "ncu.log").write_text(LOG)
     assert 0 == main(["roofline", "--ncu", str(tmp_path / "ncu.log"), "--gpu-time", "20.4e-6"])
     lines = capsys.readouterr().out.splitlines()
-    assert ["all", "kernels", "2", "2.04", "M", "312.50", "KiB", "6.38", "20.4", "µs", "100.00", "G"] == lines[1].split()
+    assert ["all", "kernels", "20.4", "µs", "100.00", "G", "2", "2.04", "M", "312.50", "KiB", "6.38"] == lines[1].split()
     assert lines[2].startswith("sgemm_128x64_nn")
 
 

@@ -1,5 +1,7 @@
 """Logs as Nsight Compute writes them, written by hand in its documented format: no GPU made them, and the numbers are round on purpose."""
 
+from collections.abc import Mapping
+
 FADD, FMUL, FFMA = (f"smsp__sass_thread_inst_executed_op_f{name}_pred_on.sum" for name in ("add", "mul", "fma"))
 
 LOG = f"""\
@@ -54,7 +56,9 @@ def _row(number: int, ranges: str, kernel: str, metric: tuple[str, str, str]) ->
 
 
 GEMM, ADD = "sm90_gemm_bf16", "void at::add<4>(int, T2, T3)"
-BF16 = "sm__ops_path_tensor_src_bf16_dst_fp32.sum"
+BF16, FP16 = "sm__ops_path_tensor_src_bf16_dst_fp32.sum", "sm__ops_path_tensor_src_fp16.sum"
+FP8, INT8 = "sm__ops_path_tensor_src_fp8.sum", "sm__ops_path_tensor_src_int8.sum"
+FP16_PARTS = tuple(f"sm__ops_path_tensor_src_fp16_dst_fp{bits}.sum" for bits in (16, 32))
 
 CSV = "\n".join(
     [
@@ -79,7 +83,9 @@ CSV = "\n".join(
                 ("dram__sectors_read.sum", "sector", "2000"),
                 ("dram__sectors_write.sum", "sector", "1000"),
                 ("gpu__time_duration.sum", "ns", "1,000"),
-                (BF16, "", "n/a"),
+                (BF16, "", "0"),
+                (FP16, "", "0"),
+                *((metric, "", "n/a") for metric in FP16_PARTS),
             )
         ),
         "==PROF== Disconnected from process 4242",
@@ -98,3 +104,15 @@ RAW = "\n".join(
     ]
 )
 """By kernel, as `--page raw` writes them: 2 MB in 1.5 ms and 1 MB in 0.5, 1,000,000 FLOPs each."""
+
+
+def of_one_kernel(capability: str, metrics: Mapping[str, str]) -> tuple[str, str, str]:
+    """A log of one kernel on a chip with a compute capability, or an unknown one: as CSV by metric, as CSV by kernel, and for people."""
+    by_metric = [f'"0","k","{capability}","{name}","","{value}"' for name, value in metrics.items()]
+    names, values = (",".join(f'"{each}"' for each in column) for column in (metrics, metrics.values()))
+    chip = f", Device 0, CC {capability}" if capability else ""
+    return (
+        "\n".join(['"ID","Kernel Name","CC","Metric Name","Metric Unit","Metric Value"', *by_metric]),
+        f'"ID","Kernel Name","CC",{names}\n"0","k","{capability}",{values}\n',
+        "\n".join([f"  k (1, 1, 1)x(1, 1, 1), Context 1, Stream 7{chip}", *(f"    {name}    {value}" for name, value in metrics.items())]),
+    )

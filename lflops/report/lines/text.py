@@ -15,6 +15,9 @@ from lflops.profile.model import Run
 WORDS = msgspec.toml.decode(Path(__file__).with_name("words.toml").read_bytes(), type=dict[str, dict[str, str]])
 
 _NUMBER = re.compile(r"…[*{\d]")  # what is left of a name that was cut before a number
+_PARAMETERS = re.compile(r"\([^()]*(?:\([^()]*\)[^()]*)*\)( const)?$")
+_NOISE = re.compile(r"\bvoid |at::native::|\(anonymous namespace\)::|(?:\bat::)?<unnamed>::|\bat::cuda::|\bc10::|\bstd::")
+_WRAPPED = re.compile(r"^cutlass\w*::Kernel2?<(\w+)>$")
 
 
 def plain(content: str) -> str:
@@ -37,6 +40,15 @@ def shortened_name(name: str, width: int) -> str:
         parts = parts[1:]
         name = f"…{'.'.join(parts)}"
     return shortened(name, width)
+
+
+def kernel_name(name: str) -> str:
+    """A kernel's name without its parameters and the namespaces of torch."""
+    if name.startswith(("Memcpy", "Memset")):
+        return plain(name)
+    bare = _PARAMETERS.sub("", _NOISE.sub("", name)).strip()
+    wrapped = _WRAPPED.match(bare)
+    return plain(wrapped[1] if wrapped else bare or name)
 
 
 def itself_of(kind: str) -> str:
