@@ -187,7 +187,7 @@ def allocated_on_cuda(
 ) -> tuple[int, int]:
     """The most bytes that the allocator counts as given out in two steps, and the most that it was asked for."""
     warm = torch.ones(8, 8, device="cuda", dtype=dtype)
-    (warm @ warm).sum().item()  # the workspace of the products stays
+    (warm.requires_grad_() @ warm).sum().backward()  # the workspaces of the products stay, of both threads
     del warm
     gc.collect()
     torch.cuda.empty_cache()

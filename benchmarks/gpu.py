@@ -454,6 +454,7 @@ def step_time(device: str) -> Iterator[str]:
         yield f"peak {units.size(peak)}, estimated {units.size(held)}"
 
 
+PRODUCT_FLOPS = 2 * 4096 * 1024 * 2048
 PRODUCT = """
 import torch
 torch.backends.cuda.matmul.allow_tf32 = {tf32}
@@ -480,9 +481,9 @@ def counters(device: str) -> Iterator[str]:
             except (OSError, LflopsError) as error:
                 yield f"{dtype}: {error}: {done.stdout[-300:]} {done.stderr[-300:]}"
                 continue
-            most = max(found.kernels, key=lambda each: each.flops)
-            by = {name: f"{flops / 2 / (4096 * 1024 * 2048):.6f}" for name, flops in most.flops_by_dtype.items()}
-            yield f"{dtype}{' by tf32' if tf32 else ''}: {most.name[:40]}, of the product's operations {by}"
+            product = next(each for each in found.kernels if "gemm" in each.name or "nvjet" in each.name)
+            by = {name: "–" if flops is None else f"{flops / PRODUCT_FLOPS:.6f}" for name, flops in product.flops_by_dtype.items()}
+            yield f"{dtype}{' by tf32' if tf32 else ''}: {product.name[:40]}, of the product's operations {by}"
 
 
 PARTS: dict[str, tuple[Callable[[str], Iterator[str]], int]] = {
