@@ -357,7 +357,7 @@ class Attention(NamedTuple):
     def _has_all_heads(self) -> bool:
         return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
 
-    def _suits_cudnn(self, family: str) -> bool:  # by `can_use_cudnn_attention`, which pull requests 161210, 172621 and 174245 changed
+    def _suits_cudnn(self, family: str) -> bool:  # as in sdp_utils.cpp, which pull requests 161210, 172621 and 174245 changed
         widths, mask, release = (self.query.shape[-1], self.value.shape[-1]), self.attn_mask, torch.__version__
         widest = 256 if family in HOPPER and release >= "2.9" else 128
         fit = max(widths) <= widest or (widths == (192, 128) and family in BLACKWELL and release >= "2.11")
@@ -377,7 +377,7 @@ class Attention(NamedTuple):
 def prefers_cudnn(family: str) -> bool:
     """Whether torch tries cuDNN's attention first on chips whose names begin so. A torch without CUDA stands for its wheel on PyPI.
 
-    By `check_prefer_cudnn_attention` in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: in 2.9 with cuDNN 9.9 on compute capability
+    By aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: in 2.9 with cuDNN 9.9 on compute capability
     9.0 and 10.0, since 2.10 also on 10.3, but with a cuDNN later than 9.15.0 (pull requests 162073, 170800 and 171627).
     """
     release = torch.__version__
