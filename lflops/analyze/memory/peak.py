@@ -25,7 +25,7 @@ USABLE = 0.985
 """Share of a chip's memory that a process sees, where the table of chips has no figure. Its chips with HBM are at 0.985 to 0.992."""
 
 CONTEXT_BYTES = 750 * 2**20
-"""CUDA's context with torch's kernels loaded as they are needed: measured 619 MiB on an H100 with torch 2.11 and CUDA 13.0 after one kernel,
+"""CUDA's context with torch's kernels loaded as they are needed: measured 619 MiB on an H100 with torch 2.11, CUDA 13.0, after one kernel,
 and 749 MiB after products in two dtypes. Others: 426 MiB with torch 2.10 on an RTX 6000 Ada before any kernel
 (https://github.com/unslothai/unsloth-zoo/pull/1053), about 400 MiB in https://github.com/pytorch/pytorch/issues/109888."""
 
