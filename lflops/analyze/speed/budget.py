@@ -185,6 +185,9 @@ def _of_device(profile: Profile, times: StepTimes) -> _StepParts | None:
         return None
     steps = (trace.batches or 1) / (profile.run.accumulation or 1)
     inclusive, computing = _by_pass(profile, "device_seconds"), trace.device_compute_seconds / steps
+    for each in profile.communication:  # its kernels are among those of the modules
+        for key in ((above, step_phase(each.phase)) for above in ancestry(each.module)):
+            inclusive[key] = max(inclusive.get(key, 0.0) - (each.seconds or 0.0), 0.0)
     total = sum(inclusive.get(("", name), 0.0) for name in (*PASSES, "optimizer"))
     factor = min(computing / total, 1.0) if total else 0.0  # kernels are recorded per step, and on streams that overlap
     own = {key: took * factor for key, took in inclusive.items()}

@@ -18,7 +18,7 @@ from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.utilization import utilization
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Cell, Profile
+from lflops.profile.model import Cell, Communication, Profile
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, Phase, Trace
 from lflops.profile.steps import Step
@@ -250,6 +250,13 @@ def test_a_host_that_tracing_slows_down_makes_no_idle_time() -> None:
 def test_copies_outside_of_all_phases_are_no_kernels_of_a_pass() -> None:
     """As of a batch: forward and backward computed for as long as without them."""
     assert seconds(budget(traced(KERNELS))) == seconds(budget(traced(KERNELS | {("", "other"): 9.0})))
+
+
+def test_kernels_of_collectives_compute_nothing() -> None:
+    """2 s that backward launches: they are communication, and what is computed is as long as without."""
+    sent = Communication(module="linear", phase="backward", collective="all_reduce", group="", group_size=2, calls=1, bytes=8, seconds=2.0)
+    longer = traced(KERNELS | {("", "backward"): 3.0, ("linear", "backward"): 3.0})
+    assert seconds(budget(traced(KERNELS))) == seconds(budget(replace(longer, communication=(sent,))))
 
 
 def test_a_device_without_work_while_the_loader_is_waited_for_waits_for_data() -> None:
