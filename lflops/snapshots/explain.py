@@ -1,7 +1,6 @@
 """A snapshot explained: what is alive at its peak, who holds it, and why memory ran out; and two of them compared."""
 
 import tomllib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,21 +19,22 @@ from lflops.snapshots.holders import (
     StackHolder,
     category_of,
     holders_of,
-    is_optimizer,
     line_of,
     peak_of,
+    phase_of,
     sizes_of_parameters,
 )
 from lflops.snapshots.modules import MemoryByModule
-from lflops.snapshots.read import Snapshot, snapshot_of
+from lflops.snapshots.read import LARGEST_NUMBER, Snapshot, Stack, snapshot_of
 
 _Kept = Literal["kept_graphs", "retained_graph", "kept_results", "validation_graph", "kept_gradients"]
 _Category = Literal["optimizer_state", "activations", "parameters", "gradients", "temporary", "optimizer_temporary", "other", "unknown"]
-CauseCode = Literal["other_process", "fragmentation", "model_copy", "huge_tensor", _Kept, _Category]
+CauseCode = Literal["process_limit", "other_process", "fragmentation", "model_copy", "huge_tensor", _Kept, _Category]
 
 EVALUATION = ("validation_step", "test_step", "validate", "evaluate", "evaluation", "evaluation_step", "eval_step", "valid_step")
 LEAST_SHARE = 0.1  # of what is alive: less does not name the cause
 
+SMALL_SHARE = 0.01  # of what the largest line of kept results holds: less is a loss, and makes no graph of them
 HUGE_SHARE = 0.2
 MANY = 3  # forward passes whose results are still there: two may be pipelining, or a graph that was kept by accident
 
@@ -64,24 +64,29 @@ def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = N
     case = _Case(peak, held, failed, max(peak.reserved - peak.bytes, 0), total)
     particular = [cause for rule in _RULES if (cause := rule(case)) is not None]
     least = max(LEAST_SHARE * (peak.bytes + failed), min(failed, peak.bytes))
-    ruling = sorted((each for each in particular if each.bytes >= least), key=lambda each: -each.bytes)
+    found = (each for each in particular if each.code == "process_limit" or each.bytes >= least)
+    ruling = sorted(found, key=lambda each: (each.code != "process_limit", -each.bytes))
     general = [_held(kind, held.get(kind, [])) for kind in get_args(_Category)]
     largest = sorted((each for each in general if each is not None), key=lambda each: -each.bytes)
     return (*ruling, *largest, *(each for each in particular if each not in ruling))
 
 
 def _code(category: Category, alive: Alive) -> str:
-    return "optimizer_temporary" if category == "temporary" and is_optimizer(alive.stack) else category
+    return "optimizer_temporary" if category == "temporary" and phase_of(alive.stack) == "optimizer" else category
 
 
-def _other_process(case: _Case) -> Cause | None:
-    """The device has less free than this process leaves it."""
-    if case.total is None or case.peak.ran_out is None or case.peak.ran_out.device_free is None:
+def _elsewhere(case: _Case) -> Cause | None:
+    """A limit of the process, where the device has free what was asked for; another process, where less is free than this one leaves."""
+    failed = case.peak.ran_out
+    if failed is None or failed.device_free is None:
         return None
-    elsewhere = case.total - case.peak.ran_out.device_free - case.peak.reserved
+    if failed.device_free >= failed.size + LARGE_SEGMENT:
+        return Cause(code="process_limit", bytes=failed.device_free)
+    elsewhere = 0 if case.total is None else case.total - failed.device_free - case.peak.reserved
     return Cause(code="other_process", bytes=elsewhere) if elsewhere > OUTSIDE_ALLOCATOR else None
 
 
+LARGE_SEGMENT = 20 * 2**20  # bytes that torch may ask the device for in place of a smaller request
 OUTSIDE_ALLOCATOR = 3 * 2**30  # bytes that a process may have besides the allocator: CUDA's context, NCCL's buffers, libraries
 
 
@@ -98,11 +103,17 @@ def _kept_passes(case: _Case) -> Cause | None:
     passes = len({each.passes_ago for each in old})
     if passes < MANY:
         return _held("retained_graph", old, passes)
-    stacks = Counter(each.stack for each in old)
-    now = {each.stack for each in case.held.get("activations", ()) if not each.passes_ago}
+    sizes = summed((_calls(each.stack), each.bytes) for each in old)
+    stacks = [stack for stack, nbytes in sizes.items() if nbytes > SMALL_SHARE * max(sizes.values())]
+    now = {_calls(each.stack) for each in case.held.get("activations", ()) if not each.passes_ago}
     # Of a whole graph most of what one pass makes is kept; of results kept in a list only one line's.
     whole = len(stacks) > 2 or 1 < len(stacks) >= len(now)
     return _held("kept_graphs" if whole else "kept_results", old, passes)
+
+
+def _calls(stack: Stack) -> Stack:
+    """The frames that are the same in each step: a module's call takes another line where it has hooks, and a window's steps add some."""
+    return tuple(frame for frame in stack if not frame.file.endswith("nn/modules/module.py"))
 
 
 def _validation_graph(case: _Case) -> Cause | None:
@@ -147,7 +158,7 @@ def _held(code: CauseCode, held: list[Alive], count: int | None = None) -> Cause
     return Cause(code=code, bytes=sum(lines.values()), count=len(held) if count is None else count, line=most)
 
 
-_RULES = (_other_process, _fragmentation, _kept_passes, _validation_graph, _kept_gradients, _model_copy, _huge_tensor)
+_RULES = (_elsewhere, _fragmentation, _kept_passes, _validation_graph, _kept_gradients, _model_copy, _huge_tensor)
 
 
 class ExplainedMemory(Struct, frozen=True, kw_only=True):
@@ -157,9 +168,10 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
     ran_out: bool  # whether a request failed
     failed_bytes: int | None  # what it asked for; `None` where none failed
     failed_line: str  # the line of code that asked
-    missing_bytes: int | None  # how much more the device had to have free; `None` where that is unknown
+    missing_bytes: int | None  # how much more had to be free, of the device or of what is allowed; `None` where that is unknown
     requested_bytes: int  # asked for by all that is alive
     reserved_bytes: int  # in the allocator's segments
+    allowed_bytes: int | None  # that this process may reserve, by a limit that torch has; `None` where it has none, or that is unknown
     unused_bytes: int  # reserved, and no tensor's: cached blocks, fragments and rounding
     largest_unused_bytes: int  # the largest free block in the end
     device_free_bytes: int | None  # what the device had left when the request failed; `None` is unknown
@@ -176,12 +188,12 @@ class ExplainedMemory(Struct, frozen=True, kw_only=True):
         return explained_lines(self)
 
 
-def explain_snapshot(content: Any, device: int | None, total: int) -> ExplainedMemory:
-    """Explain what torch's allocator returns as its snapshot; `total` is the memory that the process sees on the device."""
-    return explain(snapshot_of(content, device), total=total)
+def explain_snapshot(content: Any, device: int | None, total: int, allowed: int) -> ExplainedMemory:
+    """Explain what torch's allocator returns as its snapshot. The process sees `total` bytes of the device, and may reserve `allowed`."""
+    return explain(snapshot_of(content, device), total=total, allowed=allowed if allowed < total else None)
 
 
-def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None = None) -> ExplainedMemory:
+def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None = None, allowed: int | None = None) -> ExplainedMemory:
     """Explain a snapshot of one device. The chip's memory, or the better known `total` of a process, tells another process's share."""
     peak = peak_of(snapshot)
     if total is None and chip is not None:
@@ -193,15 +205,17 @@ def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None 
     unused = max(peak.reserved - peak.bytes, 0)
     free = failed.device_free if failed is not None else None
     unnamed = sum(each.bytes for each in peak.alive if not each.stack and category_of(each, before) == "unknown")
+    left = (LARGEST_NUMBER if allowed is None else allowed) - peak.reserved
     blocks = (block for segment in snapshot.segments for block in segment.blocks)
     return ExplainedMemory(
         device=snapshot.device,
         ran_out=failed is not None,
         failed_bytes=None if failed is None else failed.size,
         failed_line="" if failed is None else line_of(failed.stack),
-        missing_bytes=None if failed is None or free is None else max(failed.size - free, 0),
+        missing_bytes=None if failed is None or free is None else max(failed.size - min(free, left), 0) or None,
         requested_bytes=peak.bytes,
         reserved_bytes=peak.reserved,
+        allowed_bytes=allowed,
         unused_bytes=unused,
         largest_unused_bytes=max((block.size for block in blocks if block.state == "inactive"), default=0),
         device_free_bytes=free,
@@ -223,7 +237,8 @@ SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_n
 
 def cause_line(cause: Cause) -> str:
     """The cause with its bytes and its line of code."""
-    sentence = SENTENCES[cause.code]["sentence"].format(bytes=units.size(cause.bytes), count=cause.count)
+    sizes = {"bytes": units.size(cause.bytes), "each": units.size(cause.bytes / max(cause.count, 1))}
+    sentence = SENTENCES[cause.code]["sentence"].format(**sizes, count=cause.count)
     return f"{sentence} ({cause.line})" if cause.line else sentence
 
 
@@ -236,7 +251,8 @@ def remedies(explained: ExplainedMemory) -> Iterator[str]:
 
 def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
     """The report: the cause, the request, the memory, who holds it, and what can be done."""
-    yield f"{cause_line(explained.causes[0])}." if explained.causes else "Nothing is allocated."
+    first = explained.causes[: 2 if explained.causes[:1] and explained.causes[0].code == "process_limit" else 1]
+    yield " ".join(f"{cause_line(each)}." for each in first) or "Nothing is allocated."
     yield ""
     if explained.ran_out:
         at = f" at {explained.failed_line}" if explained.failed_line else ""
@@ -244,8 +260,9 @@ def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
         yield f"device {explained.device} ran out of memory: {units.size(explained.failed_bytes)} were asked for{at}{free}"
     else:
         yield f"device {explained.device}, the most that was allocated"
+    allowed = "" if explained.allowed_bytes is None else f" of {units.size(explained.allowed_bytes)} that are allowed"
     yield (
-        f"reserved {units.size(explained.reserved_bytes)}, requested {units.size(explained.requested_bytes)}, unused "
+        f"reserved {units.size(explained.reserved_bytes)}{allowed}, requested {units.size(explained.requested_bytes)}, unused "
         f"{units.size(explained.unused_bytes)} (the largest piece in the end {units.size(explained.largest_unused_bytes)})"
     )
     passes = f"{explained.forward_passes} forward pass{'' if explained.forward_passes == 1 else 'es'}"

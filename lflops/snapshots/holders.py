@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
+from lflops.profile.records import Phase
 from lflops.profile.series import grouped
 from lflops.snapshots.read import AUTOGRAD, Entry, Frame, Snapshot, Stack
 
@@ -105,7 +106,7 @@ def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
     made: dict[int, int] = {}  # in the step that is running, by address
     freed: set[Stack] = set()
     for place, entry in enumerate(trace):
-        if entry.action == "alloc" and is_optimizer(entry.stack):
+        if entry.action == "alloc" and phase_of(entry.stack) == "optimizer":
             made[entry.address] = place
         elif entry.action == "alloc":
             lasting.update(made.values())
@@ -138,7 +139,7 @@ def births_in(trace: tuple[Entry, ...]) -> list[Birth]:
             continue
         in_backward = (frame.function for frame in entry.stack if frame.file.endswith("torch/utils/checkpoint.py"))
         if not any(function in RECOMPUTES for function in in_backward):
-            begins, optimizes = is_forward(entry.stack), is_optimizer(entry.stack)
+            begins, optimizes = (phase_of(entry.stack) == phase for phase in ("forward", "optimizer"))
             passes += begins and not in_forward
             steps += in_optimizer and not optimizes
             in_forward, in_optimizer = begins, optimizes
@@ -163,16 +164,20 @@ def changes(
             yield place, None, 0
 
 
-def is_forward(stack: Stack) -> bool:
-    return any(frame.function == "forward" for frame in stack) and not is_optimizer(stack)
-
-
-def is_optimizer(stack: Stack) -> bool:
-    """Whether an optimizer is running: torch's, one that is derived from torch's, or the `step` of a file that is named after it."""
-    return any(
-        (OPTIMIZER in frame.file and "swa_utils" not in frame.file) or (frame.function == "step" and "optim" in frame.file.lower())
-        for frame in stack
-    )
+def phase_of(stack: Stack) -> Phase:
+    """The phase of the innermost frame that has one. Backward runs in a thread without a Python stack."""
+    # Innermost, because Lightning runs forward and backward in a closure that the optimizer's `step` calls. `_call_impl` calls a module's
+    # hooks. An optimizer is torch's, derived from torch's, or the `step` of a file that is named after it.
+    for frame in stack:
+        if frame.function in ("forward", "_call_impl"):
+            return "forward"
+        if frame.file == AUTOGRAD or frame.function in ("backward", "_engine_run_backward"):
+            return "backward"
+        if (OPTIMIZER in frame.file and "swa_utils" not in frame.file) or (frame.function == "step" and "optim" in frame.file.lower()):
+            return "optimizer"
+        if "closure" in frame.function:
+            return "other"
+    return "other" if stack else "backward"
 
 
 def _is_torchs(stack: Stack) -> bool:
@@ -207,7 +212,7 @@ def category_of(alive: Alive, parameter_sizes: frozenset[int] = frozenset()) -> 
     category: Category = next((category for category, holds in _RULES if holds(alive.stack, functions)), "other")
     if category != "temporary":
         return category
-    if is_optimizer(alive.stack):
+    if phase_of(alive.stack) == "optimizer":
         return "optimizer_state" if alive.outlives_step else "temporary"
     return "gradients" if alive.bytes in parameter_sizes else "temporary"
 
@@ -219,11 +224,6 @@ def sizes_of_parameters(alive: Iterable[Alive]) -> frozenset[int]:
 
 def _copies(stack: Stack, functions: set[str]) -> bool:
     return not functions.isdisjoint(COPIES) or any(EMA.search(frame.file.rpartition("/")[2].lower()) for frame in stack)
-
-
-def is_backward(stack: Stack) -> bool:
-    """Without a stack, in autograd's engine, or below a call that runs it; `Function.apply` runs forward as well."""
-    return not stack or any(frame.file == AUTOGRAD or frame.function in {"backward", "_engine_run_backward"} for frame in stack)
 
 
 def _makes_parameters(frame: Frame) -> bool:
@@ -253,10 +253,10 @@ def holders_of(alive: Iterable[Alive], parameter_sizes: frozenset[int] = frozens
 
 _RULES: tuple[tuple[Category, Callable[[Stack, set[str]], bool]], ...] = (
     ("copy", _copies),
-    ("optimizer_state", lambda stack, functions: is_optimizer(stack) and "_init_group" in functions),
-    ("temporary", lambda stack, _: is_optimizer(stack)),
-    ("activations", lambda stack, functions: "forward" in functions or any("nn/functional.py" in frame.file for frame in stack)),
+    ("optimizer_state", lambda stack, functions: phase_of(stack) == "optimizer" and "_init_group" in functions),
+    ("temporary", lambda stack, _: phase_of(stack) == "optimizer"),
+    ("activations", lambda stack, _: phase_of(stack) == "forward" or any("nn/functional.py" in frame.file for frame in stack)),
     ("parameters", lambda stack, _: any(map(_makes_parameters, stack))),
-    ("temporary", lambda stack, _: is_backward(stack)),
+    ("temporary", lambda stack, _: phase_of(stack) == "backward"),
 )
 """The first that holds."""

@@ -14,7 +14,7 @@ from lflops.errors import ProfileError
 from lflops.profile.model import Moment, Profile
 from lflops.profile.records import Phase
 from lflops.profile.series import grouped
-from lflops.snapshots.holders import births_in, changes, is_backward, is_forward, is_optimizer, peak_place
+from lflops.snapshots.holders import births_in, changes, peak_place, phase_of
 from lflops.snapshots.read import Snapshot
 
 MOST_OUTPUTS = 4  # allocations in a row that may be one operator's: attention has its result, sums and two numbers of its dropout
@@ -60,11 +60,11 @@ def memory_by_module(snapshot: Snapshot, profile: Profile) -> MemoryByModule:
     names: dict[int, str] = {}
     phases: dict[int, str] = {}  # in which each allocation was made, where it is known
     for passes, births in grouped((each for each in made if each.passes <= step), lambda each: each.passes).items():
-        optimizing = {each.place for each in births if is_optimizer(each.entry.stack)}
+        optimizing = {each.place for each in births if phase_of(each.entry.stack) == "optimizer"}
         names |= {each.place: OPTIMIZER if each.place in optimizing else UNMATCHED if passes == step else EARLIER for each in births}
         phases |= dict.fromkeys(optimizing, "optimizer")
         rest = [each for each in births if each.place not in optimizing]
-        sizes = tuple((is_backward(each.entry.stack) and not is_forward(each.entry.stack), each.entry.size) for each in rest)
+        sizes = tuple((phase_of(each.entry.stack) == "backward", each.entry.size) for each in rest)
         for index, operator in _aligned(sizes, operators) if passes else ():
             module = patterns.get(operator.module, operator.module) or "the model itself"
             names[rest[index].place] = f"{module}, made in {operator.phase}"

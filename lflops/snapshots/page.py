@@ -16,11 +16,10 @@ from lflops.snapshots.holders import (
     Category,
     category_of,
     changes,
-    is_forward,
-    is_optimizer,
     lasting_state,
     line_of,
     peak_of,
+    phase_of,
     sizes_of_parameters,
 )
 from lflops.snapshots.modules import MemoryByModule
@@ -49,21 +48,12 @@ def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) 
     for place, (at, name, nbytes) in enumerate(steps):
         entry = trace[at]
         live[name or "unknown"] += nbytes
-        phase = phase if entry.action in FREED else _phase(entry)
+        phase = phase if entry.action in FREED else phase_of(entry.stack)
         if place in kept:
             instant = (at, entry.action, line_of(entry.stack) or "no stack", phase, exact(totals[place]), *map(exact, live.values()))
             for values, value in zip(points.values(), instant, strict=True):
                 values.append(value)
     return points, sorted(kept).index(peak) if kept else None
-
-
-def _phase(entry: Entry) -> Phase:
-    """The phase that runs; backward has no Python stack."""
-    if not entry.stack:
-        return "backward"
-    if is_optimizer(entry.stack):
-        return "optimizer"
-    return "forward" if is_forward(entry.stack) else "other"
 
 
 _HOLDERS = 400

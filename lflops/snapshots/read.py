@@ -52,6 +52,7 @@ def load_plain(path: str | PathLike[str]) -> Any:
 
 _NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
 _ENGINE = "torch::autograd::Engine::"
+OBSERVER = "lflops/collect/"  # in the names of files whose frames are in a counted step's stacks, and say nothing of the training
 AUTOGRAD = "autograd"  # the file of the frame that stands for C++'s engine of backward
 
 LARGEST_NUMBER = 2**64  # an address has 64 bits, and no number of bytes needs as many
@@ -233,7 +234,7 @@ class _Reader:
 
 def _without_cpp(frames: list[Frame]) -> Stack:
     """The frames of Python, then the node that backward ran; of C++ alone the innermost frame, which is all that is known."""
-    known = [frame for frame in frames if frame.is_python and "::" not in frame.function]
+    known = [frame for frame in frames if frame.is_python and "::" not in frame.function and OBSERVER not in frame.file]
     if any(_ENGINE in frame.function for frame in frames):
         nodes = (found[1] for frame in frames if (found := _NODE.search(frame.function)))
         known.append(Frame(AUTOGRAD, 0, next(nodes, "backward")))

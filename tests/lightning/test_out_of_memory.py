@@ -1,5 +1,6 @@
 """A training that runs out of memory leaves a report, and its own error as it was."""
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,17 @@ import pytest
 import torch
 from msgspec import json
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lflops.profile.series import grouped
 from lflops.schedule import Schedule
 from lflops.session.outlets.out_of_memory import OutOfMemory, ran_out_of_memory, report_lines
 from lflops.snapshots.explain import explain
+from lflops.snapshots.holders import phase_of
 from lflops.snapshots.read import snapshot_of
 from tests.snapshots.test_causes import logits
 from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, WIDTH, Classifier, fit, watching
+from tests.support.memory_snapshots import Recorder
 
 pytestmark = LIGHTNINGS_WARNINGS
 LATE = 12
@@ -62,6 +67,36 @@ def test_without_being_asked_or_with_another_error_there_is_none(tmp_path: Path)
     """The twins."""
     assert [] == failing(OUT, tmp_path)
     assert [] == failing(ValueError("a wrong value"), tmp_path, on_oom=True)
+
+
+class Operators(TorchDispatchMode):
+    """Takes every operator for an allocation, with the stack that the training has there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorder, self.names = Recorder(), list[str]()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run it as it is."""
+        if operator.namespace == "aten":
+            stack = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_stack(None)]
+            self.recorder.allocate(4, stack)
+            self.names.append(operator.__name__)
+        return operator(*args, **(kwargs or {}))
+
+
+def test_the_phases_of_a_real_training_are_told_by_its_stacks() -> None:
+    """Lightning runs forward and backward in a closure that the optimizer's step calls. The sixth step has not ended."""
+    with Operators() as operators:
+        fit(Classifier(), batches=6)
+    snapshot = snapshot_of(operators.recorder.snapshot())
+    found = explain(snapshot)
+    assert (6, 5) == (found.forward_passes, found.optimizer_steps)
+    stacks = (entry.stack for entry in snapshot.trace if entry.action == "alloc")
+    phases = grouped(zip(operators.names, map(phase_of, stacks), strict=True), lambda pair: pair[0])
+    expected = {"relu.default": "forward", "_log_softmax_backward_data.default": "backward", "addcdiv_.default": "optimizer"}
+    assert expected == {name: phases[name][0][1] for name in expected}
+    assert all(len({phase for _, phase in phases[name]}) == 1 for name in expected)
 
 
 def test_errors_of_memory_are_known() -> None:

@@ -6,9 +6,22 @@ from typing import Any, get_args
 import pytest
 
 from lflops.hardware.chips import Hardware
-from lflops.snapshots.explain import SENTENCES, CauseCode, ExplainedMemory, explain, explained_lines
+from lflops.snapshots.explain import SENTENCES, CauseCode, ExplainedMemory, explain, explain_snapshot, explained_lines
 from lflops.snapshots.read import snapshot_of
-from tests.support.memory_snapshots import BACKWARD, BUILD, STATE, UPDATE, Recorder, forward, loss
+from tests.support.memory_snapshots import (
+    BACKWARD,
+    BUILD,
+    CALL,
+    IN_CLOSURE,
+    LIGHTNING_STEP,
+    STATE,
+    TORCH,
+    UPDATE,
+    Recorder,
+    Stack,
+    forward,
+    loss,
+)
 
 MIB, GIB = 2**20, 2**30
 LAYERS, WEIGHT = 4, 256 * MIB
@@ -191,8 +204,50 @@ def large_gradients_of_activations() -> Recorder:
     return recorder
 
 
+def kept_by_a_hook(*, room: int = 70 * GIB) -> Recorder:
+    """A forward hook in a Lightning training keeps 256 MiB more in each step, until the process has reached its limit in the ninth."""
+    called: Stack = [CALL, ("/app/model.py", 74, "forward"), CALL, ("/app/model.py", 79, "loss"), ("/app/train.py", 12, "training_step")]
+    layer: Stack = [(f"{TORCH}/nn/modules/linear.py", 134, "forward"), *called, *IN_CLOSURE]
+    hook: Stack = [("/app/train.py", 30, "keep"), (CALL[0], 1832, "inner"), *called, *IN_CLOSURE]
+    # A counted step runs the operator from a dispatch mode, and hooks on all modules take another line of torch's
+    counted: Stack = [
+        ("/lib/lflops/collect/counting/dispatch_mode.py", 91, "__torch_dispatch__"),
+        hook[0],
+        (CALL[0], 1845, "inner"),
+        *hook[2:],
+    ]
+    error: Stack = [(f"{TORCH}/nn/functional.py", 3900, "mse_loss"), *called[3:], *IN_CLOSURE]
+    recorder = model()
+    gradients: list[int] = []
+    for step in range(9):
+        batch = recorder.allocate(16 * MIB, [("/app/train.py", 5, "transfer_batch_to_device")])
+        activations = recorder.allocate(64 * MIB, layer, 4)
+        recorder.allocate(256 * MIB, counted if step == 2 else hook)
+        if step == 8:
+            break
+        recorder.allocate(4, error)  # which the loop keeps for its log
+        recorder.free(gradients)
+        gradients = backward_pass(recorder, activations)
+        if step == 0:
+            recorder.allocate(2 * WEIGHT, [(f"{TORCH}/optim/adam.py", 175, "_init_group"), *LIGHTNING_STEP], LAYERS)
+        recorder.free(recorder.allocate(WEIGHT, [(f"{TORCH}/optim/adam.py", 600, "_multi_tensor_adam"), *LIGHTNING_STEP]))
+        recorder.free(batch)
+    recorder.fail(64 * MIB, layer, device_free=room)
+    return recorder
+
+
 PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
     "outputs in a list": (list_of_outputs, "kept_results", "Results of 8 earlier passes are kept, 7.03 GiB"),
+    "a hook, and a limit": (
+        kept_by_a_hook,
+        "process_limit",
+        "This process reached a limit of its own: the device had 70.00 GiB free. Results",
+    ),
+    "a hook": (
+        lambda: kept_by_a_hook(room=0),
+        "kept_results",
+        "Results of 8 earlier passes are kept, 2.00 GiB, 256.00 MiB more in each (train.py:30 keep)",
+    ),
     "losses with their graphs": (sum_of_losses, "kept_graphs", "The graphs of 9 earlier forward passes are still alive, 7.05 GiB"),
     "a retained graph": (retained_graph, "retained_graph", "The graph of an earlier forward pass is still alive, 3.13 GiB"),
     "too large a batch": (too_large_a_batch, "activations", "Activations of this batch are the largest part, 12.00 GiB"),
@@ -274,6 +329,40 @@ def test_how_much_was_missing_is_told_where_it_is_known() -> None:
     """8 GiB were asked for and 3 were free."""
     found = explained(logits())
     assert (8 * GIB, 3 * GIB, 5 * GIB) == (found.failed_bytes, found.device_free_bytes, found.missing_bytes)
+
+
+def test_what_lightning_runs_in_a_closure_is_not_the_optimizers() -> None:
+    """Gradients have the parameters' GiB, state has two; activations have 9 * 256 + 4 * 64 MiB, and eight losses; a batch has 16 MiB."""
+    found = explained(kept_by_a_hook())
+    assert (9, 8) == (found.forward_passes, found.optimizer_steps)
+    expected = {
+        "parameters": GIB,
+        "gradients": GIB,
+        "optimizer_state": 2 * GIB,
+        "other": 16 * MIB,
+        "activations": (9 * 256 + 4 * 64) * MIB + 8 * 4,
+    }
+    assert expected == {category: nbytes for category, nbytes in found.by_category.items() if nbytes}
+
+
+@pytest.mark.parametrize("room", [64 * MIB, 84 * MIB - 1, 84 * MIB])
+def test_a_limit_was_reached_only_where_the_device_had_room(room: int) -> None:
+    """64 MiB were asked for, and torch may take 20 more. Where less is free 40 GiB of others' are blamed, else they never are."""
+    snapshot = snapshot_of(kept_by_a_hook(room=room).snapshot())
+    reserved = sum(segment.size for segment in snapshot.segments)
+    codes = {cause.code for cause in explain(snapshot, total=reserved + room + 40 * GIB).causes}
+    assert {"other_process" if room < 84 * MIB else "process_limit"} == codes & {"other_process", "process_limit"}
+
+
+def test_a_known_limit_says_how_much_was_missing() -> None:
+    """Of 20 MiB that the limit leaves 64 are asked for. A limit that is not known leaves it open."""
+    content = kept_by_a_hook().snapshot()
+    reserved = sum(segment["total_size"] for segment in content["segments"])
+    found = explain_snapshot(content, None, 80 * GIB, reserved + 20 * MIB)
+    assert (44 * MIB, reserved + 20 * MIB) == (found.missing_bytes, found.allowed_bytes)
+    assert any(line.startswith("reserved 6.52 GiB of 6.54 GiB that are allowed, ") for line in explained_lines(found))
+    unknown = explain_snapshot(content, None, 80 * GIB, 80 * GIB)
+    assert (None, None) == (unknown.missing_bytes, unknown.allowed_bytes)
 
 
 def test_every_cause_has_a_sentence() -> None:

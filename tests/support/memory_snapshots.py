@@ -11,6 +11,26 @@ BUILD: Stack = [(f"{TORCH}/nn/modules/module.py", 1329, "convert"), (f"{TORCH}/n
 STEP = [(f"{TORCH}/optim/adamw.py", 200, "step"), ("/app/train.py", 50, "train")]
 STATE: Stack = [(f"{TORCH}/optim/adamw.py", 120, "_init_group"), *STEP]
 UPDATE: Stack = [(f"{TORCH}/optim/adamw.py", 600, "_multi_tensor_adamw"), *STEP]
+PACKAGES = TORCH.rpartition("/")[0]
+LIGHTNING_STEP: Stack = [
+    (f"{TORCH}/optim/adam.py", 227, "step"),
+    (f"{TORCH}/optim/optimizer.py", 80, "_use_grad"),
+    (f"{TORCH}/optim/optimizer.py", 530, "wrapper"),
+    (f"{PACKAGES}/lightning/pytorch/plugins/precision/precision.py", 123, "optimizer_step"),
+    (f"{PACKAGES}/lightning/pytorch/strategies/strategy.py", 239, "optimizer_step"),
+    (f"{PACKAGES}/lightning/pytorch/core/optimizer.py", 154, "step"),
+    (f"{PACKAGES}/lightning/pytorch/loops/optimization/automatic.py", 270, "_optimizer_step"),
+    (f"{PACKAGES}/lightning/pytorch/trainer/trainer.py", 584, "fit"),
+]
+"""How Lightning calls an optimizer, shortened."""
+IN_CLOSURE: Stack = [
+    (f"{PACKAGES}/lightning/pytorch/loops/optimization/automatic.py", 131, "closure"),
+    (f"{TORCH}/utils/_contextlib.py", 124, "decorate_context"),
+    (f"{PACKAGES}/lightning/pytorch/loops/optimization/automatic.py", 146, "__call__"),
+    (f"{PACKAGES}/lightning/pytorch/plugins/precision/precision.py", 109, "_wrap_closure"),
+    *LIGHTNING_STEP,
+]
+"""Where it runs `training_step` and backward: in a closure that the optimizer's step calls."""
 BACKWARD: Stack = []
 """Backward runs in a thread without a Python stack."""
 

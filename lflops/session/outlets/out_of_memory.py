@@ -80,9 +80,9 @@ def _report(error: BaseException, training: Training, profile: Profile | None) -
     explained = None
     if training.device.type == "cuda":
         total = torch.cuda.mem_get_info(training.device)[1]
-        index: int | None = training.device.index
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(training.device))
         for explain in offered("explain_snapshot", "a report of memory"):
-            explained = explain(memory_snapshot(), index, total)
+            explained = explain(memory_snapshot(), training.device.index, total, allowed)
     return OutOfMemory(
         error=str(error) or type(error).__name__,
         step=training.logged_step(),
