@@ -20,7 +20,7 @@ from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.collect.estimate.mesh import tensor_plan
 from lflops.collect.model.module_tree import blocks_in
 from lflops.planning.block_trials import Fold, folded, folds_of, full_names, memory_of, shorter_folds
-from lflops.profile.model import Cell, Communication, Moment, Profile
+from lflops.profile.model import CELL_COUNTS, Cell, Communication, Moment, Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.series import gathered
 
@@ -30,7 +30,6 @@ Sheet = Mapping[tuple[Any, ...], float]
 Role = tuple[str, int]  # so many blocks that do the same, from the first one's name in the whole model on; or one name
 
 _WORK_KINDS = ("cell", "communication")  # what is no bytes of a moment
-_WORK = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
 
 
 class Case(NamedTuple):
@@ -194,7 +193,7 @@ def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
 
     for cell in steps[-1].cells:
         role, below = _place(cell.module, roles)
-        for field in _WORK:
+        for field in CELL_COUNTS:
             sheet["cell", role, below, cell.operator, cell.phase, cell.dtype, field] += getattr(cell, field)
     for each in steps[-1].communication:
         for field in ("calls", "bytes"):

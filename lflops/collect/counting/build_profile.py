@@ -13,6 +13,7 @@ from lflops.collect.counting.totals import Counts, Totals, Transfers
 from lflops.collect.inputs.tensors import dtype_name
 from lflops.collect.model.module_tree import ModuleTree, ParameterSize, parameter_sizes
 from lflops.profile.model import (
+    CELL_COUNTS,
     COUNTS,
     SCHEMA_VERSION,
     Cell,
@@ -59,11 +60,7 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
             operator=operator,
             phase=phase,
             dtype="" if dtype is None else dtype_name(dtype),
-            calls=counts.calls,
-            macs=counts.macs,
-            executed_macs=counts.executed_macs,
-            flops=counts.flops,
-            bytes_moved=counts.bytes_moved,
+            **{name: getattr(counts, name) for name in CELL_COUNTS},
         )
         for (row, operator, phase, dtype), counts in totals.cells.items()
         if row not in collected.ignored
