@@ -82,7 +82,8 @@ class WorkSheets:
         if (key, depth) not in self._known:
             longer, shorter = self._ends[key]
             if depth is not None:  # whose memory alone is asked for
-                longer, *lower = map(_memory_alone, (longer, *(short for _, short in shorter)))
+                known = (longer, *(short for _, short in shorter))
+                longer, *lower = ({key: value for key, value in each.items() if key[0] not in _WORK_KINDS} for each in known)
                 shorter = [(depth, short) for short in lower]
             whole = longer
             for length, short in shorter:
@@ -162,10 +163,6 @@ def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> floa
         held = sheet.get(("gradients",), 0.0) + sheet.get(("new gradient",), 0.0)
         highest += [value + held for (kind, *_), value in sheet.items() if kind == "bytes without gradients"]
     return max(highest, default=0.0)
-
-
-def _memory_alone(sheet: Sheet) -> Sheet:
-    return {key: value for key, value in sheet.items() if key[0] not in _WORK_KINDS}
 
 
 def _recomputable(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
