@@ -25,7 +25,7 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import PASS_PHASES, ModulePhase, Spread
 from lflops.profile.series import gathered, summed
-from lflops.profile.steps import Step, is_disturbed
+from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed
 
 Stamp = tuple[Any, ModulePhase | None, str]  # a mark, what runs from there on, and why; `None` is the observer
 
@@ -238,7 +238,7 @@ def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str
 def _parts(step: Step, *, waits_apart: bool) -> dict[str, float]:
     """What a clean pass times as one. Generation has two parts, prefill and decode, which together are forward."""
     parts = {part: step.phases[part] for part in ("forward", "backward") if part in step.phases}
-    generating = [step.phases[name] for name in ("prefill", "decode") if name in step.phases]
+    generating = [step.phases[name] for name in WITHIN_FORWARD if name in step.phases]
     if generating and "forward" not in parts:
         parts["forward"] = sum(generating)
     if waits_apart and "backward" in parts:
