@@ -74,7 +74,6 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
         ProfileError: One is no profile, is there twice, is merged already, or is of another run; the message names its rank.
     """
     given = _by_rank(profiles)
-
     summaries = (summary_of_rank(rank, profile) for rank, profile in given.items())
     waits = {place for profile in given.values() for place in waits_in(profile)}
     return merged(summaries, given.__getitem__, lambda rank: given[rank].memory, partial(_quartiles, given, waits), waits)

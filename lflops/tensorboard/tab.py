@@ -87,10 +87,9 @@ class Tab(TBPlugin):  # type: ignore[misc]
             return _refused(start, "404 Not Found", _NOT_FOUND)
         value = _value(window[1])
         try:
-            payload = unpacked(value)
+            return _json(environ, start, unpacked(value), value)
         except ValueError as error:
             return _refused(start, "422 Unprocessable Entity", f"it {error}")
-        return _json(environ, start, payload, value)
 
     def _timeline(self, environ: dict[str, Any], start: _Start) -> _Answer:
         window = self._requested(environ, _parameters(environ))
