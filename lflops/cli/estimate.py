@@ -123,7 +123,8 @@ def estimate(
             plan = needed("search", "--ac best")(estimator, subject, budget) if searches else None
             found = search_batch(estimator, subject, budget) if is_largest else (None, plan.profile if plan else estimator.run(subject))
             largest, profile = found
-    profile = _noted(profile, offloads=offload_activations)
+    remarks = [Note(code="copies_not_timed", subject="", values={})] if offload_activations else []
+    profile = replace(profile, notes=(*profile.notes, *remarks))
     if save is not None:
         profile.save(save)
     save_memory(profile, figure)
@@ -133,10 +134,6 @@ def estimate(
     show = partial(_write if as_json else partial(_draw, depth=depth, training=training), predicted=predicted)
     show(analyze(profile), _sharded(profile, ranks), plan, largest)
     name_file(figure, as_json=as_json)
-
-
-def _noted(profile: Profile, *, offloads: bool) -> Profile:
-    return replace(profile, notes=(*profile.notes, Note(code="copies_not_timed", subject="", values={}))) if offloads else profile
 
 
 class Training(NamedTuple):

@@ -50,7 +50,7 @@ from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.profile.records import ModulePhase
+from lflops.profile.records import PASS_PHASES, ModulePhase
 from lflops.profile.steps import Step
 
 
@@ -407,7 +407,7 @@ def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> P
     if all(seconds <= times.overhead(each, overhead) for each, seconds in times.own.items() if each != OUTSIDE):
         overhead = NO_OVERHEAD  # what leaves nothing was measured while the machine was busy
     timed = with_times(profile, scale_to_clean([{"": times}], {}, overhead, ignored))
-    phases = {phase: spread.median for phase in ("forward", "backward", "recompute") if (spread := timed.modules[""].work(phase).seconds)}
+    phases: dict[str, float] = {phase: spread.median for phase in PASS_PHASES if (spread := timed.modules[""].work(phase).seconds)}
     overheads = {each: times.overhead(each, overhead) for each in times.own}
     update = sum(max(seconds - overheads[each], 0.0) for each, seconds in times.own.items() if each.phase == "optimizer")
     phases |= {"optimizer": update} if update else {}

@@ -297,13 +297,11 @@ def _begin_of_account() -> int:
     return now if _latest._ended is None else _latest.end()  # noqa: SLF001 - the two are one
 
 
+@atexit.register
 def _end_at_exit() -> None:
     if _latest is not None:
         with suppress(OSError):
             _latest.end()
-
-
-atexit.register(_end_at_exit)
 
 
 def _resident() -> int | None:

@@ -12,7 +12,7 @@ from lflops.errors import ProfileError
 from lflops.merging.rank_comparison import OwnWork, compare_ranks, times_last
 from lflops.merging.rank_table import Place, RankTable, begins_in, known_waits, quartiles_in, rank_stats, table_of, waiting_in, waits_in
 from lflops.merging.steps import CleanSteps, MergedRows, MergedSteps, RankSteps, ranges, waits_at_end
-from lflops.profile.model import COUNTS, SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run, Work, with_works
+from lflops.profile.model import CELL_COUNTS, COUNTS, SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run, Work, with_works
 from lflops.profile.notes import Note
 from lflops.profile.records import PASSES, PHASES, Count, ModulePhase, Rank, Seconds, Spread, Trace, step_phase
 from lflops.profile.series import gathered, grouped, sums
@@ -74,7 +74,6 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
         ProfileError: One is no profile, is there twice, is merged already, or is of another run; the message names its rank.
     """
     given = _by_rank(profiles)
-
     summaries = (summary_of_rank(rank, profile) for rank, profile in given.items())
     waits = {place for profile in given.values() for place in waits_in(profile)}
     return merged(summaries, given.__getitem__, lambda rank: given[rank].memory, partial(_quartiles, given, waits), waits)
@@ -352,7 +351,7 @@ def _notes(summaries: Mapping[int, RankSummary], order: list[int], rows: MergedR
 
 
 _LOGICAL = ("logical_macs", "own_logical_macs")
-_CELL, _TRANSFERS = ("calls", "macs", "executed_macs", "flops", "bytes_moved"), ("calls", "bytes")
+_TRANSFERS = ("calls", "bytes")
 
 Row = TypeVar("Row", bound=Any)
 
@@ -369,7 +368,7 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
         last,
         run=replace(last.run, partial=any(profile.run.partial for profile in profiles)),
         modules={name: _row([profile.modules[name] for profile in profiles if name in profile.modules]) for name in rows},
-        cells=_sums((each for p in profiles for each in p.cells), "module operator phase dtype", _CELL),
+        cells=_sums((each for p in profiles for each in p.cells), "module operator phase dtype", CELL_COUNTS),
         uncounted=_sums((each for p in profiles for each in p.uncounted), "module operator phase", _TRANSFERS),
         communication=_sums((each for p in profiles for each in p.communication), "module phase collective group", _TRANSFERS),
         waits=tuple(sorted({wait for profile in profiles for wait in profile.waits})),

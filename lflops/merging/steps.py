@@ -27,13 +27,11 @@ from lflops.profile.model import COUNTS, Cell, Communication, DtypeShare, Module
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, RankActivity, RankComparison, Spread, step_phase
 from lflops.profile.series import gathered, grouped, sum_known, sums
-from lflops.profile.steps import EVENTS, Step, is_clean
+from lflops.profile.steps import EVENTS, WITHIN_FORWARD, Step, is_clean
 
 ORDER = ("data", "transfer", "forward", "recompute", "backward", "clip", "optimizer", "other", "sync")
 SYNC = "sync"  # ranks wait for the first one in it, and it waits for none
 ALIGNED = 0.97  # of the shortest rank's step: intervals that add up to less are treated as overlapping
-
-WITHIN_FORWARD = frozenset({"prefill", "decode"})
 
 _Key = tuple[int, str]
 

@@ -20,7 +20,7 @@ from lflops.collect.estimate.estimate import Estimator, Subject
 from lflops.collect.estimate.mesh import tensor_plan
 from lflops.collect.model.module_tree import blocks_in
 from lflops.planning.block_trials import Fold, folded, folds_of, full_names, memory_of, shorter_folds
-from lflops.profile.model import Cell, Communication, Moment, Profile
+from lflops.profile.model import CELL_COUNTS, Cell, Communication, Moment, Profile
 from lflops.profile.module_names import ancestry
 from lflops.profile.series import gathered
 
@@ -30,7 +30,6 @@ Sheet = Mapping[tuple[Any, ...], float]
 Role = tuple[str, int]  # so many blocks that do the same, from the first one's name in the whole model on; or one name
 
 _WORK_KINDS = ("cell", "communication")  # what is no bytes of a moment
-_WORK = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
 
 
 class Case(NamedTuple):
@@ -83,7 +82,8 @@ class WorkSheets:
         if (key, depth) not in self._known:
             longer, shorter = self._ends[key]
             if depth is not None:  # whose memory alone is asked for
-                longer, *lower = map(_memory_alone, (longer, *(short for _, short in shorter)))
+                known = (longer, *(short for _, short in shorter))
+                longer, *lower = ({key: value for key, value in each.items() if key[0] not in _WORK_KINDS} for each in known)
                 shorter = [(depth, short) for short in lower]
             whole = longer
             for length, short in shorter:
@@ -165,10 +165,6 @@ def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> floa
     return max(highest, default=0.0)
 
 
-def _memory_alone(sheet: Sheet) -> Sheet:
-    return {key: value for key, value in sheet.items() if key[0] not in _WORK_KINDS}
-
-
 def _recomputable(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     return {name: block for name, block in blocks.items() if next(block.children(), None) is not None}
 
@@ -194,7 +190,7 @@ def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
 
     for cell in steps[-1].cells:
         role, below = _place(cell.module, roles)
-        for field in _WORK:
+        for field in CELL_COUNTS:
             sheet["cell", role, below, cell.operator, cell.phase, cell.dtype, field] += getattr(cell, field)
     for each in steps[-1].communication:
         for field in ("calls", "bytes"):

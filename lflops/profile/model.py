@@ -76,6 +76,7 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
 """The fields of `Work` that are exact, known always, and there as `own_` too."""
+CELL_COUNTS = COUNTS[:-1]  # those that a `Cell` has
 
 
 class DtypeShare(Struct, frozen=True, kw_only=True, gc=False):

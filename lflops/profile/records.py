@@ -12,6 +12,7 @@ Phase = Literal["forward", "backward", "recompute", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer", "other")
 PASSES: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}
 """The phases whose work is done in each pass over the model."""
+PASS_PHASES = PHASES[:3]  # the phases of all passes
 
 
 def ready_for_threads(*kinds: Any) -> None:

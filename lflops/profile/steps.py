@@ -15,6 +15,8 @@ DISTURBANCES = frozenset({"cold", "recompiled", "new_shapes", "validation", "che
 EVENTS = ("validation", "checkpoint")
 """Disturbances that the training itself causes, between its batches. They can take longer on one rank than on another."""
 
+WITHIN_FORWARD = ("prefill", "decode")  # the phases of generating, which are parts of forward
+
 
 def is_disturbed(marks: Collection[str]) -> bool:
     return not DISTURBANCES.isdisjoint(marks)

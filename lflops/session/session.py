@@ -312,9 +312,8 @@ class Session:
     def _periods(self) -> tuple[int | None, int | None]:
         """Steps from one point of the curves to the next, and from one time that ranks share their clean steps to the next."""
         every = self._training.log_every
-        return every if self._live_metrics is not None else None, None if self._clean is None else max(
-            min(every or SHARE_EVERY, MAX_PENDING_STEPS) - 1, 1
-        )
+        shares = max(min(every or SHARE_EVERY, MAX_PENDING_STEPS) - 1, 1)
+        return every if self._live_metrics is not None else None, None if self._clean is None else shares
 
     def _share_steps(self) -> None:
         if self._clean is not None:

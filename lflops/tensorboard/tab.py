@@ -30,13 +30,7 @@ _NOT_FOUND = "TensorBoard keeps no such window"
 
 _Answer = Iterable[bytes]
 _Start = Callable[[str, list[tuple[str, str]]], object]
-
-
-class _Status(NamedTuple):
-    """Why a window cannot be shown, or empty; and what the list shows of it."""
-
-    problem: str
-    head: dict[str, Any]
+_Status = tuple[str, dict[str, Any]]  # why a window cannot be shown, or empty; and what the list shows of it
 
 
 class Tab(TBPlugin):  # type: ignore[misc]
@@ -78,7 +72,7 @@ class Tab(TBPlugin):  # type: ignore[misc]
         for run, tags in sorted(listed.items()):
             for tag, series in sorted(tags.items()):
                 if problem := metadata_problem(series.plugin_content):
-                    yield run, tag, None, _Status(problem, {})
+                    yield run, tag, None, (problem, {})
                     continue
                 for _, datum in self._read(environ, run, tag):
                     key = experiment, run, tag, datum.step, datum.wall_time
@@ -93,10 +87,9 @@ class Tab(TBPlugin):  # type: ignore[misc]
             return _refused(start, "404 Not Found", _NOT_FOUND)
         value = _value(window[1])
         try:
-            payload = unpacked(value)
+            return _json(environ, start, unpacked(value), value)
         except ValueError as error:
             return _refused(start, "422 Unprocessable Entity", f"it {error}")
-        return _json(environ, start, payload, value)
 
     def _timeline(self, environ: dict[str, Any], start: _Start) -> _Answer:
         window = self._requested(environ, _parameters(environ))
@@ -189,9 +182,9 @@ def _value(datum: Any, index: int = 0) -> Any:
 
 def _status(datum: Any) -> _Status:
     try:
-        return _Status("", head(_value(datum)))
+        return "", head(_value(datum))
     except ValueError as error:
-        return _Status(str(error), {})
+        return str(error), {}
 
 
 def _title(run: str, tag: str, datum: Any) -> str:

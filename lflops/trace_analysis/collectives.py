@@ -17,7 +17,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
@@ -93,9 +92,7 @@ def _bytes(kind: str, about: Collective | None) -> int | None:
         return None
     size = BYTES.get(about.dtype.lower(), BYTES.get(about.dtype))
     known = [each for each in (about.in_elements, about.out_elements) if each is not None]
-    if size is None or not known:
-        return None
-    if kind in _OF_RESULT and about.out_elements is None:
+    if size is None or not known or (kind in _OF_RESULT and about.out_elements is None):
         return None
     return max(known) * size
 
@@ -289,7 +286,7 @@ def _clocks(sources: Iterable[_Source]) -> list[Clock]:
     for source in sources:
         ends = _ends(source)
         moves = [known[key] - end for key, end in ends.items() if key in known]
-        clocks.append(Clock(rank=source.rank, moved=round(median(moves)) if moves else None, collectives=len(moves)))
+        clocks.append(Clock(rank=source.rank, moved=round(statistics.median(moves)) if moves else None, collectives=len(moves)))
         known = {key: end + (clocks[-1].moved or 0) for key, end in ends.items()} | known
     return clocks
 

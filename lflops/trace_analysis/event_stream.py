@@ -188,7 +188,6 @@ class TraceStream(Generic[_Event]):
 def _end_of_array(text: bytes) -> int | None:
     """Where the array ends that has the text after its first bracket; `None` where it does not end."""
     try:
-        _, end = json.JSONDecoder(parse_int=len, strict=False).raw_decode("[" + text.decode("latin-1"))
+        return json.JSONDecoder(parse_int=len, strict=False).raw_decode("[" + text.decode("latin-1"))[1]
     except ValueError:
         return None
-    return end

@@ -165,9 +165,7 @@ def _traced(cost: Cost, moved: int | None) -> TracedCost:
     if cost.is_upper_bound:
         raise _Unknown
     again = cost.recompute or Cost()
-    executed = (cost.macs if cost.executed_macs is None else cost.executed_macs) + (
-        again.macs if again.executed_macs is None else again.executed_macs
-    )
+    executed = sum(each.macs if each.executed_macs is None else each.executed_macs for each in (cost, again))
     return TracedCost(cost.macs, executed, 2 * (cost.macs + again.macs) + cost.other_flops + again.other_flops, moved, again.macs)
 
 
@@ -231,7 +229,7 @@ def _read(given: Sequence[Argument]) -> int | None:
 
 def _by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
     """Pointwise operators and reductions: so many operations an element."""
-    category, plain = category_of_operator(base), base.rstrip("_")
+    plain = base.rstrip("_")
     first = next((argument for argument in given if argument.shape is not None and argument.type in BYTES), None)
     if first is None:
         return None
@@ -241,9 +239,7 @@ def _by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
     if base in _SAME_AS_FIRST:
         read = _read(given[1:] if base in _UNREAD else given)
         return TracedCost(0, 0, 0, None if read is None else read + prod(first.shape) * BYTES[first.type])
-    if category != "pointwise":
-        return None
-    return _pointwise(base, given, first)
+    return _pointwise(base, given, first) if category_of_operator(base) == "pointwise" else None
 
 
 def _pointwise(base: str, given: Sequence[Argument], first: Argument) -> TracedCost:

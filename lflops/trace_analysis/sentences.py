@@ -265,9 +265,8 @@ def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
     columns: dict[str, list[str]] = {}
     for name, row in rows.items():
         columns[name] = [nanoseconds(getattr(row, state)) for state in STATES] + [nanoseconds(row.window)]
-        columns["share" if len(rows) == 1 else f"share of {name}"] = [share(getattr(row, state), row.window) for state in STATES] + [
-            "100 %"
-        ]
+        shares = [share(getattr(row, state), row.window) for state in STATES]
+        columns["share" if len(rows) == 1 else f"share of {name}"] = [*shares, "100 %"]
     hidden = (("communication", device.overlapped_communication, device.communication), ("copies", device.overlapped_copies, device.copies))
     notes = tuple(f"{label}: {nanoseconds(whole)} in all, {share(part, whole)} of it hidden" for label, part, whole in hidden if whole)
     return TraceTable("timeline", [*STATES.values(), "window"], columns, notes)

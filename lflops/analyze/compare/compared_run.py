@@ -14,9 +14,7 @@ from lflops.analyze.speed.utilization import utilization
 from lflops.profile.model import Profile
 from lflops.profile.module_names import patterns
 from lflops.profile.notes import are_times_far_off
-from lflops.profile.records import PHASES, Phase
-
-TIMED: tuple[Phase, ...] = ("forward", "backward", "recompute")  # the phases whose times are compared
+from lflops.profile.records import PASS_PHASES, PHASES, Phase
 
 FACTS = (
     *("kind", "device_name", "dtype", "precision", "strategy", "world_size", "threads"),
@@ -52,7 +50,7 @@ class ComparedRun(NamedTuple):
     names: Sequence[str]
     kinds: Sequence[str]
     # Lists with a value for each module, by the names of the payload's columns: `parameters`, `own_parameters`, `peak_bytes`, and for each
-    # phase `forward.macs` and so on. `TIMED` phases also have `forward.seconds`, `.error` in seconds, and `.calls`. A time with calls and
+    # phase `forward.macs` and so on. `PASS_PHASES` also have `forward.seconds`, `.error` in seconds, and `.calls`. A time with calls and
     # without seconds is unknown, or of recompute within backward; without both there is none. Own figures of a phase are
     # `forward.own_macs`.
     columns: Mapping[str, Sequence[Any]]
@@ -79,8 +77,8 @@ class ComparedRun(NamedTuple):
         columns = {"peak_bytes": column("peak_bytes", int | None)}
         columns |= {name: column(name, int) for name in ("parameters", "own_parameters")}
         columns |= {name: column(name, work) for phase in PHASES for name in _named(phase, _WORK)}
-        columns |= {name: column(name, int) for phase in TIMED for name in _named(phase, ["calls"])}
-        columns |= {name: column(name, float | None) for phase in TIMED for name in _named(phase, ["seconds", "error"])}
+        columns |= {name: column(name, int) for phase in PASS_PHASES for name in _named(phase, ["calls"])}
+        columns |= {name: column(name, float | None) for phase in PASS_PHASES for name in _named(phase, ["seconds", "error"])}
         return cls(figures, names, column("kind", str), columns)
 
 
@@ -124,7 +122,7 @@ def time_columns(profile: Profile) -> dict[str, list[Any]]:
     """The columns of the times: their seconds, their errors in seconds, and the operator calls in them."""
     columns: dict[str, list[Any]] = {}
     modules = profile.modules.values()
-    for phase in TIMED:
+    for phase in PASS_PHASES:
         works = list(map(attrgetter(phase), modules))
         for own in _OWN_OR_INCLUSIVE:
             times = list(map(attrgetter(f"{own}seconds"), works))
@@ -177,7 +175,7 @@ class SharedPhases:
     """A run's columns in the phases that both runs have, each summed or collected once for all modules."""
 
     def __init__(self, run: ComparedRun, phases: Sequence[Phase]) -> None:
-        timed = [phase for phase in phases if phase in TIMED]
+        timed = [phase for phase in phases if phase in PASS_PHASES]
 
         def columns(phases: Sequence[Phase], field: str) -> list[Sequence[Any]]:
             return [run.columns[f"{phase}.{field}"] for phase in phases]

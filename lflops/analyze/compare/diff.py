@@ -36,7 +36,7 @@ from lflops.analyze.compare.significance import (
 from lflops.profile.json_file import load
 from lflops.profile.model import Profile
 from lflops.profile.module_names import spelled_out
-from lflops.profile.records import PHASES
+from lflops.profile.records import PASS_PHASES, PHASES
 from lflops.profile.series import grouped, sum_known
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module", "module"})
@@ -411,7 +411,6 @@ def limits(
 
 CauseKind = Literal["slower", "faster", "work", "added", "removed", "phase"]
 
-_OF_MODULES = frozenset({"forward", "backward", "recompute"})  # phases that the modules' times show more exactly
 _SAME_RATIO = 0.02  # two ratios of work that differ by less are the same: a batch of twice the size does not do twice the work of the loss
 
 
@@ -460,7 +459,7 @@ def causes(diff: Diff) -> tuple[Cause, ...]:
 def _phases(diff: Diff) -> Iterator[Cause]:
     """Phases that no module shows, as they were measured: what all modules have in common is not taken out of a wait for data."""
     for name, time in diff.phases.items():
-        if time.verdict in CHANGED and time.before is not None and time.after is not None and not (diff.whole and name in _OF_MODULES):
+        if time.verdict in CHANGED and time.before is not None and time.after is not None and not (diff.whole and name in PASS_PHASES):
             seconds = time.after - time.before
             if abs(seconds) >= LEAST_SHARE * (diff.step.before or 0.0):
                 yield Cause(kind="phase", name=name, modules=0, seconds=seconds, ratio=time.ratio)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from lflops.hardware.chips import HOPPER, Hardware
 from lflops.profile.model import Memory, Moment, Profile
 from lflops.profile.module_names import ancestry, fold_repeats
-from lflops.profile.records import ByCategory, Phase
+from lflops.profile.records import PASS_PHASES, ByCategory, Phase
 from lflops.profile.series import grouped, summed
 
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -335,7 +335,7 @@ def _on_a_rank(moment: _Moment, sizes: _Sizes, level: int, ranks: int) -> Sharde
     phase, live, more, root_gradients, is_in_block = moment
     in_optimizer = phase == "optimizer"
     divided = ranks if in_optimizer else 1
-    working = phase in ("forward", "backward", "recompute")
+    working = phase in PASS_PHASES
     gathered = 0
     if level == 3:
         gathered = root_gradients

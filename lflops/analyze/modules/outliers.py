@@ -13,14 +13,13 @@ from msgspec import Struct
 from lflops.analyze.speed.step_times import lost_share, without_others
 from lflops.profile.model import Profile
 from lflops.profile.notes import are_times_far_off
-from lflops.profile.records import Phase
+from lflops.profile.records import PASS_PHASES
 from lflops.profile.series import grouped
 
 Doubt = Literal["busy", "few_steps", "varied", "scaled"]
 """Why no one can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much, or
 times that had to be scaled too much."""
 
-_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
 _LEAST_MODULES = 3
 _LEAST_STEPS = 5  # the fewest hooked steps that a module is accused by
 _LEAST_RATIO = 1.2
@@ -93,7 +92,7 @@ class _Time(NamedTuple):
 
 def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
     """Add up the phases that all of them have a time in. A fused attention's recompute has calls and none: it is within backward."""
-    spreads = {phase: [profile.modules[name].work(phase).seconds for name in names] for phase in _PHASES}
+    spreads = {phase: [profile.modules[name].work(phase).seconds for name in names] for phase in PASS_PHASES}
     known = [[each for each in of_all if each is not None] for of_all in spreads.values() if None not in of_all]
     return {
         name: _Time(sum(each.median for each in of_one), sum(each.error or 0.0 for each in of_one), min(each.n for each in of_one))

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.profile.model import Profile
-from lflops.profile.records import PHASES, Rank, RankComparison, RankExcess, RankWait, step_phase
+from lflops.profile.records import PASS_PHASES, Rank, RankComparison, RankExcess, RankWait, step_phase
 from lflops.profile.series import grouped, summed
 from lflops.profile.steps import EVENTS
 
@@ -268,7 +268,7 @@ def _with_module(row: Row, by_module: Sequence[Row]) -> Row:
     typical = row.seconds_lost * (row.steps or 1) / (row.slow_steps or 1)  # in the steps in which it is there
     for each in by_module:
         same = each.slow_rank == row.slow_rank and (step_phase(each.phase) == row.phase or row.phase == "all" == each.phase)
-        if same and each.phase in PHASES[:3] and each.seconds - each.usual >= MOST_OF * typical:
+        if same and each.phase in PASS_PHASES and each.seconds - each.usual >= MOST_OF * typical:
             of_module = {name: getattr(each, name) for name in ("module", "phase", "modules")}
             return replace(row, **of_module, **({"seconds": each.seconds, "usual": each.usual} if each.pattern == row.pattern else {}))
     return row

@@ -12,9 +12,8 @@ from msgspec import Struct
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.records import PASSES, Spread, step_phase
 from lflops.profile.series import gathered, sum_known, summed
-from lflops.profile.steps import Step, is_disturbed
+from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed
 
-_WITHIN_FORWARD = frozenset({"prefill", "decode"})
 _LEAST_WAIT = 0.001  # of a step: less is how long a look at the clock takes
 VERY_BUSY = 0.2  # share of the CPU time that the process needed: where others took so much, times are no measure
 _NOISE = 1e-9  # share of a step that is rounding error of sums of floats
@@ -50,7 +49,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     def parts(self) -> dict[str, float]:
         """Disjoint seconds of the mean step by phase, which add up to it; `other` has what is in no phase. Empty without any phase."""
         mean = self.mean or 0.0
-        inside = _WITHIN_FORWARD if "forward" in self.phases else frozenset()
+        inside = WITHIN_FORWARD if "forward" in self.phases else ()
         parts = {name: seconds for name, seconds in self.phases.items() if name not in inside}
         rest = mean - sum(parts.values())
         if parts and rest > _NOISE * mean:

@@ -9,11 +9,10 @@ from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
 from lflops.analyze.speed.step_times import StepTimes, step_times
 from lflops.hardware.chips import Hardware
 from lflops.profile.model import Profile
-from lflops.profile.records import Phase
+from lflops.profile.records import PASS_PHASES, Phase
 from lflops.profile.series import sum_known, summed
 
 MODEL_PHASES: tuple[Phase, ...] = ("forward", "backward")  # the phases whose MACs count for MFU
-_HARDWARE: tuple[Phase, ...] = (*MODEL_PHASES, "recompute")
 _BEYOND = 1.1  # the modules' times are no more exact than that
 
 
@@ -91,6 +90,6 @@ def _share_of_a_rank(profile: Profile, macs: int) -> float:
 
 def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
     """Seconds of the executed contractions at the peaks of their dtypes; `None` where one of the peaks is unknown."""
-    macs = summed((cell.dtype, cell.executed_macs) for cell in profile.cells if cell.phase in _HARDWARE and cell.executed_macs)
+    macs = summed((cell.dtype, cell.executed_macs) for cell in profile.cells if cell.phase in PASS_PHASES and cell.executed_macs)
     peaks = {dtype: peak_of(dtype, profile.run, chip) for dtype in macs}
     return sum_known(None if peak is None else 2 * macs[dtype] / peak for dtype, peak in peaks.items())

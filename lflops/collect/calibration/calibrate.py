@@ -205,7 +205,7 @@ def calibrate(
         today = dt.datetime.now(dt.UTC).date().isoformat()
         source = f"{SOURCE}, {today}, torch {torch.__version__}, {threads} thread{'s' * (threads != 1)}{BUSY * is_busy}"
         hardware = Hardware(machine.name, peaks, bandwidth, machine.memory_bytes, source, machine.cache_bytes or None)
-        _keep(key, hardware)
+        _write(_entries() | {key: msgspec.Raw(msgspec.json.encode(hardware))})
     return hardware
 
 
@@ -377,18 +377,14 @@ def _cache_file() -> pathlib.Path:
 
 
 def _known(key: str) -> Hardware | None:
-    """Read what was measured before; `None` also for an entry that is not what `_keep` writes."""
+    """Read what was measured before; `None` also for an entry that is not what `calibrate` writes."""
     with contextlib.suppress(KeyError, LflopsError, msgspec.MsgspecError):
         return msgspec.json.decode(_entries()[key], type=Hardware)
     return None
 
 
-def _keep(key: str, hardware: Hardware) -> None:
-    """Remember it, where that is possible: without a home or on a full disk there is only no memory of it."""
-    _write(_entries() | {key: msgspec.Raw(msgspec.json.encode(hardware))})
-
-
 def _write(entries: Mapping[str, msgspec.Raw]) -> None:
+    """Remember them, where that is possible: without a home or on a full disk there is only no memory of them."""
     with contextlib.suppress(OSError, RuntimeError):
         file = _cache_file()
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -358,16 +358,12 @@ class OperatorAccumulator:
             return step
         if optimizer is None:
             return None
-        self._step = step = self._begin_step(optimizer)
-        return step
-
-    def _begin_step(self, optimizer: Optimizer) -> StepOwners:
-        """Look the owners up anew for each step, because each backward makes new gradients."""
         self._optimizers[id(optimizer)] = optimizer
-        owners = StepOwners(optimizer, self.scopes.tree)
+        owners = StepOwners(optimizer, self.scopes.tree)  # anew for each step, because each backward makes new gradients
         if self.memory is not None:
             self.memory.relabel(owners.gradients(), "gradients")
             self.memory.add_earlier(owners.states(), "optimizer_state")
+        self._step = owners
         return owners
 
 

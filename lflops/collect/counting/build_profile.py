@@ -13,6 +13,7 @@ from lflops.collect.counting.totals import Counts, Totals, Transfers
 from lflops.collect.inputs.tensors import dtype_name
 from lflops.collect.model.module_tree import ModuleTree, ParameterSize, parameter_sizes
 from lflops.profile.model import (
+    CELL_COUNTS,
     COUNTS,
     SCHEMA_VERSION,
     Cell,
@@ -48,18 +49,18 @@ class CountedPass:
 
 def build_profile(collected: CountedPass, run: Run) -> Profile:
     totals = collected.totals
-    _add_scripted(collected)
+    for row, module in _scripted(collected.tree):
+        calls = collected.calls[row]
+        graph = getattr(module, "inlined_graph", None) if calls else None
+        for operator, weights in () if graph is None else _below_dispatcher(graph):
+            totals.uncounted[row, operator, "forward"].add(Transfers(calls, calls * weights))
     cells = tuple(
         Cell(
             module=row,
             operator=operator,
             phase=phase,
             dtype="" if dtype is None else dtype_name(dtype),
-            calls=counts.calls,
-            macs=counts.macs,
-            executed_macs=counts.executed_macs,
-            flops=counts.flops,
-            bytes_moved=counts.bytes_moved,
+            **{name: getattr(counts, name) for name in CELL_COUNTS},
         )
         for (row, operator, phase, dtype), counts in totals.cells.items()
         if row not in collected.ignored
@@ -85,13 +86,6 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
         memory=collected.memory,
         notes=collected.notes + tuple(_notes(collected)),
     )
-
-
-def _add_scripted(collected: CountedPass) -> None:
-    for row, module in _scripted(collected.tree):
-        calls = collected.calls[row]
-        for operator, weights in below_dispatcher(module) if calls else ():
-            collected.totals.uncounted[row, operator, "forward"].add(Transfers(calls, calls * weights))
 
 
 def _scripted(tree: ModuleTree) -> Iterator[tuple[str, nn.Module]]:
@@ -230,21 +224,15 @@ BELOW = ("prim::mkldnn_", "prim::MKLDNN", "prim::TensorExpr", "prim::CudaFusion"
 PACKED = "prim::ConstantMKLDNNTensor"
 
 
-def below_dispatcher(module: nn.Module) -> Iterator[tuple[str, int]]:
+def _below_dispatcher(block: Any) -> Iterator[tuple[str, int]]:
     """Each such node of a scripted module's graph: its name, and the bytes of the weights that are known to it."""
-    graph = getattr(module, "inlined_graph", None) if isinstance(module, torch.jit.ScriptModule) else None
-    if graph is not None:
-        yield from _in_block(graph)
-
-
-def _in_block(block: Any) -> Iterator[tuple[str, int]]:
     for node in block.nodes():
         name = node.kind()
         if name.startswith(BELOW):
             yield name, sum(_weight_bytes(value.node()) for value in node.inputs())
         else:
             for inner in node.blocks():
-                yield from _in_block(inner)
+                yield from _below_dispatcher(inner)
 
 
 def _weight_bytes(node: Any) -> int:

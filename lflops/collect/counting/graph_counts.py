@@ -115,12 +115,10 @@ def _stand_in(each: Any, leaves: list[Tensor]) -> Any:
 def _go_backward(out: Any, leaves: Sequence[Tensor], counter: OperatorCounter) -> None:
     results = [each for each in tensors_in(out) if each.requires_grad and each.grad_fn is not None]
     gradients = [torch.empty_like(each, requires_grad=False) for each in results]
-    end = counter.follow()
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(counter.follow())
         if results and leaves:
             torch.autograd.grad(results, list(leaves), gradients, allow_unused=True)
-    finally:
-        end()
 
 
 def _rows_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | None]:

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import torch
 from msgspec import Struct
@@ -100,19 +100,15 @@ class Totals:
         self.logical_difference[key] = sum_known((self.logical_difference.get(key, 0), macs))
 
     def merge(self, other: "Totals") -> None:
-        _merge(self.cells, other.cells)
-        _merge(self.uncounted, other.uncounted)
-        _merge(self.collectives, other.collectives)
-        self.waits |= other.waits
         self.merge_rowless(other)
-        for key, macs in other.logical_difference.items():
-            self.add_difference(key, macs)
+        other.add_to(lambda row, phase: (self, ModulePhase(row, phase)))
 
     def merge_rowless(self, other: "Totals") -> None:
         """Add what belongs to no row."""
         self.failures.update(other.failures)
         self.upper_bounds.update(other.upper_bounds)
-        _merge(self.dense_masks, other.dense_masks)
+        for operator, masks in other.dense_masks.items():
+            self.dense_masks[operator].add(masks)
         self.counted_inside.update(other.counted_inside)
         self.calls_in_hooks += other.calls_in_hooks
 
@@ -154,8 +150,3 @@ class Resolved:
     calls: Counter[str] = field(default_factory=Counter)  # calls of modules inside of the graphs
     notes: list[Note] = field(default_factory=list)
     is_memory_known: bool = True  # whether every allocation of the step was seen
-
-
-def _merge(mine: defaultdict[Any, Any], theirs: dict[Any, Any]) -> None:
-    for key, sums in theirs.items():
-        mine[key].add(sums)

@@ -363,11 +363,9 @@ def call_times(calls: Iterable[Call], batch_at: Callable[[int], int], batches: i
     return tuple(map(dict, own))
 
 
+@atexit.register
 def _end_at_exit() -> None:
     """End what still records, as where a loop's monitor was entered and never left: torch crashes where the interpreter ends before it."""
     for each in list(Tracer._recording):  # noqa: SLF001 - this file's own
         with contextlib.suppress(Exception):
             each.abandon()
-
-
-atexit.register(_end_at_exit)

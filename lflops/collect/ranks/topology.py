@@ -18,7 +18,7 @@ from lflops.errors import CountError
 from lflops.profile.model import Profile, Run, with_works
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
-from lflops.profile.records import ModulePhase, Phase
+from lflops.profile.records import PASS_PHASES, ModulePhase, Phase
 from lflops.profile.series import summed
 
 KINDS = ("data", "tensor", "pipeline", "expert")  # whose sizes a run tells; a further kind, as `context`, has coordinates alone
@@ -153,9 +153,6 @@ def _listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-_PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
-
-
 def check_logical(caller: str, logical: object) -> None:
     """Raise a `CountError` unless it is a profile, or nothing."""
     if logical is not None and not isinstance(logical, Profile):
@@ -166,7 +163,7 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
     """The rank's profile with the MACs of the model in one piece where it knew none, in each phase in which they agree otherwise."""
     own: dict[Phase, dict[str, int]] = {}
     notes = []
-    for phase in _PHASES:
+    for phase in PASS_PHASES:
         known = {row: module.work(phase).own_logical_macs for row, module in profile.modules.items()}
         if None not in known.values():
             continue

@@ -23,9 +23,9 @@ from lflops.collect.timing.clock import Clock
 from lflops.profile.model import Profile, with_works
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
-from lflops.profile.records import ModulePhase, Phase, Spread
+from lflops.profile.records import PASS_PHASES, ModulePhase, Spread
 from lflops.profile.series import gathered, summed
-from lflops.profile.steps import Step, is_disturbed
+from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed
 
 Stamp = tuple[Any, ModulePhase | None, str]  # a mark, what runs from there on, and why; `None` is the observer
 
@@ -171,8 +171,6 @@ def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhas
     return spreads
 
 
-PHASES: tuple[Phase, ...] = ("forward", "backward", "recompute")
-
 WORTH_SAYING = 0.05  # how far the hooked passes may be off the clean ones before a note says so
 
 
@@ -224,7 +222,7 @@ def with_times(profile: Profile, times: ScaledTimes) -> Profile:
     works = {
         key: replace(profile.modules[key.row].work(key.phase), seconds=seconds, own_seconds=times.own.get(key))
         for key, seconds in times.inclusive.items()
-        if key.row in profile.modules and key.phase in PHASES
+        if key.row in profile.modules and key.phase in PASS_PHASES
     }
     return replace(profile, modules=with_works(profile.modules, works), notes=tuple(notes))
 
@@ -240,7 +238,7 @@ def _with_wait_apart(parts: Mapping[str, PassTimes], seconds: float) -> dict[str
 def _parts(step: Step, *, waits_apart: bool) -> dict[str, float]:
     """What a clean pass times as one. Generation has two parts, prefill and decode, which together are forward."""
     parts = {part: step.phases[part] for part in ("forward", "backward") if part in step.phases}
-    generating = [step.phases[name] for name in ("prefill", "decode") if name in step.phases]
+    generating = [step.phases[name] for name in WITHIN_FORWARD if name in step.phases]
     if generating and "forward" not in parts:
         parts["forward"] = sum(generating)
     if waits_apart and "backward" in parts:

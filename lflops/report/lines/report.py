@@ -19,6 +19,7 @@ from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.module_names import added_up, fold_repeats
 from lflops.profile.notes import are_times_far_off, sentence
 from lflops.profile.records import PHASES
+from lflops.profile.steps import WITHIN_FORWARD
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.text import WORDS, counted, plain, plus_minus
 from lflops.report.lines.verdict import Verdict, advice, label_of, verdict, what_it_is
@@ -39,7 +40,6 @@ _KINDS = WORDS["kinds"]
 _LISTED = 12
 _LEADING_MODULES = 3
 _FASTER = 0.9  # timing modules makes no step faster
-_PARTS_OF_FORWARD = ("prefill", "decode")
 _IN_TRUST = {"not_counted", "time_scaled", "few_clean_steps"}  # remarks that the line of trust makes in other words
 
 
@@ -163,7 +163,7 @@ def _phases(times: StepTimes, one: str) -> Iterator[Fact]:
     """The parts of the mean step with their shares, which add up to it; those of a forward below it."""
     for name, seconds in times.parts.items():
         yield _phase(times, name, seconds, of=one)
-        for part in _PARTS_OF_FORWARD if name == "forward" else ():
+        for part in WITHIN_FORWARD if name == "forward" else ():
             if part in times.phases:
                 yield _phase(times, part, times.phases[part], of=name)
         if name == "backward" and times.waiting:

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import Struct
 
@@ -43,9 +43,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     of: Literal["step", "run"] = "step"  # the steps of the window as they usually are, or all of the run and what is between its steps
     next: str = ""  # what usually shortens it
     is_fault: bool = False  # whether it is something wrong, rather than where the time of any such training goes
-    right: tuple[int, int] | None = (
-        None  # of trainings on a CPU with known faults: how often this was rightly the first, of how often it was
-    )
+    # Of trainings on a CPU with known faults: how often this was rightly the first, of how often it was
+    right: tuple[int, int] | None = None
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -110,39 +109,34 @@ def _finding(analysis: Analysis, cause: Cause) -> Finding | None:
     told = _in_words(analysis, cause)
     if told is None:
         return None
+    why, following = told
     return Finding(
         cause=cause.kind,
-        said=told.why,
+        said=why,
         module=cause.module,
         rank=int(cause.value) if cause.kind == "rank" and isinstance(cause.value, int | float) else None,
         phase=cause.phase,
         seconds=cause.seconds,
         share=None if cause.seconds is None else analysis.step_times.share(cause.seconds),
-        next=told.next,
+        next=following,
         is_fault=cause.is_fault,
         right=row_of(cause.kind).right if cause.is_fault and analysis.profile.run.device_type in {None, "cpu"} else None,
     )
 
 
-class _Told(NamedTuple):
+def _in_words(analysis: Analysis, cause: Cause) -> tuple[str, str] | None:
     """Why, with its cost, and what usually shortens it."""
-
-    why: str
-    next: str
-
-
-def _in_words(analysis: Analysis, cause: Cause) -> _Told | None:
     row, share = _row(analysis.profile, _row_name(cause)), None if cause.seconds is None else analysis.step_times.share(cause.seconds)
     if cause.kind == "rank":
         worst = slowest_rank(analysis, cause.seconds or 0.0)
-        return None if worst is None else _Told(worst, row.next)
+        return None if worst is None else (worst, row.next)
     one = "step" if analysis.profile.run.kind == "training" else "pass"
     cost = f"{'roughly ' if cause.is_rough else ''}{units.percent(share)} of the {one} ({units.duration(cause.seconds)})"
     if not row.why:
         mostly = f", mostly in {plain(cause.module)}" if cause.module else _in_bursts(analysis, cause.kind)
         what = what_it_is(analysis.profile, analysis.budget, cause.kind)
         why = f"{cost} is {'otherwise ' if cause.is_rest else ''}{what}{mostly}."
-        return _Told(why, advice(analysis.profile, cause.kind, cause.module))
+        return why, advice(analysis.profile, cause.kind, cause.module)
     itself = itself_of(analysis.profile.modules[""].kind)
     value, usual = (plain(each) if isinstance(each, str) else each for each in (cause.value, cause.usual))
     words = {
@@ -156,7 +150,7 @@ def _in_words(analysis: Analysis, cause: Cause) -> _Told | None:
         "kind": f" ({value})" if value else "",
         "ratio": value / usual if isinstance(value, float) and isinstance(usual, float) else None,
     }
-    return _Told(filled(row.why, words), filled(row.next, words))
+    return filled(row.why, words), filled(row.next, words)
 
 
 def _row_name(cause: Cause) -> str:

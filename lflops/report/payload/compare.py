@@ -7,11 +7,11 @@ from typing import Any
 from msgspec import DecodeError, Struct, json
 
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.compare.compared_run import TIMED, Change, ComparedRun, Fact, ModuleSide, RunFigures, run_figures, time_columns
+from lflops.analyze.compare.compared_run import Change, ComparedRun, Fact, ModuleSide, RunFigures, run_figures, time_columns
 from lflops.analyze.compare.diff import Comparison, compare
 from lflops.analyze.compare.significance import CommonFactor, Timing
 from lflops.garbage import gc_paused
-from lflops.profile.records import ready_for_threads
+from lflops.profile.records import PASS_PHASES, ready_for_threads
 from lflops.report.lines.diff import headline, is_news
 from lflops.report.payload.columns import Columns, Value, column, exact
 
@@ -100,7 +100,7 @@ def _modules(comparison: Comparison) -> Columns:
     columns |= {"own": column(is_own)} | {f"time.{name}": column(getattr(module.news, name) for module in modules) for name in _TIME}
     for name, values in changes.items():
         columns |= {f"{name}.before": column(each.before for each in values), f"{name}.after": column(each.after for each in values)}
-    for phase, field in product(TIMED, ("seconds", "macs")):
+    for phase, field in product(PASS_PHASES, ("seconds", "macs")):
         for side in ("before", "after"):
             modules_of_side: list[ModuleSide | None] = [getattr(pair, side) for pair in pairs]
             columns[f"{phase}.{field}.{side}"] = column(

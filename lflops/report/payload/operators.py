@@ -9,10 +9,9 @@ from lflops.analyze.analysis import Analysis
 from lflops.analyze.modules.operators import OperatorRow, operator_rows
 from lflops.analyze.modules.tree import share_of
 from lflops.profile.model import Profile
-from lflops.profile.records import PHASES, CompiledCode, Trace, TracedOperator
+from lflops.profile.records import PASS_PHASES, PHASES, CompiledCode, Trace, TracedOperator
 from lflops.report.payload.columns import Columns, column
 
-IN_MODULES = ("forward", "backward", "recompute")
 _OF_MODULES = ("kind", "calls", "compiled", "owner", "parameters", "own_parameters", "trainable_parameters", "peak_bytes")
 _COUNTS = tuple(prefix + field for field in ("macs", "flops", "bytes_moved", "comm_bytes") for prefix in ("", "own_"))
 _TIMES = ("seconds", "own_seconds", "device_seconds")
@@ -25,7 +24,7 @@ def modules(analysis: Analysis) -> Columns:
     """
     spreads: dict[str, float] = {}
     for stat in analysis.profile.rank_stats:
-        if stat.median and not stat.waits and stat.phase in IN_MODULES:
+        if stat.median and not stat.waits and stat.phase in PASS_PHASES:
             spreads[stat.module] = max(stat.spread / stat.median, spreads.get(stat.module, 0.0))
     profile = analysis.profile
     rows, counted = profile.modules.values(), profile.is_counted

@@ -21,9 +21,7 @@ _BLOCKS = 5
 def render_memory(analysis: Analysis) -> Group:
     """The peak, by category, by module and by its largest storages."""
     memory = analysis.profile.memory
-    if memory is None:
-        return Group(text("memory was not counted", "dim"))
-    return Group(margin(_rows(analysis, memory)))
+    return Group(text("memory was not counted", "dim") if memory is None else margin(_rows(analysis, memory)))
 
 
 def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableType]]:

@@ -46,9 +46,8 @@ def _budget(parts: tuple[Part, ...]) -> Table:
 def _totals(analysis: Analysis) -> FittedTable:
     ran: dict[str, WorkCounts] = {phase: counts for phase, counts in analysis.totals.items() if counts != WorkCounts()}
     if not ran and not analysis.profile.is_counted:
-        return FittedTable(
-            "totals", ["all"], {name: [units.UNKNOWN] for name in ("MACs", "FLOPs", "bytes moved", "operator calls")}, room=MARGIN
-        )
+        unknown = {name: [units.UNKNOWN] for name in ("MACs", "FLOPs", "bytes moved", "operator calls")}
+        return FittedTable("totals", ["all"], unknown, room=MARGIN)
     ran = ran or {"forward": WorkCounts()}
     if len(ran) > 1:
         ran["all"] = sum(ran.values(), WorkCounts())

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.speed.utilization import flops_per_second
+from lflops.analyze.speed.utilization import MODEL_PHASES, flops_per_second
 from lflops.collect.inputs.arguments import describe
 from lflops.errors import CountError
 from lflops.extras import offered
 from lflops.ledger.account import Ledger
 from lflops.profile.model import ModuleProfile, Profile
-from lflops.profile.records import PHASES, Phase
+from lflops.profile.records import PASS_PHASES, PHASES
 from lflops.profile.series import sum_known
 from lflops.report import html as page
 from lflops.report.lines.ledger import end_lines
@@ -214,7 +214,7 @@ def module_table(analysis: Analysis) -> list[list[Any]]:
     """A row for each module, those below it included; `None` for what is unknown."""
     rows = []
     for name, module in analysis.profile.modules.items():
-        works = [module.work(phase) for phase in ("forward", "backward", "recompute")]
+        works = [module.work(phase) for phase in PASS_PHASES]
         milliseconds = [None if work.seconds is None else work.seconds.median * 1e3 for work in works]
         macs = [work.macs for work in works[:2]]
         total = None if milliseconds[0] is None else sum_known(each for each in milliseconds if each is not None)
@@ -288,8 +288,6 @@ def _logger_of(given: Any) -> Any:
 
 
 FEWEST_WINDOWS = 3  # two points are no curve
-
-LEARNING: tuple[Phase, ...] = ("forward", "backward")
 
 _TAGS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[str, ...]])
 """Each tag, and the fact that it logs; where the report has no HFU, it is the MFU."""
@@ -455,12 +453,12 @@ def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterabl
             rows_of[pattern].append(row)
     for pattern, rows in rows_of.items():
         label, total = pattern or "root", 0.0
-        for phase in LEARNING:
+        for phase in MODEL_PHASES:
             seconds = [each.median for each in map(attrgetter(f"{phase}.own_seconds"), rows) if each is not None]
             if seconds:
                 scalars[f"{phase}_ms", label] = sum(seconds) * 1e3
                 total += sum(seconds)
-        macs = sum(sum(map(attrgetter(f"{phase}.own_macs"), rows)) for phase in LEARNING)
+        macs = sum(sum(map(attrgetter(f"{phase}.own_macs"), rows)) for phase in MODEL_PHASES)
         rate = flops_per_second(macs, total) if profile.is_counted else None
         if rate is not None:
             scalars["tflops", label] = rate / 1e12
