@@ -7,8 +7,6 @@ Names are loaded when they are first used, so that importing the package costs n
 import importlib
 from typing import Any
 
-from lflops.version import __version__ as __version__  # a name of the package
-
 _HOMES = {
     **dict.fromkeys(["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"], "lflops.errors"),
     **dict.fromkeys(["count", "counting"], "lflops.collect.count"),
@@ -45,6 +43,8 @@ _MODULES = {"hardware", "tensorboard"}  # what is reached as a module: `lflops.h
 
 def __getattr__(name: str) -> Any:
     """Load a public name, and keep it."""
+    if name == "__version__":
+        return importlib.import_module("lflops.version").__version__
     if name in _MODULES:
         return importlib.import_module(f"lflops.{name}")
     if name in _HOMES:
