@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -19,6 +18,7 @@ from lflops.errors import LflopsError
 from lflops.extras import offered
 from lflops.profile.json_file import json_schema
 from lflops.report.explanation import FORMAT, Explanation
+from lflops.version import __version__
 
 
 def schema(*, of_why: Annotated[bool, typer.Option("--why", help="That of what `lflops why --format json` prints.")] = False) -> None:
@@ -52,10 +52,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _print_version(*, wanted: bool) -> None:
     if wanted:
-        try:
-            typer.echo(f"lflops {version('lflops')}")
-        except PackageNotFoundError:
-            typer.echo("lflops, not installed")
+        typer.echo(f"lflops {__version__}")
         raise typer.Exit
 
 
