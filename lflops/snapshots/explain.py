@@ -34,6 +34,7 @@ CauseCode = Literal["process_limit", "other_process", "fragmentation", "model_co
 EVALUATION = ("validation_step", "test_step", "validate", "evaluate", "evaluation", "evaluation_step", "eval_step", "valid_step")
 LEAST_SHARE = 0.1  # of what is alive: less does not name the cause
 
+_FIRST = {"process_limit"}  # is told first, with the largest of the others
 SMALL_SHARE = 0.01  # of what the largest line of kept results holds: less is a loss, and makes no graph of them
 HUGE_SHARE = 0.2
 MANY = 3  # forward passes whose results are still there: two may be pipelining, or a graph that was kept by accident
@@ -64,8 +65,8 @@ def causes_of(peak: Peak, parameter_sizes: frozenset[int], total: int | None = N
     case = _Case(peak, held, failed, max(peak.reserved - peak.bytes, 0), total)
     particular = [cause for rule in _RULES if (cause := rule(case)) is not None]
     least = max(LEAST_SHARE * (peak.bytes + failed), min(failed, peak.bytes))
-    found = (each for each in particular if each.code == "process_limit" or each.bytes >= least)
-    ruling = sorted(found, key=lambda each: (each.code != "process_limit", -each.bytes))
+    found = (each for each in particular if each.code in _FIRST or each.bytes >= least)
+    ruling = sorted(found, key=lambda each: (each.code not in _FIRST, -each.bytes))
     general = [_held(kind, held.get(kind, [])) for kind in get_args(_Category)]
     largest = sorted((each for each in general if each is not None), key=lambda each: -each.bytes)
     return (*ruling, *largest, *(each for each in particular if each not in ruling))
@@ -251,7 +252,7 @@ def remedies(explained: ExplainedMemory) -> Iterator[str]:
 
 def explained_lines(explained: ExplainedMemory) -> Iterator[str]:
     """The report: the cause, the request, the memory, who holds it, and what can be done."""
-    first = explained.causes[: 2 if explained.causes[:1] and explained.causes[0].code == "process_limit" else 1]
+    first = explained.causes[: 2 if explained.causes and explained.causes[0].code in _FIRST else 1]
     yield " ".join(f"{cause_line(each)}." for each in first) or "Nothing is allocated."
     yield ""
     if explained.ran_out:
