@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.analyze.analysis import analyze
-from lflops.analyze.causes import causes
+from lflops.analyze.causes import Cause, causes
 from lflops.analyze.ranks.imbalance import Imbalance, Row
 from lflops.analyze.speed.budget import budget
 from lflops.analyze.speed.step_times import step_times
@@ -40,14 +40,18 @@ def waiting(**fields: Any) -> Profile:
     return clocked(profile(rows, cells, run=run(kind="training", hardware=CHIP, device_type="cpu"), steps=(step,)), OWN)
 
 
-def found(given: Profile, **lost: Any) -> dict[str, float | None]:
-    """The seconds of each cause. Rank 1 may be slow in something."""
+def told(given: Profile, **lost: Any) -> tuple[Cause, ...]:
+    """The causes. Rank 1 may be slow in something."""
     facts: dict[str, Any] = {"modules": 1, "slow_rank": 1, "pattern": "steady", "slow_steps": 9, "steps": 9, "seconds": 2.0, "usual": 1.0}
     rows = (Row(**facts | lost),) if lost else ()
     times = step_times(given)
     named = {"outliers": (), "busiest": (), "patterns": {}, "below": {"": ["linear"], "linear": []}}
-    told = causes(given, times, budget(given, CHIP, times), imbalance=Imbalance(rows=rows, step_seconds=4.0), **named)  # type: ignore[arg-type]
-    return {each.kind: each.seconds for each in told}
+    return causes(given, times, budget(given, CHIP, times), imbalance=Imbalance(rows=rows, step_seconds=4.0), **named)  # type: ignore[arg-type]
+
+
+def found(given: Profile, **lost: Any) -> dict[str, float | None]:
+    """The seconds of each."""
+    return {each.kind: each.seconds for each in told(given, **lost)}
 
 
 def test_waiting_for_other_ranks_is_no_work_of_the_model() -> None:
@@ -99,3 +103,30 @@ def test_collectives_within_modules_are_no_work_of_theirs() -> None:
 def test_what_a_slow_rank_costs_is_in_no_other_cause(module: str, phase: str, lost: float, rest: dict[str, float]) -> None:
     """It is in the part that the rank is slow in; what is not there, since the step is that of a rank that waited, is waiting."""
     assert pytest.approx({"rank": lost} | rest) == found(waiting(waiting=1.0), module=module, phase=phase, seconds_lost=lost)
+
+
+BUSY = {"cpu_user": 1.0, "cpu_system": 0.0, "cpu_lost": 3.0}
+"""Others had three quarters of the CPU time that was needed."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause", "seconds", "is_fault"),
+    [
+        ({}, None, 0.5, True),
+        ({}, None, 0.15, False),
+        (BUSY, None, 0.5, False),
+        (BUSY, "thread", 0.5, False),
+        (BUSY, None, 1.0, True),
+        (BUSY, "work", 0.5, True),
+    ],
+)
+def test_a_slow_rank_must_lose_more_where_others_take_the_cores(
+    fields: dict[str, float], cause: str | None, seconds: float, is_fault: bool
+) -> None:
+    """From 5 % of the 4 s on; from 20 % beside others that leave a quarter; but more work is known whatever others take."""
+    (rank,) = (
+        each
+        for each in told(waiting(waiting=1.0, **fields), module="linear", phase="forward", seconds_lost=seconds, cause=cause)
+        if each.kind == "rank"
+    )
+    assert is_fault == rank.is_fault

@@ -462,12 +462,14 @@ def test_the_figures_are_numbers_of_the_window_and_of_the_run(tmp_path: Path, mo
     assert "A step takes 34.0 ms." == explain(trained()).said
 
 
-@pytest.mark.parametrize(("passes", "said"), [(1, []), (2, [("gc", 0.16)])])
-def test_one_pass_of_the_collector_belongs_to_any_run(passes: int, said: list[tuple[str, float]]) -> None:
-    """16 s of some 100: in one step, or in two."""
+@pytest.mark.parametrize("cause", ["gc", "unknown"])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_one_slow_step_belongs_to_any_run(cause: str, passes: int) -> None:
+    """16 s of some 100: in one step, as a pass of the collector over all objects takes, or in two."""
     cost = 16.0 / passes
-    slow = SlowStep(step=50, end=100.0, seconds=cost + 1, usual=1.0, cost=cost, cause="gc", phase="forward")
-    assert said == faults(replace(account(slow__gc=16.0), slow_steps=(slow,) * passes))
+    slow = SlowStep(step=50, end=100.0, seconds=cost + 1, usual=1.0, cost=cost, cause=cause, phase="forward")
+    said = faults(replace(account(**{f"slow__{cause}": 16.0}), slow_steps=(slow,) * passes))
+    assert said == [(cause, 0.16)] * (passes - 1)
 
 
 def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:
