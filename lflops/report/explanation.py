@@ -39,7 +39,7 @@ _NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 
 _BY_OTHERS = {"not_scheduled", "other_rank", "gc"}  # causes that are no fault of the training's where other programs use the machine
 
-_ONCE = {"gc", "unknown"}  # causes of which one slow step belongs to any run: a pass over all objects, most of them torch's, or the machine
+_ONCE = {"gc", "unknown"}  # causes that belong to any run if they come once: a pass over all objects, most of them torch's, or the machine
 
 _BETWEEN_STEPS = {"validation", "checkpoint", "logging"}  # on a busy machine these take longer, as steps do
 
@@ -221,7 +221,9 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
         much = allowed**0.5 if cause in _BETWEEN_STEPS else allowed
         taken = taking_batches(profile) * ledger.steps if cause == "data" and profile is not None else 0.0
         if cause in _ONCE:
-            taken = max((one.cost for one in ledger.slow_steps if one.cause == cause), default=0.0)
+            slow = (one.cost for one in ledger.slow_steps if one.cause == cause)
+            spans = [sum(took for name, took in one.spent.items() if _cause_of(name, ledger) == cause) for one in ledger.spans]
+            taken = max([*slow, *(spans if len(spans) > 1 else ())], default=0.0)
         is_fault = seconds - taken >= row.fault_from * trained * much and (cause != "compilation" or recompiles or _compiles_late(ledger))
         is_fault = is_fault and not (cause in by_others and allowed > 1)
         share = seconds / trained

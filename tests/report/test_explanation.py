@@ -472,6 +472,14 @@ def test_one_slow_step_belongs_to_any_run(cause: str, passes: int) -> None:
     assert said == [(cause, 0.16)] * (passes - 1)
 
 
+@pytest.mark.parametrize(("second", "said"), [(0.0, []), (8.0, [("gc", 0.16)])])
+def test_what_the_collector_takes_in_one_part_of_a_run_belongs_to_it(second: float, said: list[tuple[str, float]]) -> None:
+    """16 s in the first half of the steps, as where a pass comes in a step of a window; or 8 in each half."""
+    whole = account(gc=16.0)
+    halves = [replace(whole.spans[0], steps=50, spent={"training/forward": 40.0, "gc": took}) for took in (16.0 - second, second)]
+    assert said == faults(replace(whole, spans=tuple(halves)))
+
+
 def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:
     """The window sees the wait for data as well, and knows its cost in a usual step. Without that the ledger tells."""
     waits = account(slow__loader=20.0)
