@@ -161,7 +161,7 @@ def allowance(profile: Profile) -> float:
 def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
     row, lost = row_of(cause.kind), lost_share(profile)
     took, mean = _without_others(cause, profile, times)
-    is_known = bool(times.own) or cause.usual in {"work", "chip"}  # whatever others take
+    is_known = bool(times.own) or cause.usual in {"work", "chip"}  # for any load
     allowed = 1.0 if is_known else allowance(profile) ** (0.5 if cause.kind == "rank" else 1)
     if row.fault_from is None or took < max(row.fault_from * mean, row.least_seconds) * allowed:
         return False

@@ -34,7 +34,7 @@ CauseCode = Literal["process_limit", "other_process", "fragmentation", "model_co
 EVALUATION = ("validation_step", "test_step", "validate", "evaluate", "evaluation", "evaluation_step", "eval_step", "valid_step")
 LEAST_SHARE = 0.1  # of what is alive: less does not name the cause
 
-_FIRST = {"process_limit"}  # is told first, with the largest of the others
+_FIRST = {"process_limit"}  # comes first, with the largest of the others
 SMALL_SHARE = 0.01  # of what the largest line of kept results holds: less is a loss, and makes no graph of them
 HUGE_SHARE = 0.2
 MANY = 3  # forward passes whose results are still there: two may be pipelining, or a graph that was kept by accident

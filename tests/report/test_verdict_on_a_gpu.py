@@ -12,6 +12,8 @@ import pytest
 import lflops
 from lflops.analyze.analysis import analyze
 from lflops.report.explanation import explain
+from lflops.report.lines.diff import headline
+from lflops.report.lines.report import report_of
 
 TRAININGS = json.loads(gzip.decompress(Path(__file__).with_name("h100_trainings.json.gz").read_bytes()))
 
@@ -54,6 +56,33 @@ def test_recomputing_is_told_next_to_an_idle_device(tmp_path: Path) -> None:
     found = [each for each in explain(profile("checkpoints_all", tmp_path)).findings if each.is_fault]
     assert ["idle", "recomputed"] == [each.cause for each in found]
     assert found[1].seconds == pytest.approx(4.75e-3, rel=0.01)
+
+
+def test_a_loop_that_reads_scalars_is_told_how_often_it_waits(tmp_path: Path) -> None:
+    """200 times `.item()` after the forward of each step, which the trace has as 600 waits in three; in a clean step there is none."""
+    said = {name: explain(profile(name, tmp_path)).findings[0] for name in ("reads_scalars", "batch_of_one")}
+    assert "idle time of the device, for which the host waits 200 times, mostly in forward" in said["reads_scalars"].said
+    assert said["reads_scalars"].next.startswith("Keep .item()")
+    assert "waits" not in said["batch_of_one"].said
+    assert "larger batches" in said["batch_of_one"].next
+
+
+def test_a_larger_batch_of_a_step_that_the_host_limits_is_doubted(tmp_path: Path) -> None:
+    """The device is idle for 72 % of a step with one sample. With 16 the step was not 16 times as long: 13 ms in place of 15."""
+    assert ("idle",) == lflops.what_if(profile("batch_of_one", tmp_path), batch=16).doubts
+    assert () == lflops.what_if(profile("batch_of_one", tmp_path), without="optimizer").doubts
+    assert () == lflops.what_if(profile("nothing", tmp_path), batch=2).doubts
+
+
+def test_the_first_lines_leave_no_fault_out(tmp_path: Path) -> None:
+    """Clipping costs less than memory-bound work, which every training has."""
+    assert any("gradient clipping" in line for line in report_of(analyze(profile("clips_by_tensor", tmp_path))).verdict.why)
+
+
+def test_a_third_more_is_not_the_same_however_unsteady_the_steps_were(tmp_path: Path) -> None:
+    """11.8 and 15.5 ms, where the first varied by 29 %."""
+    before, after = (profile(name, tmp_path) for name in ("nothing", "reads_scalars"))
+    assert headline(lflops.diff(before, after))[0].startswith("Cannot tell whether the step is slower or faster, because two runs")
 
 
 def test_a_large_copy_makes_no_layer_faster_than_the_peak(tmp_path: Path) -> None:

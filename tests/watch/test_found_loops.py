@@ -202,6 +202,7 @@ parallel = nn.parallel.DistributedDataParallel(model)
 for _ in range(20):
     parallel(torch.ones(2, 64)).sum().backward()
     optimizer.step()
+del parallel  # before its group: in torch 2.13 the other order can hang, as gloo's thread waits for Python's lock
 distributed.destroy_process_group()
 """
 

@@ -24,8 +24,12 @@ ERRORS: Mapping[str, float] = {"phase": 0.1, "module": 0.25, "recompute": 0.25, 
 """The error of a change as a share of it: a phase or module that goes, what is recomputed, what is multiplied, a larger batch."""
 
 STEP_ERROR = 0.03  # of a step, from one run of the same code to the next
+MUCH_IDLE = 0.2  # of the step: the host limits it
 RECOMPUTE, COMMUNICATION = "recompute", "communication"  # parts that are no phase
 _ONCE = ("optimizer", "clip", "sync")  # phases that do not grow with the batch
+
+
+Doubt = Literal["busy", "modules", "idle"]
 
 
 class WhatIf(Struct, frozen=True, kw_only=True):
@@ -36,8 +40,9 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     low: float
     high: float
     phases: Mapping[str, float]  # the seconds of its phases
-    # Why its times are no measure: others had much of the CPU, or modules, of which one is asked for, were timed too roughly.
-    doubts: tuple[Literal["busy", "modules"], ...] = ()
+    # Why its times are no measure. Others had much of the CPU; modules, of which one is asked for, were timed roughly; a device is idle,
+    # which other batches change most.
+    doubts: tuple[Doubt, ...] = ()
 
 
 class _Phase(NamedTuple):
@@ -103,7 +108,7 @@ def what_if(
         low=max(seconds - error, 0.0),
         high=seconds + error + step.may_stay,
         phases={name: phase.seconds for name, phase in step.phases.items()},
-        doubts=tuple(step.doubts()),
+        doubts=tuple(step.doubts(resized=batch != 1 or hardware is not None)),
     )
 
 
@@ -134,12 +139,15 @@ class _Changed:
             known = ", ".join([*self.phases, RECOMPUTE, COMMUNICATION])
             raise ProfileError(f"what_if: {name!r} is no part of this profile: give a module's name, or one of {known}")
 
-    def doubts(self) -> Iterator[Literal["busy", "modules"]]:
+    def doubts(self, *, resized: bool) -> Iterator[Doubt]:
         """Why the times that it rests on are no measure."""
         if lost_share(self._profile) >= VERY_BUSY:
             yield "busy"
         if self._asks_modules and are_times_far_off(self._profile.notes):
             yield "modules"
+        divided = budget(self._profile, chip_of(self._profile, None), self._times) if resized else None
+        if divided is not None and divided.parts.get("idle", 0.0) >= MUCH_IDLE:
+            yield "idle"
 
     def repeat(self, factor: float, share: float) -> None:
         """Let everything but the optimizer run so many times."""

@@ -9,6 +9,7 @@ from lflops.analyze.compare.significance import CHANGED, Doubt, Timing
 
 _LISTED = 5
 _NAMED = 3
+_NO_SMALL_CHANGE = 0.1  # of the step: so much is not the same, however wide the interval is
 _TIMES = 2.0  # from this ratio on a change reads as a multiple: 4.0 times, and not 300 % more
 
 
@@ -34,6 +35,9 @@ def _verdict(diff: Diff) -> str:
     if step.before is None or step.after is None:
         return "Times are not compared: one of the two runs has none."
     went = f"{units.duration(step.before)} before, {units.duration(step.after)} after"
+    if step.verdict == "same" and abs((step.ratio or 1.0) - 1) >= _NO_SMALL_CHANGE:
+        as_much = f"two runs of the same code differ as much ({interval(step)})"
+        return f"Cannot tell whether the step is slower or faster, because {as_much}: {went}."
     if step.verdict == "same":
         return f"The step takes as long as before, as far as two runs of the same code do ({interval(step)}): {went}."
     if step.verdict is None:
