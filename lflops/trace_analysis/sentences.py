@@ -144,7 +144,7 @@ def _utilization(summary: TraceSummary) -> Iterator[tuple[str, str]]:
         if share is not None and abs(share - (found.hfu if name == "executed" and found.hfu else found.mfu)) >= _SMALL * found.mfu
     )
     peak = f"{units.quantity(found.peak_flops_per_second, 'FLOP/s')} in {found.precision} ({plain(found.hardware or '')})"
-    yield "MFU", f"{units.of_peak(found.mfu)}{hfu} of {peak}: {rate}"
+    yield "MFU", f"{units.of_peak(found.mfu)} of {peak}: {rate}{hfu}"
 
 
 def launches(summary: TraceSummary) -> Iterator[str]:
