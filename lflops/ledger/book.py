@@ -125,15 +125,14 @@ def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larg
 
 
 def _excess(step: StepSpent, recent: "_Recent", cost: int) -> dict[str, int]:
-    """The cost divided over the phases that took longer than usual."""
+    """The cost divided over the phases that took longer than usual. No phase gives more than it has."""
     usual = recent.usual_phases
     longer = {phase: max(spent - usual.get(phase, 0), 0) for phase, spent in step.phases.items()}
-    together = sum(longer.values())
-    if not together:
-        return {max(step.phases, key=step.phases.__getitem__): cost} if step.phases else {}
-    shares = {phase: cost * spent // together for phase, spent in longer.items() if spent}
-    shares[max(shares, key=shares.__getitem__)] += cost - sum(shares.values())
-    return shares
+    together = sum(longer.values()) or 1
+    shares = {phase: min(cost * spent // together, step.phases[phase]) for phase, spent in longer.items()}
+    for phase in sorted(shares, key=lambda each: (-shares[each], -step.phases[each])):
+        shares[phase] += min(cost - sum(shares.values()), step.phases[phase] - shares[phase])
+    return {phase: share for phase, share in shares.items() if share}
 
 
 class _Recent:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep
-from lflops.ledger.book import Book, StepEnd
+from lflops.ledger.book import Book, Evidence, StepEnd, StepSpent, _excess
 from lflops.ledger.keeper import Recorder, TrainPhases
 
 MS = 1_000_000
@@ -282,3 +282,20 @@ def test_what_is_lost_is_all_but_training_and_warm_up() -> None:
     training.book.read(training.recorder.marks, training.now)
     training.book.take()
     assert (209 * MS, 1) == (training.book.lost, training.book.slow_steps)
+
+
+@given(st.dictionaries(st.sampled_from(["data", "forward", "backward", "gc"]), st.integers(1, 10**6), min_size=1), st.data())
+def test_no_phase_of_a_step_gives_more_than_it_has(phases: dict[str, int], draw: st.DataObject) -> None:
+    """Medians of phases do not add up to that of the step, so a step can cost more than its phases took longer."""
+    usual = draw.draw(st.dictionaries(st.sampled_from(sorted(phases)), st.integers(0, 10**6)))
+    cost = draw.draw(st.integers(0, sum(phases.values())))
+    taken = _excess(StepSpent(phases, sum(phases.values()), Evidence(), None), SimpleNamespace(usual_phases=usual), cost)  # type: ignore[arg-type]
+    assert cost == sum(taken.values())
+    assert all(0 <= spent <= phases[phase] for phase, spent in taken.items())
+
+
+def test_what_a_phase_cannot_give_the_longest_one_does() -> None:
+    """50 ns of forward and 60 of the collector are beyond the usual, and the step is 500 longer: 60 are all that the collector has."""
+    step = StepSpent({"forward": 950, "gc": 60, "other": 1000}, 2010, Evidence(), None)
+    usual = SimpleNamespace(usual_phases={"forward": 900, "other": 1000})
+    assert {"forward": 440, "gc": 60} == _excess(step, usual, 500)  # type: ignore[arg-type]
