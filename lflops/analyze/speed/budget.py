@@ -197,10 +197,10 @@ def _of_device(profile: Profile, times: StepTimes) -> _StepParts | None:
     parts = dict(times.parts) or {_BOTH: times.mean or 0.0}
     if not factor:
         parts[_BOTH] = sum(parts.pop(name, 0.0) for name in (*PASSES, _BOTH))
-    idle = {}
-    for name, busy in {when: inclusive.get(("", when), 0.0) * factor for when in PASSES}.items() if factor else ((_BOTH, computing),):
-        idle[name] = max(parts.get(name, 0.0) - busy, 0.0)
-        _move(parts, idle[name], "idle", name)
+    busy = {when: inclusive.get(("", when), 0.0) * factor for when in PASSES} if factor else {_BOTH: computing}
+    idle = {name: max(parts.get(name, 0.0) - took, 0.0) for name, took in busy.items()}
+    for name, left in idle.items():
+        _move(parts, left, "idle", name)
     _move(parts, (trace.exposed_copy_seconds or 0.0) / steps - parts.get("transfer", 0.0), "copy", "other", "idle")
     _move(parts, (trace.exposed_comm_seconds or 0.0) / steps, "communication", "idle", "other")
     return _StepParts(parts, own, idle)
