@@ -1,7 +1,7 @@
 """Whether the test suite can be trusted: `make test` several times on a quiet machine, then beside processes that keep every core busy.
 
 With `--one-core 20` the files of tests that start processes or threads, so many times: on one core, each time in another order, beside two
-busy processes.
+busy processes. With `--at-once 4` four such runs keep each other busy in place of these, two on each of two cores.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,31 +82,33 @@ def with_processes(matching: str) -> list[str]:
     return [name for name in names if re.search(matching, name)]
 
 
-def run_on_one_core(files: list[str], seed: int) -> Run:
-    """Run some files of tests once, in an order of the seed's. The busy processes have all cores."""
-    core = min(os.sched_getaffinity(0))
+def run_on_one_core(files: list[str], seed: int, core: int) -> Run:
+    """Run some files of tests once, in an order of the seed's."""
     command = ["taskset", "-c", str(core), sys.executable, "-m", "pytest", "-n0", "--shuffle", str(seed), *files]
     environment = {name: value for name, value in os.environ.items() if name != "LFLOPS"}
     start = time.perf_counter()
-    with busy_processes(2):
-        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - our own command
-    return Run(2, time.perf_counter() - start, ended.returncode, ended.stdout + ended.stderr)
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - our own command
+    found = Run(2, time.perf_counter() - start, ended.returncode, ended.stdout + ended.stderr)
+    print(f"| {seed} | {found.seconds / 60:.1f} min | {' | '.join(str(found.count(name)) for name in COUNTS)} |", flush=True)
+    if found.status:
+        Path(f"suite-one-core-{seed}.log").write_text(found.output, "utf-8")
+    return found
 
 
-def one_core(runs: int, first: int, matching: str) -> None:
+def one_core(seeds: range, at_once: int, matching: str) -> None:
     """Run the tests with processes or threads, and write their table."""
-    files = with_processes(matching)
-    lines = [f"{len(files)} files of tests that start processes or threads, on one core, beside 2 busy processes.", ""]
+    files, cores = with_processes(matching), sorted(os.sched_getaffinity(0))
+    with busy_processes(2 if at_once == 1 else 0), ThreadPoolExecutor(at_once) as lanes:
+        runs = [*lanes.map(lambda seed: run_on_one_core(files, seed, cores[seed % at_once % len(cores)]), seeds)]
+    beside = "2 busy processes" if at_once == 1 else f"{at_once - 1} other such runs"
+    lines = [f"{len(files)} files of tests that start processes or threads, on one core, beside {beside}.", ""]
     lines += ["| order | time | passed | failed | skipped |", "|--:|--:|--:|--:|--:|"]
     failures: list[str] = []
-    for seed in range(first, first + runs):
-        found = run_on_one_core(files, seed)
+    for seed, found in zip(seeds, runs, strict=True):
         lines.append(f"| {seed} | {found.seconds / 60:.1f} min | {' | '.join(str(found.count(name)) for name in COUNTS)} |")
-        print(lines[-1], flush=True)
         failures += [f"- order {seed}: `{name}`" for name in found.failures]
-        if found.status:
-            failures += [] if found.failures else [f"- order {seed}: pytest ended with {found.status} and named no test"]
-            Path(f"suite-one-core-{seed}.log").write_text(found.output, "utf-8")
+        if found.status and not found.failures:
+            failures.append(f"- order {seed}: pytest ended with {found.status} and named no test")
     closing = [*lines, "", *(failures or ["No test failed."])]
     if matching:
         print("\n".join(closing))
@@ -119,11 +122,12 @@ def main() -> None:
     parser.add_argument("--quiet", type=int, default=5, help="runs on a quiet machine")
     parser.add_argument("--beside", type=int, default=3, help="runs beside a busy process for each core")
     parser.add_argument("--one-core", type=int, metavar="RUNS", help="in place of these: of the tests with processes, on one core")
+    parser.add_argument("--at-once", type=int, default=1, metavar="RUNS", help="of those on one core")
     parser.add_argument("--first", type=int, default=1, help="of the orders on one core: the first one's number")
     parser.add_argument("--matching", default="", help="a regular expression that finds names of files, of those on one core; prints alone")
     asked = parser.parse_args()
     if asked.one_core is not None:
-        one_core(asked.one_core, asked.first, asked.matching)
+        one_core(range(asked.first, asked.first + asked.one_core), asked.at_once, asked.matching)
         return
     lines = ["| run | busy processes | time | passed | failed | skipped | exit status |", "|--:|--:|--:|--:|--:|--:|--:|"]
     failures: list[str] = []

@@ -27,7 +27,6 @@ class StepEnd(NamedTuple):
     step: int  # how many steps were done, as the loggers count
     touched: bool  # whether lflops counted, timed or traced the step
     shapes: Hashable  # those of its batch, where they are known
-    usage: Any  # what the system has counted of the thread
     schedule: bytes | None  # when the thread ran and waited for a core, as the system counts it
 
 
@@ -36,7 +35,7 @@ class Evidence(NamedTuple):
 
     waiting: int = 0  # ready to run, or stopped, while the thread had no core
     running: int = 0  # on a core
-    faults: int = 0  # pages that were read from disk
+    faults: int = 0  # pages that the process has read from disk
     retries: int = 0  # times that the CUDA allocator freed its cache and tried again
 
 
@@ -224,11 +223,11 @@ COLLECTING = "gc"  # a phase and a category: what Python's garbage collector tak
 class Book:
     """Reads the marks of a start.
 
-    `collections` are the moments at which Python's garbage collector began and ended, in turn. `retries` says how often the device's
-    allocator has freed its cache and tried again, so far.
+    `collections` are the moments at which Python's garbage collector began and ended, in turn. `counted` says how many pages the process
+    has read from disk so far, and how often the device's allocator has freed its cache and tried again.
     """
 
-    def __init__(self, begin: int, collections: deque[int], retries: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, begin: int, collections: deque[int], counted: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> None:
         self.begin = self.until = begin  # the account has every nanosecond from the one to the other
         self.spent = Counter[str]()  # by category, since it was taken
         self.slow: list[SlowStep] = []  # those since they were taken
@@ -237,13 +236,14 @@ class Book:
         self.first_step: int | None = None  # how many earlier starts had done
         self.freezes: deque[tuple[int, int]] = deque(maxlen=LONGEST_FREEZES)  # in which no thread of the process ran
         self._collections = collections
-        self._retries, self._retried, self._new_retries = retries, 0, 0
+        self._counted = counted
+        # At this look at the marks, at the one before it, and at the last one before the step began.
+        self._now = self._before = self._at_begin = counted()
         self._current = "start_up"
         self._step, self._between = Counter[str](), Counter[str]()
         self._ended = 0
         self._step_begin = begin
         self._usual = Usual()
-        self._usage: Any = None
         self._schedule: bytes | None = None
 
     @property
@@ -258,8 +258,7 @@ class Book:
 
     def read(self, marks: deque[tuple[int, str | StepEnd]], now: int) -> None:
         """Read all marks, and account for the time until now."""
-        before, self._retried = self._retried, self._retries()
-        self._new_retries = self._retried - before
+        self._before, self._now = self._now, self._counted()
         while marks:
             at, what = marks.popleft()
             self._charge(at)
@@ -334,18 +333,16 @@ class Book:
         self.slow.append(SlowStep(step=step, end=end, seconds=seconds, usual=usual, cost=cost, cause=why.cause, phase=why.phase))
 
     def _evidence(self, at: int, end: StepEnd) -> Evidence:
-        before, self._usage = self._usage, end.usage
-        ran_before, self._schedule = self._schedule, end.schedule
-        if before is None:
-            return Evidence()
-        running = end.usage.ru_utime + end.usage.ru_stime - before.ru_utime - before.ru_stime
-        # As Linux counts it: the thread was ready to run, and had no core.
-        waiting = int(end.schedule.split()[1]) - int(ran_before.split()[1]) if ran_before and end.schedule else 0
+        before, self._schedule = self._schedule, end.schedule
+        faults, retries = (now - then for now, then in zip(self._now, self._at_begin, strict=True))
+        self._at_begin = self._before  # the next step's
+        # As Linux counts it: nanoseconds on a core, and those in which the thread was ready to run and had none.
+        running, waiting = 0, 0
+        if before and end.schedule:
+            running, waiting = (int(end.schedule.split()[each]) - int(before.split()[each]) for each in range(2))
         if any(stop > self._step_begin and start < at for start, stop in self.freezes):  # of which only the end is known
-            waiting = max(at - self._step_begin - int(running * 1e9), waiting)
-        return Evidence(
-            waiting=waiting, running=int(running * 1e9), faults=end.usage.ru_majflt - before.ru_majflt, retries=self._new_retries
-        )
+            waiting = max(at - self._step_begin - running, waiting)
+        return Evidence(waiting=waiting, running=running, faults=faults, retries=retries)
 
     def _collected(self, begin: int, at: int) -> int:
         """Nanoseconds of Python's garbage collector from one moment to another."""

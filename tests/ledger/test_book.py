@@ -19,13 +19,12 @@ class Training:
     def __init__(self) -> None:
         self.now = 0
         self.collections: deque[int] = deque()
-        self.retries = 0
+        self.faults, self.retries = 0, 0
         self.recorder = Recorder(clock=lambda: self.now)
         self.phases = TrainPhases(self.recorder)
-        self.book = Book(0, self.collections, lambda: self.retries)
+        self.book = Book(0, self.collections, lambda: (self.faults, self.retries))
         self.done = 0
-        self.usage: dict[str, Any] = {"ru_utime": 0.0, "ru_stime": 0.0, "ru_majflt": 0}
-        self.waited = 0
+        self.ran, self.waited = 0, 0
         self.spent = 0
 
     def spend(self, milliseconds: float) -> None:
@@ -48,8 +47,7 @@ class Training:
     def end_step(self, elements: int = 64, *, touched: bool = False) -> None:
         """Its end."""
         self.done += 1
-        schedule = f"0 {self.waited} 0".encode()
-        mark = StepEnd(self.done, touched, (("x",), ((elements,),)), SimpleNamespace(**self.usage), schedule)
+        mark = StepEnd(self.done, touched, (("x",), ((elements,),)), f"{self.ran} {self.waited} 0".encode())
         self.recorder.marks.append((self.now, mark))
 
     def read(self) -> tuple[dict[str, int], list[SlowStep]]:
@@ -168,9 +166,10 @@ def test_a_process_that_was_stopped_explains_a_step() -> None:
 
 def test_pages_from_disk_explain_a_step_that_did_not_compute() -> None:
     """500 of them, and 10 ms on a core. One that computed all the time was slow for another reason."""
-    for computed, cause in ((0.01, "swap"), (0.3, "unknown")):
+    for computed, cause in ((10, "swap"), (300, "unknown")):
         training = Training().trained()
-        training.usage = {"ru_utime": computed, "ru_stime": 0.0, "ru_majflt": 500}
+        training.read()
+        training.faults, training.ran = 500, computed * MS
         assert cause == slow_step(training, forward=304)[1].cause
 
 
