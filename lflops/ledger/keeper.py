@@ -197,6 +197,7 @@ class Keeper:
     def end(self) -> int:
         """The process ends, or another run begins: the moment until which the account goes."""
         if self.process == os.getpid():
+            self._is_over.set()
             self._finish("exit")
         return self._book.until
 
@@ -251,6 +252,8 @@ class Keeper:
             if not self._lock.acquire(timeout=LOOK):
                 continue
             try:
+                if self._is_over.is_set():
+                    return
                 if now - written >= WRITE * 1e9 or not self._segment.rows:
                     written = now
                     self._write()

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import lflops
 from lflops.collect.measure import measure_generate
 from lflops.collect.timing.module_hooks import ModuleTimer
+from lflops.collect.torch_private import self_check
 from tests.support.compilers import ENTERED_MODES_END_COMPILATION, Backend
 from tests.support.leaky_profilers import PlainMode
 
@@ -228,6 +229,7 @@ def test_a_cold_model_is_compiled_once_without_hooks(
 @pytest.mark.parametrize("name", ["wrapped", "in place", "part", "part in place"])
 def test_a_hook_that_is_compiled_as_well_is_seen(name: str, backend: Backend, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks above can fail: whatever runs on the way into a compiled module is compiled, if nobody prevents it."""
+    self_check.check()  # before what it tries is planted: it runs once in a process
     for name_of_hook in ("enter_module", "leave_module"):  # anew, because a function is marked once for the whole process
         hook = getattr(ModuleTimer, name_of_hook)
         monkeypatch.setattr(ModuleTimer, name_of_hook, FunctionType(hook.__code__.replace(), hook.__globals__, closure=hook.__closure__))

@@ -233,6 +233,16 @@ def test_a_program_that_ends_without_closing_its_run_has_a_ledger(warm_python: W
     assert 1 == sum('"ended":"exit"' in line for path in tmp_path.rglob("*.ledger.jsonl") for line in path.read_text("utf-8").splitlines())
 
 
+def test_the_thread_ends_with_the_account(tmp_path: Path) -> None:
+    """A process that takes long to exit has no second last row."""
+    ended = keeper.Keeper()
+    ended.start(tmp_path)
+    ended.end()
+    ended._thread.join(60)
+    assert not ended._thread.is_alive()
+    assert 1 == sum('"ended":"exit"' in line for path in tmp_path.iterdir() for line in path.read_text("utf-8").splitlines())
+
+
 def test_a_file_system_that_hangs_holds_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that never gives the lock back stands for it: the run ends after the patience, and says why."""
     monkeypatch.setattr(keeper, "PATIENCE", 0.01)
