@@ -33,7 +33,6 @@ from lflops.collect.ranks.report import Packed, PlacesOfTable, RankHeader, RankR
 from lflops.collect.ranks.store import RankStore
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.ranks.window_reports import BY_LOT, MOST_BYTES, RankWindow, by_lot
-from lflops.merging.rank_table import Place
 from lflops.profile.model import Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
@@ -82,7 +81,7 @@ def others(port: int, world: int, lost: int) -> None:
     head, places = unpacked(packed.head, RankHeader), unpacked(next(iter(packed.shared.values())), PlacesOfTable)
     base = torch.frombuffer(bytearray(packed.times), dtype=torch.float32).view(STEPS + 1, -1)
     sums = torch.frombuffer(bytearray(head.sums), dtype=torch.float64).view(STEPS, -1) if head.sums else None
-    column, interval = places.places.index(Place(*SLOW_PLACE)), intervals_in(places, world)[Place(*SLOW_PLACE)]
+    column, interval = places.places.index(SLOW_PLACE), intervals_in(places, world)[SLOW_PLACE]
 
     def factor(rank: int) -> float:
         return random.Random(rank).gauss(1.0, 0.01)  # noqa: S311 - nothing is secret

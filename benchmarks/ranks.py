@@ -43,7 +43,8 @@ import lflops
 from lflops.analyze.ranks.imbalance import culprits
 from lflops.lightning.monitor import FlopsMonitor
 from lflops.merging.rank_comparison import compare_ranks
-from lflops.merging.rank_table import Place, table_of
+from lflops.merging.rank_table import table_of
+from lflops.profile.records import ModulePhase
 from lflops.schedule import Schedule
 from tests.support.ports import free_port
 from tests.support.simulated_ranks import DATA, OPTIMIZER, Plant, ddp, fsdp, patterns, tensor_parallel
@@ -461,7 +462,7 @@ def simulated(ranks: int, seeds: int) -> Iterator[str]:
     """A line for each strategy: planted culprits that come first, and runs without one in which nobody is accused."""
     plants = {
         (place.row, place.phase): Plant(rank=ranks // 3, place=place, seconds=5e-3)
-        for place in (Place("layers.3.mlp", "forward"), Place("layers.5.attention", "backward"), DATA, OPTIMIZER)
+        for place in (ModulePhase("layers.3.mlp", "forward"), ModulePhase("layers.5.attention", "backward"), DATA, OPTIMIZER)
     } | {("", "all"): Plant(rank=ranks // 3, factor=1.1)}
     for name, simulation in {"ddp": ddp(), "fsdp": fsdp(), "tensor parallel": tensor_parallel()}.items():
         named, clean = Counter[bool](), Counter[bool]()

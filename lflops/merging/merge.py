@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from lflops.errors import ProfileError
 from lflops.merging.rank_comparison import OwnWork, compare_ranks, times_last
-from lflops.merging.rank_table import Place, RankTable, begins_in, known_waits, quartiles_in, rank_stats, table_of, waiting_in, waits_in
+from lflops.merging.rank_table import RankTable, begins_in, known_waits, quartiles_in, rank_stats, table_of, waiting_in, waits_in
 from lflops.merging.steps import CleanSteps, MergedRows, MergedSteps, RankSteps, ranges, waits_at_end
 from lflops.profile.model import CELL_COUNTS, COUNTS, SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run, Work, with_works
 from lflops.profile.notes import Note
@@ -79,7 +79,7 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
     return merged(summaries, given.__getitem__, lambda rank: given[rank].memory, partial(_quartiles, given, waits), waits)
 
 
-def _quartiles(given: Mapping[int, Profile], waits: Iterable[Place], patterns: Mapping[str, str]) -> RankTable | None:
+def _quartiles(given: Mapping[int, Profile], waits: Iterable[ModulePhase], patterns: Mapping[str, str]) -> RankTable | None:
     """The ranks' seconds by place, their quartiles in place of steps."""
     times = {rank: quartiles for rank, profile in given.items() if (quartiles := quartiles_in(profile))}
     begins = {place for profile in given.values() for place in begins_in(profile)}
@@ -118,7 +118,7 @@ def merged(
     rows_of: Callable[[int], Profile],
     memory_of: Callable[[int], Memory | None],
     rank_table: Callable[[Mapping[str, str]], RankTable | None],
-    waits: Iterable[Place],
+    waits: Iterable[ModulePhase],
     *,
     absent: Mapping[int, Rank] | None = None,
 ) -> Profile:
@@ -170,7 +170,7 @@ def merged(
 
 
 def _with_steps(
-    summaries: Iterable[RankSummary], waits: Collection[Place]
+    summaries: Iterable[RankSummary], waits: Collection[ModulePhase]
 ) -> tuple[dict[int, tuple[RankSummary, RankSteps]], MergedSteps, CleanSteps]:
     """The summaries without their steps, and these in what keeps of them what is needed."""
     # There are few clean steps in a window, so the hooked ones, in which the hooks cost all ranks the same, are compared with them
@@ -240,9 +240,9 @@ def _same_on_all_ranks(each: Communication) -> tuple[object, ...]:
     return each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes
 
 
-def _own_work(modules: Mapping[str, ModuleProfile]) -> dict[Place, OwnWork]:
+def _own_work(modules: Mapping[str, ModuleProfile]) -> dict[ModulePhase, OwnWork]:
     return {
-        Place(row, phase): OwnWork(work.own_flops, work.own_bytes_moved)
+        ModulePhase(row, phase): OwnWork(work.own_flops, work.own_bytes_moved)
         for row, module in modules.items()
         for phase in PHASES
         if (work := module.work(phase)).own_calls

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from lflops.merging.rank_table import OUTSIDE, Place, RankTable, Series, added_up, median_of_others
-from lflops.profile.records import RankComparison, RankExcess, RankWait
+from lflops.merging.rank_table import OUTSIDE, RankTable, Series, added_up, median_of_others
+from lflops.profile.records import ModulePhase, RankComparison, RankExcess, RankWait
 from lflops.profile.series import summed
 
 CANDIDATES = 32  # ranks that are looked at place by place, those that are late by the most
@@ -31,7 +31,7 @@ MANY_STEPS = 5  # from so many steps on, the single slowest one is ignored
 JOLT_RATIO, JOLT_SIZES = 2**-0.5, 20  # the sizes in which jolts are counted: a step, and so many smaller ones
 ROBUST = 1.4826  # median absolute deviations to a standard deviation
 
-EVERYTHING, STAGE = Place("", "all"), Place("", "stage")
+EVERYTHING, STAGE = ModulePhase("", "all"), ModulePhase("", "stage")
 """All that a rank's device does; all that a rank does in a step, where ranks have different modules."""
 
 
@@ -45,7 +45,7 @@ class OwnWork(NamedTuple):
 class _Excess(NamedTuple):
     """A rank in a place: its seconds, the usual ones, and how late the rank is in the interval, step by step."""
 
-    place: Place
+    place: ModulePhase
     rank: int
     seconds: Sequence[float]
     usual: Sequence[float]
@@ -62,7 +62,7 @@ class _Excess(NamedTuple):
         return statistics.fmean(max(0.0, min(each)) for each in zip(self.excess, self.late, strict=True))
 
 
-def compare_ranks(table: RankTable, work: Mapping[Place, OwnWork] | None = None, *, whole: bool = False) -> RankComparison | None:
+def compare_ranks(table: RankTable, work: Mapping[ModulePhase, OwnWork] | None = None, *, whole: bool = False) -> RankComparison | None:
     """The evidence of a table; `None` of fewer than two ranks, and where no step was timed.
 
     `work` is that of places in modules, for modules that one rank alone has. With `whole` a rank's whole step is a place too, as where
@@ -140,13 +140,13 @@ class _Lateness:
         return tuple(map(sum, zip(*(self._by_interval[number][rank] for number in intervals), strict=True)))
 
 
-def _usual(table: RankTable, work: Mapping[Place, OwnWork]) -> tuple[dict[Place, Series], set[Place]]:
+def _usual(table: RankTable, work: Mapping[ModulePhase, OwnWork]) -> tuple[dict[ModulePhase, Series], set[ModulePhase]]:
     """What each rank usually takes in each place, step by step: the median of the other ranks. And the places where that is estimated."""
     # A module that one rank alone has is compared with those like it, on other ranks if there are any; else with its share of the work
-    usual: dict[Place, Series] = {}
-    alone: dict[Place, tuple[int, Sequence[float]]] = {}
-    groups: dict[tuple[str, str, OwnWork | None], list[Place]] = defaultdict(list)
-    estimated: set[Place] = set()
+    usual: dict[ModulePhase, Series] = {}
+    alone: dict[ModulePhase, tuple[int, Sequence[float]]] = {}
+    groups: dict[tuple[str, str, OwnWork | None], list[ModulePhase]] = defaultdict(list)
+    estimated: set[ModulePhase] = set()
     for place in table.intervals:
         series = table.seconds.get(place, {})
         if len(series) > 1:
@@ -167,7 +167,7 @@ def _usual(table: RankTable, work: Mapping[Place, OwnWork]) -> tuple[dict[Place,
     return usual, estimated
 
 
-def _in_places(table: RankTable, usual: Mapping[Place, Series], late: _Lateness) -> Iterator[_Excess]:
+def _in_places(table: RankTable, usual: Mapping[ModulePhase, Series], late: _Lateness) -> Iterator[_Excess]:
     for place, of_rank in usual.items():
         interval = table.intervals[place]
         for rank in late.ranks:
@@ -184,7 +184,9 @@ def _in_repeated(table: RankTable, late: _Lateness) -> Iterator[_Excess]:
                 yield _Excess(place, rank, series[rank], usual[rank], late.within(rank, intervals), intervals, modules)
 
 
-def _by_work(place: Place, alone: Mapping[Place, tuple[int, Sequence[float]]], work: Mapping[Place, OwnWork]) -> tuple[float, ...] | None:
+def _by_work(
+    place: ModulePhase, alone: Mapping[ModulePhase, tuple[int, Sequence[float]]], work: Mapping[ModulePhase, OwnWork]
+) -> tuple[float, ...] | None:
     """Estimate a place's seconds at the rate of the other modules, by FLOPs or by bytes, whichever takes longer."""
     others = [other for other in alone if other != place and other in work]
     if place not in work or not others:
@@ -195,7 +197,7 @@ def _by_work(place: Place, alone: Mapping[Place, tuple[int, Sequence[float]]], w
     return tuple(GENEROUS * max(shares) * seconds for seconds in took) if shares else None
 
 
-def _everywhere(table: RankTable, usual: Mapping[Place, Series], late: _Lateness, rank: int) -> _Excess | None:
+def _everywhere(table: RankTable, usual: Mapping[ModulePhase, Series], late: _Lateness, rank: int) -> _Excess | None:
     """The rank in all places where its device works, as far as it is usually slower there; the slowest place is left out."""
     places = [place for place in usual if rank in usual[place] and is_on_device(place)]
     if len(places) < 3:
@@ -214,12 +216,12 @@ def _everywhere(table: RankTable, usual: Mapping[Place, Series], late: _Lateness
     return _Excess(EVERYTHING, rank, took, total, late.within(rank, table.busy), tuple(table.busy))
 
 
-def is_on_device(place: Place) -> bool:
+def is_on_device(place: ModulePhase) -> bool:
     """Whether it is a module's, or the root's own in a pass."""
     return bool(place.row) or place.phase not in OUTSIDE
 
 
-def _on_device(table: RankTable, places: Iterable[Place], *, everywhere: bool) -> Series:
+def _on_device(table: RankTable, places: Iterable[ModulePhase], *, everywhere: bool) -> Series:
     """Each rank's seconds in all of these that are on the device, or everywhere."""
     on_device = [table.seconds[place] for place in places if everywhere or is_on_device(place)]
     ranks = [rank for rank in table.ranks if all(rank in series for series in on_device)] if on_device else []
@@ -241,7 +243,7 @@ def _noise(beyond: Series, rank: int) -> float | None:
     return ROBUST * statistics.median(abs(each - middle) for each in medians)
 
 
-def _jolts(table: RankTable, beyond: Mapping[Place, Series]) -> tuple[tuple[int, ...], float]:
+def _jolts(table: RankTable, beyond: Mapping[ModulePhase, Series]) -> tuple[tuple[int, ...], float]:
     """How often an excess reaches each of the sizes, and the seconds in which it could."""
     sizes = [table.step_seconds * JOLT_RATIO**number for number in range(JOLT_SIZES)]
     large = sorted(value for series in beyond.values() for each in series.values() for value in each if value >= sizes[-1])

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec.structs
 
 from lflops.profile.model import Profile
-from lflops.profile.records import PHASES, RankStat, Spread
+from lflops.profile.records import PHASES, ModulePhase, RankStat, Spread
 from lflops.profile.series import grouped
 from lflops.profile.steps import EVENTS
 
@@ -32,13 +32,6 @@ FEW = 17  # of so many ranks the median changes where one is left out
 
 MOST_INTERVALS, FEWEST_INTERVALS, MOST_SUMS = 64, 4, 1 << 17
 """Intervals of a step, of many ranks fewer: so many sums of all ranks and intervals together, in each step."""
-
-
-class Place(NamedTuple):
-    """A module in a phase, or a phase of the step outside of modules: `Place("", "data")`."""
-
-    row: str
-    phase: str
 
 
 Series = Mapping[int, tuple[float, ...]]
@@ -58,20 +51,20 @@ class RankTable:
     """Seconds of all ranks in the same steps."""
 
     # By place, of the ranks that have it; of very many ranks only of those that are late, and of some others
-    seconds: Mapping[Place, Series]
-    repeated: Mapping[Place, Repeated]  # the sum of places whose modules' names differ only in numbers, by the names' pattern
+    seconds: Mapping[ModulePhase, Series]
+    repeated: Mapping[ModulePhase, Repeated]  # the sum of places whose modules' names differ only in numbers, by the names' pattern
     busy: Mapping[int, Series]  # by interval, a rank's seconds in all places of it where no rank waits
     waiting: Series  # a rank's seconds in all places where ranks wait
-    intervals: Mapping[Place, int]  # the interval of each place where no rank waits
-    waits: frozenset[Place]  # the places where ranks wait for each other
+    intervals: Mapping[ModulePhase, int]  # the interval of each place where no rank waits
+    waits: frozenset[ModulePhase]  # the places where ranks wait for each other
     step_seconds: float  # the median step's, over ranks and steps
     staged: bool  # whether ranks have different modules
     patterns: Mapping[str, str] = field(default_factory=dict)  # each module's name with `*` for the numbers of what repeats
     are_quartiles: bool = False  # whether single steps are unknown, and there are quartiles in place of three steps
-    begins: Collection[Place] = frozenset()  # of the others those where a collective begins that is awaited elsewhere
+    begins: Collection[ModulePhase] = frozenset()  # of the others those where a collective begins that is awaited elsewhere
     # Exposed seconds of collectives a step, by rank, of the places in `waits` where the traces of all ranks have them
-    known_waits: Mapping[Place, Mapping[int, float]] = field(default_factory=dict)
-    having: Mapping[Place, int] = field(default_factory=dict)  # how many ranks have each place, where `seconds` has not all of them
+    known_waits: Mapping[ModulePhase, Mapping[int, float]] = field(default_factory=dict)
+    having: Mapping[ModulePhase, int] = field(default_factory=dict)  # how many ranks have each place, where `seconds` has not all of them
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -79,13 +72,13 @@ class RankTable:
         return tuple(self.waiting)
 
 
-def repeated_places(intervals: Mapping[Place, int], patterns: Mapping[str, str]) -> dict[Place, list[Place]]:
+def repeated_places(intervals: Mapping[ModulePhase, int], patterns: Mapping[str, str]) -> dict[ModulePhase, list[ModulePhase]]:
     """The places where no rank waits by the pattern of their names, of those patterns that several modules have."""
-    groups = grouped(intervals, lambda place: Place(patterns.get(place.row, place.row), place.phase))
+    groups = grouped(intervals, lambda place: ModulePhase(patterns.get(place.row, place.row), place.phase))
     return {group: members for group, members in groups.items() if len(members) > 1}
 
 
-def intervals_of(places: Iterable[Place], waits: Collection[Place]) -> dict[Place, int]:
+def intervals_of(places: Iterable[ModulePhase], waits: Collection[ModulePhase]) -> dict[ModulePhase, int]:
     """The interval of each place where no rank waits: they run as the places are in order, backward in the reverse."""
     # The last interval goes on in the next step, unless the step ends with a collective
     listed = list(places)
@@ -107,10 +100,10 @@ def intervals_of(places: Iterable[Place], waits: Collection[Place]) -> dict[Plac
 
 
 def table_of(
-    times: Mapping[int, Sequence[Mapping[Place, float]]],
-    waits: Collection[Place],
-    begins: Collection[Place] = (),
-    known: Mapping[Place, Mapping[int, float]] | None = None,
+    times: Mapping[int, Sequence[Mapping[ModulePhase, float]]],
+    waits: Collection[ModulePhase],
+    begins: Collection[ModulePhase] = (),
+    known: Mapping[ModulePhase, Mapping[int, float]] | None = None,
     *,
     patterns: Mapping[str, str] | None = None,
     are_quartiles: bool = False,
@@ -119,7 +112,7 @@ def table_of(
 
     In the places `begins`, collectives begin that are awaited elsewhere. `patterns` are each module's name with `*` for what repeats.
     """
-    seconds: dict[Place, dict[int, tuple[float, ...]]] = {place: {} for steps in times.values() for step in steps for place in step}
+    seconds: dict[ModulePhase, dict[int, tuple[float, ...]]] = {place: {} for steps in times.values() for step in steps for place in step}
     for rank, steps in times.items():
         for place in dict.fromkeys(place for step in steps for place in step):
             seconds[place][rank] = tuple(step.get(place, 0.0) for step in steps)
@@ -134,7 +127,7 @@ def table_of(
     )
 
 
-def table_of_series(seconds: Mapping[Place, Series], ranks: Mapping[int, int], waits: Collection[Place]) -> RankTable:
+def table_of_series(seconds: Mapping[ModulePhase, Series], ranks: Mapping[int, int], waits: Collection[ModulePhase]) -> RankTable:
     """The table of places that do not repeat; `ranks` has how many steps each rank has."""
     waits = frozenset(waits)
     intervals = intervals_of(seconds, waits)
@@ -157,14 +150,16 @@ def table_of_series(seconds: Mapping[Place, Series], ranks: Mapping[int, int], w
     )
 
 
-def few_intervals(intervals: Mapping[Place, int], ranks: int) -> dict[Place, int]:
+def few_intervals(intervals: Mapping[ModulePhase, int], ranks: int) -> dict[ModulePhase, int]:
     """The same, neighbours together where there are too many for so many ranks."""
     number = max(intervals.values(), default=0) + 1
     most = max(min(MOST_INTERVALS, MOST_SUMS // max(ranks, 1)), FEWEST_INTERVALS)
     return {place: interval * most // number if number > most else interval for place, interval in intervals.items()}
 
 
-def _repeated(seconds: Mapping[Place, Series], intervals: Mapping[Place, int], patterns: Mapping[str, str]) -> dict[Place, Repeated]:
+def _repeated(
+    seconds: Mapping[ModulePhase, Series], intervals: Mapping[ModulePhase, int], patterns: Mapping[str, str]
+) -> dict[ModulePhase, Repeated]:
     found = {}
     for group, members in repeated_places(intervals, patterns).items():
         having = set.intersection(*(set(seconds[member]) for member in members))
@@ -219,43 +214,43 @@ def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
     return [stat if number in kept else msgspec.structs.replace(stat, by_rank=None) for number, stat in enumerate(stats)]
 
 
-def waits_in(profile: Profile) -> set[Place]:
+def waits_in(profile: Profile) -> set[ModulePhase]:
     """The places where this rank waits for others; where the profile does not say them, those of its collectives."""
     # Of a step that was not counted it is unknown where they run: under DDP at the end of backward, else it can be anywhere in the model
     if not profile.is_counted and profile.run.world_size > 1:
         of_ddp = "ddp" in (profile.run.strategy or "").lower()
         rows = ("",) if of_ddp else profile.modules
-        return {Place(row, phase) for row in rows for phase in (("backward",) if of_ddp else PHASES)} | {Place("", "sync")}
+        return {ModulePhase(row, phase) for row in rows for phase in (("backward",) if of_ddp else PHASES)} | {ModulePhase("", "sync")}
     waits: Iterable[tuple[str, str]] = profile.waits or {
         wait for each in profile.communication for wait in ((each.module, each.phase), ("", each.phase))
     }
-    found = {Place("", phase) if phase in OUTSIDE else Place(row, phase) for row, phase in waits}
-    if Place("", "other") in found:  # the count does not separate clipping from what else is outside of modules
-        found.add(Place("", "clip"))
-    return found | ({Place("", "sync")} if profile.run.kind == "training" else set())
+    found = {ModulePhase("", phase) if phase in OUTSIDE else ModulePhase(row, phase) for row, phase in waits}
+    if ModulePhase("", "other") in found:  # the count does not separate clipping from what else is outside of modules
+        found.add(ModulePhase("", "clip"))
+    return found | ({ModulePhase("", "sync")} if profile.run.kind == "training" else set())
 
 
-def begins_in(profile: Profile) -> set[Place]:
+def begins_in(profile: Profile) -> set[ModulePhase]:
     """The places where collectives begin that are awaited elsewhere."""
-    return {Place(each.module, each.phase) for each in profile.communication} - waits_in(profile)
+    return {ModulePhase(each.module, each.phase) for each in profile.communication} - waits_in(profile)
 
 
-def waiting_in(profile: Profile) -> dict[Place, float | None]:
+def waiting_in(profile: Profile) -> dict[ModulePhase, float | None]:
     """Exposed seconds of collectives a step, by the place where they are awaited: transfer and waiting together. `None` is unknown."""
     # What backward begins in a module and does not await there is awaited at its end, in the root
     waits = waits_in(profile)
-    found: dict[Place, float | None] = {}
+    found: dict[ModulePhase, float | None] = {}
     for each in profile.communication:
-        begun = Place(each.module, each.phase)
-        place = begun if begun in waits else Place("", each.phase)
+        begun = ModulePhase(each.module, each.phase)
+        place = begun if begun in waits else ModulePhase("", each.phase)
         known = found.get(place, 0.0)
         found[place] = None if known is None or each.exposed_seconds is None else known + each.exposed_seconds
     return {place: seconds for place, seconds in found.items() if place in waits}
 
 
-def known_waits(waiting: Mapping[int, Mapping[Place, float | None]]) -> dict[Place, dict[int, float]]:
+def known_waits(waiting: Mapping[int, Mapping[ModulePhase, float | None]]) -> dict[ModulePhase, dict[int, float]]:
     """Exposed seconds of collectives in the places where all ranks know them, by rank."""
-    by_place: dict[Place, dict[int, float]] = defaultdict(dict)
+    by_place: dict[ModulePhase, dict[int, float]] = defaultdict(dict)
     for rank, places in waiting.items():
         for place, seconds in places.items():
             if seconds is not None:
@@ -263,10 +258,10 @@ def known_waits(waiting: Mapping[int, Mapping[Place, float | None]]) -> dict[Pla
     return {place: seconds for place, seconds in by_place.items() if len(seconds) == len(waiting)}
 
 
-def quartiles_in(profile: Profile) -> list[dict[Place, float]]:
+def quartiles_in(profile: Profile) -> list[dict[ModulePhase, float]]:
     """The first quartile, the median and the third of each place's seconds, where single steps are unknown."""
-    spreads: dict[Place, Spread] = {
-        Place(row, phase): spread
+    spreads: dict[ModulePhase, Spread] = {
+        ModulePhase(row, phase): spread
         for row, module in profile.modules.items()
         for phase in PHASES
         if (spread := module.work(phase).own_seconds) is not None
@@ -274,7 +269,7 @@ def quartiles_in(profile: Profile) -> list[dict[Place, float]]:
     clean = [step.phases for step in profile.steps if step.is_clean]
     for phase in OUTSIDE:
         if spread := Spread.of(phases[phase] for phases in clean if phase in phases):
-            spreads[Place("", phase)] = spread
+            spreads[ModulePhase("", phase)] = spread
     if not any(place.row or place.phase not in OUTSIDE for place in spreads):
         return []
     return [{place: getattr(spread, name) for place, spread in spreads.items()} for name in ("low", "median", "high")]

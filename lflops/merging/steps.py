@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.merging.rank_comparison import compare_ranks
-from lflops.merging.rank_table import Place, Series, added_up, median_of_others, table_of_series
+from lflops.merging.rank_table import Series, added_up, median_of_others, table_of_series
 from lflops.profile.model import COUNTS, Cell, Communication, DtypeShare, ModuleProfile, Profile, Run, Uncounted, Work
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import PHASES, ModulePhase, RankActivity, RankComparison, Spread, step_phase
@@ -313,7 +313,7 @@ _PHASES = ("data", "transfer", "forward", WAIT, "backward", "clip", "optimizer",
 """In the order in which `rank_table` takes them: what is listed behind another runs before it in backward."""
 
 _BESIDE = ("cpu", "thread_cpu", "waited", "units")
-_PLACES = tuple(Place("", phase) for phase in _PHASES)
+_PLACES = tuple(ModulePhase("", phase) for phase in _PHASES)
 
 
 def most_steps(ranks: int) -> int:
@@ -337,7 +337,7 @@ class CleanSteps:
         """How many steps all ranks have."""
         return len(self._common())
 
-    def compared(self, waits: Collection[Place]) -> RankComparison | None:
+    def compared(self, waits: Collection[ModulePhase]) -> RankComparison | None:
         """The ranks in the steps that all of them have; `None` of fewer than two ranks, and without such a step."""
         # `waits` are the places where ranks wait for each other, modules among them
         at = self._common()
@@ -395,9 +395,9 @@ def _columns(rows: Mapping[int, bytes], at: Iterable[int]) -> "dict[str, tuple[f
     return {name: tuple(values[number :: len(names)]) for number, name in enumerate(names)}
 
 
-def _seconds(columns: Mapping[int, Mapping[str, tuple[float, ...]]], *, splits: bool) -> dict[Place, Series]:
+def _seconds(columns: Mapping[int, Mapping[str, tuple[float, ...]]], *, splits: bool) -> dict[ModulePhase, Series]:
     """The places of the steps. Where the wait at the end of backward is unknown on one rank, it is in backward on all."""
-    found: dict[Place, dict[int, tuple[float, ...]]] = {}
+    found: dict[ModulePhase, dict[int, tuple[float, ...]]] = {}
     for place in _PLACES:
         for rank, of_rank in columns.items():
             seconds = of_rank[place.phase]
@@ -409,16 +409,16 @@ def _seconds(columns: Mapping[int, Mapping[str, tuple[float, ...]]], *, splits: 
     return {place: found[place] for place in _PLACES if place in found}
 
 
-def _awaited(waits: Iterable[Place], *, splits: bool) -> set[Place]:
+def _awaited(waits: Iterable[ModulePhase], *, splits: bool) -> set[ModulePhase]:
     """The phases of the step in which ranks wait for each other. Of backward it may be the end alone."""
-    phases = {Place("", step_phase(place.phase)) for place in waits}
+    phases = {ModulePhase("", step_phase(place.phase)) for place in waits}
     if splits and waits_at_end(waits):
-        phases.discard(Place("", "backward"))
-        phases.add(Place("", WAIT))
+        phases.discard(ModulePhase("", "backward"))
+        phases.add(ModulePhase("", WAIT))
     return phases
 
 
-def waits_at_end(waits: Iterable[Place]) -> bool:
+def waits_at_end(waits: Iterable[ModulePhase]) -> bool:
     """Whether ranks wait in backward at its end alone, as under DDP."""
     return not any(place.row and step_phase(place.phase) == "backward" for place in waits)
 

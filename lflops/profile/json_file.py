@@ -152,6 +152,9 @@ def _check_references(profile: Profile) -> None:
         for index, row in enumerate(rows):
             if row.module not in profile.modules:
                 raise ProfileError(f"{table}[{index}].module is {_short.repr(row.module)}, which is no row of modules")
+    for index, wait in enumerate(profile.waits):
+        if wait.phase not in PHASES:
+            raise ProfileError(f"waits[{index}][1] is {_short.repr(wait.phase)}, which is no phase of the model")
 
 
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:

@@ -122,7 +122,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
     optimizer: Work
     other: Work
 
-    def work(self, phase: Phase) -> Work:
+    def work(self, phase: str) -> Work:
         """The work of one phase, by its name."""
         work: Work = getattr(self, phase)
         return work

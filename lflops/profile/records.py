@@ -27,10 +27,13 @@ def step_phase(phase: str) -> str:
 
 
 class ModulePhase(NamedTuple):
-    """A row of modules in one phase, as a key: `ModulePhase("encoder.layers.0", "forward")`."""
+    """A row of modules in one phase, as a key: `ModulePhase("encoder.layers.0", "forward")`.
+
+    Where ranks are compared, also a phase of the step outside of modules: `ModulePhase("", "data")`.
+    """
 
     row: str
-    phase: Phase
+    phase: str
 
 
 Count = Annotated[int, Meta(ge=0)]

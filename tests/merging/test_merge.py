@@ -16,7 +16,7 @@ from lflops.analyze.speed import step_times
 from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
 from lflops.merging.merge import merge
-from lflops.merging.rank_table import Place, known_waits, rank_stats, table_of, waiting_in
+from lflops.merging.rank_table import known_waits, rank_stats, table_of, waiting_in
 from lflops.merging.steps import ranges
 from lflops.profile.json_file import _checked
 from lflops.profile.model import Communication, DtypeShare, Profile, Uncounted
@@ -282,7 +282,7 @@ def test_a_module_is_compared_from_rank_to_rank() -> None:
 
 def test_where_ranks_wait_each_rank_s_time_is_kept_last() -> None:
     """In 32 modules ranks differ by 1 s, in one, in which they wait for each other, by 9: its times are the ones that are not kept."""
-    places = [Place(str(number), "forward") for number in range(33)]
+    places = [ModulePhase(str(number), "forward") for number in range(33)]
     times = {rank: [dict.fromkeys(places[1:], 1.0 + rank) | {places[0]: 1.0 + 9 * rank}] for rank in range(2)}
     stats = rank_stats(table_of(times, {places[0]}), [place.row for place in places])
     assert [(True, True)] == [(stat.waits, stat.by_rank is None) for stat in stats if stat.waits or stat.by_rank is None]
@@ -310,7 +310,7 @@ def test_exposed_time_is_known_where_it_is_awaited(
         rank: waiting_in(replica(waits=(ModulePhase("", "backward"),), communication=(replace(once, exposed_seconds=seconds),)))
         for rank, seconds in enumerate(exposed)
     }
-    assert {Place(row, "backward"): known for row, known in expected.items()} == known_waits(given)
+    assert {ModulePhase(row, "backward"): known for row, known in expected.items()} == known_waits(given)
 
 
 def test_the_least_time_of_a_collective_is_kept_where_two_ranks_know_it() -> None:

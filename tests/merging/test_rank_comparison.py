@@ -5,23 +5,23 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from lflops.merging.rank_comparison import OwnWork, compare_ranks, times_last
-from lflops.merging.rank_table import Place, intervals_of, median_of_others, table_of
-from lflops.profile.records import RankComparison, RankExcess
+from lflops.merging.rank_table import intervals_of, median_of_others, table_of
+from lflops.profile.records import ModulePhase, RankComparison, RankExcess
 
-DATA, OPTIMIZER, SYNC = Place("", "data"), Place("", "optimizer"), Place("", "sync")
-BODY, HEAD, END = Place("body", "forward"), Place("head", "forward"), Place("", "backward")
+DATA, OPTIMIZER, SYNC = ModulePhase("", "data"), ModulePhase("", "optimizer"), ModulePhase("", "sync")
+BODY, HEAD, END = ModulePhase("body", "forward"), ModulePhase("head", "forward"), ModulePhase("", "backward")
 WAITS = {END, SYNC}
 PATTERNS = {f"layers.{n}{part}": f"layers.*{part}" for n in range(8) for part in ("", ".mlp")}
 
 
-def compared(times: Mapping[int, Sequence[Mapping[Place, float]]], **options: Mapping[Place, OwnWork]) -> RankComparison:
+def compared(times: Mapping[int, Sequence[Mapping[ModulePhase, float]]], **options: Mapping[ModulePhase, OwnWork]) -> RankComparison:
     """The evidence."""
     found = compare_ranks(table_of(times, WAITS, patterns=PATTERNS), **options)
     assert found is not None
     return found
 
 
-def step(**seconds: float) -> dict[Place, float]:
+def step(**seconds: float) -> dict[ModulePhase, float]:
     """A step of 20 s: 16 s until the gradients are awaited, 2 s until the next synchronization."""
     usual = {"data": 1.0, "body": 10.0, "head": 5.0, "end": 1.0, "optimizer": 2.0, "sync": 1.0} | seconds
     return dict(zip((DATA, BODY, HEAD, END, OPTIMIZER, SYNC), usual.values(), strict=True))
@@ -34,10 +34,10 @@ def of(found: RankComparison, rank: int) -> dict[tuple[str, str], RankExcess]:
 
 def test_a_place_where_ranks_wait_ends_an_interval() -> None:
     """Backward runs in the reverse order of the rows, and the optimizer's interval ends with Lightning's synchronization."""
-    up, down = Place("up", "backward"), Place("down", "backward")
+    up, down = ModulePhase("up", "backward"), ModulePhase("down", "backward")
     places = [OPTIMIZER, SYNC, DATA, END, BODY, up, HEAD, down]
     assert {DATA: 0, BODY: 0, HEAD: 0, down: 0, up: 0, OPTIMIZER: 1} == intervals_of(places, WAITS)
-    gathers = Place("unit", "forward")
+    gathers = ModulePhase("unit", "forward")
     places = [DATA, BODY, gathers, HEAD, END, OPTIMIZER, SYNC]
     assert {DATA: 0, BODY: 0, HEAD: 1, OPTIMIZER: 2} == intervals_of(places, {gathers, END, SYNC})
 
@@ -115,23 +115,23 @@ def test_one_disturbance_is_no_waiting_of_the_run() -> None:
 
 def test_modules_that_repeat_are_compared_together_too() -> None:
     """0.5 s in each of eight layers is 4 s in all of them."""
-    layers = [Place(f"layers.{n}.mlp", "forward") for n in range(8)]
+    layers = [ModulePhase(f"layers.{n}.mlp", "forward") for n in range(8)]
     slow, usual = (dict.fromkeys(layers, seconds) | {END: 1.0, SYNC: 0.0} for seconds in (2.5, 2.0))
     found = compared({0: [usual] * 3, 1: [slow] * 3})
     together = of(found, 1)["layers.*.mlp", "forward"]
     assert (8, 20.0, 16.0, (4.0,) * 3) == (together.modules, together.seconds, together.usual, together.excess)
 
 
-def stage(number: int, *, seconds: float, waiting: float) -> dict[Place, float]:
+def stage(number: int, *, seconds: float, waiting: float) -> dict[ModulePhase, float]:
     """A pipeline's stage of one layer."""
-    return {Place(f"layers.{number}", "forward"): seconds, Place("", "forward"): waiting}
+    return {ModulePhase(f"layers.{number}", "forward"): seconds, ModulePhase("", "forward"): waiting}
 
 
 def test_a_module_that_one_rank_alone_has_is_compared_with_those_like_it() -> None:
     """Two stages that work in turn: the second takes 6 s where the first takes 2, and the first waits for all of that."""
     times = {0: [stage(0, seconds=2, waiting=6)] * 3, 1: [stage(1, seconds=6, waiting=2)] * 3}
-    work = {Place(f"layers.{n}", "forward"): OwnWork(100, 10) for n in range(2)}
-    found = compare_ranks(table_of(times, {Place("", "forward")}, patterns=PATTERNS), work)
+    work = {ModulePhase(f"layers.{n}", "forward"): OwnWork(100, 10) for n in range(2)}
+    found = compare_ranks(table_of(times, {ModulePhase("", "forward")}, patterns=PATTERNS), work)
     assert found is not None
     rows = [(each.module, each.phase, each.rank, each.excess, each.late) for each in found.excesses]
     whole = ("", "stage", 1, (4,) * 3, (6,) * 3)
@@ -141,11 +141,11 @@ def test_a_module_that_one_rank_alone_has_is_compared_with_those_like_it() -> No
 def test_a_module_like_no_other_is_held_against_its_share_of_the_work() -> None:
     """Half the FLOPs of the other stage's module, which takes 2 s: three times 1 s is allowed, 6 s are 3 too many."""
     times = {
-        0: [{Place("up", "forward"): 2.0, Place("", "forward"): 6.0}] * 3,
-        1: [{Place("down", "forward"): 6.0, Place("", "forward"): 2.0}] * 3,
+        0: [{ModulePhase("up", "forward"): 2.0, ModulePhase("", "forward"): 6.0}] * 3,
+        1: [{ModulePhase("down", "forward"): 6.0, ModulePhase("", "forward"): 2.0}] * 3,
     }
-    work = {Place("up", "forward"): OwnWork(100, 10), Place("down", "forward"): OwnWork(50, 5)}
-    found = compare_ranks(table_of(times, {Place("", "forward")}), work)
+    work = {ModulePhase("up", "forward"): OwnWork(100, 10), ModulePhase("down", "forward"): OwnWork(50, 5)}
+    found = compare_ranks(table_of(times, {ModulePhase("", "forward")}), work)
     assert found is not None
     assert [("down", 1, (3.0,) * 3)] == [(each.module, each.rank, each.excess) for each in found.excesses if each.module]
 
@@ -159,9 +159,9 @@ def test_one_rank_and_no_steps_are_not_compared() -> None:
 @pytest.mark.parametrize("factor", [1.1, 1.5])
 def test_a_rank_that_is_slower_everywhere_has_one_excess_for_all(factor: float) -> None:
     """30 s of work in four modules: a tenth, or half of it, more."""
-    places = [Place(f"part{n}", phase) for n in range(2) for phase in ("forward", "backward")]
+    places = [ModulePhase(f"part{n}", phase) for n in range(2) for phase in ("forward", "backward")]
 
-    def one(times: float) -> dict[Place, float]:
+    def one(times: float) -> dict[ModulePhase, float]:
         return dict(zip(places, (5 * times, 10 * times, 5 * times, 10 * times), strict=True)) | {END: 1.0, SYNC: 0.0}
 
     found = compared({0: [one(1)] * 3, 1: [one(factor)] * 3})

@@ -538,6 +538,7 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
         (replaced(("memory", "alive", 1, 2), "x"), "memory.alive[1].module is 'x', which is no row of modules"),
         (replaced(("memory", "timeline", 3, 1), "x"), "memory.timeline[3].module is 'x', which is no row of modules"),
         (replaced(("memory", "by_module", "x"), 0), "memory.by_module has 'x', which is no row of modules"),
+        (replaced(("waits",), [["head", "dp"]]), "waits[0][1] is 'dp', which is no phase of the model"),
         (
             replaced(("modules", "encoder", "forward", "macs"), 511),
             "modules['encoder'].forward.macs is 511, own_macs and the rows right below add up to 512",

@@ -4,13 +4,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lflops.merging.rank_table import Place
+from lflops.profile.records import ModulePhase
 
 __all__ = ["LAYERS", "Plant", "Simulation", "ddp", "fsdp", "patterns", "staged", "tensor_parallel"]
 
 LAYERS = 8
-DATA, OPTIMIZER, OTHER, SYNC = (Place("", phase) for phase in ("data", "optimizer", "other", "sync"))
-ROOT = Place("", "backward")
+DATA, OPTIMIZER, OTHER, SYNC = (ModulePhase("", phase) for phase in ("data", "optimizer", "other", "sync"))
+ROOT = ModulePhase("", "backward")
 TRANSFER = 1e-3
 """Seconds of a collective itself."""
 
@@ -20,7 +20,7 @@ class Plant:
     """A culprit: seconds more in one place, in every so manieth step; or so many times slower in all that the device does."""
 
     rank: int
-    place: Place | None = None
+    place: ModulePhase | None = None
     seconds: float = 0.0
     every: int = 1
     factor: float = 1.0
@@ -36,26 +36,26 @@ class Simulation:
         tail: How often a place is hit by something that takes a millisecond or, more and more rarely, longer.
     """
 
-    program: Sequence[tuple[Place, float, bool]]
+    program: Sequence[tuple[ModulePhase, float, bool]]
     jitter: float = 0.02
     drift: float = 0.005
     tail: float = 0.002
 
     @property
-    def waits(self) -> frozenset[Place]:
+    def waits(self) -> frozenset[ModulePhase]:
         """The places where ranks wait for each other."""
         return frozenset(place for place, _, collective in self.program if collective)
 
-    def run(self, ranks: int, steps: int, seed: int, plants: Sequence[Plant] = ()) -> dict[int, list[Mapping[Place, float]]]:
+    def run(self, ranks: int, steps: int, seed: int, plants: Sequence[Plant] = ()) -> dict[int, list[Mapping[ModulePhase, float]]]:
         """Seconds of each place in each step, by rank. A collective ends for all when the last rank has come."""
         draw = random.Random(seed)  # noqa: S311 - nothing is secret
         clocks = [0.0] * ranks
         speed = [1 + draw.gauss(0, self.drift) for _ in range(ranks)]
         slow = [1.0] * ranks
-        times: dict[int, list[Mapping[Place, float]]] = {rank: [] for rank in range(ranks)}
+        times: dict[int, list[Mapping[ModulePhase, float]]] = {rank: [] for rank in range(ranks)}
         for step in range(steps):
             slow = [0.9 * each + 0.1 + draw.gauss(0, self.drift) for each in slow]
-            took: list[dict[Place, float]] = [{} for _ in range(ranks)]
+            took: list[dict[ModulePhase, float]] = [{} for _ in range(ranks)]
             for place, base, collective in self.program:
                 arrived = list(clocks)
                 for rank in range(ranks):
@@ -73,7 +73,7 @@ class Simulation:
         return times
 
 
-def _planted(plants: Sequence[Plant], rank: int, place: Place, step: int, seconds: float) -> float:
+def _planted(plants: Sequence[Plant], rank: int, place: ModulePhase, step: int, seconds: float) -> float:
     more = 0.0
     for plant in plants:
         if plant.rank == rank:
@@ -93,8 +93,8 @@ UPDATE = ((OPTIMIZER, 3e-3, False), (OTHER, 1e-3, False), (SYNC, 1e-5, True))
 """How each step ends."""
 
 
-def _layer(number: int, name: str, phase: str) -> Place:
-    return Place(f"layers.{number}{name}", phase)
+def _layer(number: int, name: str, phase: str) -> ModulePhase:
+    return ModulePhase(f"layers.{number}{name}", phase)
 
 
 def ddp() -> Simulation:
@@ -126,14 +126,14 @@ def tensor_parallel() -> Simulation:
     return Simulation(program=[(DATA, 1e-3, False), *forward, *backward, *UPDATE])
 
 
-def staged(stages: int, steps: int, seed: int, plants: Sequence[Plant] = ()) -> dict[int, list[Mapping[Place, float]]]:
+def staged(stages: int, steps: int, seed: int, plants: Sequence[Plant] = ()) -> dict[int, list[Mapping[ModulePhase, float]]]:
     """A pipeline without overlap: each stage has its part of the layers, and waits while the others work."""
     simulation = Simulation(program=())
     draw = random.Random(seed)  # noqa: S311 - nothing is secret
     own = LAYERS // stages
-    times: dict[int, list[Mapping[Place, float]]] = {rank: [] for rank in range(stages)}
+    times: dict[int, list[Mapping[ModulePhase, float]]] = {rank: [] for rank in range(stages)}
     for step in range(steps):
-        took: list[dict[Place, float]] = []
+        took: list[dict[ModulePhase, float]] = []
         for rank in range(stages):
             layers = range(rank * own, (rank + 1) * own)
             bases = {_layer(n, "", "forward"): 2e-3 for n in layers} | {_layer(n, "", "backward"): 4e-3 for n in layers} | {OPTIMIZER: 3e-3}
@@ -141,5 +141,5 @@ def staged(stages: int, steps: int, seed: int, plants: Sequence[Plant] = ()) -> 
             took.append({place: each + _planted(plants, rank, place, step, each) for place, each in seconds.items()})
         whole = sum(sum(each.values()) for each in took)
         for rank in range(stages):
-            times[rank].append(took[rank] | {Place("", "forward"): whole - sum(took[rank].values())})
+            times[rank].append(took[rank] | {ModulePhase("", "forward"): whole - sum(took[rank].values())})
     return times

@@ -105,9 +105,9 @@ def _modules(collected: CountedPass, communication: Iterable[Communication]) -> 
     for each in communication:
         own[ModulePhase(each.module, each.phase)].add(Counts(calls=each.calls, comm_bytes=each.bytes))
     inclusive: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
-    for (row, phase), counts in own.items():
-        for above in ancestry(row):
-            inclusive[ModulePhase(above, phase)].add(counts)
+    for key, counts in own.items():
+        for above in ancestry(key.row):
+            inclusive[ModulePhase(above, key.phase)].add(counts)
     difference, own_difference = _logical_differences(collected)
     parameters, owners = _parameters(tree)
     rows = {above: None for row in (*tree.modules, *collected.calls, *collected.totals.rows()) for above in reversed(ancestry(row))}

@@ -28,7 +28,7 @@ from lflops.collect.torch_private.dynamo import MODULES, CapturedGraph
 from lflops.collect.torch_private.operators import HigherOrderOperator
 from lflops.collect.torch_private.tensors import fake_mode
 from lflops.profile.notes import Note
-from lflops.profile.records import ModulePhase, Phase
+from lflops.profile.records import Phase
 
 COMPILED = "torch.compile"  # the name under which a graph of unknown work is listed
 PHASES_OF_BACKWARD = frozenset({"backward", "recompute"})
@@ -285,9 +285,9 @@ def _divided(totals: Totals) -> tuple[Totals, dict[int, Totals]]:
     outside = Totals()
     inside: defaultdict[int, Totals] = defaultdict(Totals)
 
-    def part_of(row: str, phase: Phase) -> tuple[Totals, ModulePhase]:
+    def part_of(row: str, phase: Phase) -> tuple[Totals, str, Phase]:
         number = number_of_region(row)
-        return outside if number is None else inside[number], ModulePhase(row, phase)
+        return outside if number is None else inside[number], row, phase
 
     outside.merge_rowless(totals)
     totals.add_to(part_of)

@@ -101,7 +101,7 @@ class Totals:
 
     def merge(self, other: "Totals") -> None:
         self.merge_rowless(other)
-        other.add_to(lambda row, phase: (self, ModulePhase(row, phase)))
+        other.add_to(lambda row, phase: (self, row, phase))
 
     def merge_rowless(self, other: "Totals") -> None:
         """Add what belongs to no row."""
@@ -112,29 +112,29 @@ class Totals:
         self.counted_inside.update(other.counted_inside)
         self.calls_in_hooks += other.calls_in_hooks
 
-    def add_to(self, to: Callable[[str, Phase], tuple["Totals", ModulePhase]]) -> None:
+    def add_to(self, to: Callable[[str, Phase], tuple["Totals", str, Phase]]) -> None:
         """Add what belongs to a row to the totals, the row and the phase that `to` returns for its row and phase."""
         for (row, operator, phase, dtype), counts in self.cells.items():
-            totals, there = to(row, phase)
-            totals.cells[there.row, operator, there.phase, dtype].add(counts)
+            totals, new_row, new_phase = to(row, phase)
+            totals.cells[new_row, operator, new_phase, dtype].add(counts)
         for (row, operator, phase), sums in self.uncounted.items():
-            totals, there = to(row, phase)
-            totals.uncounted[there.row, operator, there.phase].add(sums)
+            totals, new_row, new_phase = to(row, phase)
+            totals.uncounted[new_row, operator, new_phase].add(sums)
         for (row, phase, *collective), sums in self.collectives.items():
-            totals, there = to(row, phase)
+            totals, *there = to(row, phase)
             totals.collectives[*there, *collective].add(sums)  # type: ignore[index]
         for wait in self.waits:
-            totals, there = to(*wait)
-            totals.waits.add(there)
+            totals, *there = to(*wait)  # type: ignore[arg-type]
+            totals.waits.add(ModulePhase(*there))
         for key, macs in self.logical_difference.items():
-            totals, there = to(*key)
-            totals.add_difference(there, macs)
+            totals, *there = to(*key)  # type: ignore[arg-type]
+            totals.add_difference(ModulePhase(*there), macs)
 
     def moved(self, to: Callable[[str, Phase], tuple[str, Phase]]) -> "Totals":
         """The same sums, each in another row and phase."""
         found = Totals()
         found.merge_rowless(self)
-        self.add_to(lambda row, phase: (found, ModulePhase(*to(row, phase))))
+        self.add_to(lambda row, phase: (found, *to(row, phase)))
         return found
 
     def rows(self) -> Iterator[str]:

@@ -26,7 +26,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from lflops.errors import CountError
-from lflops.profile.records import CompiledCode, CompiledKernel, ModulePhase, Phase
+from lflops.profile.records import CompiledCode, CompiledKernel, ModulePhase
 from lflops.profile.series import grouped, summed
 
 
@@ -292,7 +292,7 @@ class _Sums:
             CompiledKernel(
                 name=name,
                 module=row,
-                phase=phase,
+                phase=phase,  # type: ignore[arg-type]
                 modules=modules,
                 calls=each.calls,
                 host_seconds=each.host / 1e9,
@@ -327,16 +327,16 @@ def _matched(names: Sequence[str], calls: Sequence[KernelCall], *, by_name: bool
     return matched
 
 
-def _owners(call: KernelCall | None, running: ModulePhase, rows: Sequence[str | None]) -> Mapping[tuple[str | None, Phase], float]:
+def _owners(call: KernelCall | None, running: ModulePhase, rows: Sequence[str | None]) -> Mapping[tuple[str | None, str], float]:
     """The rows and phases that a call's time belongs to, with their shares. Code of the compiled function is the running module's.
 
     A graph of forward may have nodes of backward: the compiler computes ahead what saves memory. They run in forward.
     """
     if call is None or not call.shares:
         return {(None, running.phase): 1.0}
-    owners: defaultdict[tuple[str | None, Phase], float] = defaultdict(float)
+    owners: defaultdict[tuple[str | None, str], float] = defaultdict(float)
     for module, is_of_forward, share in call.shares:
         row = running.row if module < 0 else rows[module]
-        phase: Phase = "recompute" if running.phase == "backward" and is_of_forward else running.phase
+        phase = "recompute" if running.phase == "backward" and is_of_forward else running.phase
         owners[row, phase] += share
     return owners

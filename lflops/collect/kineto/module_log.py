@@ -239,5 +239,5 @@ class Replay:
             if frame.run is not None:
                 self._node_ends.pop()
             elif frame.is_call and frame.module_phase is not None:
-                row, phase = frame.module_phase
-                self._calls.append(Call(row, phase, frame.start, int(moment), frame.device, frame.innermost, self._thread))
+                times = frame.start, int(moment), frame.device
+                self._calls.append(Call(*frame.module_phase, *times, frame.innermost, self._thread))  # type: ignore[arg-type]

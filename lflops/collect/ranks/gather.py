@@ -23,7 +23,7 @@ from lflops.collect.ranks.store import RankStore, poll
 from lflops.collect.ranks.topology import Topology
 from lflops.collect.ranks.window_reports import RankWindow
 from lflops.merging.merge import merge
-from lflops.merging.rank_table import Place, waits_in
+from lflops.merging.rank_table import waits_in
 from lflops.merging.steps import CleanSteps, most_steps
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
@@ -41,7 +41,7 @@ class SharedSteps:
         self._unsent: dict[str, list[Step]] = {}
         self._times: dict[tuple[str, int], int] = {}  # that a rank has shared steps of a stage
         self._steps: dict[str, CleanSteps] = {}
-        self._waits: dict[str, set[Place]] = {}
+        self._waits: dict[str, set[ModulePhase]] = {}
         # On rank 0, by stage, what these steps say of the ranks, as far as that was looked at.
         self.comparisons: dict[str, RankComparison] = {}
 

@@ -13,16 +13,16 @@ import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeGuard, TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from lflops.collect.timing.module_times import ScaledTimes, with_times
 from lflops.merging.merge import RankSummary, summary_of_rank
-from lflops.merging.rank_table import OUTSIDE, Place, begins_in, few_intervals, intervals_of, waiting_in, waits_in
+from lflops.merging.rank_table import OUTSIDE, begins_in, few_intervals, intervals_of, waiting_in, waits_in
 from lflops.profile.model import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work, with_works
-from lflops.profile.records import PHASES, Count, ModulePhase, Phase, Seconds, ready_for_threads
+from lflops.profile.records import PHASES, Count, ModulePhase, Seconds, ready_for_threads
 from lflops.profile.steps import is_disturbed
 
 Part = TypeVar("Part")
@@ -44,9 +44,9 @@ class RankReport(NamedTuple):
 class PlacesOfTable(Struct, frozen=True, kw_only=True):
     """The part of a table that says what its times are of."""
 
-    places: tuple[Place, ...]  # those that have times
-    waits: tuple[Place, ...]  # those where ranks wait for each other
-    begins: tuple[Place, ...]  # those where collectives begin that are awaited elsewhere
+    places: tuple[ModulePhase, ...]  # those that have times
+    waits: tuple[ModulePhase, ...]  # those where ranks wait for each other
+    begins: tuple[ModulePhase, ...]  # those where collectives begin that are awaited elsewhere
 
 
 class Table(PlacesOfTable, frozen=True, kw_only=True):
@@ -87,11 +87,10 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
     """The report of one of so many ranks as bytes. Each hooked step has its times; beyond `most_bytes` of them the rank keeps them."""
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "hooked"]
-    steps: list[dict[Place, float]] = []
-    in_modules = {key: Place(*key) for own in report.steps for key in own}
+    steps: list[dict[ModulePhase, float]] = []
     for step, own in zip(hooked, report.steps, strict=True) if report.steps else ():
-        outside = {Place("", phase): seconds for phase, seconds in step.phases.items() if phase in OUTSIDE}
-        steps.append(outside | {in_modules[key]: seconds for key, seconds in own.items()})
+        outside = {ModulePhase("", phase): seconds for phase, seconds in step.phases.items() if phase in OUTSIDE}
+        steps.append({**outside, **own})
     places = tuple(_in_order(profile, {place: place for step in steps for place in step}))
     at = tuple(step.index for step, _ in zip(hooked, steps, strict=False))
     groups = tuple(dict.fromkeys(each.group for each in profile.communication))
@@ -124,7 +123,7 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
     return Packed(zlib.compress(msgpack.encode(head), _FAST), {name: blob} | memory, times.tobytes(), keeps)
 
 
-def intervals_in(places: PlacesOfTable, ranks: int) -> dict[Place, int]:
+def intervals_in(places: PlacesOfTable, ranks: int) -> dict[ModulePhase, int]:
     """The interval of each place of these where no rank waits, as a rank of so many sums them."""
     return few_intervals(intervals_of(places.places, frozenset(places.waits)), ranks)
 
@@ -161,30 +160,29 @@ def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) ->
         ),
         waits=table.counted_waits,
     )
-    places = [ModulePhase(row, phase) if _is_timed_in(phase) else None for row, phase in table.places]
-    steps = [{place: each for place, each in zip(places, step, strict=True) if place is not None} for step in times]
+    steps = [{place: each for place, each in zip(table.places, step, strict=True) if _is_timed_in(place.phase)} for step in times]
     return with_times(profile, ScaledTimes.of_steps(steps)) if steps else profile
 
 
-def _in_order(profile: Profile, places: Mapping[Place, Place]) -> Iterator[Place]:
+def _in_order(profile: Profile, places: Mapping[ModulePhase, ModulePhase]) -> Iterator[ModulePhase]:
     """As the profile has its rows; a place in none of these is no row's time."""
-    outside = (Place("", phase) for phase in OUTSIDE)
-    inside = (Place(row, phase) for row in profile.modules for phase in PHASES if _is_timed_in(phase))
+    outside = (ModulePhase("", phase) for phase in OUTSIDE)
+    inside = (ModulePhase(row, phase) for row in profile.modules for phase in PHASES if _is_timed_in(phase))
     return (places[place] for place in chain(outside, inside) if place in places)
 
 
-def _is_timed_in(phase: str) -> TypeGuard[Phase]:
+def _is_timed_in(phase: str) -> bool:
     return phase in PHASES and phase not in OUTSIDE
 
 
-def _scales(profile: Profile, steps: Sequence[Mapping[Place, float]]) -> dict[Place, float]:
+def _scales(profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, float]:
     """The factor of each place: its median without hook overhead over its raw median."""
     scales = dict.fromkeys((place for step in steps for place in step), 1.0)
-    for row, phase in scales:
-        module = profile.modules.get(row)
-        if module is not None and _is_timed_in(phase) and (own := module.work(phase).own_seconds) is not None:
-            median = statistics.median(step.get(Place(row, phase), 0.0) for step in steps)
-            scales[Place(row, phase)] = own.median / median if median else 1.0
+    for place in scales:
+        module = profile.modules.get(place.row)
+        if module is not None and _is_timed_in(place.phase) and (own := module.work(place.phase).own_seconds) is not None:
+            median = statistics.median(step.get(place, 0.0) for step in steps)
+            scales[place] = own.median / median if median else 1.0
     return scales
 
 

@@ -20,7 +20,6 @@ from lflops.collect.ranks.topology import Topology
 from lflops.merging.merge import merged
 from lflops.merging.rank_comparison import CANDIDATES
 from lflops.merging.rank_table import (
-    Place,
     RankTable,
     Repeated,
     Series,
@@ -31,7 +30,7 @@ from lflops.merging.rank_table import (
     repeated_places,
 )
 from lflops.profile.model import Memory, Profile
-from lflops.profile.records import Rank
+from lflops.profile.records import ModulePhase, Rank
 from lflops.profile.series import grouped
 
 AT_ONCE = 1 << 18  # values that are compared together
@@ -55,7 +54,7 @@ class _Group:
     sums: dict[int, bytes]  # of the ranks that keep their times
     times: Tensor = field(init=False)
     rows: dict[int, int] = field(init=False)  # of each rank whose times are there or to come
-    columns: dict[Place, int] = field(init=False)
+    columns: dict[ModulePhase, int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.columns = {place: column for column, place in enumerate(self.places.places)}
@@ -151,7 +150,7 @@ class _Selection:
         self._steps, self._patterns = [group.steps(common) for group in self._groups], patterns
         self._waits = times.waits
         self._ranks = sorted(rank for group in self._groups for rank in group.ranks)
-        self._having: dict[Place, tuple[int, ...]] = {}
+        self._having: dict[ModulePhase, tuple[int, ...]] = {}
         for index, group in enumerate(self._groups):
             for place in group.columns:
                 self._having[place] = (*self._having.get(place, ()), index)
@@ -222,21 +221,21 @@ class _Selection:
         by_rank = dict(zip(self._rows, map(tuple, sums.tolist()), strict=True))
         return {rank: by_rank[rank] for rank in self._ranks}
 
-    def _of(self, place: Place) -> Series:
+    def _of(self, place: ModulePhase) -> Series:
         found: dict[int, tuple[float, ...]] = {}
         for index in self._having[place]:
             group = self._groups[index]
             found |= zip(group.rows, map(tuple, self._steps[index][:, :, group.columns[place]].double().tolist()), strict=True)
         return {rank: found[rank] for rank in sorted(found)}
 
-    def _chosen(self, candidates: set[int]) -> set[Place]:
+    def _chosen(self, candidates: set[int]) -> set[ModulePhase]:
         """The places in which a candidate takes longest beyond the others, and those that take longest, as many as there is room for."""
         steps = self._steps[0].shape[1]
         room = max(MOST_VALUES // (sum(map(len, self._steps)) * steps), FEWEST_PLACES)
         if len(self._having) <= room:
             return set(self._having)
-        beyond: dict[Place, float] = {}
-        longest: dict[Place, float] = {}
+        beyond: dict[ModulePhase, float] = {}
+        longest: dict[ModulePhase, float] = {}
         for having, places in grouped(self._having, self._having.__getitem__).items():
             number = sum(len(self._steps[index]) for index in having)
             width = max(AT_ONCE // (number * steps), 1)
@@ -248,7 +247,7 @@ class _Selection:
         by_excess = sorted(beyond, key=beyond.__getitem__, reverse=True)[: room // 2]
         return {*by_excess, *sorted(longest, key=longest.__getitem__, reverse=True)[: room // 2]}
 
-    def _excess(self, having: tuple[int, ...], places: Sequence[Place], candidates: set[int]) -> tuple[list[float], list[float]]:
+    def _excess(self, having: tuple[int, ...], places: Sequence[ModulePhase], candidates: set[int]) -> tuple[list[float], list[float]]:
         """Return the largest mean excess of a candidate in each place, and the median rank's mean time there."""
         groups = [self._groups[index] for index in having]
         times = torch.cat([self._steps[at][:, :, [group.columns[p] for p in places]] for at, group in zip(having, groups, strict=True)])
@@ -257,9 +256,9 @@ class _Selection:
         excess = (times[rows] - usual).clamp(min=0).mean(1).amax(0) if rows else torch.zeros(len(places))
         return excess.tolist(), usual.mean(0).tolist()
 
-    def _repeated(self, candidates: set[int]) -> dict[Place, Repeated]:
+    def _repeated(self, candidates: set[int]) -> dict[ModulePhase, Repeated]:
         """Modules that repeat, each kind summed: those kinds in which a candidate takes longest beyond the others."""
-        found: dict[Place, Repeated] = {}
+        found: dict[ModulePhase, Repeated] = {}
         for pattern, members in repeated_places(self._intervals, self._patterns).items():
             having = set.intersection(*(set(self._having.get(member, ())) for member in members))
             sums: dict[int, tuple[float, ...]] = {}

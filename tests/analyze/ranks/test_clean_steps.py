@@ -10,16 +10,15 @@ from msgspec.structs import replace
 import lflops
 from lflops.analyze.analysis import analyze
 from lflops.analyze.ranks.imbalance import Row, _once
-from lflops.merging.rank_table import Place
 from lflops.merging.steps import MOST_STEPS, CleanSteps
 from lflops.profile.model import Profile
-from lflops.profile.records import Rank, RankComparison, RankExcess
+from lflops.profile.records import ModulePhase, Rank, RankComparison, RankExcess
 from lflops.profile.steps import DISTURBANCES, Step, is_compared
 from lflops.report.lines.ranks import ranks as lines
 from tests.support.profile_builders import profile, run, weights
 
 USUAL = {"data": 1e-3, "forward": 10e-3, "backward": 20e-3, "optimizer": 2e-3}
-WAITS = {Place("", "backward"), Place("", "sync")}
+WAITS = {ModulePhase("", "backward"), ModulePhase("", "sync")}
 Plant = Callable[[int], float]
 """Seconds in addition, by the step."""
 
@@ -70,7 +69,7 @@ def given(
     clean: CleanSteps,
     *,
     ranks: int = 2,
-    waits: set[Place] = WAITS,
+    waits: set[ModulePhase] = WAITS,
     hooked: RankComparison | None = None,
     macs: Sequence[int] = (),
     chips: Sequence[str] = (),
@@ -172,7 +171,7 @@ def test_where_ranks_wait_within_a_phase_hooked_steps_have_to_be_enough() -> Non
     )
     many = RankComparison(steps=6, seconds=43e-3, lost_seconds=2e-3, excesses=(excess,), waits=(), places=4)
     few = replace(many, steps=3, excesses=(replace(excess, excess=(2e-3,) * 3, late=(2e-3,) * 3),))
-    waits = WAITS | {Place("slow", "forward"), Place("slow", "backward")}
+    waits = WAITS | {ModulePhase("slow", "forward"), ModulePhase("slow", "backward")}
     clean = shared(30, {})
     assert "slow" == first(given(clean, waits=waits, hooked=many)).module
     assert "cannot tell: 3 steps of all ranks to compare, and 6 are needed" == said(given(clean, waits=waits, hooked=few))

@@ -7,13 +7,13 @@ import pytest
 import lflops
 from lflops.analyze.ranks.imbalance import Row, culprits
 from lflops.merging.rank_comparison import compare_ranks
-from lflops.merging.rank_table import Place, table_of
-from lflops.profile.records import Rank
+from lflops.merging.rank_table import table_of
+from lflops.profile.records import ModulePhase, Rank
 from tests.support.profile_builders import profile, run, weights
 from tests.support.simulated_ranks import DATA, OPTIMIZER, Plant, Simulation, ddp, fsdp, patterns, staged, tensor_parallel
 
 Found = list[tuple[str, str, int]]
-FORWARD, BACKWARD = Place("layers.3.mlp", "forward"), Place("layers.5.attention", "backward")
+FORWARD, BACKWARD = ModulePhase("layers.3.mlp", "forward"), ModulePhase("layers.5.attention", "backward")
 
 
 def named(simulation: Simulation, ranks: int, plants: Sequence[Plant], *, seed: int = 0, steps: int = 10) -> Found:
@@ -62,11 +62,11 @@ def test_two_slow_ranks_are_both_named_the_worse_one_first() -> None:
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_the_slow_module_of_a_pipeline_is_named_with_its_stage(stages: int) -> None:
     """Ten ms in one layer's backward; without it, nobody."""
-    slow = Place("layers.5", "backward")
+    slow = ModulePhase("layers.5", "backward")
     stage = 5 * stages // 8
 
     def found(plants: Sequence[Plant]) -> Found:
-        compared = compare_ranks(table_of(staged(stages, 10, 0, plants), {Place("", "forward")}, patterns=patterns()))
+        compared = compare_ranks(table_of(staged(stages, 10, 0, plants), {ModulePhase("", "forward")}, patterns=patterns()))
         assert compared is not None
         return [(row.module, row.phase, row.slow_rank) for row in culprits(compared, stages)]
 
@@ -77,10 +77,17 @@ def test_the_slow_module_of_a_pipeline_is_named_with_its_stage(stages: int) -> N
 def test_a_stage_that_was_given_more_layers_is_named_with_its_work() -> None:
     """Three times as many on rank 1, each as fast as the others: 6 ms more for each of them. With equal MACs it is not compared."""
     few, many = (
-        [{Place(f"layers.{number}", phase): seconds for number in layers for phase, seconds in (("forward", 2e-3), ("backward", 4e-3))}] * 3
+        [
+            {
+                ModulePhase(f"layers.{number}", phase): seconds
+                for number in layers
+                for phase, seconds in (("forward", 2e-3), ("backward", 4e-3))
+            }
+        ]
+        * 3
         for layers in ((0, 1), range(2, 8))
     )
-    waits = Place("", "forward")
+    waits = ModulePhase("", "forward")
     times = {0: [step | {waits: 36e-3} for step in few], 1: [step | {waits: 12e-3} for step in many]}
     table = table_of(times, {waits}, patterns={f"layers.{number}": "layers.*" for number in range(8)})
 
