@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -55,8 +56,8 @@ class Session:
         plan = Plan.of(settings.schedule, accumulation=stage.accumulation(), batches=stage.batches_left, traced=traced)
         self.notes = list(_changes(settings.schedule, plan, stage.accumulation(), stage.batches_left, training.say))
         self._course = Course(plan, number)
-        self._window = Window(number, 0)
-        self._closing: list[Window] = []
+        # The windows that are not reported yet. The last is where the schedule is, unless that is over; the others wait for steps.
+        self._windows = [Window(number, 0)]
         self._tree = ModuleTree({"": training.model})
         self._hooked: HookedStep | None = None
         here = traced and settings.traces_on(training.rank)
@@ -143,9 +144,9 @@ class Session:
             self._counts_step = phase == "count" or is_sample
         if self._counts_step:
             if begins_step and self._settings.count is True:
-                self._window.counted = self._counted_steps.begin_step(batch, NO_LENGTHS if live is None else live.lengths(batch))
+                self._windows[-1].counted = self._counted_steps.begin_step(batch, NO_LENGTHS if live is None else live.lengths(batch))
             self._counted_steps.begin_batch(batch)
-        elif begins_step and (phase == "hooked" or any(window.hooks(self._step_clock.ordinal) for window in self._closing)):
+        elif begins_step and (phase == "hooked" or any(window.hooks(self._step_clock.ordinal) for window in self._windows)):
             self._hooked = HookedStep(self._stage, self._tree, self._clock, is_alone=self._training.world_size == 1)
             self._hooked.start(self._guard)
 
@@ -165,7 +166,7 @@ class Session:
         counted = self._counted_steps.end_step() if is_counted else None
         self._counts_step = False
         if counted is not None:
-            self._window.counted = counted
+            self._windows[-1].counted = counted
         if self._is_annotating or self._results.pending:
             self._check_background_work()
         # Where one rank records, the others wait for it.
@@ -193,8 +194,7 @@ class Session:
     @property
     def next_window(self) -> int | None:
         """The number of a window after all that were scheduled; `None` while one of those is to come, or is not reported."""
-        is_idle = self._window.complete and self._course.phase == "over" and not self._closing
-        return self._course.window if is_idle and not self._is_annotating and not self._results.pending else None
+        return None if self._windows or self._is_annotating or self._results.pending else self._course.window
 
     def bring_forward(self) -> bool:
         """Open the next scheduled window after the step that begins now, if one is waited for. Returns whether that is so."""
@@ -234,8 +234,8 @@ class Session:
         self._end_trace(failed=error is not None)
         if error is not None:
             self.notes.append(Note(code="ended_early", subject=type(error).__name__, values={}))
-            if self._window.counted is None and unfinished is not None:
-                self._window.counted = self._counted_steps.with_facts(unfinished)
+            if unfinished is not None and self._windows[-1].counted is None:
+                self._windows[-1].counted = self._counted_steps.with_facts(unfinished)
         else:
             self._clock.settle()
         self._flush_plain_steps()
@@ -244,16 +244,15 @@ class Session:
             self._add_step(step)
         if error is None:
             self._share_steps()
-        cut_short = [] if self._window.complete or not self._window.is_worth_reporting else [self._window]
-        for window in (*self._closing, *cut_short):
+        for window in filter(attrgetter("is_worth_reporting"), self._windows):
             self._report(window, failed=error is not None)
         if self._tracing is not None and error is None:
             self._tracing.wait()
 
     def _end_trace(self, *, failed: bool) -> None:
         """Before its time: the window has what was recorded until now."""
-        if self._tracing is not None:
-            self._window.recording = self._tracing.end(failed=failed) or self._window.recording
+        if self._tracing is not None and (recording := self._tracing.end(failed=failed)) is not None:
+            self._windows[-1].recording = recording
 
     def _flush_plain_steps(self) -> None:
         """Between two steps. Lightning counts a step behind its callbacks' on_train_batch_end, so it may be at the one that is over."""
@@ -280,16 +279,16 @@ class Session:
     def _advance(self) -> None:
         """A step is over: read those that can be read, and do what is due. In most steps nothing is."""
         log, shares = (each is not None and not (self._step_clock.logged_step + 1) % each for each in self._periods)
-        if self._step_clock.ordinal < self._course.idle_until and not self._closing and not log and not shares:
+        if self._step_clock.ordinal < self._course.idle_until and not self._waits_for_steps and not log and not shares:
             return
         for step in self._step_clock.read():
             self._add_step(step)
         busy = self._change_phase()
-        ready = [window for window in self._closing if window.ready and not self._hooks_more(window)]
+        ready = [window for window in self._windows if window.ready and not self._hooks_more(window)]
         for window in ready:
-            self._closing.remove(window)
+            self._windows.remove(window)
             self._report(window, failed=False)
-        if self._step_clock.times_phases and self._window.complete and not self._closing and self._clean is None:
+        if self._step_clock.times_phases and not self._windows and self._clean is None:
             self.detach(keep_curves=self._live_metrics is not None)
             self.over = self._live_metrics is None and not self._is_annotating and not self._results.pending
         if log and self._live_metrics is not None and self._results.outlets is not None:
@@ -300,9 +299,14 @@ class Session:
         if busy or ready or log or shares:
             self._step_clock.resume()
 
+    @property
+    def _waits_for_steps(self) -> bool:
+        """Whether a window that is complete waits for steps after its end."""
+        return bool(self._windows) and self._windows[0].complete
+
     def _steps_until_due(self) -> float:
         """Steps from here on at whose end nothing is due: no point of the curves, no window that opens, and no work in the background."""
-        if self._closing or self._is_annotating or self._results.pending:
+        if self._waits_for_steps or self._is_annotating or self._results.pending:
             return 0
         until_window = max(self._course.idle_until - 1 - self._step_clock.ordinal, 0)
         next_step = self._step_clock.logged_step + 1
@@ -327,30 +331,29 @@ class Session:
         before = self._course.phase
         self._course.go_to(self._step_clock.ordinal)
         phase, number = self._course.phase, self._course.window
-        if phase not in {"wait", "over"} or self._closing:
+        if phase not in {"wait", "over"} or self._waits_for_steps:
             self._step_clock.mark_phases()
-        if self._tracing is not None:
-            self._window.recording = self._tracing.step(traced=phase == "traced") or self._window.recording
-        if number != self._window.number and not self._window.complete:
-            self._window.end(self._step_clock.ordinal, self._step_clock.logged_step)
-            self._closing.append(self._window)
+        if self._tracing is not None and (recording := self._tracing.step(traced=phase == "traced")) is not None:
+            self._windows[-1].recording = recording
+        if self._windows and self._windows[-1].number < number and not self._windows[-1].complete:
+            self._windows[-1].end(self._step_clock.ordinal, self._step_clock.logged_step)
             if phase != "over":
-                self._window = Window(number, self._step_clock.ordinal)
+                self._windows.append(Window(number, self._step_clock.ordinal))
         if before == "traced" != phase and self._training.world_size > 1:
             self._step_clock.mark("background")  # where one rank ends its recording, the others wait for it
         return self._open() or "traced" in {before, phase}
 
     def _open(self) -> bool:
-        if self._course.phase in {"wait", "over"} or self._window.opened:
+        if self._course.phase in {"wait", "over"} or self._windows[-1].opened:
             return False
-        self._window.opened = True
+        self._windows[-1].opened = True
         if self._live_metrics is not None:
             self._live_metrics.open()
             self._listen_to_transfers()
         batches = self._step_clock.ordinal * (self._stage.accumulation() if self._stage.learns else 1)  # as the schedule counts
         where = f"at step {self._step_clock.logged_step + 1}" if self._stage.learns else f"after step {self._step_clock.logged_step}"
         after = "it was asked for" if self._course.first else f"{batches} batch{'' if batches == 1 else 'es'}"
-        self._training.say(f"lflops: {self._stage.name} window {self._window.number} opens after {after}, {where}")
+        self._training.say(f"lflops: {self._stage.name} window {self._course.window} opens after {after}, {where}")
         if self._tracing is not None:
             self._tracing.open()
             self._tracing.step(traced=self._course.phase == "traced")
@@ -366,10 +369,8 @@ class Session:
             self.over = self._live_metrics is None
 
     def _add_step(self, step: TimedStep) -> None:
-        for window in self._closing:
+        for window in self._windows:
             window.add(step)
-        if not self._window.complete:
-            self._window.add(step)
         if self._live_metrics is not None:
             self._live_metrics.add(step)
         if self._clean is not None and step.kind == "clean" and is_compared(step.marks) and step.times_phases:

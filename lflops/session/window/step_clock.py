@@ -46,7 +46,7 @@ class PlainSteps:
     """
 
     def __init__(self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None) -> None:
-        self.limit = 0  # how many steps may be plain, until they are made out
+        self.limit = 0  # how many steps may be plain, until they are made out; `StepClock.expect_plain` alone sets it
         self.reader = BatchReader()  # reads the batches
         self.known: dict[Hashable, BatchUnits] = {}  # batches by their shapes
         # Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
@@ -79,7 +79,7 @@ class PlainSteps:
     def take(self) -> tuple[list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage], Mapping[int, bytes | None]]:
         """The steps so far, to begin anew."""
         taken = self.steps, self.cpu, self.threads
-        self.limit, self.steps, self.cpu, self.threads = 0, [], {}, {}
+        self.steps, self.cpu, self.threads = [], {}, {}
         return taken
 
 
@@ -210,6 +210,7 @@ class StepClock:
     def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
         """Make steps of the noted batches. They were parts of steps if the loggers have not counted a step for each of them."""
         is_complete = logged_step == self.logged_step + 1
+        self.expect_plain(0)
         notes, usage, threads = self.plain.take()
         for number, ((batch, *_), device_marks) in enumerate(zip(notes, steps, strict=True), 1):
             step = self._ended_step(self._logged_step + 1, device_marks, [batch], usage.get(number), threads.get(number))

@@ -38,7 +38,6 @@ class Window:
         self.opened = False  # whether its warm-up has begun
         self.counted: Profile | None = None  # what was counted, with the run's facts; `None` until then
         self.recording: Recording | None = None  # what its traced steps showed; `None` where there are none
-        self.complete = False  # whether all its steps were
         self.last: int | None = None  # what the loggers call its last step; `None` until that is over
         self._wait_steps: deque[TimedStep] = deque(maxlen=LONGEST_WAIT)
         self._steps: list[TimedStep] = []
@@ -49,9 +48,13 @@ class Window:
 
     def end(self, ordinal: int, last: int) -> None:
         """Its last step, which the loggers call so, was the one before this."""
-        self.complete = True
         self.last = last
         self._end = ordinal
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its steps were; it may wait for some of those after them."""
+        return self._end is not None
 
     @property
     def more_hooked(self) -> int:
@@ -89,8 +92,8 @@ class Window:
 
     @property
     def is_worth_reporting(self) -> bool:
-        """Whether a window that the run's end has cut short has anything in it that the last one has not."""
-        return self.counted is not None or self.opened or (self.number == 0 and bool(self._wait_steps))
+        """Whether it is complete, or the run's end has cut it short, and it has anything in it that the last one has not."""
+        return self.complete or self.counted is not None or self.opened or (self.number == 0 and bool(self._wait_steps))
 
     def profile(
         self, counted: Profile, step: int, notes: Iterable[Note], *, of: Callable[[TimedStep], Step], clock: Clock, failed: bool
