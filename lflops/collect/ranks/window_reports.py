@@ -19,16 +19,7 @@ from lflops.collect.ranks.store import RankStore, poll
 from lflops.collect.ranks.topology import Topology
 from lflops.merging.merge import merged
 from lflops.merging.rank_comparison import CANDIDATES
-from lflops.merging.rank_table import (
-    RankTable,
-    Repeated,
-    Series,
-    few_intervals,
-    intervals_of,
-    known_waits,
-    median_step,
-    repeated_places,
-)
+from lflops.merging.rank_table import RankTable, Repeated, Series, few_intervals, intervals_of, known_waits, median_step, repeated_places
 from lflops.profile.model import Memory, Profile
 from lflops.profile.records import ModulePhase, Rank
 from lflops.profile.series import grouped
