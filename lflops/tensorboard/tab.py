@@ -8,6 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import parse_qs
@@ -45,8 +46,8 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> dict[str, Callable[[dict[str, Any], _Start], _Answer]]:
         files = {_ENTRY: _script, _STYLE: _style}
-        data = {"/windows": self._windows, "/window": self._window, "/timeline": self._timeline}
-        return files | data | {"/compare": self._compare, "/trace": self._trace, "/ledger": self._ledger}
+        parts = {"/window": partial(self._part, 0, unpacked), "/timeline": partial(self._part, 1, inflated)}
+        return files | parts | {"/windows": self._windows, "/compare": self._compare, "/trace": self._trace, "/ledger": self._ledger}
 
     def is_active(self) -> bool:
         """TensorBoard itself sees from the data whether there is something to show."""
@@ -80,24 +81,14 @@ class Tab(TBPlugin):  # type: ignore[misc]
                         self._statuses[key] = _status(datum)
                     yield run, tag, datum, self._statuses[key]
 
-    def _window(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The payload of one window, deflated as it is stored where the browser takes that."""
+    def _part(self, index: int, inflate: Callable[[Any], bytes], environ: dict[str, Any], start: _Start) -> _Answer:
+        """The payload of one window, or its timeline, deflated as it is stored where the browser takes that."""
         window = self._requested(environ, _parameters(environ))
-        if window is None:
-            return _refused(start, "404 Not Found", _NOT_FOUND)
-        value = _value(window[1])
-        try:
-            return _json(environ, start, unpacked(value), value)
-        except ValueError as error:
-            return _refused(start, "422 Unprocessable Entity", f"it {error}")
-
-    def _timeline(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        window = self._requested(environ, _parameters(environ))
-        value = None if window is None else _value(window[1], 1)
-        if value is None:
+        value = None if window is None else _value(window[1], index)
+        if window is None or (index and value is None):
             return _refused(start, "404 Not Found", _NOT_FOUND if window is None else "it has no timeline")
         try:
-            return _json(environ, start, inflated(value), value)
+            return _json(environ, start, inflate(value), value)
         except ValueError as error:
             return _refused(start, "422 Unprocessable Entity", f"it {error}")
 

@@ -11,7 +11,7 @@ import hashlib
 import statistics
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
@@ -91,7 +91,7 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
     for step, own in zip(hooked, report.steps, strict=True) if report.steps else ():
         outside = {ModulePhase("", phase): seconds for phase, seconds in step.phases.items() if phase in OUTSIDE}
         steps.append({**outside, **own})
-    places = tuple(_in_order(profile, {place: place for step in steps for place in step}))
+    places = tuple(_in_order(profile, {place for step in steps for place in step}))
     at = tuple(step.index for step, _ in zip(hooked, steps, strict=False))
     groups = tuple(dict.fromkeys(each.group for each in profile.communication))
     table = Table(
@@ -164,11 +164,11 @@ def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) ->
     return with_times(profile, ScaledTimes.of_steps(steps)) if steps else profile
 
 
-def _in_order(profile: Profile, places: Mapping[ModulePhase, ModulePhase]) -> Iterator[ModulePhase]:
+def _in_order(profile: Profile, places: Collection[ModulePhase]) -> Iterator[ModulePhase]:
     """As the profile has its rows; a place in none of these is no row's time."""
     outside = (ModulePhase("", phase) for phase in OUTSIDE)
     inside = (ModulePhase(row, phase) for row in profile.modules for phase in PHASES if _is_timed_in(phase))
-    return (places[place] for place in chain(outside, inside) if place in places)
+    return (place for place in chain(outside, inside) if place in places)
 
 
 def _is_timed_in(phase: str) -> bool:

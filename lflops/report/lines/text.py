@@ -88,15 +88,11 @@ def saved_by_fusion(phases: Sequence[Fusion]) -> str:
     moved, fused = sum(each.bytes_moved for each in phases), sum(each.fused_bytes for each in phases)
     if not moved:
         return ""
-    by_phase = ", ".join(f"{each.phase} {_saved(each.bytes_moved, each.fused_bytes)}" for each in phases if each.bytes_moved)
+    by_phase = ", ".join(f"{each.phase} {units.percent(1 - each.fused_bytes / each.bytes_moved)}" for each in phases if each.bytes_moved)
     unknown = max(each.unknown_modules for each in phases)
     left_out = f"; {unknown} module{'' if unknown == 1 else 's'} with kernels of unknown bytes left out" if unknown else ""
-    sentence = f"compiled code moves {units.size(fused)} in place of {units.size(moved)} as dispatched: fusion saves {_saved(moved, fused)}"
-    return f"{sentence} ({by_phase}){left_out}"
-
-
-def _saved(moved: int, fused: int) -> str:
-    return units.percent(1 - fused / moved)
+    sentence = f"compiled code moves {units.size(fused)} in place of {units.size(moved)} as dispatched"
+    return f"{sentence}: fusion saves {units.percent(1 - fused / moved)} ({by_phase}){left_out}"
 
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
