@@ -16,9 +16,9 @@ from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PASS_PHASES
 from lflops.profile.series import grouped
 
-Doubt = Literal["busy", "few_steps", "varied", "scaled"]
-"""Why no one can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much, or
-times that had to be scaled too much."""
+Doubt = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
+"""Why no one can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much,
+times that had to be scaled too much, or kernels as short as its equals' while the driver gives memory, for which any module may wait."""
 
 _LEAST_MODULES = 3
 _LEAST_STEPS = 5  # the fewest hooked steps that a module is accused by
@@ -26,6 +26,7 @@ _LEAST_RATIO = 1.2
 _LEAST_SHARE = 0.02  # the least excess, as a share of the step
 _BUSY = 0.05  # the share of CPU time that other processes took, from which they are why times vary
 _REACH = 4.0  # how many of its errors an excess has to be: chance is beyond that once in 30,000 modules
+_ALLOCATES = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemSetAccess")
 _MOST_OF = 0.7  # a module below explains an outlier if it has this share of its excess
 
 
@@ -63,17 +64,21 @@ def outliers(
     groups = grouped((name for name in patterns if patterns[name] != name), lambda name: (patterns[name], identical[name]))
     lost = 0.0 if without_others(profile) else lost_share(profile)  # in the times of modules, or none of it
     far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
+    allocating = _allocating(profile)
     found: dict[str, Outlier] = {}
     doubts: dict[float, Doubt] = {}
     for names in groups.values():
         times = _times(profile, names) if len(names) >= _LEAST_MODULES else {}
         usual = statistics.median(each.seconds for each in times.values()) if times else 0.0
+        kernels = _kernels(profile, names) if allocating else {}
         for name, each in times.items():
             excess = each.seconds - usual
             if not usual or each.seconds < _LEAST_RATIO * usual or excess < _LEAST_SHARE * step:
                 continue
             noise = _noise(each, [other for other in times.values() if other is not each])
             doubt = _doubt(each.steps, is_noise=excess <= noise, lost=lost, share=excess / step) or far_off
+            if doubt is None and kernels and allocating >= excess and kernels[name] < _LEAST_RATIO * statistics.median(kernels.values()):
+                doubt = "allocating"
             if doubt is None:
                 found[name] = Outlier(module=name, others=len(names) - 1, seconds=each.seconds, usual_seconds=usual)
             else:
@@ -99,6 +104,20 @@ def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
         for name, *of_one in zip(names, *known, strict=True)
         if of_one
     }
+
+
+def _kernels(profile: Profile, names: Sequence[str]) -> dict[str, float]:
+    """The seconds of their kernels on a device; empty where none has any."""
+    works = {name: [profile.modules[name].work(phase).device_seconds for phase in PASS_PHASES] for name in names}
+    found = {name: sum(each.median for each in of_one if each is not None) for name, of_one in works.items()}
+    return found if any(found.values()) else {}
+
+
+def _allocating(profile: Profile) -> float:
+    """Seconds of a traced step in which the host waits for the driver to give memory, or to take it back."""
+    calls = profile.trace.operators if profile.trace else ()
+    seconds = sum(each.own_host_seconds for each in calls if each.name.startswith(_ALLOCATES))
+    return (profile.trace.per_batch(seconds) or 0.0) * (profile.run.accumulation or 1) if profile.trace else 0.0
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:
