@@ -72,6 +72,7 @@ def test_a_larger_batch_of_a_step_that_the_host_limits_is_doubted(tmp_path: Path
     """The device is idle for 72 % of a step with one sample. With 16 the step was not 16 times as long: 13 ms in place of 15."""
     assert ("idle",) == lflops.what_if(profile("batch_of_one", tmp_path), batch=16).doubts
     assert () == lflops.what_if(profile("batch_of_one", tmp_path), without="optimizer").doubts
+    assert ("idle",) == lflops.what_if(profile("checkpoints_all", tmp_path), without="recompute").doubts  # its launches cost idle time
     assert () == lflops.what_if(profile("nothing", tmp_path), batch=2).doubts
 
 
