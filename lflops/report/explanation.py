@@ -188,11 +188,10 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
 
 
 def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
-    last = ledger.starts[-1] if ledger is not None else None
-    if last is None or last.ended != "OutOfMemoryError":
+    if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
         return ""
-    report = next(folder.rglob("oom-*-rank*.txt"), None) if folder is not None else None
-    return f"The run ran out of memory after {counted(last.last_step, 'step')}{f', see {report}' if report is not None else ''}. "
+    report = next((f", see {file}" for file in folder.rglob("oom-*-rank*.txt")), "") if folder is not None else ""
+    return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{report}. "
 
 
 def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:

@@ -70,15 +70,14 @@ def outliers(
     for names in groups.values():
         times = _times(profile, names) if len(names) >= _LEAST_MODULES else {}
         usual = statistics.median(each.seconds for each in times.values()) if times else 0.0
-        kernels = _kernels(profile, names) if allocating else {}
         for name, each in times.items():
             excess = each.seconds - usual
             if not usual or each.seconds < _LEAST_RATIO * usual or excess < _LEAST_SHARE * step:
                 continue
             noise = _noise(each, [other for other in times.values() if other is not each])
             doubt = _doubt(each.steps, is_noise=excess <= noise, lost=lost, share=excess / step) or far_off
-            if doubt is None and kernels and allocating >= excess and kernels[name] < _LEAST_RATIO * statistics.median(kernels.values()):
-                doubt = "allocating"
+            if allocating >= excess and each.kernels < _LEAST_RATIO * statistics.median(other.kernels for other in times.values()):
+                doubt = doubt or "allocating"
             if doubt is None:
                 found[name] = Outlier(module=name, others=len(names) - 1, seconds=each.seconds, usual_seconds=usual)
             else:
@@ -88,36 +87,35 @@ def outliers(
 
 
 class _Time(NamedTuple):
-    """A module's seconds of forward and backward, the error of that, and from how many steps it is."""
+    """A module's seconds of forward and backward, the error of that, from how many steps it is, and the seconds of its kernels."""
 
     seconds: float
     error: float
     steps: int
+    kernels: float
 
 
 def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
     """Add up the phases that all of them have a time in. A fused attention's recompute has calls and none: it is within backward."""
     spreads = {phase: [profile.modules[name].work(phase).seconds for name in names] for phase in PASS_PHASES}
     known = [[each for each in of_all if each is not None] for of_all in spreads.values() if None not in of_all]
+    kernels = {
+        name: sum(spread.median for phase in PASS_PHASES if (spread := profile.modules[name].work(phase).device_seconds)) for name in names
+    }
     return {
-        name: _Time(sum(each.median for each in of_one), sum(each.error or 0.0 for each in of_one), min(each.n for each in of_one))
+        name: _Time(
+            sum(each.median for each in of_one), sum(each.error or 0.0 for each in of_one), min(each.n for each in of_one), kernels[name]
+        )
         for name, *of_one in zip(names, *known, strict=True)
         if of_one
     }
 
 
-def _kernels(profile: Profile, names: Sequence[str]) -> dict[str, float]:
-    """The seconds of their kernels on a device; empty where none has any."""
-    works = {name: [profile.modules[name].work(phase).device_seconds for phase in PASS_PHASES] for name in names}
-    found = {name: sum(each.median for each in of_one if each is not None) for name, of_one in works.items()}
-    return found if any(found.values()) else {}
-
-
 def _allocating(profile: Profile) -> float:
     """Seconds of a traced step in which the host waits for the driver to give memory, or to take it back."""
-    calls = profile.trace.operators if profile.trace else ()
-    seconds = sum(each.own_host_seconds for each in calls if each.name.startswith(_ALLOCATES))
-    return (profile.trace.per_batch(seconds) or 0.0) * (profile.run.accumulation or 1) if profile.trace else 0.0
+    trace = profile.trace
+    seconds = sum(each.own_host_seconds for each in trace.operators if each.name.startswith(_ALLOCATES)) if trace else 0.0
+    return (trace.per_batch(seconds) or 0.0) * (profile.run.accumulation or 1) if trace else 0.0
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:

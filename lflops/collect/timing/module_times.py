@@ -6,8 +6,7 @@
 What a hook does is between two stamps, so it is measured and left out. What torch takes to call the hook is in no stamp. That is the
 `HookOverhead`: about the same for every call, and known from a trial. With cold caches it is more, and on a busy device it is nothing, so
 it is scaled by a factor from 0 to 3. What it does not explain of a hooked pass scales all modules equally, and is reported: clean time is
-divided over modules as that of hooked passes is. Hooks make the host slower and no kernel: where a trace has a module's kernels, only the
-rest of its time is scaled.
+divided over modules as that of hooked passes is. Kernels that a trace has are not scaled: hooks make only the host slower.
 """
 
 import dataclasses
@@ -99,8 +98,7 @@ def inclusive(own: Mapping[ModulePhase, float]) -> dict[ModulePhase, float]:
 
 MOST_OVERHEAD = 3.0  # the largest factor of the trial's overhead
 
-NONE: Mapping[str, float] = {}
-NO_KERNELS: Mapping[ModulePhase, float] = {}
+NONE: Mapping[Any, float] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +131,7 @@ def scale_to_clean(
     ignored: Collection[str] = (),  # rows that are left out
     means: Mapping[str, float] | None = None,  # seconds of each part, which the modules add up to in the end; without them the usual ones
     *,
-    kernels: Mapping[ModulePhase, float] = NO_KERNELS,  # own seconds of a step on the device, where they are known
+    kernels: Mapping[ModulePhase, float] = NONE,  # own seconds of a step on the device, where they are known
 ) -> ScaledTimes:
     """Take off hook overhead, and scale the rest to add up to the clean passes.
 
@@ -146,14 +144,13 @@ def scale_to_clean(
     for part in dict.fromkeys(part for each in hooked for part in each):
         passes = [each.get(part, PassTimes()) for each in hooked]
         times = _times_the_overhead(passes, clean[part], overhead) if part in clean else 1.0
-        busy = [{key: min(seconds, kernels.get(key, 0.0)) for key, seconds in each.own.items()} for each in passes]
         own = [
-            {key: max(seconds - times * each.overhead(key, overhead), computing[key]) for key, seconds in each.own.items()}
-            for each, computing in zip(passes, busy, strict=True)
+            {key: max(took - times * each.overhead(key, overhead), min(took, kernels.get(key, 0.0))) for key, took in each.own.items()}
+            for each in passes
         ]
         if part in clean and (total := _total(own)) > 0:
             factors[part] = clean[part] / total
-            own = _fitted(own, busy, means[part])
+            own = _fitted(own, kernels, means[part])
         for sums, of_pass in zip(scaled, own, strict=True):
             for key, seconds in of_pass.items():
                 sums[key] += seconds
@@ -166,15 +163,14 @@ def _total(passes: Sequence[Mapping[ModulePhase, float]]) -> float:
     return sum(spread.median for spread in spreads_of(passes).values())
 
 
-def _fitted(
-    own: Sequence[Mapping[ModulePhase, float]], busy: Sequence[Mapping[ModulePhase, float]], seconds: float
-) -> list[dict[ModulePhase, float]]:
+def _fitted(own: list[dict[ModulePhase, float]], kernels: Mapping[ModulePhase, float], seconds: float) -> list[dict[ModulePhase, float]]:
     """Scale what modules took besides their kernels, so that all of it takes so long; the kernels too where they alone take longer."""
+    busy = [{key: min(took, kernels.get(key, 0.0)) for key, took in each.items()} for each in own]
     computing, total = _total(busy), _total(own)
     if 0 < computing < total:
         factor = max(seconds - computing, 0.0) / (total - computing)
         pairs = zip(own, busy, strict=True)
-        own = [{key: kernels[key] + factor * (took - kernels[key]) for key, took in each.items()} for each, kernels in pairs]
+        own = [{key: of_busy[key] + factor * (took - of_busy[key]) for key, took in each.items()} for each, of_busy in pairs]
         total = _total(own)
     return [{key: took * (seconds / total) for key, took in each.items()} for each in own]
 
@@ -200,7 +196,7 @@ WORTH_SAYING = 0.05  # how far the hooked passes may be off the clean ones befor
 
 
 def attach_module_times(
-    profile: Profile, hooked: Sequence[Mapping[str, PassTimes]], overhead: HookOverhead, kernels: Mapping[ModulePhase, float] = NO_KERNELS
+    profile: Profile, hooked: Sequence[Mapping[str, PassTimes]], overhead: HookOverhead, kernels: Mapping[ModulePhase, float] = NONE
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
     """A profile whose steps are timed with the time of its modules: the clean steps' time, divided as in the hooked ones.
 
