@@ -17,8 +17,8 @@ from lflops.profile.records import PASS_PHASES
 from lflops.profile.series import grouped
 
 Doubt = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
-"""Why no one can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much,
-times that had to be scaled too much, or kernels as short as its equals' while the driver gives memory, for which any module may wait."""
+"""Why no one can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much, or
+times that had to be scaled too much. `allocating`: its kernels are as short as its equals', and modules wait for the driver's memory."""
 
 _LEAST_MODULES = 3
 _LEAST_STEPS = 5  # the fewest hooked steps that a module is accused by
