@@ -30,9 +30,10 @@ def size(value: float | None, *, digits: int = 2) -> str:
     return _scaled(_known(value), 1024, _BINARY, digits)
 
 
-def rate(value: float | None, unit: str = "") -> str:
-    """A rate in three digits, as `177 GFLOP/s`: it is made of a time."""
-    return _three_digits(_known(value), tuple(prefix + unit for prefix in _DECIMAL))
+def rate(value: float | None, unit: str = "", *, peak: float | None = None) -> str:
+    """A rate in three digits, as `177 GFLOP/s`: it is made of a time. More than the `peak` is marked, as in `of_peak`."""
+    mark = " (over the peak)" if value is not None and peak is not None and value > peak else ""
+    return _three_digits(_known(value), tuple(prefix + unit for prefix in _DECIMAL)) + mark
 
 
 def duration(value: float | None) -> str:

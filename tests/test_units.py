@@ -92,6 +92,15 @@ def test_a_rate_has_three_digits(value: float | None, text: str) -> None:
     assert text == units.rate(value)
 
 
+def test_a_rate_above_the_peak_is_marked() -> None:
+    """No chip computes faster than it can."""
+    assert ["3.00 T", "3.01 T (over the peak)", "3.01 T", "–"] == [
+        *(units.rate(value, peak=3e12) for value in (3e12, 3.01e12)),
+        units.rate(3.01e12, peak=None),
+        units.rate(None, peak=3e12),
+    ]
+
+
 def test_an_amount_has_its_prefix_before_its_unit() -> None:
     """312 * 10**12, with the decimals that are asked for."""
     assert ["312.00 TFLOP/s", "312 TFLOP/s", "12 FLOP/s", "0 FLOP/s"] == [

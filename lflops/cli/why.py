@@ -49,7 +49,7 @@ def what_if(
     if as_json:
         return write_json(found)
     seconds, low, high, measured = map(units.duration, (found.seconds, found.low, found.high, found.measured))
-    why = ["the device waits for the host, whose time this does not change"] if "idle" in found.doubts else []
+    why = ["the device waits for the host, and how this changes that is unknown"] if "idle" in found.doubts else []
     why += [report_of(analyze(profile)).verdict.trust] if {"busy", "modules"} & {*found.doubts} else []
     doubt = [f"these times are no measure: {'; '.join(why)}"] if why else []
     return write_lines([f"about {seconds} a step ({low} to {high}), in place of {measured}", *doubt])

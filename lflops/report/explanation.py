@@ -24,7 +24,7 @@ from lflops.profile.model import Profile
 from lflops.profile.series import summed
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import report_of
-from lflops.report.lines.text import plain, shortened
+from lflops.report.lines.text import counted, plain, shortened
 from lflops.report.lines.verdict import Finding, Verdict
 
 FORMAT = 1  # of the explanation as JSON: a field is added, never changed
@@ -175,9 +175,9 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
     modules, of_ranks = ((), ()) if analysis is None else (analysis.busiest[:MOST_MODULES], ranks(analysis))
     return Explanation(
         status="found" if findings and findings[0].is_fault else "nothing found" if is_seen else "cannot tell",
-        said=verdict.said + _over_the_run(analysis, ledger),
+        said=_ran_out_of_memory(ledger, path) + verdict.said + _over_the_run(analysis, ledger),
         findings=tuple(findings[:MOST_FINDINGS]),
-        because=verdict.trust,
+        because=f"{verdict.trust.removesuffix('below')}in lflops show" if verdict.doubts else verdict.trust,
         measured={} if analysis is None else dict(_measured(analysis)),
         modules=tuple(Module(name=_short(each.pattern), kind=_short(each.kind), seconds=each.seconds, macs=each.macs) for each in modules),
         ranks=tuple(_short(f"{label}: {text}" if label else text) for label, text in of_ranks)[:MOST_LINES],
@@ -185,6 +185,13 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
         run=None if ledger is None else {name: round(seconds, 3) for name, seconds in ledger.by_group().items()},
         more=dict(_more(path, window, ledger)),
     )
+
+
+def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
+    if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
+        return ""
+    report = next((f", see {file}" for file in folder.rglob("oom-*-rank*.txt")), "") if folder is not None else ""
+    return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{report}. "
 
 
 def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:

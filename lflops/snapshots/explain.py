@@ -1,6 +1,7 @@
 """A snapshot explained: what is alive at its peak, who holds it, and why memory ran out; and two of them compared."""
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -233,7 +234,7 @@ def explain(snapshot: Snapshot, chip: Hardware | None = None, total: int | None 
 _LISTED = 12
 
 SENTENCES: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))
-"""From a cause's code to its `sentence`, and to its `remedy`."""
+"""From a cause's code to its `sentence`, to its `remedy`, and to the category that its bytes are `within`."""
 
 
 def cause_line(cause: Cause) -> str:
@@ -244,10 +245,15 @@ def cause_line(cause: Cause) -> str:
 
 
 def remedies(explained: ExplainedMemory) -> Iterator[str]:
-    """Say what can be done about each cause, and whether that would have been enough."""
+    """Say what can be done about each cause, and whether that would have been enough. Each byte is promised once."""
+    held, promised = dict[str, int](explained.by_category.items()), Counter[str]()
     for cause in explained.causes[:4]:
-        enough = "" if explained.missing_bytes is None or cause.bytes >= explained.missing_bytes else "; not enough alone"
-        yield f"{units.size(cause.bytes)}: {SENTENCES[cause.code]['remedy']}{enough}"
+        kind = cause.code if cause.bytes == explained.failed_bytes else SENTENCES[cause.code].get("within", cause.code)
+        left = min(cause.bytes, held.get(kind, cause.bytes) - promised[kind])
+        promised[kind] += left
+        enough = "" if explained.missing_bytes is None or left >= explained.missing_bytes else "; not enough alone"
+        if left > 0:
+            yield f"{units.size(left)}: {SENTENCES[cause.code]['remedy']}{enough}"
 
 
 def explained_lines(explained: ExplainedMemory) -> Iterator[str]:

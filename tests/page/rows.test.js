@@ -74,6 +74,8 @@ test("a column of one value is that of all rows", () => {
   const shown = columns(table, [0, 1]);
   assert.deepEqual(shown.map(({ id }) => id), ["time", "calls", "parameters", "forward.macs", "forward.seconds", "forward.rate"]);
   assert.deepEqual([0, 1].map(shown[5].total), [4, null]);
+  const [rate] = columns(table, [0, 1], { step: null, peak: null, highest: 3e12 }).filter(({ id }) => id === "forward.rate");
+  assert.deepEqual([3e12, 4e12, null].map((each) => rate.text(each)), ["3.00 TFLOP/s", "4.00 TFLOP/s (over the peak)", "–"]);
   assert.deepEqual([sumOf(reader(table, "parameters"), [0, 1]), sumOf(shown[0].total, [0, 1])], ["9007199254740995", null]);
 });
 

@@ -509,6 +509,19 @@ def test_the_commands_for_more_are_of_the_files_that_are_there(tmp_path: Path, m
     assert of_profile | {"whether a change made it faster": f"lflops diff {path} AFTER"} == explain(path).more
 
 
+def test_a_run_that_ran_out_of_memory_says_so_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And names its report; any other end is no news. Its notes are where the window is shown, not below."""
+    noted = replace(trained(), notes=(Note(code="ranks_missing", subject="3", values={}),))
+    ended = account()
+    died = replace(ended, starts=(replace(ended.starts[0], last_step=8, ended="OutOfMemoryError"),))
+    report = tmp_path / "oom-8-rank0.txt"
+    report.touch()
+    found = with_ledger(noted, died, tmp_path, monkeypatch)
+    assert found.said.startswith(f"The run ran out of memory after 8 steps, see {report}. A step takes ")
+    assert found.because.endswith("1 note in lflops show")
+    assert with_ledger(noted, ended, tmp_path, monkeypatch).said.startswith("A step takes ")
+
+
 def test_a_folder_has_its_last_training_window(tmp_path: Path) -> None:
     """A validation's window is another one; without a ledger the window is enough. A folder with nothing is refused."""
     trained(data=20e-3).save(tmp_path / "train-0-9.profile.json")

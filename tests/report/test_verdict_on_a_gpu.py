@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import lflops
 from lflops.analyze.analysis import analyze
@@ -71,7 +72,18 @@ def test_a_larger_batch_of_a_step_that_the_host_limits_is_doubted(tmp_path: Path
     """The device is idle for 72 % of a step with one sample. With 16 the step was not 16 times as long: 13 ms in place of 15."""
     assert ("idle",) == lflops.what_if(profile("batch_of_one", tmp_path), batch=16).doubts
     assert () == lflops.what_if(profile("batch_of_one", tmp_path), without="optimizer").doubts
+    assert ("idle",) == lflops.what_if(profile("checkpoints_all", tmp_path), without="recompute").doubts  # its launches cost idle time
     assert () == lflops.what_if(profile("nothing", tmp_path), batch=2).doubts
+
+
+def test_a_layer_that_waits_for_memory_is_not_slow(tmp_path: Path) -> None:
+    """Its kernels take 2.29 ms, as those of its equals. `cudaMalloc` and `cudaFree` take (6.57 + 5.28) / 3 = 3.95 ms of a step."""
+    given = profile("empties_the_cache", tmp_path)
+    found = analyze(given).outliers
+    assert ((), "allocating") == (found.found, found.doubt)
+    assert given.trace is not None
+    free = replace(given.trace, operators=[each for each in given.trace.operators if each.name not in {"cudaMalloc", "cudaFree"}])
+    assert ["layers.3"] == [each.module for each in analyze(replace(given, trace=free)).outliers.found]
 
 
 def test_the_first_lines_leave_no_fault_out(tmp_path: Path) -> None:

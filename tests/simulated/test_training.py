@@ -89,8 +89,9 @@ def test_a_trace_has_the_kernels_by_module(tmp_path: Path) -> None:
     assert profile.trace is not None
     assert 1 == len(profile.trace.files)
     for phase, products in (("forward", 1), ("backward", 2)):
-        seconds = getattr(profile.modules["layers.down"], phase).device_seconds
-        assert seconds.median == pytest.approx(products * PRODUCT, rel=0.02)
+        work = getattr(profile.modules["layers.down"], phase)
+        assert work.device_seconds.median == pytest.approx(products * PRODUCT, rel=0.02)
+        assert work.own_seconds.median >= 0.98 * products * PRODUCT  # hooks make the host slower, and no kernel
     busy = profile.trace.device_compute_seconds
     assert busy is not None
     assert 3 * 5 * PRODUCT == pytest.approx(busy, rel=0.05)

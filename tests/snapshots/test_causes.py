@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
-from lflops.snapshots.explain import SENTENCES, CauseCode, ExplainedMemory, explain, explain_snapshot, explained_lines
+from lflops.snapshots.explain import SENTENCES, Cause, CauseCode, ExplainedMemory, explain, explain_snapshot, explained_lines, remedies
 from lflops.snapshots.read import snapshot_of
 from tests.support.memory_snapshots import (
     BACKWARD,
@@ -285,6 +286,15 @@ def test_the_first_line_names_the_cause(plant: Callable[[], Recorder], code: Cau
     assert SENTENCES[code]["remedy"] in lines[lines.index("what would free memory") + 1]
     assert found.named_share >= 0.95
     assert found.requested_bytes == sum(found.by_category.values()) == sum(each.bytes for each in found.holders)
+
+
+def test_each_byte_is_promised_once() -> None:
+    """All activations are of graphs that are kept, so none are left to checkpoint; of 6 GiB a graph has 4, and 2 are left."""
+    found = explained(sum_of_losses())
+    assert ["7.05 GiB", "1.00 GiB"] == [each.partition(":")[0] for each in remedies(found)]
+    kept = (Cause(code="retained_graph", bytes=4 * GIB), Cause(code="activations", bytes=6 * GIB))
+    both = replace(found, causes=kept, by_category={**found.by_category, "activations": 6 * GIB})
+    assert ["4.00 GiB", "2.00 GiB"] == [each.partition(":")[0] for each in remedies(both)]
 
 
 def test_a_healthy_training_has_no_leak() -> None:

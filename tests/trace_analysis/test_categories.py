@@ -31,6 +31,8 @@ KERNELS = [
     ("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>(X)", "convolution", "fp32", None),
     ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t> >(X)", "attention", "bf16", True),
     ("fmha_cutlassF_f16_aligned_64x64_rf_sm80", "attention", "fp16", True),
+    # cuDNN's name on an H100 of a training in bfloat16
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0", "attention", None, True),
     ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, int, 512, true, 1>(X)", "normalisation", "fp32", None),
     ("void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float>(int, float)", "normalisation", "bf16", False),
     ("void softmax_warp_forward<c10::Half, c10::Half, float, 7, false, false>(X)", "softmax", "fp16", False),

@@ -16,9 +16,9 @@ from lflops.profile.notes import are_times_far_off
 from lflops.profile.records import PASS_PHASES
 from lflops.profile.series import grouped
 
-Doubt = Literal["busy", "few_steps", "varied", "scaled"]
+Doubt = Literal["busy", "few_steps", "varied", "scaled", "allocating"]
 """Why no one can tell whether a module is slow: other processes had the CPU, too few hooked steps, hooked steps that vary too much, or
-times that had to be scaled too much."""
+times that had to be scaled too much. `allocating`: its kernels are as short as its equals', and modules wait for the driver's memory."""
 
 _LEAST_MODULES = 3
 _LEAST_STEPS = 5  # the fewest hooked steps that a module is accused by
@@ -26,6 +26,7 @@ _LEAST_RATIO = 1.2
 _LEAST_SHARE = 0.02  # the least excess, as a share of the step
 _BUSY = 0.05  # the share of CPU time that other processes took, from which they are why times vary
 _REACH = 4.0  # how many of its errors an excess has to be: chance is beyond that once in 30,000 modules
+_ALLOCATES = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemSetAccess")
 _MOST_OF = 0.7  # a module below explains an outlier if it has this share of its excess
 
 
@@ -63,6 +64,7 @@ def outliers(
     groups = grouped((name for name in patterns if patterns[name] != name), lambda name: (patterns[name], identical[name]))
     lost = 0.0 if without_others(profile) else lost_share(profile)  # in the times of modules, or none of it
     far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
+    allocating = _allocating(profile)
     found: dict[str, Outlier] = {}
     doubts: dict[float, Doubt] = {}
     for names in groups.values():
@@ -74,6 +76,8 @@ def outliers(
                 continue
             noise = _noise(each, [other for other in times.values() if other is not each])
             doubt = _doubt(each.steps, is_noise=excess <= noise, lost=lost, share=excess / step) or far_off
+            if allocating >= excess and each.kernels < _LEAST_RATIO * statistics.median(other.kernels for other in times.values()):
+                doubt = doubt or "allocating"
             if doubt is None:
                 found[name] = Outlier(module=name, others=len(names) - 1, seconds=each.seconds, usual_seconds=usual)
             else:
@@ -83,22 +87,35 @@ def outliers(
 
 
 class _Time(NamedTuple):
-    """A module's seconds of forward and backward, the error of that, and from how many steps it is."""
+    """A module's seconds of forward and backward, the error of that, from how many steps it is, and the seconds of its kernels."""
 
     seconds: float
     error: float
     steps: int
+    kernels: float
 
 
 def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
     """Add up the phases that all of them have a time in. A fused attention's recompute has calls and none: it is within backward."""
     spreads = {phase: [profile.modules[name].work(phase).seconds for name in names] for phase in PASS_PHASES}
     known = [[each for each in of_all if each is not None] for of_all in spreads.values() if None not in of_all]
+    kernels = {
+        name: sum(spread.median for phase in PASS_PHASES if (spread := profile.modules[name].work(phase).device_seconds)) for name in names
+    }
     return {
-        name: _Time(sum(each.median for each in of_one), sum(each.error or 0.0 for each in of_one), min(each.n for each in of_one))
+        name: _Time(
+            sum(each.median for each in of_one), sum(each.error or 0.0 for each in of_one), min(each.n for each in of_one), kernels[name]
+        )
         for name, *of_one in zip(names, *known, strict=True)
         if of_one
     }
+
+
+def _allocating(profile: Profile) -> float:
+    """Seconds of a traced step in which the host waits for the driver to give memory, or to take it back."""
+    trace = profile.trace
+    seconds = sum(each.own_host_seconds for each in trace.operators if each.name.startswith(_ALLOCATES)) if trace else 0.0
+    return (trace.per_batch(seconds) or 0.0) * (profile.run.accumulation or 1) if trace else 0.0
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:

@@ -41,7 +41,7 @@ class WhatIf(Struct, frozen=True, kw_only=True):
     high: float
     phases: Mapping[str, float]  # the seconds of its phases
     # Why its times are no measure. Others had much of the CPU; modules, of which one is asked for, were timed roughly; a device is idle,
-    # which other batches change most.
+    # which other batches and fewer launches change most.
     doubts: tuple[Doubt, ...] = ()
 
 
@@ -108,7 +108,7 @@ def what_if(
         low=max(seconds - error, 0.0),
         high=seconds + error + step.may_stay,
         phases={name: phase.seconds for name, phase in step.phases.items()},
-        doubts=tuple(step.doubts(resized=batch != 1 or hardware is not None)),
+        doubts=tuple(step.doubts(resized=batch != 1 or hardware is not None or RECOMPUTE in names)),
     )
 
 

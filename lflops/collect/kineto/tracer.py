@@ -33,7 +33,7 @@ from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.garbage import SearchTimeout, alive, gc_paused
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, Trace
-from lflops.profile.series import grouped
+from lflops.profile.series import grouped, summed
 from lflops.profile.timeline import StepTimeline
 from lflops.traces.recorded import STEP, outer_first
 
@@ -55,6 +55,8 @@ class Recording:
     trace: Trace  # the totals, without its files
     # The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
     device_seconds: Mapping[ModulePhase, Spread] | None
+    # Own seconds of kernels a step, without collectives, which wait for other ranks; empty where the recording ends within a step.
+    kernels: Mapping[ModulePhase, float]
     # Seconds of collectives a step and of these the exposed ones, by module and phase of what launched them, and by kind; empty where the
     # recording ends within a step.
     communication: Mapping[tuple[ModulePhase, str], tuple[float, float]]
@@ -240,6 +242,9 @@ class Tracer:
         joined = join(recorded, self._log.threads, self._log.home, self._tree, **collectives)
         steps = sum(self._ends) if self._ends and self._ends[-1] else 0
         seconds = device_seconds(recorded.work)
+        waited = summed((place, whole) for (place, _), (whole, _) in joined.communication.items())
+        own = summed(item for batch in joined.device for item in batch.items())
+        kernels = {key: max(took - waited.get(key, 0), 0) / steps / 1e9 for key, took in own.items()} if steps else {}
         compiled = self._compiled(joined) if self._inside_compiled and joined.regions else None
         trace = Trace(
             files={},
@@ -257,6 +262,7 @@ class Tracer:
             events=len(raw),
             trace=trace,
             device_seconds=None if not seconds else _spreads(joined.device, self._ends),
+            kernels=kernels,
             communication={
                 place: (whole / steps / 1e9, alone / steps / 1e9) for place, (whole, alone) in joined.communication.items() if steps
             },

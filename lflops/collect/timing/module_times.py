@@ -6,7 +6,7 @@
 What a hook does is between two stamps, so it is measured and left out. What torch takes to call the hook is in no stamp. That is the
 `HookOverhead`: about the same for every call, and known from a trial. With cold caches it is more, and on a busy device it is nothing, so
 it is scaled by a factor from 0 to 3. What it does not explain of a hooked pass scales all modules equally, and is reported: clean time is
-divided over modules as that of hooked passes is.
+divided over modules as that of hooked passes is. Kernels that a trace has are not scaled: hooks make only the host slower.
 """
 
 import dataclasses
@@ -98,7 +98,7 @@ def inclusive(own: Mapping[ModulePhase, float]) -> dict[ModulePhase, float]:
 
 MOST_OVERHEAD = 3.0  # the largest factor of the trial's overhead
 
-NONE: Mapping[str, float] = {}
+NONE: Mapping[Any, float] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +130,8 @@ def scale_to_clean(
     overhead: HookOverhead,
     ignored: Collection[str] = (),  # rows that are left out
     means: Mapping[str, float] | None = None,  # seconds of each part, which the modules add up to in the end; without them the usual ones
+    *,
+    kernels: Mapping[ModulePhase, float] = NONE,  # own seconds of a step on the device, where they are known
 ) -> ScaledTimes:
     """Take off hook overhead, and scale the rest to add up to the clean passes.
 
@@ -142,16 +144,35 @@ def scale_to_clean(
     for part in dict.fromkeys(part for each in hooked for part in each):
         passes = [each.get(part, PassTimes()) for each in hooked]
         times = _times_the_overhead(passes, clean[part], overhead) if part in clean else 1.0
-        own = [{key: max(seconds - times * each.overhead(key, overhead), 0.0) for key, seconds in each.own.items()} for each in passes]
-        total = sum(spread.median for spread in spreads_of(own).values())
-        if part in clean and total > 0:
+        own = [
+            {key: max(took - times * each.overhead(key, overhead), min(took, kernels.get(key, 0.0))) for key, took in each.own.items()}
+            for each in passes
+        ]
+        if part in clean and (total := _total(own)) > 0:
             factors[part] = clean[part] / total
+            own = _fitted(own, kernels, means[part])
         for sums, of_pass in zip(scaled, own, strict=True):
             for key, seconds in of_pass.items():
-                sums[key] += seconds * (means[part] / total if part in factors else 1.0)
+                sums[key] += seconds
     kept = [{key: seconds for key, seconds in own.items() if key.row not in ignored} for own in scaled]
     left_out = {row: statistics.median(sum(took for key, took in own.items() if key.row == row) for own in scaled) for row in ignored}
     return ScaledTimes.of_steps(kept, factors, left_out)
+
+
+def _total(passes: Sequence[Mapping[ModulePhase, float]]) -> float:
+    return sum(spread.median for spread in spreads_of(passes).values())
+
+
+def _fitted(own: list[dict[ModulePhase, float]], kernels: Mapping[ModulePhase, float], seconds: float) -> list[dict[ModulePhase, float]]:
+    """Scale what modules took besides their kernels, so that all of it takes so long; the kernels too where they alone take longer."""
+    busy = [{key: min(took, kernels.get(key, 0.0)) for key, took in each.items()} for each in own]
+    computing, total = _total(busy), _total(own)
+    if 0 < computing < total:
+        factor = max(seconds - computing, 0.0) / (total - computing)
+        pairs = zip(own, busy, strict=True)
+        own = [{key: of_busy[key] + factor * (took - of_busy[key]) for key, took in each.items()} for each, of_busy in pairs]
+        total = _total(own)
+    return [{key: took * (seconds / total) for key, took in each.items()} for each in own]
 
 
 def _times_the_overhead(passes: Sequence[PassTimes], clean: float, overhead: HookOverhead) -> float:
@@ -175,7 +196,7 @@ WORTH_SAYING = 0.05  # how far the hooked passes may be off the clean ones befor
 
 
 def attach_module_times(
-    profile: Profile, hooked: Sequence[Mapping[str, PassTimes]], overhead: HookOverhead
+    profile: Profile, hooked: Sequence[Mapping[str, PassTimes]], overhead: HookOverhead, kernels: Mapping[ModulePhase, float] = NONE
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
     """A profile whose steps are timed with the time of its modules: the clean steps' time, divided as in the hooked ones.
 
@@ -193,7 +214,7 @@ def attach_module_times(
         usual = {part: min(seconds, _without_others(seconds, part, of_hooks)) for part, seconds in usual.items()}
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
     apart = [_with_wait_apart(parts, step.waiting or 0.0) for parts, step in zip(hooked, of_hooks, strict=True)] if waits_apart else hooked
-    times = scale_to_clean(apart, usual, overhead, ignored, means)
+    times = scale_to_clean(apart, usual, overhead, ignored, means, kernels=kernels)
     timed = with_times(profile, times)
     slow, undisturbed = _median(step.seconds for step in of_hooks if not is_disturbed(step.marks)), _median(step.seconds for step in clean)
     run = replace(timed.run, observer_ratio=slow / undisturbed if slow is not None and undisturbed else None)

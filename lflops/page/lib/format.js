@@ -10,9 +10,10 @@ export function count(value) {
   return scaled(value, 1000, DECIMAL);
 }
 
-/** @type {(value: Count) => string} */
-export function rate(value) {
-  return scaled(value, 1000, DECIMAL.map((prefix) => `${prefix}FLOP/s`));
+// More than the peak is marked, as in `ofPeak`.
+/** @type {(value: Count, peak?: number | null) => string} */
+export function rate(value, peak = null) {
+  return scaled(value, 1000, DECIMAL.map((prefix) => `${prefix}FLOP/s`)) + (peak && Number(value) > peak ? " (over the peak)" : "");
 }
 
 /** @type {(value: Count) => string} */

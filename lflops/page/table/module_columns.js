@@ -94,9 +94,10 @@ function divided(above, below, factor = 1) {
   return { total: by(above.total, below.total), own: by(above.own, below.own) };
 }
 
-// All columns in which any module has a value that is not 0. `step` is the seconds of a step, `peak` the chip's FLOP/s for the training's dtype.
-/** @type {(table: Columns, rows: number[], run?: { step: number | null, peak: number | null }) => ModuleColumn[]} */
-export function columns(table, rows, { step, peak } = { step: null, peak: null }) {
+// All columns in which any module has a value that is not 0. `step` is the seconds of a step, `peak` the chip's FLOP/s for the training's dtype,
+// `highest` the highest for a dtype of its products.
+/** @type {(table: Columns, rows: number[], run?: { step: number | null, peak: number | null, highest?: number | null }) => ModuleColumn[]} */
+export function columns(table, rows, { step, peak, highest = null } = { step: null, peak: null }) {
   const time = allTime(table);
   const macs = Object.fromEntries(["forward", "backward"].map((phase) => [phase, ofPhase(table, phase, "macs")]));
   /** @type {(field: "own" | "total") => Reader} */
@@ -122,7 +123,7 @@ export function columns(table, rows, { step, peak } = { step: null, peak: null }
       { id: `${phase}.comm`, adds: true, label: `${phase} communicated`, text: size, ...ofPhase(table, phase, "comm_bytes") },
       { id: `${phase}.seconds`, adds: true, label: `${phase} time`, text: duration, ...seconds },
       { id: `${phase}.device`, adds: true, label: `${phase} kernels`, text: duration, ...ofAll(table, `${phase}.device_seconds`) },
-      { id: `${phase}.rate`, over: meanRate, label: `${phase} FLOP/s`, text: rate, ...divided(macs, seconds, 2) },
+      { id: `${phase}.rate`, over: meanRate, label: `${phase} FLOP/s`, text: (value) => rate(value, highest), ...divided(macs, seconds, 2) },
       { id: `${phase}.intensity`, label: `${phase} FLOPs/byte`, text: count, ...divided(executed(table, phase), bytes) },
     );
   }

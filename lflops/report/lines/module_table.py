@@ -79,7 +79,8 @@ def _work(analysis: Analysis, phase: Phase | None) -> Iterator[ModuleColumn]:
     yield ModuleColumn("params", lambda line: units.count(line.row.parameters * line.times))
     yield share
     if not by_flops and has_times(analysis.profile, phase):
-        yield ModuleColumn(f"{short}\nFLOP/s", lambda line: units.rate(line.row.flops_per_second(phase)))
+        highest = max((each.flops_per_second for each in analysis.roofline.ceilings if each.is_judged_by), default=None)
+        yield ModuleColumn(f"{short}\nFLOP/s", lambda line: units.rate(line.row.flops_per_second(phase), peak=highest))
     ran = [each for each, counts in analysis.totals.items() if counts.macs]
     if phase is None and len(ran) > 1:
         for each in ran:

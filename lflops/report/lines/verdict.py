@@ -176,6 +176,7 @@ _DOUBT: Mapping[Doubt, str] = {
     "busy": "other processes used the CPU",
     "few_steps": "too few steps were timed by module; active=8 in the schedule times enough",
     "varied": "the steps timed by module vary too much",
+    "allocating": "its kernels are as short as theirs, and layers wait for the driver to allocate memory",
     "scaled": "timing the modules changed their times too much",
 }
 

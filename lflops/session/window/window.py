@@ -113,7 +113,8 @@ class Window:
         profile = replace(counted, run=run, steps=steps, notes=(*counted.notes, *notes, *few))
         pass_times = [step.hooked.pass_times() for step in self._steps if step.hooked]
         profile = replace(profile, timelines=self._timelines(clock))
-        return attach_module_times(profile, pass_times, hook_overhead(clock)) if pass_times else (profile, ())
+        kernels = {} if self.recording is None else self.recording.kernels
+        return attach_module_times(profile, pass_times, hook_overhead(clock), kernels) if pass_times else (profile, ())
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
         hooked = [(clock.seconds(step.device_marks[0][0], step.device_marks[-1]), step) for step in self._steps if step.hooked]

@@ -73,6 +73,7 @@ def recording(seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) ->
         events=0,
         trace=Trace(files={}, batches=1),
         device_seconds=None,
+        kernels={},
         communication=seconds,
         calls=(),
     )

@@ -135,3 +135,35 @@ def test_passes_in_which_nothing_was_stamped_fit_nothing() -> None:
     """There is no factor that would make 5 s of them."""
     divided = scale_to_clean([{"forward": lap({ROOT: 0})}], {"forward": 5}, NO_OVERHEAD)
     assert ({ROOT: 0}, {}) == (medians(divided.own), divided.factors)
+
+
+def test_a_module_takes_no_less_than_its_kernels() -> None:
+    """Hooks made the host late: 12 s, of which kernels are 1 + 6 s, for a clean 9 s. Of the other 3 + 2 s 2 s are left: 0.4 of each.
+
+    For a clean 8 s 1 s is left, 0.2 of each. Scaled as one, q would have 5.3 s then, less than its kernels.
+    """
+    hooked, kernels = [{"forward": lap({ROOT: 4, Q: 8})}], {ROOT: 1.0, Q: 6.0}
+    divided = scale_to_clean(hooked, {"forward": 9}, NO_OVERHEAD, kernels=kernels)
+    assert pytest.approx({ROOT: 1 + 0.4 * 3, Q: 6 + 0.4 * 2}) == medians(divided.own)
+    assert {"forward": 9 / 12} == divided.factors
+    assert pytest.approx({ROOT: 1.6, Q: 6.4}) == medians(scale_to_clean(hooked, {"forward": 8}, NO_OVERHEAD, kernels=kernels).own)
+
+
+def test_what_hooks_cost_is_not_taken_from_kernels() -> None:
+    """Q keeps the 55 s of its kernels, though 10 calls' overhead would leave 50 s; of the clean 80 s 25 s are left for the root."""
+    hooked = [{"forward": lap({ROOT: 40, Q: 60}, called={Q: 10}, calls_others={ROOT: 10})}]
+    divided = scale_to_clean(hooked, {"forward": 80}, HookOverhead(inside=1, outside=1), kernels={Q: 55.0})
+    assert pytest.approx({ROOT: 25, Q: 55}) == medians(divided.own)
+
+
+def test_a_pass_that_is_all_kernels_is_divided_as_they_are() -> None:
+    """Kernels of 3 and 5 s in the trace, for a clean pass of 8 s, and for one of 6 s: nothing is left for what hooks made longer."""
+    hooked, kernels = [{"forward": lap({ROOT: 9, Q: 6})}], {ROOT: 3.0, Q: 5.0}
+    assert {ROOT: 3, Q: 5} == medians(scale_to_clean(hooked, {"forward": 8}, NO_OVERHEAD, kernels=kernels).own)
+    assert {ROOT: 2.25, Q: 3.75} == medians(scale_to_clean(hooked, {"forward": 6}, NO_OVERHEAD, kernels=kernels).own)
+
+
+def test_kernels_that_overlap_with_others_are_no_more_than_the_stream_was_busy() -> None:
+    """A side stream has 20 s of the root's kernels in 4 s: these 4 s stay, and of q's 6 s those that are left."""
+    divided = scale_to_clean([{"forward": lap({ROOT: 4, Q: 6})}], {"forward": 7}, NO_OVERHEAD, kernels={ROOT: 20.0})
+    assert {ROOT: 4, Q: 3} == medians(divided.own)

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from lflops.hardware.chips import Hardware
 from lflops.profile.model import DtypeShare, Profile, Uncounted
 from lflops.profile.notes import Note, sentence
 from lflops.profile.records import Phase
@@ -131,6 +132,15 @@ def test_a_row_says_what_each_module_takes() -> None:
     assert "module time time time time MACs params MACs FLOP/s MACs MACs FLOPs" == line_of("module", lines)
     assert "0…11 ×12 GPT2Block 444 ms 98.7 % 156 ms 288 ms 2.09 T 84.93 M 100.0 % 9.40 T 695.78 G 1.39 T 4.17 T" == line_of("0…11", lines)
     assert "×N: N equal modules; the figures are those of all of them, times too" in lines
+
+
+@pytest.mark.parametrize(("chip", "rate"), [(10e12, "9.40 T"), (9e12, "9.40 T (over the peak)")])
+def test_a_rate_that_cannot_be_is_marked(chip: float, rate: str) -> None:
+    """The 9.40 T of the blocks, on chips with more and with less; each dtype has a peak, and the highest counts."""
+    hardware = Hardware(name="chip", peak_flops_per_second={"fp32": chip, "fp64": 1.0})
+    counted = timed_gpt()
+    counted = replace(counted, run=replace(counted.run, hardware=hardware))
+    assert f" 100.0 % {rate} " in line_of("0…11", drawn(counted, 160))
 
 
 def test_the_usual_width_has_room_for_the_time_and_the_rate_of_long_names() -> None:
