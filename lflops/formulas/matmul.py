@@ -37,10 +37,13 @@ def reduced_mm_backward(a: Shape, grad: Shape, weight: Shape, reduce: str, *, ou
     return Cost(other_flops=2 * prod(grad) * sum(output_mask))
 
 
-@formula("mkldnn_linear_backward_input")
-def packed_linear_backward_input(size: Shape, grad: Shape, weight: Shape) -> int:
-    """[..., m] x [m, k]."""
-    return prod(grad) * weight[-1]
+@formula("quantized::matmul", "transformers::grouped_mm_fallback")
+def matmul(a: Shape, b: Shape) -> int:
+    """[..., n, k] x [..., k, m]. Where torch or the chip has no grouped product, transformers runs [rows, k] x [groups, k, m]."""
+    return prod(a) * b[-1]
+
+
+formula("mkldnn_linear_backward_input")(adapted(matmul, "size"))  # [..., m] x [m, k]
 
 
 @formula("mkldnn_linear_backward_weights")
@@ -128,16 +131,10 @@ def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cos
     return Cost(macs, macs // divided * min(offs[-1], divided) if divided else 0)
 
 
-@formula("transformers::grouped_mm_fallback")
-def grouped_mm_fallback(x: Shape, weights: Shape) -> int:
-    """[rows, k] x [groups, k, m]: what transformers runs where torch or the chip has no grouped product."""
-    return prod(x) * weights[-1]
-
-
 @formula("transformers::grouped_mm_fallback_backward")
 def grouped_mm_fallback_backward(x: Shape, weights: Shape) -> int:
     """The gradients of the rows and of the weights, both always."""
-    return 2 * grouped_mm_fallback(x, weights)
+    return 2 * matmul(x, weights)
 
 
 @formula("affine_grid_generator")

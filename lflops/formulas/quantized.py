@@ -43,12 +43,6 @@ def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: S
     return Cost(prod(out) * x[0] // 2, other_flops=prod(out) if bias is not None else 0)
 
 
-@formula("quantized::matmul")
-def quantized_matmul(a: Shape, b: Shape) -> int:
-    """[..., n, k] x [..., k, m]."""
-    return prod(a) * b[-1]
-
-
 @formula("onednn::qconv_pointwise", "onednn::qconv1d_pointwise", "onednn::qconv2d_pointwise", "onednn::qconv3d_pointwise")
 def packed_convolution(x: Shape, *, qw: Shape, out: Shape) -> int:
     """A kernel's products at each position of the output, [batch, channels, *positions]; the packing keeps the weight's size."""

@@ -3,15 +3,12 @@
 from math import prod
 
 from lflops.formulas.attention.fused import Scores, attention_formula, scaled_dot_product
+from lflops.formulas.quantized import packed_linear
 from lflops.formulas.table import Cost, Shape, formula, per_element
 
-
-@formula(
+formula(
     "torchao::da8w4_linear_cpu", "torchao::float8_linear_cpu", *(f"torchao::_linear_8bit_act_{bits}bit_weight" for bits in range(1, 9))
-)
-def packed_linear(x: Shape, *, out: Shape) -> int:
-    """[..., k] x [k, m]."""
-    return prod(x) * out[-1]
+)(packed_linear)
 
 
 @formula("torchao::mx_fp8_bf16", "torchao::blockwise_scaled_mm")
