@@ -25,10 +25,9 @@ def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Boundary:
-    """The way into lflops from one training.
+    """The way into lflops from one training. `fail` takes off all that is ours: it is given what was raised, and may be called again.
 
-    Args:
-        fail: Takes off all that is ours. It is given what was raised, may be called again, and may raise that to end the training.
+    It may raise that to end the training.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
@@ -69,10 +68,7 @@ class ExitBy:
     """The `__exit__` of a class, by a stack of Python's own.
 
     Python asks an object for it before the block begins. What it gets has no line of ours, so that an interrupt as it is called is still
-    followed by all that is on the stack.
-
-    Args:
-        stack_of: Returns the stack of an object of the class.
+    followed by all that is on the stack. `stack_of` returns that of an object of the class.
     """
 
     def __init__(self, stack_of: Callable[[Any], contextlib.ExitStack]) -> None:

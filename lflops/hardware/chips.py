@@ -152,15 +152,10 @@ class Hardware:
 
 
 def lookup(name: str) -> Hardware | None:
-    """The chip of that name, in the user's own tables or in the shipped one.
+    """The chip of that name, in the user's own tables or in the shipped one; `None` for a chip that no table has.
 
-    Args:
-        name: As `torch.cuda.get_device_name()` or `names()` gives it. Letter case and the order of the words do not matter, nor do the
-            words NVIDIA, Tesla, GeForce, AMD and Instinct. Every other word does: a laptop's chip, or a MIG slice, is not the desktop
-            chip of the same name.
-
-    Returns:
-        `None` for a chip that no table has.
+    The name is as `torch.cuda.get_device_name()` or `names()` gives it. Letter case and the order of the words do not matter, nor do the
+    words NVIDIA, Tesla, GeForce, AMD and Instinct. Every other word does: a laptop's chip, or a MIG slice, is not the desktop chip.
 
     Raises:
         HardwareError: The user's table of chips cannot be read.

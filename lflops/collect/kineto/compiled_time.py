@@ -58,14 +58,9 @@ class GraphKernels:
     def of(cls, calls: Sequence[str], nodes: Mapping[str, Sequence[str]], record: Mapping[str, Any]) -> "GraphKernels | None":
         """Read a record.
 
-        Args:
-            calls: The kernels in their order, each with its number: `extern_kernels.mm:7`.
-            nodes: The names of the nodes of each call.
-            record: The modules; by node its module, bytes and torch's tag of its pass; of each kernel its bytes, its nodes, and whether it
-                is a library's.
-
-        Returns:
-            `None` where the graph has no record.
+        `calls` are the kernels in their order, each with its number: `extern_kernels.mm:7`; `nodes` are the names of each call's nodes.
+        The record has the modules; by node its module, bytes and torch's tag of its pass; of each kernel its bytes, its nodes, and
+        whether it is a library's. `None` where there is no record.
         """
         if not record or not calls:
             return None

@@ -162,16 +162,10 @@ class Tracer:
             self._phases.append((time.time_ns(), phase))
 
     def stop(self, folder: Path, worker: str, *, whole: bool | None = True) -> Recording | None:
-        """End with the batch that is over now, and read what was recorded.
+        """End with the batch that is over now, and read what was recorded; `None` where somebody else's profiler began meanwhile.
 
-        Args:
-            folder: Where the trace belongs; it is made.
-            worker: Who traced, as `host_3`: the machine and the global rank. Dots end a worker's name for readers of traces.
-            whole: Whether the batch that is over ended a step; `None` where no batch has begun since the last.
-
-        Returns:
-            `None`, with `refusal` set, where somebody else's profiler began meanwhile. Where the trace could not be written, `refusal` and
-            `error` say why, and the recording has no file.
+        The trace belongs in the folder, which is made. The worker traced, as `host_3`: the machine and the global rank. `whole` says
+        whether the batch ended a step, and is `None` where none has begun since the last. `refusal` and `error` say why there is no file.
         """
         call_each([self._hooks.close, partial(self._end_step, whole=whole)])
         with gc_paused():  # several objects for each event
