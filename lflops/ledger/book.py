@@ -286,9 +286,10 @@ class Book:
             self.spent[self._current] += spent
             self._between[self._current] += spent
             return
-        collecting = self._collected(begin, at)
-        self._step[self._current] += spent - collecting
-        self._step[COLLECTING] += collecting
+        if self._collections and (collecting := self._collected(begin, at)):
+            self._step[COLLECTING] += collecting
+            spent -= collecting
+        self._step[self._current] += spent
 
     def _give_up_step(self) -> None:
         for phase, spent in self._step.items():
