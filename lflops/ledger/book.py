@@ -28,6 +28,7 @@ class StepEnd(NamedTuple):
     touched: bool  # whether lflops counted, timed or traced the step
     shapes: Hashable  # those of its batch, where they are known
     schedule: bytes | None  # when the thread ran and waited for a core, as the system counts it
+    faults: int = 0  # pages that the thread has read from disk so far
 
 
 class Evidence(NamedTuple):
@@ -35,7 +36,7 @@ class Evidence(NamedTuple):
 
     waiting: int = 0  # ready to run, or stopped, while the thread had no core
     running: int = 0  # on a core
-    faults: int = 0  # pages that the process has read from disk
+    faults: int = 0  # pages that were read from disk
     retries: int = 0  # times that the CUDA allocator freed its cache and tried again
 
 
@@ -223,11 +224,11 @@ COLLECTING = "gc"  # a phase and a category: what Python's garbage collector tak
 class Book:
     """Reads the marks of a start.
 
-    `collections` are the moments at which Python's garbage collector began and ended, in turn. `counted` says how many pages the process
-    has read from disk so far, and how often the device's allocator has freed its cache and tried again.
+    `collections` are the moments at which Python's garbage collector began and ended, in turn. `retries` says how often the device's
+    allocator has freed its cache and tried again, so far.
     """
 
-    def __init__(self, begin: int, collections: deque[int], counted: Callable[[], tuple[int, int]] = lambda: (0, 0)) -> None:
+    def __init__(self, begin: int, collections: deque[int], retries: Callable[[], int] = lambda: 0) -> None:
         self.begin = self.until = begin  # the account has every nanosecond from the one to the other
         self.spent = Counter[str]()  # by category, since it was taken
         self.slow: list[SlowStep] = []  # those since they were taken
@@ -236,15 +237,14 @@ class Book:
         self.first_step: int | None = None  # how many earlier starts had done
         self.freezes: deque[tuple[int, int]] = deque(maxlen=LONGEST_FREEZES)  # in which no thread of the process ran
         self._collections = collections
-        self._counted = counted
-        # At this look at the marks, at the one before it, and at the last one before the step began.
-        self._now = self._before = self._at_begin = counted()
+        self._retries, self._retried, self._new_retries = retries, 0, 0
         self._current = "start_up"
         self._step, self._between = Counter[str](), Counter[str]()
         self._ended = 0
         self._step_begin = begin
         self._usual = Usual()
         self._schedule: bytes | None = None
+        self._faults = 0
 
     @property
     def open(self) -> dict[str, int]:
@@ -258,7 +258,8 @@ class Book:
 
     def read(self, marks: deque[tuple[int, str | StepEnd]], now: int) -> None:
         """Read all marks, and account for the time until now."""
-        self._before, self._now = self._now, self._counted()
+        before, self._retried = self._retried, self._retries()
+        self._new_retries = self._retried - before
         while marks:
             at, what = marks.popleft()
             self._charge(at)
@@ -335,15 +336,14 @@ class Book:
 
     def _evidence(self, at: int, end: StepEnd) -> Evidence:
         before, self._schedule = self._schedule, end.schedule
-        faults, retries = (now - then for now, then in zip(self._now, self._at_begin, strict=True))
-        self._at_begin = self._before  # the next step's
+        faults, self._faults = end.faults - self._faults, end.faults
         # As Linux counts it: nanoseconds on a core, and those in which the thread was ready to run and had none.
         running, waiting = 0, 0
         if before and end.schedule:
             running, waiting = (int(end.schedule.split()[each]) - int(before.split()[each]) for each in range(2))
         if any(stop > self._step_begin and start < at for start, stop in self.freezes):  # of which only the end is known
             waiting = max(at - self._step_begin - running, waiting)
-        return Evidence(waiting=waiting, running=running, faults=faults, retries=retries)
+        return Evidence(waiting=waiting, running=running, faults=faults, retries=self._new_retries)
 
     def _collected(self, begin: int, at: int) -> int:
         """Nanoseconds of Python's garbage collector from one moment to another."""

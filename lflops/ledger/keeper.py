@@ -24,7 +24,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
+from resource import RUSAGE_THREAD, getrusage
 from typing import Any
 
 from lflops.ledger.account import Ledger
@@ -98,7 +98,7 @@ class Recorder:
 
     def step_ends(self, step: int, *, touched: bool, shapes: Hashable = None) -> None:
         now = self._clock()
-        self.marks.append((now, StepEnd(step, touched, shapes, self._schedule())))
+        self.marks.append((now, StepEnd(step, touched, shapes, self._schedule(), getrusage(RUSAGE_THREAD).ru_majflt)))
         self.last_end = now, step
 
 
@@ -168,7 +168,7 @@ class Keeper:
         self.is_first = _latest is None  # of this process, so that its account begins with the process
         begin, now = _begin_of_account(), time.perf_counter_ns()
         self._collections = Collections()
-        self._book = Book(begin, self._collections.moments, lambda: (getrusage(RUSAGE_SELF).ru_majflt, retries()))
+        self._book = Book(begin, self._collections.moments, retries)
         self._segment = Segment(Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid()))
         self._hear = hear
         self._ended: str | None = None

@@ -22,7 +22,7 @@ class Training:
         self.faults, self.retries = 0, 0
         self.recorder = Recorder(clock=lambda: self.now)
         self.phases = TrainPhases(self.recorder)
-        self.book = Book(0, self.collections, lambda: (self.faults, self.retries))
+        self.book = Book(0, self.collections, lambda: self.retries)
         self.done = 0
         self.ran, self.waited = 0, 0
         self.spent = 0
@@ -47,7 +47,7 @@ class Training:
     def end_step(self, elements: int = 64, *, touched: bool = False) -> None:
         """Its end."""
         self.done += 1
-        mark = StepEnd(self.done, touched, (("x",), ((elements,),)), f"{self.ran} {self.waited} 0".encode())
+        mark = StepEnd(self.done, touched, (("x",), ((elements,),)), f"{self.ran} {self.waited} 0".encode(), self.faults)
         self.recorder.marks.append((self.now, mark))
 
     def read(self) -> tuple[dict[str, int], list[SlowStep]]:
@@ -168,7 +168,6 @@ def test_pages_from_disk_explain_a_step_that_did_not_compute() -> None:
     """500 of them, and 10 ms on a core. One that computed all the time was slow for another reason."""
     for computed, cause in ((10, "swap"), (300, "unknown")):
         training = Training().trained()
-        training.read()
         training.faults, training.ran = 500, computed * MS
         assert cause == slow_step(training, forward=304)[1].cause
 
