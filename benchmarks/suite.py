@@ -89,10 +89,15 @@ def run_on_one_core(files: list[str], seed: int, core: int) -> Run:
     start = time.perf_counter()
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - our own command
     found = Run(2, time.perf_counter() - start, ended.returncode, ended.stdout + ended.stderr)
-    print(f"| {seed} | {found.seconds / 60:.1f} min | {' | '.join(str(found.count(name)) for name in COUNTS)} |", flush=True)
+    print(row(seed, found), flush=True)
     if found.status:
         Path(f"suite-one-core-{seed}.log").write_text(found.output, "utf-8")
     return found
+
+
+def row(seed: int, found: Run) -> str:
+    """What came out of one run on one core, as a row of the table."""
+    return f"| {seed} | {found.seconds / 60:.1f} min | {' | '.join(str(found.count(name)) for name in COUNTS)} |"
 
 
 def one_core(seeds: range, at_once: int, matching: str) -> None:
@@ -105,7 +110,7 @@ def one_core(seeds: range, at_once: int, matching: str) -> None:
     lines += ["| order | time | passed | failed | skipped |", "|--:|--:|--:|--:|--:|"]
     failures: list[str] = []
     for seed, found in zip(seeds, runs, strict=True):
-        lines.append(f"| {seed} | {found.seconds / 60:.1f} min | {' | '.join(str(found.count(name)) for name in COUNTS)} |")
+        lines.append(row(seed, found))
         failures += [f"- order {seed}: `{name}`" for name in found.failures]
         if found.status and not found.failures:
             failures.append(f"- order {seed}: pytest ended with {found.status} and named no test")
