@@ -210,8 +210,9 @@ def replace_attribute(undo: Undo, owner: Any, name: str, ours: Any) -> None:
 
 
 def _put_back(owner: Any, name: str, ours: Any, before: Any) -> None:
-    if vars(owner).get(name) is ours:
-        setattr(owner, name, before)
+    ours.lflops_before = before  # it has ended: what has replaced it since puts that back
+    while (earlier := getattr(vars(owner).get(name), "lflops_before", _ABSENT)) is not _ABSENT:
+        setattr(owner, name, earlier)
 
 
 def wrap(undo: Undo, owner: Any, name: str, around: Callable[..., Any]) -> None:

@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary, ref
 from lflops.boundary import Boundary, Undo, wrap
 from lflops.collect.attribution.hooks import hook_optimizers
 from lflops.collect.timing.step_phases import OTHER, SYNC
-from lflops.collect.torch_private.autograd import after_backward
 from lflops.session.inputs.phases import RUN, Phases
 
 SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")  # of the strategy: Lightning's own collectives
@@ -95,13 +94,7 @@ class TrainerPhases(Phases):
         """The callback says: the loss is about to go backward."""
         if self.innermost != "backward":
             self.enter("backward", "train", (loss,))
-            node = getattr(loss, "grad_fn", None)
-            if self.awaits_others and node is not None:  # what runs first in backward registers what runs when all nodes have
-                node.register_prehook(self.boundary.guard(self._first_node))
-
-    def _first_node(self, _gradients: Any) -> None:
-        if self.innermost == "backward":
-            after_backward(self.boundary.guard(self.wait))
+            self.hear_wait(loss)
 
     def backward_ends(self) -> None:
         if self.innermost == "backward":

@@ -13,7 +13,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.optim import Optimizer
 
 from lflops.boundary import Boundary, ExitBy, Undo
@@ -184,11 +184,6 @@ class LoopMonitor:
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """A phase that you name: "forward", "backward", "optimizer", "clip", "transfer", or any other name."""
         return self._phases.named(name)
-
-    def backward(self, loss: Tensor, **named: Any) -> None:
-        """Call `loss.backward(**named)`, as the phase `backward`: exactly that, the loss's own gradient with it."""
-        with self._phases.named("backward", loss):
-            loss.backward(**named)
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:

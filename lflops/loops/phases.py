@@ -2,25 +2,25 @@
 
     with monitor.step(batch):
         loss = criterion(model(x), y)       forward, from the first call of a model
-        loss.backward()                     backward, from the gradient of the model's output
+        loss.backward()                     backward
         clip_grad_norm_(...)                clip if it takes long, else other
         optimizer.step()                    optimizer
 
-A loss that is computed outside of the model has its own gradient counted as forward, since no hook sees it. `named` phases are exact.
+Gradients that `torch.autograd.grad` returns are no backward pass: they are part of the phase that asks for them.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from lflops.boundary import Boundary, Undo, wrap
 from lflops.collect.attribution.hooks import hook_model, hook_optimizers
-from lflops.collect.inputs.tensors import tensors_in
-from lflops.collect.torch_private.autograd import after_backward
+from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, hear_backward
 from lflops.session.inputs.phases import RUN, Phases, Within
 
 RUNNING = ""  # in place of a stage: the one that is running
@@ -43,15 +43,15 @@ class LoopPhases(Phases):
         self._engine = engine
         self._stage = "train"
         self._in_step = False
+        self._thread = threading.get_ident()
 
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
         self.boundary, guard = boundary, boundary.guard
-        self._guarded_begin, self._guarded_end = guard(self._backward_begins), guard(partial(self.leave_last, "backward"))
-        self._guarded_wait = guard(self._nodes_are_done)
         undo.add(self.forget)
+        hear_backward(undo, guard(self._backward_begins), guard(self.leave))
         for model in models:
-            hook_model(undo, model, guard(self._model_is_called), guard(self._model_returns))
+            hook_model(undo, model, guard(self._model_is_called))
         for optimizer in optimizers:
             hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")), optimizer)
         for name, (phase, stage) in ENGINE.items():
@@ -75,52 +75,33 @@ class LoopPhases(Phases):
     def end_step(self, *, failed: bool = False) -> None:
         """The step is over, and so are its phases; or it is left by an exception."""
         self._in_step = False
-        self.leave(0, failed=failed)
+        if self._running:
+            self.leave(0, failed=failed)
 
-    def named(self, phase: str, *given: Any) -> Within:
-        """A phase that the loop names itself, with what it is about: the loss of a backward pass."""
-        return Within(self, phase, RUNNING, given)
+    def named(self, phase: str) -> Within:
+        """A phase that the loop names itself."""
+        return Within(self, phase, RUNNING, ())
 
     def within(self, category: str) -> Within:
         """A block that belongs to no step, but to a category of the ledger."""
         return Within(self, category, RUN, ())
 
-    def begin(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> int:
-        self._leave_forward()
-        return super().begin(phase, stage or self._stage, given)
-
-    def _leave_forward(self) -> None:
-        """Forward has no hook at its end: it lasts until the next phase begins."""
-        if self.innermost == "forward":
-            self.leave(self.depth - 1)
+    def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
+        if self._running and self._running[-1][0] == "forward":  # forward has no hook at its end: it lasts until the next phase begins
+            self.leave(len(self._running) - 1)
+        super().enter(phase, stage or self._stage, given)
 
     def _model_is_called(self, _model: nn.Module, *_: object) -> None:
-        if self._in_step and self.is_heard(self._stage) and self.innermost in {None, "optimizer"}:
-            self.enter("forward", self._stage)
+        if self._in_step and self.innermost in {None, "optimizer"}:
+            self.enter("forward", RUNNING)
 
-    def _model_returns(self, _model: nn.Module, _args: Any, output: Any) -> None:
-        if self._in_step and self.is_heard(self._stage):
-            for tensor in tensors_in(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(self._guarded_begin)
-
-    def _backward_begins(self, _gradient: Tensor) -> None:
-        if not self._in_step:
-            return
-        if not self.is_running("backward"):
-            self._leave_forward()
-            self.enter("backward", self._stage)
-            after_backward(self._guarded_wait)
-        elif self.awaits_others:  # somebody else ends it
-            after_backward(self.boundary.guard(self.wait))
-
-    def _nodes_are_done(self) -> None:
-        """Register the end of backward only now: by now DDP has registered its wait for the other ranks."""
-        if self.awaits_others:
-            self.wait()
-        after_backward(self._guarded_end)
+    def _backward_begins(self, losses: Sequence[Any]) -> int | None:
+        is_within = backward_id() != NO_BACKWARD  # another one, of which it is a part
+        if is_within or not self._in_step or threading.get_ident() != self._thread:
+            return None
+        self.hear_wait(*losses)
+        return None if self.depth_of("backward") is not None else self.begin("backward", RUNNING, (*losses,))
 
     def _optimizer_begins(self, *_: object) -> None:
         if self._in_step:
-            self._leave_forward()
-            self.enter("optimizer", self._stage)
+            self.enter("optimizer", RUNNING)

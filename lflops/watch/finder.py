@@ -84,10 +84,9 @@ class FoundPhases(LoopPhases):
         self.batch: Any = None  # the last one that was fetched for this step
         self._validates = validates
         self._is_validating = False
-        self._thread = threading.get_ident()
         self._last: ref[Any] | None = None  # the loader's iterator that fetched last
         self._trains: ref[Any] | None = None  # the one whose batch the model was trained with
-        self._around: int | None = None  # phases around a fetch that is going on
+        self._is_fetching = False
 
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
         """Hook the models, all optimizers and all data loaders."""
@@ -98,27 +97,30 @@ class FoundPhases(LoopPhases):
         hear_fetches(undo, guard(self._fetch_begins), guard(self._fetch_ends))
 
     def _model_is_called(self, model: nn.Module, *_: object) -> None:
-        self._validate(begins=not (model.training or torch.is_grad_enabled()))
-        if not self._is_validating:
+        is_validated = not (model.training or torch.is_grad_enabled())
+        if is_validated is not self._is_validating:
+            self._validate(begins=is_validated)
+        if not is_validated:
             self._trains = self._last
         super()._model_is_called(model)
 
     def _validate(self, *, begins: bool) -> None:
-        if begins != self._is_validating:
-            self._is_validating = begins
-            self._validates(begins=begins)
+        self._is_validating = begins
+        self._validates(begins=begins)
 
-    def _fetch_begins(self, iterator: Any) -> None:
-        if threading.get_ident() == self._thread and self._around is None:
-            if self._is_validating and self._trains is not None and self._trains() is iterator:
-                self._validate(begins=False)
-            self._around = self.begin("data", RUNNING)
+    def _fetch_begins(self, iterator: Any) -> int | None:
+        if threading.get_ident() != self._thread or self._is_fetching:
+            return None
+        if self._is_validating and self._trains is not None and self._trains() is iterator:
+            self._validate(begins=False)
+        self._is_fetching = True
+        return self.begin("data", RUNNING)
 
-    def _fetch_ends(self, iterator: Any, batch: Any) -> None:
-        if threading.get_ident() != self._thread or self._around is None:
+    def _fetch_ends(self, around: int | None, iterator: Any, batch: Any) -> None:
+        if around is None:
             return
-        self.leave(self._around)
-        self._around = None
+        self.leave(around)
+        self._is_fetching = False
         if isinstance(batch, StopIteration):
             if self._trains is not None and self._trains() is iterator:
                 self.epoch_ends()
@@ -137,7 +139,7 @@ class Finder:
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self._is_off = False
+        self.is_off = False
         self._optimizer: ref[Optimizer] | None = None  # whose steps are those of the loop
         self._steps_of_others = 0
         self._steps = 0  # that were made before the loop is watched
@@ -147,19 +149,6 @@ class Finder:
         self._watched: Any = None  # a `FoundLoop`, or the callback of a Trainer
         atexit.register(self.close)
 
-    def step_ends(self, optimizer: Optimizer) -> None:
-        """An optimizer has made a step. What goes wrong here ends the watching, and nothing else."""
-        # To begin, to end and to count a step adds and removes hooks like the one that calls this. Torch would fail in any but the last
-        # one.
-        if self._is_off or not is_called_last(entry.step_ends):
-            return
-        try:
-            self._step_ends(optimizer)
-        except Exception as error:  # noqa: BLE001 - it is the training's step
-            self._is_off = True
-            self.close(error)
-            warn(f"{VARIABLE}={os.environ.get(VARIABLE)!r}: this training is not watched: {error}")
-
     def close(self, error: BaseException | None = None) -> None:
         """The loop is over, or the process: then by an error that Python has shown, if there was one."""
         watched, self._watched, self._optimizer = self._watched, None, None
@@ -168,7 +157,8 @@ class Finder:
             with suppress(Exception):
                 watched.close(error or getattr(sys, "last_value", None))
 
-    def _step_ends(self, optimizer: Optimizer) -> None:
+    def step_ends(self, optimizer: Optimizer) -> None:
+        """An optimizer has made a step."""
         known = None if self._optimizer is None else self._optimizer()
         if known is optimizer:
             self._steps_of_others = 0
@@ -213,7 +203,7 @@ class Finder:
         """Notice which of these are called for a training step."""
         self._called, self._candidates = [], [ref(each) for each in modules]
         for each in _alive(self._candidates):
-            hook_model(self._looking, each, self._is_called, lambda *_: None)
+            hook_model(self._looking, each, self._is_called)
 
     def _is_called(self, module: nn.Module, *_: object) -> None:
         if torch.is_grad_enabled() and all(each() is not module for each in self._called):
@@ -221,10 +211,19 @@ class Finder:
 
 
 def step_ends(optimizer: Optimizer) -> None:
+    """An optimizer has made a step. What goes wrong here ends the watching, and nothing else."""
     global _finder  # noqa: PLW0603 - one process, one finder
     if _finder.process != os.getpid():  # a fork begins anew
         _finder = Finder()
-    _finder.step_ends(optimizer)
+    # To begin, to end and to count a step adds and removes hooks like the one that calls this. Torch would fail in any but the last one.
+    if _finder.is_off or not is_called_last(entry.step_ends):
+        return
+    try:
+        _finder.step_ends(optimizer)
+    except Exception as error:  # noqa: BLE001 - it is the training's step
+        _finder.is_off = True
+        _finder.close(error)
+        warn(f"{VARIABLE}={os.environ.get(VARIABLE)!r}: this training is not watched: {error}")
 
 
 def modules_of(optimizer: Optimizer) -> list[nn.Module]:

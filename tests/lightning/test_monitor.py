@@ -64,7 +64,7 @@ def test_after_the_last_window_nobody_listens() -> None:
 
     class Look(lightning.pytorch.Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            seen.append((phases_of(trainer).is_heard("train"), monitor._run.sessions["train"] is None))
+            seen.append((bool(phases_of(trainer)._ears.get("train")), monitor._run.sessions["train"] is None))
 
     seen: list[tuple[bool, bool]] = []
     monitor = watching()

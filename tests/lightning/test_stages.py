@@ -318,7 +318,7 @@ class Listened(Callback):
         self.seen: set[bool] = set()
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        self.seen.add(phases_of(trainer).is_heard("validate"))
+        self.seen.add(bool(phases_of(trainer)._ears.get("validate")))
 
 
 def test_between_two_validations_nothing_of_theirs_is_on() -> None:

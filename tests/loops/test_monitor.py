@@ -212,18 +212,6 @@ def test_validation_is_a_stage_of_its_own() -> None:
     assert (FORWARD, 0) == macs(by_stage["validate"])
 
 
-def test_the_loss_that_backward_is_given_is_in_its_phase() -> None:
-    """`monitor.backward(loss)` is `loss.backward()`."""
-    watched = model()
-    with lflops.monitor(watched, schedule=SHORT, log=quiet, on_error="raise") as monitor:
-        for x, y in monitor.data(batches(12)):
-            with monitor.step(x):
-                monitor.backward(F.cross_entropy(watched(x), y))
-    (profile,) = monitor.profiles
-    assert (FORWARD, BACKWARD) == macs(profile)
-    assert {"forward", "backward"} <= set(analyze(profile).step_times.phases)
-
-
 def test_a_writer_has_curves_text_and_files(tmp_path: Path) -> None:
     """Files go where the writer keeps its own."""
     with SummaryWriter(str(tmp_path)) as writer:

@@ -5,13 +5,16 @@ import copy
 import copyreg
 import io
 import pickle
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lflops.boundary import Boundary, Undo, unguarded
 from lflops.collect.torch_private.autograd import after_backward
@@ -55,9 +58,10 @@ class Loop:
         self.events = Events()
         self.watch()
 
-    def watch(self) -> None:
+    def watch(self, *, awaits_others: bool = False) -> None:
         """Install the hooks, and listen."""
         self.phases, self.undo = LoopPhases(), Undo()
+        self.phases.awaits_others = awaits_others
         self.phases.install([self.model], [self.optimizer], Boundary(raising), self.undo)
         self.undo.add(self.phases.listen("train", self.events, unguarded))
 
@@ -127,6 +131,70 @@ def test_what_is_registered_late_in_backward_is_part_of_it(loop: Loop) -> None:
     assert "+forward -forward +backward waits -backward" == loop.heard
 
 
+class Told(torch.autograd.Function):
+    """A loss whose gradient says in which phase it is computed."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, loop: Loop) -> Tensor:
+        ctx.loop = loop
+        return value.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.loop.events.heard.append(f"loss in {ctx.loop.events.innermost}")
+        return gradients[0].expand(2, 1), None
+
+
+def test_the_gradient_of_a_loss_outside_of_the_model_is_part_of_backward(loop: Loop) -> None:
+    """It runs before the gradient of the model's output is there."""
+    loop.phases.begin_step()
+    Told.apply(loop.model(torch.ones(2, 4)), loop).backward()
+    assert "+forward -forward +backward loss in backward -backward" == loop.heard
+
+
+def test_gradients_that_are_asked_for_are_no_backward_pass(loop: Loop) -> None:
+    """A penalty on gradients is part of the forward pass that needs it."""
+    loop.phases.begin_step()
+    loss = loop.loss()
+    (gradient,) = torch.autograd.grad(loss, [next(loop.model.parameters())], create_graph=True)
+    (loss + gradient.square().sum()).backward()
+    assert "+forward -forward +backward -backward" == loop.heard
+
+
+def test_a_backward_pass_within_another_is_part_of_it() -> None:
+    """As a reentrant checkpoint makes one. The wait for other ranks is at the end of the outer one."""
+    loop = Loop()
+    loop.undo.close()
+    loop.events = Waiting()
+    loop.watch(awaits_others=True)
+    loop.phases.begin_step()
+    checkpoint(loop.model, torch.ones(2, 4, requires_grad=True), use_reentrant=True).sum().backward()
+    loop.undo.close()
+    assert "+forward -forward +backward wait -backward" == loop.heard
+
+
+def test_a_backward_pass_of_another_thread_is_not_the_loops(loop: Loop) -> None:
+    """Something else is trained there."""
+    loop.phases.begin_step()
+    other = threading.Thread(target=lambda: torch.ones(1, requires_grad=True).sum().backward())
+    other.start()
+    other.join()
+    assert not loop.heard
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_torchs_own_engine_is_back_when_all_loops_are_over(first: int) -> None:
+    """In whichever order they end."""
+    engine = Variable._execution_engine
+    loops = [Loop(), Loop()]
+    loops[first].undo.close()
+    loops[1 - first].phases.begin_step()
+    loops[1 - first].loss().backward()
+    assert "+backward -backward" in loops[1 - first].heard
+    loops[1 - first].undo.close()
+    assert engine is Variable._execution_engine
+
+
 class Waiting(Events):
     """One that also hears where backward begins to wait for other ranks."""
 
@@ -137,17 +205,16 @@ class Waiting(Events):
 def test_the_wait_for_other_ranks_is_heard_where_there_are_others() -> None:
     """Behind the last node and before what DDP registers, in a backward of the loop's own and in a named one."""
     loop = Loop()
-    loop.undo.close()
-    loop.events = Waiting()
-    loop.watch()
     next(loop.model.parameters()).register_hook(lambda _: after_backward(lambda: loop.events.heard.append("waits")))
     for others, heard in ((False, "+backward waits -backward"), (True, "+backward wait waits -backward")):
-        loop.phases.awaits_others = others
+        loop.undo.close()
+        loop.events = Waiting()
+        loop.watch(awaits_others=others)
         for is_named in (False, True):
             loop.events.heard.clear()
             loop.phases.begin_step()
             loss = loop.loss()
-            with loop.phases.named("backward", loss) if is_named else contextlib.nullcontext():
+            with loop.phases.named("backward") if is_named else contextlib.nullcontext():
                 loss.backward()
             loop.phases.end_step()
             assert f"+forward -forward {heard}" == loop.heard
@@ -185,10 +252,10 @@ def test_a_closure_runs_within_its_optimizer() -> None:
 
 
 def test_named_phases_are_exact(loop: Loop) -> None:
-    """The loss's own gradient is within backward then; what is named twice is entered once."""
+    """What is named and found is entered once."""
     loop.phases.begin_step()
     loss = loop.loss()
-    with loop.phases.named("backward", loss):
+    with loop.phases.named("backward"):
         loss.backward()
     with loop.phases.named("clip"):
         nn.utils.clip_grad_norm_(loop.model.parameters(), 1)
@@ -224,7 +291,7 @@ def test_where_nobody_listens_the_hooks_do_nothing() -> None:
     loop.phases.forget()
     loop.phases.begin_step()
     output = loop.model(torch.ones(2, 4))
-    assert (4, None) == (loop.hooks, output._backward_hooks)
+    assert (3, None) == (loop.hooks, output._backward_hooks)
     loop.undo.close()
     assert 0 == loop.hooks
 
@@ -253,7 +320,7 @@ def test_a_saved_model_is_as_without() -> None:
     file.seek(0)
     with torch.serialization.safe_globals([Saved, nn.Linear]):
         assert 0 == len(torch.load(file, weights_only=True)._forward_hooks)
-    assert (1, 1) == (len(model._forward_hooks), len(model._forward_pre_hooks))
+    assert (0, 1) == (len(model._forward_hooks), len(model._forward_pre_hooks))
     undo.close()
     assert saved == pickle.dumps(model)
     assert Saved not in copyreg.dispatch_table
@@ -281,4 +348,4 @@ def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
     undo.close()
     model(torch.ones(2, 4)).sum().backward()
     assert before == backend.compilations
-    assert ([] if in_place else ["+forward", "-forward", "+backward", "-backward"]) == events.heard
+    assert ([] if in_place else ["+forward", "-forward"]) + ["+backward", "-backward"] == events.heard

@@ -145,35 +145,27 @@ def after_each_call(module: nn.Module, action: Callable[[], None]) -> Iterator[N
 HOOKS = {"_forward_pre_hooks", "_forward_hooks"}  # attributes of a module
 
 
-class _ModelHook:
+class _ModelHook(partial[None]):
     """A hook on a user's own module. What is copied or pickled with the module in its place does nothing, and needs no lflops to load."""
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-
-    def __call__(self, *args: Any) -> None:
-        self._function(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A function of Python's own that takes any arguments, and returns `None`."""
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def hook_model(undo: Undo, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
-    """Run an action before each call of this one module, and one after it, until `undo` is closed. They get what torch gives such hooks.
+def hook_model(undo: Undo, module: nn.Module, action: Callable[..., None]) -> None:
+    """Run an action before each call of this one module, with what torch gives such a hook, until `undo` is closed.
 
     `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled with it, so it would be compiled anew.
     """
     if compiles_its_hooks(module):
         return
-    begins, ends = _ModelHook(before), _ModelHook(after)
+    hook = _ModelHook(action)
     if type(module) not in copyreg.dispatch_table:
         undo.add(_reduce_as_before, type(module))
         copyreg.pickle(type(module), _reduced)
-    for hook in (begins, ends):
-        undo.add(_remove_if_alive, hook, ref(module))
-    module.register_forward_pre_hook(begins)
-    module.register_forward_hook(ends)
+    undo.add(_remove_if_alive, hook, ref(module))
+    module.register_forward_pre_hook(hook)
 
 
 def _reduced(module: nn.Module) -> Any:

@@ -40,7 +40,7 @@ class BatchTensors(NamedTuple):
         """The shapes by name: two batches where they are equal are the same work. `None` where a tensor does not give its shape."""
         try:
             with without_overrides():
-                return self.names, tuple([shape_key(each) for each in self.tensors])
+                return self.names, tuple(map(shape_key, self.tensors))
         except Exception:  # noqa: BLE001 - a tensor of the user's class may raise anything
             return None
 

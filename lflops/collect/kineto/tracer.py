@@ -29,7 +29,7 @@ from lflops.collect.kineto.module_log import ModuleLog
 from lflops.collect.kineto.step_timeline import PhaseMark, communication, communication_on_host, device_seconds, timeline_of
 from lflops.collect.model.module_tree import ModuleTree, rows_of
 from lflops.collect.timing.module_times import inclusive, spreads_of
-from lflops.collect.torch_private.autograd import hear_profilers, hear_profilers_no_more, profiler_is_recording
+from lflops.collect.torch_private.autograd import hear_profilers, profiler_is_recording
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.garbage import SearchTimeout, alive, gc_paused
 from lflops.profile.records import Call, ModulePhase, Phase, Spread, Trace
@@ -98,7 +98,6 @@ class Tracer:
         self._phases: list[PhaseMark] = []
         self._guard = guard
         self._hooks = Undo()
-        self._way = guard(self._give_way)
         # Why there is no recording, or no file of it; `None` while nothing is against one.
         self.refusal: Refusal | None = None if self._activities else "no_activity"
         self.error: str | None = None  # what kept the file from being written, in the words of the error
@@ -121,8 +120,7 @@ class Tracer:
         self._ends, self._phases = [], []
         try:
             self._start()
-            self._hooks.add(hear_profilers_no_more, self._way)
-            hear_profilers(self._way)
+            hear_profilers(self._hooks, self._guard(self._give_way))
             self._log.install(self._hooks, self._guard)
             if batch:
                 self.batch()

@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.profiler import profile
 
+from lflops.boundary import Undo, replace_attribute
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
-    from torch._C import _current_autograd_node, _current_graph_task_id
+    from torch._C import _current_autograd_node, _current_graph_task_id, _ImperativeEngine
     from torch.autograd import _get_sequence_nr, _profiler_enabled  # type: ignore[attr-defined]
 
 NO_BACKWARD = -1  # `backward_id()` outside of a backward pass
@@ -26,8 +27,8 @@ current_node: Callable[[], Any] = _current_autograd_node  # the autograd node th
 profiler_is_recording: Callable[[], bool] = _profiler_enabled  # whether one of torch's profilers is recording
 
 
-def hear_profilers(call: Callable[[], None]) -> None:
-    """Call the function whenever a profiler of torch's is about to get ready, until `hear_profilers_no_more`."""
+def hear_profilers(undo: Undo, call: Callable[[], None]) -> None:
+    """Call the function whenever a profiler of torch's is about to get ready, until `undo` is closed."""
     prepare = profile._prepare_trace
 
     @functools.wraps(prepare)
@@ -35,15 +36,33 @@ def hear_profilers(call: Callable[[], None]) -> None:
         call()
         prepare(self)  # type: ignore[no-untyped-call]
 
-    after_the_call.calls = call  # type: ignore[attr-defined]
-    profile._prepare_trace = after_the_call  # type: ignore[method-assign]
+    replace_attribute(undo, profile, "_prepare_trace", after_the_call)
 
 
-def hear_profilers_no_more(call: Callable[[], None]) -> None:
-    """End that. Where somebody else has replaced the method since, theirs stays, and calls ours."""
-    current: Any = profile._prepare_trace
-    if getattr(current, "calls", None) is call:
-        profile._prepare_trace = current.__wrapped__  # type: ignore[method-assign]
+class _HeardEngine(_ImperativeEngine):
+    def __init__(self, engine: Any, begins: Callable[[Any], Any], ends: Callable[[Any], Any]) -> None:
+        self._run_backward, self._begins, self._ends = engine.run_backward, begins, ends
+
+    # It has the name of the function that calls it, by which `python_stack` knows where a backward pass begins.
+    def _engine_run_backward(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("accumulate_grad"):
+            return self._run_backward(outputs, *args, **kwargs)
+        begun = self._begins(outputs)
+        result = self._run_backward(outputs, *args, **kwargs)
+        if begun is not None:
+            self._ends(begun)
+        return result
+
+    run_backward = _engine_run_backward
+
+
+def hear_backward(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any], Any]) -> None:
+    """Call a function with the tensors that a backward pass begins with, if it writes gradients, and one after it with what that returned.
+
+    The second is not called where the first returned nothing, or after an exception. torch has no hook for that. So the engine that runs
+    the passes is replaced by one that goes on to it, until `undo` is closed.
+    """
+    replace_attribute(undo, Variable, "_execution_engine", _HeardEngine(Variable._execution_engine, begins, ends))
 
 
 def after_backward(callback: Callable[[], None]) -> None:

@@ -11,8 +11,10 @@ with known_torch():
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
-def hear_fetches(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any, Any], Any]) -> None:
-    """Call one function with the iterator of any `DataLoader` before it fetches, and one with it and the batch, or what was raised.
+def hear_fetches(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any, Any, Any], Any]) -> None:
+    """Call one function with the iterator of any `DataLoader` before it fetches, and one after it.
+
+    The second gets what the first returned, the iterator, and the batch or what was raised.
 
     torch has no hook for that. So the method of their iterators is replaced, until `undo` is closed. One that somebody else has put in its
     place since stays, and goes on to call the functions.
@@ -21,13 +23,13 @@ def hear_fetches(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any, 
 
     @functools.wraps(fetch)
     def fetched(iterator: Any) -> Any:
-        begins(iterator)
+        begun = begins(iterator)
         try:
             batch = fetch(iterator)
         except BaseException as error:
-            ends(iterator, error)
+            ends(begun, iterator, error)
             raise
-        ends(iterator, batch)
+        ends(begun, iterator, batch)
         return batch
 
     replace_attribute(undo, _BaseDataLoaderIter, "__next__", fetched)

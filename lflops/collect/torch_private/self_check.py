@@ -101,7 +101,7 @@ def check_data_loader() -> None:
     heard: list[object] = []
     iterator = iter(torch.utils.data.DataLoader(torch.empty(0, device="cpu"), generator=torch.Generator("cpu")))  # type: ignore[arg-type]
     with known_torch(), Undo() as undo:
-        hear_fetches(undo, heard.append, lambda _, got: heard.append(got))
+        hear_fetches(undo, heard.append, lambda *got: heard.append(got[-1]))
         next(iterator, None)
     next(iterator, None)
     _raise_if_wrong({"data loaders fetch unheard": len(heard) == 2 and isinstance(heard[1], StopIteration)})
@@ -193,12 +193,17 @@ def _numbering() -> dict[str, bool]:
             grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
         dispatch_modes.push_mode(ran)
     dispatch_modes.sweep_modes()
+    heard: list[int] = []
+    with Undo() as undo:
+        autograd.hear_backward(undo, len, heard.append)
+        (x * 1).sum().backward()
+    (x * 1).sum().backward()
     return {
         "modes do not end": ran not in dispatch_modes.open_modes(),
         "autograd nodes are not numbered in the order they are built": before <= between - 1 and between <= after - 1,
         "a node's number does not survive to backward": ran.products == [after - 1] * 2 + [between - 1] * 2,
         "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
-        "the end of a backward pass is not reported": ended == [4],
+        "the end of a backward pass is not reported": ended == [4] and heard == [1],
         "operators have other names": "aten::mm" in [operators.qualified_name(each) for each in ran.seen],
         "nodes have no names": "MmBackward" in autograd.node_name((x * 1).mm(w).grad_fn),
         "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])} == {id(x), id(w)},
@@ -213,8 +218,7 @@ def _are_profilers_seen() -> bool:
     kind = torch.autograd.profiler.profile
     before = kind._prepare_trace
     with Undo() as undo:
-        undo.add(autograd.hear_profilers_no_more, _no_op)
-        autograd.hear_profilers(_no_op)
+        autograd.hear_profilers(undo, _no_op)
         within = kind._prepare_trace
     callers = (kind.__enter__, torch.profiler.profile.prepare_trace)
     return within is not before is kind._prepare_trace and all("_prepare_trace" in each.__code__.co_names for each in callers)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from lflops.boundary import Boundary, Guard, unguarded
+from lflops.collect.torch_private.autograd import after_backward
 from lflops.profile.records import Phase
 
 RUN = "run"  # in place of a stage: what belongs to no step, as saving a checkpoint
@@ -71,7 +72,7 @@ class Phases:
     def begin(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> int:
         """A phase of a stage begins. Returns how many are around it."""
         self.enter(phase, stage, given)
-        return self.depth - 1
+        return len(self._running) - 1
 
     def call_in(self, phase: str, stage: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method as a phase of a stage. Listeners are given the method's positional arguments."""
@@ -84,6 +85,13 @@ class Phases:
             for each in self._running.pop()[1]:
                 (each.drop if failed else each.leave)()
 
+    def hear_wait(self, *losses: Any) -> None:
+        """Hear where backward from these losses begins to wait for other ranks, if there are others."""
+        node = getattr(losses[0], "grad_fn", None) if losses else None
+        if self.awaits_others and node is not None:  # what runs first in backward registers what runs when all nodes have
+            wait = self.boundary.guard(self.wait)
+            node.register_prehook(self.boundary.guard(lambda _: after_backward(wait)))
+
     def wait(self) -> None:
         """Every node of the backward pass has run: what is left of it is the wait for other ranks."""
         phase, ears = self._running[-1] if self._running else ("", ())
@@ -91,18 +99,17 @@ class Phases:
             if each.wait is not None:
                 each.wait()
 
-    def is_heard(self, stage: str) -> bool:
-        return bool(self._ears.get(stage))
-
-    def is_running(self, phase: str) -> bool:
-        """Whether a phase is running, also with others within it."""
-        return phase in [each for each, _ in self._running]
-
     def leave_last(self, phase: str, *_: object) -> None:
         """The innermost phase of that name ends, and what is within it; if there is one."""
-        names = [each for each, _ in self._running]
-        if phase in names:
-            self.leave(len(names) - 1 - names[::-1].index(phase))
+        if (depth := self.depth_of(phase)) is not None:
+            self.leave(depth)
+
+    def depth_of(self, phase: str) -> int | None:
+        """How many phases are around the innermost one of that name; `None` where it is not running."""
+        for depth in range(len(self._running) - 1, -1, -1):
+            if self._running[depth][0] == phase:
+                return depth
+        return None
 
     def forget(self) -> None:
         """Drop all listeners; no phase is running any more."""
