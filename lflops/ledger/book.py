@@ -27,8 +27,9 @@ class StepEnd(NamedTuple):
     step: int  # how many steps were done, as the loggers count
     touched: bool  # whether lflops counted, timed or traced the step
     shapes: Hashable  # those of its batch, where they are known
-    schedule: bytes | None  # when the thread ran and waited for a core, as the system counts it
-    faults: int = 0  # pages that the thread has read from disk so far
+    ran: int  # nanoseconds of the thread on a core so far
+    schedule: bytes | None  # when it ran and waited for a core, as the system counted it not long ago
+    faults: int = 0  # pages that it had read from disk by then
 
 
 class Evidence(NamedTuple):
@@ -243,8 +244,7 @@ class Book:
         self._ended = 0
         self._step_begin = begin
         self._usual = Usual()
-        self._schedule: bytes | None = None
-        self._faults = 0
+        self._last: StepEnd | None = None
 
     @property
     def open(self) -> dict[str, int]:
@@ -335,15 +335,13 @@ class Book:
         self.slow.append(SlowStep(step=step, end=end, seconds=seconds, usual=usual, cost=cost, cause=why.cause, phase=why.phase))
 
     def _evidence(self, at: int, end: StepEnd) -> Evidence:
-        before, self._schedule = self._schedule, end.schedule
-        faults, self._faults = end.faults - self._faults, end.faults
-        # As Linux counts it: nanoseconds on a core, and those in which the thread was ready to run and had none.
-        running, waiting = 0, 0
-        if before and end.schedule:
-            running, waiting = (int(end.schedule.split()[each]) - int(before.split()[each]) for each in range(2))
+        before, self._last = self._last or end, end
+        running, waiting = end.ran - before.ran, 0
+        if before.schedule and end.schedule:  # the second figure has the nanoseconds in which the thread was ready to run and had no core
+            waiting = int(end.schedule.split()[1]) - int(before.schedule.split()[1])
         if any(stop > self._step_begin and start < at for start, stop in self.freezes):  # of which only the end is known
             waiting = max(at - self._step_begin - running, waiting)
-        return Evidence(waiting=waiting, running=running, faults=faults, retries=self._new_retries)
+        return Evidence(waiting=waiting, running=running, faults=end.faults - before.faults, retries=self._new_retries)
 
     def _collected(self, begin: int, at: int) -> int:
         """Nanoseconds of Python's garbage collector from one moment to another."""

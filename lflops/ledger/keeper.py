@@ -32,6 +32,7 @@ from lflops.ledger.book import Book, StepEnd
 from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 
 OTHER = "other"  # the phase of what is in no phase
+IDLE = 2_000_000  # nanoseconds off its core after which it is asked what kept the training's thread; to ask takes as long as ten marks
 
 
 def unknown() -> None:
@@ -48,6 +49,9 @@ class Recorder:
         self._schedule = schedule
         self._running: list[str] = []
         self._base = "start_up"
+        # What the system had counted when it was last asked, and when that was: by the clock, and by the time that the thread had run.
+        self._counted: tuple[bytes | None, int] = None, 0
+        self._asked = -1 << 62, 0
 
     def enter(self, category: str, _given: tuple[Any, ...] = ()) -> None:
         """A category or a phase begins, within the one that is running."""
@@ -97,8 +101,10 @@ class Recorder:
         self.marks.append((self._clock(), phase))
 
     def step_ends(self, step: int, *, touched: bool, shapes: Hashable = None) -> None:
-        now = self._clock()
-        self.marks.append((now, StepEnd(step, touched, shapes, self._schedule(), getrusage(RUSAGE_THREAD).ru_majflt)))
+        now, ran = self._clock(), time.thread_time_ns()
+        if (now - self._asked[0]) - (ran - self._asked[1]) >= IDLE:  # a thread that has run all the time was not kept from it
+            self._counted, self._asked = (self._schedule(), getrusage(RUSAGE_THREAD).ru_majflt), (now, ran)
+        self.marks.append((now, StepEnd(step, touched, shapes, ran, *self._counted)))
         self.last_end = now, step
 
 

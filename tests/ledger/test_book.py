@@ -1,6 +1,7 @@
 """The account of one start, from marks at moments that the test chooses: it adds up to the nanosecond, whatever happens."""
 
 from collections import deque
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +48,7 @@ class Training:
     def end_step(self, elements: int = 64, *, touched: bool = False) -> None:
         """Its end."""
         self.done += 1
-        mark = StepEnd(self.done, touched, (("x",), ((elements,),)), f"{self.ran} {self.waited} 0".encode(), self.faults)
+        mark = StepEnd(self.done, touched, (("x",), ((elements,),)), self.ran, f"{self.ran} {self.waited} 0".encode(), self.faults)
         self.recorder.marks.append((self.now, mark))
 
     def read(self) -> tuple[dict[str, int], list[SlowStep]]:
@@ -297,3 +298,21 @@ def test_what_a_phase_cannot_give_the_longest_one_does() -> None:
     step = StepSpent({"forward": 950, "gc": 60, "other": 1000}, 2010, Evidence(), None)
     usual = SimpleNamespace(usual_phases={"forward": 900, "other": 1000})
     assert {"forward": 440, "gc": 60} == _excess(step, usual, 500)  # type: ignore[arg-type]
+
+
+def test_the_system_is_asked_when_the_thread_was_off_its_core() -> None:
+    """For 2 ms since it was asked last: it cannot have waited for longer. To ask takes as long as all other marks of a step."""
+    now, asked = 1000 * MS, list[int]()
+
+    def schedule() -> bytes:
+        asked.append(now // MS)
+        return f"0 {now} 0".encode()
+
+    recorder = Recorder(clock=lambda: now, schedule=schedule)
+    for step, later in enumerate((0, 1, 0.5, 100, 0)):
+        now += int(later * MS)
+        recorder.step_ends(step, touched=False)
+    assert [1000, 1101] == asked
+    ends = [mark for _, mark in recorder.marks if isinstance(mark, StepEnd)]
+    assert [b"0 1000000000 0"] * 3 + [b"0 1101500000 0"] * 2 == [each.schedule for each in ends]
+    assert all(first.ran <= second.ran for first, second in pairwise(ends))
