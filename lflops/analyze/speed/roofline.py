@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lflops.analyze.speed.peaks import chip_of, name_of_peak, peak_of
 from lflops.analyze.speed.step_times import traced_seconds
@@ -107,7 +108,7 @@ class LazyRoofline:
 
     @cached_property
     def ceilings(self) -> tuple[Ceiling, ...]:
-        return tuple(_ceilings(self._profile, self._chip))
+        return _ceilings(self._profile, self._chip)
 
     @cached_property
     def modules(self) -> tuple["Part", ...]:
@@ -325,22 +326,24 @@ def _seconds(work: Work) -> float | None:
     return spread.median if spread else None
 
 
-def _ceilings(profile: Profile, chip: Hardware | None) -> Iterator[Ceiling]:
+def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
+    """The roofs of the known chips, each once: two chips may differ in what is not shown."""
     multiplied = dict.fromkeys(cell.dtype for cell in profile.cells if cell.executed_macs)
     dtypes = dict.fromkeys(name_of_peak(dtype, profile.run) for dtype in multiplied)
-    chips = [chip, profile.run.hardware, lookup(profile.run.device_name)]
-    for index, each in enumerate(chips):
-        if each is not None and each not in chips[:index]:
-            for dtype in dtypes:
-                if dtype is not None and dtype in each.peak_flops_per_second:
-                    yield Ceiling(
-                        hardware=each.name,
-                        source=each.source,
-                        dtype=dtype,
-                        flops_per_second=each.peak_flops_per_second[dtype],
-                        bandwidth_bytes_per_second=each.bandwidth_bytes_per_second,
-                        is_judged_by=each is chip,
-                    )
+    ceilings: dict[Ceiling, Ceiling] = {}
+    for each in filter(None, (chip, profile.run.hardware, lookup(profile.run.device_name))):
+        for dtype in dtypes:
+            if dtype is not None and dtype in each.peak_flops_per_second:
+                ceiling = Ceiling(
+                    hardware=each.name,
+                    source=each.source,
+                    dtype=dtype,
+                    flops_per_second=each.peak_flops_per_second[dtype],
+                    bandwidth_bytes_per_second=each.bandwidth_bytes_per_second,
+                    is_judged_by=False,
+                )
+                ceilings.setdefault(ceiling, replace(ceiling, is_judged_by=each is chip))
+    return tuple(ceilings.values())
 
 
 class LowerBound(Struct, frozen=True, kw_only=True):
