@@ -114,8 +114,10 @@ def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
 def _allocating(profile: Profile) -> float:
     """Seconds of a traced step in which the host waits for the driver to give memory, or to take it back."""
     trace = profile.trace
-    seconds = sum(each.own_host_seconds for each in trace.operators if each.name.startswith(_ALLOCATES)) if trace else 0.0
-    return (trace.per_batch(seconds) or 0.0) * (profile.run.accumulation or 1) if trace else 0.0
+    if trace is None:
+        return 0.0
+    seconds = sum(each.own_host_seconds for each in trace.operators if each.name.startswith(_ALLOCATES))
+    return (trace.per_batch(seconds) or 0.0) * (profile.run.accumulation or 1)
 
 
 def _noise(time: _Time, others: Sequence[_Time]) -> float:
