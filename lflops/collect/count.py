@@ -24,7 +24,6 @@ from lflops.collect.model.compile_guard import KeptGraphs, force_eager
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.topology import check_logical, with_logical
 from lflops.collect.torch_private.dispatch_modes import end_mode, passes_dynamo, push_mode
-from lflops.collect.torch_private.modules import compilations
 from lflops.collect.torch_private.self_check import check
 from lflops.collect.torch_private.tensors import only_shapes_run, without_overrides
 from lflops.errors import CountError
@@ -203,10 +202,10 @@ class Counting:
             return
         from lflops.collect.torch_private.dynamo import with_control_flow_compiled
 
-        if self._eager and (self._tree.compiled or compilations()):
+        if self._eager:
             undo.enter(force_eager())
             undo.enter(with_control_flow_compiled())
-        if not self._eager:  # of what eager control flow calls, the graph is what runs
+        else:  # of what eager control flow calls, the graph is what runs
             self._graphs.start()
         self._counter.regions = regions = CompiledRegions(self._scopes, self._guard)
         undo.add(regions.stop)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import grad
+from torch.autograd import backward, grad
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -196,8 +196,8 @@ def _numbering() -> dict[str, bool]:
     heard: list[int] = []
     with Undo() as undo:
         autograd.hear_backward(undo, len, heard.append)
-        (x * 1).sum().backward()
-    (x * 1).sum().backward()
+        backward((x * 1).sum())
+    backward((x * 1).sum())
     return {
         "modes do not end": ran not in dispatch_modes.open_modes(),
         "autograd nodes are not numbered in the order they are built": before <= between - 1 and between <= after - 1,
