@@ -138,6 +138,7 @@ def _schedule_shrunk(note: Note) -> str:
 
 _REFUSALS = {
     "other_profiler": "another torch.profiler was running in this process, and Kineto serves one at a time",
+    "not_known": "whether another torch.profiler was running in this process could not be found out in a second, as on a busy machine",
     "own_trace": "another trace of lflops' was being recorded, and Kineto serves one at a time",
     "cut_off": "another torch.profiler began while ours recorded, and Kineto serves one at a time",
     "no_activity": "torch can record none of the activities here",

@@ -40,7 +40,7 @@ from lflops.traces.recorded import STEP, outer_first
 Activity = Literal["cpu", "device"]
 ACTIVITIES: tuple[Activity, ...] = ("cpu", "device")
 
-Refusal = Literal["other_profiler", "own_trace", "cut_off", "no_activity", "not_written"]
+Refusal = Literal["other_profiler", "not_known", "own_trace", "cut_off", "no_activity", "not_written"]
 """Why there is no recording: somebody else's profiler runs, or another recording of ours; somebody else's ran while ours did; none of the
 activities can be recorded here. Or why there is no file: it could not be written."""
 
@@ -187,8 +187,11 @@ class Tracer:
         call_each([self._hooks.close, partial(self._end_step, whole=None), self._stop_recording])
 
     def _is_free(self) -> bool:
-        if self.refusal is None and other_profiler_runs():
-            self.refusal = "own_trace" if self._recording else "other_profiler"
+        try:
+            if self.refusal is None and other_profiler_runs():
+                self.refusal = "own_trace" if self._recording else "other_profiler"
+        except SearchTimeout:
+            self.refusal = "not_known"  # to start ours next to one that gets ready would be a crash
         return self.refusal is None
 
     def _start(self) -> None:
@@ -283,20 +286,17 @@ class Tracer:
 
 
 def other_profiler_runs() -> bool:
-    """Whether a profiler of torch's has been got ready or entered and is not stopped; also where that cannot be found out in a second."""
+    """Whether a profiler of torch's is got ready or entered and not stopped; a `SearchTimeout` where that takes too long to find out."""
     if profiler_is_recording():
         return True
     entered, begun = _and_its_subclasses(torch.autograd.profiler.profile), _and_its_subclasses(torch.profiler.profile)
-    try:
-        for each in alive(entered | begun):
-            if type(each) not in entered:
-                runs = each.step_rec_fn is not None and not _is_over(each)
-            else:
-                runs = each.enabled and each.entered and each.kineto_results is None
-            if runs:
-                return True
-    except SearchTimeout:
-        return True  # that is not known; to start ours next to one that gets ready would be a crash
+    for each in alive(entered | begun):
+        if type(each) not in entered:
+            runs = each.step_rec_fn is not None and not _is_over(each)
+        else:
+            runs = each.enabled and each.entered and each.kineto_results is None
+        if runs:
+            return True
     return False
 
 
