@@ -210,9 +210,9 @@ def replace_attribute(undo: Undo, owner: Any, name: str, ours: Any) -> None:
 
 
 def _put_back(owner: Any, name: str, ours: Any, before: Any) -> None:
-    ours.lflops_before = before  # it has ended: what has replaced it since puts that back
-    while (earlier := getattr(vars(owner).get(name), "lflops_before", _ABSENT)) is not _ABSENT:
-        setattr(owner, name, earlier)
+    ours.lflops_ended = ours, before  # what has replaced it since puts that back; a copy of the attribute names another object
+    while (ended := getattr(current := vars(owner).get(name), "lflops_ended", None)) and ended[0] is current:
+        setattr(owner, name, ended[1])
 
 
 def wrap(undo: Undo, owner: Any, name: str, around: Callable[..., Any]) -> None:

@@ -218,7 +218,7 @@ def _needless(profile: Profile, times: StepTimes) -> Iterator[Cause]:
         yield Cause(kind="recomputed", seconds=root.recompute.seconds.median)
     unlearning = {name: each for name, each in profile.modules.items() if not each.backward.macs}  # no gradient goes back through these
     frozen = sum(each.forward.own_macs for each in unlearning.values() if each.parameters and not each.trainable_parameters)
-    if backward and frozen >= _MOSTLY_FROZEN * forward:
+    if forward and backward and frozen >= _MOSTLY_FROZEN * forward:
         yield Cause(kind="frozen", seconds=None, value=frozen / forward)
     silent = [name for name, each in unlearning.items() if backward and each.trainable_parameters and each.forward.macs]
     for name in silent:

@@ -70,7 +70,7 @@ class LoopPhases(Phases):
 
     def begin_step(self) -> None:
         """The models that are called from here on are called for a step."""
-        self._in_step = True
+        self._in_step, self._thread = True, threading.get_ident()
 
     def end_step(self, *, failed: bool = False) -> None:
         """The step is over, and so are its phases; or it is left by an exception."""

@@ -86,7 +86,6 @@ class FoundPhases(LoopPhases):
         self._is_validating = False
         self._last: ref[Any] | None = None  # the loader's iterator that fetched last
         self._trains: ref[Any] | None = None  # the one whose batch the model was trained with
-        self._is_fetching = False
 
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
         """Hook the models, all optimizers and all data loaders."""
@@ -109,18 +108,16 @@ class FoundPhases(LoopPhases):
         self._validates(begins=begins)
 
     def _fetch_begins(self, iterator: Any) -> int | None:
-        if threading.get_ident() != self._thread or self._is_fetching:
+        if threading.get_ident() != self._thread or self.depth_of("data") is not None:
             return None
         if self._is_validating and self._trains is not None and self._trains() is iterator:
             self._validate(begins=False)
-        self._is_fetching = True
         return self.begin("data", RUNNING)
 
     def _fetch_ends(self, around: int | None, iterator: Any, batch: Any) -> None:
         if around is None:
             return
         self.leave(around)
-        self._is_fetching = False
         if isinstance(batch, StopIteration):
             if self._trains is not None and self._trains() is iterator:
                 self.epoch_ends()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.convert_frame import ConvertFrame
 from torch.autograd import Variable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -173,6 +174,68 @@ def test_a_backward_pass_within_another_is_part_of_it() -> None:
     assert "+forward -forward +backward wait -backward" == loop.heard
 
 
+def test_the_wait_is_heard_once_in_each_pass_of_a_graph_that_is_kept() -> None:
+    """The hook on the loss's node goes when it has run, or a loss that goes backward a thousand times would have a thousand."""
+    loop = Loop()
+    loop.undo.close()
+    loop.events = Waiting()
+    loop.watch(awaits_others=True)
+    loop.phases.begin_step()
+    loss = loop.loss()
+    for _ in range(3):
+        loss.backward(retain_graph=True)
+    loop.undo.close()
+    assert "+forward -forward" + 3 * " +backward wait -backward" == loop.heard
+
+
+def test_a_loop_on_another_thread_than_its_monitor_is_heard(loop: Loop) -> None:
+    """The thread is that of the step."""
+
+    def step() -> None:
+        loop.phases.begin_step()
+        loop.loss().backward()
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    assert "+forward -forward +backward -backward" == loop.heard
+
+
+def test_the_engine_may_be_called_with_names_alone(loop: Loop) -> None:
+    """As pipelines do, which call it themselves; they are not heard."""
+    loss = loop.loss()
+    Variable._execution_engine.run_backward(  # type: ignore[attr-defined]
+        tensors=(loss,),
+        grad_tensors=(torch.ones(()),),
+        keep_graph=False,
+        create_graph=False,
+        inputs=(),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
+    assert next(loop.model.parameters()).grad is not None
+
+
+def test_a_compiled_function_that_goes_backward_compiles_nothing_of_ours(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its graph breaks there, and dynamo goes on to what hears of it."""
+    looked_at: list[str] = []
+    convert = ConvertFrame.__call__
+
+    def noting(self: ConvertFrame, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        looked_at.append(frame.f_code.co_filename)
+        return convert(self, frame, *args, **kwargs)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(ConvertFrame, "__call__", noting)
+    step = torch.compile(lambda x: loop.model(x).sum().backward(), backend="eager")
+    loop.phases.begin_step()
+    step(torch.ones(2, 4))
+    torch.compiler.reset()
+    assert "+backward -backward" in loop.heard
+    assert __file__ in looked_at
+    assert not [name for name in looked_at if name.endswith(("torch_private/autograd.py", "boundary.py", "loops/phases.py"))]
+
+
 def test_a_backward_pass_of_another_thread_is_not_the_loops(loop: Loop) -> None:
     """Something else is trained there."""
     loop.phases.begin_step()
@@ -183,16 +246,16 @@ def test_a_backward_pass_of_another_thread_is_not_the_loops(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_torchs_own_engine_is_back_when_all_loops_are_over(first: int) -> None:
+def test_torchs_own_function_is_back_when_all_loops_are_over(first: int) -> None:
     """In whichever order they end."""
-    engine = Variable._execution_engine
+    torchs = torch.autograd._engine_run_backward
     loops = [Loop(), Loop()]
     loops[first].undo.close()
     loops[1 - first].phases.begin_step()
     loops[1 - first].loss().backward()
     assert "+backward -backward" in loops[1 - first].heard
     loops[1 - first].undo.close()
-    assert engine is Variable._execution_engine
+    assert torchs is torch.autograd._engine_run_backward
 
 
 class Waiting(Events):

@@ -5,15 +5,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.profiler import profile
 
 from lflops.boundary import Undo, replace_attribute
 from lflops.collect.torch_private.known_torch import known_torch
+from lflops.collect.torch_private.modules import never_compiled
 
 with known_torch():
-    from torch._C import _current_autograd_node, _current_graph_task_id, _ImperativeEngine
+    from torch._C import _current_autograd_node, _current_graph_task_id
     from torch.autograd import _get_sequence_nr, _profiler_enabled  # type: ignore[attr-defined]
 
 NO_BACKWARD = -1  # `backward_id()` outside of a backward pass
@@ -39,30 +41,26 @@ def hear_profilers(undo: Undo, call: Callable[[], None]) -> None:
     replace_attribute(undo, profile, "_prepare_trace", after_the_call)
 
 
-class _HeardEngine(_ImperativeEngine):
-    def __init__(self, engine: Any, begins: Callable[[Any], Any], ends: Callable[[Any], Any]) -> None:
-        self._run_backward, self._begins, self._ends = engine.run_backward, begins, ends
-
-    # It has the name of the function that calls it, by which `python_stack` knows where a backward pass begins.
-    def _engine_run_backward(self, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs.get("accumulate_grad"):
-            return self._run_backward(outputs, *args, **kwargs)
-        begun = self._begins(outputs)
-        result = self._run_backward(outputs, *args, **kwargs)
-        if begun is not None:
-            self._ends(begun)
-        return result
-
-    run_backward = _engine_run_backward
-
-
 def hear_backward(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any], Any]) -> None:
     """Call a function with the tensors that a backward pass begins with, if it writes gradients, and one after it with what that returned.
 
-    The second is not called where the first returned nothing, or after an exception. torch has no hook for that. So the engine that runs
-    the passes is replaced by one that goes on to it, until `undo` is closed.
+    The second is not called where the first returned nothing, or after an exception. torch has no hook for that. So the function that
+    calls the engine is replaced by one that goes on to it, until `undo` is closed.
     """
-    replace_attribute(undo, Variable, "_execution_engine", _HeardEngine(Variable._execution_engine, begins, ends))
+    with known_torch():
+        run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def heard(tensors: Any, *args: Any, accumulate_grad: bool = False, **kwargs: Any) -> Any:
+        begun = begins(tensors) if accumulate_grad else None
+        result = run_backward(tensors, *args, accumulate_grad=accumulate_grad, **kwargs)
+        if begun is not None:
+            ends(begun)
+        return result
+
+    never_compiled(heard, within=False)
+    for each in (begins, ends):
+        never_compiled(each)
+    replace_attribute(undo, torch.autograd, "_engine_run_backward", heard)
 
 
 def after_backward(callback: Callable[[], None]) -> None:

@@ -186,12 +186,12 @@ def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ..
     return _global_forward_pre_hooks, _global_forward_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
 
 
-def never_compiled(function: Callable[..., Any]) -> None:
-    """Let dynamo never look into calls of a function, nor into what it calls."""
+def never_compiled(function: Callable[..., Any], *, within: bool = True) -> None:
+    """Let dynamo never look into calls of a function, and `within` not into what it calls."""
     # Code that dynamo does not compile runs under its eye all the same: of a module that is compiled in place, the hooks do. It costs a
     # call nothing, and adds no frame, as `torch.compiler.disable` does.
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    skip, usual = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip if within else usual))
 
 
 class HiddenHooks:

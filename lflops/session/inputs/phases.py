@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from lflops.boundary import Boundary, Guard, unguarded
 from lflops.collect.torch_private.autograd import after_backward
 from lflops.profile.records import Phase
@@ -89,8 +91,13 @@ class Phases:
         """Hear where backward from these losses begins to wait for other ranks, if there are others."""
         node = getattr(losses[0], "grad_fn", None) if losses else None
         if self.awaits_others and node is not None:  # what runs first in backward registers what runs when all nodes have
-            wait = self.boundary.guard(self.wait)
-            node.register_prehook(self.boundary.guard(lambda _: after_backward(wait)))
+
+            def first_runs(_gradients: Any) -> None:
+                if not torch.compiler.is_compiling():  # compiled autograd takes no callback
+                    handle.remove()
+                    after_backward(self.boundary.guard(self.wait))
+
+            handle = node.register_prehook(self.boundary.guard(first_runs))
 
     def wait(self) -> None:
         """Every node of the backward pass has run: what is left of it is the wait for other ranks."""
@@ -106,10 +113,7 @@ class Phases:
 
     def depth_of(self, phase: str) -> int | None:
         """How many phases are around the innermost one of that name; `None` where it is not running."""
-        for depth in range(len(self._running) - 1, -1, -1):
-            if self._running[depth][0] == phase:
-                return depth
-        return None
+        return next((depth for depth in range(len(self._running) - 1, -1, -1) if self._running[depth][0] == phase), None)
 
     def forget(self) -> None:
         """Drop all listeners; no phase is running any more."""
