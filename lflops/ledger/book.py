@@ -29,14 +29,14 @@ class StepEnd(NamedTuple):
     shapes: Hashable  # those of its batch, where they are known
     ran: int  # nanoseconds of the thread on a core so far
     schedule: bytes | None  # when it ran and waited for a core, as the system counted it not long ago
-    faults: int = 0  # pages that it had read from disk by then
+    usage: Any  # what it had used by then, as `getrusage` says: pages read from disk, and time in the system
 
 
 class Evidence(NamedTuple):
     """What the system and Python have counted in a step; times are in nanoseconds."""
 
     waiting: int = 0  # ready to run, or stopped, while the thread had no core
-    running: int = 0  # on a core
+    computing: int = 0  # on a core, and not in the system
     faults: int = 0  # pages that were read from disk
     retries: int = 0  # times that the CUDA allocator freed its cache and tried again
 
@@ -111,8 +111,8 @@ def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larg
     """The first cause that explains half of the cost."""
     more = Evidence(*(value - usual for value, usual in zip(step.evidence, recent.usual_evidence, strict=True)))
     # A thread that computes more, or often waits for the disk, waits more often for a core as well, on a busy machine.
-    reads_disk = more.faults >= MANY_FAULTS and 2 * more.running < cost and phase != "data"
-    waits_anyway = reads_disk or (is_larger and 4 * more.running >= cost)
+    reads_disk = more.faults >= MANY_FAULTS and 2 * more.computing < cost and phase != "data"
+    waits_anyway = reads_disk or (is_larger and 4 * more.computing >= cost)
     causes = {
         "allocator_retry": more.retries > 0,
         "gc": phase == "gc",
@@ -341,7 +341,9 @@ class Book:
             waiting = int(end.schedule.split()[1]) - int(before.schedule.split()[1])
         if any(stop > self._step_begin and start < at for start, stop in self.freezes):  # of which only the end is known
             waiting = max(at - self._step_begin - running, waiting)
-        return Evidence(waiting=waiting, running=running, faults=end.faults - before.faults, retries=self._new_retries)
+        computing = max(running - int(1e9 * (end.usage.ru_stime - before.usage.ru_stime)), 0)
+        faults = end.usage.ru_majflt - before.usage.ru_majflt
+        return Evidence(waiting=waiting, computing=computing, faults=faults, retries=self._new_retries)
 
     def _collected(self, begin: int, at: int) -> int:
         """Nanoseconds of Python's garbage collector from one moment to another."""

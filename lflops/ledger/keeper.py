@@ -49,9 +49,9 @@ class Recorder:
         self._schedule = schedule
         self._running: list[str] = []
         self._base = "start_up"
-        # What the system had counted when it was last asked, and when that was: by the clock, and by the time that the thread had run.
-        self._counted: tuple[bytes | None, int] = None, 0
-        self._asked = -1 << 62, 0
+        # What the system had counted when it was last asked, and nanoseconds that the thread had been off its core by then.
+        self._counted: tuple[bytes | None, Any] = None, None
+        self._idle = -1 << 62
 
     def enter(self, category: str, _given: tuple[Any, ...] = ()) -> None:
         """A category or a phase begins, within the one that is running."""
@@ -102,8 +102,8 @@ class Recorder:
 
     def step_ends(self, step: int, *, touched: bool, shapes: Hashable = None) -> None:
         now, ran = self._clock(), time.thread_time_ns()
-        if (now - self._asked[0]) - (ran - self._asked[1]) >= IDLE:  # a thread that has run all the time was not kept from it
-            self._counted, self._asked = (self._schedule(), getrusage(RUSAGE_THREAD).ru_majflt), (now, ran)
+        if now - ran - self._idle >= IDLE:  # a thread that has run all the time was not kept from it
+            self._counted, self._idle = (self._schedule(), getrusage(RUSAGE_THREAD)), now - ran
         self.marks.append((now, StepEnd(step, touched, shapes, ran, *self._counted)))
         self.last_end = now, step
 

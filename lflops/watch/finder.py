@@ -98,20 +98,18 @@ class FoundPhases(LoopPhases):
     def _model_is_called(self, model: nn.Module, *_: object) -> None:
         is_validated = not (model.training or torch.is_grad_enabled())
         if is_validated is not self._is_validating:
-            self._validate(begins=is_validated)
+            self._is_validating = is_validated
+            self._validates(begins=is_validated)
         if not is_validated:
             self._trains = self._last
         super()._model_is_called(model)
-
-    def _validate(self, *, begins: bool) -> None:
-        self._is_validating = begins
-        self._validates(begins=begins)
 
     def _fetch_begins(self, iterator: Any) -> int | None:
         if threading.get_ident() != self._thread or self.depth_of("data") is not None:
             return None
         if self._is_validating and self._trains is not None and self._trains() is iterator:
-            self._validate(begins=False)
+            self._is_validating = False
+            self._validates(begins=False)
         return self.begin("data", RUNNING)
 
     def _fetch_ends(self, around: int | None, iterator: Any, batch: Any) -> None:

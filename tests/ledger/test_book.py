@@ -20,7 +20,7 @@ class Training:
     def __init__(self) -> None:
         self.now = 0
         self.collections: deque[int] = deque()
-        self.faults, self.retries = 0, 0
+        self.faults, self.system, self.retries = 0, 0.0, 0
         self.recorder = Recorder(clock=lambda: self.now)
         self.phases = TrainPhases(self.recorder)
         self.book = Book(0, self.collections, lambda: self.retries)
@@ -48,7 +48,8 @@ class Training:
     def end_step(self, elements: int = 64, *, touched: bool = False) -> None:
         """Its end."""
         self.done += 1
-        mark = StepEnd(self.done, touched, (("x",), ((elements,),)), self.ran, f"{self.ran} {self.waited} 0".encode(), self.faults)
+        usage = SimpleNamespace(ru_majflt=self.faults, ru_stime=self.system)
+        mark = StepEnd(self.done, touched, (("x",), ((elements,),)), self.ran, f"{self.ran} {self.waited} 0".encode(), usage)
         self.recorder.marks.append((self.now, mark))
 
     def read(self) -> tuple[dict[str, int], list[SlowStep]]:
@@ -166,10 +167,10 @@ def test_a_process_that_was_stopped_explains_a_step() -> None:
 
 
 def test_pages_from_disk_explain_a_step_that_did_not_compute() -> None:
-    """500 of them, and 10 ms on a core. One that computed all the time was slow for another reason."""
-    for computed, cause in ((10, "swap"), (300, "unknown")):
+    """500 of them, and 10 ms on a core, or 250 ms, of which the system took 240. One that computed was slow for another reason."""
+    for ran, in_system, cause in ((10, 0.0, "swap"), (250, 0.24, "swap"), (250, 0.0, "unknown")):
         training = Training().trained()
-        training.faults, training.ran = 500, computed * MS
+        training.faults, training.system, training.ran = 500, in_system, ran * MS
         assert cause == slow_step(training, forward=304)[1].cause
 
 
