@@ -66,6 +66,12 @@ class Loop:
         self.phases.install([self.model], [self.optimizer], Boundary(raising), self.undo)
         self.undo.add(self.phases.listen("train", self.events, unguarded))
 
+    def watch_waits(self, *, awaits_others: bool) -> None:
+        """Watch anew, and listen to waits for other ranks as well."""
+        self.undo.close()
+        self.events = Waiting()
+        self.watch(awaits_others=awaits_others)
+
     def loss(self) -> Tensor:
         return F.mse_loss(self.model(torch.ones(2, 4)), torch.zeros(2, 1))
 
@@ -165,9 +171,7 @@ def test_gradients_that_are_asked_for_are_no_backward_pass(loop: Loop) -> None:
 def test_a_backward_pass_within_another_is_part_of_it() -> None:
     """As a reentrant checkpoint makes one. The wait for other ranks is at the end of the outer one."""
     loop = Loop()
-    loop.undo.close()
-    loop.events = Waiting()
-    loop.watch(awaits_others=True)
+    loop.watch_waits(awaits_others=True)
     loop.phases.begin_step()
     checkpoint(loop.model, torch.ones(2, 4, requires_grad=True), use_reentrant=True).sum().backward()
     loop.undo.close()
@@ -177,9 +181,7 @@ def test_a_backward_pass_within_another_is_part_of_it() -> None:
 def test_the_wait_is_heard_once_in_each_pass_of_a_graph_that_is_kept() -> None:
     """The hook on the loss's node goes when it has run, or a loss that goes backward a thousand times would have a thousand."""
     loop = Loop()
-    loop.undo.close()
-    loop.events = Waiting()
-    loop.watch(awaits_others=True)
+    loop.watch_waits(awaits_others=True)
     loop.phases.begin_step()
     loss = loop.loss()
     for _ in range(3):
@@ -270,9 +272,7 @@ def test_the_wait_for_other_ranks_is_heard_where_there_are_others() -> None:
     loop = Loop()
     next(loop.model.parameters()).register_hook(lambda _: after_backward(lambda: loop.events.heard.append("waits")))
     for others, heard in ((False, "+backward waits -backward"), (True, "+backward wait waits -backward")):
-        loop.undo.close()
-        loop.events = Waiting()
-        loop.watch(awaits_others=others)
+        loop.watch_waits(awaits_others=others)
         for is_named in (False, True):
             loop.events.heard.clear()
             loop.phases.begin_step()
