@@ -227,6 +227,12 @@ def test_frozen_layers_learn_nothing() -> None:
     assert [] == faults(with_backward())
 
 
+def test_a_step_that_calls_no_model_has_no_frozen_layers() -> None:
+    """It goes backward, as from a loss of parameters alone: of no products in forward there is no share."""
+    rows = {"a": {"kind": "Linear"} | weights(4) | {"trainable_parameters": 0}, "b": {"kind": "Linear"} | weights(4)}
+    assert [] == faults(built(rows, {("b", "backward"): 4}, {}))
+
+
 def on_busy_machine(given: Profile, own: dict[str, float], *, workers: int = 0) -> Profile:
     """Others had three quarters of the CPU time; `own` is what phases took without them."""
     hooked = Step(index=9, kind="hooked", seconds=134e-3, phases={}, cpu_user=34e-3, cpu_system=0.0, cpu_lost=102e-3, own_phases=own)
