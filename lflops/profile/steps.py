@@ -1,6 +1,6 @@
 """The steps of a run as values, and the rule that says which of them are clean: every time of a profile rests on clean steps."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -73,3 +73,10 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     def is_clean(self) -> bool:
         """Whether it is a clean step; a step of kind `clean` is none where it was disturbed."""
         return is_clean(self.kind, self.marks)
+
+
+def with_phases(steps: Sequence[Step]) -> tuple[Sequence[Step], float]:
+    """Those whose phases are known, and the factor from their mean to that of all. Where an event is dear, some alone are marked."""
+    known = [step for step in steps if step.phases] or steps
+    mean, of_known = (sum(step.seconds or 0.0 for step in each) / max(len(each), 1) for each in (steps, known))
+    return known, mean / of_known if of_known else 1.0

@@ -98,6 +98,9 @@ def test_where_events_are_dear_the_phases_of_one_step_in_eight_are_marked() -> N
     assert times.mean is not None
     assert times.phases["forward"] == pytest.approx(2 / 5 * times.mean, rel=0.02)
     assert times.mean == pytest.approx(sum(times.phases.values()))
+    for module, forward, backward in (("up", 1, 1), ("down", 1, 2)):
+        assert seconds(trained, module, "forward") == pytest.approx(forward * PRODUCT, rel=0.02)
+        assert seconds(trained, module, "backward") == pytest.approx(backward * PRODUCT, rel=0.02)
 
 
 class Overlapping(nn.Module):

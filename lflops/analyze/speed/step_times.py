@@ -12,7 +12,7 @@ from msgspec import Struct
 from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.records import PASSES, Spread, step_phase
 from lflops.profile.series import gathered, sum_known, summed
-from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed
+from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 
 _LEAST_WAIT = 0.001  # of a step: less is how long a look at the clock takes
 VERY_BUSY = 0.2  # share of the CPU time that the process needed: where others took so much, times are no measure
@@ -73,9 +73,7 @@ def step_times(profile: Profile) -> StepTimes:
     steps = [step for step in profile.steps if step.is_clean and step.seconds is not None]
     alone = len(profile.ranks) < 2  # with several ranks the steps have the samples of all, the run those of one
     mean = sum(step.seconds or 0.0 for step in steps) / len(steps) if steps else None
-    # Where an event is dear, the phases of some steps alone are known. They are scaled to the mean of all.
-    timed = [step for step in steps if step.phases] or steps
-    scale = mean / (sum(step.seconds or 0.0 for step in timed) / len(timed)) if mean else 1.0
+    timed, scale = with_phases(steps)
     waited = sum_known(step.waiting for step in timed)
     waiting = waited * scale / len(timed) if waited and mean and waited * scale >= _LEAST_WAIT * mean * len(timed) else None
     cpu = [step.cpu_user + step.cpu_system for step in steps if step.cpu_user is not None and step.cpu_system is not None]

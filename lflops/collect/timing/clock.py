@@ -170,7 +170,7 @@ def event_seconds(device: torch.device) -> float | None:
     """What an event costs, the host or the stream; `None` if the time between two cannot be read. It waits for the device, once."""
     clock, host = StreamClock(device), HostClock()
     try:
-        trials = [(host.mark(), clock.mark(), clock.mark(), host.mark()) for _ in range(3)]
+        trials = [(host.mark(), clock.mark(), clock.mark(), host.mark()) for _ in range(8)]
         trials[-1][2].event.synchronize()
         return min(max((done - begun) / 2, clock.seconds(start, end)) for begun, start, end, done in trials)
     except RuntimeError:

@@ -12,7 +12,7 @@ divided over modules as that of hooked passes is. Kernels that a trace has are n
 import dataclasses
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Self
@@ -25,7 +25,7 @@ from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import PASS_PHASES, ModulePhase, Spread
 from lflops.profile.series import gathered, summed
-from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed
+from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 
 Stamp = tuple[Any, ModulePhase | None, str]  # a mark, what runs from there on, and why; `None` is the observer
 
@@ -203,12 +203,12 @@ def attach_module_times(
     Also the own seconds of the modules in each hooked step, as stamped: ranks are compared by these. Their hooks cost all ranks the same;
     a factor of each rank's own would be taken for a slow rank.
     """
-    clean = [step for step in profile.steps if step.is_clean]
+    clean, scale = with_phases([step for step in profile.steps if step.is_clean])
     of_hooks = [step for step in profile.steps if step.kind == "hooked"]
     waits_apart = len(of_hooks) == len(hooked) and all(step.waiting is not None for step in (*clean, *of_hooks))
     known = gathered(item for step in clean for item in _parts(step, waits_apart=waits_apart).items())
     # A step without the part has none of its seconds: so modules add up to the summed clean steps.
-    means = {part: sum(seconds) / len(clean) for part, seconds in known.items()}
+    means = {part: sum(seconds) * scale / len(clean) for part, seconds in known.items()}
     usual = {part: statistics.median(known[part]) * len(known[part]) / len(clean) for part in means}
     if of_hooks and all(step.own_phases for step in of_hooks):  # their modules are timed without what others took
         usual = {part: min(seconds, _without_others(seconds, part, of_hooks)) for part, seconds in usual.items()}
@@ -216,8 +216,9 @@ def attach_module_times(
     apart = [_with_wait_apart(parts, step.waiting or 0.0) for parts, step in zip(hooked, of_hooks, strict=True)] if waits_apart else hooked
     times = scale_to_clean(apart, usual, overhead, ignored, means, kernels=kernels)
     timed = with_times(profile, times)
-    slow, undisturbed = _median(step.seconds for step in of_hooks if not is_disturbed(step.marks)), _median(step.seconds for step in clean)
-    run = replace(timed.run, observer_ratio=slow / undisturbed if slow is not None and undisturbed else None)
+    slow = [step.seconds for step in of_hooks if step.seconds and not is_disturbed(step.marks)]
+    undisturbed = [step.seconds for step in clean if step.seconds]
+    run = replace(timed.run, observer_ratio=statistics.median(slow) / statistics.median(undisturbed) if slow and undisturbed else None)
     far: Mapping[str, float] = {name: by for name, by in times.factors.items() if name != "waiting" and abs(by - 1) > WORTH_SAYING}
     notes = (*timed.notes, Note(code="time_scaled", subject="", values=far)) if far else timed.notes
     own_of_steps = tuple(summed(item for part in parts.values() for item in part.own.items()) for parts in hooked)
@@ -266,8 +267,3 @@ def _parts(step: Step, *, waits_apart: bool) -> dict[str, float]:
         parts["waiting"] = step.waiting or 0.0
         parts["backward"] -= parts["waiting"]
     return parts
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None

@@ -164,7 +164,7 @@ def _row_name(cause: Cause) -> str:
 
 def _in_bursts(analysis: Analysis, phase: str) -> str:
     """As `: 63.5 ms in 1 of 5 steps, else 600 µs`, where a phase is long in some steps and short in most."""
-    known = sorted(step.phases.get(phase, 0.0) for step in analysis.profile.steps if step.is_clean and step.seconds is not None)
+    known = sorted(step.phases.get(phase, 0.0) for step in analysis.profile.steps if step.is_clean and step.phases)
     long = [seconds for seconds in known if seconds > known[-1] / 2]
     short = known[: len(known) - len(long)]
     if not long or len(short) < len(long) or statistics.mean(long) < _BURST * statistics.mean(short):
