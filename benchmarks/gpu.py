@@ -27,9 +27,11 @@ from typing import Any
 
 import torch
 from gpu_faults import told
+from gpu_models import Convolutions, Decoder
 from results import record
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -200,6 +202,31 @@ def phases(device: str) -> Iterator[str]:
     yield f"forward of {len(off)} layers: {', '.join(f'{share:+.1%}' for share in off)} from each alone, synchronised"
 
 
+def loss_outside(device: str) -> Iterator[str]:
+    """A loop of one's own, whose loss takes a good part of the step, beside a synchronised truth."""
+    wide = device == "cuda"
+    rows, width, words = (8192, 1024, 32768) if wide else (64, 32, 512)
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, words)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    x, wanted = torch.randn(rows, width, device=device), torch.arange(rows, device=device) % words
+
+    def forward() -> Tensor:
+        return F.cross_entropy(model(x), wanted)
+
+    with tempfile.TemporaryDirectory() as folder, lflops.monitor(model, optimizer, dirpath=folder, html=False, on_error="raise") as monitor:
+        for _ in range(40):
+            with monitor.step(x):
+                forward().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    clean = [step for step in monitor.profiles[-1].steps if step.is_clean]
+    truth = {"forward": seconds_of(device, forward)}
+    truth["backward"] = seconds_of(device, lambda: forward().backward()) - truth["forward"]
+    for name, seconds in truth.items():
+        told = median(step.phases.get(name, 0.0) for step in clean)
+        yield f"{name}: monitored {units.duration(told)}, synchronised {units.duration(seconds)}"
+
+
 def overhead(device: str) -> Iterator[str]:
     """Fits with the monitor and without, in turn; its window is outside of the steps."""
     ratios = []
@@ -350,9 +377,9 @@ def graphs(device: str) -> Iterator[str]:
 
 
 def bits(device: str) -> Iterator[str]:
-    """A fit with the monitor ends with the same weights as one without, to the bit, as two without do."""
+    """A fit with the monitor ends with the same weights as one without, to the bit, as two without do; attention by products."""
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, sdpa_kernel(SDPBackend.MATH):
         (first, _), (second, _) = (fit(device, folder) for _ in range(2))
         watching = lflops.FlopsMonitor(Schedule(wait=4, warmup=2, active=2), dirpath=folder, html=False, on_error="raise")
         watched, _ = fit(device, folder, watching)
@@ -394,6 +421,16 @@ def out_of_memory(device: str) -> Iterator[str]:
 def verdicts(device: str) -> Iterator[str]:
     """What is said of a training with one fault, planted or none."""
     yield from told(device, lambda: Layers(device), folder_for)
+
+
+def on_convolutions(device: str) -> Iterator[str]:
+    """The same faults in a model that no rule was tuned on."""
+    yield from told(device, lambda: Convolutions(device), lambda name: folder_for(f"convolutions {name}"))
+
+
+def on_a_decoder(device: str) -> Iterator[str]:
+    """And in another one."""
+    yield from told(device, lambda: Decoder(device), lambda name: folder_for(f"decoder {name}"))
 
 
 @contextlib.contextmanager
@@ -489,6 +526,7 @@ def counters(device: str) -> Iterator[str]:
 PARTS: dict[str, tuple[Callable[[str], Iterator[str]], int]] = {
     "tests": (tests, 150),
     "phases and attribution": (phases, 60),
+    "a loss outside of the model": (loss_outside, 60),
     "overhead": (overhead, 60),
     "calibrate": (calibrate, 90),
     "memory": (memory, 60),
@@ -498,6 +536,8 @@ PARTS: dict[str, tuple[Callable[[str], Iterator[str]], int]] = {
     "to the bit": (bits, 60),
     "out of memory": (out_of_memory, 60),
     "verdicts": (verdicts, 120),
+    "verdicts on convolutions": (on_convolutions, 120),
+    "verdicts on a decoder": (on_a_decoder, 120),
     "step time": (step_time, 90),
     "counters": (counters, 90),
 }

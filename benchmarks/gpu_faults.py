@@ -148,6 +148,28 @@ def batch_of_one(parts: Parts) -> None:
     parts.data.batch = parts.data.batch[:1]
 
 
+def all_in_fp32(parts: Parts) -> None:
+    """Autocast is off."""
+    loss = parts.module.loss
+
+    def narrow(x: Tensor) -> Tensor:
+        with torch.autocast(parts.device, enabled=False):
+            return loss(x)
+
+    parts.module.loss = narrow
+
+
+def looks_for_nan_in_each_layer(parts: Parts) -> None:
+    """The host waits for the device in each."""
+
+    def finite(_module: nn.Module, _inputs: Any, out: Tensor) -> None:
+        if not torch.isfinite(out).all():
+            raise ArithmeticError("not finite")
+
+    for layer in parts.module.layers:
+        layer.register_forward_hook(finite)
+
+
 FAULTS: tuple[Change, ...] = (
     nothing,
     loader_sleeps,
@@ -160,6 +182,8 @@ FAULTS: tuple[Change, ...] = (
     copies_pageable_memory,
     empties_the_cache,
     batch_of_one,
+    all_in_fp32,
+    looks_for_nan_in_each_layer,
 )
 
 
