@@ -6,6 +6,7 @@
         clip_grad_norm_(...)                clip if it takes long, else other
         optimizer.step()                    optimizer
 
+Where a step goes backward and has called no model, but methods as `model.loss(x)`, forward begins with each step from the next one on.
 Gradients that `torch.autograd.grad` returns are no backward pass: they are part of the phase that asks for them.
 """
 
@@ -43,6 +44,7 @@ class LoopPhases(Phases):
         self._engine = engine
         self._stage = "train"
         self._in_step = False
+        self._has_called, self._calls = False, True  # whether this step has called a model, and whether steps do before they go backward
         self._thread = threading.get_ident()
 
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
@@ -69,8 +71,10 @@ class LoopPhases(Phases):
             self._stage, self._in_step = before, in_step
 
     def begin_step(self) -> None:
-        """The models that are called from here on are called for a step."""
-        self._in_step, self._thread = True, threading.get_ident()
+        """The models that are called from here on are called for a step. Where only methods of theirs are, forward begins with it."""
+        self._in_step, self._has_called, self._thread = True, False, threading.get_ident()
+        if not self._calls:
+            self.enter("forward", RUNNING)
 
     def end_step(self, *, failed: bool = False) -> None:
         """The step is over, and so are its phases; or it is left by an exception."""
@@ -92,6 +96,7 @@ class LoopPhases(Phases):
         super().enter(phase, stage or self._stage, given)
 
     def _model_is_called(self, _model: nn.Module, *_: object) -> None:
+        self._has_called = self._in_step
         if self._in_step and self.innermost in {None, "optimizer"}:
             self.enter("forward", RUNNING)
 
@@ -99,6 +104,7 @@ class LoopPhases(Phases):
         is_within = backward_id() != NO_BACKWARD  # another one, of which it is a part
         if is_within or not self._in_step or threading.get_ident() != self._thread:
             return None
+        self._calls = self._has_called
         self.hear_wait(*losses)
         return None if self.depth_of("backward") is not None else self.begin("backward", RUNNING, (*losses,))
 

@@ -63,14 +63,11 @@ def stage_peak(stage: Stage, sheet: Sheet, one: Sheet, none: Sheet, *, blocks: i
     weights, gradients, kept = (one[name,] - none[name,] for name in ("parameters", "gradients", "activations"))  # of a block
     lacks = 1 - stage.share
     step = peak_of(sheet, phase="optimizer") - lacks * peak_of(none, phase="optimizer")
-    passes = (value for (kind, *key), value in sheet.items() if kind == "bytes without gradients" and _runs(stage, key[0]))
+    peaks = ((key[0], value) for (kind, *key), value in sheet.items() if kind == "bytes without gradients")
+    passes = (value for where, value in peaks if where[0] != "" or (where[1:2] == (True,)) in stage.ends)
     whole = (blocks - 1) * (gathered * weights + gradients) + stage.share * none["gradients",]  # besides those of the block at work
     more = (stage.in_flight - 1) * blocks * kept + stage.buffers * sent
     return max(step, max(passes) + whole * ranks + more - lacks * (none["parameters",] + none["optimizer_state",]))
-
-
-def _runs(stage: Stage, where: tuple[Any, ...]) -> bool:
-    return where[0] != "" or (where[1:2] == (True,)) in stage.ends
 
 
 PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {

@@ -48,6 +48,18 @@ def test_with_the_host_far_ahead_times_are_the_planted_ones(device: torch.device
         assert sum(step.host_phases.values()) < 0.05 * sum(step.phases.values())
 
 
+def test_a_loop_that_calls_only_methods_of_its_model_has_a_forward() -> None:
+    """As `model.loss(x)`, which calls layers. The first step tells that, so only in that one forward is `other`."""
+    trained = train(Layers(), call=Layers.forward)
+    for module, forward, backward in (("up", 1, 1), ("down", 1, 2)):
+        assert seconds(trained, module, "forward") == pytest.approx(forward * PRODUCT, rel=0.02)
+        assert seconds(trained, module, "backward") == pytest.approx(backward * PRODUCT, rel=0.02)
+    assert [0] == [step.index for step in trained.profile.steps if step.phases and "forward" not in step.phases]
+    for step in clean(trained):
+        assert step.phases["forward"] == pytest.approx(2 * PRODUCT, rel=0.02)
+        assert step.phases["backward"] == pytest.approx(3 * PRODUCT, rel=0.02)
+
+
 def test_the_optimizer_takes_what_its_kernels_take() -> None:
     """SGD adds each gradient by `add.out`, which has three arguments and a result of 4 bytes for each parameter, at 10^9 bytes a second."""
     simulated.plan(macs_per_second=RATE, bytes_per_second=1e9)

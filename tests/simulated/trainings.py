@@ -47,6 +47,7 @@ def train(
     steps: int = 20,
     each_step: Callable[[int], object] = lambda _: None,
     rows: Callable[[int], int] = lambda _: ROWS,
+    call: Callable[[Any, Tensor], Tensor] = lambda model, x: model(x),
     folder: Path | None = None,
     **settings: Any,
 ) -> Trained:
@@ -60,7 +61,7 @@ def train(
             batch = torch.randn(rows(step), WIDTH)
             with monitor.step(batch):
                 x = batch.to(device, non_blocking=True)
-                (model(x) - x).square().mean().backward()
+                (call(model, x) - x).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 each_step(step)

@@ -55,7 +55,8 @@ def run_shown(analysis: Analysis) -> RunShown:
     """All that `lflops.diff` reads in a profile and the table of modules does not have."""
     figures = run_figures(analysis.profile, analysis.step_times, analysis.utilization.mfu)
     columns = {name: values for name, values in time_columns(analysis.profile).items() if not name.endswith("seconds")}
-    times = {name: column(map(_rounded, values) if name.endswith("error") else values) for name, values in columns.items()}
+    rounded = {name: (each and float(f"{each:.4g}") for each in values) for name, values in columns.items() if name.endswith("error")}
+    times = {name: column(values) for name, values in (columns | rounded).items()}
     return RunShown(**{name: getattr(figures, name) for name in RunFigures.__struct_fields__}, times=times)
 
 
@@ -112,7 +113,3 @@ def _modules(comparison: Comparison) -> Columns:
 def _read(payload: bytes) -> ComparedRun:
     window = json.decode(payload, type=_Window)
     return ComparedRun.from_tables(window.compare, window.modules | window.compare.times)
-
-
-def _rounded(error: float | None) -> float | None:
-    return None if error is None else float(f"{error:.4g}")
