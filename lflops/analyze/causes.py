@@ -214,6 +214,9 @@ def _needless(profile: Profile, times: StepTimes) -> Iterator[Cause]:
     if forward and backward >= _BACKWARD_OF_FORWARD * forward:
         seconds = times.phases.get("backward", 0.0) * (1 - 2 * forward / backward)
         yield Cause(kind="backward_twice", seconds=seconds, value=backward / forward)
+    fp32, tf32 = (profile.run.hardware.peak_flops_per_second.get(name, 0.0) if profile.run.hardware else 0.0 for name in ("fp32", "tf32"))
+    if profile.run.dtype == "float32" and tf32 > fp32 > 0:
+        yield Cause(kind="tensor_cores", seconds=2 * (forward + backward) * (1 / fp32 - 1 / tf32))
     if root.recompute.seconds is not None:
         yield Cause(kind="recomputed", seconds=root.recompute.seconds.median)
     unlearning = {name: each for name, each in profile.modules.items() if not each.backward.macs}  # no gradient goes back through these

@@ -140,7 +140,8 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
         raise CountError(f"{caller}: mode={describe(mode)}: give 'forward' or 'generate'")
     if mode == "generate" and not callable(getattr(model, "generate", None)):
         raise CountError(f"{caller}: mode='generate', but {type(model).__name__} has no generate()")
-    positional = _positional(args) if input_shape is None else (tensor_of_shape(caller, model, input_shape),)
+    given = tuple(args) if isinstance(args, list | tuple) else () if args is None else (args,)  # a tensor is one argument
+    positional = given if input_shape is None else (tensor_of_shape(caller, model, input_shape),)
     if not positional and not kwargs:
         raise CountError(f"{caller}: there is nothing to call the model with: give input_shape=, args= or kwargs=")
     hint = f"{caller}: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args="
@@ -292,11 +293,6 @@ def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _positional(args: Any) -> tuple[Any, ...]:
-    """A tensor is one argument, though it could be gone through as well."""
-    return tuple(args) if isinstance(args, list | tuple) else () if args is None else (args,)
 
 
 def _ignored(modules: Any) -> tuple[Any, ...]:

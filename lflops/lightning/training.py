@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
-import torch
 from torch import nn
 
 from lflops.errors import MissingPackageError
@@ -87,7 +86,7 @@ def training_of(trainer: Any, pl_module: Any) -> Training:
         strategy=type(strategy).__name__,
         mesh=getattr(strategy, "device_mesh", None),
         sampler=getattr(strategy, "distributed_sampler_kwargs", None),
-        precision=f"{trainer.precision}{', tf32' if strategy.root_device.type == 'cuda' and _tf32() else ''}",
+        precision=str(trainer.precision),
         # A Trainer that was given the module compiled has the plain one, whose training_step is a compiled function.
         is_compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
         scales_gradients=getattr(trainer.precision_plugin, "scaler", None) is not None,
@@ -145,13 +144,6 @@ def _batches_of(trainer: Any, stage: str) -> float:
         return math.inf
     batches: float = sum(getattr(trainer, f"{stage}_loop").max_batches)
     return batches
-
-
-def _tf32() -> bool:
-    backend: Any = torch.backends.cuda.matmul
-    if hasattr(backend, "fp32_precision"):
-        return bool(backend.fp32_precision == "tf32")
-    return torch.get_float32_matmul_precision() != "highest"  # before torch 2.9
 
 
 def log_dir_of(trainer: Any, *, without_logger: bool) -> str | None:

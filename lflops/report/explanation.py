@@ -217,7 +217,8 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
     seen = {each.cause for each in found if each.is_fault}
     allowed = 1.0 if profile is None else allowance(profile)
     by_others = _BY_OTHERS | ({"data"} if profile is not None and profile.run.workers else set())  # workers have no core there
-    recompiles = profile is not None and _recompiles(profile)
+    marks = () if profile is None else [step.marks for step in profile.steps if "cold" not in step.marks]
+    recompiles = sum("recompiled" in each for each in marks) >= FEWEST_COMPILED  # step after step is compiled for
     for cause, seconds in summed((_cause_of(name, ledger), seconds) for name, seconds in ledger.seconds.items()).items():
         row = row_of(cause)
         if row.fault_from is None or seconds < row.fault_from * trained or _SAME.get(cause, {cause}) & seen:
@@ -252,11 +253,6 @@ def _cause_of(category: str, ledger: Ledger) -> str:
         costs = summed((each.phase, each.cost) for each in ledger.slow_steps if each.cause == part == "unknown")
         return "data" if part == "loader" else "other" if costs and max(costs, key=costs.__getitem__) == "other" else part
     return "data" if category == "training/data" else "" if group in _NO_TRAINING | {"training"} else group.removesuffix("_save")
-
-
-def _recompiles(profile: Profile) -> bool:
-    """Whether step after step is compiled for."""
-    return sum("recompiled" in step.marks for step in profile.steps if "cold" not in step.marks) >= FEWEST_COMPILED
 
 
 def _compiles_late(ledger: Ledger) -> bool:

@@ -181,7 +181,9 @@ def imbalance(profile: Profile) -> Imbalance:
     shown = clean if sees_all or hooked is None else hooked
     if shown is None:
         return Imbalance()
-    rows = _once([row for row in (_with_cause(row, profile) for row in _rows(hooked, clean, ranks)) if _is_somewhere(row)])
+    found = (_with_cause(row, profile) for row in _rows(hooked, clean, ranks))
+    # A burst in no place that has no cause of the rank's own is the machine's.
+    rows = _once([row for row in found if row.phase != "all" or row.pattern == "steady" or row.cause in {"work", "thread"}])
     rows += () if clean is None else _preempted(clean, {row.slow_rank for row in rows}, ranks)
     rows += () if hooked is None else _larger_stages(hooked, {row.slow_rank for row in rows}, profile)
     lost = None if shown.lost_seconds is None or not shown.seconds else min(shown.lost_seconds / shown.seconds, 1.0)
@@ -344,11 +346,6 @@ def _work_ratio(macs: Mapping[int, int | None], rank: int) -> float | None:
     mine, others = macs.get(rank), [each for other, each in macs.items() if other != rank and each is not None]
     usual = statistics.median(others) if others else 0
     return mine / usual if mine is not None and usual else None
-
-
-def _is_somewhere(row: Row) -> bool:
-    """Whether it is in a place, always there, or has a cause of the rank's own; other bursts in no place are the machine's."""
-    return row.phase != "all" or row.pattern == "steady" or row.cause in {"work", "thread"}
 
 
 def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:

@@ -121,7 +121,7 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
     for cell in profile.cells:
         if (when := step_phase(cell.phase)) not in PASSES:
             continue
-        peak = peak_of(cell.dtype, profile.run, chip)
+        peak = peak_of(cell.dtype, chip)
         if cell.executed_macs and peak is None:
             return None
         compute = 2 * cell.executed_macs * share / peak if peak else 0.0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from lflops.hardware.chips import Hardware, named
-from lflops.profile.model import Profile, Run
+from lflops.profile.model import Profile
 
 # The MACs of complex numbers are counted in reals.
 _PEAKS = {
@@ -13,7 +13,7 @@ _PEAKS = {
     "bfloat16": "bf16",
     **dict.fromkeys(("int8", "uint8", "qint8", "quint8"), "int8"),
 }
-_FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4"}
+_FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4", "tf32": "tf32"}
 
 
 def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | None:
@@ -21,14 +21,12 @@ def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | Non
     return (named(hardware) if isinstance(hardware, str) else hardware) or profile.run.hardware
 
 
-def name_of_peak(dtype: str | None, run: Run) -> str | None:
-    """The peak's name of a dtype of torch. What torch calls float32 may be multiplied as TF32: then the run's precision says so."""
-    if dtype is None:
-        return None
-    name = _PEAKS.get(dtype) or _FAMILIES.get(dtype.partition("_")[0])
-    return "tf32" if name == "fp32" and "tf32" in (run.precision or "").lower() else name
+def name_of_peak(dtype: str | None) -> str | None:
+    """The peak's name of a dtype of torch, or of `tf32`."""
+    return None if dtype is None else _PEAKS.get(dtype) or _FAMILIES.get(dtype.partition("_")[0])
 
 
-def peak_of(dtype: str | None, run: Run, chip: Hardware | None) -> float | None:
-    """FLOP/s of a dtype; `None` where the chip is not known to have it."""
-    return None if chip is None else chip.peak_flops_per_second.get(name_of_peak(dtype, run) or "")
+def peak_of(dtype: str | None, chip: Hardware | None) -> float | None:
+    """FLOP/s of a dtype; `None` where the chip is not known to have it. A chip without TF32 multiplies float32 in full."""
+    peaks, name = {} if chip is None else chip.peak_flops_per_second, name_of_peak(dtype)
+    return peaks.get(name or "", peaks.get("fp32") if name == "tf32" else None)

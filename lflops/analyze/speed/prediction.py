@@ -98,7 +98,7 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
         known = ", ".join(name for family in rates.families.values() for name in family.chips)
         yield f"no step times were fitted on {chip.name}, but on {known}"
         return
-    products = [(name_of_peak(cell.dtype, profile.run), cell.executed_macs) for cell in profile.cells if cell.executed_macs]
+    products = [(name_of_peak(cell.dtype), cell.executed_macs) for cell in profile.cells if cell.executed_macs]
     macs = sum(number for _, number in products)
     if not macs:
         yield "it has no products of matrices"
@@ -203,7 +203,7 @@ class _Step:
         if cell.executed_macs:
             is_attention = "attention" in cell.operator
             share = self.family.attention if is_attention else self.family.product
-            peak = chip.peak_flops_per_second.get(name_of_peak(cell.dtype, self.profile.run) or "", chip.peak_flops_per_second["bf16"])
+            peak = chip.peak_flops_per_second.get(name_of_peak(cell.dtype) or "", chip.peak_flops_per_second["bf16"])
             computing = 2 * cell.executed_macs / (peak * share)
             kind, seconds = ("attention" if is_attention else "products"), max(computing, moving)
         return kind, seconds + cell.calls * rates.launch_seconds

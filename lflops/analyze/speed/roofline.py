@@ -221,7 +221,7 @@ class _Costs:
         self.numbers = list(map(known.__getitem__, zip(works, are_inside, strict=False)))
         self._costs: list[_Cost] = []
         for (dtype, calls, macs, executed_macs, flops, bytes_moved), is_compiled in known:
-            executed, peak = flops - 2 * (macs - executed_macs), peak_of(dtype, profile.run, chip)
+            executed, peak = flops - 2 * (macs - executed_macs), peak_of(dtype, chip)
             # What moves integers has no peak, and needs none.
             compute = executed / peak if peak else None if executed_macs else 0.0
             is_cached = None if cache is None else bytes_moved <= cache * calls
@@ -329,7 +329,7 @@ def _seconds(work: Work) -> float | None:
 def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
     """The roofs of the known chips, each once: two chips may differ in what is not shown."""
     multiplied = dict.fromkeys(cell.dtype for cell in profile.cells if cell.executed_macs)
-    dtypes = dict.fromkeys(name_of_peak(dtype, profile.run) for dtype in multiplied)
+    dtypes = dict.fromkeys(name_of_peak(dtype) for dtype in multiplied)
     ceilings: dict[Ceiling, Ceiling] = {}
     for each in filter(None, (chip, profile.run.hardware, lookup(profile.run.device_name))):
         for dtype in dtypes:
@@ -371,7 +371,7 @@ def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBoun
     for cell in profile.cells:
         seconds = cell.bytes_moved / chip.bandwidth_bytes_per_second
         if cell.executed_macs:
-            peak = peak_of(cell.dtype, profile.run, chip)
+            peak = peak_of(cell.dtype, chip)
             if peak is None:
                 unknown[cell.operator] = None
             else:

@@ -62,7 +62,7 @@ def utilization(profile: Profile, hardware: Hardware | str | None = None) -> Uti
 
 def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) -> Utilization:
     """The share of a chip's peak that the summed clean steps reach."""
-    peak = peak_of(profile.run.dtype, profile.run, chip)
+    peak = peak_of(profile.run.dtype, chip)
     macs = sum(profile.modules[""].work(phase).macs for phase in MODEL_PHASES)
     share = _share_of_a_rank(profile, macs)
     # Without a cell nothing was counted.
@@ -76,7 +76,7 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
         executed=None if not seconds or needed is None else needed * share / seconds,
         flops_per_second=rate,
         peak_flops_per_second=peak,
-        dtype=name_of_peak(profile.run.dtype, profile.run),
+        dtype=name_of_peak(profile.run.dtype),
         hardware=chip.name if chip else None,
         budget=budget(profile, chip, times, share=share),
     )
@@ -91,5 +91,5 @@ def _share_of_a_rank(profile: Profile, macs: int) -> float:
 def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
     """Seconds of the executed contractions at the peaks of their dtypes; `None` where one of the peaks is unknown."""
     macs = summed((cell.dtype, cell.executed_macs) for cell in profile.cells if cell.phase in PASS_PHASES and cell.executed_macs)
-    peaks = {dtype: peak_of(dtype, profile.run, chip) for dtype in macs}
+    peaks = {dtype: peak_of(dtype, chip) for dtype in macs}
     return sum_known(None if peak is None else 2 * macs[dtype] / peak for dtype, peak in peaks.items())

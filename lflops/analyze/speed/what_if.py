@@ -161,7 +161,7 @@ class _Changed:
         if old is None or new is None or parts is None or not (old.bandwidth_bytes_per_second and new.bandwidth_bytes_per_second):
             raise ProfileError("what_if: hardware: the peaks and bandwidths of both chips have to be known, and the work has to be counted")
         work = [each for each in profile.cells if each.executed_macs]
-        before, after = ([peak_of(each.dtype, profile.run, chip) for each in work] for chip in (old, new))
+        before, after = ([peak_of(each.dtype, chip) for each in work] for chip in (old, new))
         if not all(after):
             raise ProfileError(f"what_if: hardware={new.name!r}: its peak is unknown for a dtype of the products")
         computing = [sum(each.executed_macs / peak for each, peak in zip(work, peaks, strict=True) if peak) for peaks in (after, before)]

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from torch import nn
 
 from lflops.collect.counting.totals import Counts, Totals, Transfers
+from lflops.collect.inputs.devices import multiplies_in_tf32
 from lflops.collect.inputs.tensors import dtype_name
 from lflops.collect.model.module_tree import ModuleTree, ParameterSize, parameter_sizes
 from lflops.profile.model import (
@@ -29,7 +30,7 @@ from lflops.profile.model import (
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import gathered, grouped, sum_known, sums
+from lflops.profile.series import gathered, grouped, sum_known, summed, sums
 
 LONGEST_DETAIL = 200  # characters of a module's `extra_repr`
 
@@ -59,7 +60,7 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
             module=row,
             operator=operator,
             phase=phase,
-            dtype="" if dtype is None else dtype_name(dtype),
+            dtype=_name(dtype, operator, counts.macs, run),
             **{name: getattr(counts, name) for name in CELL_COUNTS},
         )
         for (row, operator, phase, dtype), counts in totals.cells.items()
@@ -75,9 +76,10 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
         for (row, phase, collective, group, group_size), transfers in totals.collectives.items()
         if row not in collected.ignored
     )
+    macs = summed((cell.dtype, cell.macs) for cell in cells)
     return Profile(
         schema_version=SCHEMA_VERSION,
-        run=run,
+        run=replace(run, dtype="tf32") if run.dtype == "float32" and macs.get("tf32", 0) > macs.get("float32", 0) else run,
         modules=_modules(collected, communication),
         cells=cells,
         uncounted=uncounted,
@@ -86,6 +88,11 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
         memory=collected.memory,
         notes=collected.notes + tuple(_notes(collected)),
     )
+
+
+def _name(dtype: torch.dtype | None, operator: str, macs: int, run: Run) -> str:
+    is_tf32 = dtype is torch.float32 and macs and run.device_type == "cuda" and multiplies_in_tf32(operator)
+    return "tf32" if is_tf32 else "" if dtype is None else dtype_name(dtype)
 
 
 def _scripted(tree: ModuleTree) -> Iterator[tuple[str, nn.Module]]:

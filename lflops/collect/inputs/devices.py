@@ -92,3 +92,13 @@ def _called(device: torch.device, name: str, of_accelerator: str | None = None) 
         return function(*_given(device))
     except RuntimeError:  # the backend has not implemented it
         return None
+
+
+def multiplies_in_tf32(operator: str) -> bool:
+    """Whether a GPU of NVIDIA's multiplies float32 in TF32 there: in convolutions unless forbidden, else where it is allowed."""
+    if torch.version.cuda is None or not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        return False
+    kind = "conv" if "convolution" in operator else "rnn" if "_rnn" in operator else ""
+    backend: Any = getattr(torch.backends.cudnn, kind, torch.backends.cudnn) if kind else torch.backends.cuda.matmul
+    precision = getattr(backend, "fp32_precision", None)  # before torch 2.9 there is none
+    return bool(backend.allow_tf32 if precision is None else precision == "tf32")

@@ -67,7 +67,7 @@ class LiveMetrics:
         """Keep what such a batch takes, forward and backward, and the peak that it is held against."""
         self._work.add(shapes, tokens, lengths, counted)
         self._reads_lengths = self._work.needs_lengths
-        self._peak = peak_of(counted.run.dtype, counted.run, counted.run.hardware)
+        self._peak = peak_of(counted.run.dtype, counted.run.hardware)
 
     def add(self, step: TimedStep) -> None:
         """Add a step, if it is a clean one."""

@@ -65,31 +65,31 @@ def test_executed_work_is_of_each_dtypes_own_peak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "precision", "peak"),
+    ("dtype", "peak"),
     [
-        ("float32", None, "fp32"),
-        ("float32", "autocast bfloat16", "fp32"),
-        ("float32", "TF32", "tf32"),
-        ("bfloat16", "TF32", "bf16"),
-        ("float64", None, "fp64"),
-        ("complex64", None, "fp32"),
-        ("float16", None, "fp16"),
-        ("float8_e4m3fn", None, "fp8"),
-        ("float4_e2m1fn_x2", None, "fp4"),
-        ("quint8", None, "int8"),
-        ("int64", None, None),
-        (None, None, None),
+        ("float32", "fp32"),
+        ("tf32", "tf32"),
+        ("bfloat16", "bf16"),
+        ("float64", "fp64"),
+        ("complex64", "fp32"),
+        ("float16", "fp16"),
+        ("float8_e4m3fn", "fp8"),
+        ("float4_e2m1fn_x2", "fp4"),
+        ("quint8", "int8"),
+        ("int64", None),
+        (None, None),
     ],
 )
-def test_the_peak_is_that_of_the_runs_dtype(dtype: str | None, precision: str | None, peak: str | None) -> None:
-    """TF32 only where the run says so; of what no chip has a peak for there is none."""
-    found = utilization(timed(*training(), dtype=dtype, precision=precision))
+def test_the_peak_is_that_of_the_runs_dtype(dtype: str | None, peak: str | None) -> None:
+    """Of what no chip has a peak for there is none."""
+    found = utilization(timed(*training(), dtype=dtype))
     assert (peak, CHIP.peak_flops_per_second.get(peak or "")) == (found.dtype, found.peak_flops_per_second)
 
 
-def test_tf32_is_the_peak_of_every_float32_product() -> None:
-    """680 FLOP/s of 4000."""
-    assert 680 / 4000 == utilization(timed(*training(), precision="tf32")).hfu
+def test_a_chip_without_tf32_multiplies_float32_as_it_is() -> None:
+    """600 FLOP/s of 4000, and of 2000."""
+    of_run = timed(*training(), dtype="tf32")
+    assert [600 / 4000, 600 / 2000] == [utilization(of_run, chip).mfu for chip in (None, Hardware("older", {"fp32": 2000.0}))]
 
 
 def test_the_chip_that_is_given_is_taken_before_that_of_the_run() -> None:
