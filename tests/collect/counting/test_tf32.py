@@ -22,10 +22,13 @@ class Net(nn.Module):
         self.conv, self.linear = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.Linear(64, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.conv(x).flatten(1))
+        found: Tensor = self.linear(self.conv(x).flatten(1))
+        return found
 
 
 CONVOLUTION, PRODUCT = 4 * 9 * 16, 64
+CUDNN: Any = torch.backends.cudnn
+CUDA: Any = torch.backends.cuda
 
 
 @pytest.fixture
@@ -35,9 +38,9 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    before: Any = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+    before = CUDNN.conv.fp32_precision, CUDA.matmul.fp32_precision
     yield
-    torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = before
+    CUDNN.conv.fp32_precision, CUDA.matmul.fp32_precision = before
 
 
 def counted() -> Profile:
@@ -55,8 +58,7 @@ def test_convolutions_are_in_tf32_and_other_products_where_that_is_allowed() -> 
     """And the run's dtype is that of most of them."""
     profile = counted()
     assert ({"tf32": CONVOLUTION, "float32": PRODUCT}, "tf32") == (macs(profile), profile.run.dtype)
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    CUDNN.conv.fp32_precision, CUDA.matmul.fp32_precision = "ieee", "tf32"
     profile = counted()
     assert ({"float32": CONVOLUTION, "tf32": PRODUCT}, "float32") == (macs(profile), profile.run.dtype)
     assert {"bfloat16"} == set(macs(lflops.count(Net().bfloat16(), torch.randn(1, 1, 4, 4, dtype=torch.bfloat16))))
