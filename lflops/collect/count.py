@@ -17,6 +17,7 @@ from lflops.collect.counting.dispatch_mode import OperatorCounter
 from lflops.collect.counting.package_functions import unwatch, watch
 from lflops.collect.counting.totals import Resolved
 from lflops.collect.inputs.arguments import check_module
+from lflops.collect.inputs.devices import has_tf32
 from lflops.collect.inputs.run_info import run_of
 from lflops.collect.inputs.tensors import tensors_in
 from lflops.collect.model.call import ModelCall
@@ -113,12 +114,13 @@ class Counting:
         tracker: Callable[..., ModuleTracker] = ModuleTracker,
         counter: Callable[[ModuleTracker, Extent], OperatorCounter] = OperatorCounter,
         eager: bool = False,
+        tf32: bool | None = None,
         guard: Guard = unguarded,
     ) -> None:
         """Name the modules; nothing of theirs is touched until the `with` is entered.
 
         With `eager`, compiled code runs eagerly meanwhile. No training may depend on such a pass: it has other random numbers, and may need
-        more memory. `guard` keeps our errors from the training that is counted.
+        more memory. `tf32` says whether the chip has TF32; without it the device is asked. `guard` keeps our errors from the training.
         """
         check()
         self._tree = ModuleTree(roots)
@@ -131,7 +133,7 @@ class Counting:
         self._undo = Undo()
         self._guard = guard
         self._entered = False
-        self._eager = eager
+        self._eager, self._tf32 = eager, tf32
         self._graphs = KeptGraphs()
         if not eager:
             self._graphs.start()
@@ -255,7 +257,7 @@ class Counting:
             ignored=ignored_rows(self._tree, self._ignore),  # a shared module has more rows by now
             notes=(*self._notes(), *resolved.notes),
         )
-        profile = build_profile(collected, run)
+        profile = build_profile(collected, run, tf32=has_tf32(run.device_type) if self._tf32 is None else self._tf32)
         return profile if self._logical is None else with_logical(profile, self._logical)
 
     def _notes(self) -> Iterable[Note]:

@@ -48,7 +48,8 @@ class CountedPass:
     notes: tuple[Note, ...] = ()
 
 
-def build_profile(collected: CountedPass, run: Run) -> Profile:
+def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
+    """The profile; on a chip with TF32, with the float32 that torch lets it multiply so. Its dtype is that of most MACs."""
     totals = collected.totals
     for row, module in _scripted(collected.tree):
         calls = collected.calls[row]
@@ -60,11 +61,12 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
             module=row,
             operator=operator,
             phase=phase,
-            dtype=_name(dtype, operator, counts.macs, run),
+            dtype="tf32" if narrow and dtype is torch.float32 and counts.macs else "" if dtype is None else dtype_name(dtype),
             **{name: getattr(counts, name) for name in CELL_COUNTS},
         )
         for (row, operator, phase, dtype), counts in totals.cells.items()
         if row not in collected.ignored
+        for narrow in [tf32 and multiplies_in_tf32(operator)]
     )
     uncounted = tuple(
         Uncounted(module=row, operator=operator, phase=phase, **asdict(transfers))
@@ -76,10 +78,10 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
         for (row, phase, collective, group, group_size), transfers in totals.collectives.items()
         if row not in collected.ignored
     )
-    macs = summed((cell.dtype, cell.macs) for cell in cells)
+    macs = summed((cell.dtype, cell.macs) for cell in cells if cell.phase in {"forward", "backward"} and cell.macs)
     return Profile(
         schema_version=SCHEMA_VERSION,
-        run=replace(run, dtype="tf32") if run.dtype == "float32" and macs.get("tf32", 0) > macs.get("float32", 0) else run,
+        run=replace(run, dtype=max(macs, key=macs.__getitem__, default=run.dtype)),
         modules=_modules(collected, communication),
         cells=cells,
         uncounted=uncounted,
@@ -88,11 +90,6 @@ def build_profile(collected: CountedPass, run: Run) -> Profile:
         memory=collected.memory,
         notes=collected.notes + tuple(_notes(collected)),
     )
-
-
-def _name(dtype: torch.dtype | None, operator: str, macs: int, run: Run) -> str:
-    is_tf32 = dtype is torch.float32 and macs and run.device_type == "cuda" and multiplies_in_tf32(operator)
-    return "tf32" if is_tf32 else "" if dtype is None else dtype_name(dtype)
 
 
 def _scripted(tree: ModuleTree) -> Iterator[tuple[str, nn.Module]]:

@@ -32,7 +32,7 @@ from lflops.collect.model.call import ModelCall, same_random_numbers
 from lflops.collect.torch_private.self_check import check_fake_tensors
 from lflops.collect.torch_private.tensors import local_part, only_shapes_run
 from lflops.errors import CountError
-from lflops.hardware.chips import Hardware, is_gpu, named
+from lflops.hardware.chips import Hardware, is_gpu, named, vendor_of
 from lflops.profile.model import Profile, Reserved
 from lflops.profile.notes import Note
 
@@ -281,9 +281,9 @@ class Estimator:
 
     def _step(self, call: ModelCall, stepper: Stepper | None, chip: Hardware | None, meter: "Meter", extent: Extent) -> Profile:
         call.prepare()
-        counting = Counting(
-            {"": call.model}, phase="forward", batch=(call.args, call.kwargs), extent=extent, counter=partial(_Counter, meter), eager=True
-        )
+        tf32 = chip is not None and vendor_of(chip.name) == "NVIDIA" and "tf32" in chip.peak_flops_per_second
+        how: dict[str, Any] = {"extent": extent, "counter": partial(_Counter, meter), "eager": True, "tf32": tf32}
+        counting = Counting({"": call.model}, phase="forward", batch=(call.args, call.kwargs), **how)
         with attention_on(chip) as notes, counting:
             call.run()
             if stepper is not None:

@@ -94,10 +94,14 @@ def _called(device: torch.device, name: str, of_accelerator: str | None = None) 
         return None
 
 
+def has_tf32(device_type: str | None) -> bool:
+    """Whether it is a GPU of NVIDIA's from Ampere on."""
+    is_nvidia = device_type == "cuda" and torch.version.cuda is not None and torch.cuda.is_available()
+    return is_nvidia and torch.cuda.get_device_capability() >= (8, 0)
+
+
 def multiplies_in_tf32(operator: str) -> bool:
-    """Whether a GPU of NVIDIA's multiplies float32 in TF32 there: in convolutions unless forbidden, else where it is allowed."""
-    if torch.version.cuda is None or not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
-        return False
+    """Whether torch lets such a GPU multiply float32 in TF32 there: in convolutions unless forbidden, else where it is allowed."""
     kind = "conv" if "convolution" in operator else "rnn" if "_rnn" in operator else ""
     backend: Any = getattr(torch.backends.cudnn, kind, torch.backends.cudnn) if kind else torch.backends.cuda.matmul
     precision = getattr(backend, "fp32_precision", None)  # before torch 2.9 there is none

@@ -30,7 +30,6 @@ from lflops.formulas.table import READS
 from lflops.merging.merge import sum_of_batches
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
-from lflops.profile.series import summed
 from lflops.session.inputs.phases import OutsideModules
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
@@ -324,7 +323,6 @@ class CountedSteps:
             profile.run,
             kind="training",
             stage=stage.name,
-            dtype=_dtype(profile) or profile.run.dtype,
             precision=training.precision or profile.run.precision,
             accumulation=stage.accumulation() if stage.learns else None,
             strategy=training.strategy,
@@ -358,9 +356,3 @@ def _check_same_model(counted: Profile, training: Training) -> None:
         size = f"has {counted.modules[''].parameters} parameters, not {parameters}"
         other = size if strange is None else f"has no module {strange!r}"
         raise CountError(f"count: the profile is of another model: it {other}: give one of lflops.count or lflops.counting of this module")
-
-
-def _dtype(profile: Profile) -> str | None:
-    """The dtype of most contractions: autocast is the loop's business, or the user's, and over when one could ask for it."""
-    macs = summed((cell.dtype, cell.macs) for cell in profile.cells if cell.phase in {"forward", "backward"} and cell.macs)
-    return max(macs, key=macs.__getitem__, default=None)

@@ -12,6 +12,7 @@ import lflops
 from lflops.collect import count
 from lflops.collect.inputs.run_info import run_of
 from lflops.profile.model import Profile
+from lflops.profile.series import summed
 
 
 class Net(nn.Module):
@@ -50,7 +51,7 @@ def counted() -> Profile:
 
 def macs(profile: Profile) -> dict[str, int]:
     """By dtype."""
-    return {cell.dtype: cell.macs for cell in profile.cells if cell.macs}
+    return summed((cell.dtype, cell.macs) for cell in profile.cells if cell.macs)
 
 
 @pytest.mark.usefixtures("_on_a_gpu")
@@ -77,6 +78,15 @@ def test_elsewhere_nothing_is(monkeypatch: pytest.MonkeyPatch, cuda: str | None,
 def test_a_cpu_multiplies_float32_as_it_is() -> None:
     """As far as lflops knows."""
     assert {"float32"} == set(macs(counted()))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "dtype"), [("H100 SXM", "tf32"), ("V100 SXM2 32GB", "float32"), ("MI300X", "float32"), (None, "float32")]
+)
+def test_an_estimate_is_for_its_chip(hardware: str | None, dtype: str) -> None:
+    """Whatever machine it is made on. So what a step takes at least on a chip is no more than it takes there."""
+    found = macs(lflops.estimate(Net, (torch.randn(1, 1, 4, 4),), hardware=hardware))
+    assert ({"tf32": CONVOLUTION, "float32": PRODUCT} if dtype == "tf32" else {"float32": CONVOLUTION + PRODUCT}) == found
 
 
 @pytest.mark.gpu
