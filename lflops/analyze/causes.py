@@ -27,10 +27,10 @@ from lflops.profile.steps import is_disturbed
 _WORTH = 0.02  # of the step: what costs less is no cause
 _LEFT_ON = ("anomaly_mode", "eval_mode", "graph_breaks", "find_unused")  # notes that are causes, whose cost is unknown
 
-_PER_CALL, _PER_BYTE, _TOO_SLOW = 30e-6, 1 / 5e9, 2.0
-"""Seconds that an optimizer's operator needs at the most, and a byte that it moves; and how many times that is a fault."""
+_PER_CALL, _PER_BYTE = 30e-6, 1 / 5e9  # seconds that an optimizer's operator needs at the most on a CPU, and a byte that it moves
 
-_LAUNCHES = 0.0003  # seconds that a device waits for the launches of an optimizer that steps all parameters at once
+_LAUNCHES, _TOO_SLOW = 0.0003, 2.0
+"""Seconds that a device waits for the launches of an optimizer that steps all parameters at once; how many times its need is a fault."""
 
 _SMALL_MESSAGE, _MANY_CALLS = 1 << 20, 8  # bytes of collectives, and how many of them, that would better be one
 
@@ -173,8 +173,8 @@ def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
     if cause.kind == "optimizer":
         work, run = profile.modules[""].optimizer, profile.run
         bandwidth = run.hardware.bandwidth_bytes_per_second if run.hardware is not None and run.device_type != "cpu" else None
-        needed = work.bytes_moved / bandwidth + _LAUNCHES if bandwidth else work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE
-        return took * (1 if times.own else 1 - lost) > _TOO_SLOW * needed
+        on_device = _TOO_SLOW * (work.bytes_moved / bandwidth + _LAUNCHES) if bandwidth else 0.0
+        return took > (on_device or work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE) * allowance(profile)
     if cause.kind == "communication":
         calls = sum(each.calls for each in profile.communication)
         return calls >= _MANY_CALLS and sum(each.bytes for each in profile.communication) < calls * _SMALL_MESSAGE

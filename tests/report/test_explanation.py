@@ -131,10 +131,11 @@ def test_a_loop_of_the_users_own_has_its_own_words(strategy: str | None, clip: s
     assert ("training_step" in found["outside"].next) == (strategy == "DDPStrategy")
 
 
-def test_an_optimizer_with_many_operators_may_take_long() -> None:
-    """400 need 12 ms at the most."""
+@pytest.mark.parametrize(("seconds", "said"), [(13e-3, []), (14e-3, [("optimizer", 14e-3)])])
+def test_an_optimizer_with_many_operators_may_take_long(seconds: float, said: list[tuple[str, float]]) -> None:
+    """440 need 13.2 ms at the most."""
     many = cell("", "aten::_foreach_add_", "optimizer", calls=400)
-    assert [] == faults(trained(optimizer=7e-3, cells=[many]))
+    assert said == faults(trained(optimizer=seconds, cells=[many]))
 
 
 @pytest.mark.parametrize(("moved", "said"), [(1000, [("optimizer", 7e-3)]), (4_000_000, [])])
