@@ -264,8 +264,7 @@ class LoopMonitor:
         self._has_batches = True
         if self._run is not None:
             self._run.batch_begins(self._stage, batch)
-        with self._phases.boundary:
-            self._phases.begin_step()
+        self._phases.begin_step()
 
     def _batch_ends(self, batch: Any) -> None:
         with self._phases.boundary:

@@ -74,7 +74,8 @@ class LoopPhases(Phases):
         """The models that are called from here on are called for a step. Where only methods of theirs are, forward begins with it."""
         self._in_step, self._has_called, self._thread = True, False, threading.get_ident()
         if not self._calls:
-            self.enter("forward", RUNNING)
+            with self.boundary:
+                self.enter("forward", RUNNING)
 
     def end_step(self, *, failed: bool = False) -> None:
         """The step is over, and so are its phases; or it is left by an exception."""

@@ -113,7 +113,10 @@ class Phases:
 
     def depth_of(self, phase: str) -> int | None:
         """How many phases are around the innermost one of that name; `None` where it is not running."""
-        return next((depth for depth in range(len(self._running) - 1, -1, -1) if self._running[depth][0] == phase), None)
+        for depth in range(len(self._running) - 1, -1, -1):  # a generator would be a call more for each of several a step
+            if self._running[depth][0] == phase:
+                return depth
+        return None
 
     def forget(self) -> None:
         """Drop all listeners; no phase is running any more."""
