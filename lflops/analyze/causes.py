@@ -17,6 +17,7 @@ from lflops.analyze.modules.tree import TIMED_PHASES, BusyModules, total_seconds
 from lflops.analyze.ranks.imbalance import Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
 from lflops.analyze.speed.step_times import StepTimes, lost_share
+from lflops.hardware.chips import vendor_of
 from lflops.profile.model import Profile
 from lflops.profile.module_names import added_up, ancestry
 from lflops.profile.notes import are_times_far_off, notes_with
@@ -27,7 +28,8 @@ from lflops.profile.steps import is_disturbed
 _WORTH = 0.02  # of the step: what costs less is no cause
 _LEFT_ON = ("anomaly_mode", "eval_mode", "graph_breaks", "find_unused")  # notes that are causes, whose cost is unknown
 
-_PER_CALL, _PER_BYTE = 30e-6, 1 / 5e9  # seconds that an optimizer's operator needs at the most on a CPU, and a byte that it moves
+_PER_CALL, _PER_BYTE, _PER_CACHED_BYTE = 20e-6, 1 / 5e9, 1 / 20e9
+"""Seconds that an optimizer's operator needs at the most on a CPU, and a byte that it moves; and one of small operators, in a cache."""
 
 _LAUNCHES, _TOO_SLOW = 0.0003, 2.0
 """Seconds that a device waits for the launches of an optimizer that steps all parameters at once; how many times its need is a fault."""
@@ -134,7 +136,7 @@ def causes(
         *_padding(profile, times),
         *late,
         *_without([*in_modules, *parts], late),
-        *_needless(profile, times),
+        *_needless(profile, times, budget),
         *_python(profile, patterns, below, {each.module for each in in_modules}),
     ]
     if budget is None and not is_rough:
@@ -174,7 +176,9 @@ def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
         work, run = profile.modules[""].optimizer, profile.run
         bandwidth = run.hardware.bandwidth_bytes_per_second if run.hardware is not None and run.device_type != "cpu" else None
         on_device = _TOO_SLOW * (work.bytes_moved / bandwidth + _LAUNCHES) if bandwidth else 0.0
-        return took > (on_device or work.calls * _PER_CALL + work.bytes_moved * _PER_BYTE) * allowance(profile)
+        per_byte = _PER_CACHED_BYTE if work.bytes_moved < work.calls << 20 else _PER_BYTE
+        needed = on_device or work.calls * _PER_CALL + work.bytes_moved * per_byte
+        return took > needed * (1 if times.own else allowance(profile))
     if cause.kind == "communication":
         calls = sum(each.calls for each in profile.communication)
         return calls >= _MANY_CALLS and sum(each.bytes for each in profile.communication) < calls * _SMALL_MESSAGE
@@ -188,7 +192,7 @@ def _without_others(cause: Cause, profile: Profile, times: StepTimes) -> tuple[f
         wall = sum(times.phases.get(part, 0.0) for part in PASSES)  # as long as modules are together
         of_modules = sum(times.own.get(part, 0.0) for part in PASSES) / wall if wall else 1.0
         took, mean = times.own.get(cause.kind, took * of_modules), sum(times.own.values())
-    elif lost_share(profile) >= _BUSY and cause.kind in times.spreads:
+    elif cause.kind in times.spreads and (lost_share(profile) >= _BUSY or cause.kind == "optimizer"):
         took = min(took, times.spreads[cause.kind].median)  # others delay a step by much, and another one not at all
     return took - (taking_batches(profile) if cause.kind == "data" else 0.0), mean
 
@@ -207,16 +211,17 @@ def _padding(profile: Profile, times: StepTimes) -> Iterator[Cause]:
         yield Cause(kind="padding", seconds=share * sum(times.phases.get(part, 0.0) for part in PASSES), value=share)
 
 
-def _needless(profile: Profile, times: StepTimes) -> Iterator[Cause]:
+def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iterator[Cause]:
     """Work that the step would do without: a second backward, modules that nothing is learned from, and recomputing."""
     root = profile.modules[""]
     forward, backward = root.forward.macs, root.backward.macs
     if forward and backward >= _BACKWARD_OF_FORWARD * forward:
         seconds = times.phases.get("backward", 0.0) * (1 - 2 * forward / backward)
         yield Cause(kind="backward_twice", seconds=seconds, value=backward / forward)
-    fp32, tf32 = (profile.run.hardware.peak_flops_per_second.get(name, 0.0) if profile.run.hardware else 0.0 for name in ("fp32", "tf32"))
-    if profile.run.dtype == "float32" and tf32 > fp32 > 0:
-        yield Cause(kind="tensor_cores", seconds=2 * (forward + backward) * (1 / fp32 - 1 / tf32))
+    if budget is not None and (chip := profile.run.hardware) is not None and profile.run.dtype == "float32":
+        tf32 = chip.peak_flops_per_second.get("tf32") if vendor_of(chip.name) == "NVIDIA" else None
+        gain = 1 - chip.peak_flops_per_second["fp32"] / tf32 if tf32 else 0.0
+        yield Cause(kind="tensor_cores", seconds=gain * budget.parts.get("useful", 0.0) * budget.seconds)
     if root.recompute.seconds is not None:
         yield Cause(kind="recomputed", seconds=root.recompute.seconds.median)
     unlearning = {name: each for name, each in profile.modules.items() if not each.backward.macs}  # no gradient goes back through these
@@ -348,7 +353,9 @@ def _parts(
     mean, exchanged = times.mean or 0.0, sum(times.communicating.values())
     outside = {name: seconds / mean for name, seconds in times.parts.items() if name != "backward"} | {"communication": exchanged / mean}
     shares = dict(budget.parts if budget else outside)
-    by_hand = _exchanged_by_hand(profile) / mean
+    on_host = profile.trace is not None and profile.trace.device_compute_seconds is None
+    after = [each.seconds or 0.0 for each in profile.communication if on_host and each.phase == "other"]
+    by_hand = sum(after) / mean  # collectives in no phase of a step on the host, as of gradients that are averaged after backward
     for name in ("clip", "other"):
         if (taken := min(by_hand, shares.get(name, 0.0))) > 0:
             by_hand -= taken
@@ -367,12 +374,6 @@ def _parts(
         seconds = max(share * mean - told.get(name, 0.0), 0.0)
         module = _innermost(budget, name, patterns) if budget and patterns else ""
         yield Cause(kind=name, seconds=seconds, module=module, is_rest=told.get(name, 0.0) > 0)
-
-
-def _exchanged_by_hand(profile: Profile) -> float:
-    """Seconds of collectives in no phase of a step on the host, as of gradients that are averaged after backward."""
-    on_host = profile.trace is not None and profile.trace.device_compute_seconds is None
-    return sum(each.seconds or 0.0 for each in profile.communication if each.phase == "other") if on_host else 0.0
 
 
 def _innermost(budget: Budget, part: str, patterns: Mapping[str, str]) -> str:

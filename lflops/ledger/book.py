@@ -266,7 +266,9 @@ class Book:
             if isinstance(what, str):
                 self._current = what
                 if what in FLUSHING:
-                    self._give_up_step()
+                    for phase, spent in self._step.items():
+                        self.spent[_category_of(phase)] += spent
+                    self._step = Counter()
             else:
                 self._end_step(at, what)
         self._charge(now)
@@ -291,11 +293,6 @@ class Book:
             self._step[COLLECTING] += collecting
             spent -= collecting
         self._step[self._current] += spent
-
-    def _give_up_step(self) -> None:
-        for phase, spent in self._step.items():
-            self.spent[_category_of(phase)] += spent
-        self._step = Counter()
 
     def _end_step(self, at: int, end: StepEnd) -> None:
         phases, self._step = self._step, Counter()

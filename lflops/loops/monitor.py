@@ -136,7 +136,9 @@ class LoopMonitor:
         self._ends.push(self._close)
         try:
             with run.boundary:
-                run.log_dir = self._log_dir()
+                directories = (getattr(each, "log_dir", None) for each in self._loop.loggers)
+                # Without a logger there are no files, unless `dirpath` asks for them.
+                run.log_dir = next((str(each) for each in directories if isinstance(each, str | PathLike)), None)
                 run.open()
                 if world_size > 1:
                     run.store = shared_store(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
@@ -228,6 +230,8 @@ class LoopMonitor:
         """
         if category not in BLOCKS:
             raise CountError(f"category={category!r}: give one of {', '.join(map(repr, BLOCKS))}")
+        if category.startswith("checkpoint"):
+            self.mark("checkpoint")
         return self._phases.within(category)
 
     def go_on_from(self, step: int) -> None:
@@ -278,11 +282,6 @@ class LoopMonitor:
 
     def _ends_step(self) -> bool:
         return not (self._batches + 1) % self._loop.accumulation
-
-    def _log_dir(self) -> str | None:
-        """Where the first logger keeps its files. Without one there are no files, unless `dirpath` asks for them."""
-        directories = (getattr(each, "log_dir", None) for each in self._loop.loggers)
-        return next((str(each) for each in directories if isinstance(each, str | PathLike)), None)
 
     def _training(self) -> Training:
         loop, (rank, world_size) = self._loop, self._ranks

@@ -6,7 +6,8 @@
         clip_grad_norm_(...)                clip if it takes long, else other
         optimizer.step()                    optimizer
 
-Where a step goes backward and has called no model, but methods as `model.loss(x)`, forward begins with each step from the next one on.
+Where a step goes backward and has called no model, but methods as `model.loss(x)`, forward is what is in no phase before backward, from the
+next step on.
 Gradients that `torch.autograd.grad` returns are no backward pass: they are part of the phase that asks for them.
 """
 
@@ -44,7 +45,8 @@ class LoopPhases(Phases):
         self._engine = engine
         self._stage = "train"
         self._in_step = False
-        self._has_called, self._calls = False, True  # whether this step has called a model, and whether steps do before they go backward
+        self._has_called = False  # whether the step has called a model
+        self._passes = self._expected = 0  # its backward passes; and where it calls no model, those of the step before
         self._thread = threading.get_ident()
 
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
@@ -63,23 +65,27 @@ class LoopPhases(Phases):
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """The loop is in another stage. A step that is going on goes on after it."""
-        before, self._stage = self._stage, name
-        in_step, self._in_step = self._in_step, False
+        before = self._stage, self._in_step, self._goes_on
+        self._stage, self._in_step, self._goes_on = name, False, None
         try:
             yield
         finally:
-            self._stage, self._in_step = before, in_step
+            self._stage, self._in_step, self._goes_on = before
 
     def begin_step(self) -> None:
         """The models that are called from here on are called for a step. Where only methods of theirs are, forward begins with it."""
-        self._in_step, self._has_called, self._thread = True, False, threading.get_ident()
-        if not self._calls:
+        self._in_step, self._thread = True, threading.get_ident()
+        if self._stage == "train":
+            self._expected = 0 if self._has_called else self._passes
+            self._has_called, self._passes = False, 0
+        if self._expected:
+            self._goes_on = self._forward_goes_on
             with self.boundary:
-                self.enter("forward", RUNNING)
+                self._forward_goes_on()
 
     def end_step(self, *, failed: bool = False) -> None:
         """The step is over, and so are its phases; or it is left by an exception."""
-        self._in_step = False
+        self._in_step, self._goes_on = False, None
         if self._running:
             self.leave(0, failed=failed)
 
@@ -92,12 +98,20 @@ class LoopPhases(Phases):
         return Within(self, category, RUN, ())
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
+        goes_on, self._goes_on = self._goes_on, None
         if self._running and self._running[-1][0] == "forward":  # forward has no hook at its end: it lasts until the next phase begins
             self.leave(len(self._running) - 1)
+        self._has_called |= phase == "forward" and self._stage == "train"  # named by the loop, or begun by a model
+        self._passes += phase == "backward"
+        if self._passes < self._expected and not self._has_called:
+            self._goes_on = goes_on
         super().enter(phase, stage or self._stage, given)
 
+    def _forward_goes_on(self) -> None:
+        super().enter("forward", self._stage)
+
     def _model_is_called(self, _model: nn.Module, *_: object) -> None:
-        self._has_called = self._in_step
+        self._has_called |= self._in_step and self._stage == "train"
         if self._in_step and self.innermost in {None, "optimizer"}:
             self.enter("forward", RUNNING)
 
@@ -105,7 +119,6 @@ class LoopPhases(Phases):
         is_within = backward_id() != NO_BACKWARD  # another one, of which it is a part
         if is_within or not self._in_step or threading.get_ident() != self._thread:
             return None
-        self._calls = self._has_called
         self.hear_wait(*losses)
         return None if self.depth_of("backward") is not None else self.begin("backward", RUNNING, (*losses,))
 

@@ -15,8 +15,8 @@ from lflops.merging.steps import CleanSteps, MergedRows, MergedSteps, RankSteps,
 from lflops.profile.model import CELL_COUNTS, COUNTS, SCHEMA_VERSION, Communication, Memory, ModuleProfile, Profile, Run, Work, with_works
 from lflops.profile.notes import Note
 from lflops.profile.records import PASSES, PHASES, Count, ModulePhase, Rank, Seconds, Spread, Trace, step_phase
-from lflops.profile.series import gathered, grouped, sums
-from lflops.profile.steps import Step, is_compared
+from lflops.profile.series import dtype_of, gathered, grouped, sums
+from lflops.profile.steps import Step, is_compared, with_phases
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
 
 LARGEST_WORLD = 1 << 20
@@ -197,13 +197,13 @@ def _timed_by(source: Mapping[str, ModuleProfile], modules: Mapping[str, ModuleP
 def _fitted(modules: Mapping[str, ModuleProfile], steps: Iterable[Step], *, at_end: bool) -> dict[str, ModuleProfile]:
     """The modules with times that add up to the run's clean steps. Those come from several ranks, the modules' times from one."""
     # If ranks wait at the end of backward alone (`at_end`), the difference is waiting, which is the root's own
-    clean, fitted = [step for step in steps if step.is_clean and step.phases], dict(modules)
+    (clean, scale), fitted = with_phases([step for step in steps if step.is_clean]), dict(modules)
     for part, phases in PASSES.items():
         known = [step.phases[part] for step in clean if part in step.phases]
         total = sum(spread.median for phase in phases if (spread := modules[""].work(phase).seconds) is not None)
         if not known or not total:
             continue
-        run, own, moved = sum(known) / len(clean), modules[""].backward.own_seconds, 0.0
+        run, own, moved = sum(known) * scale / len(clean), modules[""].backward.own_seconds, 0.0
         if at_end and part == "backward" and own is not None:
             moved = max(run - total, -own.median)
         factor = run / (total + moved) if total + moved else 1.0
@@ -364,11 +364,12 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     rows = {name: None for profile in profiles for name in profile.modules}
     memories = [profile.memory for profile in profiles if profile.memory is not None]
     notes = (note for profile in profiles for note in profile.notes)
+    cells = _sums((each for p in profiles for each in p.cells), "module operator phase dtype", CELL_COUNTS)
     return replace(
         last,
-        run=replace(last.run, partial=any(profile.run.partial for profile in profiles)),
+        run=replace(last.run, partial=any(profile.run.partial for profile in profiles), dtype=dtype_of(cells) or last.run.dtype),
         modules={name: _row([profile.modules[name] for profile in profiles if name in profile.modules]) for name in rows},
-        cells=_sums((each for p in profiles for each in p.cells), "module operator phase dtype", CELL_COUNTS),
+        cells=cells,
         uncounted=_sums((each for p in profiles for each in p.uncounted), "module operator phase", _TRANSFERS),
         communication=_sums((each for p in profiles for each in p.communication), "module phase collective group", _TRANSFERS),
         waits=tuple(sorted({wait for profile in profiles for wait in profile.waits})),

@@ -1,7 +1,7 @@
 """Series: sums in which some may be unknown, or by field or key; groups by key; a long series made short without losing its extremes."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
@@ -49,3 +49,9 @@ def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list
         bucket = range(start, min(start + width, len(values)))
         kept.update((min(bucket, key=values.__getitem__), max(bucket, key=values.__getitem__)))
     return sorted(kept)
+
+
+def dtype_of(cells: Iterable[Any]) -> str | None:
+    """The dtype of most MACs of forward and backward; `None` where there are none."""
+    macs = summed((cell.dtype, cell.macs) for cell in cells if cell.phase in {"forward", "backward"} and cell.macs)
+    return max(macs, key=macs.__getitem__, default=None)

@@ -218,7 +218,9 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
     allowed = 1.0 if profile is None else allowance(profile)
     by_others = _BY_OTHERS | ({"data"} if profile is not None and profile.run.workers else set())  # workers have no core there
     marks = () if profile is None else [step.marks for step in profile.steps if "cold" not in step.marks]
+    late = [each for each in ledger.spans if each.steps > ledger.steps / 2][1:]  # at first, every compiled model takes long
     recompiles = sum("recompiled" in each for each in marks) >= FEWEST_COMPILED  # step after step is compiled for
+    recompiles |= sum(each.spent.get("compilation", 0.0) for each in late) >= WORTH * sum(each.seconds for each in late) > 0
     for cause, seconds in summed((_cause_of(name, ledger), seconds) for name, seconds in ledger.seconds.items()).items():
         row = row_of(cause)
         if row.fault_from is None or seconds < row.fault_from * trained or _SAME.get(cause, {cause}) & seen:
@@ -232,7 +234,7 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
             slow = (one.cost for one in ledger.slow_steps if one.cause == cause)
             spans = [sum(took for name, took in one.spent.items() if _cause_of(name, ledger) == cause) for one in ledger.spans]
             taken = max([*slow, *(spans if len(spans) > 1 else ())], default=0.0)
-        is_fault = seconds - taken >= row.fault_from * trained * much and (cause != "compilation" or recompiles or _compiles_late(ledger))
+        is_fault = seconds - taken >= row.fault_from * trained * much and (cause != "compilation" or recompiles)
         is_fault = is_fault and not (cause in by_others and allowed > 1)
         share = seconds / trained
         yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next, is_fault=is_fault, right=row.right)
@@ -253,12 +255,6 @@ def _cause_of(category: str, ledger: Ledger) -> str:
         costs = summed((each.phase, each.cost) for each in ledger.slow_steps if each.cause == part == "unknown")
         return "data" if part == "loader" else "other" if costs and max(costs, key=costs.__getitem__) == "other" else part
     return "data" if category == "training/data" else "" if group in _NO_TRAINING | {"training"} else group.removesuffix("_save")
-
-
-def _compiles_late(ledger: Ledger) -> bool:
-    """Whether the second half of the steps is compiled for as well: at first, every compiled model takes long."""
-    late = [each for each in ledger.spans if each.steps > ledger.steps / 2][1:]
-    return sum(each.spent.get("compilation", 0.0) for each in late) >= WORTH * sum(each.seconds for each in late) > 0
 
 
 def _measured(analysis: Analysis) -> Iterator[tuple[str, str]]:

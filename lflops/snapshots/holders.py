@@ -114,7 +114,9 @@ def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
         elif entry.action in FREED and entry.address in made:
             freed.add(trace[made.pop(entry.address)].stack)
     if trace and trace[-1].action == "oom":
-        made = {at: place for at, place in made.items() if not _is_torchs(trace[place].stack) and trace[place].stack not in freed}
+        # An optimizer's own code, as `torch/optim/adam.py`, is torch's; all derive from `optimizer.py`.
+        files = {at: [frame.file for frame in trace[place].stack] for at, place in made.items() if trace[place].stack not in freed}
+        made = {at: made[at] for at, each in files.items() if not any(OPTIMIZER in f and not f.endswith("/optimizer.py") for f in each)}
     return frozenset(lasting.union(made.values()))
 
 
@@ -178,11 +180,6 @@ def phase_of(stack: Stack) -> Phase:
         if "closure" in frame.function:
             return "other"
     return "other" if stack else "backward"
-
-
-def _is_torchs(stack: Stack) -> bool:
-    """Whether an optimizer's own code, as `torch/optim/adam.py`, is torch's; all derive from `optimizer.py`."""
-    return any(OPTIMIZER in frame.file and not frame.file.endswith("/optimizer.py") for frame in stack)
 
 
 Category = Literal["parameters", "gradients", "optimizer_state", "activations", "temporary", "copy", "other", "unknown"]

@@ -53,8 +53,9 @@ class FoundLoop:
         self._phases.epoch_ends = self._monitor.epoch_ends
         self._validation = contextlib.ExitStack()
         self._monitor.__enter__()
-        for _ in range(steps + 1):
+        for _ in range(steps + 1):  # those before have no time
             self._monitor.next_step()
+            self._monitor.mark("cold")
 
     def step_ends(self) -> None:
         batch, self._phases.batch = self._phases.batch, None

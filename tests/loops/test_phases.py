@@ -6,7 +6,7 @@ import copyreg
 import io
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -72,8 +72,13 @@ class Loop:
         self.events = Waiting()
         self.watch(awaits_others=awaits_others)
 
-    def loss(self) -> Tensor:
-        return F.mse_loss(self.model(torch.ones(2, 4)), torch.zeros(2, 1))
+    def loss(self, *, by_methods: bool = False) -> Tensor:
+        call = self.model.forward if by_methods else self.model
+        return F.mse_loss(call(torch.ones(2, 4)), torch.zeros(2, 1))
+
+    def goes_backward(self, *, by_methods: bool) -> None:
+        self.loss(by_methods=by_methods).backward()
+        self.optimizer.step()
 
     @property
     def heard(self) -> str:
@@ -111,6 +116,73 @@ def test_a_step_is_forward_backward_and_optimizer(loop: Loop) -> None:
     loop.optimizer.step()
     loop.phases.end_step()
     assert "+forward -forward +backward -backward +optimizer -optimizer" == loop.heard
+
+
+def _transfers(loop: Loop) -> None:
+    with loop.phases.named("transfer"):
+        pass
+    loop.goes_backward(by_methods=True)
+
+
+def _names_forward(loop: Loop) -> None:
+    with loop.phases.named("transfer"):
+        pass
+    with loop.phases.named("forward"):
+        loss = loop.loss(by_methods=True)
+    loss.backward()
+    loop.optimizer.step()
+
+
+def _goes_backward_twice(loop: Loop) -> None:
+    loop.goes_backward(by_methods=True)
+    loop.goes_backward(by_methods=True)
+
+
+def _validates_first(loop: Loop) -> None:
+    with loop.phases.stage("validate"), torch.no_grad():
+        loop.phases.begin_step()
+        loop.loss()
+        loop.phases.end_step()
+    loop.goes_backward(by_methods=True)
+
+
+LEARNS = "+backward -backward +optimizer -optimizer"
+
+
+@pytest.mark.parametrize(
+    ("step", "heard"),
+    [
+        (lambda loop: loop.goes_backward(by_methods=True), f"+forward -forward {LEARNS}"),
+        (lambda loop: loop.goes_backward(by_methods=False), f"+forward -forward {LEARNS}"),
+        (_transfers, f"+forward -forward +transfer -transfer +forward -forward {LEARNS}"),
+        (_names_forward, f"+transfer -transfer +forward -forward {LEARNS}"),
+        (_goes_backward_twice, "+forward -forward +backward -backward +forward -forward +optimizer -optimizer +forward -forward " + LEARNS),
+        (_validates_first, f"+forward -forward {LEARNS}"),
+    ],
+    ids=["methods", "calls", "with a phase before", "named", "twice", "after a validation"],
+)
+def test_where_only_methods_of_models_are_called_forward_is_what_is_before_backward(
+    loop: Loop, step: Callable[[Loop], None], heard: str
+) -> None:
+    """From the second step on: the first one tells."""
+    for _ in range(3):
+        loop.events.heard.clear()
+        loop.phases.begin_step()
+        step(loop)
+        loop.phases.end_step()
+    assert heard == loop.heard
+
+
+def test_the_step_after_one_by_methods_may_call_the_model(loop: Loop) -> None:
+    """The step after that begins with no phase again."""
+    heard = []
+    for by_methods in (True, False, False):
+        loop.events.heard.clear()
+        loop.phases.begin_step()
+        heard.append(loop.heard)
+        loop.goes_backward(by_methods=by_methods)
+        loop.phases.end_step()
+    assert ["", "+forward", ""] == heard
 
 
 def test_what_runs_outside_of_steps_has_no_phase(loop: Loop) -> None:

@@ -15,7 +15,7 @@ import lflops
 from lflops.analyze.speed import step_times
 from lflops.errors import ProfileError
 from lflops.hardware.chips import Hardware
-from lflops.merging.merge import merge
+from lflops.merging.merge import _fitted, merge, sum_of_batches
 from lflops.merging.rank_table import known_waits, rank_stats, table_of, waiting_in
 from lflops.merging.steps import ranges
 from lflops.profile.json_file import _checked
@@ -103,6 +103,25 @@ def test_uneven_batches_are_shown_by_the_rank_with_the_most_work() -> None:
     assert [384, 576, 192] == [rank.macs for rank in whole.ranks]
     values = {"leading_rank": 1, "least_macs": 192, "most_macs": 576, "least_flops": 384, "most_flops": 1152, "rows_of_others": 0}
     assert [("", values)] == noted(whole, "ranks_differ")
+
+
+def test_a_step_s_dtype_is_that_of_most_of_all_its_batches() -> None:
+    """200 MACs in bfloat16, then 100 in float32."""
+    batches = [
+        profile({"": {}}, [replace(product("", "aten::mm", "forward", macs=macs_of, bytes_moved=1), dtype=dtype)], run=run(dtype=dtype))
+        for dtype, macs_of in (("bfloat16", 200), ("float32", 100))
+    ]
+    assert "bfloat16" == sum_of_batches(batches).run.dtype
+
+
+def test_where_some_steps_have_phases_modules_add_up_to_their_share_of_all() -> None:
+    """One of 8 steps is marked: half of its 20 ms is forward. The mean step has 15.625 ms, so forward 7.8125."""
+    marked = Step(index=0, kind="clean", seconds=20e-3, phases={"forward": 10e-3, "backward": 10e-3})
+    others = [Step(index=number, kind="clean", seconds=15e-3, phases={}) for number in range(1, 8)]
+    timed = clocked(replica(), {("body", "forward"): 3e-3, ("head", "forward"): 1e-3})
+    seconds = _fitted(timed.modules, [marked, *others], at_end=False)[""].forward.seconds
+    assert seconds is not None
+    assert 7.8125e-3 == pytest.approx(seconds.median)
 
 
 def experts(*macs_of_each: int) -> Profile:

@@ -131,11 +131,25 @@ def test_a_loop_of_the_users_own_has_its_own_words(strategy: str | None, clip: s
     assert ("training_step" in found["outside"].next) == (strategy == "DDPStrategy")
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(13e-3, []), (14e-3, [("optimizer", 14e-3)])])
+@pytest.mark.parametrize(("seconds", "said"), [(8e-3, []), (9e-3, [("optimizer", 9e-3)])])
 def test_an_optimizer_with_many_operators_may_take_long(seconds: float, said: list[tuple[str, float]]) -> None:
-    """440 need 13.2 ms at the most."""
+    """440 need 8.8 ms at the most."""
     many = cell("", "aten::_foreach_add_", "optimizer", calls=400)
     assert said == faults(trained(optimizer=seconds, cells=[many]))
+
+
+@pytest.mark.parametrize(("calls", "said"), [(10, []), (60, [("optimizer", 7e-3)])])
+def test_an_optimizer_s_large_operators_read_memory_and_small_ones_a_cache(calls: int, said: list[tuple[str, float]]) -> None:
+    """60 MB need 12 ms at 5 GB/s; of 100 operators they are small, and need 2 ms for these and 3 ms at 20 GB/s."""
+    large = cell("", "aten::_foreach_add_", "optimizer", calls=calls, bytes_moved=60_000_000)
+    assert said == faults(trained(optimizer=7e-3, cells=[large]))
+
+
+def test_one_slow_step_of_an_optimizer_is_no_slow_optimizer() -> None:
+    """22 ms in one of 6 steps, and 2 ms in the others: 5.33 ms in the mean."""
+    given = trained()
+    slow = replace(given.steps[0], seconds=54e-3, phases=USUAL | {"optimizer": 22e-3})
+    assert [] == faults(replace(given, steps=(slow, *given.steps[1:])))
 
 
 @pytest.mark.parametrize(("moved", "said"), [(1000, [("optimizer", 7e-3)]), (4_000_000, [])])
@@ -328,13 +342,13 @@ def test_a_training_in_float64_could_take_half() -> None:
 
 
 def test_float32_leaves_tensor_cores_unused() -> None:
-    """Of 24 MACs, 48 FLOPs take 12 ms at 4000 a second, and 6 ms at 8000. In TF32 nothing is lost, and where float32 is as fast."""
-    chip = Hardware("chip", {"fp32": 4000.0, "tf32": 8000.0})
+    """Of 24 MACs, 48 FLOPs take 12 ms at 4000 a second, and 6 ms at 8000. In TF32 nothing is lost, nor without it, nor on AMD's chips."""
+    peaks = {"fp32": 4000.0, "tf32": 8000.0}
     plain = trained()
-    given = replace(plain, run=replace(plain.run, hardware=chip))
+    given = replace(plain, run=replace(plain.run, hardware=Hardware("H100 SXM", peaks)))
     assert ("tensor_cores", 6e-3) in faults(given)
-    no_cores = Hardware("older", {"fp32": 4000.0})
-    for other in (replace(given.run, dtype="tf32"), replace(given.run, hardware=no_cores), replace(given.run, hardware=None)):
+    others = (Hardware("V100 SXM2 32GB", {"fp32": 4000.0}), Hardware("MI300X", peaks), None)
+    for other in (replace(given.run, dtype="tf32"), *(replace(given.run, hardware=each) for each in others)):
         assert "tensor_cores" not in dict(faults(replace(given, run=other)))
 
 

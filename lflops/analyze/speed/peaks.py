@@ -21,12 +21,12 @@ def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | Non
     return (named(hardware) if isinstance(hardware, str) else hardware) or profile.run.hardware
 
 
-def name_of_peak(dtype: str | None) -> str | None:
-    """The peak's name of a dtype of torch, or of `tf32`."""
-    return None if dtype is None else _PEAKS.get(dtype) or _FAMILIES.get(dtype.partition("_")[0])
+def name_of_peak(dtype: str | None, chip: Hardware | None = None) -> str | None:
+    """The peak's name of a dtype of torch, or of `tf32`. A chip without TF32 multiplies float32 in full."""
+    name = None if dtype is None else _PEAKS.get(dtype) or _FAMILIES.get(dtype.partition("_")[0])
+    return "fp32" if name == "tf32" and chip is not None and name not in chip.peak_flops_per_second else name
 
 
 def peak_of(dtype: str | None, chip: Hardware | None) -> float | None:
-    """FLOP/s of a dtype; `None` where the chip is not known to have it. A chip without TF32 multiplies float32 in full."""
-    peaks, name = {} if chip is None else chip.peak_flops_per_second, name_of_peak(dtype)
-    return peaks.get(name or "", peaks.get("fp32") if name == "tf32" else None)
+    """FLOP/s of a dtype; `None` where the chip is not known to have it."""
+    return None if chip is None else chip.peak_flops_per_second.get(name_of_peak(dtype, chip) or "")

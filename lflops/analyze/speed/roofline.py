@@ -329,10 +329,9 @@ def _seconds(work: Work) -> float | None:
 def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
     """The roofs of the known chips, each once: two chips may differ in what is not shown."""
     multiplied = dict.fromkeys(cell.dtype for cell in profile.cells if cell.executed_macs)
-    dtypes = dict.fromkeys(name_of_peak(dtype) for dtype in multiplied)
     ceilings: dict[Ceiling, Ceiling] = {}
     for each in filter(None, (chip, profile.run.hardware, lookup(profile.run.device_name))):
-        for dtype in dtypes:
+        for dtype in dict.fromkeys(name_of_peak(dtype, each) for dtype in multiplied):
             if dtype is not None and dtype in each.peak_flops_per_second:
                 ceiling = Ceiling(
                     hardware=each.name,

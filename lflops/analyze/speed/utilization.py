@@ -76,7 +76,7 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
         executed=None if not seconds or needed is None else needed * share / seconds,
         flops_per_second=rate,
         peak_flops_per_second=peak,
-        dtype=name_of_peak(profile.run.dtype),
+        dtype=name_of_peak(profile.run.dtype, chip),
         hardware=chip.name if chip else None,
         budget=budget(profile, chip, times, share=share),
     )

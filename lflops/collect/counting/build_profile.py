@@ -30,7 +30,7 @@ from lflops.profile.model import (
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.records import PHASES, ModulePhase
-from lflops.profile.series import gathered, grouped, sum_known, summed, sums
+from lflops.profile.series import dtype_of, gathered, grouped, sum_known, sums
 
 LONGEST_DETAIL = 200  # characters of a module's `extra_repr`
 
@@ -78,10 +78,9 @@ def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
         for (row, phase, collective, group, group_size), transfers in totals.collectives.items()
         if row not in collected.ignored
     )
-    macs = summed((cell.dtype, cell.macs) for cell in cells if cell.phase in {"forward", "backward"} and cell.macs)
     return Profile(
         schema_version=SCHEMA_VERSION,
-        run=replace(run, dtype=max(macs, key=macs.__getitem__, default=run.dtype)),
+        run=replace(run, dtype=dtype_of(cells) or run.dtype),
         modules=_modules(collected, communication),
         cells=cells,
         uncounted=uncounted,

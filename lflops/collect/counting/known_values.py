@@ -68,7 +68,8 @@ class KnownValues(OwnMode):
         if function is torch.ops.aten.index.Tensor and not known:
             args = (args[0], self._numbered(args[1]))
         if function is GROUPED_MM and args[0].dtype is not torch.bfloat16:
-            return _grouped_product(*args, **kwargs)
+            # The fake kernel refuses other dtypes, which the kernels take; the shape is the same.
+            return function(*(each.to(torch.bfloat16) for each in args[:2]), *args[2:], **kwargs).to(args[0].dtype)
         try:
             out = function(*args, **kwargs)
         except NEEDS_VALUES:
@@ -131,12 +132,6 @@ def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:
         return False
     floats = any(each.is_floating_point() or each.is_complex() for each in results)
     return bool(given) or not floats or function.overloadpacket in _MADE_OF_NUMBERS
-
-
-def _grouped_product(x: Tensor, weights: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Run the product in bfloat16: the fake kernel refuses other dtypes, which the kernels take, and the shape is the same."""
-    result: Tensor = GROUPED_MM(x.to(torch.bfloat16), weights.to(torch.bfloat16), *args, **kwargs)
-    return result.to(x.dtype)
 
 
 def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:

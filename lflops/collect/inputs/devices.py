@@ -1,6 +1,7 @@
 """What torch has for a device that is no CPU, by the names that its backends share: CUDA's, XPU's, MPS's, and those outside of torch."""
 
 import contextlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,12 +98,14 @@ def _called(device: torch.device, name: str, of_accelerator: str | None = None) 
 def has_tf32(device_type: str | None) -> bool:
     """Whether it is a GPU of NVIDIA's from Ampere on."""
     is_nvidia = device_type == "cuda" and torch.version.cuda is not None and torch.cuda.is_available()
-    return is_nvidia and torch.cuda.get_device_capability() >= (8, 0)
+    return is_nvidia and torch.cuda.get_device_capability() >= (8, 0) and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
 
 def multiplies_in_tf32(operator: str) -> bool:
     """Whether torch lets such a GPU multiply float32 in TF32 there: in convolutions unless forbidden, else where it is allowed."""
+    cudnn: Any = torch.backends.cudnn
     kind = "conv" if "convolution" in operator else "rnn" if "_rnn" in operator else ""
-    backend: Any = getattr(torch.backends.cudnn, kind, torch.backends.cudnn) if kind else torch.backends.cuda.matmul
+    backend: Any = getattr(cudnn, kind, cudnn) if kind else torch.backends.cuda.matmul
     precision = getattr(backend, "fp32_precision", None)  # before torch 2.9 there is none
-    return bool(backend.allow_tf32 if precision is None else precision == "tf32")
+    allows = (cudnn if kind else backend).allow_tf32 if precision is None else precision == "tf32"
+    return bool(allows and (cudnn.enabled or not kind))

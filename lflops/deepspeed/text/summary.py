@@ -196,8 +196,10 @@ def _latencies(analysis: Analysis) -> StepTimes:
 
 def _facts(analysis: Analysis, latencies: StepTimes) -> _Lines:
     profile = analysis.profile
-    replicas, tensor_parallel = _parallel_sizes(profile)
-    yield "world size", str(profile.run.world_size)
+    world, data, tensor = profile.run.world_size, profile.run.data_parallel_size, profile.run.tensor_parallel_size
+    replicas = 1 if data is None and world in {1, tensor} else data  # where one group has all the ranks, the other has one
+    tensor_parallel = 1 if tensor is None and world in {1, data} else tensor
+    yield "world size", str(world)
     yield "data parallel size", _integer(replicas)
     yield "model parallel size", _integer(tensor_parallel)
     for kind in ("pipeline", "expert"):
@@ -297,12 +299,6 @@ def _flops_of_both(analysis: Analysis) -> tuple[str, float | None]:
 def _assumed_factor(profile: Profile) -> float | None:
     """Backward in forwards, where it ran and was not counted."""
     return next((float(note.values["forwards"]) for note in notes_with("backward_assumed", profile.notes)), None)
-
-
-def _parallel_sizes(profile: Profile) -> tuple[int | None, int | None]:
-    """The sizes of the data and the tensor parallel groups; where one of them has all the ranks, the other has one."""
-    world, data, tensor = profile.run.world_size, profile.run.data_parallel_size, profile.run.tensor_parallel_size
-    return (1 if data is None and world in {1, tensor} else data), (1 if tensor is None and world in {1, data} else tensor)
 
 
 def _per_second(flops: float | None, seconds: float | None) -> float | None:

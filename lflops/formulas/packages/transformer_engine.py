@@ -11,14 +11,9 @@ TEX = "transformer_engine_torch:"
 PAIR = 2  # sides of a window; every tensor of queries has more dimensions, and every tensor of offsets fewer
 
 
-def _matrix(shape: Shape, *, transposed: bool) -> tuple[int, int]:
-    """Rows and inner dimension; cuBLAS reads matrices by columns, so that `transposed` keeps the last dimension inside."""
-    rows, last = prod(shape[:-1]), shape[-1]
-    return (rows, last) if transposed else (last, rows)
-
-
 def _product(a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool) -> tuple[int, int]:
-    m, k = _matrix(a, transposed=transposed_a)
+    # cuBLAS reads matrices by columns, so that `transposed` keeps the last dimension inside.
+    k, m = (a[-1], prod(a[:-1])) if transposed_a else (prod(a[:-1]), a[-1])
     n = b[-1] if transposed_b else prod(b[:-1])
     return m * n * k, m * n
 

@@ -127,7 +127,7 @@ def _head(analysis: Analysis) -> WindowHeader:
         device=run.device_name if run.hardware is None or run.kind != "estimate" else run.hardware.name,
         strategy=run.strategy,
         ranks=run.world_size,
-        dtype=run.precision or run.dtype,
+        dtype=run.dtype if run.dtype == "tf32" else run.precision or run.dtype,
         partial=run.partial,
         figures={name: float(value) for name in _FIGURES if (value := report.value(name)) is not None},
         ranges={name: (spread.low, spread.high) for name, spread in spreads.items() if spread is not None and spread.n > 1},

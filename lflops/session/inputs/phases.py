@@ -41,6 +41,7 @@ class Phases:
         self.boundary = Boundary(lambda _: None)  # the run's; before one begins, nothing is installed
         self._ears: dict[str, tuple[_Ear, ...]] = {}
         self._running: list[tuple[str, tuple[_Ear, ...]]] = []
+        self._goes_on: Callable[[], None] | None = None  # called where the last running phase has ended
 
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
         """Call a listener for a stage's phases. Returns what ends that; it can be called again."""
@@ -86,6 +87,8 @@ class Phases:
         while len(self._running) > depth:
             for each in self._running.pop()[1]:
                 (each.drop if failed else each.leave)()
+        if self._goes_on is not None and not self._running:
+            self._goes_on()
 
     def hear_wait(self, *losses: Any) -> None:
         """Hear where backward from these losses begins to wait for other ranks, if there are others."""

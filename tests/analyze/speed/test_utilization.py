@@ -89,7 +89,8 @@ def test_the_peak_is_that_of_the_runs_dtype(dtype: str | None, peak: str | None)
 def test_a_chip_without_tf32_multiplies_float32_as_it_is() -> None:
     """600 FLOP/s of 4000, and of 2000."""
     of_run = timed(*training(), dtype="tf32")
-    assert [600 / 4000, 600 / 2000] == [utilization(of_run, chip).mfu for chip in (None, Hardware("older", {"fp32": 2000.0}))]
+    found = [utilization(of_run, chip) for chip in (None, Hardware("older", {"fp32": 2000.0}))]
+    assert [(600 / 4000, "tf32"), (600 / 2000, "fp32")] == [(each.mfu, each.dtype) for each in found]
 
 
 def test_the_chip_that_is_given_is_taken_before_that_of_the_run() -> None:

@@ -1,6 +1,7 @@
 """What a GPU of NVIDIA's multiplies in TF32 is counted as that: convolutions by default, other products where the user allows it."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import lflops
 from lflops.collect import count
+from lflops.collect.inputs.devices import multiplies_in_tf32
 from lflops.collect.inputs.run_info import run_of
 from lflops.profile.model import Profile
 from lflops.profile.series import summed
@@ -78,6 +80,14 @@ def test_elsewhere_nothing_is(monkeypatch: pytest.MonkeyPatch, cuda: str | None,
 def test_a_cpu_multiplies_float32_as_it_is() -> None:
     """As far as lflops knows."""
     assert {"float32"} == set(macs(counted()))
+
+
+@pytest.mark.usefixtures("_on_a_gpu")
+def test_torch_2_8_has_one_setting_for_all_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has modules without a setting where newer ones have some, and another one for products."""
+    monkeypatch.setattr(torch.backends, "cudnn", SimpleNamespace(conv=SimpleNamespace(), enabled=True, allow_tf32=True))
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=False))
+    assert [True, False] == [multiplies_in_tf32(operator) for operator in ("convolution", "addmm")]
 
 
 @pytest.mark.parametrize(
