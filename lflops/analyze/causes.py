@@ -140,7 +140,8 @@ def causes(
         *_python(profile, patterns, below, {each.module for each in in_modules}),
     ]
     if budget is None and not is_rough:
-        computing = {patterns[name] for name, each in profile.modules.items() if any(each.work(phase).own_calls for phase in TIMED_PHASES)}
+        eager = {name: each for name, each in profile.modules.items() if not each.compiled}  # within compiled code nothing has a time
+        computing = {patterns[name] for name, each in eager.items() if any(each.work(phase).own_calls for phase in TIMED_PHASES)}
         judged = computing - {patterns.get(each.module, "") for each in in_modules}  # but without a peak, no one can tell of products
         plain = (each for each in busiest if each.pattern in judged and not each.macs)
         found += (Cause(kind="no_products", seconds=each.seconds, module=each.pattern, value=each.kind) for each in plain)

@@ -381,7 +381,7 @@ def test_the_verdict_names_the_largest_parts_in_words() -> None:
     assert "18.8 % of the step (750 ms) is otherwise slower than the chip allows, mostly in linear." == told.findings[0].said
     assert (
         "18.8 % of the step (750 ms) is optimizer work.",
-        "18.8 % of the step (750 ms) is outside all phases: logging, callbacks, metrics, zeroing gradients.",
+        "18.8 % of the step (750 ms) is outside all phases: logging, callbacks, metrics, clipping, zeroing gradients.",
         "12.5 % of the step (500 ms) is waiting for data.",
     ) == told.why
     assert "Give the optimizer fused=True, or use larger batches." == told.next[0]

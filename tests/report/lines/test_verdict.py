@@ -183,7 +183,10 @@ def test_modules_without_products_are_named_where_no_peak_is_known() -> None:
     most = (
         "The most time is in blocks.*.fc (Linear), 50.0 % of the step (8.00 ms): without a known peak no one can say how fast it could be."
     )
-    assert (why, most) == told(blocks({}, {"forward": 16}, hardware=None))[1]
+    given = blocks({}, {"forward": 16}, hardware=None)
+    assert (why, most) == told(given)[1]
+    compiled = {name: replace(each, compiled=name.endswith("norm")) for name, each in given.modules.items()}
+    assert why not in told(replace(given, modules=compiled))[1]
 
 
 def test_an_estimate_says_the_least_time_and_what_is_unknown() -> None:
