@@ -221,7 +221,7 @@ def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iter
         yield Cause(kind="backward_twice", seconds=seconds, value=backward / forward)
     if budget is not None and (chip := profile.run.hardware) is not None and profile.run.dtype == "float32":
         tf32 = chip.peak_flops_per_second.get("tf32") if vendor_of(chip.name) == "NVIDIA" else None
-        gain = 1 - chip.peak_flops_per_second["fp32"] / tf32 if tf32 else 0.0
+        gain = 1 - chip.peak_flops_per_second.get("fp32", tf32) / tf32 if tf32 else 0.0
         yield Cause(kind="tensor_cores", seconds=gain * budget.parts.get("useful", 0.0) * budget.seconds)
     if root.recompute.seconds is not None:
         yield Cause(kind="recomputed", seconds=root.recompute.seconds.median)
