@@ -202,15 +202,15 @@ class LoopMonitor:
             return
         run.guarded("train", lambda session: session.mark("validation"))
         self._stage, category = name, "validation" if name == "validate" else name
-        run.enters(category)
-        try:
-            with self._phases.stage(name):
+        with self._phases.stage(name):
+            run.enters(category)
+            try:
                 self._begin(name)
                 yield
-        finally:
-            run.leaves(category)
-            self._stage = before
-            run.guarded(name, lambda session: session.pause())
+            finally:
+                run.leaves(category)
+                self._stage = before
+                run.guarded(name, lambda session: session.pause())
 
     @property
     def ledger(self) -> Ledger | None:

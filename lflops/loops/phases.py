@@ -67,6 +67,8 @@ class LoopPhases(Phases):
         """The loop is in another stage. A step that is going on goes on after it."""
         before = self._stage, self._in_step, self._goes_on
         self._stage, self._in_step, self._goes_on = name, False, None
+        if before[-1] is not None and self.innermost == "forward":
+            self.leave(self.depth - 1)
         try:
             yield
         finally:

@@ -58,8 +58,7 @@ class FoundLoop:
             self._monitor.mark("cold")
 
     def step_ends(self) -> None:
-        batch, self._phases.batch = self._phases.batch, None
-        self._monitor.next_step(batch)
+        self._monitor.next_step(self._phases.trained())
 
     def close(self, error: BaseException | None) -> None:
         self._validation.close()
@@ -75,18 +74,18 @@ class FoundPhases(LoopPhases):
     """The phases of a loop that tells nothing itself.
 
     A model in eval mode that is called without gradients is validated, until it is trained again or its loader is asked for the next batch.
-    `validates` is called when a validation begins and when it ends.
+    It is, too, from where another loader is asked for a batch without gradients until one is with them. `validates` is called at both ends.
     """
 
     epoch_ends: Callable[[], None]  # is called when the training's loader is at its end
 
     def __init__(self, validates: Callable[..., None]) -> None:
         super().__init__()
-        self.batch: Any = None  # the last one that was fetched for this step
+        self._batch: Any = None  # the last one that was fetched for this step
         self._validates = validates
-        self._is_validating = False
+        self._is_validating = self._was_fetched = False  # and whether that was seen by a batch
         self._last: ref[Any] | None = None  # the loader's iterator that fetched last
-        self._trains: ref[Any] | None = None  # the one whose batch the model was trained with
+        self._trains: ref[Any] | None = None  # the one that had fetched last when the last step ended
 
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
         """Hook the models, all optimizers and all data loaders."""
@@ -96,22 +95,29 @@ class FoundPhases(LoopPhases):
         hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")))
         hear_fetches(undo, guard(self._fetch_begins), guard(self._fetch_ends))
 
+    def trained(self) -> Any:
+        """A step has ended. Returns its batch; `None` without one."""
+        batch, self._batch, self._trains = self._batch, None, self._last
+        return batch
+
     def _model_is_called(self, model: nn.Module, *_: object) -> None:
-        is_validated = not (model.training or torch.is_grad_enabled())
+        is_validated = not torch.is_grad_enabled() and (self._was_fetched or not model.training)
         if is_validated is not self._is_validating:
-            self._is_validating = is_validated
-            self._validates(begins=is_validated)
-        if not is_validated:
-            self._trains = self._last
+            self._turn(begins=is_validated)
         super()._model_is_called(model)
 
     def _fetch_begins(self, iterator: Any) -> int | None:
         if threading.get_ident() != self._thread or self.depth_of("data") is not None:
             return None
-        if self._is_validating and self._trains is not None and self._trains() is iterator:
-            self._is_validating = False
-            self._validates(begins=False)
+        learns, trains = torch.is_grad_enabled(), self._trains is not None and self._trains() is iterator
+        begins = not (self._is_validating or trains or learns or self._trains is None)
+        if begins or (self._is_validating and (trains or (learns and self._was_fetched))):
+            self._turn(begins=begins, was_fetched=True)
         return self.begin("data", RUNNING)
+
+    def _turn(self, *, begins: bool, was_fetched: bool = False) -> None:
+        self._is_validating, self._was_fetched = begins, begins and was_fetched
+        self._validates(begins=begins)
 
     def _fetch_ends(self, around: int | None, iterator: Any, batch: Any) -> None:
         if around is None:
@@ -121,7 +127,7 @@ class FoundPhases(LoopPhases):
             if self._trains is not None and self._trains() is iterator:
                 self.epoch_ends()
         elif not isinstance(batch, BaseException):
-            self._last, self.batch = ref(iterator), batch
+            self._last, self._batch = ref(iterator), batch
 
 
 DEEPEST = 4  # levels below the outermost module at which those are looked for that the loop calls

@@ -148,6 +148,50 @@ def test_loops_of_other_kinds_are_found(loop: str, tmp_path: Path, warm_python: 
     assert ("compilation" in ledger.seconds) == ("compiled" in loop)
 
 
+UNHEARD = {
+    "methods alone are called": """
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 4))
+    def loss(self, x):
+        return (x @ self.weight).square().mean()
+model = Own()
+loss = model.loss
+""",
+    "it is compiled in place": """
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+model.compile(backend="aot_eager")
+def loss(x):
+    return model(x).square().mean()
+""",
+}
+
+
+@pytest.mark.parametrize("loop", UNHEARD)
+def test_a_model_whose_calls_no_one_hears_is_validated(loop: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    """Another loader than that of the training is asked for batches, without gradients. No step is slow for it."""
+    code = f"""{ASKED}{UNHEARD[loop]}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader, validated = (DataLoader(torch.randn(320, 64), batch_size=32) for _ in range(2))
+for epoch in range(4):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss(batch).backward()
+        optimizer.step()
+    with torch.no_grad():
+        for batch in validated:
+            for _ in range(300):
+                loss(batch)
+"""
+    ended(warm_python, code, tmp_path)
+    ledger = load_run(tmp_path)
+    assert 40 == ledger.steps
+    usual = ledger.by_group()
+    assert usual["validation"] > usual["training"]
+    assert [] == [each for each in ledger.slow_steps if each.cause == "unknown" and each.cost > usual["validation"] / 8]
+
+
 RELEASED = f"""{ASKED}
 import gc, weakref
 gc.disable()
