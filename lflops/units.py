@@ -11,7 +11,6 @@ UNKNOWN = "–"
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E", "Z", "Y", "R", "Q")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB")
 _SECONDS = ("ns", "µs", "ms", "s")
-
 _HALF_UP = Context(prec=400, rounding=ROUND_HALF_UP)  # wide enough for any float with its decimals
 
 

@@ -106,9 +106,9 @@ def loader_spikes(parts: Parts, draw: random.Random, seconds: float) -> None:
 
 @kind("data", can_choose=False)
 def too_few_workers(parts: Parts, _: random.Random, seconds: float) -> None:
-    """One process makes batches, and each takes longer than the step."""
+    """One process makes batches, and each takes longer than a step of the watched training."""
     parts.workers = 1
-    parts.data.first_of_batch = lambda _batch: time.sleep(parts.usual_seconds + seconds)
+    parts.data.first_of_batch = lambda _batch: time.sleep(2 * parts.usual_seconds + seconds)
 
 
 @kind("data")

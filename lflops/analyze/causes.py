@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from lflops.analyze.modules.outliers import Outlier, explaining
 from lflops.analyze.modules.tree import TIMED_PHASES, BusyModules, total_seconds
-from lflops.analyze.ranks.imbalance import Imbalance
+from lflops.analyze.ranks.imbalance import MANY_STEPS, Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
+from lflops.analyze.speed.peaks import peak_of
 from lflops.analyze.speed.step_times import StepTimes, lost_share
 from lflops.hardware.chips import vendor_of
 from lflops.profile.model import Profile
@@ -35,19 +36,17 @@ _LAUNCHES, _TOO_SLOW = 0.0003, 2.0
 """Seconds that a device waits for the launches of an optimizer that steps all parameters at once; how many times its need is a fault."""
 
 _SMALL_MESSAGE, _MANY_CALLS = 1 << 20, 8  # bytes of collectives, and how many of them, that would better be one
-
 _BACKWARD_OF_FORWARD = 2.5  # MACs of backward over those of forward; twice is usual
-
 _PER_MODULE = 50e-6  # seconds that a module needs at the most for itself, and for each one that it calls
-
+_HANDED_OVER = 0.0015  # seconds in which a process hands a batch to another one at the most, besides what the taking thread computes
 _BUSY, _MOST_LOST = 0.1, 0.8  # of the CPU time that was needed: from so much on others let steps vary; more is no better known
 _LEAST_STEPS = 3  # by module, which tell what other threads do
 _MOSTLY_FROZEN = 0.5  # of the products in forward: as many in frozen layers are worth a word
-
 _LEAST_MODULES = 3
 _LEAST_RATIO = 1.5
 _MORE_CALLS = 2
 _MOSTLY = 0.6  # a part is mostly in a module that has this share of it
+_FASTER = {"float32": "tf32", "tf32": "bfloat16"}  # what NVIDIA's tensor cores multiply faster in
 _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 
 
@@ -155,22 +154,20 @@ def causes(
     return tuple(kept)
 
 
-def allowance(profile: Profile) -> float:
-    """How many times as much must be lost on this machine to be a fault: where others take a third of the time, twice as much."""
-    lost = min(lost_share(profile), _MOST_LOST)
-    return (1 - lost) ** -2 if lost >= _BUSY else 1.0
+def allowance(lost: float) -> float:
+    """How many times as much must be lost to be a fault where others take this share: of a third twice as much."""
+    return (1 - min(lost, _MOST_LOST)) ** -2 if lost >= _BUSY else 1.0
 
 
 def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
     row, lost = row_of(cause.kind), lost_share(profile)
     took, mean = _without_others(cause, profile, times)
     is_known = bool(times.own) or cause.usual in {"work", "chip"}  # for any load
-    allowed = 1.0 if is_known else allowance(profile) ** (0.5 if cause.kind == "rank" else 1)
+    allowed = 1.0 if is_known else allowance(lost) ** (0.5 if cause.kind == "rank" else 1)
     if row.fault_from is None or took < max(row.fault_from * mean, row.least_seconds) * allowed:
         return False
-    if cause.kind in {"data", "rank"}:  # on a busy machine a loader's workers have no core either
-        by_others = bool(profile.run.workers) if cause.kind == "data" else cause.usual == "preempted"
-        return not by_others or lost < _BUSY
+    if cause.kind in {"data", "rank"}:
+        return not _is_by_others(cause, profile, is_busy=lost >= _BUSY)
     if cause.kind == "outside":
         return ModulePhase("", "forward") not in profile.waits  # for other ranks, as DDP does before the model runs
     if cause.kind == "optimizer":
@@ -179,11 +176,20 @@ def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
         on_device = _TOO_SLOW * (work.bytes_moved / bandwidth + _LAUNCHES) if bandwidth else 0.0
         per_byte = _PER_CACHED_BYTE if work.bytes_moved < work.calls << 20 else _PER_BYTE
         needed = on_device or work.calls * _PER_CALL + work.bytes_moved * per_byte
-        return took > needed * (1 if times.own else allowance(profile))
+        return took > needed * (1 if times.own else allowance(lost))
     if cause.kind == "communication":
         calls = sum(each.calls for each in profile.communication)
         return calls >= _MANY_CALLS and sum(each.bytes for each in profile.communication) < calls * _SMALL_MESSAGE
     return True
+
+
+def _is_by_others(cause: Cause, profile: Profile, *, is_busy: bool) -> bool:
+    """Whether the machine makes a wait: a loader's workers have no core either, or a rank's core is slower for a second or two."""
+    if cause.kind == "data":
+        return bool(profile.run.workers) and is_busy
+    seen = 0 if profile.clean_comparison is None else profile.clean_comparison.steps
+    in_all = cause.phase == "all" and cause.usual is None and profile.run.device_type == "cpu"
+    return (cause.usual == "preempted" and is_busy) or (in_all and seen < MANY_STEPS)
 
 
 def _without_others(cause: Cause, profile: Profile, times: StepTimes) -> tuple[float, float]:
@@ -193,15 +199,15 @@ def _without_others(cause: Cause, profile: Profile, times: StepTimes) -> tuple[f
         wall = sum(times.phases.get(part, 0.0) for part in PASSES)  # as long as modules are together
         of_modules = sum(times.own.get(part, 0.0) for part in PASSES) / wall if wall else 1.0
         took, mean = times.own.get(cause.kind, took * of_modules), sum(times.own.values())
-    elif cause.kind in times.spreads and (lost_share(profile) >= _BUSY or cause.kind == "optimizer"):
+    if cause.kind in times.spreads and (times.own or lost_share(profile) >= _BUSY or cause.kind == "optimizer"):
         took = min(took, times.spreads[cause.kind].median)  # others delay a step by much, and another one not at all
     return took - (taking_batches(profile) if cause.kind == "data" else 0.0), mean
 
 
 def taking_batches(profile: Profile) -> float:
-    """Seconds in which the thread itself takes a batch that a worker has made, which is no waiting; 0 without workers."""
+    """Seconds in which a batch that a worker has made is handed over, which more workers do not shorten; 0 without workers."""
     known = [step.fetching_cpu for step in profile.steps if step.fetching_cpu is not None]
-    return statistics.median(known) if known and profile.run.workers else 0.0
+    return statistics.median(known) + _HANDED_OVER if known and profile.run.workers else 0.0
 
 
 def _padding(profile: Profile, times: StepTimes) -> Iterator[Cause]:
@@ -219,10 +225,10 @@ def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iter
     if forward and backward >= _BACKWARD_OF_FORWARD * forward:
         seconds = times.phases.get("backward", 0.0) * (1 - 2 * forward / backward)
         yield Cause(kind="backward_twice", seconds=seconds, value=backward / forward)
-    if budget is not None and (chip := profile.run.hardware) is not None and profile.run.dtype == "float32":
-        tf32 = chip.peak_flops_per_second.get("tf32") if vendor_of(chip.name) == "NVIDIA" else None
-        gain = 1 - chip.peak_flops_per_second.get("fp32", tf32) / tf32 if tf32 else 0.0
-        yield Cause(kind="tensor_cores", seconds=gain * budget.parts.get("useful", 0.0) * budget.seconds)
+    chip, faster = profile.run.hardware, _FASTER.get(profile.run.dtype or "")
+    if budget is not None and chip is not None and vendor_of(chip.name) == "NVIDIA" and (best := peak_of(faster, chip)):
+        saved = (1 - (peak_of(profile.run.dtype, chip) or best) / best) * budget.parts.get("useful", 0.0) * budget.seconds
+        yield Cause(kind="tensor_cores", seconds=saved, value=profile.run.dtype, usual=faster)
     if root.recompute.seconds is not None:
         yield Cause(kind="recomputed", seconds=root.recompute.seconds.median)
     unlearning = {name: each for name, each in profile.modules.items() if not each.backward.macs}  # no gradient goes back through these

@@ -88,7 +88,6 @@ def _experts(model: nn.Module, tensor_parallel: int) -> Note:
 
 
 _REPEATS = 5  # passes that are timed, and as many more that are divided over the modules: DeepSpeed takes one
-
 _PROFILER = "FlopsProfiler"
 
 

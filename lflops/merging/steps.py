@@ -180,7 +180,6 @@ def _joined(steps: Sequence[Step], waits: Collection[str]) -> Step:
 
 
 _LISTED = 12
-
 _HELD = tuple(f"{of}{field}" for of in ("", "trainable_", "local_") for field in ("parameters", "parameter_bytes"))
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import msgspec
 
 _KERNEL = re.compile(r"nccl|rccl|msccl|mscclpp|oneccl|deepep|nvshmem|all_?reduce_?kernel|cross_device_reduce", re.IGNORECASE)
-
 _KINDS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, str])
-
 _SHARE = frozenset({"all_gather", "reduce_scatter", "all_to_all"})  # of these a rank keeps its own share
 
 

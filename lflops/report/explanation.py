@@ -35,16 +35,12 @@ LONGER = 1.15  # times a usual step: if steps take more over the whole run, the 
 FEWEST_COMPILED = 3  # steps of a window that are compiled for, besides the first ones
 LONGEST, MOST_LINES, MOST_FINDINGS, MOST_MODULES = 240, 6, 6, 5  # letters of a text, and entries of a list: all of it stays small
 
+_NO_WINDOW = Verdict(said="No window was closed.", trust="the ledger of the run alone")
 _NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
-
-_BY_OTHERS = {"not_scheduled", "other_rank", "gc"}  # causes that are no fault of the training's where other programs use the machine
-
+_BY_OTHERS = {"other_rank", "gc"}  # causes that are no fault of the training's where other programs use the machine
 _ONCE = {"gc", "unknown"}  # causes that belong to any run if they come once: a pass over all objects, most of them torch's, or the machine
-
 _BETWEEN_STEPS = {"validation", "checkpoint", "logging"}  # on a busy machine these take longer, as steps do
-
-_SAME = {"other_rank": {"rank", "communication"}, "logging": {"other"}}
-"""Causes that the ledger has, and the findings of a window that are the same."""
+_SAME = {"other_rank": {"rank", "communication"}, "logging": {"other"}}  # causes of the ledger, and the findings of a window that are it
 
 
 class Module(Struct, frozen=True, kw_only=True):
@@ -171,13 +167,15 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
         faults = {each.cause for each in findings if each.is_fault}
         findings = [each for each in findings if each.is_fault or each.cause not in faults]
     findings.sort(key=lambda each: (not each.is_fault, each.seconds is not None, -(each.seconds or 0.0)))
-    is_seen = analysis is not None and _would_be_seen(analysis)
+    kept_off = any(each.cause == "not_scheduled" for each in findings)  # others had the process's cores, outside of the window as well
+    is_seen = analysis is not None and _would_be_seen(analysis) and not kept_off
+    because = f"{verdict.trust.removesuffix('below')}in lflops show" if verdict.doubts else verdict.trust
     modules, of_ranks = ((), ()) if analysis is None else (analysis.busiest[:MOST_MODULES], ranks(analysis))
     return Explanation(
         status="found" if findings and findings[0].is_fault else "nothing found" if is_seen else "cannot tell",
         said=_ran_out_of_memory(ledger, path) + verdict.said + _over_the_run(analysis, ledger),
         findings=tuple(findings[:MOST_FINDINGS]),
-        because=f"{verdict.trust.removesuffix('below')}in lflops show" if verdict.doubts else verdict.trust,
+        because=f"{because}; this machine was busy in some of the run" if kept_off else because,
         measured={} if analysis is None else dict(_measured(analysis)),
         modules=tuple(Module(name=_short(each.pattern), kind=_short(each.kind), seconds=each.seconds, macs=each.macs) for each in modules),
         ranks=tuple(_short(f"{label}: {text}" if label else text) for label, text in of_ranks)[:MOST_LINES],
@@ -202,9 +200,6 @@ def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:
     return f" Over the whole run it is {units.duration(each)} for each step." if each > LONGER * analysis.step_times.mean else ""
 
 
-_NO_WINDOW = Verdict(said="No window was closed.", trust="the ledger of the run alone")
-
-
 def _would_be_seen(analysis: Analysis) -> bool:
     """Whether the steps are good enough to say that nothing is wrong."""
     is_quiet = lost_share(analysis.profile) < VERY_BUSY and analysis.outliers.doubt is None
@@ -215,7 +210,8 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
     """Find what takes time between steps or in a few of them, and memory that grows."""
     trained = _trained(ledger)
     seen = {each.cause for each in found if each.is_fault}
-    allowed = 1.0 if profile is None else allowance(profile)
+    lost = ledger.seconds.get("slow/not_scheduled", 0.0) / trained if trained else 0.0
+    allowed = allowance(max(lost, 0.0 if profile is None else lost_share(profile)))
     by_others = _BY_OTHERS | ({"data"} if profile is not None and profile.run.workers else set())  # workers have no core there
     marks = () if profile is None else [step.marks for step in profile.steps if "cold" not in step.marks]
     late = [each for each in ledger.spans if each.steps > ledger.steps / 2][1:]  # at first, every compiled model takes long
@@ -235,7 +231,7 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
             spans = [sum(took for name, took in one.spent.items() if _cause_of(name, ledger) == cause) for one in ledger.spans]
             taken = max([*slow, *(spans if len(spans) > 1 else ())], default=0.0)
         is_fault = seconds - taken >= row.fault_from * trained * much and (cause != "compilation" or recompiles)
-        is_fault = is_fault and not (cause in by_others and allowed > 1)
+        is_fault = is_fault and cause != "not_scheduled" and not (cause in by_others and allowed > 1)
         share = seconds / trained
         yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next, is_fault=is_fault, right=row.right)
     if (growth := memory_growth(ledger)) is not None:

@@ -68,7 +68,6 @@ def _window(profile: Profile, name: str) -> str:
 
 
 _STYLE = Path(__file__).parents[1] / "page" / "shell" / "style.css"
-
 _DOCUMENT = _STYLE.with_name("document.html")
 
 

@@ -22,11 +22,9 @@ from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin  # type: 
 from lflops.tensorboard.payload_event import PLUGIN, head, inflated, metadata_problem, packed, unpacked
 
 _ENTRY, _STYLE = "/entry/tensorboard.js", "/shell/style.css"  # of the page: its script, which has all that it imports, and its style sheet
-
 _ALL = 1_000_000  # steps of a summary: as many as TensorBoard has kept
 _CHUNK = 1 << 20  # bytes of a trace that are sent at once
 _PARTS = 2  # what is logged of a window: its payload, and its timeline if it has one
-
 _NOT_FOUND = "TensorBoard keeps no such window"
 
 _Answer = Iterable[bytes]

@@ -23,7 +23,6 @@ from lflops.traces.files import AT_BYTE, GZIP, as_trace, rank_in_name, without_i
 _PIECE = 1 << 22
 _LONGEST = 1 << 26  # bytes of the longest event, header or trailer that is read
 _LARGEST = 1 << 33  # bytes of the largest file, unpacked
-
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _TAIL, _CUTS = 1 << 16, 8

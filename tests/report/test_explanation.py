@@ -268,6 +268,12 @@ def test_on_a_busy_machine_a_phase_is_judged_without_what_others_took(wall: floa
     assert [] == faults(on_busy_machine(given, {}))
 
 
+def test_what_hooks_take_is_no_part_of_a_phase() -> None:
+    """15 of 54 ms are in no phase where modules are hooked, and 1 of 35 where they are not."""
+    assert [("other", 15e-3)] == faults(on_busy_machine(trained(other=15e-3), USUAL | {"other": 15e-3}))
+    assert [] == faults(on_busy_machine(trained(), USUAL | {"other": 15e-3}))
+
+
 def test_on_a_busy_machine_what_modules_take_is_judged_by_their_phases() -> None:
     """The model itself has 24 of 40 ms of forward, which are 6 of 10 without others: 18 % of 34. With 8, it is 2, and 6 %."""
 
@@ -279,18 +285,18 @@ def test_on_a_busy_machine_what_modules_take_is_judged_by_their_phases() -> None
     assert [] == faults(on_busy_machine(with_outside(8e-3), USUAL))
 
 
-@pytest.mark.parametrize(("workers", "on_core", "is_fault"), [(0, 3e-3, True), (2, 0.1e-3, True), (2, 3e-3, False)])
+@pytest.mark.parametrize(("workers", "on_core", "is_fault"), [(0, 3e-3, True), (2, 0.1e-3, True), (2, 2e-3, False)])
 def test_to_take_a_batch_from_a_worker_is_no_waiting(workers: int, on_core: float, is_fault: bool) -> None:
-    """Of 37 ms 4 are data, 11 %. If the thread computes in 3 of them, it waited for 1, which is 3 %."""
-    given = trained(data=4e-3)
-    hooked = Step(index=9, kind="hooked", seconds=37e-3, phases={}, fetching_cpu=on_core)
+    """Of 39 ms 6 are data, 15 %. Handing over takes 1.5 of them at the most: 11 % are left, or 6 % if the thread computes in 2 more."""
+    given = trained(data=6e-3)
+    hooked = Step(index=9, kind="hooked", seconds=39e-3, phases={}, fetching_cpu=on_core)
     found = faults(replace(given, run=replace(given.run, workers=workers), steps=(*given.steps, hooked)))
-    assert ([("data", 4e-3)] if is_fault else []) == found
+    assert ([("data", 6e-3)] if is_fault else []) == found
 
 
 @pytest.mark.parametrize(("on_core", "is_fault"), [(0.0, True), (0.06, False)])
 def test_over_the_run_to_take_a_batch_is_no_waiting_either(on_core: float, is_fault: bool) -> None:
-    """Of 90 s of training 10 are data, 11 %, in 100 steps. If the thread computes for 6 of them, 4 % are left."""
+    """Of 90 s of training 10 are data, 11 %, in 100 steps. If the thread computes for 6 of them, 4 % are left; 0.2 % is handing over."""
     given = trained()
     hooked = Step(index=9, kind="hooked", seconds=34e-3, phases={}, fetching_cpu=on_core)
     given = replace(given, run=replace(given.run, workers=1), steps=(*given.steps, hooked))
@@ -342,14 +348,26 @@ def test_a_training_in_float64_could_take_half() -> None:
 
 
 def test_float32_leaves_tensor_cores_unused() -> None:
-    """Of 24 MACs, 48 FLOPs take 12 ms at 4000 a second, and 6 ms at 8000. In TF32 nothing is lost, nor without it, nor on AMD's chips."""
+    """Of 24 MACs, 48 FLOPs take 12 ms at 4000 a second, and 6 ms at 8000. bfloat16 saves nothing, nor does TF32 on AMD's chips."""
     peaks = {"fp32": 4000.0, "tf32": 8000.0}
     plain = trained()
     given = replace(plain, run=replace(plain.run, hardware=Hardware("H100 SXM", peaks)))
     assert ("tensor_cores", 6e-3) in faults(given)
     others = (Hardware("V100 SXM2 32GB", {"fp32": 4000.0}), Hardware("MI300X", peaks), None)
-    for other in (replace(given.run, dtype="tf32"), *(replace(given.run, hardware=each) for each in others)):
+    for other in (replace(given.run, dtype="bfloat16"), *(replace(given.run, hardware=each) for each in others)):
         assert "tensor_cores" not in dict(faults(replace(given, run=other)))
+
+
+def test_tf32_is_slower_than_bfloat16() -> None:
+    """48 FLOPs take 12 ms at 4000 a second, and 3 ms at 16,000. Where the peak of bfloat16 is unknown, so is what it would save."""
+    plain = trained()
+    cells = tuple(replace(each, dtype="tf32") if each.macs else each for each in plain.cells)
+    of_tf32 = replace(plain, run=replace(plain.run, dtype="tf32"), cells=cells)
+    for peaks, saved in (({"tf32": 4000.0, "bf16": 16_000.0}, 9e-3), ({"tf32": 4000.0}, None)):
+        given = replace(of_tf32, run=replace(of_tf32.run, hardware=Hardware("H100 SXM", peaks)))
+        assert saved == dict(faults(given)).get("tensor_cores")
+        said = "The training multiplies in tf32. By the chip's peaks, bfloat16 saves 26.5 % of the step (9.00 ms)."
+        assert (saved is not None) == any(said == each.said for each in explain(given).findings)
 
 
 def test_gradients_that_are_averaged_by_hand_are_communication() -> None:
@@ -453,6 +471,25 @@ def test_a_loader_that_is_late_beyond_the_window_is_seen_by_the_ledger(tmp_path:
         (each.cause, each.is_fault) for each in with_ledger(trained(), ledger, tmp_path, monkeypatch).findings if each.cause == "data"
     ]
     assert [] == faults(account(training__optimizer=20.0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "said"),
+    [
+        (2.0, "found", [("data", 0.2)]),  # 2 % of the run's training
+        (20.0, "found", [("data", 0.2)]),  # 17 %: waiting may take 1.4 times 9 %, and takes 17 %
+        (60.0, "cannot tell", []),  # 38 %: it may take 2.6 times 9 %, and takes 13 %
+    ],
+)
+def test_others_that_had_the_cores_in_some_of_the_run_are_no_fault_of_it(
+    seconds: float, status: str, said: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes all that is between steps longer, also where the window's steps were quiet."""
+    ledger = account(training__data=20.0, slow__not_scheduled=seconds)
+    found = with_ledger(trained(), ledger, tmp_path, monkeypatch)
+    assert (status, said) == (found.status, [(each.cause, round(each.seconds or 0.0, 9)) for each in found.findings if each.is_fault])
+    assert found.because.endswith("; this machine was busy in some of the run") == (seconds > 5)
+    assert (seconds > 5) == any(each.cause == "not_scheduled" and not each.is_fault for each in found.findings)
 
 
 def test_garbage_explains_what_is_in_no_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,7 +305,6 @@ _FACTS = (
 )
 
 _FACTS_OF, _WORKS_OF, _COUNTS_OF = attrgetter(*_FACTS), attrgetter(*PHASES), attrgetter(*_COMPARED)  # five times as fast as loops
-
 _BOUNDS: tuple[Bound, ...] = ("compute", "memory")
 _WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
 

@@ -182,8 +182,10 @@ def imbalance(profile: Profile) -> Imbalance:
     if shown is None:
         return Imbalance()
     found = (_with_cause(row, profile) for row in _rows(hooked, clean, ranks))
-    # A burst in no place that has no cause of the rank's own is the machine's.
-    rows = _once([row for row in found if row.phase != "all" or row.pattern == "steady" or row.cause in {"work", "thread"}])
+    # A burst in no place that has no cause of the rank's own is the machine's; on a busy one also one of few steps in what they compute.
+    waits = clean is not None and clean.steps < MANY_STEPS and (clean.waited or 0.0) >= BUSY * clean.seconds
+    chance = {"all", *_BLIND} if waits else {"all"}
+    rows = _once([row for row in found if row.phase not in chance or row.pattern == "steady" or row.cause in {"work", "thread"}])
     rows += () if clean is None else _preempted(clean, {row.slow_rank for row in rows}, ranks)
     rows += () if hooked is None else _larger_stages(hooked, {row.slow_rank for row in rows}, profile)
     lost = None if shown.lost_seconds is None or not shown.seconds else min(shown.lost_seconds / shown.seconds, 1.0)

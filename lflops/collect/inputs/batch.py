@@ -57,7 +57,6 @@ class _Structure(NamedTuple):
 
 
 _TENSOR, _UNREADABLE = True, False
-
 _PLAIN = {type(None), bool, int, float, str, bytes}  # types of which one may stand in place of another
 
 

@@ -37,7 +37,6 @@ RECORD = "lflops"
 _LEVEL, _PASS, _KERNEL_EVENTS = "trace.provenance_tracking_level", "_post_fusion_custom_pass", "cpp.enable_kernel_profile"
 _BASIC = 2
 _GRAPH = "gm"  # the argument of `FxGraphHashDetails` that is the graph
-
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
 _CALL = re.compile(r"\[Provenance debug handles\] (\S+:\d+)\s*$", re.MULTILINE)
 

@@ -15,7 +15,6 @@ _WORST = 3
 _LISTED = 12
 _MUCH = 0.05  # of the step: a rank that costs so much is in the first sentences
 _FACTOR = 10.0  # from this many times on, a factor is printed and not a share
-
 _OUTSIDE = WORDS["outside"]  # the phases of a step that are in no module
 
 

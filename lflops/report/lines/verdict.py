@@ -140,7 +140,8 @@ def _in_words(analysis: Analysis, cause: Cause) -> tuple[str, str] | None:
         why = f"{cost} is {'otherwise ' if cause.is_rest else ''}{what}{mostly}."
         return why, advice(analysis.profile, cause.kind, cause.module)
     itself = itself_of(analysis.profile.modules[""].kind)
-    value, usual = (plain({"tf32": "float32"}.get(each, each)) if isinstance(each, str) else each for each in (cause.value, cause.usual))
+    plainly = {"tf32": "float32"} if cause.kind == "dtype" else {}  # no tensor has that dtype
+    value, usual = (plain(plainly.get(each, each)) if isinstance(each, str) else each for each in (cause.value, cause.usual))
     words = {
         "cost": cost,
         "Cost": cost[0].upper() + cost[1:],

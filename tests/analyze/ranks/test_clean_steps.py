@@ -103,6 +103,13 @@ def test_what_comes_in_some_steps_is_named(period: int, steps: int) -> None:
     assert pytest.approx(30e-3 * -(-steps // period) / steps, rel=0.05) == row.seconds_lost
 
 
+@pytest.mark.parametrize(("steps", "waited", "is_named"), [(30, 0.5e-3, True), (30, 4e-3, False), (60, 4e-3, True)])
+def test_on_a_busy_machine_a_few_bursts_are_chance(steps: int, waited: float, is_named: bool) -> None:
+    """In every sixth step, where both ranks wait for their cores 4 ms of 34, or hardly at all. Of many steps it is no chance."""
+    clean = shared(steps, {(0, "forward"): every(6, 30e-3)}, thread_waited=lambda *_: waited)
+    assert ["burst"] * is_named == [row.pattern for row in lflops.imbalance(given(clean)).rows]
+
+
 def test_what_begins_late_is_named_with_its_first_step() -> None:
     """In the last 40 of 200 steps: the step at index 160 is number 161."""
     row = first(given(shared(200, {(1, "data"): every(1, first=160)})))
@@ -219,6 +226,20 @@ def test_the_cause_is_named_with_its_evidence() -> None:
     counted = first(given(shared(30, plant), macs=(1000, 3100)))
     assert ("work", 3.1) == (counted.cause, counted.work_ratio)
     assert "its batch has 3.1 × the work of the others'" in said(given(shared(30, plant), macs=(1000, 3100)))
+
+
+@pytest.mark.parametrize(
+    ("device", "steps", "phase", "is_fault"),
+    [("cpu", 30, "all", False), ("cpu", 60, "all", True), ("cpu", 30, "forward", True), ("cuda", 30, "all", True)],
+)
+def test_a_rank_on_a_cpu_is_accused_of_all_that_it_does_from_many_steps_on(device: str, steps: int, phase: str, is_fault: bool) -> None:
+    """It takes 30 % longer, for no known cause. For a second or two, that is what the neighbours of its core do."""
+    plants = {(1, each): every(1, 0.3 * seconds) for each, seconds in USUAL.items() if phase in {each, "all"}}
+    found = given(shared(steps, plants))
+    of_step = Step(index=1, kind="clean", seconds=sum(USUAL.values()), phases=USUAL)
+    found = replace(found, run=replace(found.run, kind="training", device_type=device), steps=(of_step,) * 6)
+    (finding,) = (each for each in lflops.explain(found).findings if each.cause == "rank")
+    assert (1, phase, is_fault) == (finding.rank, finding.phase, finding.is_fault)
 
 
 def test_a_slow_rank_with_another_chip_than_all_others_has_its_cause() -> None:
