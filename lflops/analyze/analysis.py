@@ -77,6 +77,7 @@ class Analysis:
             busiest=self.busiest,
             patterns=self.patterns,
             below=self.children,
+            has_room=self.room is not None and 2 * self.room.needed_bytes <= self.room.usable_bytes,
         )
 
     @cached_property

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.analyze.modules.outliers import Outlier, explaining
+from lflops.analyze.modules.outliers import Outlier, allocating, explaining
 from lflops.analyze.modules.tree import TIMED_PHASES, BusyModules, total_seconds
 from lflops.analyze.ranks.imbalance import MANY_STEPS, Imbalance
 from lflops.analyze.speed.budget import IN_MODULES, Budget
@@ -40,11 +40,11 @@ _BACKWARD_OF_FORWARD = 2.5  # MACs of backward over those of forward; twice is u
 _PER_MODULE = 50e-6  # seconds that a module needs at the most for itself, and for each one that it calls
 _HANDED_OVER = 0.0015  # seconds in which a process hands a batch to another one at the most, besides what the taking thread computes
 _BUSY, _MOST_LOST = 0.1, 0.8  # of the CPU time that was needed: from so much on others let steps vary; more is no better known
+_CLIPS = 0.05  # of the step: a loop over parameters that takes as much waits for each of them
+_OFTEN = 10  # times in a step: that often a loop waits for the device, and no loss that is logged
 _LEAST_STEPS = 3  # by module, which tell what other threads do
 _MOSTLY_FROZEN = 0.5  # of the products in forward: as many in frozen layers are worth a word
-_LEAST_MODULES = 3
-_LEAST_RATIO = 1.5
-_MORE_CALLS = 2
+_LEAST_MODULES, _LEAST_RATIO, _MORE_CALLS = 3, 1.5, 2
 _MOSTLY = 0.6  # a part is mostly in a module that has this share of it
 _FASTER = {"float32": "tf32", "tf32": "bfloat16"}  # what NVIDIA's tensor cores multiply faster in
 _WIDTH = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
@@ -99,6 +99,7 @@ def causes(
     busiest: Sequence[BusyModules],
     patterns: Mapping[str, str],
     below: Mapping[str, Sequence[str]],
+    has_room: bool = False,  # whether the step needs no more than half of the device's memory
 ) -> tuple[Cause, ...]:
     """The causes that cost enough to be worth a word, and those whose cost is unknown. Without a clean step there are none.
 
@@ -145,7 +146,7 @@ def causes(
         plain = (each for each in busiest if each.pattern in judged and not each.macs)
         found += (Cause(kind="no_products", seconds=each.seconds, module=each.pattern, value=each.kind) for each in plain)
     kept = [each for each in found if each.seconds is None or each.seconds >= row_of(each.kind).told_from * times.mean]
-    kept = [replace(each, is_fault=_is_fault(each, profile, times)) for each in kept]
+    kept = [replace(each, is_fault=_is_fault(each, profile, times, has_room=has_room)) for each in kept]
     kept.sort(key=lambda each: (each.seconds is not None, -(each.seconds or 0.0)))
     if busiest and (not kept or (budget is None and not is_rough)):
         most = next((each for each in busiest if each.pattern), busiest[0])  # the model itself is another cause
@@ -159,9 +160,11 @@ def allowance(lost: float) -> float:
     return (1 - min(lost, _MOST_LOST)) ** -2 if lost >= _BUSY else 1.0
 
 
-def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
-    row, lost = row_of(cause.kind), lost_share(profile)
-    took, mean = _without_others(cause, profile, times)
+def _is_fault(cause: Cause, profile: Profile, times: StepTimes, *, has_room: bool) -> bool:
+    lost, (took, mean) = lost_share(profile), _without_others(cause, profile, times)
+    in_waits = cause.kind == "idle" and waits(profile) and times.phases.get("clip", 0.0) < _CLIPS * mean  # in which it waits as well
+    kind = "idle_in_waits" if in_waits else cause.kind
+    row = row_of("recomputed_with_room" if cause.kind in {"recompute", "recomputed"} and has_room else kind)
     is_known = bool(times.own) or cause.usual in {"work", "chip"}  # for any load
     allowed = 1.0 if is_known else allowance(lost) ** (0.5 if cause.kind == "rank" else 1)
     if row.fault_from is None or took < max(row.fault_from * mean, row.least_seconds) * allowed:
@@ -181,6 +184,14 @@ def _is_fault(cause: Cause, profile: Profile, times: StepTimes) -> bool:
         calls = sum(each.calls for each in profile.communication)
         return calls >= _MANY_CALLS and sum(each.bytes for each in profile.communication) < calls * _SMALL_MESSAGE
     return True
+
+
+def waits(profile: Profile) -> int:
+    """How often in a traced step the host waits for a stream of the device, as for the value of `.item()`; 0 if that is not often."""
+    operators = profile.trace.operators if profile.trace else ()
+    calls = sum(each.calls for each in operators if each.name.endswith("StreamSynchronize"))
+    found = round(profile.trace.per_batch(calls) or 0) if profile.trace else 0
+    return found if found >= _OFTEN else 0
 
 
 def _is_by_others(cause: Cause, profile: Profile, *, is_busy: bool) -> bool:
@@ -362,11 +373,14 @@ def _parts(
     shares = dict(budget.parts if budget else outside)
     on_host = profile.trace is not None and profile.trace.device_compute_seconds is None
     after = [each.seconds or 0.0 for each in profile.communication if on_host and each.phase == "other"]
-    by_hand = sum(after) / mean  # collectives in no phase of a step on the host, as of gradients that are averaged after backward
-    for name in ("clip", "other"):
-        if (taken := min(by_hand, shares.get(name, 0.0))) > 0:
-            by_hand -= taken
-            shares |= {name: shares[name] - taken, "communication": shares.get("communication", 0.0) + taken}
+    # Collectives in no phase of a step on the host, as of gradients that are averaged after backward; and waits for the device's driver.
+    within = {"communication": (sum(after), ("clip", "other")), "allocating": (allocating(profile) if budget else 0.0, ("idle", "other"))}
+    for kind, (seconds, phases) in within.items():
+        left = seconds / mean
+        for name in phases:
+            if (taken := min(left, shares.get(name, 0.0))) > 0:
+                left -= taken
+                shares |= {name: shares[name] - taken, kind: shares.get(kind, 0.0) + taken}
     own = budget.modules.get("", {}).get("below_roof", 0.0) * mean if budget else 0.0
     by_evidence = (own if each.kind == "outside" else each.seconds or 0.0 for each in in_modules if (each.seconds or 0.0) >= _WORTH * mean)
     told = {"below_roof": sum(by_evidence)}

@@ -3,9 +3,11 @@
 Some rules were made by them, so they prove none. Memory and timelines were taken out, and nothing else.
 """
 
+import dataclasses
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +18,11 @@ from lflops.report.explanation import explain
 from lflops.report.lines.diff import headline
 from lflops.report.lines.report import report_of
 
-TRAININGS = json.loads(gzip.decompress(Path(__file__).with_name("h100_trainings.json.gz").read_bytes()))
+TRAININGS: dict[str, Any] = {
+    name: each
+    for file in ("h100_trainings", "h100_models")  # the second has a decoder and a convolution, with their memory at the peak
+    for name, each in json.loads(gzip.decompress(Path(__file__).with_name(f"{file}.json.gz").read_bytes())).items()
+}
 
 FIRST = {
     "nothing": "",
@@ -50,6 +56,37 @@ def test_the_first_fault_is_the_planted_one(name: str, tmp_path: Path) -> None:
     parts = analyze(given).budget
     assert parts is not None
     assert pytest.approx(1.0) == sum(parts.parts.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "seconds"),
+    [
+        ("decoder nothing", None, 0.0),
+        ("decoder reads_scalars", "idle", (16.48 - 14.26) * 1e-3),  # 13 % of the step, for which the host waits 200 times
+        ("decoder empties_the_cache", "allocating", (19.20 - 14.26) * 1e-3),
+        ("decoder checkpoints_all", "recomputed", (18.03 - 14.26) * 1e-3),  # 10 % of the step, which needs 3.5 of 79 GiB
+        ("decoder all_in_fp32", "tensor_cores", (81.72 - 14.26) * 1e-3),
+        ("convolutions all_in_fp32", "tensor_cores", (11.40 - 7.78) * 1e-3),  # cuDNN multiplies in TF32
+        ("convolutions clips_by_tensor", "clip", (10.57 - 7.78) * 1e-3),
+    ],
+)
+def test_the_one_fault_of_another_model_costs_about_what_a_stopwatch_says(
+    name: str, said: str | None, seconds: float, tmp_path: Path
+) -> None:
+    """The step with the fault less the one without, unwatched. A bound by the peaks, or the second forward alone, is about half of it."""
+    found = [each for each in explain(profile(name, tmp_path)).findings if each.is_fault]
+    assert ([] if said is None else [said]) == [each.cause for each in found]
+    assert all(0.5 * seconds <= (each.seconds or 0.0) <= 1.2 * seconds for each in found)
+
+
+def test_where_memory_is_short_recomputing_may_take_a_tenth(tmp_path: Path) -> None:
+    """The same step on a chip with a twentieth of the memory, of which it needs nearly all."""
+    given = profile("decoder checkpoints_all", tmp_path)
+    chip = given.run.hardware
+    assert chip is not None
+    assert chip.memory_bytes is not None
+    small = dataclasses.replace(chip, memory_bytes=chip.memory_bytes // 20, usable_bytes=None)
+    assert [] == [each for each in explain(replace(given, run=replace(given.run, hardware=small))).findings if each.is_fault]
 
 
 def test_recomputing_is_told_next_to_an_idle_device(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def outliers(
     groups = grouped((name for name in patterns if patterns[name] != name), lambda name: (patterns[name], identical[name]))
     lost = 0.0 if without_others(profile) else lost_share(profile)  # in the times of modules, or none of it
     far_off: Doubt | None = "scaled" if are_times_far_off(profile.notes) else None
-    allocating = _allocating(profile)
+    waited = allocating(profile)
     found: dict[str, Outlier] = {}
     doubts: dict[float, Doubt] = {}
     for names in groups.values():
@@ -76,7 +76,7 @@ def outliers(
                 continue
             noise = _noise(each, [other for other in times.values() if other is not each])
             doubt = _doubt(each.steps, is_noise=excess <= noise, lost=lost, share=excess / step) or far_off
-            if allocating >= excess and each.kernels < _LEAST_RATIO * statistics.median(other.kernels for other in times.values()):
+            if waited >= excess and each.kernels < _LEAST_RATIO * statistics.median(other.kernels for other in times.values()):
                 doubt = doubt or "allocating"
             if doubt is None:
                 found[name] = Outlier(module=name, others=len(names) - 1, seconds=each.seconds, usual_seconds=usual)
@@ -111,7 +111,7 @@ def _times(profile: Profile, names: Sequence[str]) -> dict[str, _Time]:
     }
 
 
-def _allocating(profile: Profile) -> float:
+def allocating(profile: Profile) -> float:
     """Seconds of a traced step in which the host waits for the driver to give memory, or to take it back."""
     trace = profile.trace
     if trace is None:

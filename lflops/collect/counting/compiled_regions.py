@@ -182,7 +182,7 @@ class CompiledRegions:
             value.device,
             value.requires_grad,
             value.is_leaf,
-            self._copy(value) if _has_values(value) else None,
+            None if value.is_meta or value.is_floating_point() or value.is_complex() or value.numel() > LARGEST else self._copy(value),
             owner or None,
         )
 
@@ -276,10 +276,6 @@ def _can_be_stood_in_for(value: Any) -> bool:
     if not isinstance(value, Tensor):
         return True
     return type(value) in PLAIN and value.layout is torch.strided and not value.is_quantized and not value.is_nested
-
-
-def _has_values(tensor: Tensor) -> bool:
-    return not tensor.is_meta and not tensor.is_floating_point() and not tensor.is_complex() and tensor.numel() <= LARGEST
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -31,6 +31,7 @@ REGION = "## Call CompiledFxGraph "
 """Begins the names of the runs of compiled graphs; the graph's key follows."""
 
 LAUNCHES = "c10d::"  # begins the names of the operators that launch collectives
+_WORK: dict[str, Literal["copy", "fill"]] = {"Memcpy": "copy", "Memset": "fill"}  # by how a name of the device begins; else a kernel
 MAX_TABLE_ROWS = 20  # operators of the table: those with the most self time on the device, and on the host
 
 NO_OPERATORS = {
@@ -80,7 +81,7 @@ def recorded(events: Iterable[tuple[str, int, int, int, int, int, bool, bool, bo
     for name, start, end, thread, number, built_on, is_named, spans_threads, is_on_device, key, link in events:
         if is_on_device:
             if not is_named:
-                trace.work.append(DeviceWork(_kind(name), name, 0, thread, start, end, key, link))
+                trace.work.append(DeviceWork(_WORK.get(name[:6], "kernel"), name, 0, thread, start, end, key, link))
         elif is_named:
             kind: Literal["step", "scope"] = "step" if name.startswith(STEP) else "scope"
             trace.spans.append(Span(kind, name, thread, start, end, "forward", None, key, spans_threads))
@@ -93,10 +94,6 @@ def recorded(events: Iterable[tuple[str, int, int, int, int, int, bool, bool, bo
     for link, call in zip(links, trace.runtime, strict=True):  # the device's library numbers threads otherwise
         call.thread = threads.get(link, call.thread)
     return trace
-
-
-def _kind(name: str) -> Literal["kernel", "copy", "fill"]:
-    return "copy" if name.startswith("Memcpy") else "fill" if name.startswith("Memset") else "kernel"
 
 
 class Communicated(NamedTuple):

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
-from lflops.analyze.causes import Cause, Row, row_of
+from lflops.analyze.causes import Cause, Row, row_of, waits
 from lflops.analyze.modules.outliers import Doubt
 from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.step_times import VERY_BUSY, lost_share
@@ -25,7 +25,6 @@ _UNSTEADY = 0.1  # of the median step: a mean or a quartile that is farther off 
 _WIDE = 0.3  # of the median step: steps whose quartile is farther off are unsteady
 _BURST = 5  # times as long as in the other steps
 _BUSY = 0.05  # of the CPU time that was asked for: from so much on, what other processes had is worth a word
-_OFTEN = 10  # times in a step: that often a loop waits for the device, and no loss that is logged
 _KINDS, _COVERED = 3, 2 / 3  # at most so many kinds of modules are read for a part, which together have this share of it
 _LABELS = {"memory_bound": "memory-bound", "below_roof": "slower than the chip allows"}
 _REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measure"
@@ -233,16 +232,9 @@ def _row(profile: Profile, name: str) -> Row:
     """The row of a cause, in the words of the loop: Lightning's, whose strategies have this name, or a user's own."""
     if name in {"clip", "outside"} and not (profile.run.strategy or "").endswith("Strategy"):
         return row_of(f"{name}_of_loop")
-    if name == "idle" and _waits(profile) >= _OFTEN:
+    if name == "idle" and waits(profile):
         return row_of("idle_in_waits")
     return row_of("never_called" if name == "other" and "" in profile.uncalled else name)
-
-
-def _waits(profile: Profile) -> int:
-    """How often in a traced step the host waits for a stream of the device, as for the value of `.item()`."""
-    operators = profile.trace.operators if profile.trace else ()
-    calls = sum(each.calls for each in operators if each.name.endswith("StreamSynchronize"))
-    return round(profile.trace.per_batch(calls) or 0) if profile.trace else 0
 
 
 def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
@@ -252,7 +244,7 @@ def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
     if most_of_it and not any(module.work(phase).own_macs for module in most_of_it for phase in PHASES):
         return "memory-bound pointwise work"
     if name == "idle" and budget is not None and budget.idle:
-        often = f", for which the host waits {units.count(waits)} times" if (waits := _waits(profile)) >= _OFTEN else ""
+        often = f", for which the host waits {units.count(times)} times" if (times := waits(profile)) else ""
         return f"{row_of(name).what}{often}, mostly in {max(budget.idle, key=budget.idle.__getitem__)}"
     unseen = [each.replace("_", "-") for each in budget.inside_rest] if budget is not None and name == "below_roof" else []
     return ", or ".join([_row(profile, name).what or plain(name), *unseen])
