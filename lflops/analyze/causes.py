@@ -198,9 +198,7 @@ def _is_by_others(cause: Cause, profile: Profile, *, is_busy: bool) -> bool:
     """Whether the machine makes a wait: a loader's workers have no core either, or a rank's core is slower for a second or two."""
     if cause.kind == "data":
         return bool(profile.run.workers) and is_busy
-    seen = 0 if profile.clean_comparison is None else profile.clean_comparison.steps
-    in_all = cause.phase == "all" and cause.usual is None and profile.run.device_type == "cpu"
-    return (cause.usual == "preempted" and is_busy) or (in_all and seen < MANY_STEPS)
+    return (cause.usual == "preempted" and is_busy) or (cause.usual == "few_steps" and profile.run.device_type == "cpu")
 
 
 def _without_others(cause: Cause, profile: Profile, times: StepTimes) -> tuple[float, float]:
@@ -287,8 +285,9 @@ def _threads(profile: Profile, mean: float) -> Iterator[Cause]:
 def _of_ranks(imbalance: Imbalance, mean: float) -> Iterator[Cause]:
     if imbalance.worst_share is not None:
         worst = imbalance.rows[0]
-        seconds = min(worst.seconds_lost, mean)
-        yield Cause(kind="rank", seconds=seconds, module=worst.module, value=worst.slow_rank, phase=worst.phase, usual=worst.cause)
+        of_few = worst.phase == "all" and worst.cause is None and (worst.steps or 0) < MANY_STEPS
+        seconds, usual = min(worst.seconds_lost, mean), "few_steps" if of_few else worst.cause
+        yield Cause(kind="rank", seconds=seconds, module=worst.module, value=worst.slow_rank, phase=worst.phase, usual=usual)
     elif imbalance.take_turns and imbalance.lost_share is not None:
         yield Cause(kind="turns", seconds=imbalance.lost_share * mean)
 
