@@ -102,11 +102,7 @@ class Undo:
         context.__enter__()
 
     def close(self) -> None:
-        """Take off all parts, the last one first, each by itself. It can be called again after an interrupt.
-
-        Raises:
-            BaseException: What the first part raised that failed.
-        """
+        """Take off all parts, the last one first, each by itself, and raise what one raised first. It can be called again."""
         call_each([self._take_off_last] * len(self._parts))
 
     def __enter__(self) -> Self:

@@ -43,6 +43,7 @@ _BUSY, _MOST_LOST = 0.1, 0.8  # of the CPU time that was needed: from so much on
 _CLIPS = 0.05  # of the step: a loop over parameters that takes as much waits for each of them
 _OFTEN = 10  # times in a step: that often a loop waits for the device, and no loss that is logged
 _LEAST_STEPS = 3  # by module, which tell what other threads do
+_A_WHILE = 5.0  # seconds for which cores of a CPU differ, by what others do there
 _MOSTLY_FROZEN = 0.5  # of the products in forward: as many in frozen layers are worth a word
 _LEAST_MODULES, _LEAST_RATIO, _MORE_CALLS = 3, 1.5, 2
 _MOSTLY = 0.6  # a part is mostly in a module that has this share of it
@@ -110,7 +111,7 @@ def causes(
     is_rough = are_times_far_off(profile.notes)
     unlike = list(_unlike_repeats(profile, patterns, below, _WORTH * times.mean))
     named = {each.module for each in unlike}
-    late = list(_of_ranks(imbalance, times.mean))
+    late = list(_of_ranks(imbalance, times.mean, on_host=profile.run.device_type == "cpu"))
     known = {each.module for each in late if each.module} | named
     by_evidence = [*unlike, *_wide(profile, named), *_outside(profile, times, budget, below)]
     in_modules = [
@@ -190,7 +191,7 @@ def waits(profile: Profile) -> int:
     """How often in a traced step the host waits for a stream of the device, as for the value of `.item()`; 0 if that is not often."""
     operators = profile.trace.operators if profile.trace else ()
     calls = sum(each.calls for each in operators if each.name.endswith("StreamSynchronize"))
-    found = round(profile.trace.per_batch(calls) or 0) if profile.trace else 0
+    found = round((profile.trace.per_batch(calls) or 0) * (profile.run.accumulation or 1)) if profile.trace else 0
     return found if found >= _OFTEN else 0
 
 
@@ -198,7 +199,7 @@ def _is_by_others(cause: Cause, profile: Profile, *, is_busy: bool) -> bool:
     """Whether the machine makes a wait: a loader's workers have no core either, or a rank's core is slower for a second or two."""
     if cause.kind == "data":
         return bool(profile.run.workers) and is_busy
-    return (cause.usual == "preempted" and is_busy) or (cause.usual == "few_steps" and profile.run.device_type == "cpu")
+    return cause.usual == "brief" or (cause.usual == "preempted" and is_busy)
 
 
 def _without_others(cause: Cause, profile: Profile, times: StepTimes) -> tuple[float, float]:
@@ -282,11 +283,12 @@ def _threads(profile: Profile, mean: float) -> Iterator[Cause]:
         yield Cause(kind="thread", seconds=max(statistics.median(shares), 0.0) * mean)
 
 
-def _of_ranks(imbalance: Imbalance, mean: float) -> Iterator[Cause]:
+def _of_ranks(imbalance: Imbalance, mean: float, *, on_host: bool) -> Iterator[Cause]:
     if imbalance.worst_share is not None:
-        worst = imbalance.rows[0]
-        of_few = worst.phase == "all" and worst.cause is None and (worst.steps or 0) < MANY_STEPS
-        seconds, usual = min(worst.seconds_lost, mean), "few_steps" if of_few else worst.cause
+        few = min(MANY_STEPS, _A_WHILE / (imbalance.step_seconds or 1.0)) if on_host else 0
+        lasting = [row for row in imbalance.rows if row.phase != "all" or row.cause is not None or (row.steps or 0) >= few]
+        worst = (lasting or imbalance.rows)[0]
+        seconds, usual = min(worst.seconds_lost, mean), worst.cause if lasting else "brief"
         yield Cause(kind="rank", seconds=seconds, module=worst.module, value=worst.slow_rank, phase=worst.phase, usual=usual)
     elif imbalance.take_turns and imbalance.lost_share is not None:
         yield Cause(kind="turns", seconds=imbalance.lost_share * mean)
@@ -373,7 +375,9 @@ def _parts(
     on_host = profile.trace is not None and profile.trace.device_compute_seconds is None
     after = [each.seconds or 0.0 for each in profile.communication if on_host and each.phase == "other"]
     # Collectives in no phase of a step on the host, as of gradients that are averaged after backward; and waits for the device's driver.
-    within = {"communication": (sum(after), ("clip", "other")), "allocating": (allocating(profile) if budget else 0.0, ("idle", "other"))}
+    asked = allocating(profile) if budget else 0.0
+    asked = asked if asked >= (row_of("allocating").fault_from or 0.0) * mean else 0.0  # less would only hide that the device is idle
+    within = {"communication": (sum(after), ("clip", "other")), "allocating": (asked, ("idle", "other"))}
     for kind, (seconds, phases) in within.items():
         left = seconds / mean
         for name in phases:

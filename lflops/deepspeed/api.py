@@ -214,11 +214,7 @@ class FlopsProfiler:
 
     @property
     def profile(self) -> Profile:
-        """All that was found, with what the engine tells.
-
-        Raises:
-            CountError: Nothing was, because it was not started or no forward ran.
-        """
+        """All that was found, with what the engine tells. A `CountError` where it was not started, or no forward ran."""
         self.stop_profile()
         if self._watched is None:
             raise CountError(f"{_PROFILER}: there is no profile: call start_profile(), then the model")

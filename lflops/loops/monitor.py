@@ -201,10 +201,11 @@ class LoopMonitor:
             yield
             return
         run.guarded("train", lambda session: session.mark("validation"))
-        self._stage, category = name, "validation" if name == "validate" else name
+        category = "validation" if name == "validate" else name
         with self._phases.stage(name):
             run.enters(category)
             try:
+                self._stage = name
                 self._begin(name)
                 yield
             finally:

@@ -67,12 +67,15 @@ class LoopPhases(Phases):
         """The loop is in another stage. A step that is going on goes on after it."""
         before = self._stage, self._in_step, self._goes_on
         self._stage, self._in_step, self._goes_on = name, False, None
-        if before[-1] is not None and self.innermost == "forward":
-            self.leave(self.depth - 1)
+        with self.boundary:
+            if self.innermost == "forward":
+                self.leave(self.depth - 1)
         try:
             yield
         finally:
             self._stage, self._in_step, self._goes_on = before
+            with self.boundary:
+                self.leave(self.depth)  # forward goes on, if it did
 
     def begin_step(self) -> None:
         """The models that are called from here on are called for a step. Where only methods of theirs are, forward begins with it."""

@@ -28,7 +28,7 @@ from lflops.report.lines.text import counted, plain, shortened
 from lflops.report.lines.verdict import Finding, Verdict
 
 FORMAT = 1  # of the explanation as JSON: a field is added, never changed
-WORTH = 0.05  # of the time in which the run trained: as much in its second half is compiled for step after step
+WORTH = 0.05  # of the time in which the run trained: as much in its second half is compiled for step after step, or others had the cores
 FEWEST_STEPS = 5  # clean ones: from fewer no one can tell
 UNSTEADY = 0.3  # of the median step: where a quartile is farther off, something is wrong that no one can name
 LONGER = 1.15  # times a usual step: if steps take more over the whole run, the first sentence says so
@@ -167,7 +167,7 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
         faults = {each.cause for each in findings if each.is_fault}
         findings = [each for each in findings if each.is_fault or each.cause not in faults]
     findings.sort(key=lambda each: (not each.is_fault, each.seconds is not None, -(each.seconds or 0.0)))
-    kept_off = any(each.cause == "not_scheduled" for each in findings)  # others had the process's cores, outside of the window as well
+    kept_off = ledger is not None and _kept_off(ledger) >= WORTH
     is_seen = analysis is not None and _would_be_seen(analysis) and not kept_off
     because = f"{verdict.trust.removesuffix('below')}in lflops show" if verdict.doubts else verdict.trust
     modules, of_ranks = ((), ()) if analysis is None else (analysis.busiest[:MOST_MODULES], ranks(analysis))
@@ -175,7 +175,7 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
         status="found" if findings and findings[0].is_fault else "nothing found" if is_seen else "cannot tell",
         said=_ran_out_of_memory(ledger, path) + verdict.said + _over_the_run(analysis, ledger),
         findings=tuple(findings[:MOST_FINDINGS]),
-        because=f"{because}; this machine was busy in some of the run" if kept_off else because,
+        because=f"{because}; this machine was busy in some of the run, or the process was stopped" if kept_off else because,
         measured={} if analysis is None else dict(_measured(analysis)),
         modules=tuple(Module(name=_short(each.pattern), kind=_short(each.kind), seconds=each.seconds, macs=each.macs) for each in modules),
         ranks=tuple(_short(f"{label}: {text}" if label else text) for label, text in of_ranks)[:MOST_LINES],
@@ -210,8 +210,7 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
     """Find what takes time between steps or in a few of them, and memory that grows."""
     trained = _trained(ledger)
     seen = {each.cause for each in found if each.is_fault}
-    lost = ledger.seconds.get("slow/not_scheduled", 0.0) / trained if trained else 0.0
-    allowed = allowance(max(lost, 0.0 if profile is None else lost_share(profile)))
+    allowed = allowance(max(_kept_off(ledger), 0.0 if profile is None else lost_share(profile)))
     by_others = _BY_OTHERS | ({"data"} if profile is not None and profile.run.workers else set())  # workers have no core there
     marks = () if profile is None else [step.marks for step in profile.steps if "cold" not in step.marks]
     late = [each for each in ledger.spans if each.steps > ledger.steps / 2][1:]  # at first, every compiled model takes long
@@ -242,6 +241,12 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
 def _trained(ledger: Ledger) -> float:
     """Seconds from the first usual step on, without what lflops itself took."""
     return sum(seconds for group, seconds in ledger.by_group().items() if group not in _NO_TRAINING)
+
+
+def _kept_off(ledger: Ledger) -> float:
+    """The share of the run's training for which steps waited for a core, but for the one that waited longest: it may have been stopped."""
+    once = max((each.cost for each in ledger.slow_steps if each.cause == "not_scheduled"), default=0.0)
+    return max(ledger.seconds.get("slow/not_scheduled", 0.0) - once, 0.0) / (_trained(ledger) or 1.0)
 
 
 def _cause_of(category: str, ledger: Ledger) -> str:

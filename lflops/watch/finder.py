@@ -74,7 +74,7 @@ class FoundPhases(LoopPhases):
     """The phases of a loop that tells nothing itself.
 
     A model in eval mode that is called without gradients is validated, until it is trained again or its loader is asked for the next batch.
-    It is, too, from where another loader is asked for a batch without gradients until one is with them. `validates` is called at both ends.
+    If no call is heard: from where another loader is asked for a batch without gradients, until one is with them, or backward begins.
     """
 
     epoch_ends: Callable[[], None]  # is called when the training's loader is at its end
@@ -82,7 +82,7 @@ class FoundPhases(LoopPhases):
     def __init__(self, validates: Callable[..., None]) -> None:
         super().__init__()
         self._batch: Any = None  # the last one that was fetched for this step
-        self._validates = validates
+        self._validates = validates  # is called where a validation begins, and where it ends
         self._is_validating = self._was_fetched = False  # and whether that was seen by a batch
         self._last: ref[Any] | None = None  # the loader's iterator that fetched last
         self._trains: ref[Any] | None = None  # the one that had fetched last when the last step ended
@@ -110,10 +110,15 @@ class FoundPhases(LoopPhases):
         if threading.get_ident() != self._thread or self.depth_of("data") is not None:
             return None
         learns, trains = torch.is_grad_enabled(), self._trains is not None and self._trains() is iterator
-        begins = not (self._is_validating or trains or learns or self._trains is None)
+        begins = bool(self._expected) and not (self._is_validating or trains or learns or self._trains is None)
         if begins or (self._is_validating and (trains or (learns and self._was_fetched))):
             self._turn(begins=begins, was_fetched=True)
         return self.begin("data", RUNNING)
+
+    def _backward_begins(self, losses: Sequence[Any]) -> int | None:
+        if self._was_fetched:
+            self._turn(begins=False)
+        return super()._backward_begins(losses)
 
     def _turn(self, *, begins: bool, was_fetched: bool = False) -> None:
         self._is_validating, self._was_fetched = begins, begins and was_fetched
@@ -126,7 +131,7 @@ class FoundPhases(LoopPhases):
         if isinstance(batch, StopIteration):
             if self._trains is not None and self._trains() is iterator:
                 self.epoch_ends()
-        elif not isinstance(batch, BaseException):
+        elif not (self._is_validating or isinstance(batch, BaseException)):
             self._last, self._batch = ref(iterator), batch
 
 

@@ -157,7 +157,7 @@ LEARNS = "+backward -backward +optimizer -optimizer"
         (_transfers, f"+forward -forward +transfer -transfer +forward -forward {LEARNS}"),
         (_names_forward, f"+transfer -transfer +forward -forward {LEARNS}"),
         (_goes_backward_twice, "+forward -forward +backward -backward +forward -forward +optimizer -optimizer +forward -forward " + LEARNS),
-        (_validates_first, f"+forward -forward {LEARNS}"),
+        (_validates_first, f"+forward -forward +forward -forward {LEARNS}"),
     ],
     ids=["methods", "calls", "with a phase before", "named", "twice", "after a validation"],
 )

@@ -488,8 +488,17 @@ def test_others_that_had_the_cores_in_some_of_the_run_are_no_fault_of_it(
     ledger = account(training__data=20.0, slow__not_scheduled=seconds)
     found = with_ledger(trained(), ledger, tmp_path, monkeypatch)
     assert (status, said) == (found.status, [(each.cause, round(each.seconds or 0.0, 9)) for each in found.findings if each.is_fault])
-    assert found.because.endswith("; this machine was busy in some of the run") == (seconds > 5)
+    assert found.because.endswith("; this machine was busy in some of the run, or the process was stopped") == (seconds > 5)
     assert (seconds > 5) == any(each.cause == "not_scheduled" and not each.is_fault for each in found.findings)
+
+
+def test_one_stop_of_the_process_excuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was stopped for a minute in one step. The others wait for data for a fifth of the rest."""
+    stopped = SlowStep(step=50, end=100.0, seconds=61.0, usual=1.0, cost=60.0, cause="not_scheduled", phase="forward")
+    ledger = replace(account(training__data=20.0, slow__not_scheduled=60.0), slow_steps=(stopped,))
+    found = with_ledger(trained(), ledger, tmp_path, monkeypatch)
+    assert ["data"] == [each.cause for each in found.findings if each.is_fault]
+    assert "busy" not in found.because
 
 
 def test_garbage_explains_what_is_in_no_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import lflops
 from lflops.analyze.analysis import analyze
+from lflops.analyze.causes import waits
 from lflops.report.explanation import explain
 from lflops.report.lines.diff import headline
 from lflops.report.lines.report import report_of
@@ -77,6 +78,24 @@ def test_the_one_fault_of_another_model_costs_about_what_a_stopwatch_says(
     found = [each for each in explain(profile(name, tmp_path)).findings if each.is_fault]
     assert ([] if said is None else [said]) == [each.cause for each in found]
     assert all(0.5 * seconds <= (each.seconds or 0.0) <= 1.2 * seconds for each in found)
+
+
+def test_a_step_of_several_batches_waits_as_often_as_all_of_them(tmp_path: Path) -> None:
+    """200 times in a batch; 800 in a step of four."""
+    given = profile("decoder reads_scalars", tmp_path)
+    assert [200, 800] == [waits(replace(given, run=replace(given.run, accumulation=number))) for number in (None, 4)]
+
+
+def test_a_little_waiting_for_the_driver_hides_no_idle_device(tmp_path: Path) -> None:
+    """1.5 ms of 20, where 6 ms were: 3.9 ms are idle, as without that."""
+    given = profile("decoder empties_the_cache", tmp_path)
+    assert given.trace is not None
+    rows = [
+        replace(each, own_host_seconds=each.own_host_seconds / 4) if each.name.startswith("cuda") else each for each in given.trace.operators
+    ]
+    found = {each.cause: each for each in explain(replace(given, trace=replace(given.trace, operators=rows))).findings}
+    assert "allocating" not in found
+    assert found["idle"].seconds == pytest.approx(3.91e-3, rel=0.01)
 
 
 def test_where_memory_is_short_recomputing_may_take_a_tenth(tmp_path: Path) -> None:

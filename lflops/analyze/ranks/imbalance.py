@@ -182,10 +182,8 @@ def imbalance(profile: Profile) -> Imbalance:
     if shown is None:
         return Imbalance()
     found = (_with_cause(row, profile) for row in _rows(hooked, clean, ranks))
-    # A burst in no place that has no cause of the rank's own is the machine's; on a busy one also one of few steps in what they compute.
-    waits = clean is not None and clean.steps < MANY_STEPS and (clean.waited or 0.0) >= BUSY * clean.seconds
-    chance = {"all", *_BLIND} if waits else {"all"}
-    rows = _once([row for row in found if row.phase not in chance or row.pattern == "steady" or row.cause in {"work", "thread"}])
+    is_busy = clean is not None and (clean.waited or 0.0) >= BUSY * clean.seconds
+    rows = _once([row for row in found if not _is_chance(row, is_busy=is_busy)])
     rows += () if clean is None else _preempted(clean, {row.slow_rank for row in rows}, ranks)
     rows += () if hooked is None else _larger_stages(hooked, {row.slow_rank for row in rows}, profile)
     lost = None if shown.lost_seconds is None or not shown.seconds else min(shown.lost_seconds / shown.seconds, 1.0)
@@ -193,7 +191,7 @@ def imbalance(profile: Profile) -> Imbalance:
     # The usual step loses much, and each of these ranks is late in no more of them than its turn: none is the slow one.
     turns = loses and all(row.pattern == "burst" and (row.slow_steps or 0) * ranks <= MOST_OF_A_TURN * (row.steps or 0) for row in rows)
     rows = [] if turns else rows
-    is_busy = not rows and clean is not None and (clean.waited or 0.0) >= BUSY * clean.seconds
+    is_busy = is_busy and not rows
     is_known = shown.from_quartiles or shown.steps >= ENOUGH or rows
     return Imbalance(
         rows=tuple(rows),
@@ -221,6 +219,13 @@ def _rows(hooked: RankComparison | None, clean: RankComparison | None, ranks: in
         and not any(each.slow_rank == row.slow_rank and step_phase(each.phase) in {step_phase(row.phase), "all"} for each in rows)
     ]
     return sorted([*rows, *of_hooked], key=lambda row: -row.seconds_lost)
+
+
+def _is_chance(row: Row, *, is_busy: bool) -> bool:
+    """Whether it is a burst without a cause of the rank's own: in no place, or on a busy machine in what it computes in few steps."""
+    if row.pattern == "steady" or row.cause in {"work", "thread"}:
+        return False
+    return row.phase == "all" or (is_busy and row.phase in _BLIND and (row.steps or 0) < MANY_STEPS)
 
 
 def _is_enough(row: Row, hooked: RankComparison | None) -> bool:

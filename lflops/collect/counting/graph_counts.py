@@ -21,7 +21,7 @@ from lflops.collect.counting.compiled_regions import GivenTensor, RegionCall, nu
 from lflops.collect.counting.dispatch_mode import OperatorCounter
 from lflops.collect.counting.known_values import KnownValues
 from lflops.collect.counting.totals import Counts, Resolved, Totals, Transfers
-from lflops.collect.inputs.tensors import tensors_in
+from lflops.collect.inputs.tensors import changed, tensors_in
 from lflops.collect.model.module_tree import ModuleTree, rows_of
 from lflops.collect.torch_private.dispatch_modes import on_stack, without_modes
 from lflops.collect.torch_private.dynamo import MODULES, CapturedGraph
@@ -194,7 +194,8 @@ class _Run:
             return run(*args, **kwargs)
         if name in INLINED:
             return self.graph(args[0], args[1:])
-        return target(*map(_with_module, args), **{key: _with_module(each) for key, each in kwargs.items()})
+        args, kwargs = changed((args, kwargs), CapturedGraph, CapturedGraph.module)
+        return target(*args, **kwargs)
 
     def _tag_activation_checkpoint(self, graph: CapturedGraph, *args: Any, **_: Any) -> Any:
         if graph.chooses:
@@ -230,14 +231,6 @@ class _Run:
             carried = out[:number]
             results.append(out[number:])
         return (*carried, *(torch.stack(each) for each in zip(*results, strict=True)))
-
-
-def _with_module(value: Any) -> Any:
-    if isinstance(value, CapturedGraph):
-        return value.module()
-    if isinstance(value, tuple | list):
-        return type(value)(map(_with_module, value))
-    return value
 
 
 def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, traffic: bool = True) -> Resolved:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lflops.collect.counting.live_memory import storage_of
 from lflops.collect.counting.traffic import UNREAD, tensors_of
+from lflops.collect.inputs.tensors import changed
 from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.operator_costs.table import CallCost, all_formulas, formula_of, is_pure
 from lflops.collect.torch_private.dispatch_modes import OwnMode, on_stack, without_modes
@@ -238,7 +239,7 @@ def logical_cost(operator: Operator, function: Any, args: Any, kwargs: Any, out:
     macs = _Macs()
     try:
         with without_modes(), on_stack(macs):
-            decompose(function, *_on_meta((args, kwargs)))
+            decompose(function, *changed((args, kwargs), Tensor, lambda each: torch.empty(each.shape, dtype=each.dtype, device="meta")))
     except Exception:  # noqa: BLE001 - some operators need more than shapes
         return None
     return Cost(macs.sum)
@@ -257,16 +258,6 @@ class _Macs(OwnMode):
         out = function(*args, **kwargs)
         self.sum += operator.cost(args, kwargs, out).macs
         return out
-
-
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
-    if isinstance(value, dict):
-        return {name: _on_meta(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(_on_meta, value))
-    return value
 
 
 class PartialTensors:

@@ -280,6 +280,4 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):
         return {name: _cast(each, dtype) for name, each in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(_cast(each, dtype) for each in value)
-    return value
+    return type(value)(_cast(each, dtype) for each in value) if type(value) in {list, tuple} else value

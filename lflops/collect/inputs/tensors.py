@@ -5,8 +5,9 @@ for, or a batch that refers to its data set, costs nothing unless the training i
 """
 
 import contextlib
+import operator
 from collections import Counter, UserDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
@@ -150,23 +151,27 @@ def _parts(value: Any) -> Storage | None:
     return attributes_of(value) if may_hold_tensors(value) else None
 
 
-def cut_off(value: Any) -> Any:
-    """The same structure with leaves in place of tensors that have a graph, because backward through that graph is not the model's work."""
-    # Lists, tuples and dictionaries are searched. An object without such tensors is returned itself.
-    if isinstance(value, Tensor):
-        if value.is_leaf:
-            return value
-        with torch.inference_mode(mode=False), torch.enable_grad():
-            return value.detach().requires_grad_().clone()  # a model may write to this copy in place, unlike to a leaf
+def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The same lists, tuples and dictionaries with something else in place of each object of a kind. What has none of them is itself."""
+    if isinstance(value, kind):
+        return change(value)
+    if type(value) is not dict and not isinstance(value, list | tuple):
+        return value
+    before = list(value.values()) if type(value) is dict else list(value)
+    after = [changed(part, kind, change) for part in before]
+    if all(map(operator.is_, after, before)):
+        return value
     if type(value) is dict:
-        parts = {key: cut_off(part) for key, part in value.items()}
-        return parts if any(parts[key] is not part for key, part in value.items()) else value
-    if isinstance(value, list | tuple):
-        cut = [cut_off(part) for part in value]
-        if all(new is old for new, old in zip(cut, value, strict=True)):
-            return value
-        return type(value)(*cut) if hasattr(value, "_fields") else type(value)(cut)
-    return value
+        return dict(zip(value, after, strict=True))
+    return type(value)(*after) if hasattr(value, "_fields") else type(value)(after)
+
+
+def cut_off(tensor: Tensor) -> Tensor:
+    """A leaf in place of a tensor that has a graph, because backward through that graph is not the model's work."""
+    if tensor.is_leaf:
+        return tensor
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        return tensor.detach().requires_grad_().clone()  # a model may write to this copy in place, unlike to a leaf
 
 
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from lflops.collect.inputs.arguments import check_arguments, describe
 from lflops.collect.inputs.devices import random_state, set_random_state
-from lflops.collect.inputs.tensors import cut_off, tensors_in
+from lflops.collect.inputs.tensors import changed, cut_off, tensors_in
 from lflops.collect.torch_private import autograd
 from lflops.collect.torch_private.dispatch_modes import without_modes
 from lflops.collect.torch_private.modules import buffers_of
@@ -172,7 +172,7 @@ class ModelCall:
         args = (args,) if isinstance(args, Tensor) else args
         check_arguments(caller, model, args, kwargs, loss, backward=backward)
         given: tuple[tuple[Any, ...], dict[str, Any]] = tuple(args), dict(kwargs or {})
-        args, kwargs = cut_off(given)
+        args, kwargs = changed(given, Tensor, cut_off)
         return cls(caller=caller, model=model, args=args, kwargs=kwargs, backward=backward, loss=loss, _given=given)
 
     def inputs(self) -> Iterable[Tensor]:
@@ -189,7 +189,7 @@ class ModelCall:
     def prepare(self) -> None:
         """Prepare another pass: drop the gradients of the last one, and copy the arguments anew, in case the model wrote to them."""
         self._gradients.clear()
-        self.args, self.kwargs = cut_off(self._given)
+        self.args, self.kwargs = changed(self._given, Tensor, cut_off)
 
     def run(self, divide: Divide = lambda *_: None) -> None:
         """One pass. `divide` is called after forward, before backward and after backward."""

@@ -95,9 +95,7 @@ def formula_of(operator: Any) -> CallCost | None:
     users = _USERS.get(name) or _USERS.get(packet)
     if users is not None:
         return _as_called(users)
-    if packet in FORMULAS:
-        return bind(FORMULAS[packet], operator)
-    return _COSTS.get(packet)
+    return bind(FORMULAS[packet], operator) if packet in FORMULAS else _COSTS.get(packet)
 
 
 def is_pure(operator: Any) -> bool:

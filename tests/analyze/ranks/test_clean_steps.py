@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import lflops
+from lflops.analyze import causes
 from lflops.analyze.analysis import analyze
 from lflops.analyze.ranks.imbalance import Row, _once
 from lflops.merging.steps import MOST_STEPS, CleanSteps
@@ -232,14 +233,18 @@ def test_the_cause_is_named_with_its_evidence() -> None:
     ("device", "steps", "phase", "is_fault"),
     [("cpu", 30, "all", False), ("cpu", 60, "all", True), ("cpu", 30, "forward", True), ("cuda", 30, "all", True)],
 )
-def test_a_rank_on_a_cpu_is_accused_of_all_that_it_does_from_many_steps_on(device: str, steps: int, phase: str, is_fault: bool) -> None:
-    """It takes 30 % longer, for no known cause. For a second or two, that is what the neighbours of its core do."""
+def test_a_rank_on_a_cpu_is_accused_of_all_that_it_does_from_many_steps_on(
+    device: str, steps: int, phase: str, is_fault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes 30 % longer, for no known cause. For a few seconds, that is what the neighbours of its core do; 30 steps of 34 ms are one."""
     plants = {(1, each): every(1, 0.3 * seconds) for each, seconds in USUAL.items() if phase in {each, "all"}}
     found = given(shared(steps, plants))
     of_step = Step(index=1, kind="clean", seconds=sum(USUAL.values()), phases=USUAL)
     found = replace(found, run=replace(found.run, kind="training", device_type=device), steps=(of_step,) * 6)
     (finding,) = (each for each in lflops.explain(found).findings if each.cause == "rank")
     assert (1, phase, is_fault) == (finding.rank, finding.phase, finding.is_fault)
+    monkeypatch.setattr(causes, "_A_WHILE", 0.5)
+    assert [True] == [each.is_fault for each in lflops.explain(found).findings if each.cause == "rank"]
 
 
 def test_a_slow_rank_with_another_chip_than_all_others_has_its_cause() -> None:
