@@ -41,6 +41,7 @@ _PER_MODULE = 50e-6  # seconds that a module needs at the most for itself, and f
 _HANDED_OVER = 0.0015  # seconds in which a process hands a batch to another one at the most, besides what the taking thread computes
 _BUSY, _MOST_LOST = 0.1, 0.8  # of the CPU time that was needed: from so much on others let steps vary; more is no better known
 _CLIPS = 0.05  # of the step: a loop over parameters that takes as much waits for each of them
+_UNWATCHED = 0.05  # of the products in forward: as many outside of all phases are a model's
 _OFTEN = 10  # times in a step: that often a loop waits for the device, and no loss that is logged
 _LEAST_STEPS = 3  # by module, which tell what other threads do
 _A_WHILE = 5.0  # seconds for which cores of a CPU differ, by what others do there
@@ -172,8 +173,9 @@ def _is_fault(cause: Cause, profile: Profile, times: StepTimes, *, has_room: boo
         return False
     if cause.kind in {"data", "rank"}:
         return not _is_by_others(cause, profile, is_busy=lost >= _BUSY)
-    if cause.kind == "outside":
-        return ModulePhase("", "forward") not in profile.waits  # for other ranks, as DDP does before the model runs
+    if cause.kind == "other":  # a model that is not watched may be there, as another one of a GAN
+        of_phase = summed((cell.phase, cell.macs) for cell in profile.cells)
+        return of_phase.get("other", 0) <= _UNWATCHED * of_phase.get("forward", 0)
     if cause.kind == "optimizer":
         work, run = profile.modules[""].optimizer, profile.run
         bandwidth = run.hardware.bandwidth_bytes_per_second if run.hardware is not None and run.device_type != "cpu" else None
@@ -184,7 +186,7 @@ def _is_fault(cause: Cause, profile: Profile, times: StepTimes, *, has_room: boo
     if cause.kind == "communication":
         calls = sum(each.calls for each in profile.communication)
         return calls >= _MANY_CALLS and sum(each.bytes for each in profile.communication) < calls * _SMALL_MESSAGE
-    return True
+    return cause.kind != "outside" or ModulePhase("", "forward") not in profile.waits  # for other ranks, as DDP does before the model runs
 
 
 def waits(profile: Profile) -> int:

@@ -218,10 +218,9 @@ class FlopsMonitor(Base, HearsPhases):
             self._run.epoch_ends()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Know why this step takes longer, and begin, or go on, with this stage."""
-        if self._run is not None:
+        """Know why this step takes longer, and begin, or go on, with this stage. The sanity check is a part of the start."""
+        if self._run is not None and not trainer.sanity_checking:
             self._run.enters("validation")
-        if not trainer.sanity_checking:
             self._guarded("train", lambda session: session.mark("validation"))
             self._begin("validate", trainer, pl_module)
 

@@ -31,11 +31,12 @@ FORMAT = 1  # of the explanation as JSON: a field is added, never changed
 WORTH = 0.05  # of the time in which the run trained: as much in its second half is compiled for step after step, or others had the cores
 FEWEST_STEPS = 5  # clean ones: from fewer no one can tell
 UNSTEADY = 0.3  # of the median step: where a quartile is farther off, something is wrong that no one can name
+LARGE = 0.1  # of the step: what takes less is no advice where nothing is a fault
 LONGER = 1.15  # times a usual step: if steps take more over the whole run, the first sentence says so
 FEWEST_COMPILED = 3  # steps of a window that are compiled for, besides the first ones
 LONGEST, MOST_LINES, MOST_FINDINGS, MOST_MODULES = 240, 6, 6, 5  # letters of a text, and entries of a list: all of it stays small
 
-_NO_WINDOW = Verdict(said="No window was closed.", trust="the ledger of the run alone")
+_NO_WINDOW = Verdict(said="No window was closed. With LFLOPS=wait=5, lflops run opens one.", trust="the ledger of the run alone")
 _NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 _BY_OTHERS = {"other_rank", "gc"}  # causes that are no fault of the training's where other programs use the machine
 _ONCE = {"gc", "unknown"}  # causes that belong to any run if they come once: a pass over all objects, most of them torch's, or the machine
@@ -303,7 +304,7 @@ def _short(text: str) -> str:
 def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
     """Label and text of each line for a terminal."""
     faults, rest = ([each.said + _sure(each) for each in found.findings if each.is_fault == is_fault] for is_fault in (True, False))
-    told = [] if found.status == "cannot tell" else found.findings
+    told = [each for each in found.findings if found.status != "cannot tell" and (faults or (each.share or 0.0) >= LARGE)]
     steps = [f"{step}." for step in dict.fromkeys(each.next for each in told if each.next)]
     rows = {"verdict": [found.said], "why": faults or [f"{found.status}."], "also": rest, "next": steps, "trust": [found.because]}
     for label, lines in rows.items():

@@ -129,7 +129,9 @@ class FoundPhases(LoopPhases):
             return
         self.leave(around)
         if isinstance(batch, StopIteration):
-            if self._trains is not None and self._trains() is iterator:
+            if self._is_validating:  # what follows, as to save a checkpoint, is no part of it
+                self._turn(begins=False)
+            if self._trains is not None and self._trains() in {None, iterator}:  # or the training's is gone
                 self.epoch_ends()
         elif not (self._is_validating or isinstance(batch, BaseException)):
             self._last, self._batch = ref(iterator), batch

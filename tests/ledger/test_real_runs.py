@@ -104,6 +104,15 @@ def trainer(folder: Path, monitor: lflops.FlopsMonitor, **options: Any) -> light
     return lightning.pytorch.Trainer(**quiet, callbacks=[monitor, checkpoint], logger=logger, log_every_n_steps=5, **options)
 
 
+@pytest.mark.parametrize(("every", "is_validated"), [(4, True), (1000, False)])
+def test_a_sanity_check_is_no_validation(every: int, is_validated: bool, tmp_path: Path) -> None:
+    """It is a part of the start: two batches before the first of ten steps, and none after them, or all of them after each fourth."""
+    monitor = watching(ledger=True)
+    how: dict[str, Any] = {"max_epochs": 1, "num_sanity_val_steps": 2, "val_check_interval": every, "check_val_every_n_epoch": None}
+    trainer(tmp_path, monitor, **how).fit(Validated(), loader(10))
+    assert is_validated == ("validation" in adds_up(monitor.ledger).seconds)
+
+
 class Failing(Validated):
     """Raises in its second epoch."""
 

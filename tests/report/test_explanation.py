@@ -101,6 +101,13 @@ def test_from_which_share_on_a_phase_is_a_fault(phases: dict[str, float], said: 
     assert said == faults(trained(**phases))
 
 
+def test_products_outside_of_all_phases_are_a_model_s() -> None:
+    """As of another model of a GAN: 2 MACs where forward has 24. One is some metric's."""
+    for macs, said in ((1, [("other", 20e-3)]), (2, [])):
+        cells = [product("", "aten::mm", "other", macs=macs, bytes_moved=8), product("a", "aten::addmm", "forward", macs=16, bytes_moved=8)]
+        assert said == faults(trained(other=20e-3, cells=cells))
+
+
 def test_a_clip_of_a_short_step_is_no_fault() -> None:
     """0.4 ms of 2.4 are the work of a few operators, however large the share; 0.6 ms of 2.6 are more."""
 

@@ -245,6 +245,21 @@ def test_validations_are_seen_in_loops_of_all_kinds(model: str, loop: str, least
     assert 4 - least >= sum(each.cost > longest / 2 for each in ledger.slow_steps if each.cause != "validation")
 
 
+def test_what_follows_a_validation_is_no_part_of_it(tmp_path: Path, warm_python: WarmPython) -> None:
+    """As a checkpoint, for which ten times as much is computed. The validation's loader was at its end before."""
+    code = f"""{ASKED}{HEARD}{LOADERS}
+for epoch in range(4):
+    for batch in batches():
+        step(batch)
+    validate()
+    for _ in range(30_000):
+        torch.ones(32, 64) @ torch.ones(64, 64)
+"""
+    ended(warm_python, code, tmp_path)
+    spent = load_run(tmp_path).by_group()
+    assert 0 < spent["validation"] < spent["between_epochs"]
+
+
 RELEASED = f"""{ASKED}
 import gc, weakref
 gc.disable()

@@ -236,7 +236,7 @@ def test_the_cause_is_named_with_its_evidence() -> None:
 def test_a_rank_on_a_cpu_is_accused_of_all_that_it_does_from_many_steps_on(
     device: str, steps: int, phase: str, is_fault: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes 30 % longer, for no known cause. For a few seconds, that is what the neighbours of its core do; 30 steps of 34 ms are one."""
+    """It takes 30 % longer, for no known cause. For a few seconds, neighbours of its core do that; 30 steps of 34 ms are one."""
     plants = {(1, each): every(1, 0.3 * seconds) for each, seconds in USUAL.items() if phase in {each, "all"}}
     found = given(shared(steps, plants))
     of_step = Step(index=1, kind="clean", seconds=sum(USUAL.values()), phases=USUAL)
