@@ -73,7 +73,7 @@ class FoundLoop:
 class FoundPhases(LoopPhases):
     """The phases of a loop that tells nothing itself.
 
-    A model in eval mode that is called without gradients is validated, until it is trained again or its loader is asked for the next batch.
+    A model in eval mode that is called without gradients is validated, until it is trained again, its loader is asked, or another one ends.
     If no call is heard: from where another loader is asked for a batch without gradients, until one is with them, or backward begins.
     """
 
