@@ -198,7 +198,7 @@ def waits(profile: Profile) -> int:
 
 
 def _is_by_others(cause: Cause, profile: Profile, *, is_busy: bool) -> bool:
-    """Whether the machine makes a wait: a loader's workers have no core either, or a rank's core is slower for a second or two."""
+    """Whether the machine makes a wait: a loader's workers have no core either, or a rank's is another's, or slower for a few seconds."""
     if cause.kind == "data":
         return bool(profile.run.workers) and is_busy
     return cause.usual == "brief" or (cause.usual == "preempted" and is_busy)
