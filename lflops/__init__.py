@@ -1,65 +1,44 @@
 """Where the FLOPs, bytes and milliseconds of a PyTorch training go.
 
 Names are loaded when they are first used, so that importing the package costs next to nothing and a reader of profiles needs no torch.
-`__init__.pyi` has them for type checkers.
+`__init__.pyi` has them, for type checkers too.
 """
 
 import importlib
+from itertools import pairwise
 from typing import Any
 
-_HOMES = {
-    **dict.fromkeys(["CountError", "HardwareError", "LflopsError", "ProfileError", "ScheduleError"], "lflops.errors"),
-    **dict.fromkeys(["count", "counting"], "lflops.collect.count"),
-    "Cost": "lflops.formulas.table",
-    "register_formula": "lflops.collect.operator_costs.table",
-    "FlopsMonitor": "lflops.lightning.monitor",
-    "Hardware": "lflops.hardware.chips",
-    "Profile": "lflops.profile.model",
-    "Schedule": "lflops.schedule",
-    "calibrate": "lflops.collect.calibration.calibrate",
-    "diff": "lflops.analyze.compare.diff",
-    "imbalance": "lflops.analyze.ranks.imbalance",
-    "estimate": "lflops.collect.estimate.estimate",
-    "explain": "lflops.report.explanation",
-    "largest_batch": "lflops.collect.estimate.largest_batch",
-    "load": "lflops.profile.json_file",
-    "Ledger": "lflops.ledger.account",
-    "load_run": "lflops.ledger.run",
-    "measure": "lflops.collect.measure",
-    "merge": "lflops.merging.merge",
-    "monitor": "lflops.loops.monitor",
-    "roofline": "lflops.analyze.speed.roofline",
-    "scope": "lflops.collect.attribution.hooks",
-    "utilization": "lflops.analyze.speed.utilization",
-    "what_if": "lflops.analyze.speed.what_if",
-}
 
-_OF_EXTRAS = ("FlopsProfiler", "best_checkpointing", "get_model_profile", "plan")  # `extras.py` has their modules
+def _homes() -> dict[str, str]:
+    """The public names with the module of each, as the stub has them."""
+    homes, home = dict[str, str](), ""
+    with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as stub:  # noqa: PTH123 - to load pathlib takes longer than all of this
+        for words in map(str.split, stub):
+            home = words[1] if words[:1] == ["from"] else home
+            homes |= {name.strip(","): home for before, name in pairwise(words) if before == "as"}
+    return homes
 
-__all__ = sorted([*_HOMES, *_OF_EXTRAS])  # noqa: PLE0605 - type checkers read the stub, and Python takes any list
 
-_MODULES = {"hardware", "tensorboard"}  # what is reached as a module: `lflops.hardware.lookup`, `lflops.tensorboard.log`
+_HOMES = _homes()
+
+__all__ = sorted(name for name, home in _HOMES.items() if home != __name__)  # noqa: PLE0605 - type checkers read the stub
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name, and keep it."""
     if name == "__version__":
         return importlib.import_module("lflops.version").__version__
-    if name in _MODULES:
+    home, missing = _HOMES.get(name), AttributeError(f"module 'lflops' has no attribute {name!r}")
+    if home is None:
+        raise missing
+    if home == __name__:  # a module: `lflops.hardware.lookup`, `lflops.tensorboard.log`
         return importlib.import_module(f"lflops.{name}")
-    if name in _HOMES:
-        found = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _OF_EXTRAS:
-        from lflops.extras import offered
-
-        found = next(offered(name, f"lflops.{name}"), None)
-    else:
-        found = None
-    if found is None:
-        raise AttributeError(f"module 'lflops' has no attribute {name!r}")
-    globals()[name] = found
+    try:
+        globals()[name] = found = getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        raise missing if error.name == home.rpartition(".")[0] else error from None  # an extra that was removed
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES])
+    return sorted(_HOMES)

@@ -7,10 +7,10 @@ from typing import Any
 from lflops.errors import LflopsError, needed_by
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "deepspeed": ("api:FlopsProfiler", "api:get_model_profile", "api:arguments_of", "text.summary:summary"),
+    "deepspeed": ("api:arguments_of", "text.summary:summary"),
     "figures": ("pictures:pictures", "pictures:save_memory_figure", "pictures:save_roofline_figure"),
     "ncu": ("command:show_kernels",),
-    "planning": ("command:add_commands", "best_checkpointing:best_checkpointing", "best_checkpointing:search", "plan:plan"),
+    "planning": ("command:add_commands", "best_checkpointing:search"),
     "snapshots": ("command:add_commands", "explain:explain_snapshot"),
     "trace_analysis": ("command:add_commands", "command:diff_traces", "command:show_trace_roofline"),
 }
