@@ -41,6 +41,9 @@ class TimedWork(Struct, frozen=True, array_like=True, gc=False):
     lane: Count = 0
 
 
+Source = Literal["traced", "hooked"]
+
+
 class StepTimeline(Struct, frozen=True, kw_only=True):
     """One step of one rank.
 
@@ -51,7 +54,7 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
     """
 
     rank: Count = 0
-    source: Literal["traced", "hooked"]
+    source: Source
     length: Count
     slices: tuple[ModuleSlice, ...]
     operators: tuple[TimedWork, ...] = ()
@@ -100,11 +103,7 @@ def _slice(stretch: OwnTime, depth: int, lane: int) -> ModuleSlice:
 
 
 def longest(
-    source: Literal["traced", "hooked"],
-    length: int,
-    slices: Iterable[ModuleSlice],
-    operators: Iterable[TimedWork] = (),
-    kernels: Iterable[TimedWork] = (),
+    source: Source, length: int, slices: Iterable[ModuleSlice], operators: Iterable[TimedWork] = (), kernels: Iterable[TimedWork] = ()
 ) -> StepTimeline:
     """A timeline of the longest slices, operators and kernels, in the order of time. The slice around one is no shorter."""
     modules = sorted(slices, key=lambda each: (-each.length, each.depth, each.start))

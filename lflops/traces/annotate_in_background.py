@@ -9,14 +9,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from lflops.errors import ProfileError
 from lflops.profile.json_file import load
-from lflops.profile.records import Call
 from lflops.traces.annotate import Calls, annotate, pack
 from lflops.traces.convert import compat, is_wanted
 
@@ -28,26 +27,15 @@ LONGEST = 60.0  # seconds that the end of a training waits for a trace to be ann
 class AnnotationProcess:
     """A trace that is being annotated. The process goes on by itself if this one ends first.
 
-    The `trace`, as torch wrote it, is taken away when the packed one is there, `into`. While it was recorded the `calls` were made, in so
-    many `batches`. The file `profile` says how much a call computes.
+    The `trace`, as torch wrote it, is taken away when the packed one is there, `into`. The file `profile` says how much a call computes.
     """
 
-    def __init__(
-        self,
-        trace: Path,
-        into: Path,
-        calls: Iterable[Call],
-        *,
-        batches: int,
-        rank: int = 0,
-        world_size: int = 1,
-        profile: Path | None = None,
-    ) -> None:
+    def __init__(self, trace: Path, into: Path, calls: Calls, profile: Path | None = None) -> None:
         self._trace, self.into = trace, into
         self.lacks = "the modules"  # what there is not, where `finish` says why
         self._calls_file = trace.with_name(f"{trace.name}.calls")
         self._failure: str | None = None
-        self._calls_file.write_bytes(msgspec.json.encode(Calls(batches=batches, rank=rank, world_size=world_size, calls=tuple(calls))))
+        self._calls_file.write_bytes(msgspec.json.encode(calls))
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` or `leave` closes it; a pipe would fill up where nobody reads
         paths = [trace, self._calls_file, into, *([] if profile is None else [profile])]
         home = str(Path(__file__).parents[2])
@@ -91,10 +79,8 @@ class AnnotationProcess:
         return self._failure
 
     def leave(self) -> None:
-        """Leave the process to itself: it goes on and writes the trace, and why it fails is not read.
-
-        A thread waits for it, so that it does not stay a zombie. The thread does not keep the interpreter from ending.
-        """
+        """Leave the process to itself: it goes on and writes the trace, and why it fails is not read."""
+        # A thread waits for it, so that it does not stay a zombie. The thread does not keep the interpreter from ending.
         self._said.close()
         if not self.is_done:
             threading.Thread(target=self._process.wait, name=f"lflops: {self.into.name}", daemon=True).start()

@@ -291,9 +291,8 @@ def test_a_trace_of_torch_s_is_annotated_in_another_process(tmp_path: Path) -> N
     model = Projections()
     lflops.count(model, (sequence(),), backward=True).save(tmp_path / "p.json")
     recording = recorded(model, tmp_path / "window")
-    annotation = AnnotationProcess(
-        recording.raw, recording.path, recording.calls, batches=recording.trace.batches, profile=tmp_path / "p.json"
-    )
+    told = Calls(batches=recording.trace.batches, rank=0, world_size=1, calls=tuple(recording.calls))
+    annotation = AnnotationProcess(recording.raw, recording.path, told, tmp_path / "p.json")
     assert None is annotation.finish(600)
     assert annotation.is_done
     assert [recording.path] == list(recording.path.parent.iterdir())
@@ -316,7 +315,7 @@ def test_a_process_that_fails_leaves_the_trace_packed(tmp_path: Path, monkeypatc
     trace, into = written(tmp_path), tmp_path / "out.gz"
     text = trace.read_bytes()
     monkeypatch.setattr("sys.executable", "/bin/false")
-    annotation = AnnotationProcess(trace, into, [], batches=1)
+    annotation = AnnotationProcess(trace, into, calls())
     assert "exit status 1" == annotation.finish()
     assert text == gzip.decompress(into.read_bytes())
     assert [into] == list(tmp_path.iterdir())
@@ -331,7 +330,7 @@ def test_an_annotation_that_takes_long_goes_on(tmp_path: Path, monkeypatch: pyte
     waits.write_text(f"#!/bin/sh\nread word < {told}\necho $word >&2\nexit 3\n")
     waits.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(waits))
-    annotation = AnnotationProcess(trace, into, [], batches=1)
+    annotation = AnnotationProcess(trace, into, calls())
     assert "still at work after 0 s" == annotation.finish(0)
     assert not annotation.is_done
     told.write_text("enough\n")

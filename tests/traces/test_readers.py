@@ -13,6 +13,7 @@ import torch
 import lflops
 from lflops.collect.kineto.tracer import Tracer
 from lflops.collect.model.module_tree import ModuleTree
+from lflops.traces.annotate import Calls
 from lflops.traces.annotate_in_background import AnnotationProcess
 from tests.support.small_models import Projections, sequence
 
@@ -69,9 +70,8 @@ def trace(tmp_path: Path) -> Path:
             tracer.step()
     recording = tracer.stop(tmp_path / "window", "host_4")
     assert recording is not None
-    annotation = AnnotationProcess(
-        recording.raw, recording.path, recording.calls, batches=3, rank=4, world_size=8, profile=tmp_path / "p.json"
-    )
+    told = Calls(batches=3, rank=4, world_size=8, calls=tuple(recording.calls))
+    annotation = AnnotationProcess(recording.raw, recording.path, told, tmp_path / "p.json")
     assert None is annotation.finish(600)
     return recording.path
 

@@ -15,6 +15,7 @@ from lflops.session.inputs.messages import warn
 from lflops.session.inputs.phases import OutsideModules
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import Stage, Training
+from lflops.traces.annotate import Calls
 from lflops.traces.annotate_in_background import AnnotationProcess
 
 
@@ -113,11 +114,10 @@ class TracedSteps:
         if raw is None:
             return
         rank, world, batches = self._training.rank, self._training.world_size, recording.trace.batches or 0
+        calls = Calls(batches=batches, rank=rank, world_size=world, calls=tuple(recording.calls))
         try:
             into.parent.mkdir(parents=True, exist_ok=True)
-            self._annotations.append(
-                AnnotationProcess(raw, into, recording.calls, batches=batches, rank=rank, world_size=world, profile=profile)
-            )
+            self._annotations.append(AnnotationProcess(raw, into, calls, profile))
         except OSError:
             for part in raw.parent.glob(f"{raw.name}*"):
                 with contextlib.suppress(OSError):
