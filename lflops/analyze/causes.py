@@ -103,10 +103,8 @@ def causes(
     below: Mapping[str, Sequence[str]],
     has_room: bool = False,  # whether the step needs no more than half of the device's memory
 ) -> tuple[Cause, ...]:
-    """The causes that cost enough to be worth a word, and those whose cost is unknown. Without a clean step there are none.
-
-    `budget` is of the mean clean step, `None` without a known peak; `below` has the names directly below each module.
-    """
+    """The causes that cost enough to be worth a word, and those whose cost is unknown. Without a clean step there are none."""
+    # `budget` is of the mean clean step, `None` without a known peak; `below` has the names directly below each module.
     if not times.mean:
         return ()
     is_rough = are_times_far_off(profile.notes)

@@ -83,11 +83,9 @@ class _Timed:
 
 
 def time_passes(one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
-    """Run `warmup` passes untimed, then `repeats` clean ones, half of them before and half after as many hooked ones.
-
-    So a machine that slows down slows both. A clean pass comes first: what is compiled is compiled without hooks. The first pass after
-    the hooked ones has their caches, so it is thrown away. The marks are read at the end: nothing waits for a device.
-    """
+    """Run `warmup` passes untimed, then `repeats` clean ones, half of them before and half after as many hooked ones."""
+    # So a machine that slows down slows both. A clean pass comes first: what is compiled is compiled without hooks. The first pass after
+    # the hooked ones has their caches, so it is thrown away. The marks are read at the end: nothing waits for a device.
     _thrown_away(one, warmup)
     before = [_run(one, clock) for _ in range((repeats + 1) // 2)]
     hooked = [_run(one, clock, timer) for _ in range(repeats)]

@@ -71,10 +71,8 @@ class TrainerPhases(Phases):
         self._undo = Undo()
 
     def join(self, boundary: Boundary, undo: Undo, close: Callable[[BaseException | None], None]) -> None:
-        """Hear the Trainer for one more monitor, until its `undo` is closed; with the last one the wrappers come off.
-
-        `close` ends the monitor's run where the Trainer ends without a word to its callbacks.
-        """
+        """Hear the Trainer for one more monitor, until its `undo` is closed; with the last one the wrappers come off."""
+        # `close` ends the monitor's run where the Trainer ends without a word to its callbacks.
         undo.add(self._leave, boundary)
         is_first = not self._users
         self._users[boundary] = close

@@ -63,11 +63,9 @@ class _Excess(NamedTuple):
 
 
 def compare_ranks(table: RankTable, work: Mapping[ModulePhase, OwnWork] | None = None, *, whole: bool = False) -> RankComparison | None:
-    """The evidence of a table; `None` of fewer than two ranks, and where no step was timed.
-
-    `work` is that of places in modules, for modules that one rank alone has. With `whole` a rank's whole step is a place too, as where
-    places are too few to say that the rank is slow in everything.
-    """
+    """The evidence of a table; `None` of fewer than two ranks, and where no step was timed."""
+    # `work` is that of places in modules, for modules that one rank alone has. With `whole` a rank's whole step is a place too, as where
+    # places are too few to say that the rank is slow in everything.
     steps = len(next(iter(table.waiting.values()), ()))
     if len(table.ranks) < 2 or not steps:
         return None

@@ -108,10 +108,8 @@ def table_of(
     patterns: Mapping[str, str] | None = None,
     are_quartiles: bool = False,
 ) -> RankTable:
-    """The table of some ranks, from each rank's seconds of each place, step by step, in the same steps (with `are_quartiles`, quartiles).
-
-    In the places `begins`, collectives begin that are awaited elsewhere. `patterns` are each module's name with `*` for what repeats.
-    """
+    """The table of some ranks, from their seconds of each place, step by step, in the same steps (with `are_quartiles`, quartiles)."""
+    # In the places `begins`, collectives begin that are awaited elsewhere. `patterns` are each module's name with `*` for what repeats.
     seconds: dict[ModulePhase, dict[int, tuple[float, ...]]] = {place: {} for steps in times.values() for step in steps for place in step}
     for rank, steps in times.items():
         for place in dict.fromkeys(place for step in steps for place in step):

@@ -115,10 +115,8 @@ def units_of(timeline: Sequence[Moment], blocks: Iterable[str]) -> list[tuple[st
 
 
 def read(timeline: Sequence[Moment], units: Sequence[tuple[str, ...]], work: Sequence[int]) -> Reading:
-    """What the timeline of a step shows of blocks, which are in the order of their forward; a `ValueError` where none has a backward.
-
-    `work` has the FLOPs of each forward: blocks that differ in them are of different kinds.
-    """
+    """What the timeline of a step shows of blocks, which are in the order of their forward; a `ValueError` where none has a backward."""
+    # `work` has the FLOPs of each forward: blocks that differ in them are of different kinds.
     forward, backward = (_spans(timeline, units, phases) for phases in (("forward",), ("backward", "recompute")))
     ahead = [forward[number] for number in range(len(units))]
     behind = [backward.get(number) for number in range(len(units))]
@@ -236,11 +234,9 @@ class _State(NamedTuple):
 
 
 def cheapest_choice(chain: Chain, choices: Sequence[str], budget: int) -> tuple[str, ...] | None:
-    """The choice of each block with the least cost whose peak is within the budget of bytes; of equal ones that with the fewest changes.
-
-    The bytes of a moment depend on the choices before it by the start alone. So of two partial choices with the same last block, the
-    one that has more bytes and costs more is dropped. `None` where no choice is within the budget.
-    """
+    """The choice of each block with the least cost whose peak is within the budget of bytes; of equal ones that with the fewest changes."""
+    # The bytes of a moment depend on the choices before it by the start alone. So of two partial choices with the same last block, the one
+    # that has more bytes and costs more is dropped. `None` where no choice is within the budget.
     if chain.fixed > budget:
         return None
     ends = [state for first in choices for state in _ends(chain, choices, first, budget)]

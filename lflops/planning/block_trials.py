@@ -40,10 +40,8 @@ class Fold(NamedTuple):
 
 
 def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
-    """The runs of equal blocks that are worth folding.
-
-    Blocks are equal that have the same classes, parameters and settings. A setting that counts with the block is its number.
-    """
+    """The runs of equal blocks that are worth folding."""
+    # Blocks are equal that have the same classes, parameters and settings. A setting that counts with the block is its number.
     runs: list[list[str]] = []
     for name in blocks:
         container, _, number = name.rpartition(".")
@@ -91,10 +89,8 @@ def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
 
 
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
-    """The chain with copies of block `after` behind it; `None` if it and the next one did not run the same operators.
-
-    Each copy adds `base` to what is alive before the first block, and `fixed` to the most that is alive outside of the blocks.
-    """
+    """The chain with copies of block `after` behind it; `None` if it and the next one did not run the same operators."""
+    # Each copy adds `base` to what is alive before the first block, and `fixed` to the most that is alive outside of the blocks.
     if chain.kinds[after] != chain.kinds[after + 1]:
         return None
     each = chain.offsets[after] - chain.offsets[after + 1]  # gradients of one block

@@ -55,11 +55,9 @@ def stages_of(sheet: Sheet, modules: Mapping[str, ModuleProfile], number: int, m
 
 
 def stage_peak(stage: Stage, sheet: Sheet, one: Sheet, none: Sheet, *, blocks: int, ranks: int, gathered: float, sent: float) -> float:
-    """The most bytes alive in a stage, from the sheet of its blocks with all that is in no block, and those with one block and with none.
-
-    FSDP2 shards over so many `ranks`. A weight that it has gathered has `gathered` times the bytes of its shards. A micro batch has `sent`
-    bytes at the end of a stage.
-    """
+    """The most bytes alive in a stage, from the sheet of its blocks with all that is in no block, and those with one block and none."""
+    # FSDP2 shards over so many `ranks`. A weight that it has gathered has `gathered` times the bytes of its shards. A micro batch has
+    # `sent` bytes at the end of a stage.
     weights, gradients, kept = (one[name,] - none[name,] for name in ("parameters", "gradients", "activations"))  # of a block
     lacks = 1 - stage.share
     step = peak_of(sheet, phase="optimizer") - lacks * peak_of(none, phase="optimizer")

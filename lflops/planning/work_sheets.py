@@ -154,10 +154,8 @@ class WorkSheets:
 
 
 def peak_of(sheet: Sheet, *, accumulates: bool = False, phase: str = "") -> float:
-    """The most bytes alive, also in one phase only.
-
-    With accumulation the gradients of earlier micro batches are alive in all of forward and backward, and one that is added to them.
-    """
+    """The most bytes alive, also in one phase only."""
+    # With accumulation the gradients of earlier micro batches are alive in all of forward and backward, and one that is added to them.
     highest = [value for (kind, *of), value in sheet.items() if kind == "bytes" and phase in ("", of[-1])]
     if accumulates:
         held = sheet.get(("gradients",), 0.0) + sheet.get(("new gradient",), 0.0)

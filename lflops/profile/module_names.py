@@ -79,11 +79,9 @@ def _ranges(numbers: Sequence[int]) -> str:
 def fold_repeats(
     items: Iterable[Item], key: Callable[[Item], tuple[str, *tuple[Hashable, ...]]], patterns: Mapping[str, str]
 ) -> list[tuple[str, list[Item]]]:
-    """Group items of repeated modules, as the 48 layers of a stack: labels and items, in the order of the first items.
-
-    The label is the names' pattern where the group has all modules of that pattern; else their own names, spelled out. The key is an item's
-    module, then all else that has to be equal within a group. A name without a pattern stands for itself.
-    """
+    """Group items of repeated modules, as the 48 layers of a stack: labels and items, in the order of the first items."""
+    # The label is the names' pattern where the group has all modules of that pattern; else their own names, spelled out. The key is an
+    # item's module, then all else that has to be equal within a group. A name without a pattern stands for itself.
     modules = Counter(patterns.values())
 
     def place(item: Item) -> tuple[Hashable, ...]:

@@ -97,11 +97,9 @@ def peak_place(snapshot: Snapshot) -> int:
 
 
 def lasting_state(trace: tuple[Entry, ...]) -> frozenset[int]:
-    """The places in the trace of what optimizers allocate and still have when the step has ended.
-
-    A failure may be in the middle of a step. Then what a line of the user's made is state if that line has freed nothing in the step.
-    Torch's optimizers make their state in `_init_group`, and many temporary tensors at once.
-    """
+    """The places in the trace of what optimizers allocate and still have when the step has ended."""
+    # A failure may be in the middle of a step. Then what a line of the user's made is state if that line has freed nothing in the step.
+    # Torch's optimizers make their state in `_init_group`, and many temporary tensors at once.
     lasting: set[int] = set()
     made: dict[int, int] = {}  # in the step that is running, by address
     freed: set[Stack] = set()

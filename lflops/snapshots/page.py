@@ -27,10 +27,8 @@ from lflops.snapshots.read import Entry, Snapshot
 
 
 def timeline_of(snapshot: Snapshot, parameter_sizes: frozenset[int], most: int) -> tuple[dict[str, list[Value]], int | None]:
-    """The entries that allocate, free or fail, of more than `most` the extremes, with all bytes alive then; empty without a trace.
-
-    The number is the place among them where memory ran out, else where the most was alive.
-    """
+    """The entries that allocate, free or fail, of more than `most` the extremes, with all bytes alive then; empty without a trace."""
+    # The number is the place among them where memory ran out, else where the most was alive.
     trace, lasting = snapshot.trace, lasting_state(snapshot.trace)
 
     def category(at: int, entry: Entry) -> Category:

@@ -113,10 +113,8 @@ class Snapshot(NamedTuple):
 
 
 def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snapshot:
-    """The snapshot in a file that `torch.cuda.memory._dump_snapshot` wrote; a `ProfileError` if it is none, or is not plain.
-
-    Without a device it is that of the one that ran out of memory, else of the one with the most reserved.
-    """
+    """The snapshot in a file that `torch.cuda.memory._dump_snapshot` wrote; a `ProfileError` if it is none, or is not plain."""
+    # Without a device it is that of the one that ran out of memory, else of the one with the most reserved.
     content = load_plain(path)
     try:
         return snapshot_of(content, device)

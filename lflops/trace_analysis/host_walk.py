@@ -103,10 +103,8 @@ class _Open:
 
 
 def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]) -> HostWalk:
-    """Go through what each thread did, for some work of the device.
-
-    `is_counted` tells whether an operator has a cost. Operators within one that has are its parts, and not counted again.
-    """
+    """Go through what each thread did, for some work of the device."""
+    # `is_counted` tells whether an operator has a cost. Operators within one that has are its parts, and not counted again.
     found = HostWalk()
     nanoseconds = summed((each.correlation, each.end - each.start) for each in work)
     walker = _Walker(found, nanoseconds, is_counted)
@@ -167,11 +165,9 @@ class _Walker:
             opened.append(inside)
 
     def recomputed(self) -> Iterator[bool]:
-        """Tell of each counted call whether activation checkpointing makes it again, within a node of backward.
-
-        Only operators that autograd records have a sequence number there: those of checkpointing, and with `create_graph` those of backward
-        itself. The nodes of the latter run later, outside of this node. Each thread has its own sequence.
-        """
+        """Tell of each counted call whether activation checkpointing makes it again, within a node of backward."""
+        # Only operators that autograd records have a sequence number there: those of checkpointing, and with `create_graph` those of
+        # backward itself. The nodes of the latter run later, outside of this node. Each thread has its own sequence.
         numbers: defaultdict[int, Counter[int]] = defaultdict(Counter)  # of threads, as nodes have them
         for call in self.forward:
             numbers[call.thread].update(each.forward_thread for each in self.nodes.get(call.sequence, ()))

@@ -68,10 +68,8 @@ _Launch = Callable[[DeviceWork], RuntimeCall | None]
 
 
 def idle_by_cause(idle: Stretches, work: Sequence[DeviceWork], launch_of: _Launch, trace: RecordedTrace) -> dict[Cause, int]:
-    """Nanoseconds of one device's idle stretches by cause; together they are all of the idle time.
-
-    `work` is of the same device, and sorted by start as the stretches are; `launch_of` has the call that launched a piece of it.
-    """
+    """Nanoseconds of one device's idle stretches by cause; together they are all of the idle time."""
+    # `work` is of the same device, and sorted by start as the stretches are; `launch_of` has the call that launched a piece of it.
     causes: Counter[Cause] = Counter()
     pieces: defaultdict[int, Stretches] = defaultdict(list)
     starts = [each.start for each in work]

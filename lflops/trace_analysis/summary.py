@@ -77,12 +77,10 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
 
 def steps(trace: RecordedTrace, walk: HostWalk) -> tuple[StepTimes, ...]:
-    """The steps in their order, and what all devices did in them.
-
-    A step that several processes have, as in a merged trace, is one, from the first of its beginnings. The last step ends with its span, or
-    with the last work launched in it. It is left out where nothing was launched in it and no operator ran: a profiler that is stopped
-    opens a step and closes it at once.
-    """
+    """The steps in their order, and what all devices did in them."""
+    # A step that several processes have, as in a merged trace, is one, from the first of its beginnings. The last step ends with its span,
+    # or with the last work launched in it. It is left out where nothing was launched in it and no operator ran: a profiler that is stopped
+    # opens a step and closes it at once.
     named = grouped((span for span in trace.spans if span.kind == "step"), attrgetter("name")).values()
     of_all = (replace(found[0], start=min(each.start for each in found), end=max(each.end for each in found)) for found in named)
     spans = sorted(of_all, key=attrgetter("start"))

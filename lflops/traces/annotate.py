@@ -97,10 +97,8 @@ def _track(thread: int, phase: Phase) -> int:
 
 
 def threads_of_tracks(slices: Iterable[tuple[int, int]], nodes: Mapping[int, Thread]) -> dict[int, Thread]:
-    """The threads by the tracks that the slices have: where a stretch of backward begins, a node of backward does.
-
-    Slices are tracks and moments, `nodes` the threads by the moments at which nodes begin.
-    """
+    """The threads by the tracks that the slices have: where a stretch of backward begins, a node of backward does."""
+    # Slices are tracks and moments, `nodes` the threads by the moments at which nodes begin.
     found = Counter((track, nodes[start]) for track, start in slices if start in nodes)
     return {track: thread for (track, thread), _ in reversed(found.most_common())}
 
@@ -139,11 +137,9 @@ def _point(name: str, moment: Raw, value: float) -> dict[str, Any]:
 
 
 def _work(calls: Calls, profile: Profile | None) -> Callable[[Call], tuple[float | None, float | None]]:
-    """Make the function from a call to its MACs and its FLOP/s, `None` where these cannot be known.
-
-    A step's work is taken to be the same for all calls of a row, and in backward in proportion to time: there the rate is the row's.
-    On a device time is the device's: what the host takes to ask for the work says nothing.
-    """
+    """Make the function from a call to its MACs and its FLOP/s, `None` where these cannot be known."""
+    # A step's work is taken to be the same for all calls of a row, and in backward in proportion to time: there the rate is the row's. On a
+    # device time is the device's: what the host takes to ask for the work says nothing.
     steps = calls.batches / ((profile.run.accumulation if profile else None) or 1)
     on_device = any(call.device for call in calls.calls)
     number = Counter((call.row, call.phase) for call in calls.calls)

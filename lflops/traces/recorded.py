@@ -135,11 +135,9 @@ _LARGEST = Decimal(10) ** 18  # microseconds: 30 000 years
 
 
 def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
-    """Start and end of an event in nanoseconds, from the JSON texts of its `ts` and `dur`; without `dur` it has no length.
-
-    Fractions of a nanosecond are rounded at both ends, so that an event inside of another one stays inside. A `ValueError` says which of
-    them is no number of microseconds.
-    """
+    """Start and end of an event in nanoseconds, from the JSON texts of its `ts` and `dur`; without `dur` it has no length."""
+    # Fractions of a nanosecond are rounded at both ends, so that an event inside of another one stays inside. A `ValueError` says which of
+    # them is no number of microseconds.
     start, length = _as_kineto_writes(bytes(ts)), _as_kineto_writes(bytes(dur))
     if start is not None and length is not None:
         return start, start + length
@@ -206,12 +204,10 @@ class SliceTimes:
 
 
 def outer_first(slices: Iterable[Sliced], opened: list[Opened], *, may_cross: bool = True) -> Iterator[Sliced]:
-    """The slices of one thread in the order of time, the outer ones first.
-
-    `opened` is the stack of the slices around the one that comes: those that have ended are taken from it. The caller appends what is to be
-    around the next ones. A slice that ends after the innermost one around it is inside of that if it `may_cross`, and else of none that it
-    crosses.
-    """
+    """The slices of one thread in the order of time, the outer ones first."""
+    # `opened` is the stack of the slices around the one that comes: those that have ended are taken from it. The caller appends what is to
+    # be around the next ones. A slice that ends after the innermost one around it is inside of that if it `may_cross`, and else of none
+    # that it crosses.
     for each in sorted(slices, key=lambda each: (each.start, -each.end)):
         start, last = each.start, each.start if may_cross else each.end
         while opened and (opened[-1].end <= start or opened[-1].end < last):

@@ -387,10 +387,8 @@ class Limit(Struct, frozen=True, kw_only=True):
 def limits(
     diff: Diff, *, max_regress: float | None = None, min_mfu: float | None = None, max_memory: float | None = None
 ) -> tuple[Limit, ...]:
-    """Check the second run against the given limits: shares of 1, and the most bytes alive at once.
-
-    A step that is longer within the noise does not break `max_regress`; a slower machine does, unless other processes made it slow.
-    """
+    """Check the second run against the given limits: shares of 1, and the most bytes alive at once."""
+    # A step that is longer within the noise does not break `max_regress`; a slower machine does, unless other processes made it slow.
     step, mfu, peak = diff.step, diff.mfu.after, diff.peak_bytes.after
     made = []
     if max_regress is not None:

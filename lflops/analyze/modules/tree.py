@@ -160,10 +160,8 @@ def totals(profile: Profile) -> dict[Phase, WorkCounts]:
 
 
 def unsharded_macs(profile: Profile) -> dict[str, int | None]:
-    """The model's MACs in each phase that has any; empty where this rank does all of them.
-
-    A phase is `None` where they are unknown: the ranks are known to share a batch, or each to hold a part of the parameters.
-    """
+    """The model's MACs in each phase that has any; empty where this rank does all of them."""
+    # A phase is `None` where they are unknown: the ranks are known to share a batch, or each to hold a part of the parameters.
     root, tensor_parallel = profile.modules[""], profile.run.tensor_parallel_size
     works: dict[str, Work] = {phase: work for phase in PHASES if (work := root.work(phase)).macs or work.logical_macs}
     logical: dict[str, int | None] = {phase: work.logical_macs for phase, work in works.items()}

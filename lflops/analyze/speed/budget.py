@@ -175,11 +175,9 @@ def _move(parts: dict[str, float], seconds: float, to: str, *places: str) -> flo
 
 
 def _of_device(profile: Profile, times: StepTimes) -> _StepParts | None:
-    """The phases of the clean steps, of whose forward and backward a traced device computed a part; `None` without such a trace.
-
-    Tracing makes the host slower and not the device's work, so what this leaves of the two phases is idle time. Copies and communication
-    that nothing hides are taken out of what they are in.
-    """
+    """The phases of the clean steps, of whose forward and backward a traced device computed a part; `None` without such a trace."""
+    # Tracing makes the host slower and not the device's work, so what this leaves of the two phases is idle time. Copies and communication
+    # that nothing hides are taken out of what they are in.
     trace = profile.trace
     if trace is None or trace.device_compute_seconds is None:
         return None

@@ -239,11 +239,9 @@ class _Step:
     def _sharded(
         gathers: Mapping[str, float], again: float, scattered: float, computing: Mapping[tuple[str, str], float]
     ) -> Iterator[tuple[str, str, float, float]]:
-        """Of FSDP2's units in the order of forward: the seconds that are exposed and hidden.
-
-        In backward, hooks of other modules issue the collectives, so that each unit has them by its share of what forward gathers. The
-        model's own parameters stay gathered.
-        """
+        """Of FSDP2's units in the order of forward: the seconds that are exposed and hidden."""
+        # In backward, hooks of other modules issue the collectives, so that each unit has them by its share of what forward gathers. The
+        # model's own parameters stay gathered.
         blocks = [unit for unit in gathers if unit]
         in_blocks, in_all = sum(gathers[unit] for unit in blocks), sum(gathers.values())
 

@@ -392,11 +392,9 @@ class Fusion(Struct, frozen=True, kw_only=True):
 
 
 def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
-    """Own bytes in a step of each module and phase that has kernels of compiled code. `None` where the bytes of a kernel are unknown.
-
-    The compiler may compute cheap operators again in backward. Where the code as written computes nothing again, these bytes are part of
-    the backward, so that both counts of bytes are of the same work.
-    """
+    """Own bytes in a step of each module and phase that has kernels of compiled code. `None` where the bytes of a kernel are unknown."""
+    # The compiler may compute cheap operators again in backward. Where the code as written computes nothing again, these bytes are part of
+    # the backward, so that both counts of bytes are of the same work.
     trace = profile.trace
     if trace is None or trace.compiled is None or not trace.batches:
         return {}

@@ -106,10 +106,8 @@ def _spreads(steps: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
 
 
 def without_others(profile: Profile) -> dict[str, float]:
-    """Median seconds of each phase in the hooked steps without what others had of the core; empty where that is unknown.
-
-    Where it is known, the times of modules are without that as well.
-    """
+    """Median seconds of each phase in the hooked steps without what others had of the core; empty where that is unknown."""
+    # Where it is known, the times of modules are without that as well.
     hooked = [step for step in profile.steps if step.kind == "hooked" and not is_disturbed(step.marks)]
     known = [step.own_phases for step in hooked if step.own_phases]
     return {name: spread.median for name, spread in _spreads(known).items()} if len(known) == len(hooked) else {}

@@ -31,10 +31,8 @@ def caller() -> FrameType | None:
 
 
 def is_running(caller: FrameType | None) -> bool:
-    """Whether the Python frame is on this thread's stack; taken to be so where there is none to look for.
-
-    It is looked for below the nearest three frames, which are ours: Python makes an object of each frame that is looked at.
-    """
+    """Whether the Python frame is on this thread's stack; taken to be so where there is none to look for."""
+    # It is looked for below the nearest three frames, which are ours: Python makes an object of each frame that is looked at.
     if caller is None:
         return True
     frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - as `inspect.currentframe`, in half the time, for every operator
@@ -60,10 +58,8 @@ def in_inner_backward() -> bool:
 
 
 def in_communication_hook() -> bool:
-    """Whether the operator, within a node that writes a gradient, was called by a communication hook of DDP, such as PowerSGD.
-
-    It is no module's backward then. The nearest three frames are ours, and what a frame holds takes long to ask.
-    """
+    """Whether the operator, within a node that writes a gradient, was called by a communication hook of DDP, such as PowerSGD."""
+    # It is no module's backward then. The nearest three frames are ours, and what a frame holds takes long to ask.
     if BUCKET is None:
         return False
     frame = sys._getframe(3).f_back  # noqa: SLF001 - the public way makes a list of all frames
@@ -75,10 +71,8 @@ def in_communication_hook() -> bool:
 
 
 def sums_gradients(args: Any, kwargs: Any) -> bool:
-    """Whether an addition in backward is one of the engine's, which it makes in place where no dispatch mode is on.
-
-    The engine calls it without a frame of Python in between. The formulas of a few operators' gradients look the same.
-    """
+    """Whether an addition in backward is one of the engine's, which it makes in place where no dispatch mode is on."""
+    # The engine calls it without a frame of Python in between. The formulas of a few operators' gradients look the same.
     if kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False
     first, second = args

@@ -135,10 +135,8 @@ def _is_worth_it(function: OpOverload, given: list[Tensor], out: Any) -> bool:
 
 
 def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:
-    """Whether the operator changes the shape of real tensors in place, which fake mode refuses.
-
-    The values stay unchanged, known or not. `resize_` to more than `LARGEST` elements is not run.
-    """
+    """Whether the operator changes the shape of real tensors in place, which fake mode refuses."""
+    # The values stay unchanged, known or not. `resize_` to more than `LARGEST` elements is not run.
     changes_shape = isinstance(function, OpOverload) and torch.Tag.inplace_view in function.tags
     if not changes_shape or not all(type(each) in PLAIN for each in given):
         return False
@@ -146,11 +144,9 @@ def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:
 
 
 def _taken_for_granted(asked: list[Tensor]) -> bool | None:
-    """The answer to a check of values whose other answer would raise; `None` if the code asks for anything else.
-
-    `torch.nn.init` checks whether a drawn number is out of bounds, and the answer is no. `torch.distributions` checks whether arguments and
-    samples are valid, and the answer is yes.
-    """
+    """The answer to a check of values whose other answer would raise; `None` if the code asks for anything else."""
+    # `torch.nn.init` checks whether a drawn number is out of bounds, and the answer is no. `torch.distributions` checks whether arguments
+    # and samples are valid, and the answer is yes.
     if len(asked) != 1 or asked[0].dtype is not torch.bool:
         return None
     running = [frame.f_code for frame, _ in walk_stack(currentframe())]

@@ -189,11 +189,10 @@ class LiveMemory:
             self._highest[row] = self._live
 
     def after_sum(self, operator: str, row: str, phase: Phase, out: Tensor, term: Tensor) -> None:
-        """Record the sum of two gradients, which autograd writes over one of them.
-
-        It does so unless a dispatch mode is on: then the sum gets its own storage, and the term is freed right after. So the term is taken
-        to be freed before the sum is allocated. If something else keeps the term, autograd does not write over it, and both are alive.
-        """
+        """Record the sum of two gradients, which autograd writes over one of them."""
+        # It does so unless a dispatch mode is on: then the sum gets its own storage, and the term is freed right after. So the term is
+        # taken to be freed before the sum is allocated. If something else keeps the term, autograd does not write over it, and both are
+        # alive.
         self._see_deaths()
         before, (_, sum_key), (_, term_key) = self._live, storage_key(out), storage_key(term)
         if sum_key in self._alive or term_key not in self._alive or out.untyped_storage().nbytes() != term.untyped_storage().nbytes():
@@ -228,10 +227,8 @@ class LiveMemory:
         self._events.append(~serial)
 
     def filled(self, operator: str, row: str, phase: Phase, tensors: Iterable[Tensor]) -> None:
-        """Add storages that got their memory without an operator, and watch them until it is freed.
-
-        FSDP resizes the storages of gathered parameters to their size and back to nothing.
-        """
+        """Add storages that got their memory without an operator, and watch them until it is freed."""
+        # FSDP resizes the storages of gathered parameters to their size and back to nothing.
         for tensor in tensors:
             found = storage_of(tensor)
             if found is not None:

@@ -225,10 +225,8 @@ def is_sharded(kind: type) -> bool:
 
 
 def logical_cost(operator: Operator, function: Any, args: Any, kwargs: Any, out: Any) -> Cost | None:
-    """The cost of an operator on unsharded tensors; `None` where no formula gives it.
-
-    DTensors have unsharded shapes. An operator that is written in others runs once more, on the meta device.
-    """
+    """The cost of an operator on unsharded tensors; `None` where no formula gives it."""
+    # DTensors have unsharded shapes. An operator that is written in others runs once more, on the meta device.
     if operator.kind is Kind.COUNTED:
         try:
             return operator.cost(args, kwargs, out)

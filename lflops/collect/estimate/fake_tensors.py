@@ -375,11 +375,9 @@ class Attention(NamedTuple):
 
 
 def prefers_cudnn(family: str) -> bool:
-    """Whether torch tries cuDNN's attention first on chips whose names begin so. A torch without CUDA stands for its wheel on PyPI.
-
-    By aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: in 2.9 with cuDNN 9.9 on compute capability
-    9.0 and 10.0, since 2.10 also on 10.3, but with a cuDNN later than 9.15.0 (pull requests 162073, 170800 and 171627).
-    """
+    """Whether torch tries cuDNN's attention first on chips whose names begin so. A torch without CUDA stands for its wheel on PyPI."""
+    # By aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: in 2.9 with cuDNN 9.9 on compute capability 9.0 and 10.0, since 2.10 also on
+    # 10.3, but with a cuDNN later than 9.15.0 (pull requests 162073, 170800 and 171627).
     release = torch.__version__
     cudnn = (torch.backends.cudnn.version() if torch.version.cuda else None) or (91002 if release < "2.11" else 91900)
     families, least = ((*HOPPER, "B200", "GB200"), 90900) if release < "2.10" else (HOPPER + BLACKWELL, 91501)

@@ -38,10 +38,8 @@ def is_tensor(value: Any) -> bool:
 
 
 def storage_of(value: Any) -> Storage | None:
-    """The storage of a mapping, a sequence or a dataclass; `None` for all else.
-
-    Mappings are dictionaries, classes derived from them, and `UserDict`. Of a dataclass these are the fields that an instance has.
-    """
+    """The storage of a mapping, a sequence or a dataclass; `None` for all else."""
+    # Mappings are dictionaries, classes derived from them, and `UserDict`. Of a dataclass these are the fields that an instance has.
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
         return value  # type: ignore[no-any-return]
@@ -99,11 +97,9 @@ MOST_VALUES = 1_000  # values other than tensors that are searched
 
 
 def tensors_in(value: Any) -> Iterable[Tensor]:
-    """Every tensor in nested lists, tuples, sets, mappings, dataclasses and plain objects, in order.
-
-    What objects store is read, and nothing of the user's is run. After `MOST_VALUES` values that are no tensors the search ends: an output
-    that refers to a data set must not be searched for all that is in it.
-    """
+    """Every tensor in nested lists, tuples, sets, mappings, dataclasses and plain objects, in order."""
+    # What objects store is read, and nothing of the user's is run. After `MOST_VALUES` values that are no tensors the search ends: an
+    # output that refers to a data set must not be searched for all that is in it.
     return (value,) if is_tensor(value) else (tensor for _, tensor in named_tensors_in(value))
 
 

@@ -34,10 +34,8 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
 
 
 def _timed(rows: Sequence[Communication], seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) -> tuple[Communication, ...]:
-    """The collectives with their times. Two of one kind in one place share kernels that cannot be distinguished: unknown.
-
-    Where one collective alone has a kind, all of the kind is its: a trace may see its launch a little before or after its module.
-    """
+    """The collectives with their times. Two of one kind in one place share kernels that cannot be distinguished: unknown."""
+    # Where one collective alone has a kind, all of the kind is its: a trace may see its launch a little before or after its module.
     places = [{(ModulePhase(row.module, row.phase), kind) for kind in _kernels_of(row.collective)} for row in rows]
     counted = set().union(*places)
     kinds = Counter(kind for row in rows for kind in _kernels_of(row.collective))
@@ -59,10 +57,8 @@ def _kernels_of(collective: str) -> set[str]:
 
 
 def with_compiled(profile: Profile, times: CompiledTimes, called: Sequence[Mapping[ModulePhase, float]]) -> Profile:
-    """The profile with times of modules inside of compiled ones.
-
-    A row gets its part of the compiled module's own time. Time of no module stays the compiled module's.
-    """
+    """The profile with times of modules inside of compiled ones."""
+    # A row gets its part of the compiled module's own time. Time of no module stays the compiled module's.
     rows = _Rows(profile.modules)
     for running in dict.fromkeys(each for batch in times.host for each in batch):
         number = _usual(running, times.host)

@@ -323,10 +323,8 @@ def _matched(names: Sequence[str], calls: Sequence[KernelCall], *, by_name: bool
 
 
 def _owners(call: KernelCall | None, running: ModulePhase, rows: Sequence[str | None]) -> Mapping[tuple[str | None, str], float]:
-    """The rows and phases that a call's time belongs to, with their shares. Code of the compiled function is the running module's.
-
-    A graph of forward may have nodes of backward: the compiler computes ahead what saves memory. They run in forward.
-    """
+    """The rows and phases that a call's time belongs to, with their shares. Code of the compiled function is the running module's."""
+    # A graph of forward may have nodes of backward: the compiler computes ahead what saves memory. They run in forward.
     if call is None or not call.shares:
         return {(None, running.phase): 1.0}
     owners: defaultdict[tuple[str | None, str], float] = defaultdict(float)

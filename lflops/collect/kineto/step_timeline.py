@@ -128,11 +128,9 @@ def communication(work: Sequence[DeviceWork]) -> dict[int, list[Communicated]]:
 
 
 def communication_on_host(trace: RecordedTrace) -> dict[int, Communicated]:
-    """The collectives that ran on the host by the beginning of the operators that launched them. Exposed: no operator ran.
-
-    Collectives run in the order in which they are launched. Gloo runs some as another kind, such as a reduce-scatter as an all-reduce.
-    Some launch has no event, where the recording missed it: what ran then belongs to the next launch of its kind.
-    """
+    """The collectives that ran on the host by the beginning of the operators that launched them. Exposed: no operator ran."""
+    # Collectives run in the order in which they are launched. Gloo runs some as another kind, such as a reduce-scatter as an all-reduce.
+    # Some launch has no event, where the recording missed it: what ran then belongs to the next launch of its kind.
     ran = sorted((each for each in trace.on_host() if each.name.startswith(ON_HOST)), key=attrgetter("start"))
     if not ran:
         return {}

@@ -307,10 +307,8 @@ def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
 
 
 def _is_over(begun: torch.profiler.profile) -> bool:
-    """Whether it was stopped while it recorded, which it does not say itself in torch 2.8 and 2.11: its last cycle has results.
-
-    One that was stopped while it waited looks the same there as one that still waits.
-    """
+    """Whether it was stopped while it recorded, which it does not say itself in torch 2.8 and 2.11: its last cycle has results."""
+    # One that was stopped while it waited looks the same there as one that still waits.
     in_a_cycle = begun.current_action.name in ("WARMUP", "RECORD", "RECORD_AND_SAVE") and not begun.acc_events
     return in_a_cycle and begun.profiler is not None and begun.profiler.kineto_results is not None
 

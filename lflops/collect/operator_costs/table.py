@@ -216,10 +216,8 @@ class MaskedScores(NamedTuple):
 
 
 def squares(first: Tensor, last: Tensor, undivided: int) -> int:
-    """Queries times keys of each part that sees nothing of the others; `undivided` if there is one part only.
-
-    `first` and `last` are the keys that each query sees; for one that sees none, the last is -1.
-    """
+    """Queries times keys of each part that sees nothing of the others; `undivided` if there is one part only."""
+    # `first` and `last` are the keys that each query sees; for one that sees none, the last is -1.
     spans = sorted((begin, end) for begin, end in zip(first.tolist(), last.tolist(), strict=True) if end >= 0)
     parts: list[list[int]] = []  # queries, first key, last key
     for begin, end in spans:

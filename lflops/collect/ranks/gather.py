@@ -198,10 +198,8 @@ class Gather:
         return any(job.is_working for job in self._jobs)
 
     def ready(self) -> list[Profile]:
-        """The merged profiles that have become ready since the last time, in the order of the windows.
-
-        On other ranks than 0 these are their own, of which the first will know nothing: those that could not be handed in.
-        """
+        """The merged profiles that have become ready since the last time, in the order of the windows."""
+        # On other ranks than 0 these are their own, of which the first will know nothing: those that could not be handed in.
         found = []
         while self._jobs and not self._jobs[0].is_running:
             found += self._jobs.pop(0).results()
@@ -209,10 +207,8 @@ class Gather:
         return found
 
     def finish(self, *, failed: bool = False) -> list[Profile]:
-        """End: no more windows come. Waits for what is under way, and gives what `ready` has not given yet.
-
-        If it failed, because an exception is on its way or the monitor itself has failed, no rank is waited for.
-        """
+        """End: no more windows come. Waits for what is under way, and gives what `ready` has not given yet."""
+        # If it failed, because an exception is on its way or the monitor itself has failed, no rank is waited for.
         now, seconds = self._clock(), min(EXIT_SECONDS, self._timeout) if failed else self._timeout
         self._deadline = now + PATIENCE * seconds
         self._end = now + seconds

@@ -133,11 +133,9 @@ def scale_to_clean(
     *,
     kernels: Mapping[ModulePhase, float] = NONE,  # own seconds of a step on the device, where they are known
 ) -> ScaledTimes:
-    """Take off hook overhead, and scale the rest to add up to the clean passes.
-
-    Each hooked pass is given by its parts, of which forward may have time of the backward phase, where it takes a gradient. `clean` are the
-    usual seconds of each part of a clean pass; a part not in it is not scaled.
-    """
+    """Take off hook overhead, and scale the rest to add up to the clean passes."""
+    # Each hooked pass is given by its parts, of which forward may have time of the backward phase, where it takes a gradient. `clean` are
+    # the usual seconds of each part of a clean pass; a part not in it is not scaled.
     means = clean if means is None else means
     scaled: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in hooked]
     factors = {}
@@ -198,11 +196,9 @@ WORTH_SAYING = 0.05  # how far the hooked passes may be off the clean ones befor
 def attach_module_times(
     profile: Profile, hooked: Sequence[Mapping[str, PassTimes]], overhead: HookOverhead, kernels: Mapping[ModulePhase, float] = NONE
 ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
-    """A profile whose steps are timed with the time of its modules: the clean steps' time, divided as in the hooked ones.
-
-    Also the own seconds of the modules in each hooked step, as stamped: ranks are compared by these. Their hooks cost all ranks the same;
-    a factor of each rank's own would be taken for a slow rank.
-    """
+    """A profile whose steps are timed with the time of its modules: the clean steps' time, divided as in the hooked ones."""
+    # Also the own seconds of the modules in each hooked step, as stamped: ranks are compared by these. Their hooks cost all ranks the same;
+    # a factor of each rank's own would be taken for a slow rank.
     clean, scale = with_phases([step for step in profile.steps if step.is_clean])
     of_hooks = [step for step in profile.steps if step.kind == "hooked"]
     waits_apart = len(of_hooks) == len(hooked) and all(step.waiting is not None for step in (*clean, *of_hooks))

@@ -37,11 +37,9 @@ def overloads_of(operator: Any) -> list[Any]:
 
 
 def decomposes(operator: Any) -> bool:
-    """Whether the operator is written in terms of others and arrived undecomposed, as it does under inference mode.
-
-    Only the dispatcher's kernels count. Torch also has Python decompositions of a few kernels (`upsample_nearest2d`), which do not run
-    here. An operator with a kernel for a device does not decompose there (`silu_backward`).
-    """
+    """Whether the operator is written in terms of others and arrived undecomposed, as it does under inference mode."""
+    # Only the dispatcher's kernels count. Torch also has Python decompositions of a few kernels (`upsample_nearest2d`), which do not run
+    # here. An operator with a kernel for a device does not decompose there (`silu_backward`).
     return isinstance(operator, OpOverload) and _has_kernel(operator, COMPOSITE) and not any(_has_kernel(operator, key) for key in DEVICES)
 
 

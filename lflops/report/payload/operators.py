@@ -18,10 +18,8 @@ _TIMES = ("seconds", "own_seconds", "device_seconds")
 
 
 def modules(analysis: Analysis) -> Columns:
-    """Columns of each module, then of its work in each phase, inclusive and `own_`. The names are always a list.
-
-    `identical` is a number: modules that have the same are identical in all counts, all the way down.
-    """
+    """Columns of each module, then of its work in each phase, inclusive and `own_`. The names are always a list."""
+    # `identical` is a number: modules that have the same are identical in all counts, all the way down.
     spreads: dict[str, float] = {}
     for stat in analysis.profile.rank_stats:
         if stat.median and not stat.waits and stat.phase in PASS_PHASES:
