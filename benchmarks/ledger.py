@@ -25,7 +25,7 @@ from torch import Tensor, distributed, nn
 import lflops
 from lflops.collect.timing.clock import ThreadSchedule
 from lflops.ledger.book import Book
-from lflops.ledger.keeper import Keeper, Recorder, TrainPhases
+from lflops.ledger.keeper import Keeper, Recorder, Tape, TrainPhases
 from lflops.ledger.run import REQUEST, Head, Row, Segment, load_run
 
 SETTINGS: dict[str, Any] = {"trace": False, "html": False, "hardware": None, "log": lambda _: None, "log_every": 0}
@@ -257,7 +257,7 @@ def cost(times: int) -> str:
     keeper.start(None)
     keeper.stop("finished")
     book: Book = keeper._book  # noqa: SLF001 - to measure its parts
-    recorder = Recorder(schedule=ThreadSchedule().read)
+    recorder = Recorder(Tape(), ThreadSchedule().read)
     phases = TrainPhases(recorder)
     shapes = (("x", "y"), ((32, 128), (32,)))
     marking, reading = [], []
@@ -271,7 +271,7 @@ def cost(times: int) -> str:
             phases.leave()
         recorder.enter("lflops")
         recorder.leave_last("lflops")
-        recorder.step_ends(step, touched=False, shapes=shapes)
+        recorder.step_ends(recorder.read(step), shapes, touched=False)
         middle = time.thread_time_ns()
         marking.append(middle - start)
         if step % at_once == at_once - 1:

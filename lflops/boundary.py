@@ -32,6 +32,7 @@ class Boundary:
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
         self._fail = fail
+        self.passes: Callable[[], bool] = bool  # whether errors in this thread are somebody else's now
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, from which no error of ours comes out: after one it returns `None`."""
@@ -55,6 +56,8 @@ class Boundary:
 
     def contains(self, error: BaseException) -> bool:
         """Take everything off. Returns whether the error ends here: an interrupt goes on."""
+        if self.passes():
+            return False
         try:
             self._fail(error)
         except BaseException as another:
@@ -212,11 +215,9 @@ def _put_back(owner: Any, name: str, ours: Any, before: Any) -> None:
 
 
 def wrap(undo: Undo, owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Wrap a method of one object, until `undo` is closed. Nothing but an attribute of this instance is set: no class, no module.
-
-    `around` is called with the method and what the caller gives. A wrapper that somebody else has wrapped since stays below theirs, and
-    goes on to call the method.
-    """
+    """Wrap a method of one object, until `undo` is closed. Nothing but an attribute of this instance is set: no class, no module."""
+    # `around` is called with the method and what the caller gives. A wrapper that somebody else has wrapped since stays below theirs, and
+    # goes on to call the method.
     wrapper = _Wrapper(owner, name, around)
     undo.add(_unwrap, owner, name, wrapper)
     setattr(owner, name, wrapper)

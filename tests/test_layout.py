@@ -100,7 +100,7 @@ REPORT = {row for row in MAY_IMPORT if row.partition(".")[0] == "report"}
 MAY_IMPORT |= {
     # `collect` within a function only: the last tests hold that importing the shell loads no torch.
     "cli": VALUE | ANALYSES | COLLECT | REPORT | {"ledger", "traces", "watch", "pypi:typer", "pypi:rich"},
-    "session.inputs": VALUE | COLLECT | {"pypi:torch"},
+    "session.inputs": VALUE | COLLECT | {"ledger", "pypi:torch"},
     "session.window": VALUE | ANALYSES | COLLECT | {"pypi:torch", "formulas", "merging", "session.inputs", "report.lines", "traces"},
     "session.outlets": VALUE
     | ANALYSES

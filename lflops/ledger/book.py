@@ -25,11 +25,11 @@ class StepEnd(NamedTuple):
     """A mark at the end of a step. It does not change the category."""
 
     step: int  # how many steps were done, as the loggers count
-    touched: bool  # whether lflops counted, timed or traced the step
-    shapes: Hashable  # those of its batch, where they are known
     ran: int  # nanoseconds of the thread on a core so far
     schedule: bytes | None  # when it ran and waited for a core, as the system counted it not long ago
     usage: Any  # what it had used by then, as `getrusage` says: pages read from disk, and time in the system
+    shapes: Hashable  # those of its batch, where they are known
+    touched: bool  # whether lflops counted, timed or traced the step
 
 
 class Evidence(NamedTuple):

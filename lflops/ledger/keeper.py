@@ -9,6 +9,9 @@ A mark has a moment, and is made whenever another category begins, and at the en
 
     marks    |start_up.......|data...|forward...|backward..|optimizer|other|step|lflops|data...
 
+What a step touches has left the processor's caches since the last one, so the less code runs in it, the better. A loop that is found by
+hooks does not even mark: it notes calls on a `Tape`, and the thread makes them.
+
 No step waits for an account or a file. Each moment belongs to the last mark before it: the account adds up to the clock by construction,
 and an interrupt between two marks loses nothing.
 """
@@ -33,19 +36,74 @@ from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 
 OTHER = "other"  # the phase of what is in no phase
 IDLE = 2_000_000  # nanoseconds off its core after which it is asked what kept the training's thread; to ask takes as long as ten marks
+LONGEST = 1 << 20  # marks and notes that are kept, should the thread not read them
 
 
 def unknown() -> None:
     """What is not known of a thread."""
 
 
+class Tape:
+    """The calls of one training, in their order. While it does not run, each is made at once."""
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.runs = False
+        self._error: Exception | None = None  # what has ended it
+        self.clock = clock
+        self._notes: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque(maxlen=LONGEST)
+        self._lock = threading.RLock()
+        self._moment: int | None = None  # that of the note which is played
+        self._player: int | None = None  # the thread that plays
+
+    def note(self, call: Callable[..., object], *given: Any) -> None:
+        """Let a function be called with this. What is given must keep nothing alive that a training would free."""
+        if self.runs:
+            self._notes.append((self.clock(), call, given))
+        else:
+            call(*given)
+
+    def now(self) -> int:
+        """Nanoseconds of the clock; while notes are played, as each was noted."""
+        return self.clock() if self._moment is None else self._moment
+
+    def play(self) -> None:
+        """Make the calls that were noted until now. An error ends it."""
+        with self._lock:
+            self._player = threading.get_ident()
+            try:
+                while self._notes:
+                    self._moment, call, given = self._notes.popleft()
+                    call(*given)
+            except Exception as error:  # noqa: BLE001 - the training's thread tells of it
+                self._error, self.runs = error, False
+                self._notes.clear()
+            finally:
+                self._moment = self._player = None
+
+    def take_error(self) -> Exception | None:
+        """What has ended it, if that was not taken before."""
+        error, self._error = self._error, None
+        return error
+
+    def plays_here(self) -> bool:
+        """Whether this thread plays it now."""
+        return self._player == threading.get_ident()
+
+    def stop(self) -> None:
+        """Play it to its end. Calls are made at once from here on."""
+        if self.runs:
+            with self._lock:
+                self.play()
+                self.runs = False
+
+
 class Recorder:
     """Appends the marks of one process; what begins within a category ends before it. `schedule` reads when its thread ran and waited."""
 
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, schedule: Callable[[], bytes | None] = unknown) -> None:
-        self.marks: deque[tuple[int, str | StepEnd]] = deque()
+    def __init__(self, tape: Tape, schedule: Callable[[], bytes | None] = unknown) -> None:
+        self.marks: deque[tuple[int, str | StepEnd]] = deque(maxlen=LONGEST)
         self.last_end: tuple[int, int] | None = None  # the moment at which the last step ended, and its number
-        self._clock = clock
+        self._clock, self._clock_itself = tape.now, tape.clock
         self._schedule = schedule
         self._running: list[str] = []
         self._base = "start_up"
@@ -100,12 +158,17 @@ class Recorder:
         self._running.append(phase)
         self.marks.append((self._clock(), phase))
 
-    def step_ends(self, step: int, *, touched: bool, shapes: Hashable = None) -> None:
-        now, ran = self._clock(), time.thread_time_ns()
+    def read(self, step: int) -> tuple[int, int, bytes | None, Any]:
+        """What is known of a step only as it ends: its number, and what the thread that makes it has run and waited until now."""
+        now, ran = self._clock_itself(), time.thread_time_ns()
         if now - ran - self._idle >= IDLE:  # a thread that has run all the time was not kept from it
             self._counted, self._idle = (self._schedule(), getrusage(RUSAGE_THREAD)), now - ran
-        self.marks.append((now, StepEnd(step, touched, shapes, ran, *self._counted)))
         self.last_end = now, step
+        return step, ran, *self._counted
+
+    def step_ends(self, read: tuple[int, int, bytes | None, Any], shapes: Hashable, *, touched: bool) -> None:
+        """A step has ended of which that was read."""
+        self.marks.append((self._clock(), StepEnd(*read, shapes, touched)))
 
 
 class TrainPhases:
@@ -163,6 +226,7 @@ class Keeper:
         self,
         rank: int = 0,
         ranks: int = 1,
+        tape: Tape | None = None,  # calls of the training's that the thread makes
         *,
         retries: Callable[[], int] = lambda: 0,  # how often the device's allocator has freed its cache and tried again, so far
         schedule: Callable[[], bytes | None] = unknown,  # reads when the training's thread ran and waited for a core
@@ -170,7 +234,8 @@ class Keeper:
     ) -> None:
         global _latest  # noqa: PLW0603 - one process, one account
         self.error: Exception | None = None  # what has ended it before its time
-        self.recorder = Recorder(schedule=schedule)
+        self._tape = tape or Tape()
+        self.recorder = Recorder(self._tape, schedule)
         self.is_first = _latest is None  # of this process, so that its account begins with the process
         begin, now = _begin_of_account(), time.perf_counter_ns()
         self._collections = Collections()
@@ -193,6 +258,8 @@ class Keeper:
 
     def stop(self, ended: str) -> None:
         """The run has ended: "finished", or the class of an exception. What follows is after it. It can be called again."""
+        self._tape.stop()
+        self.error = self.error or self._tape.take_error()
         self.recorder.stop()
         self._collections.stop()
         self._is_over.set()
@@ -264,29 +331,26 @@ class Keeper:
                     written = now
                     self._write()
                 else:
-                    self._book.read(self.recorder.marks, now)
+                    self._read()
             except Exception as error:  # noqa: BLE001 - the training's thread reports it
                 self.error = error
                 return
             finally:
                 self._lock.release()
 
+    def _read(self) -> None:
+        self._tape.play()
+        self._book.read(self.recorder.marks, time.perf_counter_ns())
+
     def _write(self) -> None:
         """Add a row with all that happened since the last."""
         if self.error is not None:
             return
+        self._read()
         book = self._book
-        book.read(self.recorder.marks, time.perf_counter_ns())
         spent, slow = book.take()
-        row = Row(
-            end=book.until - book.begin,
-            spent=spent,
-            open=book.open,
-            step=book.steps,
-            first=book.first_step,
-            memory=_resident(),
-            ended=self._ended,
-        )
+        end, memory = book.until - book.begin, _resident()
+        row = Row(end=end, spent=spent, open=book.open, step=book.steps, first=book.first_step, memory=memory, ended=self._ended)
         try:
             self._segment.open()
             self._segment.add(row, slow)

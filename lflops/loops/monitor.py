@@ -177,12 +177,6 @@ class LoopMonitor:
         """One batch: a step, or with accumulation a part of one. Samples and tokens per second come from its tensors' shapes."""
         return _Batch(self, batch)
 
-    def next_step(self, batch: Any = None) -> None:
-        """End the step that is running, whose batch this was, and begin another: for a loop of which only the ends of steps are seen."""
-        if self._has_batches:
-            self._batch_ends(batch)
-        self._batch_begins(None)
-
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """A phase that you name: "forward", "backward", "optimizer", "clip", "transfer", or any other name."""
         return self._phases.named(name)

@@ -53,7 +53,7 @@ class LoopPhases(Phases):
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
         self.boundary, guard = boundary, boundary.guard
         undo.add(self.forget)
-        hear_backward(undo, guard(self._backward_begins), guard(self.leave))
+        hear_backward(undo, guard(self._backward_begins), guard(self._backward_ends))
         for model in models:
             hook_model(undo, model, guard(self._model_is_called))
         for optimizer in optimizers:
@@ -115,7 +115,7 @@ class LoopPhases(Phases):
     def _forward_goes_on(self) -> None:
         super().enter("forward", self._stage)
 
-    def _model_is_called(self, _model: nn.Module, *_: object) -> None:
+    def _model_is_called(self, *_: Any) -> None:
         self._has_called |= self._in_step and self._stage == "train"
         if self._in_step and self.innermost in {None, "optimizer"}:
             self.enter("forward", RUNNING)
@@ -126,6 +126,9 @@ class LoopPhases(Phases):
             return None
         self.hear_wait(*losses)
         return None if self.depth_of("backward") is not None else self.begin("backward", RUNNING, (*losses,))
+
+    def _backward_ends(self, around: int) -> None:
+        self.leave(around)
 
     def _optimizer_begins(self, *_: object) -> None:
         if self._in_step:

@@ -6,7 +6,7 @@ Windows may be asked for while it goes on.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from lflops.collect.torch_private.dispatch_modes import sweep_modes
 from lflops.collect.torch_private.modules import Compilations, compile_seconds
 from lflops.errors import LflopsError, UnknownTorchError
 from lflops.ledger.account import Ledger
-from lflops.ledger.keeper import Keeper, TrainPhases, process_age
+from lflops.ledger.keeper import Keeper, Tape, TrainPhases, process_age
 from lflops.profile.model import Profile
 from lflops.profile.notes import Note
 from lflops.session.inputs.messages import Failures, warn
@@ -43,31 +43,32 @@ from lflops.session.window_requests import WindowRequests
 class RunLedger:
     """Marks what one run does, from its set-up to its end."""
 
-    def __init__(self, rank: int, ranks: int, requests: WindowRequests) -> None:
+    def __init__(self, rank: int, ranks: int, requests: WindowRequests, tape: Tape) -> None:
         self._device: torch.device | None = None  # of the training, once it has begun
-        self._keeper = Keeper(rank, ranks, retries=self._allocator_retries, schedule=ThreadSchedule().read, hear=requests.hears)
-        self._recorder = self._keeper.recorder
-        self._requests = requests
-        self._compilations = Compilations(partial(self._recorder.enter, "compilation"), partial(self._recorder.leave_last, "compilation"))
-        self._reader = BatchReader()
+        self._keeper = Keeper(rank, ranks, tape, retries=self._allocator_retries, schedule=ThreadSchedule().read, hear=requests.hears)
+        self.recorder = recorder = self._keeper.recorder
+        self.requests = requests
+        self._compilations = Compilations(*(partial(tape.note, each, "compilation") for each in (recorder.enter, recorder.leave_last)))
+        self.reader = BatchReader()
         self._ends_step: Callable[[], bool] | None = None  # of the training's batches, once it has begun
         self._logged_step: Callable[[], int] = int
         self.curves = self._keeper.curves
-        self.enter, self.leave_last = self._recorder.enter, self._recorder.leave_last
-        self.epoch_ends = partial(self._recorder.rest, "between_epochs")  # what follows is between two epochs, until a batch is asked for
+        self.enter, self.leave_last = self.recorder.enter, self.recorder.leave_last
+        self.epoch_ends = partial(self.recorder.rest, "between_epochs")  # what follows is between two epochs, until a batch is asked for
 
     def install(self, phases: Phases, folder: Path | None, boundary: Boundary, undo: Undo) -> None:
         """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
         undo.add(self.stop, "interrupted")
         self._keeper.start(folder)
-        undo.add(self._requests.stop)
-        self._requests.start(self._keeper.step_after)
+        boundary.passes = phases.tape.plays_here
+        undo.add(self.requests.stop)
+        self.requests.start(self._keeper.step_after)
         if self._keeper.is_first:  # of the process, whose compilations until now no one has heard
-            self._recorder.note_past("compilation", min(compile_seconds(), process_age()))
+            self.recorder.note_past("compilation", min(compile_seconds(), process_age()))
         undo.add(self._compilations.stop)
         self._compilations.listen(boundary.guard)
-        undo.add(phases.listen("train", TrainPhases(self._recorder), boundary.guard))
-        undo.add(phases.listen(RUN, self._recorder, boundary.guard))
+        undo.add(phases.listen("train", TrainPhases(self.recorder), boundary.guard))
+        undo.add(phases.listen(RUN, self.recorder, boundary.guard))
 
     def begin_training(self, training: Training, stage: Stage) -> None:
         """The stage begins whose steps are those of the ledger."""
@@ -75,9 +76,13 @@ class RunLedger:
 
     def batch_ends(self, batch: Any, *, touched: bool) -> None:
         """A batch of the training ends, and perhaps its step. `touched` is whether lflops counted, timed or traced it."""
-        self._compilations.listen_again()
         if self._ends_step is not None and self._ends_step():
-            self._recorder.step_ends(self._logged_step() + 1, touched=touched, shapes=self._reader.shapes(batch))
+            self.step_ends(self.recorder.read(self._logged_step() + 1), self.reader.shapes(batch), touched=touched)
+
+    def step_ends(self, read: Any, shapes: Hashable, *, touched: bool) -> None:
+        """A step has ended, of which its recorder has read that."""
+        self._compilations.listen_again()
+        self.recorder.step_ends(read, shapes, touched=touched)
 
     def stop(self, ended: str) -> None:
         """End the run: "finished", or the class of the exception. It can be called again. An `OSError` if the file could not be written."""
@@ -102,6 +107,8 @@ OPEN: "WeakSet[MonitoredRun]" = WeakSet()  # the runs of this process that are w
 
 class MonitoredRun:
     """Begins when a run is set up, and ends however the run does."""
+
+    begun = 0  # how many of them this process has begun
 
     def __init__(self, settings: Settings) -> None:
         self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)  # by stage; `None` is one that has not begun, or is over
@@ -131,7 +138,7 @@ class MonitoredRun:
         folder = None if paths is None else paths.profiles
         self._requests = WindowRequests(rank, ranks, self.store, folder)
         if self._settings.ledger:
-            self._ledger = RunLedger(rank, ranks, self._requests)
+            self._ledger = RunLedger(rank, ranks, self._requests, phases.tape)
             self._ledger.install(phases, folder, self.boundary, self.undo)
 
     def request_window(self) -> None:
@@ -140,6 +147,12 @@ class MonitoredRun:
             warn("request_window: no window opens: with ledger=False nothing looks for the step that all ranks can meet; give ledger=True")
         elif self._requests is not None:
             self._requests.ask()
+
+    @property
+    def lone_ledger(self) -> RunLedger | None:
+        """The ledger where nothing but it listens to the training, and nothing else is about to."""
+        others = self._failed or self._requests is None or self._requests.due is not None or any(self.sessions.values())
+        return None if others or not self._begun.issuperset(self._settings.stages) else self._ledger
 
     @property
     def ledger(self) -> Ledger | None:
@@ -166,6 +179,7 @@ class MonitoredRun:
     def open(self) -> None:
         """The run is about to begin: graphs that are compiled from here on are kept, and tracked if that is asked for."""
         OPEN.add(self)
+        MonitoredRun.begun += 1
         self._graphs.start()
         if self._settings.looks_inside_compiled:
             self._tracking.start()
@@ -176,7 +190,7 @@ class MonitoredRun:
         `training` reads the run off its loop when its first stage begins, `stage` the stage when it begins for the first time; `monitor`
         says which of the loop's monitors it is for, from 1.
         """
-        if self._failed:
+        if self._failed or (name != "train" and name not in self._settings.stages):
             return
         self.enters("lflops")
         with self.boundary:

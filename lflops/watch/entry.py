@@ -47,7 +47,7 @@ def step_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     if finder is None and (runs is None or not runs.OPEN):
         finder = _loaded()
     if finder is not None:
-        finder.step_ends(optimizer)
+        finder.current.step_ends(optimizer)
 
 
 @functools.cache

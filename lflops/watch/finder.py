@@ -12,20 +12,20 @@ import contextlib
 import gc
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
-import torch
-from torch import nn
+from torch import is_grad_enabled, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lflops.boundary import Boundary, Undo
 from lflops.collect.attribution.hooks import hook_model, hook_optimizers
+from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id
 from lflops.collect.torch_private.data_loader import hear_fetches
 from lflops.collect.torch_private.modules import call_last, is_called_last
 from lflops.collect.torch_private.self_check import check_data_loader
@@ -34,12 +34,12 @@ from lflops.loops.phases import RUNNING, LoopPhases
 from lflops.profile.series import gathered
 from lflops.session.inputs.messages import warn
 from lflops.session.inputs.settings import Settings, settings_of
-from lflops.session.run import OPEN
+from lflops.session.run import OPEN, MonitoredRun, RunLedger
 from lflops.watch import entry
 from lflops.watch.entry import VARIABLE, settings_line
 
 
-class FoundLoop:
+class FoundLoop(LoopMonitor):
     """A loop that calls these models, watched from the end of a step on, of which it has made `steps`."""
 
     def __init__(self, models: Sequence[nn.Module], steps: int, *, log: Callable[[str], None], settings: dict[str, Any]) -> None:
@@ -47,94 +47,150 @@ class FoundLoop:
         for each in models:
             name = type(each).__name__ if len(models) > 1 else ""
             alive[name if name not in alive else f"{name}{len(alive)}"] = each
-        self._phases = FoundPhases(self._validates)
+        self._found = FoundPhases(self._validates, self.epoch_ends)
         loop = Loop(alive, (), engine=None, loggers=(), accumulation=1, log_every=0, steps=None, log=log)
-        self._monitor = LoopMonitor(loop, Settings(**settings), self._phases)
-        self._phases.epoch_ends = self._monitor.epoch_ends
+        super().__init__(loop, Settings(**settings), self._found)
+        self._ledger: RunLedger | None = None  # where steps are left to its thread
         self._validation = contextlib.ExitStack()
-        self._monitor.__enter__()
-        for _ in range(steps + 1):  # those before have no time
-            self._monitor.next_step()
-            self._monitor.mark("cold")
+        self.__enter__()
+        self._batch_begins(None)
+        for _ in range(steps):  # those before have no time
+            self.mark("cold")
+            self._next_step(None)
+        self.mark("cold")
 
     def step_ends(self) -> None:
-        self._monitor.next_step(self._phases.trained())
+        """A step is over, and the next one begins. While nothing but the ledger listens, its thread sees to that."""
+        phases, ledger = self._found, self._ledger
+        batch, phases.batch, phases.home = phases.batch, None, get_ident()
+        if ledger is not None and ledger.requests.due is None and phases.tape.runs:
+            self._steps_done += 1
+            phases.tape.note(self._passes, ledger, ledger.recorder.read(self._steps_done), ledger.reader.shapes(batch))
+        else:
+            phases.tape.stop()
+            if (error := phases.tape.take_error()) is not None:
+                raise error
+            self._next_step(batch)
+
+    def other_step_ends(self) -> None:
+        """An optimizer has made a step that ends none of the loop's."""
+        self._found.tape.note(self._found.leave_last, "optimizer")
 
     def close(self, error: BaseException | None) -> None:
+        self._found.tape.stop()
         self._validation.close()
-        self._monitor.__exit__(None if error is None else type(error), error, None)
+        self.__exit__(None if error is None else type(error), error, None)
+
+    def _next_step(self, batch: Any) -> None:
+        self._batch_ends(batch)
+        self._batch_begins(None)
+        self._ledger = None if self._run is None else self._run.lone_ledger
+        self._found.tape.runs = self._ledger is not None
+
+    def _passes(self, ledger: RunLedger, read: Any, shapes: Hashable) -> None:
+        self._found.end_step()
+        ledger.step_ends(read, shapes, touched=False)
+        self._found.begin_step()
 
     def _validates(self, *, begins: bool) -> None:
         self._validation.close()
         if begins:
-            self._validation.enter_context(self._monitor.stage("validate"))
+            self._validation.enter_context(self.stage("validate"))
 
 
 class FoundPhases(LoopPhases):
-    """The phases of a loop that tells nothing itself.
+    """The phases of a loop that tells nothing itself. What happens is noted on the tape, with what is known only then.
 
     A model in eval mode that is called without gradients is validated, until it is trained again, its loader is asked, or another one ends.
     If no call is heard: from where another loader is asked for a batch without gradients, until one is with them, or backward begins.
     """
 
-    epoch_ends: Callable[[], None]  # is called when the training's loader is at its end
-
-    def __init__(self, validates: Callable[..., None]) -> None:
+    def __init__(self, validates: Callable[..., None], epoch_ends: Callable[[], None]) -> None:
         super().__init__()
-        self._batch: Any = None  # the last one that was fetched for this step
+        self.batch: Any = None  # the last one that was fetched with gradients
+        self.home = get_ident()  # the thread that trains
+        self._is_fetching = False
         self._validates = validates  # is called where a validation begins, and where it ends
+        self._epoch_ends = epoch_ends  # when the training's loader is at its end
         self._is_validating = self._was_fetched = False  # and whether that was seen by a batch
         self._last: ref[Any] | None = None  # the loader's iterator that fetched last
         self._trains: ref[Any] | None = None  # the one that had fetched last when the last step ended
 
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
-        """Hook the models, all optimizers and all data loaders."""
+        """Hook the models, all optimizers and all data loaders. The ends of optimizers' steps are heard by the finder."""
         check_data_loader()
         super().install(models, optimizers, boundary, undo)
-        guard = boundary.guard
-        hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")))
-        hear_fetches(undo, guard(self._fetch_begins), guard(self._fetch_ends))
+        hook_optimizers(undo, boundary.guard(lambda *_: self.tape.note(self._optimizer_begins)), None)
+        hear_fetches(undo, boundary.guard(self._hear_fetch), boundary.guard(self._hear_batch))
 
-    def trained(self) -> Any:
-        """A step has ended. Returns its batch; `None` without one."""
-        batch, self._batch, self._trains = self._batch, None, self._last
-        return batch
+    def _model_is_called(self, *given: Any) -> None:
+        self.tape.note(self._called, (is_grad_enabled(), given[0].training))
 
-    def _model_is_called(self, model: nn.Module, *_: object) -> None:
-        is_validated = not torch.is_grad_enabled() and (self._was_fetched or not model.training)
+    def _hear_fetch(self, iterator: Any) -> int | None:
+        if self._is_fetching or get_ident() != self.home:
+            return None
+        self._is_fetching = True
+        self.tape.note(self._fetch_begins, (is_grad_enabled(), ref(iterator)))
+        return 0
+
+    def _hear_batch(self, begun: int | None, iterator: Any, batch: Any) -> None:
+        if begun is None:
+            return
+        self._is_fetching = False
+        failed = isinstance(batch, BaseException)
+        if is_grad_enabled() and not failed:
+            self.batch = batch
+        self.tape.note(self._fetch_ends, ref(iterator), type(batch) if failed else None)
+
+    def _backward_begins(self, losses: Sequence[Any]) -> int | None:
+        if backward_id() != NO_BACKWARD or get_ident() != self.home:
+            return None
+        if self.awaits_others:
+            self.hear_wait(*losses)
+        self.tape.note(self._learns, () if self.tape.runs else (*losses,))
+        return 0
+
+    def _backward_ends(self, _around: int) -> None:
+        self.tape.note(self.leave_last, "backward")
+
+    def end_step(self, *, failed: bool = False) -> None:
+        """The loader that has fetched last is the training's."""
+        self._trains = self._last
+        super().end_step(failed=failed)
+
+    def _called(self, seen: tuple[bool, bool]) -> None:
+        learns, trains = seen
+        is_validated = not learns and (self._was_fetched or not trains)
         if is_validated is not self._is_validating:
             self._turn(begins=is_validated)
-        super()._model_is_called(model)
+        super()._model_is_called()
 
-    def _fetch_begins(self, iterator: Any) -> int | None:
-        if threading.get_ident() != self._thread or self.depth_of("data") is not None:
-            return None
-        learns, trains = torch.is_grad_enabled(), self._trains is not None and self._trains() is iterator
+    def _fetch_begins(self, seen: tuple[bool, "ref[Any]"]) -> None:
+        learns, trains = seen[0], self._trains is seen[1]
         begins = bool(self._expected) and not (self._is_validating or trains or learns or self._trains is None)
         if begins or (self._is_validating and (trains or (learns and self._was_fetched))):
             self._turn(begins=begins, was_fetched=True)
-        return self.begin("data", RUNNING)
+        self.enter("data", RUNNING)
 
-    def _backward_begins(self, losses: Sequence[Any]) -> int | None:
+    def _fetch_ends(self, loader: "ref[Any]", error: type[BaseException] | None) -> None:
+        self.leave_last("data")
+        if error is StopIteration:
+            if self._is_validating:  # what follows, as to save a checkpoint, is no part of it
+                self._turn(begins=False)
+            if self._trains is not None and (self._trains is loader or self._trains() is None):  # or the training's is gone
+                self._epoch_ends()
+        elif error is None and not self._is_validating:
+            self._last = loader
+
+    def _learns(self, losses: tuple[Any, ...]) -> None:
         if self._was_fetched:
             self._turn(begins=False)
-        return super()._backward_begins(losses)
+        if self._in_step and self.depth_of("backward") is None:
+            self.enter("backward", RUNNING, losses)
 
     def _turn(self, *, begins: bool, was_fetched: bool = False) -> None:
         self._is_validating, self._was_fetched = begins, begins and was_fetched
         self._validates(begins=begins)
-
-    def _fetch_ends(self, around: int | None, iterator: Any, batch: Any) -> None:
-        if around is None:
-            return
-        self.leave(around)
-        if isinstance(batch, StopIteration):
-            if self._is_validating:  # what follows, as to save a checkpoint, is no part of it
-                self._turn(begins=False)
-            if self._trains is not None and self._trains() in {None, iterator}:  # or the training's is gone
-                self.epoch_ends()
-        elif not (self._is_validating or isinstance(batch, BaseException)):
-            self._last, self._batch = ref(iterator), batch
 
 
 DEEPEST = 4  # levels below the outermost module at which those are looked for that the loop calls
@@ -147,11 +203,12 @@ class Finder:
     """What is known of the loops of this process."""
 
     def __init__(self) -> None:
-        self.process = os.getpid()
-        self.is_off = False
+        self._process = os.getpid()
+        self._is_off = False
         self._optimizer: ref[Optimizer] | None = None  # whose steps are those of the loop
         self._steps_of_others = 0
         self._steps = 0  # that were made before the loop is watched
+        self._begun = 0  # how many runs this process has begun, where none but this loop's has begun since it was found
         self._candidates: list[ref[nn.Module]] = []
         self._called: list[ref[nn.Module]] = []
         self._looking = Undo()
@@ -162,27 +219,37 @@ class Finder:
         """The loop is over, or the process: then by an error that Python has shown, if there was one."""
         watched, self._watched, self._optimizer = self._watched, None, None
         self._looking.close()
-        if watched is not None and self.process == os.getpid():
+        if watched is not None and self._process == os.getpid():
             with suppress(Exception):
                 watched.close(error or getattr(sys, "last_value", None))
 
     def step_ends(self, optimizer: Optimizer) -> None:
-        """An optimizer has made a step."""
-        known = None if self._optimizer is None else self._optimizer()
-        if known is optimizer:
-            self._steps_of_others = 0
-            if self._watched is None:
-                self._look_again()
-            elif len(OPEN) > 1:  # the script has begun to watch for itself
-                self.close()
+        """An optimizer has made a step. What goes wrong here ends the watching, and nothing else."""
+        # To begin, to end and to count a step adds and removes hooks like the one that calls this. Torch fails in any but the last one.
+        if self._is_off or not is_called_last(entry.step_ends):
+            return
+        try:
+            known = None if self._optimizer is None else self._optimizer()
+            if known is optimizer:
+                self._steps_of_others = 0
+                if self._watched is None:
+                    self._look_again()
+                elif MonitoredRun.begun != self._begun:  # the script has begun to watch for itself
+                    self.close()
+                else:
+                    self._watched.step_ends()
+            elif known is None or self._steps_of_others == IDLE:
+                if self._optimizer is not None:
+                    self.close()
+                self._look(optimizer)
             else:
-                self._watched.step_ends()
-        elif known is None or self._steps_of_others == IDLE:
-            if self._optimizer is not None:
-                self.close()
-            self._look(optimizer)
-        else:
-            self._steps_of_others += 1
+                self._steps_of_others += 1
+                if self._watched is not None:
+                    self._watched.other_step_ends()
+        except Exception as error:  # noqa: BLE001 - it is the training's step
+            self._is_off = True
+            self.close(error)
+            warn(f"{VARIABLE}={os.environ.get(VARIABLE)!r}: this training is not watched: {error}")
 
     def _look(self, optimizer: Optimizer) -> None:
         if OPEN:
@@ -195,7 +262,7 @@ class Finder:
                 self._watched = FlopsCallback(log=_tell, **settings_of(settings_line() or ""))
                 self._watched.join(trainer)
                 return
-        self._optimizer, self._steps, self._steps_of_others = ref(optimizer), 1, 0
+        self._optimizer, self._steps, self._steps_of_others, self._begun = ref(optimizer), 1, 0, MonitoredRun.begun + 1
         self._expect(modules_of(optimizer))
 
     def _look_again(self) -> None:
@@ -215,24 +282,8 @@ class Finder:
             hook_model(self._looking, each, self._is_called)
 
     def _is_called(self, module: nn.Module, *_: object) -> None:
-        if torch.is_grad_enabled() and all(each() is not module for each in self._called):
+        if is_grad_enabled() and all(each() is not module for each in self._called):
             self._called.append(ref(module))
-
-
-def step_ends(optimizer: Optimizer) -> None:
-    """An optimizer has made a step. What goes wrong here ends the watching, and nothing else."""
-    global _finder  # noqa: PLW0603 - one process, one finder
-    if _finder.process != os.getpid():  # a fork begins anew
-        _finder = Finder()
-    # To begin, to end and to count a step adds and removes hooks like the one that calls this. Torch would fail in any but the last one.
-    if _finder.is_off or not is_called_last(entry.step_ends):
-        return
-    try:
-        _finder.step_ends(optimizer)
-    except Exception as error:  # noqa: BLE001 - it is the training's step
-        _finder.is_off = True
-        _finder.close(error)
-        warn(f"{VARIABLE}={os.environ.get(VARIABLE)!r}: this training is not watched: {error}")
 
 
 def modules_of(optimizer: Optimizer) -> list[nn.Module]:
@@ -258,5 +309,11 @@ def _step_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
         call_last(entry.step_ends)
 
 
-_finder = Finder()
+def _begin_anew() -> None:
+    global current  # noqa: PLW0603 - one process, one finder
+    current = Finder()
+
+
+current = Finder()
+os.register_at_fork(after_in_child=_begin_anew)
 register_optimizer_step_pre_hook(_step_begins)

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep
 from lflops.ledger.book import Book, Evidence, StepEnd, StepSpent, _excess
-from lflops.ledger.keeper import Recorder, TrainPhases
+from lflops.ledger.keeper import Recorder, Tape, TrainPhases
 
 MS = 1_000_000
 
@@ -21,7 +21,7 @@ class Training:
         self.now = 0
         self.collections: deque[int] = deque()
         self.faults, self.system, self.retries = 0, 0.0, 0
-        self.recorder = Recorder(clock=lambda: self.now)
+        self.recorder = Recorder(Tape(lambda: self.now))
         self.phases = TrainPhases(self.recorder)
         self.book = Book(0, self.collections, lambda: self.retries)
         self.done = 0
@@ -49,7 +49,7 @@ class Training:
         """Its end."""
         self.done += 1
         usage = SimpleNamespace(ru_majflt=self.faults, ru_stime=self.system)
-        mark = StepEnd(self.done, touched, (("x",), ((elements,),)), self.ran, f"{self.ran} {self.waited} 0".encode(), usage)
+        mark = StepEnd(self.done, self.ran, f"{self.ran} {self.waited} 0".encode(), usage, (("x",), ((elements,),)), touched)
         self.recorder.marks.append((self.now, mark))
 
     def read(self) -> tuple[dict[str, int], list[SlowStep]]:
@@ -309,11 +309,12 @@ def test_the_system_is_asked_when_the_thread_was_off_its_core() -> None:
         asked.append(now // MS)
         return f"0 {now} 0".encode()
 
-    recorder = Recorder(clock=lambda: now, schedule=schedule)
+    recorder = Recorder(Tape(lambda: now), schedule)
+    read = []
     for step, later in enumerate((0, 1, 0.5, 100, 0)):
         now += int(later * MS)
-        recorder.step_ends(step, touched=False)
+        read.append(recorder.read(step))
     assert [1000, 1101] == asked
-    ends = [mark for _, mark in recorder.marks if isinstance(mark, StepEnd)]
-    assert [b"0 1000000000 0"] * 3 + [b"0 1101500000 0"] * 2 == [each.schedule for each in ends]
-    assert all(first.ran <= second.ran for first, second in pairwise(ends))
+    _, ran, schedules, _ = zip(*read, strict=True)
+    assert (b"0 1000000000 0",) * 3 + (b"0 1101500000 0",) * 2 == schedules
+    assert all(first <= second for first, second in pairwise(ran))

@@ -214,7 +214,7 @@ def test_a_monitor_that_has_failed_marks_nothing_more(monkeypatch: pytest.Monkey
         monkeypatch.setattr(Session, "batch_ends", fail)
         with pytest.warns(UserWarning, match="planted"):
             loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
-        marks = monitor._run._ledger._recorder.marks
+        marks = monitor._run._ledger.recorder.marks
         before = len(marks)
         loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 5)
         assert before == len(marks)

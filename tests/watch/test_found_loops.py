@@ -357,6 +357,35 @@ def test_a_trainer_of_transformers_gets_its_callback(tmp_path: Path, warm_python
     assert ["16 True"] * 2 == lines
 
 
+PLANTED = f"""{ASKED}{MODEL}
+from lflops.ledger import keeper
+from lflops.watch import finder
+if sys.argv[2] == "meanwhile":
+    keeper.LOOK = 0.005
+def fail(self, seen):
+    raise RuntimeError("planted")
+finder.FoundPhases._fetch_begins = fail
+loader = DataLoader(torch.randn(320, 64), batch_size=32)
+steps = was_hooked = 0
+while (model._forward_pre_hooks or not was_hooked) if sys.argv[2] == "meanwhile" else steps < 40:
+    for batch in loader:
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+    was_hooked = was_hooked or len(model._forward_pre_hooks)
+print(was_hooked, len(model._forward_pre_hooks))
+"""
+
+
+@pytest.mark.parametrize(("when", "ends"), [("meanwhile", "1 0"), ("at the end", "1 1")])
+def test_an_error_in_what_was_noted_ends_the_watching_alone(when: str, ends: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    """It is the ledger's thread that meets it. What is hooked is taken off by the training's own, in a call or at the end."""
+    result = ended(warm_python, PLANTED, tmp_path, when)
+    assert ends == result.out.strip()
+    assert 1 == result.err.count("planted")
+
+
 def test_a_setting_that_cannot_be_is_warned_of(tmp_path: Path, warm_python: WarmPython) -> None:
     """The training goes on, and is not watched."""
     result = ended(warm_python, PLAIN.replace("hardware=none", "activ=5"), tmp_path)

@@ -73,10 +73,8 @@ LISTENERS: list[ModuleListener] = []  # those whose hooks are installed, of all 
 
 
 def install_hooks(undo: Undo, listener: ModuleListener, steps: OptimizerListener | None = None, *, guard: Guard = unguarded) -> None:
-    """Call the listener for every module and scope, and `steps` for optimizers, until `undo` is closed.
-
-    What is compiled meanwhile is compiled without the hooks. `guard` keeps our errors from the code that calls a module.
-    """
+    """Call the listener for every module and scope, and `steps` for optimizers, until `undo` is closed."""
+    # What is compiled meanwhile is compiled without the hooks. `guard` keeps our errors from the code that calls a module.
     if listener.tree.compiled:
         unremark_hooks(undo)
     enters, leaves = guard(listener.enter_module), guard(listener.leave_module)
@@ -154,10 +152,8 @@ class _ModelHook(partial[None]):
 
 
 def hook_model(undo: Undo, module: nn.Module, action: Callable[..., None]) -> None:
-    """Run an action before each call of this one module, with what torch gives such a hook, until `undo` is closed.
-
-    `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled with it, so it would be compiled anew.
-    """
+    """Run an action before each call of this one module, with what torch gives such a hook, until `undo` is closed."""
+    # `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled with it, so it would be compiled anew.
     if compiles_its_hooks(module):
         return
     hook = _ModelHook(action)
@@ -169,10 +165,8 @@ def hook_model(undo: Undo, module: nn.Module, action: Callable[..., None]) -> No
 
 
 def _reduced(module: nn.Module) -> Any:
-    """What a module is copied and pickled by while one of its class is hooked: as ever, without our hooks.
-
-    So it can be loaded with weights alone allowed, too, which refuses what a hook is pickled as.
-    """
+    """What a module is copied and pickled by while one of its class is hooked: as ever, without our hooks."""
+    # So it can be loaded with weights alone allowed, too, which refuses what a hook is pickled as.
     function, given, state, *more = cast("tuple[Any, ...]", module.__reduce_ex__(2))
     if isinstance(state, dict):
         for name in HOOKS & state.keys():
@@ -191,12 +185,12 @@ def _remove_if_alive(hook: Callable[..., Any], module: "ref[nn.Module]") -> None
         remove_hook(hook, alive)
 
 
-def hook_optimizers(undo: Undo, before: Callable[..., None], after: Callable[..., None], only: Optimizer | None = None) -> None:
-    """Run an action before each step of all optimizers, or of only one, and another action after it, until `undo` is closed."""
+def hook_optimizers(undo: Undo, before: Callable[..., None], after: Callable[..., None] | None, only: Optimizer | None = None) -> None:
+    """Run an action before each step of all optimizers, or of only one, and perhaps another after it, until `undo` is closed."""
     registers: tuple[Any, Any] = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
     if only is not None:
         registers = (only.register_step_pre_hook, only.register_step_post_hook)
-    _hook(undo, only, (registers[0], before), (registers[1], after))
+    _hook(undo, only, (registers[0], before), *(() if after is None else ((registers[1], after),)))
 
 
 def _enter_step(steps: OptimizerListener, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

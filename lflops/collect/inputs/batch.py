@@ -12,6 +12,8 @@ A batch with a plain object of the user's, or with more values than are worth a 
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import Enum
+from functools import partial
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +59,7 @@ class _Structure(NamedTuple):
 
 
 _TENSOR, _UNREADABLE = True, False
+_IS_PLAIN = partial(is_, Tensor)
 _PLAIN = {type(None), bool, int, float, str, bytes}  # types of which one may stand in place of another
 
 
@@ -87,6 +90,15 @@ class BatchReader:
 
     def shapes(self, batch: Any) -> Hashable:
         """The shapes of a batch's tensors by name; `None` where they are unknown."""
+        kind = type(batch)
+        if kind is list or kind is tuple:  # as a loader collates rows; in short, for it is done in each step
+            names, _ = self._known.get((kind, len(batch)), ((), None))
+            if len(names) == len(batch) and all(map(_IS_PLAIN, map(type, batch))):
+                try:
+                    with without_overrides():
+                        return names, tuple(map(Tensor.size, batch))
+                except RuntimeError:  # a nested tensor of the older layout
+                    pass
         found = self.read(batch)
         return None if found is None else found.shapes()
 

@@ -170,11 +170,9 @@ _CLOSURE, _HELD = ".cell_contents", "__closure__"
 
 
 def rows_of(modules: Sequence[tuple[str, str]], running: str, tree: ModuleTree, owners: Collection[str] = ()) -> list[str | None]:
-    """The row of each module of a graph while a module runs; `None` where several could be meant, or none.
-
-    The compiled function is the running module's, or that of one below it that is the only one to have such modules. `modules` has names
-    and classes, `owners` the rows whose parameters the graph was given.
-    """
+    """The row of each module of a graph while a module runs; `None` where several could be meant, or none."""
+    # The compiled function is the running module's, or that of one below it that is the only one to have such modules. `modules` has names
+    # and classes, `owners` the rows whose parameters the graph was given.
     named = [_path(name) for name, _ in modules]
     rows: list[str | None] = [None] * len(modules)
     for root in {root for root, _ in named}:

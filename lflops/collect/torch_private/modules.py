@@ -70,11 +70,9 @@ def compiles_its_hooks(module: nn.Module) -> bool:
 
 
 def without_global_hooks(function: Any, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None) -> Any:
-    """A method of `nn.Module` in which torch's global hooks, the user's among them, are not there, but these of ours are.
-
-    It is torch's own code, with registries of ours in place of torch's. So a call takes as long as one with global hooks, and neither the
-    user's hooks nor other threads have any part in it. `after` takes keyword arguments and is always called.
-    """
+    """A method of `nn.Module` in which torch's global hooks, the user's among them, are not there, but these of ours are."""
+    # It is torch's own code, with registries of ours in place of torch's. So a call takes as long as one with global hooks, and neither the
+    # user's hooks nor other threads have any part in it. `after` takes keyword arguments and is always called.
     registries: dict[str, Any] = {
         name: None if value is None else type(value)() for name, value in _NAMES.items() if name.startswith("_global_")
     }
@@ -141,8 +139,8 @@ class Compilations:
 
     def listen_again(self) -> None:
         """To be called now and then, because torch.compile may be loaded later, and torch.compiler.reset() ends it."""
-        handler = self._handler
-        if handler is not None and self._heard not in handler.start_callbacks:
+        loaded = sys.modules.get("torch._dynamo.callback")
+        if loaded is not None and self._heard not in (handler := loaded.callback_handler).start_callbacks:
             handler.register_start_callback(self._heard)
             handler.register_end_callback(self._heard_end)
 

@@ -1,12 +1,14 @@
 """The phases of a training as they begin and end, from any driver, and who listens to them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from lflops.boundary import Boundary, Guard, unguarded
 from lflops.collect.torch_private.autograd import after_backward
+from lflops.ledger.keeper import Tape
 from lflops.profile.records import Phase
 
 RUN = "run"  # in place of a stage: what belongs to no step, as saving a checkpoint
@@ -39,6 +41,7 @@ class Phases:
 
     def __init__(self) -> None:
         self.boundary = Boundary(lambda _: None)  # the run's; before one begins, nothing is installed
+        self.tape = Tape()
         self._ears: dict[str, tuple[_Ear, ...]] = {}
         self._running: list[tuple[str, tuple[_Ear, ...]]] = []
         self._goes_on: Callable[[], None] | None = None  # called where the last running phase has ended
@@ -98,7 +101,7 @@ class Phases:
             def first_runs(_gradients: Any) -> None:
                 if not torch.compiler.is_compiling():  # compiled autograd takes no callback
                     handle.remove()
-                    after_backward(self.boundary.guard(self.wait))
+                    after_backward(self.boundary.guard(partial(self.tape.note, self.wait)))
 
             handle = node.register_prehook(self.boundary.guard(first_runs))
 

@@ -57,10 +57,8 @@ class HookedStep:
         return (ThreadSchedule.between(begin, self._begun_at) or (None,))[0]
 
     def own_phases(self, step: PhaseMarks, fetching: float, waited: float | None) -> dict[str, float]:
-        """Seconds of each phase without what others had of the core, which was `waited` in all; empty where that was not read.
-
-        `fetching` are the seconds of data, with what others had.
-        """
+        """Seconds of each phase without what others had of the core, which was `waited` in all; empty where that was not read."""
+        # `fetching` are the seconds of data, with what others had.
         if self._own is None or self._own_phases is None or self._marked is None or waited is None:
             return {}
         (first, *_), _, last = self._marked

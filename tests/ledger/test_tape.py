@@ -1,0 +1,127 @@
+"""Calls that a training notes: made in their order, each at its moment, and what becomes of an error in one."""
+
+import gc
+import threading
+from collections import deque
+from typing import Any
+from weakref import ref
+
+import pytest
+
+from lflops.boundary import Boundary
+from lflops.ledger.book import Book
+from lflops.ledger.keeper import Recorder, Tape, TrainPhases
+
+
+class Clock:
+    """It shows what it is set to."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_calls_wait_while_it_runs_and_have_their_moments() -> None:
+    """By hand: three notes at 5, 7 and 7; what is called at once, before and after, sees the clock itself."""
+    clock = Clock()
+    tape, heard = Tape(clock), list[tuple[str, int]]()
+
+    def hear(name: str) -> None:
+        heard.append((name, tape.now()))
+
+    clock.now = 1
+    tape.note(hear, "at once")
+    tape.runs = True
+    for clock.now, name in ((5, "first"), (7, "second"), (7, "third")):
+        tape.note(hear, name)
+    clock.now = 9
+    assert [("at once", 1)] == heard
+    tape.play()
+    assert [("first", 5), ("second", 7), ("third", 7)] == heard[1:]
+    tape.note(hear, "fourth")
+    clock.now = 11
+    tape.stop()
+    tape.note(hear, "at once again")
+    assert [("fourth", 9), ("at once again", 11)] == heard[4:]
+
+
+def test_the_account_of_what_was_noted_is_that_of_what_was_marked() -> None:
+    """By hand: data from 10 to 30, forward from 30 to 70, and 30 of neither until the row at 100; 10 before of the start-up."""
+    for runs in (False, True):
+        clock = Clock()
+        tape = Tape(clock)
+        tape.runs = runs
+        recorder = Recorder(tape)
+        phases = TrainPhases(recorder)
+        book = Book(0, deque())
+        for clock.now, call, given in (
+            (10, phases.enter, ("data",)),
+            (30, phases.leave, ()),
+            (30, phases.enter, ("forward",)),
+            (70, phases.leave, ()),
+        ):
+            tape.note(call, *given)
+        clock.now = 100
+        tape.play()
+        book.read(recorder.marks, clock())
+        assert {"training/data": 20, "training/forward": 40, "training/other": 30} == book.open
+        assert {"start_up": 10} == book.spent
+
+
+def test_another_thread_plays_in_the_same_order_while_notes_come() -> None:
+    """Ten thousand notes, which a thread plays meanwhile."""
+    tape, heard, is_over = Tape(), list[int](), threading.Event()
+    tape.runs = True
+
+    def play() -> None:
+        while not is_over.is_set():
+            tape.play()
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    for number in range(10_000):
+        tape.note(heard.append, number)
+    is_over.set()
+    thread.join()
+    tape.stop()
+    assert [*range(10_000)] == heard
+
+
+def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
+    """Whoever plays is not the training: nothing may be taken off there. The training asks for the error."""
+    tape, taken_off, heard = Tape(), list[Any](), list[int]()
+    boundary = Boundary(taken_off.append)
+    boundary.passes = tape.plays_here
+
+    def fail() -> None:
+        with boundary:
+            raise RuntimeError("planted")
+
+    tape.runs = True
+    tape.note(fail)
+    tape.note(heard.append, 1)
+    tape.play()
+    assert ("planted", False, [], []) == (str(tape.take_error()), tape.runs, taken_off, heard)
+    assert tape.take_error() is None
+    fail()  # the same in the training is the boundary's
+    assert ["planted"] == [str(each) for each in taken_off]
+
+
+def test_notes_that_no_one_plays_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are dropped, as where a file system hangs; and what was played is kept by nothing."""
+    monkeypatch.setattr("lflops.ledger.keeper.LONGEST", 3)
+    tape, heard = Tape(), list[int]()
+    tape.runs = True
+    for number in range(5):
+        tape.note(heard.append, number)
+    tape.play()
+    assert [2, 3, 4] == heard
+    kept = Clock()
+    tape.note(isinstance, kept, Clock)
+    tape.play()
+    alive = ref(kept)
+    del kept
+    gc.collect()
+    assert alive() is None
