@@ -15,11 +15,10 @@ class SearchTimeout(Exception):  # noqa: N818 - whoever searches decides what it
 
 
 def alive(kinds: Collection[type]) -> Iterator[Any]:
-    """The objects of exactly these classes, of all that are alive in the process.
-
-    Nothing is called for an object: `isinstance` would ask a proxy for the class of its object, and a profiler that records Python's stack
-    would record a million calls. A `SearchTimeout` where there are so many, or so little of the memory is at hand, that it takes too long.
-    """
+    """The objects of exactly these classes, of all that are alive in the process."""
+    # Nothing is called for an object: `isinstance` would ask a proxy for the class of its object, and a profiler that records Python's
+    # stack would record a million calls. A `SearchTimeout` where there are so many, or so little of the memory is at hand, that it takes
+    # too long.
     objects = gc.get_objects()
     deadline = time.monotonic() + LONGEST
     for start in range(0, len(objects), CHUNK):

@@ -36,7 +36,7 @@ from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 
 OTHER = "other"  # the phase of what is in no phase
 IDLE = 2_000_000  # nanoseconds off its core after which it is asked what kept the training's thread; to ask takes as long as ten marks
-LONGEST = 1 << 20  # marks and notes that are kept, should the thread not read them
+LONGEST = 1 << 17  # marks and notes that are kept, should the thread not read them
 
 
 def unknown() -> None:
@@ -48,7 +48,7 @@ class Tape:
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.runs = False
-        self._error: Exception | None = None  # what has ended it
+        self.error: Exception | None = None  # what has ended it
         self.clock = clock
         self._notes: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque(maxlen=LONGEST)
         self._lock = threading.RLock()
@@ -75,15 +75,23 @@ class Tape:
                     self._moment, call, given = self._notes.popleft()
                     call(*given)
             except Exception as error:  # noqa: BLE001 - the training's thread tells of it
-                self._error, self.runs = error, False
+                self.error, self.runs = error.with_traceback(None), False
                 self._notes.clear()
             finally:
                 self._moment = self._player = None
 
-    def take_error(self) -> Exception | None:
-        """What has ended it, if that was not taken before."""
-        error, self._error = self._error, None
-        return error
+    def raise_error(self) -> None:
+        """Raise what has ended it, if that was not raised before."""
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None
+
+    def forget(self) -> None:
+        """Begin anew in a forked process, which has no thread that plays."""
+        self.runs, self._lock = False, threading.RLock()
+        self._notes.clear()
 
     def plays_here(self) -> bool:
         """Whether this thread plays it now."""
@@ -259,7 +267,7 @@ class Keeper:
     def stop(self, ended: str) -> None:
         """The run has ended: "finished", or the class of an exception. What follows is after it. It can be called again."""
         self._tape.stop()
-        self.error = self.error or self._tape.take_error()
+        self.error, self._tape.error = self.error or self._tape.error, None
         self.recorder.stop()
         self._collections.stop()
         self._is_over.set()
@@ -337,6 +345,7 @@ class Keeper:
                 return
             finally:
                 self._lock.release()
+                now = time.perf_counter_ns()
 
     def _read(self) -> None:
         self._tape.play()

@@ -69,6 +69,7 @@ class RunLedger:
         self._compilations.listen(boundary.guard)
         undo.add(phases.listen("train", TrainPhases(self.recorder), boundary.guard))
         undo.add(phases.listen(RUN, self.recorder, boundary.guard))
+        undo.add(phases.tape.stop)  # while all of these still listen
 
     def begin_training(self, training: Training, stage: Stage) -> None:
         """The stage begins whose steps are those of the ledger."""
@@ -90,7 +91,10 @@ class RunLedger:
         self._keeper.stop(ended)
         error, self._keeper.error = self._keeper.error, None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # which has this frame, and with it the training's
 
     @property
     def account(self) -> Ledger:

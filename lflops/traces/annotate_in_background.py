@@ -87,11 +87,9 @@ class AnnotationProcess:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Annotate a trace, pack it as it is where that fails, and copy it for torch-tb-profiler where that is installed.
-
-    What it read is taken away. The status is 0, or 1 where the trace is there but not annotated, or `NO_COPY`, or `PARTLY`; the reason is
-    on stderr.
-    """
+    """Annotate a trace, pack it as it is where that fails, and copy it for torch-tb-profiler where that is installed."""
+    # What it read is taken away. The status is 0, or 1 where the trace is there but not annotated, or `NO_COPY`, or `PARTLY`; the reason is
+    # on stderr.
     trace, told, into = map(Path, arguments[:3])
     failure: Exception | None = None
     damage: list[str] = []

@@ -47,9 +47,9 @@ class FoundLoop(LoopMonitor):
         for each in models:
             name = type(each).__name__ if len(models) > 1 else ""
             alive[name if name not in alive else f"{name}{len(alive)}"] = each
-        self._found = FoundPhases(self._validates, self.epoch_ends)
+        self.phases = FoundPhases(self._validates, self.epoch_ends)
         loop = Loop(alive, (), engine=None, loggers=(), accumulation=1, log_every=0, steps=None, log=log)
-        super().__init__(loop, Settings(**settings), self._found)
+        super().__init__(loop, Settings(**settings), self.phases)
         self._ledger: RunLedger | None = None  # where steps are left to its thread
         self._validation = contextlib.ExitStack()
         self.__enter__()
@@ -61,23 +61,24 @@ class FoundLoop(LoopMonitor):
 
     def step_ends(self) -> None:
         """A step is over, and the next one begins. While nothing but the ledger listens, its thread sees to that."""
-        phases, ledger = self._found, self._ledger
-        batch, phases.batch, phases.home = phases.batch, None, get_ident()
+        phases, ledger = self.phases, self._ledger
+        batch, phases.batch, phases.home, phases.is_fetching = phases.batch, None, get_ident(), False
+        phases.trains_by = phases.fetches_by
         if ledger is not None and ledger.requests.due is None and phases.tape.runs:
             self._steps_done += 1
             phases.tape.note(self._passes, ledger, ledger.recorder.read(self._steps_done), ledger.reader.shapes(batch))
         else:
-            phases.tape.stop()
-            if (error := phases.tape.take_error()) is not None:
-                raise error
+            with phases.boundary:
+                phases.tape.stop()
+            phases.tape.raise_error()
             self._next_step(batch)
 
     def other_step_ends(self) -> None:
         """An optimizer has made a step that ends none of the loop's."""
-        self._found.tape.note(self._found.leave_last, "optimizer")
+        self.phases.tape.note(self.phases.leave_last, "optimizer")
 
     def close(self, error: BaseException | None) -> None:
-        self._found.tape.stop()
+        self.phases.tape.stop()
         self._validation.close()
         self.__exit__(None if error is None else type(error), error, None)
 
@@ -85,12 +86,12 @@ class FoundLoop(LoopMonitor):
         self._batch_ends(batch)
         self._batch_begins(None)
         self._ledger = None if self._run is None else self._run.lone_ledger
-        self._found.tape.runs = self._ledger is not None
+        self.phases.tape.runs = self._ledger is not None
 
     def _passes(self, ledger: RunLedger, read: Any, shapes: Hashable) -> None:
-        self._found.end_step()
+        self.phases.end_step()
         ledger.step_ends(read, shapes, touched=False)
-        self._found.begin_step()
+        self.phases.begin_step()
 
     def _validates(self, *, begins: bool) -> None:
         self._validation.close()
@@ -109,7 +110,9 @@ class FoundPhases(LoopPhases):
         super().__init__()
         self.batch: Any = None  # the last one that was fetched with gradients
         self.home = get_ident()  # the thread that trains
-        self._is_fetching = False
+        self.is_fetching = False
+        self.fetches_by: ref[Any] | None = None  # the loader's iterator that gave the batch
+        self.trains_by: ref[Any] | None = None  # the one that gave the last step's
         self._validates = validates  # is called where a validation begins, and where it ends
         self._epoch_ends = epoch_ends  # when the training's loader is at its end
         self._is_validating = self._was_fetched = False  # and whether that was seen by a batch
@@ -127,20 +130,20 @@ class FoundPhases(LoopPhases):
         self.tape.note(self._called, (is_grad_enabled(), given[0].training))
 
     def _hear_fetch(self, iterator: Any) -> int | None:
-        if self._is_fetching or get_ident() != self.home:
+        if self.is_fetching or get_ident() != self.home:
             return None
-        self._is_fetching = True
+        self.is_fetching = True
         self.tape.note(self._fetch_begins, (is_grad_enabled(), ref(iterator)))
         return 0
 
     def _hear_batch(self, begun: int | None, iterator: Any, batch: Any) -> None:
         if begun is None:
             return
-        self._is_fetching = False
-        failed = isinstance(batch, BaseException)
+        self.is_fetching, failed = False, isinstance(batch, BaseException)
         if is_grad_enabled() and not failed:
-            self.batch = batch
-        self.tape.note(self._fetch_ends, ref(iterator), type(batch) if failed else None)
+            self.batch, self.fetches_by = batch, ref(iterator)
+        is_gone = failed and self.trains_by is not None and self.trains_by() is None
+        self.tape.note(self._fetch_ends, None if is_gone else ref(iterator), type(batch) if failed else None)
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
         if backward_id() != NO_BACKWARD or get_ident() != self.home:
@@ -172,18 +175,19 @@ class FoundPhases(LoopPhases):
             self._turn(begins=begins, was_fetched=True)
         self.enter("data", RUNNING)
 
-    def _fetch_ends(self, loader: "ref[Any]", error: type[BaseException] | None) -> None:
+    def _fetch_ends(self, loader: "ref[Any] | None", error: type[BaseException] | None) -> None:
+        """A loader gives a batch, or ends; `None` where one ends, and the training's iterator is gone."""
         self.leave_last("data")
         if error is StopIteration:
             if self._is_validating:  # what follows, as to save a checkpoint, is no part of it
                 self._turn(begins=False)
-            if self._trains is not None and (self._trains is loader or self._trains() is None):  # or the training's is gone
+            if self._trains is not None and (loader is None or loader is self._trains):
                 self._epoch_ends()
         elif error is None and not self._is_validating:
             self._last = loader
 
     def _learns(self, losses: tuple[Any, ...]) -> None:
-        if self._was_fetched:
+        if self._is_validating:
             self._turn(begins=False)
         if self._in_step and self.depth_of("backward") is None:
             self.enter("backward", RUNNING, losses)
@@ -208,7 +212,7 @@ class Finder:
         self._optimizer: ref[Optimizer] | None = None  # whose steps are those of the loop
         self._steps_of_others = 0
         self._steps = 0  # that were made before the loop is watched
-        self._begun = 0  # how many runs this process has begun, where none but this loop's has begun since it was found
+        self._begun = 0  # how many runs this process has begun, if the script begins none; to count them is quicker than to ask `OPEN`
         self._candidates: list[ref[nn.Module]] = []
         self._called: list[ref[nn.Module]] = []
         self._looking = Undo()
@@ -234,7 +238,7 @@ class Finder:
                 self._steps_of_others = 0
                 if self._watched is None:
                     self._look_again()
-                elif MonitoredRun.begun != self._begun:  # the script has begun to watch for itself
+                elif MonitoredRun.begun != self._begun and len(OPEN) > 1:  # the script has begun to watch for itself
                     self.close()
                 else:
                     self._watched.step_ends()
@@ -311,6 +315,8 @@ def _step_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
 
 def _begin_anew() -> None:
     global current  # noqa: PLW0603 - one process, one finder
+    if isinstance(watched := current._watched, FoundLoop):  # noqa: SLF001 - of the process that this one was forked from
+        watched.phases.tape.forget()
     current = Finder()
 
 

@@ -356,11 +356,9 @@ class LowerBound(Struct, frozen=True, kw_only=True):
 
 
 def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBound | None:
-    """The sum over operators of the longer of contractions at the peak of their dtype and bytes at the bandwidth.
-
-    Operators are taken one after the other, as eager code runs them: fused ones may move less. What is no contraction counts by its
-    bytes. `None` where no chip is known, or not its bandwidth.
-    """
+    """The sum over operators of the longer of contractions at the peak of their dtype and bytes at the bandwidth."""
+    # Operators are taken one after the other, as eager code runs them: fused ones may move less. What is no contraction counts by its
+    # bytes. `None` where no chip is known, or not its bandwidth.
     chip = hardware or profile.run.hardware
     if chip is None or chip.bandwidth_bytes_per_second is None:
         return None

@@ -236,10 +236,8 @@ def _measured(machine: TorchMachine, clock: Clock, dtypes: tuple[str, ...]) -> t
 
 
 def hardware_of(asked: Hardware | str | None, device: torch.device) -> Hardware | None:
-    """What a device can do: `"auto"` looks its name up, `"measure"` measures it, another name is the table's, figures are taken as given.
-
-    `None` where nothing was asked for, and where `"auto"` does not know the name.
-    """
+    """What a device can do: `"auto"` looks its name up, `"measure"` measures it, another name is the table's, figures stay as given."""
+    # `None` where nothing was asked for, and where `"auto"` does not know the name.
     if asked is None or isinstance(asked, Hardware):
         return asked
     if asked == "auto":

@@ -87,11 +87,9 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractC
 def parallelize(
     caller: str, model: nn.Module, mesh: Mapping[str, int], mixed: MixedPrecisionPolicy | None = None, *, offload: bool = False
 ) -> tuple[Tensor, ...]:
-    """Divide a model over a mesh: tensor parallelism by its plan, then FSDP2 of each block and of the rest; or replicas of DDP.
-
-    A model that is divided already is not changed. FSDP2 computes and reduces in the dtypes of `mixed`. If it `offload`s, shards and their
-    gradients are on the host. Returns DDP's buckets, which no module holds.
-    """
+    """Divide a model over a mesh: tensor parallelism by its plan, then FSDP2 of each block and of the rest; or replicas of DDP."""
+    # A model that is divided already is not changed. FSDP2 computes and reduces in the dtypes of `mixed`. If it `offload`s, shards and
+    # their gradients are on the host. Returns DDP's buckets, which no module holds.
     if any(local_part(each) is not each for each in model.parameters()) or set(mesh) == {"pipeline"}:
         return ()
     if set(mesh) == {"replica"}:

@@ -220,10 +220,8 @@ def samples_and_tokens(tensors: Iterable[Tensor]) -> tuple[int | None, int | Non
 
 
 def padded_share(batch: BatchTensors | None) -> float | None:
-    """What share of a batch's positions is padding: by its mask, else by the value that its rows end with. `None` where nothing can tell.
-
-    A bounded part of the batch is read. On a device that waits for the device.
-    """
+    """The share of a batch's positions that is padding: by its mask, else by the value that its rows end with. `None` if nothing tells."""
+    # A bounded part of the batch is read. On a device that waits for the device.
     by_mask, by_rows = [], []
     with without_modes(), without_overrides(), torch.no_grad():
         for path, tensor in () if batch is None else zip(*batch, strict=True):

@@ -42,11 +42,9 @@ def hear_profilers(undo: Undo, call: Callable[[], None]) -> None:
 
 
 def hear_backward(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any], Any]) -> None:
-    """Call a function with the tensors that a backward pass begins with, if it writes gradients, and one after it with what that returned.
-
-    The second is not called where the first returned nothing, or after an exception. torch has no hook for that. So the function that
-    calls the engine is replaced by one that goes on to it, until `undo` is closed.
-    """
+    """Call a function with the tensors that a backward pass begins with, if it writes gradients, and one after it with what it returned."""
+    # The second is not called where the first returned nothing, or after an exception. torch has no hook for that. So the function that
+    # calls the engine is replaced by one that goes on to it, until `undo` is closed.
     with known_torch():
         run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 

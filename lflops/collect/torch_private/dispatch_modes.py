@@ -21,12 +21,10 @@ without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _python_di
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Run a trial of ours inside of the user's process: on this thread no mode, default device or saved-tensor hook of theirs takes part.
-
-    Gradients are recorded, and autocast on the CPU is off. What is set for the whole process stays, for other threads train meanwhile: a
-    default dtype, anomaly mode, deterministic algorithms. So a trial names the dtype of its tensors, and runs operators that any of these
-    leave alone.
-    """
+    """Run a trial of ours in the user's process: on this thread no mode, default device or saved-tensor hook of theirs takes part."""
+    # Gradients are recorded, and autocast on the CPU is off. What is set for the whole process stays, for other threads train meanwhile: a
+    # default dtype, anomaly mode, deterministic algorithms. So a trial names the dtype of its tensors, and runs operators that any of these
+    # leave alone.
     with DisableTorchFunction(), without_modes(), torch.inference_mode(mode=False), torch.enable_grad(), contextlib.ExitStack() as stack:
         stack.enter_context(torch.autocast("cpu", enabled=False))
         with contextlib.suppress(RuntimeError):  # where such hooks are forbidden, there are none

@@ -74,11 +74,9 @@ class RecordGraph(CustomSchedulerPass):  # type: ignore[misc,unused-ignore]
 
 
 def record_graphs() -> Callable[[], None]:
-    """Record each graph that is compiled from now on, and give generated C++ kernels an event in Kineto's traces.
-
-    Returns what ends that, and restores inductor's settings. A `CountError` where the user has set their own pass in our place, or torch
-    does not have the settings.
-    """
+    """Record each graph that is compiled from now on, and give generated C++ kernels an event in Kineto's traces."""
+    # Returns what ends that, and restores inductor's settings. A `CountError` where the user has set their own pass in our place, or torch
+    # does not have the settings.
     with known_torch():
         if getattr(config, _PASS) is not None:
             raise differs(f"config.{_PASS} is taken")
