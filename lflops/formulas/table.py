@@ -117,10 +117,8 @@ FUNCTIONS: dict[str, FunctionFormula] = {}  # by module and name, as `package.mo
 def function_formula(
     *functions: str, reads: str = "", again_in_backward: bool = False, tensors_at: int | None = None
 ) -> Callable[[_AnyFormula], _AnyFormula]:
-    """Enter a formula for functions of a package, which need not be installed. They are watched while a step is counted.
-
-    Each is where its callers look it up, as `package.module:function`; all else is as in `formula` and `FunctionFormula`.
-    """
+    """Enter a formula for functions of a package, which need not be installed. They are watched while a step is counted."""
+    # Each is where its callers look it up, as `package.module:function`; all else is as in `formula` and `FunctionFormula`.
 
     def enter(function: _AnyFormula) -> _AnyFormula:
         entry = FunctionFormula(function, frozenset(reads.split()), again_in_backward, tensors_at)

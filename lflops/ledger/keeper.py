@@ -36,7 +36,7 @@ from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 
 OTHER = "other"  # the phase of what is in no phase
 IDLE = 2_000_000  # nanoseconds off its core after which it is asked what kept the training's thread; to ask takes as long as ten marks
-LONGEST = 1 << 17  # marks and notes that are kept, should the thread not read them
+LONGEST = 1 << 21  # words of the tape that are kept, should the thread not read them: of some 40,000 steps
 
 
 def unknown() -> None:
@@ -50,15 +50,18 @@ class Tape:
         self.runs = False
         self.error: Exception | None = None  # what has ended it
         self.clock = clock
-        self._notes: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque(maxlen=LONGEST)
+        # Moment, function, how many values it is given, these. What Python's garbage collector follows, as a tuple, would let it run.
+        self._notes: deque[Any] = deque()
         self._lock = threading.RLock()
         self._moment: int | None = None  # that of the note which is played
         self._player: int | None = None  # the thread that plays
 
     def note(self, call: Callable[..., object], *given: Any) -> None:
-        """Let a function be called with this. What is given must keep nothing alive that a training would free."""
+        """Let a function be called with this. Nothing may be an object that is new, or that a training would free."""
         if self.runs:
-            self._notes.append((self.clock(), call, given))
+            if len(self._notes) > LONGEST:
+                self._notes.clear()
+            self._notes.extend((self.clock(), call, len(given), *given))  # at once, also where other threads note
         else:
             call(*given)
 
@@ -66,19 +69,20 @@ class Tape:
         """Nanoseconds of the clock; while notes are played, as each was noted."""
         return self.clock() if self._moment is None else self._moment
 
-    def play(self) -> None:
-        """Make the calls that were noted until now. An error ends it."""
+    def play(self, most: int = LONGEST) -> bool:
+        """Make the calls that were noted until now, so many at most. Returns whether there are more. An error ends it."""
         with self._lock:
             self._player = threading.get_ident()
             try:
-                while self._notes:
-                    self._moment, call, given = self._notes.popleft()
-                    call(*given)
+                while self._notes and (most := most - 1) >= 0:
+                    self._moment, call, given = (self._notes.popleft() for _ in range(3))
+                    call(*[self._notes.popleft() for _ in range(given)])
             except Exception as error:  # noqa: BLE001 - the training's thread tells of it
                 self.error, self.runs = error.with_traceback(None), False
                 self._notes.clear()
             finally:
                 self._moment = self._player = None
+            return bool(self._notes)
 
     def raise_error(self) -> None:
         """Raise what has ended it, if that was not raised before."""
@@ -109,7 +113,7 @@ class Recorder:
     """Appends the marks of one process; what begins within a category ends before it. `schedule` reads when its thread ran and waited."""
 
     def __init__(self, tape: Tape, schedule: Callable[[], bytes | None] = unknown) -> None:
-        self.marks: deque[tuple[int, str | StepEnd]] = deque(maxlen=LONGEST)
+        self.marks: deque[tuple[int, str | StepEnd]] = deque(maxlen=LONGEST // 8)
         self.last_end: tuple[int, int] | None = None  # the moment at which the last step ended, and its number
         self._clock, self._clock_itself = tape.now, tape.clock
         self._schedule = schedule
@@ -223,6 +227,8 @@ _LOADED = time.monotonic()
 
 LOOK, WRITE = 1.0, 3.0  # seconds between two looks at the marks, and between two rows
 HEAR = 0.1  # seconds between two looks for requests, where this process alone answers them
+AT_ONCE = 200  # notes after which their marks are read. To hold thousands would let Python's garbage collector run,
+BREATH = 0.001  # and as long as the thread computes, Python lets the training's run every 5 ms alone: so it waits, for so many seconds
 LATE = 50_000_000  # nanoseconds that a look may be late. Later means that no thread of the process ran.
 PATIENCE = 2.0  # seconds that the end of a run waits for the thread, at most
 
@@ -335,11 +341,10 @@ class Keeper:
             try:
                 if self._is_over.is_set():
                     return
+                self._read(BREATH)
                 if now - written >= WRITE * 1e9 or not self._segment.rows:
                     written = now
                     self._write()
-                else:
-                    self._read()
             except Exception as error:  # noqa: BLE001 - the training's thread reports it
                 self.error = error
                 return
@@ -347,9 +352,12 @@ class Keeper:
                 self._lock.release()
                 now = time.perf_counter_ns()
 
-    def _read(self) -> None:
-        self._tape.play()
-        self._book.read(self.recorder.marks, time.perf_counter_ns())
+    def _read(self, pause: float = 0.0) -> None:
+        has_more = True
+        while has_more:
+            has_more = self._tape.play(AT_ONCE)
+            self._book.read(self.recorder.marks, time.perf_counter_ns())
+            has_more = has_more and not (pause and self._is_over.wait(pause))
 
     def _write(self) -> None:
         """Add a row with all that happened since the last."""

@@ -126,10 +126,8 @@ def _joined(first: Row, second: Row) -> Row:
 
 
 def read_segment(path: Path) -> Segment | None:
-    """A start's file; `None` where its first line is not there. A line that cannot be read is left out: the process died in it.
-
-    A `ProfileError` where the file is none of a ledger, or of another version of lflops.
-    """
+    """A start's file; `None` where its first line is not there. A line that cannot be read is left out: the process died in it."""
+    # A `ProfileError` where the file is none of a ledger, or of another version of lflops.
     if path.stat().st_size > LARGEST_FILE:
         raise ProfileError(f"{path}: larger than {LARGEST_FILE} bytes: no ledger")
     lines = list(_decoded(path.read_bytes().split(b"\n")))

@@ -194,10 +194,8 @@ class Results:
                 release(self._folder, self._training.loop)
 
     def save(self, profile: Profile, path: Path, outlet: str = "the profile's file") -> bool:
-        """Write a window's file and the folders above it, unless it was the last that was written: the annotation of a trace reads it.
-
-        Returns whether it is there. `outlet` is what the file is called where it cannot be written.
-        """
+        """Write a window's file and the folders above it, unless it was the last that was written: the annotation of a trace reads it."""
+        # Returns whether it is there. `outlet` is what the file is called where it cannot be written.
         if self._saved is None or self._saved[0] is not profile or self._saved[1] != path:
             self._saved = None
             with self.failures.contained(outlet):

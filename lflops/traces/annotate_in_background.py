@@ -57,10 +57,8 @@ class AnnotationProcess:
         return self._process.poll() is not None
 
     def finish(self, seconds: float | None = None) -> str | None:
-        """Wait for it so long at most, by default `LONGEST`, and pack the trace unannotated where it failed.
-
-        Tells why it is not annotated, or not copied, or not yet; `None` where it is.
-        """
+        """Wait for it so long at most, by default `LONGEST`, and pack the trace unannotated where it failed."""
+        # Tells why it is not annotated, or not copied, or not yet; `None` where it is.
         seconds = LONGEST if seconds is None else seconds
         try:
             status = self._process.wait(timeout=seconds)

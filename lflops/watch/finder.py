@@ -52,6 +52,7 @@ class FoundLoop(LoopMonitor):
         super().__init__(loop, Settings(**settings), self.phases)
         self._ledger: RunLedger | None = None  # where steps are left to its thread
         self._validation = contextlib.ExitStack()
+        self._shapes: dict[Hashable, Hashable] = {}  # those of the batches so far, so that equal ones are one object
         self.__enter__()
         self._batch_begins(None)
         for _ in range(steps):  # those before have no time
@@ -66,7 +67,10 @@ class FoundLoop(LoopMonitor):
         phases.trains_by = phases.fetches_by
         if ledger is not None and ledger.requests.due is None and phases.tape.runs:
             self._steps_done += 1
-            phases.tape.note(self._passes, ledger, ledger.recorder.read(self._steps_done), ledger.reader.shapes(batch))
+            shapes = ledger.reader.shapes(batch)
+            if len(self._shapes) < MOST_SHAPES:
+                shapes = self._shapes.setdefault(shapes, shapes)
+            phases.tape.note(FoundLoop._passes, self, ledger, shapes, *ledger.recorder.read(self._steps_done))
         else:
             with phases.boundary:
                 phases.tape.stop()
@@ -75,7 +79,7 @@ class FoundLoop(LoopMonitor):
 
     def other_step_ends(self) -> None:
         """An optimizer has made a step that ends none of the loop's."""
-        self.phases.tape.note(self.phases.leave_last, "optimizer")
+        self.phases.tape.note(FoundPhases.leave_last, self.phases, "optimizer")
 
     def close(self, error: BaseException | None) -> None:
         self.phases.tape.stop()
@@ -88,7 +92,7 @@ class FoundLoop(LoopMonitor):
         self._ledger = None if self._run is None else self._run.lone_ledger
         self.phases.tape.runs = self._ledger is not None
 
-    def _passes(self, ledger: RunLedger, read: Any, shapes: Hashable) -> None:
+    def _passes(self, ledger: RunLedger, shapes: Hashable, *read: Any) -> None:
         self.phases.end_step()
         ledger.step_ends(read, shapes, touched=False)
         self.phases.begin_step()
@@ -123,17 +127,17 @@ class FoundPhases(LoopPhases):
         """Hook the models, all optimizers and all data loaders. The ends of optimizers' steps are heard by the finder."""
         check_data_loader()
         super().install(models, optimizers, boundary, undo)
-        hook_optimizers(undo, boundary.guard(lambda *_: self.tape.note(self._optimizer_begins)), None)
+        hook_optimizers(undo, boundary.guard(lambda *_: self.tape.note(FoundPhases._optimizer_begins, self)), None)
         hear_fetches(undo, boundary.guard(self._hear_fetch), boundary.guard(self._hear_batch))
 
     def _model_is_called(self, *given: Any) -> None:
-        self.tape.note(self._called, (is_grad_enabled(), given[0].training))
+        self.tape.note(FoundPhases._called, self, is_grad_enabled(), given[0].training)
 
     def _hear_fetch(self, iterator: Any) -> int | None:
         if self.is_fetching or get_ident() != self.home:
             return None
         self.is_fetching = True
-        self.tape.note(self._fetch_begins, (is_grad_enabled(), ref(iterator)))
+        self.tape.note(FoundPhases._fetch_begins, self, is_grad_enabled(), ref(iterator))
         return 0
 
     def _hear_batch(self, begun: int | None, iterator: Any, batch: Any) -> None:
@@ -143,33 +147,32 @@ class FoundPhases(LoopPhases):
         if is_grad_enabled() and not failed:
             self.batch, self.fetches_by = batch, ref(iterator)
         is_gone = failed and self.trains_by is not None and self.trains_by() is None
-        self.tape.note(self._fetch_ends, None if is_gone else ref(iterator), type(batch) if failed else None)
+        self.tape.note(FoundPhases._fetch_ends, self, None if is_gone else ref(iterator), type(batch) if failed else None)
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
         if backward_id() != NO_BACKWARD or get_ident() != self.home:
             return None
         if self.awaits_others:
             self.hear_wait(*losses)
-        self.tape.note(self._learns, () if self.tape.runs else (*losses,))
+        self.tape.note(FoundPhases._learns, self, () if self.tape.runs else (*losses,))
         return 0
 
     def _backward_ends(self, _around: int) -> None:
-        self.tape.note(self.leave_last, "backward")
+        self.tape.note(FoundPhases.leave_last, self, "backward")
 
     def end_step(self, *, failed: bool = False) -> None:
         """The loader that has fetched last is the training's."""
         self._trains = self._last
         super().end_step(failed=failed)
 
-    def _called(self, seen: tuple[bool, bool]) -> None:
-        learns, trains = seen
+    def _called(self, learns: bool, trains: bool) -> None:  # noqa: FBT001 - one by one, as they are noted
         is_validated = not learns and (self._was_fetched or not trains)
         if is_validated is not self._is_validating:
             self._turn(begins=is_validated)
         super()._model_is_called()
 
-    def _fetch_begins(self, seen: tuple[bool, "ref[Any]"]) -> None:
-        learns, trains = seen[0], self._trains is seen[1]
+    def _fetch_begins(self, learns: bool, loader: "ref[Any]") -> None:  # noqa: FBT001 - the same
+        trains = self._trains is loader
         begins = bool(self._expected) and not (self._is_validating or trains or learns or self._trains is None)
         if begins or (self._is_validating and (trains or (learns and self._was_fetched))):
             self._turn(begins=begins, was_fetched=True)
@@ -198,6 +201,7 @@ class FoundPhases(LoopPhases):
 
 
 DEEPEST = 4  # levels below the outermost module at which those are looked for that the loop calls
+MOST_SHAPES = 256  # shapes of batches that are remembered
 IDLE = 32  # steps of other optimizers after which a loop whose optimizer makes none is over
 
 _tell = partial(print, file=sys.stderr, flush=True)  # what a script prints itself may be read by another program

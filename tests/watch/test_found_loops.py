@@ -326,6 +326,34 @@ def test_a_monitor_between_two_steps_leaves_the_loop_watched(tmp_path: Path, war
     assert 1 == len(list(tmp_path.iterdir()))
 
 
+GARBAGE = f"""{ASKED}{MODEL}
+import gc
+from lflops.ledger import keeper
+data = [[torch.ones(2, 64), torch.ones(2, 4)]] * 2100
+loader = iter(DataLoader(data, batch_size=None))
+def steps(number):
+    for _ in range(number):
+        inputs, wanted = next(loader)
+        (model(inputs) - wanted).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+if "unwatched" not in sys.argv:
+    keeper.LOOK = keeper.WRITE = 1e9  # no thread reads
+steps(100)
+gc.disable()
+gc.collect()
+before = len(gc.get_objects())
+steps(2000)
+print(len(gc.get_objects()) - before)
+"""
+
+
+def test_steps_make_no_garbage_that_python_collects(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Of what is noted for 2,000 steps nothing is an object that its collector follows: as they pile up, it looks through all."""
+    watched, unwatched = (int(ended(warm_python, GARBAGE, tmp_path, *more).out) for more in ((), ("unwatched",)))
+    assert abs(watched - unwatched) < 20
+
+
 INTERRUPTED = f"""{ASKED}{MODEL}
 from lflops.watch import finder
 are_on, interrupts = finder.is_grad_enabled, []
@@ -413,7 +441,7 @@ from lflops.ledger import keeper
 from lflops.watch import finder
 if sys.argv[2] == "meanwhile":
     keeper.LOOK = 0.005
-def fail(self, seen):
+def fail(*_):
     raise RuntimeError("planted")
 finder.FoundPhases._fetch_begins = fail
 loader = DataLoader(torch.randn(320, 64), batch_size=32)

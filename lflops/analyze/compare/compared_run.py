@@ -57,10 +57,8 @@ class ComparedRun(NamedTuple):
 
     @classmethod
     def from_tables(cls, figures: RunFigures, tables: Mapping[str, Any]) -> "ComparedRun":
-        """Read back what the payload has, where a column of one value is that value, and a large count a text of its digits.
-
-        A `ValueError` says which column is missing or has other values, or that the names are no tree of modules.
-        """
+        """Read back what the payload has, where a column of one value is that value, and a large count a text of its digits."""
+        # A `ValueError` says which column is missing or has other values, or that the names are no tree of modules.
         names = convert(tables.get("name"), list[str])
         known = set(names)
         if len(known) < len(names) or "" not in known or any(name.rpartition(".")[0] not in known for name in names):

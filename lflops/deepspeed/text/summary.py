@@ -36,10 +36,8 @@ class Kind(Struct, frozen=True, kw_only=True):
 
 
 def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:
-    """The classes at depth 0, which is the root alone, at depth 1, and so on, in the model's order.
-
-    The last depth is `depth`; -1, and anything deeper than the model, is the innermost. Less is a `ValueError`.
-    """
+    """The classes at depth 0, which is the root alone, at depth 1, and so on, in the model's order."""
+    # The last depth is `depth`; -1, and anything deeper than the model, is the innermost. Less is a `ValueError`.
     if depth < -1:
         raise ValueError(f"depth={depth!r}: give -1 for all depths, 0 for the model alone, or how many to go below it")
     levels = grouped((module for module in profile.modules.values() if depth == -1 or module.depth <= depth), attrgetter("depth"))
