@@ -139,8 +139,8 @@ class Compilations:
 
     def listen_again(self) -> None:
         """To be called now and then, because torch.compile may be loaded later, and torch.compiler.reset() ends it."""
-        loaded = sys.modules.get("torch._dynamo.callback")
-        if loaded is not None and self._heard not in (handler := loaded.callback_handler).start_callbacks:
+        handler = self._handler
+        if handler is not None and self._heard not in handler.start_callbacks:
             handler.register_start_callback(self._heard)
             handler.register_end_callback(self._heard_end)
 
