@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lflops import units
 from lflops.analyze.analysis import Analysis, analyze
 from lflops.analyze.causes import allowance, row_of, taking_batches
-from lflops.analyze.speed.step_times import VERY_BUSY, lost_share
+from lflops.analyze.speed.step_times import lost_share
 from lflops.errors import ProfileError
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, memory_growth
 from lflops.ledger.run import load_run
@@ -25,17 +26,15 @@ from lflops.profile.series import summed
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import report_of
 from lflops.report.lines.text import counted, plain, shortened
-from lflops.report.lines.verdict import Finding, Verdict
+from lflops.report.lines.verdict import Finding, Verdict, judge, unseen_because, verdict_lines
 
 FORMAT = 1  # of the explanation as JSON: a field is added, never changed
 WORTH = 0.05  # of the time in which the run trained: as much in its second half is compiled for step after step, or others had the cores
-FEWEST_STEPS = 5  # clean ones: from fewer no one can tell
-UNSTEADY = 0.3  # of the median step: where a quartile is farther off, something is wrong that no one can name
-LARGE = 0.1  # of the step: what takes less is no advice where nothing is a fault
 LONGER = 1.15  # times a usual step: if steps take more over the whole run, the first sentence says so
 FEWEST_COMPILED = 3  # steps of a window that are compiled for, besides the first ones
 LONGEST, MOST_LINES, MOST_FINDINGS, MOST_MODULES = 240, 6, 6, 5  # letters of a text, and entries of a list: all of it stays small
 
+_KEPT_OFF = "this machine was busy in some of the run, or the process was stopped"
 _NO_WINDOW = Verdict(said="No window was closed. With LFLOPS=wait=5, lflops run opens one.", trust="the ledger of the run alone")
 _NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 _BY_OTHERS = {"other_rank", "gc"}  # causes that are no fault of the training's where other programs use the machine
@@ -61,6 +60,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     said: str  # how fast and how good a step is
     findings: tuple[Finding, ...]  # faults, the most costly first, and behind them where else the time goes
     because: str  # what it rests on, and why no one can tell
+    unseen: str | None = None  # why a fault would not be seen; `None` if it would be. Empty: there is no window to see it in
     measured: Mapping[str, str]  # what was measured, and on what: texts by their names
     modules: tuple[Module, ...]  # those that take longest
     ranks: tuple[str, ...]  # the lines about the ranks of a run of several
@@ -143,7 +143,7 @@ def _would_show(analysis: Analysis, cause: str) -> bool:
     """Whether a run shows that it has no such fault: its steps are good enough for any, or the phase is short in nearly all of them."""
     spread, mean, least = analysis.step_times.spreads.get(cause), analysis.step_times.mean, row_of(cause).fault_from
     is_short = spread is not None and mean is not None and least is not None and spread.high < least * mean
-    return _would_be_seen(analysis) or is_short
+    return unseen_because(analysis) is None or is_short
 
 
 def fault_lines(changes: Sequence[FaultChange]) -> Iterator[tuple[str, str]]:
@@ -167,16 +167,18 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
         findings = [each for each in findings if each.cause != "other" or (each.seconds or 0.0) > 2 * explained]
         faults = {each.cause for each in findings if each.is_fault}
         findings = [each for each in findings if each.is_fault or each.cause not in faults]
-    findings.sort(key=lambda each: (not each.is_fault, each.seconds is not None, -(each.seconds or 0.0)))
-    kept_off = ledger is not None and _kept_off(ledger) >= WORTH
-    is_seen = analysis is not None and _would_be_seen(analysis) and not kept_off
+    findings.sort(key=lambda each: (not each.is_fault, each.cause == "busiest", each.seconds is not None, -(each.seconds or 0.0)))
+    unseen, kept_off = "" if analysis is None else unseen_because(analysis), ledger is not None and _kept_off(ledger) >= WORTH
+    if unseen is None and kept_off:
+        unseen = _KEPT_OFF
     because = f"{verdict.trust.removesuffix('below')}in lflops show" if verdict.doubts else verdict.trust
     modules, of_ranks = ((), ()) if analysis is None else (analysis.busiest[:MOST_MODULES], ranks(analysis))
     return Explanation(
-        status="found" if findings and findings[0].is_fault else "nothing found" if is_seen else "cannot tell",
+        status=judge("", findings, unseen, "").status,
         said=_ran_out_of_memory(ledger, path) + verdict.said + _over_the_run(analysis, ledger),
         findings=tuple(findings[:MOST_FINDINGS]),
-        because=f"{because}; this machine was busy in some of the run, or the process was stopped" if kept_off else because,
+        because=f"{because}; {_KEPT_OFF}" if kept_off else because,
+        unseen=unseen,
         measured={} if analysis is None else dict(_measured(analysis)),
         modules=tuple(Module(name=_short(each.pattern), kind=_short(each.kind), seconds=each.seconds, macs=each.macs) for each in modules),
         ranks=tuple(_short(f"{label}: {text}" if label else text) for label, text in of_ranks)[:MOST_LINES],
@@ -199,12 +201,6 @@ def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:
         return ""
     each = _trained(ledger) / ledger.steps
     return f" Over the whole run it is {units.duration(each)} for each step." if each > LONGER * analysis.step_times.mean else ""
-
-
-def _would_be_seen(analysis: Analysis) -> bool:
-    """Whether the steps are good enough to say that nothing is wrong."""
-    is_quiet = lost_share(analysis.profile) < VERY_BUSY and analysis.outliers.doubt is None
-    return is_quiet and analysis.step_times.steps >= FEWEST_STEPS and (analysis.step_times.spread or 0.0) < UNSTEADY
 
 
 def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -> Iterator[Finding]:
@@ -303,12 +299,8 @@ def _short(text: str) -> str:
 
 def lines_of(found: Explanation) -> Iterator[tuple[str, str]]:
     """Label and text of each line for a terminal."""
-    faults, rest = ([each.said + _sure(each) for each in found.findings if each.is_fault == is_fault] for is_fault in (True, False))
-    told = [each for each in found.findings if found.status != "cannot tell" and (faults or (each.share or 0.0) >= LARGE)]
-    steps = [f"{step}." for step in dict.fromkeys(each.next for each in told if each.next)]
-    rows = {"verdict": [found.said], "why": faults or [f"{found.status}."], "also": rest, "next": steps, "trust": [found.because]}
-    for label, lines in rows.items():
-        yield from (("" if index else label, line) for index, line in enumerate(lines))
+    findings = [replace(each, said=each.said + _sure(each)) for each in found.findings]
+    return verdict_lines(judge(found.said, findings, found.unseen, found.because))
 
 
 def _sure(finding: Finding) -> str:

@@ -10,8 +10,9 @@ from lflops.analyze.modules.tree import BusyModules
 from lflops.analyze.speed.utilization import flops_per_second
 from lflops.profile.model import Profile
 from lflops.report.lines.diff import headline
-from lflops.report.lines.report import Report, report_of, speed_lines, uncounted, verdict_lines
+from lflops.report.lines.report import Report, report_of, speed_lines, uncounted
 from lflops.report.lines.text import counted, itself_of, plain, shortened_name
+from lflops.report.lines.verdict import verdict_lines
 
 _MARGIN = 16
 _MODULES = 5
@@ -31,7 +32,7 @@ def log_text(analysis: Analysis, before: Profile | None = None) -> str:
     """The text of a window, compared with the one before it: labels, and behind each of them a line or more."""
     report = report_of(analysis)
     parts: list[_Lines] = [
-        verdict_lines(report),
+        verdict_lines(report.verdict),
         (("since the last", line) for line in headline(diff(before, analysis.profile))[:_CHANGES]) if before is not None else (),
         ((fact.label, fact.text) for fact in report.subject if fact.name in _SUBJECT),
         speed_lines([fact for fact in report.speed if fact.name not in _LEFT_OUT]),

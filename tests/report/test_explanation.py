@@ -24,7 +24,8 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase, Trace
 from lflops.profile.steps import Step
 from lflops.report import explanation
-from lflops.report.explanation import Explanation, explain, fault_changes, fault_lines, markdown
+from lflops.report.explanation import Explanation, explain, fault_changes, fault_lines, lines_of, markdown
+from lflops.report.log_text import log_text
 from tests.support.profile_builders import cell, clocked, product, profile, run, weights
 
 USUAL = {"data": 1e-3, "forward": 10e-3, "backward": 20e-3, "optimizer": 2e-3, "other": 1e-3}
@@ -533,6 +534,24 @@ def test_steps_that_vary_without_a_cause_leave_it_open() -> None:
     slow = Step(index=9, kind="clean", seconds=sum(twice.values()), phases=twice)
     varied = [*given.steps[3:], slow, slow, slow]
     assert ("nothing found", "cannot tell") == (explain(given).status, explain(replace(given, steps=tuple(varied))).status)
+
+
+def test_the_log_says_of_a_window_what_lflops_why_says() -> None:
+    """Four steps in which 3 % is the optimizer's are too few; six are enough. A wait of 20 ms is a fault in any number of steps."""
+    few = "Cannot tell whether anything is wrong, because fewer than 5 undisturbed steps were timed."
+    judgements = [(trained(), " No known fault found."), (trained(4), f" {few}"), (trained(4, data=20e-3), "")]
+    for given, judgement in judgements:
+        first, *others = lines_of(explain(given))
+        assert first == ("verdict", explain(given).said + judgement)
+        in_log = log_text(analyze(given)).splitlines()
+        assert f"verdict           {first[1]}" == in_log[0]
+        rows = [f"{label:<18}{text.partition(' (Right in ')[0]}" for label, text in others]
+        assert rows == in_log[1 : 1 + len(rows)]
+
+
+def test_steps_that_cannot_tell_give_no_advice() -> None:
+    """Of 34 ms forward and backward have 30, in products, whose peak is not known: six steps say to measure it, and four do not."""
+    assert [True, False] == ["next" in dict(lines_of(explain(trained(steps)))) for steps in (6, 4)]
 
 
 def test_the_figures_are_numbers_of_the_window_and_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,9 @@ def test_the_verdict_says_why_and_what_next() -> None:
     """Backward takes 1.5 of 3 ms, of which the modules have three calls of 100 µs."""
     given = small_profile()
     found = lines_of(log_text(analyze(replace(given, run=replace(given.run, hardware=CHIP)))))
-    assert "40.0 % of the step (1.20 ms) is backward outside of the layers." == found["why"]
-    assert "Count ignored modules, and name the rest with lflops.scope." == found["next"]
+    assert "23.3 % of the step (700 µs) is Model itself, outside its layers, or between it and backward." == found["why"]
+    assert "40.0 % of the step (1.20 ms) is backward outside of the layers." == found["also"]
+    assert found["next"].startswith("Keep .item(), images, prints and loops in Python out of the model's forward")
     assert found["verdict"].startswith("A step takes 3.00 ms, at ")
     assert found["trust"].startswith("1 undisturbed step; ")
 

@@ -123,7 +123,7 @@ def wrong_sums(given: Profile) -> list[str]:
         if whole is not None and not _equal(sum(each.median for each in own if each is not None), whole.median):
             wrong.append(f"modules: {phase}")
     wrong += _above_their_phase(given, times.phases)
-    for sentence in report.verdict.why:
+    for sentence in (*report.verdict.why, *report.verdict.also):
         for share, number, unit in _COST.findall(sentence):
             seconds = float(number) * _SECONDS[unit]
             if "<" not in share and times.mean and abs(100 * seconds / times.mean - float(share)) > 0.06 + 0.006 * float(share):

@@ -20,8 +20,9 @@ from lflops.profile.model import ModuleProfile, Profile
 from lflops.profile.notes import notes_with
 from lflops.profile.records import Trace
 from lflops.profile.series import grouped, sum_known
-from lflops.report.lines.report import report_of, verdict_lines
+from lflops.report.lines.report import report_of
 from lflops.report.lines.text import counted, plain
+from lflops.report.lines.verdict import verdict_lines
 from lflops.units import UNKNOWN
 
 
@@ -175,7 +176,7 @@ def summary(
         ]
     report = report_of(analysis)
     if report.verdict.why:
-        closing = [_line(label, value) for label, value in verdict_lines(report)]
+        closing = [_line(label, value) for label, value in verdict_lines(report.verdict)]
         parts += ["\n----------------------------- Where the Step's Time Went -----------------------------", *closing]
     return "\n".join([*parts, "-" * 78])
 

@@ -18,7 +18,9 @@ interface Part {
   name: string; label: string; seconds: number; share: number; text: string; what: string; advice: string; modules: [string, number][];
 }
 interface Finding { cause: string; said: string; module: string; rank: number | null; seconds: number | null; share: number | null; next: string }
-interface Verdict { said: string; findings: Finding[]; why: string[]; next: string[]; trust: string; doubts: number }
+interface Verdict {
+  said: string; status: string; judgement: string; findings: Finding[]; why: string[]; also: string[]; next: string[]; trust: string; doubts: number;
+}
 interface Report {
   verdict: Verdict; subject: Fact[]; speed: Fact[]; model: Fact[]; budget: Part[]; why_no_budget: string; remarks: Fact[];
 }

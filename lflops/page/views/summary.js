@@ -49,11 +49,15 @@ function drawSummary(payload, { source, listed, window, rank, follow, go }) {
 
 // The verdict, why, what next, and how far to trust it, which leads to the notes below.
 /** @type {(verdict: Verdict) => HTMLElement} */
-function said({ said: first, why, next, trust, doubts }) {
+function said({ said: first, judgement, why, also, next, trust, doubts }) {
   /** @type {(label: string, lines: (string | HTMLElement)[]) => (HTMLElement | null)[]} */
   const rows = (label, lines) => (lines.length ? [element("dt", {}, label), element("dd", {}, ...lines.map((line) => element("div", {}, line)))] : []);
   const basis = doubts ? element("a", { class: "doubt", href: "#facts", onclick: toFacts }, trust) : trust;
-  return element("dl", { class: "verdict" }, element("dt", {}, "verdict"), element("dd", {}, element("strong", {}, first)), ...rows("why", why), ...rows("next", next), ...rows("trust", trust ? [basis] : []));
+  const top = element("strong", {}, judgement ? `${first} ${judgement}` : first);
+  return element(
+    "dl", { class: "verdict" }, element("dt", {}, "verdict"), element("dd", {}, top), ...rows("why", why), ...rows("also", also), ...rows("next", next),
+    ...rows("trust", trust ? [basis] : []),
+  );
 }
 
 // The page keeps its state behind the #, so it is not followed as a link.

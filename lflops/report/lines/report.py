@@ -374,13 +374,6 @@ def _never_called(analysis: Analysis) -> str:
     return plain(" and ".join([", ".join(labels[:_LISTED]), *filter(None, ends)]))
 
 
-def verdict_lines(report: Report) -> Iterator[tuple[str, str]]:
-    """Label and text: the verdict, why, what next, and how far to trust it."""
-    said = report.verdict
-    for label, lines in (("verdict", [said.said]), ("why", said.why), ("next", said.next), ("trust", [said.trust])):
-        yield from (("" if index else label, line) for index, line in enumerate(lines) if line)
-
-
 def speed_lines(facts: Sequence[Fact]) -> Iterator[tuple[str, str]]:
     """Label and text; parts are indented below their whole, and numbers stand below each other."""
     depth: dict[str, int] = {}

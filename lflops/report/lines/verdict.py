@@ -2,10 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lflops import units
 from lflops.analyze.analysis import Analysis
@@ -20,14 +21,15 @@ from lflops.profile.series import grouped
 from lflops.report.lines.ranks import slowest_rank
 from lflops.report.lines.text import counted, itself_of, plain, plus_minus
 
-_CAUSES, _NEXT = 3, 2
+_FINDINGS, _ALWAYS = 3, {"peak", "busiest"}  # so many, and those of these kinds, are in every drawing; `lflops why` has more
+_LARGE = 0.1  # of the time: what takes less is no advice, unless it is a fault
+_FEWEST_STEPS = 5  # clean ones: from fewer no one can tell
 _UNSTEADY = 0.1  # of the median step: a mean or a quartile that is farther off is worth a word
 _WIDE = 0.3  # of the median step: steps whose quartile is farther off are unsteady
 _BURST = 5  # times as long as in the other steps
 _BUSY = 0.05  # of the CPU time that was asked for: from so much on, what other processes had is worth a word
 _KINDS, _COVERED = 3, 2 / 3  # at most so many kinds of modules are read for a part, which together have this share of it
 _LABELS = {"memory_bound": "memory-bound", "below_roof": "slower than the chip allows"}
-_REMEASURE = "Measure the peak again on an idle machine: lflops hardware --measure"
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -51,8 +53,12 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """The first lines of every drawing."""
 
     said: str  # how fast and how good the step is, or of a plan its least time and whether it fits
-    findings: tuple[Finding, ...] = ()  # all that it is longer for, the most costly first
-    why: tuple[str, ...] = ()  # the first of these, each with its cost
+    # Whether anything was `found`. Of `nothing found` the steps were good enough to see it; else it is `cannot tell`.
+    status: Literal["found", "nothing found", "cannot tell"] = "cannot tell"
+    judgement: str = ""  # the same as a sentence, with the reason; empty where a fault was found, or nothing was timed
+    findings: tuple[Finding, ...] = ()  # faults, the most costly first, and then where else the time goes
+    why: tuple[str, ...] = ()  # the first faults, each with its cost; without any, where the time goes
+    also: tuple[str, ...] = ()  # where else it goes, if there is a fault
     next: tuple[str, ...] = ()  # what usually shortens that, in the same order
     trust: str = ""  # what the figures rest on, how steady they are, and what is unknown
     doubts: int = 0  # how many further remarks make them less reliable
@@ -60,21 +66,55 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def verdict(analysis: Analysis, doubts: int) -> Verdict:
     """The verdict on a profile. So many remarks make its figures less reliable, besides those in the line of trust."""
-    found = [each for cause in analysis.causes if (each := _finding(analysis, cause)) is not None]
-    judged = [each for each in found if each.cause != "busiest"]
-    first = sorted(judged, key=lambda each: not each.is_fault)[:_CAUSES]  # no fault is left out for where any training's time goes
-    told = [*(each for each in judged if each in first), *(each for each in found if each.cause == "busiest")]
-    steps = dict.fromkeys(each.next for each in told if each.next)
-    if analysis.utilization.is_peak_too_low:
-        steps = {_REMEASURE: None} | steps
+    said, trust = " ".join(_said(analysis)), "; ".join(_trust(analysis, doubts))
+    if analysis.step_times.mean is None:
+        return Verdict(said=said, trust=trust, doubts=doubts)
+    reached = analysis.utilization
+    peak = Cause(kind="peak", seconds=None, value=reached.hardware, usual="step" if (reached.mfu or 0.0) > 1 else "layer")
+    found = [_finding(analysis, cause) for cause in [*([peak] if reached.is_peak_too_low else ()), *analysis.causes]]
+    findings = sorted((each for each in found if each is not None), key=lambda each: not each.is_fault)
+    first = [*findings[:_FINDINGS], *(each for each in findings[_FINDINGS:] if each.cause in _ALWAYS)]
+    return replace(judge(said, first, unseen_because(analysis), trust), findings=tuple(findings), doubts=doubts)
+
+
+def judge(said: str, findings: Sequence[Finding], unseen: str | None, trust: str) -> Verdict:
+    """The verdict from findings, faults first. `unseen` is why a fault would not be seen; `None` if it would be."""
+    faults, rest = (tuple(each.said for each in findings if each.is_fault == is_fault) for is_fault in (True, False))
+    status: Literal["found", "nothing found", "cannot tell"] = "found" if faults else "nothing found" if unseen is None else "cannot tell"
+    doubt = f"Cannot tell whether anything is wrong{f', because {unseen}' if unseen else ''}."
+    least = math.inf if status == "cannot tell" else _LARGE
+    advised = [each for each in findings if each.is_fault or each.share is None or each.share >= least]
     return Verdict(
-        said=" ".join(_said(analysis)),
-        findings=tuple(judged),
-        why=tuple(each.said for each in told),
-        next=tuple(f"{step}." for step in steps)[:_NEXT],
-        trust="; ".join(_trust(analysis, doubts)),
-        doubts=doubts,
+        said=said,
+        status=status,
+        judgement={"found": "", "nothing found": "No known fault found.", "cannot tell": doubt}[status],
+        findings=tuple(findings),
+        why=faults or rest,
+        also=rest if faults else (),
+        next=tuple(f"{step}." for step in dict.fromkeys(each.next for each in advised if each.next)),
+        trust=trust,
     )
+
+
+def unseen_because(analysis: Analysis) -> str | None:
+    """Why the steps are not good enough to see whether anything is wrong; `None` if they are."""
+    times, doubt = analysis.step_times, analysis.outliers.doubt
+    if times.mean is None:
+        return "nothing was timed"
+    if lost_share(analysis.profile) >= VERY_BUSY:
+        return _DOUBT["busy"]
+    if times.steps < _FEWEST_STEPS:
+        return f"fewer than {_FEWEST_STEPS} undisturbed steps were timed"
+    if (times.spread or 0.0) >= _WIDE:
+        return "the steps vary too much"
+    return None if doubt is None else _DOUBT[doubt]
+
+
+def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
+    """Label and text of each line."""
+    first = [" ".join(filter(None, (said.said, said.judgement)))]
+    for label, lines in (("verdict", first), ("why", said.why), ("also", said.also), ("next", said.next), ("trust", [said.trust])):
+        yield from (("" if index else label, line) for index, line in enumerate(lines) if line)
 
 
 def _said(analysis: Analysis) -> Iterator[str]:
@@ -89,9 +129,6 @@ def _said(analysis: Analysis) -> Iterator[str]:
         yield f"{took}."
         return
     yield f"{took}, at {units.percent(reached.mfu)} MFU."
-    if reached.is_peak_too_low:
-        what = "step" if reached.mfu > 1 else "layer"
-        yield f"No {what} can exceed the peak, so the peak of {reached.hardware} is too low here, and MFU too high."
 
 
 def _planned(analysis: Analysis) -> Iterator[str]:

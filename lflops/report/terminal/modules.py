@@ -13,15 +13,16 @@ from lflops.analyze.modules.tree import Row, WorkCounts, share_of
 from lflops.profile.records import CompiledCode, Phase, Trace
 from lflops.profile.series import sum_known
 from lflops.report.lines.module_table import ModuleColumn, ModuleLine, module_columns, module_lines
-from lflops.report.lines.report import Part, report_of, speed_lines, verdict_lines
+from lflops.report.lines.report import Part, report_of, speed_lines
 from lflops.report.lines.text import counted, plain, shortened_name
+from lflops.report.lines.verdict import verdict_lines
 from lflops.report.terminal.tables import MARGIN, FittedTable, figure, margin, prose, text
 
 
 def header(analysis: Analysis) -> Group:
     report = report_of(analysis)
     blocks: list[RenderableType] = [
-        margin((label, prose(value)) for label, value in verdict_lines(report)),
+        margin((label, prose(value)) for label, value in verdict_lines(report.verdict)),
         margin((fact.label, prose(fact.text)) for fact in report.subject),
         *([margin(speed_lines(report.speed))] if report.speed else []),
         *([_budget(report.budget)] if report.budget else []),
