@@ -69,8 +69,13 @@ class Tape:
         """Nanoseconds of the clock; while notes are played, as each was noted."""
         return self.clock() if self._moment is None else self._moment
 
-    def play(self, most: int = LONGEST) -> bool:
-        """Make the calls that were noted until now, so many at most. Returns whether there are more. An error ends it."""
+    @property
+    def next(self) -> int | None:
+        """The moment of the first note that is not played; `None` if there is none."""
+        return self._notes[0] if self._notes else None
+
+    def play(self, most: int = LONGEST) -> None:
+        """Make the calls that were noted until now, so many at most. An error ends it."""
         with self._lock:
             self._player = threading.get_ident()
             try:
@@ -82,7 +87,6 @@ class Tape:
                 self._notes.clear()
             finally:
                 self._moment = self._player = None
-            return bool(self._notes)
 
     def raise_error(self) -> None:
         """Raise what has ended it, if that was not raised before."""
@@ -325,10 +329,13 @@ class Keeper:
         return done + 1 + max(ends, 0)
 
     def _run(self) -> None:
-        written = looked = now = time.perf_counter_ns()
+        written = looked = time.perf_counter_ns()
         pause = LOOK if self._hear is None else min(HEAR, LOOK)
-        while not self._is_over.wait(pause):
-            due, now = now + int(pause * 1e9), time.perf_counter_ns()
+        while True:
+            due = time.perf_counter_ns() + int(pause * 1e9)
+            if self._is_over.wait(pause):
+                return
+            now = time.perf_counter_ns()
             if now - due > LATE:
                 self._book.freezes.append((due, now))
             if self._hear is not None:
@@ -350,14 +357,14 @@ class Keeper:
                 return
             finally:
                 self._lock.release()
-                now = time.perf_counter_ns()
 
     def _read(self, pause: float = 0.0) -> None:
-        has_more = True
-        while has_more:
-            has_more = self._tape.play(AT_ONCE)
-            self._book.read(self.recorder.marks, time.perf_counter_ns())
-            has_more = has_more and not (pause and self._is_over.wait(pause))
+        while True:
+            self._tape.play(AT_ONCE)
+            now, more = time.perf_counter_ns(), self._tape.next  # in this order: no mark to come is older
+            self._book.read(self.recorder.marks, now if more is None else min(now, more))
+            if more is None or (pause and self._is_over.wait(pause)):
+                return
 
     def _write(self) -> None:
         """Add a row with all that happened since the last."""

@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections import deque
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 from weakref import ref
 
@@ -10,7 +11,9 @@ import pytest
 
 from lflops.boundary import Boundary
 from lflops.ledger.book import Book
-from lflops.ledger.keeper import Recorder, Tape, TrainPhases
+from lflops.ledger.keeper import Keeper, Recorder, Tape, TrainPhases
+
+MS = 1_000_000
 
 
 class Clock:
@@ -135,4 +138,31 @@ def test_so_many_are_played_at_once() -> None:
     tape.runs = True
     for number in range(5):
         tape.note(heard.append, number)
-    assert [(True, 2), (True, 4), (False, 5)] == [(tape.play(2), len(heard)) for _ in range(3)]
+    left = []
+    for _ in range(3):
+        tape.play(2)
+        left.append((tape.next is not None, len(heard)))
+    assert [(True, 2), (True, 4), (False, 5)] == left
+
+
+def test_what_is_played_in_parts_is_charged_until_the_next_note_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 100 steps of 4 ms of forward and 6 of no phase, two of them the warm-up; the collector has 60 ms more in the 81st."""
+    clock = Clock()
+    monkeypatch.setattr("time.perf_counter_ns", clock)
+    watched = Keeper(tape=(tape := Tape(clock)))
+    book, recorder, phases = watched._book, watched.recorder, TrainPhases(watched.recorder)
+    tape.runs, usage = True, getrusage(RUSAGE_SELF)
+    for step in range(1, 101):
+        tape.note(phases.enter, "forward")
+        if step == 81:
+            watched._collections.moments.extend((clock.now + MS, clock.now + 61 * MS))
+            clock.now += 60 * MS
+        clock.now += 4 * MS
+        tape.note(phases.leave)
+        clock.now += 6 * MS
+        tape.note(lambda read: recorder.step_ends(read, None, touched=False), (step, 0, None, usage))
+    watched._read()
+    steps = {"warm_up": 20, "training/forward": 392, "training/other": 588, "slow/gc": 60}
+    spent, slow = book.take()
+    assert steps == {name: each / MS for name, each in spent.items() if name != "start_up"}
+    assert [("gc", 81, 0.06)] == [(each.cause, each.step, each.cost) for each in slow]
