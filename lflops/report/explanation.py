@@ -191,8 +191,9 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
 def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
     if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
         return ""
-    report = next((f", see {file}" for file in folder.rglob("oom-*-rank*.txt")), "") if folder is not None else ""
-    return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{report}. "
+    reports = [] if folder is None else sorted(folder.rglob("oom-*-rank*.txt"), key=lambda file: file.stat().st_mtime)
+    see = f", see {reports[-1]}" if reports else ""
+    return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{see}. "
 
 
 def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:

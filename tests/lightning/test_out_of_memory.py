@@ -63,6 +63,13 @@ def test_a_report_says_where_it_was_and_who_held_what(tmp_path: Path) -> None:
     assert {"by category", "by module"} <= set(text)
 
 
+def test_a_training_whose_stage_has_no_windows_leaves_one_too(tmp_path: Path) -> None:
+    """Nothing is counted before. A second run that fails in the same step leaves the first one's report."""
+    assert ["oom-12-rank0.json", "oom-12-rank0.txt"] == failing(OUT, tmp_path, on_oom=True, stages=())
+    both = ["oom-12-rank0-2.json", "oom-12-rank0-2.txt", "oom-12-rank0.json", "oom-12-rank0.txt"]
+    assert both == failing(OUT, tmp_path, on_oom=True, stages=())
+
+
 def test_without_being_asked_or_with_another_error_there_is_none(tmp_path: Path) -> None:
     """The twins."""
     assert [] == failing(OUT, tmp_path)

@@ -1,5 +1,6 @@
 """The report when memory runs out: where the training was, the memory of its last counted step, and the allocator's snapshot explained."""
 
+import itertools
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -65,11 +66,12 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 def write_report(error: BaseException, training: Training, profile: Profile | None, folder: Path) -> Path:
     """Write the report as text and JSON, with the profile of the last counted step; returns the text's path."""
     report = _report(error, training, profile)
-    path = folder / f"oom-{report.step}-rank{training.rank}"
     folder.mkdir(parents=True, exist_ok=True)
-    text = path.with_suffix(".txt")
+    name = f"oom-{report.step}-rank{training.rank}"
+    texts = (folder / f"{name}{f'-{number}' if number > 1 else ''}.txt" for number in itertools.count(1))
+    text = next(each for each in texts if not each.exists())  # another run may have ended in the same step
     text.write_text("".join(f"{line}\n" for line in report_lines(report)), encoding="utf-8")
-    path.with_suffix(".json").write_bytes(json.format(json.encode(report)) + b"\n")
+    text.with_suffix(".json").write_bytes(json.format(json.encode(report)) + b"\n")
     return text
 
 
