@@ -1,6 +1,5 @@
 """`FlopsMonitor`: one line in a Trainer."""
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -10,7 +9,6 @@ from typing import Any, Self
 from torch import nn
 
 from lflops.collect.kineto.tracer import Activity
-from lflops.collect.ranks.store import shared_store
 from lflops.errors import LflopsError
 from lflops.extras import needed
 from lflops.hardware.chips import Hardware
@@ -20,11 +18,7 @@ from lflops.lightning.training import Base, MisconfigurationException, log_dir_o
 from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings, settings_of
-from lflops.session.run import MonitoredRun
-from lflops.session.session import Session
-
-_RUNS = itertools.count()
-"""Numbers the runs on several ranks, of all monitors in the process: a process group outlives them, and what they left in its store."""
+from lflops.session.run import NO_RUN, OPEN, MonitoredRun
 
 
 class FlopsMonitor(Base, HearsPhases):
@@ -84,6 +78,10 @@ class FlopsMonitor(Base, HearsPhases):
     """
 
     _writes_without_logger = True
+    _run = NO_RUN
+    _phases: TrainerPhases | None = None
+    _number = 1  # among the monitors of the Trainer
+    _outer: tuple[tuple[MonitoredRun, TrainerPhases | None], ...] = ()  # runs that go on, within which the last one was begun
 
     def __init__(
         self,
@@ -120,8 +118,6 @@ class FlopsMonitor(Base, HearsPhases):
         self._settings = Settings(**{setting.name: given[setting.name] for setting in fields(Settings)})
         self.profiles: list[Profile] = []
         self._enabled = True
-        self._run: MonitoredRun | None = None
-        self._phases: TrainerPhases | None = None
 
     @classmethod
     def from_deepspeed(cls, config: str | PathLike[str] | Mapping[str, Any]) -> Self:
@@ -142,19 +138,18 @@ class FlopsMonitor(Base, HearsPhases):
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the profiles so far, without the run: a copy, or what is unpickled, is a monitor that has not begun."""
-        lightnings = {"log", "log_dict"}  # set on every callback of a Trainer: methods of its model
-        kept = {name: value for name, value in self.__dict__.items() if name not in lightnings}
-        return kept | {"_run": None, "_phases": None, "profiles": list(self.profiles)}
+        others = {"log", "log_dict", "_run", "_phases", "_number", "_outer"}  # the first two a Trainer sets: methods of its model
+        kept = {name: value for name, value in self.__dict__.items() if name not in others}
+        return kept | {"profiles": list(self.profiles)}
 
     @property
     def ledger(self) -> Ledger | None:
         """Every second of the last run so far, by category; `None` before it, and where no ledger is kept."""
-        return None if self._run is None else self._run.ledger
+        return self._run.ledger
 
     def request_window(self) -> None:
         """Ask for a window now, on every rank: the next scheduled one, or one more. A handler of a signal may call it, and any thread."""
-        if self._run is not None:
-            self._run.request_window()
+        self._run.request_window()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the arguments, and ask where files go and how ranks reach each other: on every process, for that takes all of them."""
@@ -166,66 +161,62 @@ class FlopsMonitor(Base, HearsPhases):
                 self._settings.try_folder()
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
-        self._run = run = MonitoredRun(self._settings)
+        if self._run in OPEN:
+            self._outer += ((self._run, self._phases),)
+        self._run, self._phases = run, phases = MonitoredRun(self._settings), phases_of(trainer)
         self.profiles = run.profiles
-        self._phases = phases_of(trainer)
         with run.boundary:
-            run.open()
+            self._number = phases.join(run.boundary, run.undo, run.close)
+            run.open(str(self._number), trainer.global_rank, trainer.world_size)
             if self._settings.dirpath is None:
                 run.log_dir = log_dir_of(trainer, without_logger=self._writes_without_logger)
-            if trainer.world_size > 1:
-                name = f"lflops/{self._number(trainer)}/{next(_RUNS)}"
-                run.store = shared_store(name, trainer.global_rank, timeout=self._settings.gather_timeout)
-            self._phases.join(run.boundary, run.undo, self._close)
-            if self._number(trainer) == 1:
-                run.keep_ledger(self._phases, trainer.global_rank, trainer.world_size)
+            is_kept = self._settings.ledger and not phases.has_ledger
+            phases.has_ledger |= is_kept
+            run.keep_ledger(phases, trainer.global_rank, trainer.world_size, is_kept=is_kept)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._begin("train", trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Know that gradients may be accumulated otherwise from here on."""
-        self._guarded("train", lambda session: session.epoch_begins())
+        self._run.guarded("train", lambda session: session.epoch_begins())
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self._run is not None:
-            self._run.batch_begins("train", batch)
+        self._run.batch_begins("train", batch)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        if self._run is not None and self._phases is not None:
+        if self._phases is not None:
             with self._run.boundary:
                 self._phases.backward_begins(loss)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        if self._run is not None and self._phases is not None:
+        if self._phases is not None:
             with self._run.boundary:
                 self._phases.backward_ends()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        if self._run is not None and self._phases is not None:
+        if self._phases is not None:
             with self._run.boundary:
                 self._phases.optimizer_begins()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._run is not None:
-            self._run.batch_ends("train", batch)
+        self._run.batch_ends("train", batch)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._close()
+        self._run.close()
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._run is not None:
-            self._run.epoch_ends()
+        self._run.epoch_ends()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Know why this step takes longer, and begin, or go on, with this stage. The sanity check is a part of the start."""
-        if self._run is not None and not trainer.sanity_checking:
+        if not trainer.sanity_checking:
             self._run.enters("validation")
-            self._guarded("train", lambda session: session.mark("validation"))
+            self._run.guarded("train", lambda session: session.mark("validation"))
             self._begin("validate", trainer, pl_module)
 
     def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        if self._run is not None and not trainer.sanity_checking:
+        if not trainer.sanity_checking:
             self._run.batch_begins(trainer.state.stage.value, batch)
 
     on_test_batch_start = on_predict_batch_start = on_validation_batch_start
@@ -233,52 +224,44 @@ class FlopsMonitor(Base, HearsPhases):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if self._run is not None and not trainer.sanity_checking:
+        if not trainer.sanity_checking:
             self._run.batch_ends(trainer.state.stage.value, batch)
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._guarded("validate", lambda session: session.pause())
-        if self._run is not None:
-            self._run.leaves("validation")
+        self._run.guarded("validate", lambda session: session.pause())
+        self._run.leaves("validation")
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        if self._run is not None:
-            self._run.enters(trainer.state.stage.value)
+        self._run.enters(trainer.state.stage.value)
         self._begin(trainer.state.stage.value, trainer, pl_module)
 
     on_predict_start = on_test_start
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Know why this step takes longer; nothing is added to the checkpoint."""
-        self._guarded("train", lambda session: session.mark("checkpoint"))
+        self._run.guarded("train", lambda session: session.mark("checkpoint"))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._close(exception)
+        self._leave(exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._close()
+        self._leave()
 
     def _begin(self, name: str, trainer: Any, pl_module: Any) -> None:
-        if self._run is None:
-            return
         training, stage = partial(training_of, trainer, pl_module), partial(stage_of, name, trainer, pl_module)
         try:
-            self._run.begin(name, training, stage, self._number(trainer))
+            self._run.begin(name, training, stage, self._number)
         except LflopsError as error:
             raise MisconfigurationException(f"FlopsMonitor: {error}") from error
 
-    def _number(self, trainer: Any) -> int:
-        return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)].index(self) + 1
-
-    def _guarded(self, name: str, action: Callable[[Session], None]) -> None:
-        if self._run is not None:
-            self._run.guarded(name, action)
-
-    def _close(self, error: BaseException | None = None) -> None:
-        if self._run is not None:
-            self._run.close(error)
+    def _leave(self, error: BaseException | None = None) -> None:
+        """End the run, and go on with the one within which it was begun."""
+        self._run.close(error)
+        if self._outer:
+            (self._run, self._phases), self._outer = self._outer[-1], self._outer[:-1]
+            self.profiles = self._run.profiles
 
 
 class InjectedMonitor(FlopsMonitor):

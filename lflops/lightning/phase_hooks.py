@@ -60,6 +60,7 @@ class TrainerPhases(Phases):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
+        self.has_ledger = False  # whether one of its monitors keeps it
         self._trainer = ref(trainer)  # what is kept as long as it lives must not keep it
         self._state = trainer.state
         self._known: dict[str, tuple[str | None, str | None] | None] = {}
@@ -70,14 +71,17 @@ class TrainerPhases(Phases):
         self.boundary = Boundary(self._fail)
         self._undo = Undo()
 
-    def join(self, boundary: Boundary, undo: Undo, close: Callable[[BaseException | None], None]) -> None:
-        """Hear the Trainer for one more monitor, until its `undo` is closed; with the last one the wrappers come off."""
+    def join(self, boundary: Boundary, undo: Undo, close: Callable[[BaseException | None], None]) -> int:
+        """Hear the Trainer for one more monitor, until its `undo` is closed; with the last one the wrappers come off.
+
+        Returns how many there are then.
+        """
         # `close` ends the monitor's run where the Trainer ends without a word to its callbacks.
         undo.add(self._leave, boundary)
-        is_first = not self._users
         self._users[boundary] = close
-        if is_first:
+        if len(self._users) == 1:
             self._install(self._trainer())
+        return len(self._users)
 
     def _leave(self, boundary: Boundary) -> None:
         self._users.pop(boundary, None)
@@ -133,7 +137,8 @@ class TrainerPhases(Phases):
         """The Trainer ends. Its callbacks do not hear it where others stand in their place, as after a failed search for a rate."""
         with self.boundary:
             for close in [*self._users.values()]:
-                close(sys.exc_info()[1])
+                # The program may be handling another error, which did not end this.
+                close(sys.exc_info()[1] if self._state.status == "interrupted" else None)
         return call(*args, **kwargs)
 
     def _step_begins(self, *_: object) -> None:

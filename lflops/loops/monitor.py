@@ -1,7 +1,6 @@
 """`lflops.monitor`: watch any training loop as a Trainer is watched."""
 
 import contextlib
-import itertools
 import math
 import operator
 import os
@@ -19,7 +18,6 @@ from torch.optim import Optimizer
 from lflops.boundary import Boundary, ExitBy, Undo
 from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.inputs.tensors import device_of
-from lflops.collect.ranks.store import shared_store
 from lflops.errors import CountError
 from lflops.ledger.account import Ledger
 from lflops.loops.phases import LoopPhases
@@ -28,7 +26,7 @@ from lflops.session.inputs.messages import say, warn
 from lflops.session.inputs.settings import Settings
 from lflops.session.inputs.training import STAGES, Stage, Training
 from lflops.session.outlets.loggers import loggers_of
-from lflops.session.run import MonitoredRun
+from lflops.session.run import NO_RUN, MonitoredRun
 
 Item = TypeVar("Item")
 
@@ -37,9 +35,6 @@ WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel", "DataParallel
 
 DATA_PARALLEL = {"DistributedDataParallel", "FullyShardedDataParallel"}  # those whose ranks have different batches
 BLOCKS = ("checkpoint_save", "checkpoint_load", "logging", "between_epochs")  # categories of the ledger that a loop names itself
-
-_RUNS = itertools.count()
-"""Numbers the runs on several ranks in this process: a process group outlives them, and what they left in its store."""
 
 
 def monitor(
@@ -120,7 +115,7 @@ class LoopMonitor:
         self._batches = 0
         self._has_batches = False
         self._steps_done = 0
-        self._run: MonitoredRun | None = None
+        self._run = NO_RUN
         self._ranks = 0, 1  # this process's number, and how many there are; a process group may end before the loop
         self._ends = contextlib.ExitStack()
         self._account: Ledger | None = None
@@ -139,12 +134,10 @@ class LoopMonitor:
                 directories = (getattr(each, "log_dir", None) for each in self._loop.loggers)
                 # Without a logger there are no files, unless `dirpath` asks for them.
                 run.log_dir = next((str(each) for each in directories if isinstance(each, str | PathLike)), None)
-                run.open()
-                if world_size > 1:
-                    run.store = shared_store(f"lflops/loop/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
+                run.open("loop", rank, world_size)
                 self._phases.awaits_others = world_size > 1
                 self._phases.install(self._loop.models.values(), self._loop.optimizers, run.boundary, run.undo)
-                run.keep_ledger(self._phases, rank, world_size)
+                run.keep_ledger(self._phases, rank, world_size, is_kept=self._settings.ledger)
             self._begin("train")
             return self  # noqa: TRY300 - an interrupt here is one in here
         except BaseException:
@@ -154,8 +147,8 @@ class LoopMonitor:
     __exit__ = ExitBy(operator.attrgetter("_ends"))
 
     def _close(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None) -> None:
-        run, self._run = self._run, None
-        if run is not None:
+        run, self._run = self._run, NO_RUN
+        if run is not NO_RUN:
             run.close(error)
             self._account = run.ledger
             if not self._has_batches and error is None:
@@ -191,9 +184,6 @@ class LoopMonitor:
         if name not in STAGES[1:]:
             raise CountError(f"stage={name!r}: give one of {', '.join(map(repr, STAGES[1:]))}")
         run, before = self._run, self._stage
-        if run is None:
-            yield
-            return
         run.guarded("train", lambda session: session.mark("validation"))
         category = "validation" if name == "validate" else name
         with self._phases.stage(name):
@@ -210,12 +200,11 @@ class LoopMonitor:
     @property
     def ledger(self) -> Ledger | None:
         """Every second of the run so far, by category; `None` before it, and where no ledger is kept."""
-        return self._account if self._run is None else self._run.ledger
+        return self._account if self._run is NO_RUN else self._run.ledger
 
     def request_window(self) -> None:
         """Ask for a window now, on every rank: the next scheduled one, or one more. A handler of a signal may call it, and any thread."""
-        if self._run is not None:
-            self._run.request_window()
+        self._run.request_window()
 
     def within(self, category: str) -> contextlib.AbstractContextManager[None]:
         """What runs in this block belongs to a category of the ledger: "checkpoint_save", "checkpoint_load", "logging" or "between_epochs".
@@ -241,36 +230,31 @@ class LoopMonitor:
     @property
     def undo(self) -> Undo:
         """Takes off, at the end of the run, what such a driver installs. There is none before the run begins."""
-        if self._run is None:
+        if self._run is NO_RUN:
             raise CountError("monitor: it is not entered, so there is nothing to undo at its end: use it in a `with`")
         return self._run.undo
 
     def epoch_ends(self) -> None:
         """An epoch is over: what follows is between two epochs, until a batch is fetched. `data` does so at the loader's end."""
-        if self._run is not None:
-            self._run.epoch_ends()
+        self._run.epoch_ends()
 
     def mark(self, what: str) -> None:
         """Note that something else happens in this step, as "checkpoint": it is no measure of the others."""
-        if self._run is not None:
-            self._run.guarded("train", lambda session: session.mark(what))
+        self._run.guarded("train", lambda session: session.mark(what))
 
     def _begin(self, name: str) -> None:
-        if self._run is not None:
-            self._run.begin(name, self._training, partial(self._stage_of, name))
+        self._run.begin(name, self._training, partial(self._stage_of, name))
 
     def _batch_begins(self, batch: Any) -> None:
         self._has_batches = True
-        if self._run is not None:
-            self._run.batch_begins(self._stage, batch)
+        self._run.batch_begins(self._stage, batch)
         self._phases.begin_step()
 
     def _batch_ends(self, batch: Any) -> None:
         with self._phases.boundary:
             self._phases.end_step()
         ends_step = self._ends_step()
-        if self._run is not None:
-            self._run.batch_ends(self._stage, batch)
+        self._run.batch_ends(self._stage, batch)
         if self._stage == "train":
             self._batches += 1
             self._steps_done += ends_step

@@ -231,7 +231,11 @@ class Results:
         if len(profile.modules) + len(profile.cells) < LARGE and not self._in_background:
             self._log(closed, prepare())
         else:
-            self._in_background.append((closed, in_background(prepare, f"lflops: {run.stage} window {run.window}")))
+            before = [
+                call for _, call in self._in_background
+            ]  # one after the other: each is compared with the last, and texts are appended
+            call = in_background(lambda: (wait_for(before), prepare())[1], f"lflops: {run.stage} window {run.window}")
+            self._in_background.append((closed, call))
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
         if self.outlets is None:

@@ -5,6 +5,7 @@ Its ledger has what the training, torch.compile and the session itself mark.
 Windows may be asked for while it goes on.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from lflops.collect.inputs.batch import BatchReader
 from lflops.collect.inputs.devices import allocator_stats
 from lflops.collect.kineto.compiled_time import CompileTracking
 from lflops.collect.model.compile_guard import KeptGraphs
+from lflops.collect.ranks.store import shared_store
 from lflops.collect.timing.clock import ThreadSchedule
 from lflops.collect.torch_private.dispatch_modes import sweep_modes
 from lflops.collect.torch_private.modules import Compilations, compile_seconds
@@ -108,6 +110,9 @@ class RunLedger:
 
 OPEN: "WeakSet[MonitoredRun]" = WeakSet()  # the runs of this process that are watched now
 
+_RUNS = itertools.count()
+"""Numbers the runs on several ranks in this process: a process group outlives them, and what they left in its store."""
+
 
 class MonitoredRun:
     """Begins when a run is set up, and ends however the run does."""
@@ -136,19 +141,23 @@ class MonitoredRun:
         self._trained: Stage | None = None  # its stage, where one was read
         self._next_window = 0
 
-    def keep_ledger(self, phases: Phases, rank: int, ranks: int) -> None:
-        """Account for the time of this process from here on, if that is asked for. Its file is in the run's folder."""
+    def keep_ledger(self, phases: Phases, rank: int, ranks: int, *, is_kept: bool) -> None:
+        """Account for the time of this process from here on, if the loop leaves that to this run. The file is in the run's folder."""
         paths = OutputPaths.of(self.log_dir, self._settings.dirpath, 1)
         folder = None if paths is None else paths.profiles
-        self._requests = WindowRequests(rank, ranks, self.store, folder)
-        if self._settings.ledger:
+        self._requests = WindowRequests(rank, ranks, self.store, folder, self._can_open)
+        if is_kept:
             self._ledger = RunLedger(rank, ranks, self._requests, phases.tape)
             self._ledger.install(phases, folder, self.boundary, self.undo)
 
+    def _can_open(self) -> bool:
+        session = self.sessions["train"]
+        return session is None or session.can_open
+
     def request_window(self) -> None:
         """Ask for a window, on every rank, as soon as all can meet. Any thread may do so, and a handler of a signal."""
-        if self.store is not None and not self._settings.ledger:
-            warn("request_window: no window opens: with ledger=False nothing looks for the step that all ranks can meet; give ledger=True")
+        if self.store is not None and self._ledger is None:
+            warn("request_window: no window opens: the ledger finds the step that all ranks can meet, and this monitor keeps none")
         elif self._requests is not None:
             self._requests.ask()
 
@@ -180,13 +189,18 @@ class MonitoredRun:
             with self.boundary:
                 self._ledger.epoch_ends()
 
-    def open(self) -> None:
-        """The run is about to begin: graphs that are compiled from here on are kept, and tracked if that is asked for."""
+    def open(self, name: str, rank: int, ranks: int) -> None:
+        """The run is about to begin: graphs that are compiled from here on are kept, and tracked if that is asked for.
+
+        All ranks call this with the same name, which no other of the loop's monitors has.
+        """
         OPEN.add(self)
         MonitoredRun.begun += 1
         self._graphs.start()
         if self._settings.looks_inside_compiled:
             self._tracking.start()
+        if ranks > 1:
+            self.store = shared_store(f"lflops/{name}/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
 
     def begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int = 1) -> None:
         """A stage begins, or comes again. A `LflopsError` says that an argument is not for this model, or these ranks.
@@ -199,6 +213,10 @@ class MonitoredRun:
         self.enters("lflops")
         with self.boundary:
             self._graphs.start()  # torch.compile may have been loaded since
+            if self._settings.on_oom and self._history is None:
+                self._history = MemoryHistory((self._training or training()).device)
+                self.undo.add(self._history.stop)
+                self._history.start()
         if name in self._begun:
             self.guarded(name, Session.resume)
         elif name in self._settings.stages:
@@ -223,10 +241,6 @@ class MonitoredRun:
     def _begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> None:
         if self._training is None:
             self._training, self._monitor = training(), monitor
-            if self._settings.on_oom:
-                self._history = MemoryHistory(self._training.device)
-                self.undo.add(self._history.stop)
-                self._history.start()
         watched = self._guarded_stage(stage())
         session = Session(self._settings, self._training, watched, results=self._results_of(self._training), guard=self.boundary.guard)
         if self._tracking.refusal is not None:
@@ -380,3 +394,7 @@ class MonitoredRun:
         parts = [part for each in sessions for part in (each.detach, each.leave_annotations)]
         parts += [sweep_modes, self._graphs.stop, self._tracking.stop, self.undo.close, partial(OPEN.discard, self)]
         call_each([*parts, partial(self.sessions.update, dict.fromkeys(STAGES))])
+
+
+NO_RUN = MonitoredRun(Settings(hardware=None))  # in place of one where none is set up: as an interrupted one, it does nothing
+NO_RUN.fail(KeyboardInterrupt())

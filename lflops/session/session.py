@@ -196,6 +196,11 @@ class Session:
         """The number of a window after all that were scheduled; `None` while one of those is to come, or is not reported."""
         return None if self._windows or self._is_annotating or self._results.pending else self._course.window
 
+    @property
+    def can_open(self) -> bool:
+        """Whether a window that is asked for can open now: one is waited for, or all that were scheduled are reported."""
+        return self._course.phase == "wait" or self.next_window is not None
+
     def bring_forward(self) -> bool:
         """Open the next scheduled window after the step that begins now, if one is waited for. Returns whether that is so."""
         if self._course.phase != "wait":
@@ -286,8 +291,8 @@ class Session:
         busy = self._change_phase()
         ready = [window for window in self._windows if window.ready and not self._hooks_more(window)]
         for window in ready:
-            self._windows.remove(window)
             self._report(window, failed=False)
+            self._windows.remove(window)  # now, since `can_open` is asked from a thread
         if self._step_clock.times_phases and not self._windows and self._clean is None:
             self.detach(keep_curves=self._live_metrics is not None)
             self.over = self._live_metrics is None and not self._is_annotating and not self._results.pending

@@ -29,12 +29,13 @@ ASKS, ENDS = "?", ""  # messages of the first rank; any other is the step that i
 class WindowRequests:
     """The requests of one run, on one rank. A `store` is what several ranks share."""
 
-    def __init__(self, rank: int, ranks: int, store: Any, folder: Path | None) -> None:
+    def __init__(self, rank: int, ranks: int, store: Any, folder: Path | None, can_open: Callable[[], bool] = lambda: True) -> None:
         # After how many steps, as the loggers count, the next window is to open; `None` where none was asked for
         self.due: int | None = None
         self._rank, self._ranks = rank, ranks
         self._store = store
         self._file = str(folder / REQUEST) if rank == 0 and folder is not None else ""  # that the shell leaves
+        self._can_open = can_open  # whether none is open here. The first rank's is the last to be reported, so then all ranks can meet
         self._asked = False
         self._message = 0  # the number of the first rank's last one
         self._is_over = threading.Event()
@@ -88,7 +89,7 @@ class WindowRequests:
                 return
             while not self._is_over.wait(LISTEN):
                 self._hear()
-                if self._asked:
+                if self._asked and self.due is None and self._can_open():
                     self._asked = False
                     self._ask_ranks(store)
             self._send(store, ENDS)

@@ -89,7 +89,7 @@ class FoundLoop(LoopMonitor):
     def _next_step(self, batch: Any) -> None:
         self._batch_ends(batch)
         self._batch_begins(None)
-        self._ledger = None if self._run is None else self._run.lone_ledger
+        self._ledger = self._run.lone_ledger
         self.phases.tape.runs = self._ledger is not None
 
     def _passes(self, ledger: RunLedger, shapes: Hashable, *read: Any) -> None:

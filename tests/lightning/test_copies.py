@@ -11,6 +11,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor
 
 from lflops.lightning.monitor import FlopsMonitor
+from lflops.session.run import NO_RUN
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, Validated, fit, loader, watching
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -97,7 +98,7 @@ def test_the_monitor_of_the_copy_has_not_begun(make: Callable[[Trainer], Trainer
     fit(Classifier(), copies, monitor)
     (copied,) = copies.copied
     (other,) = (each for each in copied.callbacks if isinstance(each, FlopsMonitor))
-    assert (monitor._settings, [], None) == (other._settings, other.profiles, other._run)
+    assert (monitor._settings, [], NO_RUN) == (other._settings, other.profiles, other._run)
     assert {"log", "log_dict"}.isdisjoint(vars(other))
     fit(Classifier(), other)
     assert (1, 1) == (len(other.profiles), len(monitor.profiles))

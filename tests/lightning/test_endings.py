@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
 import lflops
+from lflops.profile.notes import notes_with
 from lflops.session import session
-from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, Validated, fit, loader, watching
+from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, Validated, fit, loader, watching
 from tests.support.process_state import Facts, differences, global_hooks, modes, process, settle
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -44,6 +45,19 @@ class Ending(Validated):
         if self.seen == self.at + 1:
             self.deed(self)
         return loss
+
+
+def test_an_error_that_the_program_handles_meanwhile_ends_no_run() -> None:
+    """A validation after a training that failed, within the `except`; and one that fails, within the same."""
+    monitor, failing = (watching(stages=("validate",), ledger=True) for _ in range(2))
+    try:
+        raise ZeroDivisionError  # noqa: TRY301 - the program's own
+    except ZeroDivisionError:
+        Trainer(callbacks=[monitor], logger=False, **QUIET).validate(Validated(), loader(20), verbose=False)
+        with pytest.raises(KeyError):
+            Trainer(callbacks=[failing], logger=False, **QUIET).validate(Validated(), loader(20, look=partial({}.__getitem__, 1)))
+    assert ["finished", "KeyError"] == [each.ledger.starts[-1].ended for each in (monitor, failing) if each.ledger is not None]
+    assert [] == [*notes_with("ended_early", monitor.profiles[0].notes)]
 
 
 class Around(Callback):

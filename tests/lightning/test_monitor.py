@@ -12,6 +12,7 @@ import lightning.pytorch
 import pytest
 import pytorch_lightning
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.tuner import Tuner
@@ -24,7 +25,8 @@ from lflops.errors import CountError, ScheduleError
 from lflops.lightning.monitor import FlopsMonitor
 from lflops.lightning.phase_hooks import phases_of
 from lflops.schedule import Schedule
-from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
+from lflops.session.run import OPEN
+from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, Validated, fit, loader, watching
 from tests.support.warm_python import Script, WarmPython
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -379,6 +381,52 @@ def test_two_monitors_do_not_disturb_each_other() -> None:
     assert first.profiles[0].cells == second.profiles[0].cells
     assert first.profiles[0].total(phase="backward") == third.profiles[0].total(phase="backward")
     assert [[ONE_WINDOW]] * 2 == [kinds(first), kinds(second)]
+
+
+def test_the_first_monitor_that_wants_the_ledger_keeps_it() -> None:
+    """One without comes before. Each of them opens a window that it is asked for, in batch 10."""
+    monitors = [watching(stages=()), watching(stages=(), ledger=True)]
+
+    class Asks(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            for each in monitors if batch_idx == 10 else ():
+                each.request_window()
+
+    fit(Classifier(), *monitors, Asks())
+    assert [False, True] == [each.ledger is not None for each in monitors]
+    assert [1, 1] == [len(each.profiles) for each in monitors]
+
+
+def test_a_monitor_that_another_callback_calls_watches_the_training() -> None:
+    """The Trainer does not know of it."""
+    monitor = watching()
+
+    class Calls(Callback):
+        pass
+
+    for hook in ("setup", "on_train_start", "on_train_batch_start", "on_train_batch_end", "on_train_end", "teardown"):
+        setattr(Calls, hook, lambda _, *given, name=hook, **named: getattr(monitor, name)(*given, **named))
+    fit(Classifier(), Calls())
+    assert [ONE_WINDOW] == kinds(monitor)
+
+
+def test_one_monitor_watches_a_training_and_a_validation_within_it(tmp_path: Path) -> None:
+    """The validation's Trainer ends before the training goes on. Nothing of either run is left on."""
+    monitor = watching(stages=("train", "validate"), dirpath=tmp_path)
+    inner: list[str] = []
+
+    class Validates(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                other = lightning.pytorch.Trainer(callbacks=[monitor], logger=False, **QUIET)
+                other.validate(Validated(), loader(20), verbose=False)
+                inner.extend(profile.run.stage for profile in monitor.profiles)
+
+    fit(Classifier(), Validates(), monitor)
+    assert ([], [ONE_WINDOW]) == (inner, kinds(monitor))
+    files = {str(each.relative_to(tmp_path)).partition("-0-")[0] for each in tmp_path.rglob("*.profile.json")}
+    assert {"run-2/validate", "train"} == files
+    assert not OPEN
 
 
 def test_the_tuner_is_not_watched(tmp_path: Path) -> None:

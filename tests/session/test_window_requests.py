@@ -115,18 +115,23 @@ class Model(nn.Linear):
         return super().forward(x)
 torch.manual_seed(0)
 layer = Model(8, 2)
-model = nn.parallel.DistributedDataParallel(layer) if kind == "together" else layer
+model = nn.parallel.DistributedDataParallel(layer) if kind in {"together", "within"} else layer
 optimizer = torch.optim.SGD(model.parameters(), lr=.1)
 def passed(what):
     open(f"{folder}/{what}{rank}", "w").close()
 def wait_for(what, of):
     while not os.path.exists(f"{folder}/{what}{of}"):
         time.sleep(.001)
-schedule = lflops.Schedule(wait=2, warmup=1, active=2)
-settings = dict(stages=(), schedule=schedule, trace=False, html=False, hardware=None, log=lambda _: None, gather_timeout=2.0)
+schedule = lflops.Schedule(wait=2, warmup=1, active=2) if kind != "within" else lflops.Schedule(wait=17, warmup=1, active=8)
+stages = ("train",) if kind == "within" else ()
+settings = dict(stages=stages, schedule=schedule, trace=False, html=False, hardware=None, log=lambda _: None, gather_timeout=2.0)
 with lflops.monitor(model, optimizer, dirpath=folder + "/run", **settings) as monitor:
     requests = monitor._run._requests
-    for step in range(100):
+    for step in range(100 if kind != "within" else 100_000):
+        if kind == "within":
+            distributed.all_reduce(windows := torch.tensor(len(counted)), op=distributed.ReduceOp.MIN)
+            if windows == 2:
+                break
         if rank and kind in {"ended", "killed", "failed"} and step == 10:
             passed("left")
             if kind == "killed":
@@ -138,9 +143,9 @@ with lflops.monitor(model, optimizer, dirpath=folder + "/run", **settings) as mo
         with monitor.step(torch.ones(4, 8)):
             model(torch.ones(4, 8)).sum().backward()
             if not rank and step == 20:
-                wait_for("here" if kind == "apart" else "left", 1) if kind != "together" else None
+                wait_for("here" if kind == "apart" else "left", 1) if kind not in {"together", "within"} else None
                 monitor.request_window()
-            if step == (60 if rank and kind == "apart" else 20):
+            if kind != "within" and step == (60 if rank and kind == "apart" else 20):
                 passed("here")
                 while requests.due is None and kind != "gone":
                     time.sleep(.001)
@@ -164,6 +169,14 @@ def test_ranks_meet_at_most_two_steps_later(ranks: int, hosts: bool, tmp_path: P
     assert 1 == len(said), said
     due, counted, *_ = said.pop().split()
     assert (True, True) == (due in {"21", "22"}, due == counted)
+
+
+def test_ranks_meet_when_the_window_that_is_open_is_reported(tmp_path: Path, warm_python: WarmPython) -> None:
+    """It counts step 17, and times modules until step 25 or later. The first rank, which puts it together, is the last to be free."""
+    said = {each.out for each in ranks_of(warm_python, tmp_path, "within")}
+    assert 1 == len(said), said
+    first, second, _ = said.pop().split()
+    assert ("17", True) == (first, int(second) > 25)
 
 
 def test_ranks_that_are_apart_meet_at_a_step_that_none_has_passed(tmp_path: Path, warm_python: WarmPython) -> None:
@@ -224,7 +237,7 @@ def test_several_ranks_without_a_ledger_are_told_that_no_window_opens() -> None:
     model = nn.Linear(8, 2)
     with lflops.monitor(model, ledger=False, trace=False, html=False, hardware=None, schedule=SHORT, log=lambda _: None) as monitor:
         monitor._run.store = object()
-        with pytest.warns(UserWarning, match="request_window: no window opens: with ledger=False nothing looks for the step"):
+        with pytest.warns(UserWarning, match="request_window: no window opens: the ledger finds the step"):
             monitor.request_window()
         monitor._run.store = None
         for step in range(30):

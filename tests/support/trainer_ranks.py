@@ -329,7 +329,7 @@ def told_meanwhile() -> int:
         """Has patience for what is under way, as a step that takes long."""
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            results = monitor._run._results if monitor._run else None
+            results = monitor._run._results
             if results is not None and results._gather is not None:
                 for job in results._gather._jobs:
                     job.wait(12)
