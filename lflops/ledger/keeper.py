@@ -155,6 +155,11 @@ class Recorder:
         now = self._clock()
         self.marks.extend([(now - int(seconds * 1e9), category), (now, self._base)])
 
+    def move(self, nanoseconds: int, phase: str, category: str) -> None:
+        """So many of this step's phase belonged to this category, as is known only now."""
+        now = self._clock()
+        self.marks.extend([(now, phase), (now - nanoseconds, category), (now, self._running[-1] if self._running else self._base)])
+
     def rest(self, category: str) -> None:
         """From here on, time that is in no other category belongs to this one."""
         self._base = category

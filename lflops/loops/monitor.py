@@ -282,7 +282,7 @@ class LoopMonitor:
             is_main=rank == 0,
             strategy=min(divides or wrappers, default=None) or (None if loop.engine is None else type(loop.engine).__name__),
             sampler={"num_replicas": world_size, "rank": rank} if divides else None,
-            precision=getattr(loop.engine, "mixed_precision", None),
+            precision=None if (precision := getattr(loop.engine, "mixed_precision", None)) == "no" else precision,
             scales_gradients=getattr(loop.engine, "scaler", None) is not None,
             looks_for_unused=any(getattr(each, "find_unused_parameters", False) for each in outermost),
             loggers=loop.loggers,

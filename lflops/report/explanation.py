@@ -26,7 +26,7 @@ from lflops.profile.series import summed
 from lflops.report.lines.ranks import ranks
 from lflops.report.lines.report import report_of
 from lflops.report.lines.text import counted, plain, shortened
-from lflops.report.lines.verdict import Finding, Verdict, judge, unseen_because, verdict_lines
+from lflops.report.lines.verdict import LARGE, Finding, Verdict, judge, unseen_because, verdict_lines
 
 FORMAT = 1  # of the explanation as JSON: a field is added, never changed
 WORTH = 0.05  # of the time in which the run trained: as much in its second half is compiled for step after step, or others had the cores
@@ -38,7 +38,10 @@ _KEPT_OFF = "this machine was busy in some of the run, or the process was stoppe
 _NO_WINDOW = Verdict(said="No window was closed. With LFLOPS=wait=5, lflops run opens one.", trust="the ledger of the run alone")
 _NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 _BY_OTHERS = {"other_rank", "gc"}  # causes that are no fault of the training's where other programs use the machine
-_ONCE = {"gc", "unknown"}  # causes that belong to any run if they come once: a pass over all objects, most of them torch's, or the machine
+# Causes that belong to any run if they come once: a pass over all objects, most of them torch's, or the machine. A slow step in no phase,
+# whose cause is unknown, is `other`.
+_ONCE = {"gc": "gc", "unknown": "unknown", "other": "unknown"}
+_UNSEEN = {"training/other": "other", "training/wait": "communication"}  # what a ledger alone knows too little of to call it a fault
 _BETWEEN_STEPS = {"validation", "checkpoint", "logging"}  # on a busy machine these take longer, as steps do
 _SAME = {"other_rank": {"rank", "communication"}, "logging": {"other"}}  # causes of the ledger, and the findings of a window that are it
 
@@ -224,13 +227,18 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
         much = allowed**0.5 if cause in _BETWEEN_STEPS else allowed
         taken = taking_batches(profile) * ledger.steps if cause == "data" and profile is not None else 0.0
         if cause in _ONCE:
-            slow = (one.cost for one in ledger.slow_steps if one.cause == cause)
+            slow = (one.cost for one in ledger.slow_steps if one.cause == _ONCE[cause])
             spans = [sum(took for name, took in one.spent.items() if _cause_of(name, ledger) == cause) for one in ledger.spans]
             taken = max([*slow, *(spans if len(spans) > 1 else ())], default=0.0)
         is_fault = seconds - taken >= row.fault_from * trained * much and (cause != "compilation" or recompiles)
         is_fault = is_fault and cause != "not_scheduled" and not (cause in by_others and allowed > 1)
         share = seconds / trained
         yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next, is_fault=is_fault, right=row.right)
+    for category, cause in _UNSEEN.items() if profile is None else ():
+        if (seconds := ledger.seconds.get(category, 0.0)) >= LARGE * trained > 0:
+            row, each, share = row_of(cause), seconds / max(ledger.steps, 1), seconds / trained
+            said = f"{units.percent(share)} of the run, without its start, is {row.what}: {units.duration(each)} for each step."
+            yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next)
     if (growth := memory_growth(ledger)) is not None:
         said = f"Memory of the process grows by {units.size(growth)} an hour."
         yield Finding(cause="memory", said=said, of="run", next=row_of("memory").next, is_fault=True)

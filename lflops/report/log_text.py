@@ -21,7 +21,7 @@ _MOST = {"note": 3, "not counted": 3}  # of the remarks with these labels; the f
 _SUBJECT = frozenset({"profiled", "device", "inputs"})
 _MODEL = frozenset({"parameters", "peak live memory"})
 _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})  # of the facts about speed, those that only lflops show has
-_REMARKS_LEFT_OUT = frozenset({"allocator's peak", "never called"})
+_REMARKS_LEFT_OUT = frozenset({"allocator's peak"})
 _LINES_OF_RANKS = 4
 _CHANGES = 2  # sentences about what changed since the window before
 

@@ -184,6 +184,12 @@ class MonitoredRun:
             with self.boundary:
                 self._ledger.leave_last(category)
 
+    def belongs(self, nanoseconds: int, phase: str, category: str) -> None:
+        """So many of this step's phase belong to this category of the ledger."""
+        if self._ledger is not None and not self._failed:
+            with self.boundary:
+                self._ledger.recorder.move(nanoseconds, phase, category)
+
     def epoch_ends(self) -> None:
         if self._ledger is not None and not self._failed:
             with self.boundary:
@@ -290,8 +296,10 @@ class MonitoredRun:
             if name == "train":
                 self._next_window, session = session.next_window or 0, None
         if name == "train" and self._requests is not None and self._requests.due is not None:
+            self.enters("lflops")
             with self.boundary:
                 self._open_window(self._requests, session, self._requests.due)
+            self.leaves("lflops")
 
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
         """Open a window that was asked for, if its step has come: the next scheduled one, or one more. A running one is waited for."""

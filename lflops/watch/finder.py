@@ -97,10 +97,12 @@ class FoundLoop(LoopMonitor):
         ledger.step_ends(read, shapes, touched=False)
         self.phases.begin_step()
 
-    def _validates(self, *, begins: bool) -> None:
+    def _validates(self, *, begins: bool, loading: int = 0) -> None:
         self._validation.close()
         if begins:
             self._validation.enter_context(self.stage("validate"))
+            if loading:
+                self._run.belongs(loading, "data", "validation")
 
 
 class FoundPhases(LoopPhases):
@@ -121,6 +123,7 @@ class FoundPhases(LoopPhases):
         self._epoch_ends = epoch_ends  # when the training's loader is at its end
         self._is_validating = self._was_fetched = False  # and whether that was seen by a batch
         self._last: ref[Any] | None = None  # the loader's iterator that fetched last
+        self._begun = self._took = 0  # when it began to, and how long it took; 0 if a step has ended since
         self._trains: ref[Any] | None = None  # the one that had fetched last when the last step ended
 
     def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
@@ -162,13 +165,13 @@ class FoundPhases(LoopPhases):
 
     def end_step(self, *, failed: bool = False) -> None:
         """The loader that has fetched last is the training's."""
-        self._trains = self._last
+        self._trains, self._took = self._last, 0
         super().end_step(failed=failed)
 
     def _called(self, learns: bool, trains: bool) -> None:  # noqa: FBT001 - one by one, as they are noted
         is_validated = not learns and (self._was_fetched or not trains)
         if is_validated is not self._is_validating:
-            self._turn(begins=is_validated)
+            self._turn(begins=is_validated, loading=0 if self._last is self._trains else self._took)
         super()._model_is_called()
 
     def _fetch_begins(self, learns: bool, loader: "ref[Any]") -> None:  # noqa: FBT001 - the same
@@ -176,6 +179,7 @@ class FoundPhases(LoopPhases):
         begins = bool(self._expected) and not (self._is_validating or trains or learns or self._trains is None)
         if begins or (self._is_validating and (trains or (learns and self._was_fetched))):
             self._turn(begins=begins, was_fetched=True)
+        self._begun = self.tape.now()
         self.enter("data", RUNNING)
 
     def _fetch_ends(self, loader: "ref[Any] | None", error: type[BaseException] | None) -> None:
@@ -187,7 +191,7 @@ class FoundPhases(LoopPhases):
             if self._trains is not None and (loader is None or loader is self._trains):
                 self._epoch_ends()
         elif error is None and not self._is_validating:
-            self._last = loader
+            self._last, self._took = loader, self.tape.now() - self._begun
 
     def _learns(self, losses: tuple[Any, ...]) -> None:
         if self._is_validating:
@@ -195,9 +199,9 @@ class FoundPhases(LoopPhases):
         if self._in_step and self.depth_of("backward") is None:
             self.enter("backward", RUNNING, losses)
 
-    def _turn(self, *, begins: bool, was_fetched: bool = False) -> None:
+    def _turn(self, *, begins: bool, was_fetched: bool = False, loading: int = 0) -> None:
         self._is_validating, self._was_fetched = begins, begins and was_fetched
-        self._validates(begins=begins)
+        self._validates(begins=begins, loading=loading)
 
 
 DEEPEST = 4  # levels below the outermost module at which those are looked for that the loop calls

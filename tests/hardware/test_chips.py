@@ -412,7 +412,7 @@ def test_the_shell_refuses_an_unknown_chip_in_one_line(capsys: pytest.CaptureFix
 def test_a_narrow_list_says_where_the_rest_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The columns are left out of the list, not out of the table of chips."""
     monkeypatch.setenv("COLUMNS", "90")
-    assert re.search(r"left out for width: .*int8.*; --json has all", shown(capsys))
+    assert re.search(r"too narrow for .*int8.* \(COLUMNS=200 shows them\)", shown(capsys))
 
 
 def test_another_chip_has_no_share_of_what_is_measured() -> None:

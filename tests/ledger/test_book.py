@@ -84,6 +84,21 @@ def test_a_step_that_is_going_on_is_part_of_the_account() -> None:
     assert {"training/data": 47_000 * MS} == training.book.open
 
 
+def test_what_belonged_to_a_category_is_moved_there() -> None:
+    """Of a step's 31 ms of data, which were read before, 30 were a validation's. It goes on for 100."""
+    training = Training().trained()
+    training.phase("data", 31)
+    training.read()
+    training.recorder.enter("validation")
+    training.recorder.move(30 * MS, "data", "validation")
+    training.spend(100)
+    training.recorder.leave_last("validation")
+    training.step(data=0)
+    spent, slow = training.read()
+    assert (130, 1) == (spent["validation"], spent["training/data"])
+    assert [("validation", 0.13)] == [(each.cause, each.cost) for each in slow]
+
+
 def test_what_is_within_a_category_is_taken_from_it() -> None:
     """A checkpoint of 30 ms in a validation of 100 ms; both in a step, which has none of it."""
     training = Training().trained()

@@ -245,6 +245,29 @@ def test_validations_are_seen_in_loops_of_all_kinds(model: str, loop: str, least
     assert 4 - least >= sum(each.cost > longest / 2 for each in ledger.slow_steps if each.cause != "validation")
 
 
+LOADED = f"""{ASKED}{MODEL}
+from lflops.session.run import MonitoredRun
+MonitoredRun.belongs = lambda self, nanoseconds, *which: print(*which, nanoseconds > 0)
+loader, validated = (DataLoader(torch.randn(320, 64), batch_size=32) for _ in range(2))
+for epoch in range(3):
+    model.train()
+    for batch in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.set_grad_enabled(sys.argv[2] == "with"):
+        for batch in validated:
+            with torch.no_grad():
+                model(batch)
+"""
+
+
+@pytest.mark.parametrize("gradients", ["with", "without"])
+def test_a_validation_s_first_batch_is_its_own(gradients: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    """It is fetched before anyone knows whose it is: that the model is called without gradients tells."""
+    assert ["data validation True"] * 3 == ended(warm_python, LOADED, tmp_path, gradients).out.splitlines()
+
+
 def test_what_follows_a_validation_is_no_part_of_it(tmp_path: Path, warm_python: WarmPython) -> None:
     """As a checkpoint, for which ten times as much is computed. The validation's loader was at its end before."""
     code = f"""{ASKED}{HEARD}{LOADERS}

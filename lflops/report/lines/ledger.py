@@ -12,6 +12,9 @@ from lflops.report.lines.text import counted
 LEAST_SHARE, LEAST = 0.01, 1.0  # a loss costs this share of the run and so many seconds; less is not worth a line
 SHORT_RUN = 60.0  # seconds: of a shorter run only slow steps are worth a line, since every program starts
 
+WAITS = {"training/data": "waiting for data", "training/wait": "waiting for other ranks in backward"}
+LONG_WAIT = 0.1  # of the run: as much of it is a loss, though it is in the usual steps
+
 MOST_LOSSES, MOST_SLOW, MOST_CATEGORIES = 3, 10, 4
 
 
@@ -30,7 +33,8 @@ def losses(ledger: Ledger) -> list[Loss]:
     found = []
     for name, seconds in ledger.seconds.items():
         group, _, cause = name.partition("/")
-        if group not in NO_LOSS and seconds >= least and (group == "slow" or not is_short):
+        is_loss = seconds >= LONG_WAIT * ledger.total if name in WAITS else group not in NO_LOSS and (group == "slow" or not is_short)
+        if is_loss and seconds >= least:
             found.append(Loss(name, seconds, tuple(each for each in ledger.slow_steps if group == "slow" and each.cause == cause)))
     return sorted(found, key=lambda loss: -loss.seconds)
 
@@ -94,7 +98,7 @@ def _slow_lines(steps: Iterable[SlowStep]) -> Iterator[str]:
 def _text_of(loss: Loss) -> str:
     group, _, cause = loss.name.partition("/")
     if group != "slow":
-        return CATEGORIES.get(group, group)
+        return WAITS.get(loss.name, CATEGORIES.get(group, group))
     longest = max(loss.steps, key=lambda step: step.seconds, default=None)
     phases = summed((step.phase, step.cost) for step in loss.steps)
     what = f"{CAUSES.get(cause, cause)}{f', mostly in {max(phases, key=phases.__getitem__)}' if cause == 'unknown' and phases else ''}"

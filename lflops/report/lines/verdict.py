@@ -22,7 +22,7 @@ from lflops.report.lines.ranks import slowest_rank
 from lflops.report.lines.text import counted, itself_of, plain, plus_minus
 
 _FINDINGS, _ALWAYS = 3, {"peak", "busiest"}  # so many, and those of these kinds, are in every drawing; `lflops why` has more
-_LARGE = 0.1  # of the time: what takes less is no advice, unless it is a fault
+LARGE = 0.1  # of the time: what takes less is no advice, unless it is a fault
 _FEWEST_STEPS = 5  # clean ones: from fewer no one can tell
 _UNSTEADY = 0.1  # of the median step: a mean or a quartile that is farther off is worth a word
 _WIDE = 0.3  # of the median step: steps whose quartile is farther off are unsteady
@@ -82,7 +82,7 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, trust: str
     faults, rest = (tuple(each.said for each in findings if each.is_fault == is_fault) for is_fault in (True, False))
     status: Literal["found", "nothing found", "cannot tell"] = "found" if faults else "nothing found" if unseen is None else "cannot tell"
     doubt = f"Cannot tell whether anything is wrong{f', because {unseen}' if unseen else ''}."
-    least = math.inf if status == "cannot tell" else _LARGE
+    least = math.inf if status == "cannot tell" else LARGE
     advised = [each for each in findings if each.is_fault or each.share is None or each.share >= least]
     return Verdict(
         said=said,

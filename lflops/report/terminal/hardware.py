@@ -1,23 +1,24 @@
 """Chips on a terminal: the table of them, and the figures of one next to a measured machine's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from lflops import units
 from lflops.hardware.chips import DTYPES, Hardware, lookup
-from lflops.report.terminal.tables import figure, text
+from lflops.report.terminal.tables import FittedTable, figure, text
 
 _GAP = 2
 _LEFT_OUT_FIRST = ("int8", "fp64", "fp4", "memory", "tf32", "fp16")
 
 
 def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
+    rows = [row for vendor, of_vendor in chips.items() for row in [(vendor, None), *((chip.name, chip) for chip in of_vendor)]]
+    columns = {column: ["" if chip is None else _cell(chip, column) for _, chip in rows] for column in ("memory", "bandwidth", *DTYPES)}
     return Group(
-        _Listing(chips),
+        FittedTable("chip", [name for name, _ in rows], columns, first=_LEFT_OUT_FIRST),
         "",
         text("FLOP/s (int8: OP/s) without sparsity; lflops hardware NAME says of one chip where its figures are from", "dim"),
     )
@@ -48,38 +49,6 @@ def figures(chip: Hardware | None, measured: Hardware | None = None) -> Renderab
             table.add_row(name, *map(figure, cells))
     sources = [("device", f"{each.name}, {each.source}") if each is measured else ("source", each.source) for each in devices]
     return Group(table, "", *(Text.assemble((f"{label}  ", "bold"), text(source)) for label, source in sources))
-
-
-class _Listing:
-    """The table, with as many of its columns as there is room for."""
-
-    def __init__(self, chips: Mapping[str, tuple[Hardware, ...]]) -> None:
-        self._chips = chips
-        self._columns = ("memory", "bandwidth", *DTYPES)
-        self._longest = max((len(chip.name) for of_vendor in chips.values() for chip in of_vendor), default=0)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        columns = self._fitting(options.max_width)
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        table.add_column("chip", no_wrap=True)
-        for column in columns:
-            table.add_column(column, justify="right", no_wrap=True)
-        for vendor, of_vendor in self._chips.items():
-            table.add_row(text(vendor, "bold"))
-            for chip in of_vendor:
-                table.add_row(text(chip.name), *(figure(_cell(chip, column)) for column in columns))
-        yield table
-        if left_out := [column for column in self._columns if column not in columns]:
-            yield Group("", text(f"left out for width: {', '.join(left_out)}; --json has all", "dim"))
-
-    def _fitting(self, width: int) -> list[str]:
-        kept = list(self._columns)
-        cells = {column: [_cell(chip, column) for of_vendor in self._chips.values() for chip in of_vendor] for column in kept}
-        widths = {column: _GAP + max(map(len, [column, *cells[column]])) for column in kept}
-        for column in _LEFT_OUT_FIRST:
-            if self._longest + sum(widths[each] for each in kept) > width:
-                kept.remove(column)
-        return kept
 
 
 def _cell(chip: Hardware, column: str) -> str:

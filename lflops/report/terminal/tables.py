@@ -59,11 +59,20 @@ def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 class FittedTable:
-    """Names with their figures; where the width is too small the last columns are left out, never digits."""
+    """Names with their figures; where the width is too small columns are left out, never digits."""
 
-    def __init__(self, heading: str, names: Sequence[str], columns: Mapping[str, Sequence[str]], *, room: int | None = None) -> None:
+    def __init__(
+        self,
+        heading: str,
+        names: Sequence[str],
+        columns: Mapping[str, Sequence[str]],
+        *,
+        room: int | None = None,
+        first: Sequence[str] = (),
+    ) -> None:
         """Take cells by heading; `room` is the names' width while a column can be left out, else their own, up to 40 letters."""
         self._heading, self._names, self._columns = heading, names, columns
+        self._order = dict.fromkeys([*first, *reversed(list(columns))])  # in which columns are left out
         self._room = max(len(heading), min(max(map(len, names), default=0), _LONG_NAME)) if room is None else room
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -77,13 +86,13 @@ class FittedTable:
         for name, *cells in zip(self._names, *(self._columns[heading] for heading in kept), strict=True):
             table.add_row(text(cut(plain(name), max(room, min(self._room, _SHORTEST)))), *map(figure, cells))
         yield table
-        if left_out := list(self._columns)[len(kept) :]:
+        if left_out := [heading for heading in self._columns if heading not in kept]:
             yield prose(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")
 
     def _fitting(self, width: int) -> list[str]:
-        kept = list(self._columns)
+        kept, order = list(self._columns), iter(self._order)
         while len(kept) > 1 and self._room + self._width(kept) > width:
-            kept.pop()
+            kept.remove(next(order))
         return kept
 
     def _width(self, headings: Sequence[str]) -> int:
