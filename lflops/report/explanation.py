@@ -221,9 +221,6 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
         row = row_of(cause)
         if row.fault_from is None or seconds < row.fault_from * trained or _SAME.get(cause, {cause}) & seen:
             continue
-        what = row.what or CATEGORIES.get(cause) or CATEGORIES.get(f"{cause}_save") or f"slow steps: {CAUSES.get(cause, cause)}"
-        each = seconds / max(ledger.steps, 1)
-        said = f"{units.percent(seconds / trained)} of the run, without its start, is {what}: {units.duration(each)} for each step."
         much = allowed**0.5 if cause in _BETWEEN_STEPS else allowed
         taken = taking_batches(profile) * ledger.steps if cause == "data" and profile is not None else 0.0
         if cause in _ONCE:
@@ -232,16 +229,22 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
             taken = max([*slow, *(spans if len(spans) > 1 else ())], default=0.0)
         is_fault = seconds - taken >= row.fault_from * trained * much and (cause != "compilation" or recompiles)
         is_fault = is_fault and cause != "not_scheduled" and not (cause in by_others and allowed > 1)
-        share = seconds / trained
-        yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next, is_fault=is_fault, right=row.right)
+        yield _taking(cause, seconds, ledger, is_fault=is_fault)
     for category, cause in _UNSEEN.items() if profile is None else ():
         if (seconds := ledger.seconds.get(category, 0.0)) >= LARGE * trained > 0:
-            row, each, share = row_of(cause), seconds / max(ledger.steps, 1), seconds / trained
-            said = f"{units.percent(share)} of the run, without its start, is {row.what}: {units.duration(each)} for each step."
-            yield Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next)
+            yield _taking(cause, seconds, ledger, is_fault=False)
     if (growth := memory_growth(ledger)) is not None:
         said = f"Memory of the process grows by {units.size(growth)} an hour."
         yield Finding(cause="memory", said=said, of="run", next=row_of("memory").next, is_fault=True)
+
+
+def _taking(cause: str, seconds: float, ledger: Ledger, *, is_fault: bool) -> Finding:
+    """Say that a cause takes so much of a run."""
+    row, each, share = row_of(cause), seconds / max(ledger.steps, 1), seconds / _trained(ledger)
+    what = row.what or CATEGORIES.get(cause) or CATEGORIES.get(f"{cause}_save") or f"slow steps: {CAUSES.get(cause, cause)}"
+    said = f"{units.percent(share)} of the run, without its start, is {what}: {units.duration(each)} for each step."
+    right = row.right if is_fault else None
+    return Finding(cause=cause, said=said, seconds=each, share=share, of="run", next=row.next, is_fault=is_fault, right=right)
 
 
 def _trained(ledger: Ledger) -> float:
