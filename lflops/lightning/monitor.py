@@ -1,23 +1,17 @@
 """`FlopsMonitor`: one line in a Trainer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping
 from functools import partial
 from os import PathLike
 from typing import Any, Self
 
-from torch import nn
-
-from lflops.collect.kineto.tracer import Activity
 from lflops.errors import LflopsError
 from lflops.extras import needed
-from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger
 from lflops.lightning.phase_hooks import HearsPhases, TrainerPhases, phases_of
 from lflops.lightning.training import Base, MisconfigurationException, log_dir_of, stage_of, training_of
 from lflops.profile.model import Profile
-from lflops.schedule import Schedule
-from lflops.session.inputs.settings import DEFAULT_SCHEDULE, Settings, settings_of
+from lflops.session.inputs.settings import Settings, settings_of, takes
 from lflops.session.run import NO_RUN, OPEN, MonitoredRun
 
 
@@ -83,39 +77,9 @@ class FlopsMonitor(Base, HearsPhases):
     _number = 1  # among the monitors of the Trainer
     _outer: tuple[tuple[MonitoredRun, TrainerPhases | None], ...] = ()  # runs that go on, within which the last one was begun
 
-    def __init__(
-        self,
-        schedule: Schedule = DEFAULT_SCHEDULE,
-        *,
-        stages: Sequence[str] = ("train",),
-        count: bool | Profile = True,
-        module_depth: int = -1,
-        top_modules: int = 3,
-        detailed: bool = False,
-        ignore_modules: Iterable[str | type[nn.Module]] = (),
-        output_file: str | PathLike[str] | None = None,
-        trace: bool = True,
-        trace_ranks: str | Sequence[int] = "zero",
-        activities: Sequence[Activity] = ("cpu", "device"),
-        record_shapes: bool = False,
-        profile_memory: bool = False,
-        with_stack: bool = False,
-        compiled: str = "row",
-        hardware: Hardware | str | None = "auto",
-        track: bool = True,
-        units: Callable[[Any], Any] | None = None,
-        topology: Callable[[int], Mapping[str, int]] | None = None,
-        logical: Profile | None = None,
-        html: bool = True,
-        ledger: bool = True,
-        module_scalars: int = 5,
-        gather_timeout: float = 30.0,
-        dirpath: str | PathLike[str] | None = None,
-        on_error: str = "warn",
-        on_oom: bool = False,
-    ) -> None:
-        given = locals()  # a setting for each argument, of the same name
-        self._settings = Settings(**{setting.name: given[setting.name] for setting in fields(Settings)})
+    @takes(Settings)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self.profiles: list[Profile] = []
         self._enabled = True
 

@@ -38,9 +38,7 @@ _KEPT_OFF = "this machine was busy in some of the run, or the process was stoppe
 _NO_WINDOW = Verdict(said="No window was closed. With LFLOPS=wait=5, lflops run opens one.", trust="the ledger of the run alone")
 _NO_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 _BY_OTHERS = {"other_rank", "gc"}  # causes that are no fault of the training's where other programs use the machine
-# Causes that belong to any run if they come once: a pass over all objects, most of them torch's, or the machine. A slow step in no phase,
-# whose cause is unknown, is `other`.
-_ONCE = {"gc": "gc", "unknown": "unknown", "other": "unknown"}
+_ONCE = {"gc": "gc", "unknown": "unknown", "other": "unknown"}  # causes that any run may have once, by the machine, and those of slow steps
 _UNSEEN = {"training/other": "other", "training/wait": "communication"}  # what a ledger alone knows too little of to call it a fault
 _BETWEEN_STEPS = {"validation", "checkpoint", "logging"}  # on a busy machine these take longer, as steps do
 _SAME = {"other_rank": {"rank", "communication"}, "logging": {"other"}}  # causes of the ledger, and the findings of a window that are it

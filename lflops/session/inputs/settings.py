@@ -1,15 +1,18 @@
 """What a monitor was asked for, in one value, and how it is read from a line as `wait=2,active=5`, which the variable `LFLOPS` has."""
 
+import functools
+import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from lflops.collect.count import Ignored
+from torch import nn
+
 from lflops.collect.inputs.arguments import describe, is_whole
 from lflops.collect.kineto.tracer import ACTIVITIES, Activity
 from lflops.collect.ranks.topology import check_logical
@@ -19,21 +22,21 @@ from lflops.profile.model import Profile
 from lflops.schedule import Schedule
 from lflops.session.inputs.training import STAGES
 
-DEFAULT_SCHEDULE = Schedule()
+P = ParamSpec("P")
+Owner = TypeVar("Owner")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Settings:
-    """The arguments of `FlopsMonitor`, which says what they mean, with the same defaults."""
+    """The arguments of `FlopsMonitor`, which says what they mean, and of every other monitor."""
 
-    schedule: Schedule = DEFAULT_SCHEDULE
-    stages: Collection[str] = ("train",)
+    schedule: Schedule = Schedule()
+    _: KW_ONLY
+    stages: Sequence[str] = ("train",)
     count: bool | Profile = True
-    logical: Profile | None = None
-    topology: Callable[[int], Mapping[str, int]] | None = None
     trace: bool = True
-    trace_ranks: str | Collection[int] = "zero"
-    activities: Collection[Activity] = ACTIVITIES
+    trace_ranks: str | Sequence[int] = "zero"
+    activities: Sequence[Activity] = ("cpu", "device")
     record_shapes: bool = False
     profile_memory: bool = False
     with_stack: bool = False
@@ -41,16 +44,18 @@ class Settings:
     module_depth: int = -1
     top_modules: int = 3
     detailed: bool = False
-    ignore_modules: Ignored = ()
+    ignore_modules: Iterable[str | type[nn.Module]] = ()
     output_file: str | PathLike[str] | None = None
     hardware: Hardware | str | None = "auto"
     track: bool = True
+    units: Callable[[Any], Any] | None = None
+    topology: Callable[[int], Mapping[str, int]] | None = None
+    logical: Profile | None = None
+    gather_timeout: float = 30.0
     html: bool = True
     ledger: bool = True
     module_scalars: int = 5
-    units: Callable[[Any], Any] | None = None
     dirpath: str | PathLike[str] | None = None
-    gather_timeout: float = 30.0
     on_error: str = "warn"
     on_oom: bool = False
 
@@ -119,6 +124,24 @@ class Settings:
         if isinstance(self.trace_ranks, str):
             return self.trace_ranks == "all" or rank == 0
         return rank in self.trace_ranks
+
+
+def takes(kind: Callable[P, Settings]) -> Callable[[Callable[[Owner, Settings], None]], Callable[Concatenate[Owner, P], None]]:
+    """Let an `__init__` that is given settings take their arguments: their names, types and defaults stand in `Settings` alone."""
+
+    def around(init: Callable[[Owner, Settings], None]) -> Callable[Concatenate[Owner, P], None]:
+        own, *_ = inspect.signature(init).parameters.values()
+        signature = inspect.signature(kind).replace(parameters=[own, *inspect.signature(kind).parameters.values()])
+
+        @functools.wraps(init)
+        def made(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            signature.bind(self, *args, **kwargs)  # whose error names no `Settings`
+            init(self, kind(*args, **kwargs))
+
+        vars(made)["__signature__"] = signature  # for `help`, and for Lightning's CLI
+        return made
+
+    return around
 
 
 def _is_list(value: object) -> bool:
