@@ -131,7 +131,7 @@ class FlopsMonitor(Base, HearsPhases):
         self.profiles = run.profiles
         with run.boundary:
             self._number = phases.join(run.boundary, run.undo, run.close)
-            run.open(str(self._number), trainer.global_rank, trainer.world_size)
+            run.open(str(self._number), trainer.world_size)
             if self._settings.dirpath is None:
                 run.log_dir = log_dir_of(trainer, without_logger=self._writes_without_logger)
             is_kept = self._settings.ledger and not phases.has_ledger

@@ -134,7 +134,7 @@ class LoopMonitor:
                 directories = (getattr(each, "log_dir", None) for each in self._loop.loggers)
                 # Without a logger there are no files, unless `dirpath` asks for them.
                 run.log_dir = next((str(each) for each in directories if isinstance(each, str | PathLike)), None)
-                run.open("loop", rank, world_size)
+                run.open("loop", world_size)
                 self._phases.awaits_others = world_size > 1
                 self._phases.install(self._loop.models.values(), self._loop.optimizers, run.boundary, run.undo)
                 run.keep_ledger(self._phases, rank, world_size, is_kept=self._settings.ledger)

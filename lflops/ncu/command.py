@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import typer
-from msgspec import Struct
+from msgspec import Struct, toml
 from rich.console import Group, RenderableType
 
 from lflops import units
@@ -36,22 +36,16 @@ _FLOPS: Mapping[str, tuple[str, int]] = {
     for letter, dtype in (("f", "fp32"), ("h", "fp16"), ("d", "fp64"))
     for name, flops in (("add", 1), ("mul", 1), ("fma", 2))
 }
-# A dtype of tensor cores: the compute capability that has it first, the metric of all its operations, or else those of its parts.
-_TENSOR_CORES: Mapping[str, tuple[float, str, tuple[str, ...]]] = {
-    "fp16": (7.0, "sm__ops_path_tensor_src_fp16.sum", tuple(f"sm__ops_path_tensor_src_fp16_dst_fp{bits}.sum" for bits in (16, 32))),
-    "bf16": (8.0, "sm__ops_path_tensor_src_bf16_dst_fp32.sum", ()),
-    "tf32": (8.0, "sm__ops_path_tensor_src_tf32_dst_fp32.sum", ()),
-    "fp64": (8.0, "sm__ops_path_tensor_src_fp64.sum", ()),
-    "fp8": (8.9, "sm__ops_path_tensor_src_fp8.sum", tuple(f"sm__ops_path_tensor_src_fp8_dst_fp{bits}.sum" for bits in (16, 32))),
-    "int8": (7.2, "sm__ops_path_tensor_src_int8.sum", ()),
-}
 _TIME = "gpu__time_duration.sum"
-# A level of memory: its bytes, or else its sectors.
-_LEVELS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "dram": ("dram__bytes.sum", ("dram__sectors_read.sum", "dram__sectors_write.sum")),
-    "l2": ("lts__t_bytes.sum", ("lts__t_sectors.sum",)),
-    "l1": ("l1tex__t_bytes.sum", ("l1tex__t_sectors.sum",)),
-}
+
+
+class _Metrics(Struct):
+    tensor_cores: dict[str, tuple[float, str, tuple[str, ...]]]
+    levels: dict[str, tuple[str, tuple[str, ...]]]
+
+
+_FILE = toml.decode(Path(__file__).with_name("metrics.toml").read_bytes(), type=_Metrics)  # which explains the rows
+_TENSOR_CORES, _LEVELS = _FILE.tensor_cores, _FILE.levels
 
 _OPERATIONS = (*_FLOPS, *(name for _, whole, parts in _TENSOR_CORES.values() for name in (whole, *parts)))
 METRICS = (*_LEVELS["dram"][1], *_OPERATIONS, _TIME, _LEVELS["l2"][0], _LEVELS["l1"][0])  # what to ask `ncu` for

@@ -195,7 +195,7 @@ class MonitoredRun:
             with self.boundary:
                 self._ledger.epoch_ends()
 
-    def open(self, name: str, rank: int, ranks: int) -> None:
+    def open(self, name: str, ranks: int) -> None:
         """The run is about to begin: graphs that are compiled from here on are kept, and tracked if that is asked for.
 
         All ranks call this with the same name, which no other of the loop's monitors has.
@@ -206,7 +206,7 @@ class MonitoredRun:
         if self._settings.looks_inside_compiled:
             self._tracking.start()
         if ranks > 1:
-            self.store = shared_store(f"lflops/{name}/{next(_RUNS)}", rank, timeout=self._settings.gather_timeout)
+            self.store = shared_store(f"lflops/{name}/{next(_RUNS)}", timeout=self._settings.gather_timeout)
 
     def begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int = 1) -> None:
         """A stage begins, or comes again. A `LflopsError` says that an argument is not for this model, or these ranks.

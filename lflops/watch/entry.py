@@ -12,6 +12,7 @@ from typing import Any
 
 VARIABLE = "LFLOPS"
 FINDER = "lflops.watch.finder"
+is_compiling: Any = bool  # torch's own, from `watch` on
 
 
 def settings_line() -> str | None:
@@ -24,7 +25,9 @@ def settings_line() -> str | None:
 
 def watch() -> None:
     """Look for loops from here on, if that is asked for."""
+    global is_compiling  # noqa: PLW0603 - torch is not loaded yet where this file is
     if settings_line() is not None:
+        from torch.compiler import is_compiling
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(step_ends)
@@ -42,12 +45,14 @@ def monitors() -> list[Any]:
 
 def step_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     """An optimizer has made a step. A training that is watched already is left alone."""
+    if is_compiling():
+        return
     finder: Any = sys.modules.get(FINDER)
     runs: Any = sys.modules.get("lflops.session.run")
     if finder is None and (runs is None or not runs.OPEN):
         finder = _loaded()
-    if finder is not None:
-        finder.current.step_ends(optimizer)
+    if (current := getattr(finder, "current", None)) is not None:  # another thread may be loading it
+        current.step_ends(optimizer)
 
 
 @functools.cache

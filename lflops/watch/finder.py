@@ -15,11 +15,12 @@ import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
 from torch import is_grad_enabled, nn
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -217,6 +218,8 @@ class Finder:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._is_off = False
+        self._lock = RLock()
+        self._home = get_ident()  # the thread of the loop; while it is watched, what others train is not seen
         self._optimizer: ref[Optimizer] | None = None  # whose steps are those of the loop
         self._steps_of_others = 0
         self._steps = 0  # that were made before the loop is watched
@@ -238,10 +241,11 @@ class Finder:
     def step_ends(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step. What goes wrong here ends the watching, and nothing else."""
         # To begin, to end and to count a step adds and removes hooks like the one that calls this. Torch fails in any but the last one.
-        if self._is_off or not is_called_last(entry.step_ends):
+        known = None if self._optimizer is None else self._optimizer()
+        is_elsewhere = known is not None and self._watched is not None and get_ident() != self._home
+        if self._is_off or is_elsewhere or not is_called_last(entry.step_ends) or not self._lock.acquire(blocking=False):
             return
         try:
-            known = None if self._optimizer is None else self._optimizer()
             if known is optimizer:
                 self._steps_of_others = 0
                 if self._watched is None:
@@ -262,6 +266,8 @@ class Finder:
             self._is_off = True
             self.close(error)
             warn(f"{VARIABLE}={os.environ.get(VARIABLE)!r}: this training is not watched: {error}")
+        finally:
+            self._lock.release()
 
     def _look(self, optimizer: Optimizer) -> None:
         if OPEN:
@@ -275,6 +281,7 @@ class Finder:
                 self._watched.join(trainer)
                 return
         self._optimizer, self._steps, self._steps_of_others, self._begun = ref(optimizer), 1, 0, MonitoredRun.begun + 1
+        self._home = get_ident()
         self._expect(modules_of(optimizer))
 
     def _look_again(self) -> None:
@@ -302,8 +309,8 @@ def modules_of(optimizer: Optimizer) -> list[nn.Module]:
     """The outermost modules that hold parameters of an optimizer, of all modules that there are."""
     wanted = {id(each) for group in optimizer.param_groups for each in group["params"]}
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    above = gathered((id(child), each) for each in modules for child in each.children())
-    reached = {id(each): each for each in modules if any(id(own) in wanted for own in each.parameters(recurse=False))}
+    above = gathered((id(child), each) for each in modules for child in _registered(each, "_modules"))
+    reached = {id(each): each for each in modules if any(id(own) in wanted for own in _registered(each, "_parameters"))}
     to_climb = [*reached.values()]
     while to_climb:
         found = [each for each in above.get(id(to_climb.pop()), ()) if id(each) not in reached]
@@ -312,12 +319,17 @@ def modules_of(optimizer: Optimizer) -> list[nn.Module]:
     return [each for number, each in reached.items() if number not in above]
 
 
+def _registered(module: nn.Module, registry: str) -> list[Any]:
+    """The children or parameters of a module, whose class may have other methods; of one that is not whole there are none."""
+    return [each for each in vars(module).get(registry, {}).values() if each is not None]
+
+
 def _alive(modules: Iterable["ref[nn.Module]"]) -> list[nn.Module]:
     return [module for each in modules if (module := each()) is not None]
 
 
 def _step_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    if not is_called_last(entry.step_ends):
+    if not is_compiling() and not is_called_last(entry.step_ends):
         call_last(entry.step_ends)
 
 

@@ -1,4 +1,4 @@
-"""Ranks whose group has a store of another kind than usual: they reach each other by one of ours, or each keeps what it has."""
+"""Ranks whose group has a store of another kind than usual: each keeps what it has."""
 
 from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
@@ -8,21 +8,11 @@ import lflops
 from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH
 from tests.support.profile_checks import macs
 from tests.support.trainer_ranks import BATCHES, WIDE, Ranks
-from tests.support.trainer_stores import on_a_refused_connection, on_one_connection, without_a_store, without_the_first
+from tests.support.trainer_stores import on_a_refused_connection, without_a_store, without_the_first
 
 pytestmark = LIGHTNINGS_WARNINGS
 
 WHOLE = {"net.up": ROWS * WIDTH * WIDE, "net.down": ROWS * WIDTH * WIDE, "net.head": ROWS * WIDTH * CLASSES}
-
-
-def test_where_the_groups_store_has_one_connection_the_first_rank_opens_another_store() -> None:
-    """The training's store was told where that is, and nothing else."""
-    with Ranks(2) as ranks:
-        (profiles, keys), (nothing, no_keys) = ranks.run(on_one_connection)
-    (profile,) = profiles
-    assert ["ok", "ok"] == [each.status for each in profile.ranks]
-    assert WHOLE == macs(profile, "forward")
-    assert ([], [], ["1/0/at"]) == (nothing, no_keys, keys)
 
 
 def test_a_refused_connection_keeps_the_training_waiting_for_the_gathers_timeout_alone() -> None:

@@ -65,7 +65,7 @@ def one_killed(rank: int) -> tuple[Gather, Profile, Topology]:
 
 def of_rank(rank: int, found: Topology) -> Gather:
     """That of the group; where rank 0 would wait for the killed one, time is over once the others have told."""
-    store = shared_store("lflops", rank, timeout=LONG)
+    store = shared_store("lflops", timeout=LONG)
     gather_module.EXIT_SECONDS = LONG
     gather = Gather(store, rank, found, timeout=LONG)
     if sys.argv[4] == "one_killed":

@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import Store, TCPStore
 
-from lflops.collect.ranks import store as rank_store
 from lflops.profile.model import Profile
 from tests.support.lightning_runs import watching
 from tests.support.trainer_ranks import FEW, IN_THE_WINDOW, SECONDS, SOON, Spread, rank, train
@@ -25,13 +24,11 @@ class OneConnection(Store):
     def __init__(self, store: TCPStore) -> None:
         super().__init__()
         self.store = store
-        self.asked: set[str] = set()
 
     def clone(self) -> Store:
         raise RuntimeError("there is no other connection")
 
     def set(self, key: str, value: Any) -> None:
-        self.asked.add(key)
         self.store.set(key, value)
 
     def get(self, key: str) -> bytes:
@@ -62,19 +59,9 @@ def join() -> OneConnection:
     return store
 
 
-def on_one_connection() -> tuple[list[Profile], list[str]]:
-    """What the monitor tells, and which keys of its own the training's store was given."""
-    store = join()
-    monitor = watching(schedule=SOON)
-    train("ddp", monitor)
-    return monitor.profiles, sorted(key.rpartition("lflops/")[2] for key in store.asked if "lflops/" in key)
-
-
 def without_a_store(folder: Path) -> tuple[list[Profile], list[str]]:
     """What the monitor tells, and warns of. Both ranks close the window at the same step: at the end."""
     join()
-    nothing: Any = lambda: None  # noqa: E731
-    rank_store.group_store = nothing  # type: ignore[attr-defined]
     monitor = watching(schedule=SOON, dirpath=folder)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

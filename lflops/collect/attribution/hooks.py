@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lflops.boundary import Guard, Undo, unguarded
 from lflops.collect.model.compile_guard import uncompiled, unremark_hooks
 from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.modules import HiddenHooks, compiles_its_hooks, never_compiled, remove_hook
+from lflops.collect.torch_private.modules import HiddenHooks, compiles_its_hooks, never_compiled, remove_hook, scripted_without
 
 
 class ModuleListener(Protocol):
@@ -156,12 +156,19 @@ def hook_model(undo: Undo, module: nn.Module, action: Callable[..., None]) -> No
     # `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled with it, so it would be compiled anew.
     if compiles_its_hooks(module):
         return
-    hook = _ModelHook(action)
+    hook = _ModelHook(_unless_compiled, action)
+    scripted_without(undo, lambda each: isinstance(each, _ModelHook))
     if type(module) not in copyreg.dispatch_table:
         undo.add(_reduce_as_before, type(module))
         copyreg.pickle(type(module), _reduced)
     undo.add(_remove_if_alive, hook, ref(module))
     module.register_forward_pre_hook(hook)
+
+
+def _unless_compiled(action: Callable[..., None], *given: Any) -> None:
+    """Run an action, of which dynamo compiles nothing into a graph."""
+    if not torch.compiler.is_compiling():
+        action(*given)
 
 
 def _reduced(module: nn.Module) -> Any:
@@ -187,6 +194,7 @@ def _remove_if_alive(hook: Callable[..., Any], module: "ref[nn.Module]") -> None
 
 def hook_optimizers(undo: Undo, before: Callable[..., None], after: Callable[..., None] | None, only: Optimizer | None = None) -> None:
     """Run an action before each step of all optimizers, or of only one, and perhaps another after it, until `undo` is closed."""
+    before, after = partial(_unless_compiled, before), None if after is None else partial(_unless_compiled, after)
     registers: tuple[Any, Any] = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
     if only is not None:
         registers = (only.register_step_pre_hook, only.register_step_post_hook)

@@ -1,10 +1,7 @@
 """A key-value store that all ranks share, on its own connection."""
 
-import os
 import secrets
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -16,53 +13,30 @@ from lflops.collect.torch_private.distributed import group_store
 
 STORES: Any = distributed  # where torch keeps them, if it was built with any
 
-ADDRESS_KEY, RUN = "at", "run"
-"""Where the first rank's own store is to be found; what the keys of this run begin with on another connection to the group's store."""
+RUN = "run"  # what the keys of this run begin with on another connection to the group's store
 
-CONNECT, WAIT = 0.125, 0.375
-"""Parts of the timeout: for torch to open a connection, and for the first rank to say where its store is. Where a connection is refused
-torch tries twice, with pauses, and takes up to two and a half times what it is given. Two connections and the wait are within the whole."""
+CONNECT = 0.25  # of the timeout: for torch to open a connection. Where one is refused torch tries twice, and takes up to 2.5 times as long
 
 FOREVER = timedelta(days=20)  # a wait that ends by its timeout is logged by torch; what is longer does not fit in its milliseconds
 
 LARGEST_VALUE = 1 << 22  # bytes: a store refuses what is much larger
 
 
-def shared_store(name: str, rank: int, *, timeout: float) -> Any:
-    """A store that all ranks of the default process group reach; `None` where they have none.
+def shared_store(name: str, *, timeout: float) -> Any:
+    """The store of the default process group, on another connection; `None` where there is no such thing.
 
-    That is the group's own, on another connection: one answers one caller at a time, and the group must not wait for what a thread of ours
-    asks. Where that cannot be had the first rank opens one, and says in the group's where it is.
-
-    To be called by all ranks at a point where none of them trains, and in no other way: no collective is run. No two stores of a group
-    have the same name. A rank waits `timeout` seconds, at most, where the group's store has or allows no other connection.
+    One connection answers one caller at a time, and the group must not wait for what a thread of ours asks. To be called by all ranks at a
+    point where none of them trains: no collective is run. No two stores of a group have the same name. It takes `timeout` seconds at most.
     """
-    group = group_store()
-    if group is None:
-        return None
-    with suppress(Exception):  # an error of the user's store must not end the training
-        shared = STORES.PrefixStore(name, group)
-        again = _clone_connection(group, shared, name, timeout)
-        if again is not None:
-            return again
-        if rank:
-            return STORES.PrefixStore(name, _connect_to_rank0(shared, timeout))
-        own = _opened(timeout)
-        shared.set(ADDRESS_KEY, f"{own.host} {own.port}")
-        return STORES.PrefixStore(name, own)
-    return None
-
-
-def _clone_connection(group: Any, shared: Any, name: str, timeout: float) -> Any:
-    """The group's store on another connection; `None` where there is no such thing."""
     # `clone` would wait for the connection as long as the group's own timeout says, half an hour as a rule. That timeout is not ours to
     # shorten, not for a moment: other threads wait by it. So the connection is opened anew, by its address.
-    with suppress(Exception):  # the user's store may raise any error
+    group = group_store()
+    with suppress(Exception):  # the user's store may raise any error, which must not end the training
         innermost = _innermost(group)
         if isinstance(innermost, STORES.TCPStore):
             again = _opened(timeout, innermost.port, innermost.host)
             # No store tells the group's prefix, which keeps the group apart from others. In its place is one that the fastest rank chooses.
-            run = shared.compare_set(RUN, "", secrets.token_hex(8)).decode()
+            run = STORES.PrefixStore(name, group).compare_set(RUN, "", secrets.token_hex(8)).decode()
             return STORES.PrefixStore(f"{name}/{run}", again)
         if isinstance(innermost, STORES.FileStore):
             again = group.clone()  # opens no connection
@@ -85,20 +59,8 @@ def wait_for(store: Any, key: str, is_over: threading.Event) -> None:
         poll(lambda: bool(store.check([key])), is_over.wait, is_over.is_set)
 
 
-def _connect_to_rank0(shared: Any, timeout: float) -> Any:
-    end = time.monotonic() + WAIT * timeout
-    # A wait of the store's own would hold its connection, which others of the group may need.
-    if not poll(lambda: bool(shared.check([ADDRESS_KEY])), time.sleep, lambda: time.monotonic() > end, 0.01):
-        raise TimeoutError(ADDRESS_KEY)
-    host, port = shared.get(ADDRESS_KEY).decode().split()
-    return _opened(timeout, int(port), host)
-
-
-def _opened(timeout: float, port: int = 0, host: str = "") -> Any:
-    """A connection to a store; without a port to one that is opened on this machine, by the name that others know it by."""
-    host = host or os.environ.get("MASTER_ADDR") or socket.gethostname()
-    connect = timedelta(seconds=CONNECT * timeout)
-    store = STORES.TCPStore(host, port, is_master=not port, wait_for_workers=False, timeout=connect)
+def _opened(timeout: float, port: int, host: str) -> Any:
+    store = STORES.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=CONNECT * timeout))
     store.set_timeout(timedelta(seconds=timeout))
     return store
 

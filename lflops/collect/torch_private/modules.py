@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lflops.boundary import unguarded
+from lflops.boundary import Undo, unguarded, wrap
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
     from torch._C._dynamo import eval_frame
+    from torch.jit import _recursive
     from torch.nn.modules import module as module_of_torch
     from torch.nn.modules.module import (
         _global_forward_hooks,
@@ -226,3 +228,17 @@ class HiddenHooks:
             each.clear()  # users' hooks are called in their order, ours among them
             each.update({number: hook for number, hook in was.items() if number in now or id(hook) in self._hooks} | now)
         self._before.clear()
+
+
+def scripted_without(undo: Undo, is_ours: Callable[[Any], bool]) -> None:
+    """Let TorchScript not see these hooks of modules, which it would compile, until `undo` is closed."""
+
+    def stubs(call: Callable[..., Any], module: nn.Module) -> Any:
+        hooks = module._forward_pre_hooks
+        module._forward_pre_hooks = OrderedDict(each for each in hooks.items() if not is_ours(each[1]))
+        try:
+            return call(module)
+        finally:
+            module._forward_pre_hooks = hooks
+
+    wrap(undo, _recursive, "get_hook_stubs", stubs)

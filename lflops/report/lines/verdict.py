@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from lflops import units
 from lflops.analyze.analysis import Analysis
 from lflops.analyze.causes import Cause, Row, row_of, waits
-from lflops.analyze.modules.outliers import Doubt
 from lflops.analyze.speed.budget import Budget
 from lflops.analyze.speed.step_times import VERY_BUSY, lost_share
 from lflops.profile.model import Profile
@@ -19,7 +18,7 @@ from lflops.profile.notes import are_times_far_off, filled, time_factors
 from lflops.profile.records import PHASES
 from lflops.profile.series import grouped
 from lflops.report.lines.ranks import slowest_rank
-from lflops.report.lines.text import counted, itself_of, plain, plus_minus
+from lflops.report.lines.text import WORDS, counted, itself_of, plain, plus_minus
 
 _FINDINGS, _ALWAYS = 3, {"peak", "busiest"}  # so many, and those of these kinds, are in every drawing; `lflops why` has more
 LARGE = 0.1  # of the time: what takes less is no advice, unless it is a fault
@@ -102,12 +101,12 @@ def unseen_because(analysis: Analysis) -> str | None:
     if times.mean is None:
         return "nothing was timed"
     if lost_share(analysis.profile) >= VERY_BUSY:
-        return _DOUBT["busy"]
+        return WORDS["doubts"]["busy"]
     if times.steps < _FEWEST_STEPS:
         return f"fewer than {_FEWEST_STEPS} undisturbed steps were timed"
     if (times.spread or 0.0) >= _WIDE:
         return "the steps vary too much"
-    return None if doubt is None else _DOUBT[doubt]
+    return None if doubt is None else WORDS["doubts"][doubt]
 
 
 def verdict_lines(said: Verdict) -> Iterator[tuple[str, str]]:
@@ -209,15 +208,6 @@ def _in_bursts(analysis: Analysis, phase: str) -> str:
     return f": {units.duration(statistics.mean(long))} in {len(long)} of {len(known)} steps, else {units.duration(statistics.mean(short))}"
 
 
-_DOUBT: Mapping[Doubt, str] = {
-    "busy": "other processes used the CPU",
-    "few_steps": "too few steps were timed by module; active=8 in the schedule times enough",
-    "varied": "the steps timed by module vary too much",
-    "allocating": "its kernels are as short as theirs, and layers wait for the driver to allocate memory",
-    "scaled": "timing the modules changed their times too much",
-}
-
-
 def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
     """Say what the figures rest on, then what makes them doubtful."""
     yield from _steadiness(analysis)
@@ -245,7 +235,7 @@ def _steadiness(analysis: Analysis) -> Iterator[str]:
     if (lost := lost_share(analysis.profile)) >= _BUSY:
         yield f"this machine was busy: other processes took {units.percent(lost, digits=0)} of the CPU time that this one needed"
     if analysis.outliers.doubt and not analysis.outliers.found:
-        yield f"cannot tell whether a module is slow among its equals: {_DOUBT[analysis.outliers.doubt]}"
+        yield f"cannot tell whether a module is slow among its equals: {WORDS['doubts'][analysis.outliers.doubt]}"
     factors = time_factors(profile.notes)
     if are_times_far_off(profile.notes):
         worst = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)

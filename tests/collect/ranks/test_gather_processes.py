@@ -76,7 +76,7 @@ def handed_in() -> Profile:
     model = DistributedDataParallel(between_linears(Block()))
     profile = lflops.count(model, torch.randn(1 + rank, length, hidden), backward=True)
     gather = Gather(
-        shared_store("lflops", rank, timeout=LONG), rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), timeout=LONG
+        shared_store("lflops", timeout=LONG), rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), timeout=LONG
     )
     gather.push(profile)
     return next(iter(gather.finish()), profile)
