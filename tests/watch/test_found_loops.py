@@ -1,6 +1,9 @@
 """Loops that say nothing of lflops: they are found, their account has their phases, and they train as without."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from torch import nn
 
 import lflops
 from lflops.ledger.run import load_run
-from lflops.watch.entry import settings_line
+from lflops.watch.entry import FINDER, settings_line, step_ends
 from lflops.watch.finder import modules_of
 from tests.support.warm_python import Ended, Script, WarmPython
 
@@ -492,6 +495,78 @@ def test_a_setting_that_cannot_be_is_warned_of(tmp_path: Path, warm_python: Warm
     result = ended(warm_python, PLAIN.replace("hardware=none", "activ=5"), tmp_path)
     assert "this training is not watched: 'activ' is no setting" in result.err
     assert [] == list(tmp_path.iterdir())
+
+
+COMPILED = f"""{ASKED}{MODEL}
+import torch._dynamo
+compiled = {{
+    "script": lambda: torch.jit.script(model),
+    "model": lambda: torch.compile(model, backend="eager", fullgraph=True),
+    "loss": lambda: torch.compile(lambda x: model(x).square().mean(), backend="eager", fullgraph=True),
+    "optimizer": lambda: torch.compile(lambda x: (model(x), optimizer.step())[0], backend="eager"),
+}}[sys.argv[2]]
+x = torch.randn(8, 64)
+for step in range(8):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+function = compiled()
+for rows in (8, 7):  # which is compiled for again
+    print(function(x[:rows]).sum().item().hex())
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"], len(torch._dynamo.utils.counters["graph_break"]))
+"""
+
+
+@pytest.mark.parametrize("what", ["script", "model", "loss", "optimizer"])
+def test_what_compiles_a_watched_model_sees_no_hook(what: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    """The same results, of as many graphs, with as many breaks in them, as without."""
+    assert ended(warm_python, COMPILED, tmp_path, what).out == ended(warm_python, COMPILED, tmp_path, what, "unwatched").out
+    assert load_run(tmp_path).steps >= 8
+
+
+THREADS = f"""{ASKED}{MODEL}
+from threading import Thread
+other = nn.Linear(4, 4)
+others = torch.optim.SGD(other.parameters(), lr=0.1)
+def train_other():
+    for _ in range(50 if step > 3 else 0):
+        other(torch.ones(2, 4)).sum().backward()
+        others.step()
+for step in range(12):
+    thread = Thread(target=train_other)
+    thread.start()
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    thread.join()
+"""
+
+
+def test_what_another_thread_trains_is_no_part_of_the_loop(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Once the loop is found. In the same thread fifty steps of it would be another loop."""
+    ended(warm_python, THREADS, tmp_path)
+    assert 12 == load_run(tmp_path).steps
+
+
+def test_a_finder_that_another_thread_is_loading_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python knows the module before it has its names."""
+    monkeypatch.setitem(sys.modules, FINDER, ModuleType(FINDER))
+    step_ends(None, (), {})
+
+
+def test_modules_that_are_like_no_other_are_looked_at_all_the_same() -> None:
+    """One whose `parameters` takes nothing holds the optimizer's; one whose `__init__` has failed holds none."""
+
+    class Own(nn.Linear):
+        def parameters(self) -> Any:  # type: ignore[override]
+            return iter([self.weight])
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            """Fail, before torch has written anything."""
+
+    half, own = Half(), Own(4, 4)
+    assert [own] == modules_of(torch.optim.SGD([own.weight], lr=0.1))
+    assert not vars(half)
 
 
 def test_the_outermost_modules_of_an_optimizer_are_found() -> None:
