@@ -63,6 +63,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
         spans: The run in parts, fine lately and coarse before.
         rank: Of the process.
         ranks: How many there are.
+        others: Starts of other runs, earlier ones or other loops, that are in the same folder.
     """
 
     seconds: Mapping[str, float]
@@ -73,6 +74,7 @@ class Ledger(Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
     rank: int = 0
     ranks: int = 1
+    others: int = 0
 
     def by_group(self) -> dict[str, float]:
         """Seconds by category, without phases and causes, the most first."""

@@ -174,7 +174,8 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
     of_rank = [each for each in segments if each.head.rank == rank or given.is_file()]
     if not of_rank:
         raise ProfileError(f"{os.fspath(path)}: no ledger of rank {rank} is there: give the folder of a run, watched with ledger=True")
-    return ledger_of(starts_of_a_run(of_rank))
+    run = starts_of_a_run(of_rank)
+    return msgspec.structs.replace(ledger_of(run), others=len(of_rank) - len(run))
 
 
 def newest_file(path: str | PathLike[str], rank: int = 0) -> Path:

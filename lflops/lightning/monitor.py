@@ -103,8 +103,7 @@ class FlopsMonitor(Base, HearsPhases):
     def __getstate__(self) -> dict[str, Any]:
         """The settings and the profiles so far, without the run: a copy, or what is unpickled, is a monitor that has not begun."""
         others = {"log", "log_dict", "_run", "_phases", "_number", "_outer"}  # the first two a Trainer sets: methods of its model
-        kept = {name: value for name, value in self.__dict__.items() if name not in others}
-        return kept | {"profiles": list(self.profiles)}
+        return {name: value for name, value in self.__dict__.items() if name not in others} | {"profiles": list(self.profiles)}
 
     @property
     def ledger(self) -> Ledger | None:

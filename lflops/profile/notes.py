@@ -38,6 +38,7 @@ class Kind(NamedTuple):
     sentence: str | Callable[[Note], str]  # a template for `_Words`, or a function where the sentence's form depends on the values
     cause: str  # why there is such a note, for the documentation
     remedy: str = "none."  # what the reader can do, for the documentation
+    reasons: Mapping[str, str] = MappingProxyType({})  # by the subject
     values: Mapping[str, type] = MappingProxyType({})  # the type of each value, by its name; `*` stands for names that depend on the run
 
 
@@ -136,19 +137,9 @@ def _schedule_shrunk(note: Note) -> str:
     return _fill("the schedule is shortened to the run's {batches:batch/batches}, in steps: ", note) + (left or units.UNKNOWN)
 
 
-_REFUSALS = {
-    "other_profiler": "another torch.profiler was running in this process, and Kineto serves one at a time",
-    "not_known": "whether another torch.profiler was running in this process could not be found out in a second, as on a busy machine",
-    "own_trace": "another trace of lflops' was being recorded, and Kineto serves one at a time",
-    "cut_off": "another torch.profiler began while ours recorded, and Kineto serves one at a time",
-    "no_activity": "torch can record none of the activities here",
-    "not_written": "its file could not be written",
-}
-
-
 def _no_trace(note: Note) -> str:
     error = f" ({note.values['error']})" if "error" in note.values else ""
-    return f"there is no trace: {_REFUSALS.get(note.subject, note.subject or 'the reason is not known')}{error}"
+    return f"there is no trace: {kinds()[note.code].reasons.get(note.subject, note.subject or 'the reason is not known')}{error}"
 
 
 def _not_counted(note: Note) -> str:

@@ -193,8 +193,8 @@ def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
     if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
         return ""
     reports = [] if folder is None else sorted(folder.rglob("oom-*-rank*.txt"), key=lambda file: file.stat().st_mtime)
-    see = f", see {reports[-1]}" if reports else ""
-    return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{see}. "
+    done = counted(ledger.starts[-1].last_step, "step")
+    return f"The run ran out of memory after {done}{f', see {reports[-1]}' if reports else ''}. "
 
 
 def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:

@@ -21,7 +21,6 @@ _MOST = {"note": 3, "not counted": 3}  # of the remarks with these labels; the f
 _SUBJECT = frozenset({"profiled", "device", "inputs"})
 _MODEL = frozenset({"parameters", "peak live memory"})
 _LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})  # of the facts about speed, those that only lflops show has
-_REMARKS_LEFT_OUT = frozenset({"allocator's peak"})
 _LINES_OF_RANKS = 4
 _CHANGES = 2  # sentences about what changed since the window before
 
@@ -80,7 +79,7 @@ def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
             lines = [line for line, is_doubt in uncounted(analysis, _MOST[label] - 1) if is_doubt]
         elif label == "note":
             lines = _few(lines, _MOST[label])
-        elif label in _REMARKS_LEFT_OUT:
+        elif label == "allocator's peak":
             continue
         else:
             lines = lines[: max(_LINES_OF_RANKS - of_ranks, 0)]

@@ -55,6 +55,8 @@ class WindowRequests:
     def start(self, step_after: Callable[[float], int]) -> None:
         """Begin to hear. `step_after` returns the first step, as the loggers count, that ends later than so many seconds from now."""
         self._step_after = step_after
+        with suppress(OSError):
+            os.unlink(self._file)  # noqa: PTH108 - one that an earlier run did not hear
         if self._store is not None:
             _LISTENING.add(self)
             self._thread.start()

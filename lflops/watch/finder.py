@@ -123,6 +123,7 @@ class FoundPhases(LoopPhases):
         self._validates = validates  # is called where a validation begins, and where it ends
         self._epoch_ends = epoch_ends  # when the training's loader is at its end
         self._is_validating = self._was_fetched = False  # and whether that was seen by a batch
+        self._is_between = False  # whether the training's loader is at its end
         self._last: ref[Any] | None = None  # the loader's iterator that fetched last
         self._begun = self._took = 0  # when it began to, and how long it took; 0 if a step has ended since
         self._trains: ref[Any] | None = None  # the one that had fetched last when the last step ended
@@ -173,14 +174,16 @@ class FoundPhases(LoopPhases):
         is_validated = not learns and (self._was_fetched or not trains)
         if is_validated is not self._is_validating:
             self._turn(begins=is_validated, loading=0 if self._last is self._trains else self._took)
-        super()._model_is_called()
+        self._is_between = self._is_between and not learns
+        if not self._is_between:  # else it is a sample of the model after an epoch, or the like
+            super()._model_is_called()
 
     def _fetch_begins(self, learns: bool, loader: "ref[Any]") -> None:  # noqa: FBT001 - the same
         trains = self._trains is loader
         begins = bool(self._expected) and not (self._is_validating or trains or learns or self._trains is None)
         if begins or (self._is_validating and (trains or (learns and self._was_fetched))):
             self._turn(begins=begins, was_fetched=True)
-        self._begun = self.tape.now()
+        self._begun, self._is_between = self.tape.now(), False
         self.enter("data", RUNNING)
 
     def _fetch_ends(self, loader: "ref[Any] | None", error: type[BaseException] | None) -> None:
@@ -190,6 +193,7 @@ class FoundPhases(LoopPhases):
             if self._is_validating:  # what follows, as to save a checkpoint, is no part of it
                 self._turn(begins=False)
             if self._trains is not None and (loader is None or loader is self._trains):
+                self._is_between = True
                 self._epoch_ends()
         elif error is None and not self._is_validating:
             self._last, self._took = loader, self.tape.now() - self._begun
@@ -280,8 +284,8 @@ class Finder:
                 self._watched = FlopsCallback(log=_tell, **settings_of(settings_line() or ""))
                 self._watched.join(trainer)
                 return
-        self._optimizer, self._steps, self._steps_of_others, self._begun = ref(optimizer), 1, 0, MonitoredRun.begun + 1
-        self._home = get_ident()
+        self._optimizer, self._home, self._begun = ref(optimizer), get_ident(), MonitoredRun.begun + 1
+        self._steps, self._steps_of_others = 1, 0
         self._expect(modules_of(optimizer))
 
     def _look_again(self) -> None:

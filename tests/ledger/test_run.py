@@ -7,6 +7,7 @@ import pytest
 from lflops.errors import ProfileError
 from lflops.ledger.account import Start
 from lflops.ledger.run import Head, Row, Segment, ledger_of, load_run, starts_of_a_run
+from lflops.report.lines.ledger import headline
 
 SECOND = 10**9
 
@@ -85,6 +86,20 @@ def test_a_run_that_finished_is_followed_by_another_run() -> None:
     again = start(200, row(10, "training/forward", 10, step=5), pid=4)
     assert [finished, tested] == starts_of_a_run([tested, finished])
     assert [again] == starts_of_a_run([again, finished])
+
+
+def test_a_folder_with_other_runs_says_so(tmp_path: Path) -> None:
+    """Two that have finished, one after the other: the account is the second's."""
+    for number in range(2):
+        head = Head(begin=(number + 1) * 1_000_000_000_000, rank=0, ranks=1, pid=number + 1)
+        segment = Segment(head)
+        segment.path = tmp_path / f"rank0-{number}-{number}.ledger.jsonl"
+        segment.open()
+        segment.add(Row(end=10**9, spent={"training/forward": 10**9}, open={}, step=5, first=0, memory=None, ended="finished"), [])
+        segment.close()
+    found = load_run(tmp_path)
+    assert (1, 1, 5) == (found.others, len(found.starts), found.steps)
+    assert headline(found).endswith("; 1 start of other runs or loops in this folder, each in its file")
 
 
 def test_a_clock_that_was_set_back_a_little_makes_no_other_run() -> None:

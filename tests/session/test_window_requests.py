@@ -217,6 +217,15 @@ def test_a_rank_names_the_first_step_that_ends_later(usual: float, ago: int, ste
     assert step == watched.step_after(30.0)
 
 
+def test_a_request_that_an_earlier_run_did_not_hear_opens_no_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is removed as the run begins."""
+    monkeypatch.setattr(keeper, "HEAR", 0.001)
+    (tmp_path / REQUEST).touch()
+    with lflops.monitor(nn.Linear(8, 2), dirpath=tmp_path, stages=(), html=False, hardware=None, log=lambda _: None) as monitor:
+        assert not (tmp_path / REQUEST).exists()
+    assert [] == monitor.profiles
+
+
 def test_a_rank_that_hears_too_late_says_so() -> None:
     """Its window opens all the same: the others have opened theirs."""
     model = nn.Linear(8, 2)

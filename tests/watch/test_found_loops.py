@@ -271,6 +271,25 @@ def test_a_validation_s_first_batch_is_its_own(gradients: str, tmp_path: Path, w
     assert ["data validation True"] * 3 == ended(warm_python, LOADED, tmp_path, gradients).out.splitlines()
 
 
+SAMPLED = f"""{ASKED}{MODEL}
+for epoch in range(5):
+    for batch in DataLoader(torch.randn(320, 64), batch_size=32):
+        model(batch).square().mean().backward()
+        optimizer.step()
+    with torch.no_grad():  # in train mode
+        for _ in range(300):
+            model(torch.randn(320, 64))
+"""
+
+
+def test_a_sample_after_an_epoch_is_between_epochs(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Three hundred batches of 320 after ten of 32: in the next step, they would make that slow."""
+    ended(warm_python, SAMPLED, tmp_path)
+    ledger = load_run(tmp_path)
+    assert [] == [each.cause for each in ledger.slow_steps if each.phase == "forward"]
+    assert ledger.seconds["between_epochs"] > ledger.seconds["training/forward"] > 0
+
+
 def test_what_follows_a_validation_is_no_part_of_it(tmp_path: Path, warm_python: WarmPython) -> None:
     """As a checkpoint, for which ten times as much is computed. The validation's loader was at its end before."""
     code = f"""{ASKED}{HEARD}{LOADERS}

@@ -57,7 +57,8 @@ def end_lines(ledger: Ledger, where: str | None) -> list[str]:
 def headline(ledger: Ledger) -> str:
     """How long the run is, and whose account it is."""
     starts = counted(len(ledger.starts), "start")
-    return f"{units.long_duration(ledger.total)} in {starts}, {counted(ledger.steps, 'step')}, rank {ledger.rank} of {ledger.ranks}"
+    others = f"; {counted(ledger.others, 'start')} of other runs or loops in this folder, each in its file" if ledger.others else ""
+    return f"{units.long_duration(ledger.total)} in {starts}, {counted(ledger.steps, 'step')}, rank {ledger.rank} of {ledger.ranks}{others}"
 
 
 def ledger_lines(ledger: Ledger) -> Iterator[str]:

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from lflops import units
 from lflops.hardware.chips import DTYPES, Hardware, lookup
-from lflops.report.terminal.tables import FittedTable, figure, text
+from lflops.report.lines.text import plain
+from lflops.report.terminal.tables import FittedTable, text
 
-_GAP = 2
 _LEFT_OUT_FIRST = ("int8", "fp64", "fp4", "memory", "tf32", "fp16")
 
 
@@ -27,26 +26,17 @@ def listing(chips: Mapping[str, tuple[Hardware, ...]]) -> RenderableType:
 def figures(chip: Hardware | None, measured: Hardware | None = None) -> RenderableType:
     """One chip's figures, or those of a machine, or both: with the share that is reached, where the machine has that chip."""
     devices = [device for device in (chip, measured) if device is not None]
-    reached = chip is not None and measured is not None and lookup(measured.name) == chip
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    table.add_column("", style="bold", no_wrap=True)
-    for device in devices:
-        table.add_column(text("measured" if device is measured else device.name), justify="right", no_wrap=True)
-    if reached:
-        table.add_column("reached", justify="right", no_wrap=True)
-    for name, unit in (
-        ("memory", ""),
-        ("bandwidth", "B/s"),
-        ("link", "B/s"),
-        *((dtype, "OP/s" if dtype == "int8" else "FLOP/s") for dtype in DTYPES),
-    ):
-        values = [_value(device, name) for device in devices]
-        if any(value is not None for value in values):
-            cells = [units.quantity(value, unit) if unit else units.size(value) for value in values]
-            if reached:
-                of_chip, here = values
-                cells.append(units.percent(None if of_chip is None or here is None else here / of_chip))
-            table.add_row(name, *map(figure, cells))
+    kinds = {"memory": "", "bandwidth": "B/s", "link": "B/s"} | {dtype: "OP/s" if dtype == "int8" else "FLOP/s" for dtype in DTYPES}
+    rows = {name: values for name in kinds if any(values := [_value(device, name) for device in devices])}
+    columns = {
+        "measured" if device is measured else plain(device.name): [
+            units.quantity(values[place], kinds[name]) if kinds[name] else units.size(values[place]) for name, values in rows.items()
+        ]
+        for place, device in enumerate(devices)
+    }
+    if chip is not None and measured is not None and lookup(measured.name) == chip:
+        columns["reached"] = [units.percent(here / of_chip if of_chip and here else None) for of_chip, here in rows.values()]
+    table = FittedTable("", list(rows), columns)
     sources = [("device", f"{each.name}, {each.source}") if each is measured else ("source", each.source) for each in devices]
     return Group(table, "", *(Text.assemble((f"{label}  ", "bold"), text(source)) for label, source in sources))
 

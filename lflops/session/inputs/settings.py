@@ -155,7 +155,7 @@ def settings_of(line: str) -> dict[str, Any]:
     opens only when it is asked for, unless the line has one of these, or stages. An `LflopsError` where a name is not known, or its value
     cannot be.
     """
-    of_schedule, others = _defaults(Schedule), _defaults(Settings)
+    of_schedule, others = ({field.name: field.default for field in fields(kind)} for kind in (Schedule, Settings))
     settings = {name: _read_as(default) for name, default in (of_schedule | others).items() if name not in OBJECTS}
     given: dict[str, Any] = {}
     for setting in filter(None, re.split(r",(?=[^,=]*=)", line)):
@@ -177,10 +177,6 @@ def settings_of(line: str) -> dict[str, Any]:
 
 OBJECTS = {"schedule", "units", "topology", "logical"}  # arguments that no text can say
 SWITCHES = {"true": True, "1": True, "false": False, "0": False}
-
-
-def _defaults(kind: type) -> dict[str, Any]:
-    return {field.name: field.default for field in fields(kind)}
 
 
 def _read_as(default: Any) -> tuple[str, Callable[[str], Any]]:
