@@ -17,6 +17,7 @@ from lflops.collect.torch_private.known_torch import known_torch
 with known_torch():
     from torch._C._dynamo import eval_frame
     from torch.jit import _recursive
+    from torch.jit._recursive import get_hook_stubs
     from torch.nn.modules import module as module_of_torch
     from torch.nn.modules.module import (
         _global_forward_hooks,
@@ -241,4 +242,4 @@ def scripted_without(undo: Undo, is_ours: Callable[[Any], bool]) -> None:
         finally:
             module._forward_pre_hooks = hooks
 
-    wrap(undo, _recursive, "get_hook_stubs", stubs)
+    wrap(undo, _recursive, get_hook_stubs.__name__, stubs)
