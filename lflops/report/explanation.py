@@ -192,9 +192,9 @@ def _explained(profile: Profile | None, ledger: Ledger | None, path: Path | None
 def _ran_out_of_memory(ledger: Ledger | None, folder: Path | None) -> str:
     if ledger is None or ledger.starts[-1].ended != "OutOfMemoryError":
         return ""
-    reports = [] if folder is None else sorted(folder.rglob("oom-*-rank*.txt"), key=lambda file: file.stat().st_mtime)
-    done = counted(ledger.starts[-1].last_step, "step")
-    return f"The run ran out of memory after {done}{f', see {reports[-1]}' if reports else ''}. "
+    report = None if folder is None else max(folder.rglob("oom-*-rank*.txt"), key=lambda file: file.stat().st_mtime, default=None)
+    see = "" if report is None else f", see {report}"
+    return f"The run ran out of memory after {counted(ledger.starts[-1].last_step, 'step')}{see}. "
 
 
 def _over_the_run(analysis: Analysis | None, ledger: Ledger | None) -> str:

@@ -145,8 +145,7 @@ class MonitoredRun:
         """Account for the time of this process from here on, if the loop leaves that to this run. The file is in the run's folder."""
         paths = OutputPaths.of(self.log_dir, self._settings.dirpath, 1)
         folder = None if paths is None else paths.profiles
-        can_open = lambda: (session := self.sessions["train"]) is None or session.can_open  # noqa: E731 - only this asks
-        self._requests = WindowRequests(rank, ranks, self.store, folder, can_open)
+        self._requests = WindowRequests(rank, ranks, self.store, folder, lambda: (own := self.sessions["train"]) is None or own.can_open)
         if is_kept:
             self._ledger = RunLedger(rank, ranks, self._requests, phases.tape)
             self._ledger.install(phases, folder, self.boundary, self.undo)

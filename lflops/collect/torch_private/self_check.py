@@ -296,8 +296,8 @@ def _are_hooks_found(module: nn.Module) -> bool:
     return found
 
 
-def _hides_hooks() -> bool:
-    """Whether a hook is off while torch.compile compiles, where that is loaded, and its code can be left alone."""
+def _hides_hooks(module: nn.Module) -> bool:
+    """Whether a hook is off while torch.compile or TorchScript compiles, where the first is loaded, and its code can be left alone."""
     modules.never_compiled(_no_op)
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     before = () if handler is None else tuple(handler.start_callbacks)
@@ -305,8 +305,11 @@ def _hides_hooks() -> bool:
     with Undo() as undo:
         undo.add(hidden.stop)
         hidden.start()
-        heard = handler is None or len(handler.start_callbacks) == len(before) + 1
-    return heard and (handler is None or tuple(handler.start_callbacks) == before)
+        undo.add(module.register_forward_pre_hook(_no_op).remove)
+        modules.scripted_without(undo, lambda hook: hook is _no_op)
+        is_heard = handler is None or len(handler.start_callbacks) == len(before) + 1
+        are_off = is_heard and torch.jit._recursive.get_hook_stubs(module) == ([], [])
+    return are_off and (handler is None or tuple(handler.start_callbacks) == before)
 
 
 def _are_own_hooks_called() -> bool:
@@ -336,7 +339,7 @@ def _of_modules() -> dict[str, bool]:
         "graph breaks are not numbered": modules.graph_breaks() >= 0,
         "compilations take no time": modules.compile_seconds() >= 0,
         "compilations begin unheard": _hears_compilations(),
-        "hooks cannot be hidden from compilations": _hides_hooks(),
+        "hooks cannot be hidden from compilations": _hides_hooks(parent),
         "hooks are registered elsewhere": _are_hooks_found(parent),
         "modules of ours call other hooks": _are_own_hooks_called(),
         "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),

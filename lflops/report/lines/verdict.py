@@ -81,8 +81,7 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, trust: str
     faults, rest = (tuple(each.said for each in findings if each.is_fault == is_fault) for is_fault in (True, False))
     status: Literal["found", "nothing found", "cannot tell"] = "found" if faults else "nothing found" if unseen is None else "cannot tell"
     doubt = f"Cannot tell whether anything is wrong{f', because {unseen}' if unseen else ''}."
-    least = math.inf if status == "cannot tell" else LARGE
-    advised = [each for each in findings if each.is_fault or each.share is None or each.share >= least]
+    advised = [each for each in findings if each.is_fault or each.share is None or (each.share >= LARGE and status != "cannot tell")]
     return Verdict(
         said=said,
         status=status,

@@ -64,6 +64,7 @@ LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
     "everything is compiled": (modules, "is_compiled", lambda module: True, "taken for a compiled one"),
     "nothing is heard of compilations": (modules.Compilations, "listen", lambda listener, guard: None, "compilations begin unheard"),
     "compilations are heard for ever": (modules.Compilations, "stop", lambda listener: None, "compilations begin unheard"),
+    "hooks are scripted": (modules, "scripted_without", gone, "no such name"),
     "hooks stay": (modules, "remove_hook", lambda hook, owner: None, "hooks are registered elsewhere"),
     "everything is flat": (distributed, "flat_parts", lambda module: [module], "taken for a sharded one"),
 }
