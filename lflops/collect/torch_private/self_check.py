@@ -305,7 +305,7 @@ def _hides_hooks(module: nn.Module) -> bool:
     with Undo() as undo:
         undo.add(hidden.stop)
         hidden.start()
-        undo.add(module.register_forward_pre_hook(_no_op).remove)
+        module._forward_pre_hooks[0] = _no_op  # of a module that is only tried
         modules.scripted_without(undo, lambda hook: hook is _no_op)
         is_heard = handler is None or len(handler.start_callbacks) == len(before) + 1
         are_off = is_heard and torch.jit._recursive.get_hook_stubs(module) == ([], [])
