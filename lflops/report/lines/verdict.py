@@ -70,7 +70,7 @@ def verdict(analysis: Analysis, doubts: int) -> Verdict:
         return Verdict(said=said, trust=trust, doubts=doubts)
     reached = analysis.utilization
     peak = Cause(kind="peak", seconds=None, value=reached.hardware, usual="step" if (reached.mfu or 0.0) > 1 else "layer")
-    found = [_finding(analysis, cause) for cause in [*([peak] if reached.is_peak_too_low else ()), *analysis.causes]]
+    found = [_finding(analysis, cause) for cause in [*analysis.causes, *([peak] if reached.is_peak_too_low else ())]]
     findings = sorted((each for each in found if each is not None), key=lambda each: not each.is_fault)
     first = [*findings[:_FINDINGS], *(each for each in findings[_FINDINGS:] if each.cause in _ALWAYS)]
     return replace(judge(said, first, unseen_because(analysis), trust), findings=tuple(findings), doubts=doubts)
