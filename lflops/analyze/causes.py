@@ -141,7 +141,7 @@ def causes(
     ]
     if budget is None and not is_rough:
         eager = {name: each for name, each in profile.modules.items() if not each.compiled}  # within compiled code nothing has a time
-        computing = {patterns[name] for name, each in eager.items() if any(each.work(phase).own_calls for phase in TIMED_PHASES)}
+        computing = {patterns[name] for name, each in eager.items() if name and any(each.work(phase).own_calls for phase in TIMED_PHASES)}
         judged = computing - {patterns.get(each.module, "") for each in in_modules}  # but without a peak, no one can tell of products
         plain = (each for each in busiest if each.pattern in judged and not each.macs)
         found += (Cause(kind="no_products", seconds=each.seconds, module=each.pattern, value=each.kind) for each in plain)

@@ -184,7 +184,7 @@ def _in_words(analysis: Analysis, cause: Cause) -> tuple[str, str] | None:
         "others": f"the {cause.others} others like it" if cause.others > 1 else "the other like it",
         "value": value,
         "usual": usual,
-        "kind": f" ({value})" if value else "",
+        "kind": f" ({value})" if value and cause.module else "",  # of the model itself it is in the name
         "ratio": value / usual if isinstance(value, float) and isinstance(usual, float) else None,
     }
     return filled(row.why, words), filled(row.next, words)

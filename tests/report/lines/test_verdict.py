@@ -177,6 +177,18 @@ def test_where_nothing_stands_out_the_busiest_modules_are_named() -> None:
     assert ("The most time is in blocks.*.fc (Linear), 99.0 % of the step (8.00 ms).",) == found
 
 
+def test_a_model_whose_layers_have_no_time_is_no_layer_without_products() -> None:
+    """As a compiled one: 16 ms are its own, in operators of which no one can say what they multiply. It is named once."""
+    cells = [cell("", "aten::add", "forward"), product("fc", "aten::mm", "forward", macs=1000, bytes_moved=10)]
+    clean = Step(index=0, kind="clean", seconds=16e-3, phases={"forward": 16e-3})
+    rows = {"": {"kind": "Net"}, "fc": {"kind": "Linear"}}
+    given = clocked(profile(rows, cells, run=run(kind="training"), steps=(clean,)), {("", "forward"): 16e-3, ("fc", "forward"): 0.0})
+    fc = replace(given.modules["fc"], forward=replace(given.modules["fc"].forward, seconds=None, own_seconds=None))
+    found = report_of(analyze(replace(given, modules={"": given.modules[""], "fc": fc}))).verdict
+    assert [] == [each.cause for each in found.findings if each.cause == "no_products"]
+    assert found.why[-1].startswith("The most time is in Net itself, outside its layers, 100.0 % of the step")
+
+
 def test_modules_without_products_are_named_where_no_peak_is_known() -> None:
     """The norms take as long as the products, 8 of 16 ms."""
     why = "50.0 % of the step (8.00 ms) is in blocks.*.norm (LayerNorm) itself, in operators that multiply no matrices."
