@@ -231,9 +231,8 @@ class Results:
         if len(profile.modules) + len(profile.cells) < LARGE and not self._in_background:
             self._log(closed, prepare())
         else:
-            before = [
-                call for _, call in self._in_background
-            ]  # one after the other: each is compared with the last, and texts are appended
+            # One after the other: each is compared with the last, and texts are appended.
+            before = [call for _, call in self._in_background]
             call = in_background(lambda: (wait_for(before), prepare())[1], f"lflops: {run.stage} window {run.window}")
             self._in_background.append((closed, call))
 

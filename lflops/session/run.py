@@ -215,10 +215,6 @@ class MonitoredRun:
         self.enters("lflops")
         with self.boundary:
             self._graphs.start()  # torch.compile may have been loaded since
-            if self._settings.on_oom and self._history is None:
-                self._history = MemoryHistory((self._training or training()).device)
-                self.undo.add(self._history.stop)
-                self._history.start()
         if name in self._begun:
             self.guarded(name, Session.resume)
         elif name in self._settings.stages:
@@ -233,6 +229,11 @@ class MonitoredRun:
             if wrong is not None:
                 self.take_off()
                 raise wrong
+        if self._settings.on_oom and self._history is None and not self._failed:
+            with self.boundary:
+                self._history = MemoryHistory((self._training or training()).device)
+                self.undo.add(self._history.stop)
+                self._history.start()
         if name == "train" and not self._failed:
             self._monitor, self._read_training = monitor, lambda: (self._training or training(), self._trained or stage())
             if self._ledger is not None:
