@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lflops.boundary import Boundary, Undo, wrap
-from lflops.collect.attribution.hooks import hook_model, hook_optimizers
+from lflops.collect.attribution.hooks import hook_models, hook_optimizers
 from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id, hear_backward
 from lflops.session.inputs.phases import RUN, Phases, Within
 
@@ -54,8 +54,7 @@ class LoopPhases(Phases):
         self.boundary, guard = boundary, boundary.guard
         undo.add(self.forget)
         hear_backward(undo, guard(self._backward_begins), guard(self._backward_ends))
-        for model in models:
-            hook_model(undo, model, guard(self._model_is_called))
+        hook_models(undo, models, guard(self._model_is_called))
         for optimizer in optimizers:
             hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")), optimizer)
         for name, (phase, stage) in ENGINE.items():

@@ -233,8 +233,7 @@ class Results:
         else:
             # One after the other: each is compared with the last, and texts are appended.
             before = [call for _, call in self._in_background]
-            call = in_background(lambda: (wait_for(before), prepare())[1], f"lflops: {run.stage} window {run.window}")
-            self._in_background.append((closed, call))
+            self._in_background.append((closed, in_background(prepare, f"lflops: {run.stage} window {run.window}", before)))
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
         if self.outlets is None:
@@ -304,12 +303,13 @@ def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> st
     return ""
 
 
-def in_background(function: Callable[[], Result], name: str) -> Future[Result]:
-    """Call it in a thread that ends with the interpreter, so a hanging file system does not hold the exit. It renames whole files."""
+def in_background(function: Callable[[], Result], name: str, after: Sequence[Future[Any]] = ()) -> Future[Result]:
+    """Call it after others, in a thread that ends with the interpreter: a hanging file system holds no exit. It renames whole files."""
     future: Future[Result] = Future()
 
     def call() -> None:
         try:
+            wait_for(after)
             future.set_result(function())
         except BaseException as error:  # noqa: BLE001 - the other thread raises it
             future.set_exception(error)

@@ -25,10 +25,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lflops.boundary import Boundary, Undo
-from lflops.collect.attribution.hooks import hook_model, hook_optimizers
+from lflops.collect.attribution.hooks import hook_models, hook_optimizers
 from lflops.collect.torch_private.autograd import NO_BACKWARD, backward_id
 from lflops.collect.torch_private.data_loader import hear_fetches
-from lflops.collect.torch_private.modules import call_last, is_called_last
+from lflops.collect.torch_private.modules import call_last, is_called_last, own_parts
 from lflops.collect.torch_private.self_check import check_data_loader
 from lflops.loops.monitor import Loop, LoopMonitor
 from lflops.loops.phases import RUNNING, LoopPhases
@@ -301,8 +301,7 @@ class Finder:
     def _expect(self, modules: Iterable[nn.Module]) -> None:
         """Notice which of these are called for a training step."""
         self._called, self._candidates = [], [ref(each) for each in modules]
-        for each in _alive(self._candidates):
-            hook_model(self._looking, each, self._is_called)
+        hook_models(self._looking, _alive(self._candidates), self._is_called)
 
     def _is_called(self, module: nn.Module, *_: object) -> None:
         if is_grad_enabled() and all(each() is not module for each in self._called):
@@ -313,19 +312,14 @@ def modules_of(optimizer: Optimizer) -> list[nn.Module]:
     """The outermost modules that hold parameters of an optimizer, of all modules that there are."""
     wanted = {id(each) for group in optimizer.param_groups for each in group["params"]}
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    above = gathered((id(child), each) for each in modules for child in _registered(each, "_modules"))
-    reached = {id(each): each for each in modules if any(id(own) in wanted for own in _registered(each, "_parameters"))}
+    above = gathered((id(child), each) for each in modules for child in own_parts(each)[0])
+    reached = {id(each): each for each in modules if any(id(own) in wanted for own in own_parts(each)[1])}
     to_climb = [*reached.values()]
     while to_climb:
         found = [each for each in above.get(id(to_climb.pop()), ()) if id(each) not in reached]
         reached.update((id(each), each) for each in found)
         to_climb += found
     return [each for number, each in reached.items() if number not in above]
-
-
-def _registered(module: nn.Module, registry: str) -> list[Any]:
-    """The children or parameters of a module, whose class may have other methods; of one that is not whole there are none."""
-    return [each for each in vars(module).get(registry, {}).values() if each is not None]
 
 
 def _alive(modules: Iterable["ref[nn.Module]"]) -> list[nn.Module]:

@@ -543,6 +543,21 @@ def test_what_compiles_a_watched_model_sees_no_hook(what: str, tmp_path: Path, w
     assert load_run(tmp_path).steps >= 8
 
 
+MANY = f"""{ASKED}
+models = [nn.Linear(4, 4) for _ in range(600)]
+optimizer = torch.optim.SGD([each for model in models for each in model.parameters()], lr=0.1)
+for step in range(2):
+    sum(model(torch.ones(2, 4)).sum() for model in models).backward()
+    optimizer.step()
+    print(torch.jit.script(models[step])(torch.ones(2, 4)).sum().item().hex())
+"""
+
+
+def test_an_optimizer_of_many_models_lets_each_be_scripted(tmp_path: Path, warm_python: WarmPython) -> None:
+    """While all six hundred are looked at, in the second step, one look for hooks is enough."""
+    assert ended(warm_python, MANY, tmp_path).out == ended(warm_python, MANY, tmp_path, "unwatched").out
+
+
 THREADS = f"""{ASKED}{MODEL}
 from threading import Thread
 other = nn.Linear(4, 4)

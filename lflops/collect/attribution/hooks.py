@@ -10,8 +10,9 @@ error or an interrupt.
 
 import contextlib
 import copyreg
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol, cast
 from weakref import ref
@@ -151,18 +152,17 @@ class _ModelHook(partial[None]):
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def hook_model(undo: Undo, module: nn.Module, action: Callable[..., None]) -> None:
-    """Run an action before each call of this one module, with what torch gives such a hook, until `undo` is closed."""
+def hook_models(undo: Undo, models: Iterable[nn.Module], action: Callable[..., None]) -> None:
+    """Run an action before each call of these modules alone, with what torch gives such a hook, until `undo` is closed."""
     # `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled with it, so it would be compiled anew.
-    if compiles_its_hooks(module):
-        return
-    hook = _ModelHook(_unless_compiled, action)
     scripted_without(undo, lambda each: isinstance(each, _ModelHook))
-    if type(module) not in copyreg.dispatch_table:
-        undo.add(_reduce_as_before, type(module))
-        copyreg.pickle(type(module), _reduced)
-    undo.add(_remove_if_alive, hook, ref(module))
-    module.register_forward_pre_hook(hook)
+    hook = _ModelHook(_unless_compiled, action)
+    for module in itertools.filterfalse(compiles_its_hooks, models):
+        if type(module) not in copyreg.dispatch_table:
+            undo.add(_reduce_as_before, type(module))
+            copyreg.pickle(type(module), _reduced)
+        undo.add(_remove_if_alive, hook, ref(module))
+        module.register_forward_pre_hook(hook)
 
 
 def _unless_compiled(action: Callable[..., None], *given: Any) -> None:

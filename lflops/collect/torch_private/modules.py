@@ -42,6 +42,12 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
+def own_parts(module: nn.Module) -> tuple[list[Any], ...]:
+    """The registered children, and the parameters, by no method of the module's class; none of a module that is not whole."""
+    registries = (vars(module).get(name, {}) for name in ("_modules", "_parameters"))
+    return tuple([part for part in registry.values() if part is not None] for registry in registries)
+
+
 def packed_parameters(module: nn.Module) -> list[Tensor]:
     """The weights and biases of a quantized module, which are inside of objects of C++ and not among its parameters."""
     return [tensor for value in vars(module).values() if isinstance(value, torch.ScriptObject) for tensor in _unpacked(value)]

@@ -331,6 +331,7 @@ def _of_modules() -> dict[str, bool]:
     modules.without_global_hooks(nn.Module.register_buffer)(parent, "buffer", None)
     return {
         "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
+        "parts are registered elsewhere": modules.own_parts(parent) == ([child], []),
         "buffers are registered elsewhere": modules.buffers_of(parent) == {"buffer": None},
         "a plain module is taken for a compiled one": not (modules.is_compiled(parent) or modules.compiles_its_hooks(parent)),
         "a plain module wraps another one": modules.unwrapped(parent) is parent,
