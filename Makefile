@@ -85,7 +85,7 @@ foreign: $(FOREIGN_READY)
 
 # Other packages' kernels, really installed, where a CPU runs them.
 packages: $(PACKAGES_READY)
-	@$(PACKAGES)/pytest -n0 tests/collect/counting/test_real_packages.py
+	@$(PACKAGES)/pytest -n0 tests/flop_counter/test_real_packages.py
 
 # All that only a GPU can tell, within ten minutes. Where torch is already installed, as on a lent machine: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import lflops
 from lflops import FlopsMonitor, Profile, Schedule
-from lflops.analyze.analysis import Analysis, analyze
+from lflops.analysis.analysis import Analysis, analyze
 
 BLOCKS, STEPS, BUSY, SLOW = 6, 34, 2, 2
 SCHEDULE = Schedule(wait=5, warmup=2, active=3)

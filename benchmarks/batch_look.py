@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from results import record
 
-from lflops.session.window.step_clock import PlainSteps
+from lflops.monitoring.window.step_timer import PlainSteps
 
 ITEMS = 20_000
 

@@ -17,9 +17,9 @@ from results import keep_freed_memory, record
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from lflops.analyze.speed.utilization import utilization
+from lflops.analysis.utilization import utilization
 from lflops.hardware.chips import Hardware
-from lflops.lightning.monitor import FlopsMonitor
+from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.schedule import Schedule
 
 DATA, IDLE, TIMES = 0.040, 0.030, 6

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForMaskedLM
 
-from lflops.lightning.monitor import FlopsMonitor
+from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.schedule import Schedule
 
 THIN = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 192, "vocab_size": 1000}

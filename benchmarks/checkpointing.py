@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from results import record
 
 import lflops
-from lflops.collect.estimate.changes import checkpointed
-from lflops.collect.estimate.estimate import Estimator, Subject
-from lflops.planning.block_chain import cheapest_choice
-from lflops.planning.block_trials import BlockTrials, policies_of
+from lflops.estimation.changes import checkpointed
+from lflops.estimation.estimate import Estimator, Subject
+from lflops.estimation.planning.block_chain import cheapest_choice
+from lflops.estimation.planning.block_trials import BlockTrials, policies_of
 
 ROWS, HIDDEN, GIB = 32, 8, 2**30
 WIDTHS = [64 * (3 + 5 * place % 12) for place in range(12)]

@@ -27,9 +27,9 @@ from results import record
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
-from lflops.collect.kineto.compiled_time import CompiledTimes, CompileTracking
-from lflops.collect.kineto.tracer import Tracer
-from lflops.collect.model.module_tree import ModuleTree
+from lflops.model.module_tree import ModuleTree
+from lflops.trace.record.compiled_time import CompiledTimes, CompileTracking
+from lflops.trace.record.tracer import Tracer
 
 STEPS, TRACED = 15, 9
 WIDTH, WIDE = 256, 4096

@@ -17,7 +17,7 @@ from torch._higher_order_ops.scan import scan
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import BertConfig, BertForMaskedLM
 
-from lflops.collect.count import Counting
+from lflops.flop_counter.count import Counting
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.cpu_allocator import allocated

@@ -18,9 +18,9 @@ from results import beside, keep_freed_memory, record
 from torch import Tensor, nn
 
 import lflops
-from lflops.analyze.compare.diff import Diff
+from lflops.analysis.compare.diff import Diff
 from lflops.cli.main import main as command_line
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 
 WIDTH, ROWS, STEPS, TIMES, SLOWER = 768, 256, 30, 10, 0.10
 SHAPES = ((1, 1), (1, 1), (1, 2), (2, 1), (1, 1), (1, 1))

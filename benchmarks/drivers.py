@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import lflops
 from lflops import FlopsMonitor, Profile, Schedule
-from lflops.analyze.analysis import Analysis, analyze
-from lflops.huggingface import FlopsCallback
+from lflops.analysis.analysis import Analysis, analyze
+from lflops.integrations.huggingface import FlopsCallback
 
 CLASSES = 16
 

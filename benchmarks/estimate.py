@@ -34,7 +34,7 @@ from results import record
 
 import lflops
 from lflops import Profile
-from lflops.profile.model import Memory
+from lflops.profile.profile import Memory
 from tests.support.cpu_allocator import allocated
 
 Batch = Mapping[str, Tensor]

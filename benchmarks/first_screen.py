@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from lflops import FlopsMonitor, Schedule
-from lflops.analyze.analysis import analyze
-from lflops.profile.model import Profile
-from lflops.report.lines.report import report_of
+from lflops.analysis.analysis import analyze
+from lflops.profile.profile import Profile
+from lflops.report.report import report_of
 from tests.support.report_claims import disagreements, wrong_sums
 
 WIDTH, ROWS, BLOCKS, STEPS = 256, 256, 6, 28

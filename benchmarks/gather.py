@@ -28,14 +28,14 @@ from results import record
 from torch.distributed import PrefixStore, TCPStore
 
 import lflops
-from lflops.collect.ranks.gather import WHILE_TRAINING, Gather
-from lflops.collect.ranks.report import Packed, PlacesOfTable, RankHeader, RankReport, intervals_in, pack, unpacked
-from lflops.collect.ranks.store import RankStore
-from lflops.collect.ranks.topology import Topology
-from lflops.collect.ranks.window_reports import BY_LOT, MOST_BYTES, RankWindow, by_lot
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
+from lflops.ranks.collect.collector import WHILE_TRAINING, Gather
+from lflops.ranks.collect.report import Packed, PlacesOfTable, RankHeader, RankReport, intervals_in, pack, unpacked
+from lflops.ranks.collect.store import RankStore
+from lflops.ranks.collect.topology import Topology
+from lflops.ranks.collect.window_reports import BY_LOT, MOST_BYTES, RankWindow, by_lot
 from tests.support.profile_builders import profile_of, run
 
 MODULES, STEPS, WORLDS, LOST = 5_000, 3, (8, 64, 256, 1_024, 4_096, 16_384), 8

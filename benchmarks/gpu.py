@@ -37,12 +37,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lflops
 from lflops import LflopsError, Profile, Schedule, units
-from lflops.analyze.speed.prediction import predict
-from lflops.collect.inputs.devices import profiler_activity
-from lflops.ncu.command import command, read
-from lflops.trace_analysis.read_trace import read_trace
-from lflops.trace_analysis.sentences import verdict
-from lflops.trace_analysis.summary import TraceSummary, summarise
+from lflops.estimation.prediction import predict
+from lflops.inputs.devices import profiler_activity
+from lflops.trace.analysis.read_trace import read_trace
+from lflops.trace.analysis.sentences import verdict
+from lflops.trace.analysis.summary import TraceSummary, summarise
+from lflops.trace.ncu.command import command, read
 
 TOTAL = 600
 """Seconds for all parts together."""

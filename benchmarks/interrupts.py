@@ -30,7 +30,7 @@ from torch import Tensor, distributed, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import lflops
-from lflops.traces import annotate_in_background
+from lflops.trace import annotate_in_background
 from tests.support.interrupts import NOT_REACHED, Outcome, interrupt_each, lines_in_a_child, look
 from tests.support.process_state import Facts
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from deepspeed.profiling.flops_profiler import get_model_profile as deepspeeds
 from results import keep_freed_memory, record
 
-from lflops.deepspeed.api import get_model_profile as ours
+from lflops.integrations.deepspeed.api import get_model_profile as ours
 from tests.support.alexnet import AlexNet
 
 PASSES = 9

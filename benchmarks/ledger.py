@@ -23,10 +23,10 @@ from results import beside, record
 from torch import Tensor, distributed, nn
 
 import lflops
-from lflops.collect.timing.clock import ThreadSchedule
 from lflops.ledger.book import Book
 from lflops.ledger.keeper import Keeper, Recorder, Tape, TrainPhases
 from lflops.ledger.run import REQUEST, Head, Row, Segment, load_run
+from lflops.timing.clock import ThreadSchedule
 
 SETTINGS: dict[str, Any] = {"trace": False, "html": False, "hardware": None, "log": lambda _: None, "log_every": 0}
 WIDTH, BATCH = 512, 128
@@ -423,7 +423,7 @@ elif kind == "lightning":
     trainer.fit(Module(), *loaders, ckpt_path=f"{folder}/last.ckpt" if first else None)
 else:
     import transformers
-    from lflops.huggingface import FlopsCallback
+    from lflops.integrations.huggingface import FlopsCallback
     config = transformers.BertConfig(hidden_size=256, num_attention_heads=4, num_hidden_layers=4, intermediate_size=1024, vocab_size=64)
     rows = [{"input_ids": torch.ones(64, dtype=torch.long), "labels": torch.ones(64, dtype=torch.long)}] * 256
     arguments = transformers.TrainingArguments(
@@ -518,7 +518,7 @@ if kind == "lightning":
     ).fit(Module(), torch.utils.data.DataLoader(data, batch_size=rows))
 elif kind == "transformers":
     import transformers
-    from lflops.huggingface import FlopsCallback
+    from lflops.integrations.huggingface import FlopsCallback
     class Model(nn.Module):
         def __init__(self):
             super().__init__()

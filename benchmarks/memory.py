@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from results import record
 
 import lflops
-from lflops.analyze.memory.peak import sharded
-from lflops.collect.estimate.changes import CompiledLoss, add_adapters, offload_activations
-from lflops.collect.estimate.optimizer_step import AdamIn8Bits
-from lflops.profile.model import Memory
+from lflops.estimation.changes import CompiledLoss, add_adapters, offload_activations
+from lflops.estimation.optimizer_step import AdamIn8Bits
+from lflops.memory.peak import sharded
+from lflops.profile.profile import Memory
 from tests.support.limited_trainings import CASES, loss_of, map_every_tensor, trains
 from tests.support.published_models import LLAMA_8B, LlamaModel, MixedPrecisionAdam, PublishedLayer
 
@@ -266,7 +266,7 @@ def zero() -> Iterator[str]:
     yield ""
     yield "The three are those of the moment of the peak. Where that is in backward, the last gradients are not there yet: hence the small"
     yield "negative differences. What is gathered under DDP are its buckets, as large as all gradients."
-    yield "`tests/collect/estimate/test_mesh.py` compares FSDP2 with real processes."
+    yield "`tests/estimation/test_mesh.py` compares FSDP2 with real processes."
 
 
 def korthikanti() -> Iterator[str]:

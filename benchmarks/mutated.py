@@ -40,12 +40,12 @@ from torch.utils.checkpoint import checkpoint
 
 import lflops
 from lflops.cli.main import main as shell
-from lflops.deepspeed.api import arguments_of
 from lflops.errors import LflopsError
-from lflops.trace_analysis.collectives import MERGED
-from lflops.traces.convert import place
-from tests.snapshots.test_causes import PLANTED
-from tests.snapshots.test_modules import PYTHON, Words, training
+from lflops.integrations.deepspeed.api import arguments_of
+from lflops.trace.analysis.collectives import MERGED
+from lflops.trace.convert import place
+from tests.memory.snapshots.test_causes import PLANTED
+from tests.memory.snapshots.test_modules import PYTHON, Words, training
 from tests.support.memory_snapshots import Recorder
 from tests.support.traces_by_hand import small_gpu_trace
 

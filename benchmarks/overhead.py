@@ -12,8 +12,8 @@ from results import in_turn, record
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertForMaskedLM
 
-from lflops.collect.count import Counting
-from lflops.collect.counting.accumulator import Extent
+from lflops.flop_counter.accumulator import Extent
+from lflops.flop_counter.count import Counting
 
 NOISE = 0.2
 """Where FlopCounterMode adds less than this to a step, the machine's own ups and downs decide a comparison with it."""

@@ -24,14 +24,14 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
-from lflops.analyze.analysis import analyze
-from lflops.profile.model import ModuleProfile, Profile, Work
+from lflops.analysis.analysis import analyze
+from lflops.monitoring.inputs.settings import Settings
+from lflops.monitoring.inputs.training import Training
+from lflops.monitoring.window_publisher import Results
+from lflops.profile.profile import ModuleProfile, Profile, Work
 from lflops.profile.records import PHASES, Spread
 from lflops.report.html import page
 from lflops.report.payload.payload import payload
-from lflops.session.inputs.settings import Settings
-from lflops.session.inputs.training import Training
-from lflops.session.results import Results
 from tests.support.browser import CHROMIUM
 from tests.support.profile_builders import profile_of
 from tests.support.tensorboard_server import Board, board

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from lflops.collect.inputs.tensors import tensors_in
+from lflops.inputs.tensors import tensors_in
 from tests.conformance import CASES
 from tests.conformance.case import Case
 from tests.conformance.making import Function
@@ -208,7 +208,7 @@ class Tool:
 
 
 TOOLS = (
-    Tool("lflops", "lflops.collect.count", lflops, backward=True),
+    Tool("lflops", "lflops.flop_counter.count", lflops, backward=True),
     Tool("FlopCounterMode", "torch.utils.flop_counter", flop_counter_mode(attention=False), backward=True),
     Tool("FlopCounterMode, with attention", "torch.utils.flop_counter", flop_counter_mode(attention=True), backward=True),
     Tool("DeepSpeed", "deepspeed.profiling.flops_profiler", deepspeed, backward=True),

@@ -15,8 +15,8 @@ from results import record
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from lflops.analyze.speed.step_times import step_times
-from lflops.lightning.monitor import FlopsMonitor
+from lflops.analysis.step_times import step_times
+from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.schedule import Schedule
 
 DATA, TRANSFER, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER = 0.040, 0.007, 0.020, 0.003, 0.030, 0.005, 0.010

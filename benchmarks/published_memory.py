@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from results import record
 
 import lflops
-from lflops.analyze.memory.peak import CUBLAS_BYTES, room_for
-from lflops.collect.estimate.changes import Changes, mixed_precision
-from lflops.collect.estimate.estimate import Estimator, Subject
+from lflops.estimation.changes import Changes, mixed_precision
+from lflops.estimation.estimate import Estimator, Subject
+from lflops.memory.peak import CUBLAS_BYTES, room_for
 
 PREDICTED, PUBLISHED = (Path(__file__).with_name(f"published_memory{name}.toml") for name in ("_predicted", ""))
 CHIP = "A10G"

@@ -40,11 +40,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.data import DataLoader, Dataset
 
 import lflops
-from lflops.analyze.ranks.imbalance import culprits
-from lflops.lightning.monitor import FlopsMonitor
-from lflops.merging.rank_comparison import compare_ranks
-from lflops.merging.rank_table import table_of
+from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.profile.records import ModulePhase
+from lflops.ranks.merge.rank_comparison import compare_ranks
+from lflops.ranks.merge.rank_table import table_of
+from lflops.ranks.stragglers import culprits
 from lflops.schedule import Schedule
 from tests.support.ports import free_port
 from tests.support.simulated_ranks import DATA, OPTIMIZER, Plant, ddp, fsdp, patterns, tensor_parallel

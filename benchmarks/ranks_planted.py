@@ -35,10 +35,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import lflops
-from lflops.collect.timing.clock import HostClock, seconds_of
-from lflops.collect.timing.step_phases import StepPhases
-from lflops.merging.steps import CleanSteps
-from lflops.session.window.step_clock import StepClock
+from lflops.monitoring.window.step_timer import StepClock
+from lflops.ranks.merge.steps import CleanSteps
+from lflops.timing.clock import HostClock, seconds_of
+from lflops.timing.step_phases import StepPhases
 
 WIDTH, ROWS, BLOCKS, SLOW_BLOCK = 64, 16, 3, 1
 NAP, DELAY, RARE = 1e-3, 10e-3, 50e-3
@@ -311,7 +311,7 @@ def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
     """A Trainer's."""
     from lightning.pytorch import LightningModule, Trainer
 
-    from lflops.lightning.monitor import FlopsMonitor
+    from lflops.integrations.lightning.monitor import FlopsMonitor
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -390,7 +390,7 @@ def hugging_face(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
     """The Trainer of transformers."""
     from transformers import Trainer, TrainingArguments
 
-    from lflops.huggingface import FlopsCallback
+    from lflops.integrations.huggingface import FlopsCallback
 
     class WithLoss(nn.Module):
         def __init__(self) -> None:

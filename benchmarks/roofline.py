@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import lflops
 from lflops import units
-from lflops.analyze.speed.roofline import Point, roofline
-from lflops.collect.timing.clock import HostClock
+from lflops.analysis.roofline import Point, roofline
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
+from lflops.timing.clock import HostClock
 
 CACHES = 8
 DEPTHS = {torch.float32: 256, torch.bfloat16: 1024}
@@ -102,7 +102,7 @@ def main() -> None:
     if options.cpu_time:
         torch.set_num_threads(1)
     before = lflops.calibrate("cpu", dtypes=DTYPES, fresh=True, clock=clock)
-    with mock.patch("lflops.collect.measure.clock_of", return_value=clock):
+    with mock.patch("lflops.timing.measure.clock_of", return_value=clock):
         measured = profiles(before, options.repeats)
     chip = better(before, lflops.calibrate("cpu", dtypes=DTYPES, fresh=True, clock=clock))
     head = "| what | FLOPs a byte | bound by | reached | the roof | share |"

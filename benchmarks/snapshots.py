@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from results import record
 
-from lflops.snapshots.explain import explain
-from lflops.snapshots.read import read_snapshot
+from lflops.memory.snapshots.explain import explain
+from lflops.memory.snapshots.read import read_snapshot
 
 MIB = 2**20
 

@@ -20,7 +20,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from lflops.collect.counting.cpu_kernels import corrected
+from lflops.flop_counter.cpu_kernels import corrected
 
 SAMPLES = 6
 """Of an operator."""

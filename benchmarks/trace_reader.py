@@ -15,8 +15,8 @@ ROUNDS = 5
 READ = """
 import sys, time
 from pathlib import Path
-from lflops.trace_analysis.summary import summarise
-from lflops.trace_analysis.read_trace import read_trace
+from lflops.trace.analysis.summary import summarise
+from lflops.trace.analysis.read_trace import read_trace
 begin = time.process_time()
 trace = read_trace(Path(sys.argv[1]))
 read = time.process_time()

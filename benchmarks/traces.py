@@ -25,17 +25,17 @@ from transformers import BertConfig
 
 import lflops
 from lflops import FlopsMonitor, Schedule
-from lflops.collect.kineto import tracer as kineto
-from lflops.collect.kineto.tracer import Tracer
-from lflops.collect.model.module_tree import ModuleTree
-from lflops.traces.annotate import AnnotationProcess, Calls
-from lflops.traces.recorded import STEP
+from lflops.model.module_tree import ModuleTree
+from lflops.trace.annotate import AnnotationProcess, Calls
+from lflops.trace.record import tracer as kineto
+from lflops.trace.record.tracer import Tracer
+from lflops.trace.recorded import STEP
 
 EVENTS = 200_000
 ACTIVE = 3
 HIGHEST = """
 import sys
-from lflops.traces.annotate import main
+from lflops.trace.annotate import main
 main(sys.argv[1:])
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

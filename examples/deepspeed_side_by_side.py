@@ -15,7 +15,7 @@ def main(profiler: str) -> None:
     if profiler == "deepspeed":
         from deepspeed.profiling.flops_profiler import get_model_profile
     else:
-        from lflops.deepspeed.api import get_model_profile
+        from lflops.integrations.deepspeed.api import get_model_profile
     torch.manual_seed(0)
     torch.set_num_threads(1)  # what else the machine does then matters less
     count_gpt.LAYERS = 2

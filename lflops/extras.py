@@ -7,12 +7,12 @@ from typing import Any
 from lflops.errors import LflopsError, needed_by
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "deepspeed": ("api:arguments_of", "text.summary:summary"),
-    "figures": ("pictures:pictures", "pictures:save_memory_figure", "pictures:save_roofline_figure"),
-    "ncu": ("command:show_kernels",),
-    "planning": ("command:add_commands", "best_checkpointing:search"),
-    "snapshots": ("command:add_commands", "explain:explain_snapshot"),
-    "trace_analysis": ("command:add_commands", "command:diff_traces", "command:show_trace_roofline"),
+    "integrations.deepspeed": ("api:arguments_of", "text.summary:summary"),
+    "report.figures": ("pictures:pictures", "pictures:save_memory_figure", "pictures:save_roofline_figure"),
+    "trace.ncu": ("command:show_kernels",),
+    "estimation.planning": ("command:add_commands", "best_checkpointing:search"),
+    "memory.snapshots": ("command:add_commands", "explain:explain_snapshot"),
+    "trace.analysis": ("command:add_commands", "command:diff_traces", "command:show_trace_roofline"),
 }
 """For each extra the functions that the rest of lflops calls, as `module:function`."""
 

@@ -52,7 +52,7 @@ assert not any(name.startswith(f"lflops.{removed}.") for name in sys.modules)
 def reduced(folder: Path, name: str) -> Script:
     """A run of a copy of the package without an extra and its line."""
     shutil.copytree(ROOT / "lflops", folder / "lflops", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.rmtree(folder / "lflops" / name)
+    shutil.rmtree(folder / "lflops" / Path(*name.split(".")))
     table = folder / "lflops" / "extras.py"
     lines = table.read_text("utf-8").splitlines(keepends=True)
     kept = [line for line in lines if not line.startswith(f'    "{name}": ')]
@@ -76,15 +76,20 @@ def test_each_extra_can_be_removed_with_its_line(warm_python: WarmPython, tmp_pa
 
 def test_an_extra_that_the_rest_imports_would_be_seen(warm_python: WarmPython, tmp_path: Path) -> None:
     """The check above can fail: `lflops.measure` imports the figures."""
-    script = reduced(tmp_path, "figures")
-    with (tmp_path / "lflops" / "collect" / "measure.py").open("a", encoding="utf-8") as file:
-        file.write("from lflops.figures.pictures import pictures\n")
+    script = reduced(tmp_path, "report.figures")
+    with (tmp_path / "lflops" / "timing" / "measure.py").open("a", encoding="utf-8") as file:
+        file.write("from lflops.report.figures.pictures import pictures\n")
     ended = warm_python.together([script])[0]
     assert 0 != ended.status
-    assert "No module named 'lflops.figures'" in ended.err
+    assert "No module named 'lflops.report.figures'" in ended.err
 
 
 def test_only_extras_may_import_extras() -> None:
     """In the table of the layout, also for imports that no run above reaches. Type checkers read those of `lflops/__init__.pyi`."""
-    outside = {row: allowed for row, allowed in MAY_IMPORT.items() if row.partition(".")[0] not in {*EXTRAS, "__init__"}}
-    assert set() == {(row, name) for row, allowed in outside.items() for name in allowed if name.partition(".")[0] in EXTRAS}
+    outside = {row: allowed for row, allowed in MAY_IMPORT.items() if not is_extra(row) and row != "__init__"}
+    assert set() == {(row, name) for row, allowed in outside.items() for name in allowed if is_extra(name)}
+
+
+def is_extra(row: str) -> bool:
+    """Whether the row of the layout's table is an extra's folder or below one."""
+    return any(row == extra or row.startswith(f"{extra}.") for extra in EXTRAS)

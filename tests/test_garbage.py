@@ -4,9 +4,9 @@ import pytest
 from torch import nn
 
 from lflops import garbage
-from lflops.collect.kineto.tracer import Tracer
-from lflops.collect.model.module_tree import ModuleTree
 from lflops.garbage import SearchTimeout, alive
+from lflops.model.module_tree import ModuleTree
+from lflops.trace.record.tracer import Tracer
 
 
 class Sought:

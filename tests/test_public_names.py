@@ -128,10 +128,10 @@ def test_what_is_not_documented_is_found() -> None:
 
 def test_a_function_is_not_hidden_by_the_module_that_it_lives_in() -> None:
     """`lflops.count` stays the function, however its neighbours are imported."""
-    import lflops.collect.count
-    import lflops.collect.counting
+    import lflops.flop_counter
+    import lflops.flop_counter.count
 
-    assert lflops.count is lflops.collect.count.count
+    assert lflops.count is lflops.flop_counter.count.count
 
 
 @pytest.mark.parametrize("error", [lflops.CountError, lflops.HardwareError, lflops.ProfileError, lflops.ScheduleError])

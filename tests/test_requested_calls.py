@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import lflops
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 
 
 class LeNet(nn.Module):

@@ -95,7 +95,7 @@ class Transformers:
         def made(own: Any, *args: Any, **kwargs: Any) -> None:
             make(own, *args, **kwargs)
             import lflops
-            from lflops.huggingface import FlopsCallback
+            from lflops.integrations.huggingface import FlopsCallback
 
             elsewhere = {"dirpath": tempfile.mkdtemp(prefix="lflops-")} if "LFLOPS_SHIM_ELSEWHERE" in os.environ else {}
             own.add_callback(FlopsCallback(schedule=lflops.Schedule(**SHORT), log=_one_more, **elsewhere))

@@ -12,7 +12,7 @@ from statistics import fmean
 from benchmarks.results import record
 from benchmarks.step_time.fit import Judged, Step, coverage, fit, interval, judged, left_out, order, steps_in
 from benchmarks.step_time.work import Row, estimated, missing
-from lflops.analyze.speed.prediction import Rates, why_not
+from lflops.estimation.prediction import Rates, why_not
 from lflops.hardware.chips import named
 
 WORST = 8

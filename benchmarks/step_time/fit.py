@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 import lflops
 from benchmarks.step_time.work import LLAMA, MPT, Row, rows
-from lflops.analyze.speed.prediction import Rates, fitted, predict
+from lflops.estimation.prediction import Rates, fitted, predict
 from lflops.hardware.chips import named
-from lflops.profile.model import Cell, Profile
 from lflops.profile.module_names import ancestry
+from lflops.profile.profile import Cell, Profile
 
 PRIORS = {  # a share where nothing is known, and how far off its logarithm may be
     "product": (0.7, 0.3),

@@ -22,9 +22,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import lflops
-from lflops.collect.estimate.changes import Changes, mixed_precision
-from lflops.collect.estimate.estimate import Estimator, Subject, subject_of
-from lflops.collect.estimate.from_config import builder_of
+from lflops.estimation.changes import Changes, mixed_precision
+from lflops.estimation.estimate import Estimator, Subject, subject_of
+from lflops.estimation.from_config import builder_of
 
 ROWS = Path(__file__).with_name("rows.csv")
 MPT = {"mpt-1b": (2048, 16, 24), "mpt-7b": (4096, 32, 32), "mpt-30b": (7168, 56, 48)}  # width, heads, blocks

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from lflops.analyze.analysis import analyze
-from lflops.analyze.compare.diff import Limit, compare, limits
+from lflops.analysis.analysis import analyze
+from lflops.analysis.compare.diff import Limit, compare, limits
 from lflops.cli.output import BYTES, UsageError, draw, help_of, write_json
 from lflops.extras import needed
+from lflops.report.diff import headline
 from lflops.report.explanation import fault_changes, fault_lines, profile_at
-from lflops.report.lines.diff import headline
 from lflops.report.terminal.diff import render_diff
-from lflops.traces.files import is_trace
+from lflops.trace.files import is_trace
 
 HELP = help_of(__file__)
 

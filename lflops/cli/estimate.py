@@ -15,14 +15,14 @@ import typer
 from msgspec.structs import asdict, replace
 from rich.console import Group, RenderableType
 
-from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.memory.peak import Sharded, room_for, sharded
-from lflops.analyze.speed.prediction import Prediction, predict, why_not
+from lflops.analysis.analysis import Analysis, analyze
 from lflops.cli.output import BYTES, UsageError, draw, help_of, name_file, save_memory, write_json
 from lflops.errors import LflopsError
+from lflops.estimation.prediction import Prediction, predict, why_not
 from lflops.extras import needed
-from lflops.profile.model import Profile
+from lflops.memory.peak import Sharded, room_for, sharded
 from lflops.profile.notes import Note
+from lflops.profile.profile import Profile
 from lflops.report.terminal.memory import render_checkpointed, render_memory, render_sharded
 from lflops.report.terminal.modules import render
 from lflops.report.terminal.roofline import render_lower_bound, render_prediction
@@ -92,10 +92,10 @@ def estimate(
     if ofs and "data" not in mesh:
         raise UsageError(f"{ofs[0]} is FSDP2's: give --fsdp or --hsdp" + ("" if cpu_offload else "; --precision is autocast"))
 
-    from lflops.collect.estimate.changes import Changes, mixed_precision  # with torch
-    from lflops.collect.estimate.estimate import Estimator
-    from lflops.collect.estimate.largest_batch import search_batch
-    from lflops.collect.estimate.optimizer_step import makes_optimizer
+    from lflops.estimation.changes import Changes, mixed_precision  # with torch
+    from lflops.estimation.estimate import Estimator
+    from lflops.estimation.largest_batch import search_batch
+    from lflops.estimation.optimizer_step import makes_optimizer
 
     policy: Any = "none" if searches or ac is None else ac
     of_model: dict[str, Any] = {"dtype": dtype, "precision": precision, "adapter_rank": rank, "quantized": quantize and quantize.lower()}
@@ -159,7 +159,7 @@ class Training(NamedTuple):
 
 
 def _tokens_of_a_sample(target: str) -> int:
-    from lflops.collect.estimate.from_config import TOKENS, is_config
+    from lflops.estimation.from_config import TOKENS, is_config
 
     if not is_config(target):
         raise UsageError("--tokens: give --seq, the tokens of each sample")
@@ -269,8 +269,8 @@ def builder_for(target: str, tokens: int | None, *, remote_code: bool) -> Iterat
 
 
 def _maker(target: str, tokens: int | None, *, remote_code: bool) -> Callable[[int], Any]:
-    from lflops.collect.estimate.estimate import subject_of
-    from lflops.collect.estimate.from_config import TOKENS, builder_of, is_config
+    from lflops.estimation.estimate import subject_of
+    from lflops.estimation.from_config import TOKENS, builder_of, is_config
 
     more = [] if tokens is None else [tokens]
     if is_config(target):

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from msgspec import json
 
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.cli.output import UsageError, draw, help_of, name_file, write_json, write_lines
 from lflops.errors import HardwareError
 from lflops.extras import needed
@@ -14,7 +14,7 @@ from lflops.hardware.chips import check_new, chips, lookup, named, save, unknown
 from lflops.profile.json_file import load
 from lflops.report.terminal.hardware import figures, listing
 from lflops.report.terminal.roofline import render_roofline
-from lflops.traces.files import is_trace
+from lflops.trace.files import is_trace
 
 HELP = help_of(__file__)
 
@@ -36,7 +36,7 @@ def hardware(
         raise HardwareError(f"{unknown(name)}: lflops hardware lists the chips, lflops hardware --measure measures this machine")
     measured = saved_in = None
     if measure:
-        from lflops.collect.calibration.calibrate import calibrate  # with torch, which no other command waits for
+        from lflops.hardware.calibrate import calibrate  # with torch, which no other command waits for
 
         measured = calibrate(fresh=True)
         chip = chip or lookup(measured.name)
@@ -93,7 +93,7 @@ def selftest(
     output: Annotated[Path, typer.Option("--output", "-o", help=HELP["output"])] = Path("lflops-selftest.json"),
 ) -> None:
     """Try out what works on a device, and write it to a file. The exit status is 1 if something is wrong."""
-    from lflops.collect.selftest import self_test  # with torch, which no other command waits for
+    from lflops.selftest import self_test  # with torch, which no other command waits for
 
     result = self_test(device)
     output.write_bytes(json.format(json.encode(result)) + b"\n")

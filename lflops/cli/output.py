@@ -12,7 +12,7 @@ from msgspec import json, toml
 from rich.console import Console, RenderableType
 
 from lflops.extras import needed
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 
 WIDTH = 120  # of what is not a terminal, unless COLUMNS says another
 

@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from lflops.cli.output import UsageError, help_of, write_json, write_lines
+from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.ledger.run import REQUEST, load_run, newest_file
 from lflops.report.html import page_of_data, write
-from lflops.report.lines.ledger import ledger_lines
+from lflops.report.ledger import ledger_lines
 from lflops.report.payload.payload import ledger_shown
-from lflops.watch.entry import VARIABLE, settings_line
 
 HELP = help_of(__file__)
 

@@ -6,16 +6,16 @@ from typing import Annotated
 import typer
 from rich.console import Group
 
-from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.modules.tree import SORT_KEYS, Row, share_of
+from lflops.analysis.analysis import Analysis, analyze
+from lflops.analysis.tree import SORT_KEYS, Row, share_of
 from lflops.cli.output import UsageError, draw, help_of, name_file, save_memory, write_json, write_lines
 from lflops.profile.json_file import load
 from lflops.profile.records import PHASES, Phase
 from lflops.report.explanation import profile_at
 from lflops.report.html import page, write
-from lflops.report.lines.module_table import FORMATS, csv_table, latex_table, markdown_table
-from lflops.report.lines.report import report_of
+from lflops.report.module_table import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.payload.payload import payload
+from lflops.report.report import report_of
 from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import header, render, render_operators
 

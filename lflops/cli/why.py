@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from lflops import units
-from lflops.analyze.analysis import analyze
-from lflops.analyze.speed.what_if import what_if as answer
+from lflops.analysis.analysis import analyze
+from lflops.analysis.what_if import what_if as answer
 from lflops.cli.output import UsageError, help_of, write_json, write_lines
 from lflops.report.explanation import explain, lines_of, markdown, profile_at
-from lflops.report.lines.report import report_of
+from lflops.report.report import report_of
 
 HELP = help_of(__file__)
 

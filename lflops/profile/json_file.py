@@ -20,8 +20,8 @@ from msgspec import Raw, Struct
 from lflops.errors import HardwareError, ProfileError
 from lflops.files import write_whole
 from lflops.hardware.chips import Hardware
-from lflops.profile import model, timeline
-from lflops.profile.model import COUNTS, SCHEMA_VERSION, ModuleProfile, Profile, Work
+from lflops.profile import profile as model, timeline
+from lflops.profile.profile import COUNTS, SCHEMA_VERSION, ModuleProfile, Profile, Work
 from lflops.profile.records import PHASES
 
 LARGEST_FILE = 1 << 30

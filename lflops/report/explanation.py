@@ -14,19 +14,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops import units
-from lflops.analyze.analysis import Analysis, analyze
-from lflops.analyze.causes import allowance, row_of, taking_batches
-from lflops.analyze.speed.step_times import lost_share
+from lflops.analysis.analysis import Analysis, analyze
+from lflops.analysis.step_times import lost_share
 from lflops.errors import ProfileError
+from lflops.findings.causes import allowance, row_of, taking_batches
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger, memory_growth
 from lflops.ledger.run import load_run
 from lflops.profile.json_file import load
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from lflops.profile.series import summed
-from lflops.report.lines.ranks import ranks
-from lflops.report.lines.report import report_of
-from lflops.report.lines.text import counted, plain, shortened
-from lflops.report.lines.verdict import LARGE, Finding, Verdict, judge, unseen_because, verdict_lines
+from lflops.report.ranks import ranks
+from lflops.report.report import report_of
+from lflops.report.text import counted, plain, shortened
+from lflops.report.verdict import LARGE, Finding, Verdict, judge, unseen_because, verdict_lines
 
 FORMAT = 1  # of the explanation as JSON: a field is added, never changed
 WORTH = 0.05  # of the time in which the run trained: as much in its second half is compiled for step after step, or others had the cores

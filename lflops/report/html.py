@@ -10,9 +10,9 @@ from typing import Any
 
 from msgspec import json
 
-from lflops.analyze.analysis import Analysis
+from lflops.analysis.analysis import Analysis
 from lflops.files import write_whole
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from lflops.report.payload.compare import compared_pairs
 from lflops.report.payload.memory import timeline
 from lflops.report.payload.page_script import page_script

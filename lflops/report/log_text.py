@@ -4,15 +4,15 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from lflops import units
-from lflops.analyze.analysis import Analysis
-from lflops.analyze.compare.diff import diff
-from lflops.analyze.modules.tree import BusyModules
-from lflops.analyze.speed.utilization import flops_per_second
-from lflops.profile.model import Profile
-from lflops.report.lines.diff import headline
-from lflops.report.lines.report import Report, report_of, speed_lines, uncounted
-from lflops.report.lines.text import counted, itself_of, plain, shortened_name
-from lflops.report.lines.verdict import verdict_lines
+from lflops.analysis.analysis import Analysis
+from lflops.analysis.compare.diff import diff
+from lflops.analysis.tree import BusyModules
+from lflops.analysis.utilization import flops_per_second
+from lflops.profile.profile import Profile
+from lflops.report.diff import headline
+from lflops.report.report import Report, report_of, speed_lines, uncounted
+from lflops.report.text import counted, itself_of, plain, shortened_name
+from lflops.report.verdict import verdict_lines
 
 _MARGIN = 16
 _MODULES = 5

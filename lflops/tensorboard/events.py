@@ -10,9 +10,9 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[impo
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: ignore[import-untyped]
 from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
 
-from lflops.analyze.analysis import Analysis, analyze
+from lflops.analysis.analysis import Analysis, analyze
 from lflops.extras import offered
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from lflops.report.payload.columns import VERSION
 from lflops.report.payload.memory import timeline
 from lflops.report.payload.payload import payload

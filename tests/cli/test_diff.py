@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from lflops.analyze.compare.compared_run import Change
-from lflops.analyze.compare.diff import diff, limits
+from lflops.analysis.compare.compared_run import Change
+from lflops.analysis.compare.diff import diff, limits
 from lflops.cli.main import main
-from lflops.profile.model import Profile
 from lflops.profile.notes import Note
+from lflops.profile.profile import Profile
 from lflops.profile.steps import Step
-from lflops.report.lines.diff import headline
+from lflops.report.diff import headline
 from lflops.report.terminal.diff import render_diff
 from tests.support.profile_builders import product, profile, run, small_profile, untimed
 from tests.support.profile_pairs import clean, ran

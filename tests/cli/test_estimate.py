@@ -13,13 +13,13 @@ from matplotlib.patches import Patch
 
 import lflops
 from lflops import Profile, ProfileError, load
-from lflops.analyze.analysis import analyze
-from lflops.analyze.speed.prediction import Prediction, why_not
+from lflops.analysis.analysis import analyze
 from lflops.cli.estimate import Training, bytes_of
 from lflops.cli.main import main
-from lflops.figures.pictures import PHASES, memory_figure
+from lflops.estimation.prediction import Prediction, why_not
 from lflops.hardware.chips import named
-from lflops.profile.model import Memory
+from lflops.profile.profile import Memory
+from lflops.report.figures.pictures import PHASES, memory_figure
 from tests.support.profile_builders import profile, small_profile
 
 SOURCE = """

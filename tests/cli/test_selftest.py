@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lflops.cli.main import main
-from lflops.collect.selftest import SelfTest
+from lflops.selftest import SelfTest
 
 
 def test_on_a_cpu_the_work_is_right_and_no_device_is_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

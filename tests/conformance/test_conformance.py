@@ -9,11 +9,11 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 import lflops
-from lflops.collect.counting.operators import Operator
-from lflops.collect.operator_costs import table as operator_costs
+from lflops.flop_counter import operator_costs
+from lflops.flop_counter.operators import Operator
 from lflops.formulas import table
 from lflops.formulas.table import Cost
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from tests.conformance import CASES
 from tests.conformance.at_hand import LACKING
 from tests.conformance.case import Case

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lflops.collect.counting import operators
+from lflops.flop_counter import operators
 from lflops.formulas.table import FORMULAS, PLACES
 
 assert operators, "importing them registers every formula"
@@ -56,6 +56,6 @@ def test_no_place_is_of_an_operator_without_a_formula() -> None:
 
 def test_traces_are_counted_by_every_formula_that_live_calls_are() -> None:
     """A family that one of the two does not import would be unknown to it. A process without torch has what the trace's reader imports."""
-    code = "import lflops.trace_analysis.operator_cost; from lflops.formulas.table import FORMULAS; print(*FORMULAS)"
+    code = "import lflops.trace.analysis.operator_cost; from lflops.formulas.table import FORMULAS; print(*FORMULAS)"
     registered = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert set(FORMULAS) == set(registered)

@@ -12,7 +12,7 @@ from lflops.formulas.table import FORMULAS, READS, load_families
 from tests.support.repository import ROOT
 
 OPERATOR_COSTS = ROOT / "lflops/collect/operator_costs"
-IMPORTER = ROOT / "lflops/collect/counting/operators.py"
+IMPORTER = ROOT / "lflops/flop_counter/operators.py"
 
 
 def test_a_new_file_in_formulas_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_a_new_file_in_formulas_is_found(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_reader_of_traces_alone_has_all_of_the_table() -> None:
     """In a fresh Python that has imported nothing else."""
     load_families()
-    code = "import lflops.trace_analysis.operator_cost\nfrom lflops.formulas.table import FORMULAS\nprint(*FORMULAS)"
+    code = "import lflops.trace.analysis.operator_cost\nfrom lflops.formulas.table import FORMULAS\nprint(*FORMULAS)"
     alone = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert sorted(FORMULAS) == sorted(alone)
 
@@ -54,9 +54,9 @@ def test_whoever_counts_calls_loads_all_families() -> None:
 def unimported(files: dict[str, str], importer: str) -> list[str]:
     """Files with costs of calls that the importer does not import."""
     imported = {
-        f"{node.module}.{alias.name}".removeprefix("lflops.collect.operator_costs.").partition(".")[0]
+        f"{node.module}.{alias.name}".removeprefix("lflops.flop_counter.").partition(".")[0]
         for node in ast.walk(ast.parse(importer))
-        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("lflops.collect.operator_costs.")
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("lflops.flop_counter.")
         for alias in node.names
     }
     return [name for name, source in files.items() if calls(source, "cost_of_call") and name not in imported]
@@ -66,12 +66,12 @@ def test_every_file_with_costs_of_calls_is_imported() -> None:
     """By the file that looks operators up."""
     files = {path.stem: path.read_text("utf-8") for path in OPERATOR_COSTS.glob("*.py")}
     missing = unimported(files, IMPORTER.read_text("utf-8"))
-    assert not missing, f"import {missing} of lflops/collect/operator_costs/ in lflops/collect/counting/operators.py"
+    assert not missing, f"import {missing} of lflops/flop_counter/ in lflops/flop_counter/operators.py"
 
 
 def test_a_file_with_costs_that_nobody_imports_would_be_seen() -> None:
     """The check above can fail."""
     files = {"acme": "@cost_of_call('acme::spin')\ndef spin(args, kwargs, out):\n    return Cost(1)\n", "flex": "", "shapes": "import math"}
-    assert ["acme"] == unimported(files, "from lflops.collect.operator_costs import flex")
-    assert [] == unimported(files, "from lflops.collect.operator_costs import acme, flex")
+    assert ["acme"] == unimported(files, "from lflops.flop_counter import flex")
+    assert [] == unimported(files, "from lflops.flop_counter import acme, flex")
     assert [] == unimported(files, "from lflops.collect.operator_costs.acme import spin")

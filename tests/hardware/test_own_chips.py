@@ -166,16 +166,14 @@ def test_the_shell_measures_and_saves(tmp_path: Path, monkeypatch: pytest.Monkey
     """A folder of settings that is not there is made. The name is judged before anything is measured."""
     monkeypatch.delenv("LFLOPS_CHIPS")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "new"))
-    monkeypatch.setattr(
-        "lflops.collect.calibration.calibrate.calibrate", lambda **_: Hardware("a CPU", {"fp32": 3e11}, source="measured here")
-    )
+    monkeypatch.setattr("lflops.hardware.calibrate.calibrate", lambda **_: Hardware("a CPU", {"fp32": 3e11}, source="measured here"))
     assert 0 == main(["hardware", "--measure", "--save", "desk", "--json"])
     out, err = capsys.readouterr()
     assert {"fp32": 3e11} == json.loads(out)["measured"]["peak_flops_per_second"]
     assert f"{tmp_path}/new/lflops/chips.toml" == err.strip()
     assert lookup("desk") is not None
 
-    monkeypatch.setattr("lflops.collect.calibration.calibrate.calibrate", None)  # calling it would fail
+    monkeypatch.setattr("lflops.hardware.calibrate.calibrate", None)  # calling it would fail
     assert 2 == main(["hardware", "--measure", "--save", "desk"])
     assert "there is a chip of that name" in capsys.readouterr().err
     assert 2 == main(["hardware", "--save", "other"])

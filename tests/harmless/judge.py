@@ -61,7 +61,7 @@ RUNS: dict[str, Run] = {
 }
 TRAITS = {"Lightning": lightning_driver.TRAITS, "transformers": transformers_driver.TRAITS}
 USUAL = {"trace": False, "html": False}
-LATE = ("torch._dynamo", "torch._higher_order_ops", "torch.utils.tensorboard", "lflops.session.results")
+LATE = ("torch._dynamo", "torch._higher_order_ops", "torch.utils.tensorboard", "lflops.monitoring.window_publisher")
 """What trainings import while they run, and what takes long."""
 SHORT = {"wait": 1, "warmup": 1, "active": 1, "repeat": 3}
 """Windows that open and close several times in a dozen batches."""

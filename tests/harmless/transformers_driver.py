@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset
 
-from lflops.huggingface import FlopsCallback
+from lflops.integrations.huggingface import FlopsCallback
 from tests.harmless.case import Case, Facts, Watch
 from tests.harmless.culprits import Culprit
 from tests.harmless.facts import Recorder, around, attributes, checkpoints, digest, of_modules, of_optimizers, own

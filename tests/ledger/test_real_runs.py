@@ -16,11 +16,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 
 import lflops
-from lflops.huggingface import FlopsCallback
+from lflops.integrations.huggingface import FlopsCallback
 from lflops.ledger import keeper
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger
 from lflops.ledger.run import load_run
-from lflops.session.session import Session
+from lflops.monitoring.session import Session
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Validated, loader, watching
 from tests.support.warm_python import WarmPython
 

@@ -9,7 +9,7 @@ from weakref import ref
 
 import pytest
 
-from lflops.boundary import Boundary
+from lflops.error_guard import Boundary
 from lflops.ledger.book import Book
 from lflops.ledger.keeper import Keeper, Recorder, Tape, TrainPhases
 

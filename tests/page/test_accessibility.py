@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 import lflops
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from tests.support.browser import Seen, tab
 from tests.support.profile_builders import small_profile, with_seconds
 from tests.support.rank_profiles import four_ranks

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable
 
-from lflops.figures import pictures
+from lflops.report.figures import pictures
 from tests.page.test_accessibility import whole
 from tests.support.browser import PARTS, Seen
 

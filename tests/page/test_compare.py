@@ -9,8 +9,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 import lflops
 from lflops.cli.main import main
-from lflops.profile.model import Profile
-from lflops.report.lines.diff import headline
+from lflops.profile.profile import Profile
+from lflops.report.diff import headline
 from tests.support.browser import GRID, ROW, Seen
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import profile_of, small_profile

@@ -13,13 +13,13 @@ from msgspec import json
 from msgspec.structs import replace
 
 import lflops
-from lflops.analyze.analysis import analyze
-from lflops.analyze.compare.diff import Diff, ModuleDiff
-from lflops.analyze.compare.significance import Verdict
-from lflops.profile.model import ModuleProfile, Profile, Work, ancestry
+from lflops.analysis.analysis import analyze
+from lflops.analysis.compare.diff import Diff, ModuleDiff
+from lflops.analysis.compare.significance import Verdict
+from lflops.profile.profile import ModuleProfile, Profile, Work, ancestry
 from lflops.profile.records import PHASES, Phase, Spread
+from lflops.report.diff import headline, is_news
 from lflops.report.html import page
-from lflops.report.lines.diff import headline, is_news
 from lflops.report.payload.compare import compared_windows
 from lflops.report.payload.payload import payload
 from tests.support.browser import bench

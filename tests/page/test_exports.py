@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.cli.main import main
 from lflops.report.payload.payload import payload
 from tests.page.test_accessibility import VIEWS, whole

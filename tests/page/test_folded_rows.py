@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lflops.analyze.modules.tree import Row, tree
-from lflops.profile.model import Profile
+from lflops.analysis.tree import Row, tree
 from lflops.profile.module_names import ancestry
+from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
 from tests.support.browser import GRID, ROW, Seen
 from tests.support.profile_builders import clocked, product, profile, weights

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Allocation, Moment, Profile
+from lflops.profile.profile import Allocation, Moment, Profile
 from lflops.profile.records import ByCategory
 from tests.support.browser import ROW, Seen
 from tests.support.malicious_names import IMAGE, hostile_profile

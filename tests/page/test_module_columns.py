@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.report.payload.operators import modules
 from tests.support.profile_builders import small_profile
 from tests.support.repository import ROOT

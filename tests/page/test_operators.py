@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from lflops.profile.model import Profile, Uncounted
+from lflops.profile.profile import Profile, Uncounted
 from lflops.profile.records import TracedOperator
 from tests.support.browser import ROW, Seen
 from tests.support.compiled_profiles import compiled_profile

@@ -11,14 +11,14 @@ from torch.utils.tensorboard import SummaryWriter
 
 import lflops
 from lflops import units
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES, Phase
 from lflops.profile.steps import Step
 from lflops.report.html import save
-from lflops.report.lines.report import report_of
-from lflops.report.lines.verdict import verdict_lines
+from lflops.report.report import report_of
+from lflops.report.verdict import verdict_lines
 from tests.support.browser import GRID, ROW, Seen, bench, tab
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import clocked, product, profile, profile_of, run, small_profile, untimed

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lflops import Hardware
+from lflops.monitoring import session
 from lflops.schedule import Schedule
-from lflops.session import session
 from tests.support.browser import Seen
 from tests.support.fake_clock import StillClock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, WIDTH, Classifier, fit, loader, watching

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from tests.support.browser import ROW, Seen
 from tests.support.malicious_names import IMAGE, hostile_profile
 from tests.support.profile_builders import small_profile

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from lflops.profile.records import Phase, Trace, TracedOperator
 from tests.support.browser import ROW, Seen
 from tests.support.compiled_profiles import compiled_profile

@@ -15,8 +15,8 @@ from hypothesis import given, settings, strategies as st
 
 from lflops.errors import ProfileError
 from lflops.profile.json_file import load, save
-from lflops.profile.model import Cell, Profile, Step
 from lflops.profile.notes import Note
+from lflops.profile.profile import Cell, Profile, Step
 from lflops.profile.records import PHASES
 from tests.support.profile_builders import cell, fields_of, module_profile, profile, profile_of, small_profile, spread, work
 

@@ -11,16 +11,16 @@ from msgspec import json as struct_json
 from msgspec.structs import replace
 
 import lflops
-from lflops.analyze import analysis
-from lflops.analyze.analysis import analyze
-from lflops.analyze.compare import compared_run
-from lflops.analyze.speed.step_times import StepTimes, step_times
+from lflops.analysis import analysis
+from lflops.analysis.analysis import analyze
+from lflops.analysis.compare import compared_run
+from lflops.analysis.step_times import StepTimes, step_times
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, SlowStep, Span, Start
 from lflops.profile.json_file import json_schema
-from lflops.profile.model import Communication, Profile
 from lflops.profile.notes import Note
+from lflops.profile.profile import Communication, Profile
 from lflops.profile.records import ModulePhase, Phase, Trace
 from lflops.profile.steps import Step
 from lflops.report import explanation

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec import json
 
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.cli.main import main
 from lflops.profile.json_file import save
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from lflops.report.html import page
 from lflops.report.payload.payload import payload
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile

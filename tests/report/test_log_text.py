@@ -3,12 +3,12 @@
 from msgspec.structs import replace
 
 import lflops
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Uncounted
 from lflops.profile.notes import Note
+from lflops.profile.profile import Uncounted
 from lflops.profile.records import Rank, RankWait
-from lflops.report.lines.diff import headline
+from lflops.report.diff import headline
 from lflops.report.log_text import log_text
 from tests.support.profile_builders import clocked, profile, run, small_comparison, small_profile, spread, untimed
 from tests.support.screens import gpt_training

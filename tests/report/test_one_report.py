@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
 from lflops.profile.steps import Step
 from tests.support.profile_builders import cell, clocked, product, profile, run, small_profile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from tests.support.screens import BLOCKS, GOLDEN, SCREENS, TOKENS, WIDTH, deep_model, drawn_screen, files, golden_screens, gpt_training
 
 OF_A_TERMINAL = sorted(name for name in SCREENS if name.rpartition("-")[2] not in {"markdown", "latex", "csv", "json", "why"})

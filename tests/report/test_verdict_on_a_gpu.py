@@ -13,11 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 import lflops
-from lflops.analyze.analysis import analyze
-from lflops.analyze.causes import waits
+from lflops.analysis.analysis import analyze
+from lflops.findings.causes import waits
+from lflops.report.diff import headline
 from lflops.report.explanation import explain
-from lflops.report.lines.diff import headline
-from lflops.report.lines.report import report_of
+from lflops.report.report import report_of
 
 TRAININGS: dict[str, Any] = {
     name: each

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lflops.collect.timing.clock import event_seconds
+from lflops.timing.clock import event_seconds
 from tests.support import simulated
 from tests.support.repository import ROOT
 

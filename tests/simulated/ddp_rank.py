@@ -14,7 +14,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import lflops
-from lflops.collect.timing.clock import HostClock, ThreadSchedule
+from lflops.timing.clock import HostClock, ThreadSchedule
 from tests.simulated.trainings import RATE, ROWS, WIDTH, Layers
 from tests.support import simulated
 from tests.support.simulated.group import register

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lflops
 from lflops import Profile
-from lflops.collect.timing.clock import HostClock
+from lflops.timing.clock import HostClock
 from tests.support import simulated
 from tests.support.simulated import FIRST
 

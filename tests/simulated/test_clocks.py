@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lflops.collect.timing.clock import HostClock, StreamClock, WaitingClock, clock_of, seconds_of
-from lflops.collect.timing.module_hooks import hook_overhead
-from lflops.collect.timing.step_phases import StepPhases
 from lflops.errors import CountError
+from lflops.timing.clock import HostClock, StreamClock, WaitingClock, clock_of, seconds_of
+from lflops.timing.module_hooks import hook_overhead
+from lflops.timing.step_phases import StepPhases
 from tests.support import simulated
 from tests.support.simulated import FIRST, SECOND
 

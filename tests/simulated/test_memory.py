@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lflops.collect.inputs.devices import allocator_stats, memory_of
-from lflops.collect.timing.clock import HostClock
+from lflops.inputs.devices import allocator_stats, memory_of
+from lflops.timing.clock import HostClock
 from tests.simulated.trainings import HIDDEN, ROWS, WIDTH, Layers, train
 from tests.support import simulated
 from tests.support.simulated import FIRST, SECOND

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from lflops.collect.estimate.estimate import Estimator, Subject
-from lflops.profile.model import Memory
+from lflops.estimation.estimate import Estimator, Subject
+from lflops.profile.profile import Memory
 from tests.support.simulated import FIRST
 
 WIDTH, ROWS, BLOCKS = 128, 16, 4

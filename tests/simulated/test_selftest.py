@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from lflops.attribution import module_tracker
 from lflops.cli.main import main
-from lflops.collect.attribution import module_tracker
-from lflops.collect.selftest import SelfTest, self_test
-from lflops.collect.timing.clock import HostClock, StreamClock
+from lflops.selftest import SelfTest, self_test
+from lflops.timing.clock import HostClock, StreamClock
 from tests.support import simulated
 
 

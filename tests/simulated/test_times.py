@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from lflops import Schedule
-from lflops.analyze.speed.step_times import step_times
-from lflops.collect.timing.clock import HostClock, event_seconds
+from lflops.analysis.step_times import step_times
 from lflops.profile.steps import Step
+from lflops.timing.clock import HostClock, event_seconds
 from tests.simulated.trainings import HIDDEN, PRODUCT, RATE, ROWS, WIDTH, Layers, Trained, train
 from tests.support import simulated
 from tests.support.simulated import FIRST, SECOND

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lflops
 from lflops import HardwareError, Profile, Schedule
-from lflops.analyze.analysis import analyze
-from lflops.analyze.speed.budget import IN_MODULES
-from lflops.collect.inputs.devices import profiler_activity
-from lflops.collect.timing.clock import HostClock
+from lflops.analysis.analysis import analyze
+from lflops.analysis.step_breakdown import IN_MODULES
+from lflops.inputs.devices import profiler_activity
 from lflops.report.payload.payload import payload
+from lflops.timing.clock import HostClock
 from tests.simulated.trainings import PRODUCT, RATE, ROWS, WIDTH, Layers
 from tests.support import simulated
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, fit, watching
@@ -134,7 +134,7 @@ def test_measure_waits_for_the_device_and_counts_its_own_time() -> None:
 def test_calibrate_finds_the_planted_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2 FLOPs for each MAC at 10^7 MACs a second, and the bytes of a copy at 10^8; of the second device, which is not the current one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("lflops.collect.calibration.calibrate.UNKNOWN_CACHE", 1 << 20)
+    monkeypatch.setattr("lflops.hardware.calibrate.UNKNOWN_CACHE", 1 << 20)
     simulated.plan(macs_per_second=1e7, bytes_per_second=1e8)
     found = lflops.calibrate("simulated:1", dtypes=["fp32"])
     assert found.peak_flops_per_second["fp32"] == pytest.approx(2e7, rel=0.02)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lflops.analyze.analysis import analyze
-from lflops.profile.model import Profile
+from lflops.analysis.analysis import analyze
+from lflops.profile.profile import Profile
 from lflops.report.html import save
 from tests.support.repository import ROOT
 from tests.support.tensorboard_server import Board, board

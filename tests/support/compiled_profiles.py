@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from lflops.profile.records import CompiledCode, CompiledKernel, Phase
 from tests.support.profile_builders import small_profile
 

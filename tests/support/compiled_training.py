@@ -20,10 +20,10 @@ from msgspec import to_builtins
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lflops.collect.kineto.compiled_time import CompileTracking
-from lflops.collect.kineto.tracer import Recording, Tracer
-from lflops.collect.model.module_tree import ModuleTree
-from lflops.collect.torch_private.modules import compilations
+from lflops.model.module_tree import ModuleTree
+from lflops.torch_private.modules import compilations
+from lflops.trace.record.compiled_time import CompileTracking
+from lflops.trace.record.tracer import Recording, Tracer
 
 FOLDER = Path(sys.argv[1])
 

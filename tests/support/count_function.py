@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import lflops
-from lflops.profile.model import Cell, Profile
+from lflops.profile.profile import Cell, Profile
 from lflops.profile.records import PHASES, Phase
 
 

@@ -16,11 +16,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import lflops
-from lflops.collect.ranks import gather as gather_module
-from lflops.collect.ranks.gather import Gather
-from lflops.collect.ranks.store import shared_store
-from lflops.collect.ranks.topology import Topology, topology_of
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
+from lflops.ranks.collect import collector as gather_module
+from lflops.ranks.collect.collector import Gather
+from lflops.ranks.collect.store import shared_store
+from lflops.ranks.collect.topology import Topology, topology_of
 from tests.support.small_models import hidden, sequence, wide
 
 LONG = 600.0

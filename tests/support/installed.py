@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from lflops.boundary import Undo
+from lflops.error_guard import Undo
 
 __all__ = ["installed"]
 

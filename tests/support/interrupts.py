@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from torch.autograd.profiler import profile
 
 import lflops
-from lflops.collect.attribution.hooks import LISTENERS
+from lflops.attribution.hooks import LISTENERS
 from tests.support.process_state import Facts, Same, differences, global_hooks, modes, process
 
 __all__ = ["NOT_REACHED", "Outcome", "Place", "interrupt_each", "lines_in_a_child", "lines_of", "look", "outcome_of"]

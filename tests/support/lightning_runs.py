@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from lflops.lightning.monitor import FlopsMonitor
-from lflops.traces import annotate_in_background
+from lflops.integrations.lightning.monitor import FlopsMonitor
+from lflops.trace import annotate_in_background
 from tests.support.profile_checks import spent
 
 LIGHTNINGS_WARNINGS = [

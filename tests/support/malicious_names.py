@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from lflops.profile.model import Profile
 from lflops.profile.notes import Note
+from lflops.profile.profile import Profile
 from tests.support.profile_builders import product, profile, with_seconds
 
 IMAGE = "<img src=x onerror=alert(1)>"

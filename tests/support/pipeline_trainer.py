@@ -8,7 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from tests.support.lightning_runs import CLASSES, WIDTH, fit, watching
 from tests.support.process_state import Facts, bits, random_numbers
 from tests.support.trainer_ranks import FEW, SOON, WIDE, rank

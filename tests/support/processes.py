@@ -92,7 +92,13 @@ def fork_context() -> Any:
     """Makes processes that are fresh, but for what takes long to import: that is imported once, and nothing has run there."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["lflops.lightning.monitor", "lflops.collect.count", "pytest", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+        [
+            "lflops.integrations.lightning.monitor",
+            "lflops.flop_counter.count",
+            "pytest",
+            "torch.distributed.fsdp",
+            "torch.distributed.tensor.parallel",
+        ]
     )
     return context
 

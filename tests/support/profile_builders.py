@@ -5,7 +5,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lflops.profile.model import (
+from lflops.profile.module_names import ancestry
+from lflops.profile.notes import Note
+from lflops.profile.profile import (
     SCHEMA_VERSION,
     Allocation,
     Cell,
@@ -19,8 +21,6 @@ from lflops.profile.model import (
     Uncounted,
     Work,
 )
-from lflops.profile.module_names import ancestry
-from lflops.profile.notes import Note
 from lflops.profile.records import (
     PHASES,
     ByCategory,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from lflops.analyze.speed.utilization import utilization
+from lflops.analysis.utilization import utilization
 from lflops.hardware.chips import DTYPES, Hardware
-from lflops.profile.model import Profile
 from lflops.profile.module_names import ancestry
+from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES, Phase
 
 FIGURES = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lflops.profile.model import ModuleProfile, Profile, Work
 from lflops.profile.module_names import ancestry
+from lflops.profile.profile import ModuleProfile, Profile, Work
 from lflops.profile.records import Spread
 from lflops.profile.steps import Step
 from tests.support.profile_builders import fields_of, product, profile, run, weights

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import lflops
-from lflops.profile.model import Memory
+from lflops.profile.profile import Memory
 
 STEPS = 3
 LOOKS, BETWEEN_LOOKS = 10, 0.002

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from lflops.profile.records import Rank, RankStat
 from tests.support.profile_builders import small_profile, spread
 

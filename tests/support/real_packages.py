@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import lflops
-from lflops.collect.estimate.changes import add_adapters
-from lflops.profile.model import Profile
+from lflops.estimation.changes import add_adapters
+from lflops.profile.profile import Profile
 from tests.support.count_function import Function, macs
 from tests.support.cpu_allocator import allocated
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import json
 
-from lflops.analyze.analysis import Analysis, analyze
-from lflops.deepspeed.text.summary import summary
-from lflops.profile.model import Profile
+from lflops.analysis.analysis import Analysis, analyze
+from lflops.integrations.deepspeed.text.summary import summary
+from lflops.monitoring.outputs.loggers import scalars
+from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES, Phase
-from lflops.report.lines.module_table import csv_table
-from lflops.report.lines.report import report_of
 from lflops.report.log_text import log_text
+from lflops.report.module_table import csv_table
 from lflops.report.payload.payload import payload
-from lflops.session.outlets.loggers import scalars
+from lflops.report.report import report_of
 from tests.support.terminal import drawn
 
 __all__ = ["claims", "disagreements", "wrong_sums"]

@@ -15,15 +15,15 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.cli.main import main
 from lflops.hardware.chips import lookup
-from lflops.profile.model import Allocation, Cell, Memory, Moment, Profile
 from lflops.profile.notes import Note
+from lflops.profile.profile import Allocation, Cell, Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Phase, Rank
 from lflops.profile.steps import Step
 from lflops.report.log_text import log_text
-from tests.snapshots.test_causes import logits
+from tests.memory.snapshots.test_causes import logits
 from tests.support.profile_builders import (
     cell,
     clocked,
@@ -209,7 +209,7 @@ def drawn_screen(arguments: tuple[str, ...], width: int, folder: Path) -> str:
     given = [str(folder / each) if (folder / each).is_file() else each for each in arguments]
     written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     built = patch("lflops.cli.estimate._maker", lambda *_, **__: None)
-    estimated = patch("lflops.collect.estimate.estimate.Estimator.run", lambda *_: _estimated())
+    estimated = patch("lflops.estimation.estimate.Estimator.run", lambda *_: _estimated())
     with patch.dict(os.environ, {"COLUMNS": str(width)}), redirect_stdout(written), built, estimated:
         status = main(given)
         written.flush()

@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from lflops.analyze.analysis import analyze
-from lflops.profile.model import Profile
+from lflops.analysis.analysis import analyze
+from lflops.profile.profile import Profile
 from lflops.report.terminal.modules import render
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from lflops.trace_analysis.read_trace import read_trace
-from lflops.traces.recorded import RecordedTrace
+from lflops.trace.analysis.read_trace import read_trace
+from lflops.trace.recorded import RecordedTrace
 from tests.support.quarters import DAY
 
 BEGIN = 79 * DAY * 1000

@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from tests.support.lightning_runs import Classifier, fit, watching
 from tests.support.trainer_ranks import SOON, rank, train
 

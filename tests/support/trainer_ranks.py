@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import lflops
-from lflops.collect.ranks import gather
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
+from lflops.ranks.collect import collector as gather
 from lflops.schedule import Schedule
 from tests.support.lightning_runs import CLASSES, WIDTH, fit, loader, watching
 from tests.support.ports import free_port

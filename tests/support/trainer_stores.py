@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import Store, TCPStore
 
-from lflops.profile.model import Profile
+from lflops.profile.profile import Profile
 from tests.support.lightning_runs import watching
 from tests.support.trainer_ranks import FEW, IN_THE_WINDOW, SECONDS, SOON, Spread, rank, train
 

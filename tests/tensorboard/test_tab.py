@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torch.utils.tensorboard import SummaryWriter
 
 import lflops
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.profile.records import Trace
 from lflops.report.payload.compare import compared_windows
 from lflops.report.payload.memory import timeline

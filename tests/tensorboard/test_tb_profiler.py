@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from lflops.schedule import Schedule
-from lflops.traces.convert import compat
+from lflops.trace.convert import compat
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching
 from tests.support.quarters import DAY, MOMENTS, exact, moved, span, write
 from tests.support.tensorboard_server import Board, profiler_board
-from tests.traces.test_convert import STEP, event, module
+from tests.trace.test_convert import STEP, event, module
 
 pytestmark = [
     *LIGHTNINGS_WARNINGS,

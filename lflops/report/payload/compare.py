@@ -6,13 +6,13 @@ from typing import Any
 
 from msgspec import DecodeError, Struct, json
 
-from lflops.analyze.analysis import Analysis
-from lflops.analyze.compare.compared_run import Change, ComparedRun, Fact, ModuleSide, RunFigures, run_figures, time_columns
-from lflops.analyze.compare.diff import Comparison, compare
-from lflops.analyze.compare.significance import CommonFactor, Timing
+from lflops.analysis.analysis import Analysis
+from lflops.analysis.compare.compared_run import Change, ComparedRun, Fact, ModuleSide, RunFigures, run_figures, time_columns
+from lflops.analysis.compare.diff import Comparison, compare
+from lflops.analysis.compare.significance import CommonFactor, Timing
 from lflops.garbage import gc_paused
 from lflops.profile.records import PASS_PHASES, ready_for_threads
-from lflops.report.lines.diff import headline, is_news
+from lflops.report.diff import headline, is_news
 from lflops.report.payload.columns import Columns, Value, column, exact
 
 _WORK = ("macs", "flops", "bytes_moved", "parameters")

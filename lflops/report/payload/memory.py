@@ -7,15 +7,15 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from lflops.analyze.analysis import Analysis
-from lflops.analyze.memory.peak import fold_storages
+from lflops.analysis.analysis import Analysis
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Memory, Moment
+from lflops.memory.peak import fold_storages
+from lflops.profile.profile import Memory, Moment
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.series import extremes, gathered
 from lflops.profile.timeline import ModuleSlice, StepTimeline
-from lflops.report.lines.text import savings
 from lflops.report.payload.columns import Columns, Value, exact, lists
+from lflops.report.text import savings
 
 POINTS: Final = 2_000  # the most points that are drawn
 

@@ -5,10 +5,10 @@ from operator import attrgetter, sub
 
 from msgspec import Struct
 
-from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.operators import OperatorRow, operator_rows
-from lflops.analyze.modules.tree import share_of
-from lflops.profile.model import Profile
+from lflops.analysis.analysis import Analysis
+from lflops.analysis.operators import OperatorRow, operator_rows
+from lflops.analysis.tree import share_of
+from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES, PHASES, CompiledCode, Trace, TracedOperator
 from lflops.report.payload.columns import Columns, column
 

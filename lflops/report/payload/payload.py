@@ -8,19 +8,19 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct, json
 from msgspec.structs import replace
 
-from lflops.analyze.analysis import Analysis
-from lflops.analyze.ranks.imbalance import slowest_first
+from lflops.analysis.analysis import Analysis
 from lflops.garbage import gc_paused
 from lflops.ledger.account import CATEGORIES, CAUSES, Ledger
 from lflops.ledger.run import load_run
-from lflops.report.lines.ledger import end_lines, headline
-from lflops.report.lines.ranks import ranks
-from lflops.report.lines.report import Report, report_of
+from lflops.ranks.stragglers import slowest_first
+from lflops.report.ledger import end_lines, headline
 from lflops.report.payload.columns import VERSION, Columns, lists
 from lflops.report.payload.compare import RunShown, run_shown
 from lflops.report.payload.memory import MemoryShown, memory
 from lflops.report.payload.operators import Operators, modules, operators
 from lflops.report.payload.roofline import Roofs, roofs
+from lflops.report.ranks import ranks
+from lflops.report.report import Report, report_of
 
 
 class TraceFile(Struct, frozen=True, kw_only=True):

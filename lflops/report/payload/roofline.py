@@ -6,11 +6,11 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.tree import Repeats, fold_parts
-from lflops.analyze.speed.roofline import Ceiling, Part, Point, point_of
-from lflops.report.lines.text import OVER, saved_by_fusion, why_no_roof
+from lflops.analysis.analysis import Analysis
+from lflops.analysis.roofline import Ceiling, Part, Point, point_of
+from lflops.analysis.tree import Repeats, fold_parts
 from lflops.report.payload.columns import Columns, column
+from lflops.report.text import OVER, saved_by_fusion, why_no_roof
 
 Timed = TypeVar("Timed", Part, Repeats, Point)
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.console import Group, RenderableType
 
 from lflops import units
-from lflops.analyze.compare.compared_run import Change
-from lflops.analyze.compare.diff import Diff, Limit, ModuleDiff
-from lflops.analyze.compare.significance import CHANGED
-from lflops.report.lines.diff import headline, interval, module_name, reason, signed
+from lflops.analysis.compare.compared_run import Change
+from lflops.analysis.compare.diff import Diff, Limit, ModuleDiff
+from lflops.analysis.compare.significance import CHANGED
+from lflops.report.diff import headline, interval, module_name, reason, signed
 from lflops.report.terminal.tables import MARGIN, FittedTable, margin, prose, text
 
 _LONG_NAME = 40

@@ -7,11 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.analyze.analysis import Analysis
-from lflops.analyze.memory.peak import FRAGMENTATION, Checkpointed, Room, Sharded, Verdict, room_for
-from lflops.profile.model import Memory, Reserved
-from lflops.report.lines.text import savings
+from lflops.analysis.analysis import Analysis
+from lflops.memory.peak import FRAGMENTATION, Checkpointed, Room, Sharded, Verdict, room_for
+from lflops.profile.profile import Memory, Reserved
 from lflops.report.terminal.tables import margin, prose, text
+from lflops.report.text import savings
 
 _COLOURS: Mapping[Verdict, str] = {"fits": "", "tight": "yellow", "does not fit": "red"}
 _LISTED = 10

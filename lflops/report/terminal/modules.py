@@ -8,15 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.tree import Row, WorkCounts, share_of
+from lflops.analysis.analysis import Analysis
+from lflops.analysis.tree import Row, WorkCounts, share_of
 from lflops.profile.records import CompiledCode, Phase, Trace
 from lflops.profile.series import sum_known
-from lflops.report.lines.module_table import ModuleColumn, ModuleLine, module_columns, module_lines
-from lflops.report.lines.report import Part, report_of, speed_lines
-from lflops.report.lines.text import counted, plain, shortened_name
-from lflops.report.lines.verdict import verdict_lines
+from lflops.report.module_table import ModuleColumn, ModuleLine, module_columns, module_lines
+from lflops.report.report import Part, report_of, speed_lines
 from lflops.report.terminal.tables import MARGIN, FittedTable, figure, margin, prose, text
+from lflops.report.text import counted, plain, shortened_name
+from lflops.report.verdict import verdict_lines
 
 
 def header(analysis: Analysis) -> Group:

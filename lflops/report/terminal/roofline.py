@@ -6,12 +6,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lflops import units
-from lflops.analyze.analysis import Analysis
-from lflops.analyze.modules.tree import fold_parts
-from lflops.analyze.speed.prediction import Prediction
-from lflops.analyze.speed.roofline import Ceiling, Fusion, LowerBound, Point
-from lflops.report.lines.text import OVER, WORDS, counted, plain, saved_by_fusion
+from lflops.analysis.analysis import Analysis
+from lflops.analysis.roofline import Ceiling, Fusion, LowerBound, Point
+from lflops.analysis.tree import fold_parts
+from lflops.estimation.prediction import Prediction
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
+from lflops.report.text import OVER, WORDS, counted, plain, saved_by_fusion
 
 _NAME = 26
 _LISTED = 10

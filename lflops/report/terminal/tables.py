@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lflops import units
-from lflops.report.lines.text import plain, shortened, shortened_name
+from lflops.report.text import plain, shortened, shortened_name
 
 MARGIN = 16  # width of the labels in the lines above a table
 

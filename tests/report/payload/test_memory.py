@@ -5,9 +5,9 @@ from typing import Any
 from msgspec import json
 from msgspec.structs import replace
 
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Allocation, Memory, Moment, Profile
+from lflops.profile.profile import Allocation, Memory, Moment, Profile
 from lflops.profile.records import ByCategory, Rank
 from lflops.report.payload.payload import payload
 from tests.support.profile_builders import fields_of, product, profile, run, small_memory, small_profile

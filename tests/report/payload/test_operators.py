@@ -6,11 +6,11 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
-from lflops.analyze.analysis import analyze
-from lflops.analyze.modules.operators import MODULES
-from lflops.analyze.speed.roofline import roofline
-from lflops.profile.model import Profile
+from lflops.analysis.analysis import analyze
+from lflops.analysis.operators import MODULES
+from lflops.analysis.roofline import roofline
 from lflops.profile.notes import Note
+from lflops.profile.profile import Profile
 from lflops.report.payload.operators import KERNELS
 from lflops.report.payload.payload import payload
 from tests.support.compiled_profiles import compiled_profile, kernel

@@ -7,10 +7,10 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile
 from lflops.profile.notes import Note
+from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES, Trace
 from lflops.profile.steps import Step
 from lflops.report.payload.payload import Payload, payload
@@ -141,7 +141,7 @@ def test_traces_are_named_as_they_are_reached_from_a_folder() -> None:
 
 LOADED = """
 import sys
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.profile.json_file import load
 from lflops.report.payload.payload import payload
 from msgspec import json

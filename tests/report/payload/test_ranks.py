@@ -6,9 +6,9 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
-from lflops.analyze.analysis import analyze
-from lflops.analyze.ranks.imbalance import imbalance, slowest_first
-from lflops.profile.model import Profile
+from lflops.analysis.analysis import analyze
+from lflops.profile.profile import Profile
+from lflops.ranks.stragglers import imbalance, slowest_first
 from lflops.report.payload.payload import payload
 from tests.support.profile_builders import small_profile
 from tests.support.rank_profiles import answered, four_ranks, stat

@@ -6,10 +6,10 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
-from lflops.analyze.analysis import analyze
+from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import Profile
 from lflops.profile.notes import Note
+from lflops.profile.profile import Profile
 from lflops.report.payload.payload import payload
 from lflops.report.payload.roofline import MAX_POINTS
 from tests.support.compiled_profiles import compiled_profile

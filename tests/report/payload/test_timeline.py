@@ -6,8 +6,8 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
-from lflops.analyze.analysis import analyze
-from lflops.profile.model import Moment, Profile
+from lflops.analysis.analysis import analyze
+from lflops.profile.profile import Moment, Profile
 from lflops.profile.records import ByCategory, Phase
 from lflops.profile.timeline import ModuleSlice, StepTimeline
 from lflops.report.payload.memory import memory, timeline

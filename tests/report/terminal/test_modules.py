@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
-from lflops.profile.model import DtypeShare, Profile, Uncounted
 from lflops.profile.notes import Note, sentence
+from lflops.profile.profile import DtypeShare, Profile, Uncounted
 from lflops.profile.records import Phase
 from tests.support.profile_builders import clocked, product, profile, scan_traced, small_profile, untimed, weights
 from tests.support.terminal import drawn

@@ -1,0 +1,1 @@
+"""From a profile to results: step breakdown, roofline, utilization, comparison, what-if. Pure functions. No torch."""

@@ -1,0 +1,181 @@
+"""Everything that follows from a profile, as one value: reports, figures, the page and the loggers choose from it and format."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from lflops.analysis.compare.compared_run import ComparedRun, compared_run, run_figures
+from lflops.analysis.operators import Operator, UncountedOperator, operators, uncounted_operators
+from lflops.analysis.outliers import Outliers, outliers
+from lflops.analysis.roofline import Fusion, LazyRoofline, LowerBound, fusion, lower_bound
+from lflops.analysis.step_breakdown import Budget
+from lflops.analysis.step_times import StepTimes, step_times
+from lflops.analysis.tree import BusyModules, Row, WorkCounts, busiest, flat, identical_subtrees, totals, tree, unsharded_macs
+from lflops.analysis.utilization import Utilization, utilization_at
+from lflops.estimation.prediction import Prediction, predict
+from lflops.findings.causes import Cause, causes
+from lflops.hardware.chips import Hardware
+from lflops.hardware.peaks import chip_of
+from lflops.memory.peak import Checkpointed, Holder, Room, checkpointed, holders, peak_moment, room_for
+from lflops.profile.module_names import children
+from lflops.profile.notes import notes_with
+from lflops.profile.profile import Moment, Profile
+from lflops.profile.records import Phase
+from lflops.ranks.communication import Collective, communication
+from lflops.ranks.stragglers import Imbalance, imbalance
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """The results for one profile on one chip, which is `None` where it is unknown. Each is computed when it is first read, and kept."""
+
+    profile: Profile
+    chip: Hardware | None
+
+    # Speed.
+
+    @cached_property
+    def step_times(self) -> StepTimes:
+        return step_times(self.profile)
+
+    @cached_property
+    def utilization(self) -> Utilization:
+        return utilization_at(self.profile, self.chip, self.step_times)
+
+    @property
+    def budget(self) -> Budget | None:
+        """The parts of a step's peak-seconds."""
+        return self.utilization.budget
+
+    @cached_property
+    def roofline(self) -> LazyRoofline:
+        return LazyRoofline(self.profile, self.chip)
+
+    @cached_property
+    def fusion(self) -> tuple[Fusion, ...]:
+        """The bytes that compiled code moves, and those of its operators as dispatched, by phase."""
+        return fusion(self.profile)
+
+    @cached_property
+    def lower_bound(self) -> LowerBound | None:
+        return lower_bound(self.profile, self.chip)
+
+    @cached_property
+    def predicted(self) -> Prediction | None:
+        """The time of a training's step on the chip, with an interval; `None` where nothing was fitted."""
+        return predict(self.profile, self.chip)
+
+    @cached_property
+    def causes(self) -> tuple[Cause, ...]:
+        """What a step is longer for, the most costly first."""
+        return causes(
+            self.profile,
+            self.step_times,
+            self.budget,
+            imbalance=self.imbalance,
+            outliers=self.outliers.found,
+            busiest=self.busiest,
+            patterns=self.patterns,
+            below=self.children,
+            has_room=self.room is not None and 2 * self.room.needed_bytes <= self.room.usable_bytes,
+        )
+
+    @cached_property
+    def compared(self) -> ComparedRun:
+        """What a comparison needs of the run."""
+        return compared_run(self.profile, run_figures(self.profile, self.step_times, self.utilization.mfu))
+
+    # Modules and operators.
+
+    @cached_property
+    def children(self) -> Mapping[str, Sequence[str]]:
+        return children(self.profile.modules)
+
+    @cached_property
+    def identical_subtrees(self) -> Mapping[str, int]:
+        return identical_subtrees(self.profile, self.children)
+
+    @cached_property
+    def patterns(self) -> Mapping[str, str]:
+        return self.profile.patterns(self.children)
+
+    @cached_property
+    def busiest(self) -> tuple[BusyModules, ...]:
+        """The modules with the most own time, repeated ones together, the first one with the most."""
+        return busiest(self.profile, self.patterns, self.step_times.communicating)
+
+    @cached_property
+    def outliers(self) -> Outliers:
+        """Modules that take much longer than the others at their place, and why a module that seems slow may be noise."""
+        return outliers(self.profile, self.patterns, self.identical_subtrees, self.children, self.step_times.mean)
+
+    @cached_property
+    def uncalled(self) -> tuple[str, ...]:
+        return self.profile.uncalled
+
+    @cached_property
+    def totals(self) -> Mapping[Phase, WorkCounts]:
+        return totals(self.profile)
+
+    @cached_property
+    def unsharded_macs(self) -> Mapping[str, int | None]:
+        return unsharded_macs(self.profile)
+
+    @cached_property
+    def is_staged(self) -> bool:
+        """Whether ranks run different modules, as pipeline stages: one GPU does only a part of the root's work."""
+        return any(note.values.get("rows_of_others") for note in notes_with("ranks_differ", self.profile.notes))
+
+    @cached_property
+    def uncounted(self) -> tuple[UncountedOperator, ...]:
+        return uncounted_operators(self.profile)
+
+    def operators(self, phase: Phase | None) -> tuple[Operator, ...]:
+        return operators(self.profile, phase)
+
+    def tree(self, *, depth: int = -1, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
+        return tree(self.profile, depth=depth, sort=sort, phase=phase, below=self.children, groups=self.identical_subtrees)
+
+    def flat(self, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
+        return flat(self.profile, sort=sort, phase=phase)
+
+    # Memory.
+
+    @property
+    def peak_bytes(self) -> int | None:
+        return self.profile.memory.peak_bytes if self.profile.memory else self.profile.modules[""].peak_bytes
+
+    @cached_property
+    def room(self) -> Room | None:
+        """Whether the step fits on the chip."""
+        return room_for(self.profile, self.chip)
+
+    @cached_property
+    def peak_moment(self) -> Moment | None:
+        """The operator that reached the peak."""
+        return None if self.profile.memory is None else peak_moment(self.profile.memory)
+
+    @cached_property
+    def holders(self) -> tuple[Holder, ...]:
+        """The modules that hold the peak's bytes."""
+        return () if self.profile.memory is None else holders(self.profile.memory, self.patterns)
+
+    @cached_property
+    def checkpointed(self) -> tuple[Checkpointed, ...]:
+        """What activation checkpointing of each block saves."""
+        return checkpointed(self.profile)
+
+    # Ranks.
+
+    @cached_property
+    def imbalance(self) -> Imbalance:
+        return imbalance(self.profile)
+
+    @cached_property
+    def communication(self) -> tuple[Collective, ...]:
+        return communication(self.profile, self.chip)
+
+
+def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
+    """Analyze a profile on a chip, or on that of this name in the table; `None` is the run's own. A result is computed when it is read."""
+    return Analysis(profile, chip_of(profile, hardware))

@@ -1,1 +1,0 @@
-"""What is alive at the peak, and what a step would need with checkpointing or sharding."""

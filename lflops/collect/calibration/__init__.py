@@ -1,1 +1,0 @@
-"""The peaks that this machine reaches, measured."""

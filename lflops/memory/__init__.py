@@ -1,0 +1,1 @@
+"""Memory: the peak of a step, the simulated allocator, and CUDA snapshots. No torch."""

@@ -1,0 +1,70 @@
+"""`lflops memory`: why a device ran out of memory, from torch's snapshot, and what differs between two."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+from rich.console import Group, RenderableType
+
+from lflops.cli.output import UsageError, draw, help_of, write_json
+from lflops.hardware.chips import named
+from lflops.memory.snapshots.explain import compare, compared_lines, explain, explained_lines
+from lflops.memory.snapshots.modules import memory_by_module
+from lflops.memory.snapshots.page import snapshot_shown
+from lflops.memory.snapshots.read import read_snapshot
+from lflops.profile.json_file import load
+from lflops.report.html import page_of_data, write
+from lflops.report.terminal.tables import prose
+
+HELP = help_of(__file__)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """`lflops memory`."""
+    app.command()(memory)
+
+
+def memory(
+    file: Annotated[Path, typer.Argument(metavar="SNAPSHOT", help=HELP["file"])],
+    after: Annotated[Path | None, typer.Argument(metavar="AFTER", help=HELP["after"])] = None,
+    *,
+    device: Annotated[int | None, typer.Option(metavar="N", min=0, help=HELP["device"])] = None,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help=HELP["hardware"])] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="OUT", help=HELP["html"])] = None,
+    profile: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["profile"])] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
+) -> None:
+    """Say why a device ran out of memory, and who held what, from a snapshot of torch's allocator. The pickle runs no code."""
+    if html is not None and (as_json or html.resolve() == file.resolve()):
+        raise UsageError(
+            "--json writes no page: leave --html out" if as_json else f"--html {html}: this is the snapshot, give another place"
+        )
+    if profile is not None and after is not None:
+        raise UsageError(f"--profile {profile}: modules are named in one snapshot: leave {after} out")
+    if after is not None and (html is not None or hardware is not None):
+        raise UsageError(f"{after}: two snapshots are compared as text or --json: leave --html and --hardware out")
+    chip = None if hardware is None else named(hardware)
+    snapshot = read_snapshot(file, device)
+    explained = explain(snapshot, chip)
+    if profile is not None:
+        explained = replace(explained, by_module=memory_by_module(snapshot, load(profile)))
+    if after is not None:
+        diff = compare(explained, explain(read_snapshot(after, device)))
+        if as_json:
+            write_json(diff)
+        else:
+            draw(_lines(compared_lines(diff)))
+    elif as_json:
+        write_json(explained)
+    elif html is not None:
+        shown = snapshot_shown(snapshot, explained, chip)
+        write(page_of_data(f"memory of {shown.title}", shown, "entry/snapshot"), html)
+        typer.echo(html)
+    else:
+        draw(_lines(explained_lines(explained)))
+
+
+def _lines(lines: Iterable[str]) -> RenderableType:
+    return Group(*(prose(line.strip(), indent=len(line) - len(line.lstrip())) for line in lines))

@@ -1,0 +1,199 @@
+"""What a monitor was asked for, in one value, and how it is read from a line as `wait=2,active=5`, which the variable `LFLOPS` has."""
+
+import functools
+import inspect
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from torch import nn
+
+from lflops.errors import CountError, HardwareError, ScheduleError
+from lflops.hardware.chips import Hardware, named, names
+from lflops.inputs.arguments import describe, is_whole
+from lflops.monitoring.inputs.training import STAGES
+from lflops.profile.profile import Profile
+from lflops.ranks.collect.topology import check_logical
+from lflops.schedule import Schedule
+from lflops.trace.record.tracer import ACTIVITIES, Activity
+
+P = ParamSpec("P")
+Owner = TypeVar("Owner")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `FlopsMonitor`, which says what they mean, and of every other monitor."""
+
+    schedule: Schedule = Schedule()
+    _: KW_ONLY
+    stages: Sequence[str] = ("train",)
+    count: bool | Profile = True
+    trace: bool = True
+    trace_ranks: str | Sequence[int] = "zero"
+    activities: Sequence[Activity] = ("cpu", "device")
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    compiled: str = "row"
+    module_depth: int = -1
+    top_modules: int = 3
+    detailed: bool = False
+    ignore_modules: Iterable[str | type[nn.Module]] = ()
+    output_file: str | PathLike[str] | None = None
+    hardware: Hardware | str | None = "auto"
+    track: bool = True
+    units: Callable[[Any], Any] | None = None
+    topology: Callable[[int], Mapping[str, int]] | None = None
+    logical: Profile | None = None
+    gather_timeout: float = 30.0
+    html: bool = True
+    ledger: bool = True
+    module_scalars: int = 5
+    dirpath: str | PathLike[str] | None = None
+    on_error: str = "warn"
+    on_oom: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Schedule):
+            raise ScheduleError(f"schedule={describe(self.schedule)}: give an lflops.Schedule")
+        if not self.schedule.warmup and self.count is True:
+            raise ScheduleError("warmup=0 leaves no step to count in: give warmup >= 1, or count=False")
+        if not isinstance(self.hardware, Hardware | str | None):
+            raise HardwareError(
+                f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name, a TOML file, an lflops.Hardware, or None"
+            )
+        if isinstance(self.hardware, str):
+            named(self.hardware) if self.hardware not in {"auto", "measure"} else names()  # which reads the user's table
+
+    def check(self) -> None:
+        """Raise a `CountError` unless the others can be; it names one that cannot, its value and what is taken."""
+        for name, is_right, taken in self._rules():
+            if not is_right:
+                raise CountError(f"{name}={describe(getattr(self, name))}: give {taken}")
+        if self.looks_inside_compiled and not self.trace:
+            raise CountError("trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'")
+        check_logical("", self.logical)
+
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """For each argument, whether its value can be, and what is taken."""
+        given: dict[str, Any] = vars(self)
+        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "ledger", "on_oom"):
+            yield name, isinstance(given[name], bool), "True or False"
+        for name, words in (("compiled", ("row", "modules")), ("on_error", ("warn", "raise"))):
+            yield name, given[name] in words, " or ".join(map(repr, words))
+        for name, known, least in (("stages", STAGES, 0), ("activities", ACTIVITIES, 1)):
+            is_some = _is_list(given[name]) and len(given[name]) >= least and all(each in known for each in given[name])
+            yield name, is_some, f"some of {', '.join(map(repr, known))}, in a tuple or a list"
+        for name in ("output_file", "dirpath"):
+            yield name, isinstance(given[name], str | PathLike | None), "a path, or None"
+        for name, least in (("module_depth", -1), ("top_modules", 0), ("module_scalars", 0)):
+            yield name, is_whole(given[name], least), f"a whole number, {least} or more"
+        yield "count", isinstance(given["count"], bool | Profile), "True, False, or a Profile that was counted elsewhere"
+        functions = {"units": "a batch to {'samples': n, 'tokens': n}", "topology": "a rank to its coordinates"}
+        for name, what in functions.items():
+            yield name, given[name] is None or callable(given[name]), f"a function from {what}, or None"
+        timeout, ranks = given["gather_timeout"], given["trace_ranks"]
+        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        yield "gather_timeout", is_number and 0 < timeout < math.inf, "seconds, more than 0"
+        are_ranks = all(map(is_whole, ranks)) if _is_list(ranks) else ranks in ("zero", "all")
+        yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
+
+    def try_folder(self) -> None:
+        """Check that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run."""
+        if self.dirpath is None:
+            return
+        folder = Path(self.dirpath).absolute()
+        try:
+            with TemporaryDirectory(dir=next(each for each in (folder, *folder.parents) if each.exists())):
+                pass
+        except OSError as error:
+            raise CountError(f"dirpath={str(self.dirpath)!r}: {error.strerror}: give a folder that can be written") from error
+
+    @property
+    def looks_inside_compiled(self) -> bool:
+        """Whether the time inside of compiled code is to be divided over modules."""
+        return self.compiled == "modules"
+
+    def traces_on(self, rank: int) -> bool:
+        if isinstance(self.trace_ranks, str):
+            return self.trace_ranks == "all" or rank == 0
+        return rank in self.trace_ranks
+
+
+def takes(kind: Callable[P, Settings]) -> Callable[[Callable[[Owner, Settings], None]], Callable[Concatenate[Owner, P], None]]:
+    """Let an `__init__` that is given settings take their arguments: their names, types and defaults stand in `Settings` alone."""
+
+    def around(init: Callable[[Owner, Settings], None]) -> Callable[Concatenate[Owner, P], None]:
+        own, *_ = inspect.signature(init).parameters.values()
+        signature = inspect.signature(kind).replace(parameters=[own, *inspect.signature(kind).parameters.values()])
+
+        @functools.wraps(init)
+        def made(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            signature.bind(self, *args, **kwargs)  # whose error names no `Settings`
+            init(self, kind(*args, **kwargs))
+
+        vars(made)["__signature__"] = signature  # for `help`, and for Lightning's CLI
+        return made
+
+    return around
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str)
+
+
+def settings_of(line: str) -> dict[str, Any]:
+    """The arguments of a monitor that was asked for from outside, each of them checked: names and values, with commas between them.
+
+    A value is read as its default is, and may have commas itself. The fields of the schedule are named as the other arguments are. A window
+    opens only when it is asked for, unless the line has one of these, or stages. An `LflopsError` where a name is not known, or its value
+    cannot be.
+    """
+    of_schedule, others = ({field.name: field.default for field in fields(kind)} for kind in (Schedule, Settings))
+    settings = {name: _read_as(default) for name, default in (of_schedule | others).items() if name not in OBJECTS}
+    given: dict[str, Any] = {}
+    for setting in filter(None, re.split(r",(?=[^,=]*=)", line)):
+        name, equals, text = map(str.strip, setting.partition("="))
+        if name not in settings:
+            raise CountError(f"{name!r} is no setting; these are: {', '.join(settings)}")
+        taken, read = settings[name]
+        if not equals:
+            raise CountError(f"{name} has no value: give {taken}, as in {name}=…")
+        try:
+            given[name] = _ranks(text) if name == "trace_ranks" else read(text)
+        except (KeyError, ValueError) as error:
+            raise CountError(f"{name}={text!r}: give {taken}") from error
+    schedule = {name: given.pop(name) for name in of_schedule if name in given}
+    asked = {"stages": ()} | given if not schedule else given | {"schedule": Schedule(**schedule)}
+    Settings(**asked).check()
+    return asked
+
+
+OBJECTS = {"schedule", "units", "topology", "logical"}  # arguments that no text can say
+SWITCHES = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _read_as(default: Any) -> tuple[str, Callable[[str], Any]]:
+    """What is taken in place of a default, in words, and how a text becomes such a value."""
+    if isinstance(default, bool):
+        return "true or false", lambda text: SWITCHES[text.lower()]
+    if isinstance(default, int | float):
+        return ("a whole number", int) if isinstance(default, int) else ("a number", float)
+    if isinstance(default, tuple):
+        return "text, or several with commas between them", _several
+    return "text or none", lambda text: None if text.lower() == "none" else text
+
+
+def _several(text: str) -> tuple[str, ...]:
+    return tuple(map(str.strip, text.split(",")))
+
+
+def _ranks(text: str) -> str | list[int]:
+    ranks = _several(text)
+    return [int(rank) for rank in ranks] if all(map(str.isdigit, ranks)) else text.lower()

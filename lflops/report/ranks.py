@@ -1,0 +1,196 @@
+"""The ranks of a run as lines: which reported, which are slow and in which modules, how they communicate, and which wait for data."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+
+from lflops import units
+from lflops.analysis.analysis import Analysis
+from lflops.profile.profile import Profile
+from lflops.profile.records import Rank, RankWait, Spread
+from lflops.ranks.communication import Collective
+from lflops.ranks.stragglers import ENOUGH, Imbalance, Row
+from lflops.report.text import WORDS, counted, plain
+
+_WORST = 3
+_LISTED = 12
+_MUCH = 0.05  # of the step: a rank that costs so much is in the first sentences
+_FACTOR = 10.0  # from this many times on, a factor is printed and not a share
+_OUTSIDE = WORDS["outside"]  # the phases of a step that are in no module
+
+
+def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    """Label and value of each line; one without a label goes on with the line above. Of a run of one rank, only its collectives."""
+    listed = analysis.profile.ranks
+    if len(listed) < 2:
+        yield from _communication(analysis)
+        return
+    yield "ranks", "; ".join(_statuses(listed))
+    macs = [rank.macs for rank in listed if rank.macs is not None]
+    if any(macs):
+        uneven = f", {units.count(min(macs))} to {units.count(max(macs))} on each" if min(macs) != max(macs) else ""
+        yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
+    yield from _imbalance(analysis)
+    yield from _communication(analysis)
+    if analysis.imbalance.too_few_steps is None:
+        yield from _labelled("waiting", map(_waiting, analysis.imbalance.waits[:_WORST]))
+    yield from _by_rank(listed, {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu})
+
+
+def _statuses(each: Sequence[Rank]) -> Iterator[str]:
+    """How many ranks reported, and the numbers of the others."""
+    fine = sum(rank.status == "ok" for rank in each)
+    yield f"{fine} of {len(each)} reported"
+    for status in ("failed", "late", "missing"):
+        named = [f"{rank.rank}{_position(rank)}" for rank in each if rank.status == status]
+        if named:
+            more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+            yield f"{status}: {', '.join(named[:_LISTED])}{more}"
+
+
+def _position(rank: Rank) -> str:
+    """Its coordinates and host, which are known even of a rank that did not report."""
+    at = [f"{kind} {coordinate}" for kind, coordinate in rank.coordinates.items()]
+    where = [*at, *([f"on {rank.host}"] if rank.host else [])]
+    return f" ({plain(', '.join(where))})" if where else ""
+
+
+def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    found = analysis.imbalance
+    if found.step_seconds is None:
+        return
+    culprits = [_sentence(row, analysis) for row in found.rows[:_WORST]]
+    if len(found.rows) > _WORST:
+        hosts = _hosts(analysis)
+        on = {hosts.get(row.slow_rank, "") for row in found.rows}
+        culprits.append(f"{len(found.rows) - _WORST} more{', all of them' + on.pop() if len(on) == 1 and '' not in on else ''}")
+    yield from _labelled("slow ranks", culprits or [_nobody(found, analysis)])
+    mean = analysis.step_times.mean
+    if found.lost_share is not None and (found.rows or found.take_turns):
+        length = f"{units.duration(mean * (1 - found.lost_share))}, " if mean else ""
+        less = f"a step would take {length}{units.percent(found.lost_share)} less"
+        yield "imbalance", f"with all ranks as fast as the median one, {less}"
+
+
+def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
+    """A sentence about each of the worst culprits, by its rank and what it is slow in."""
+    return {(row.slow_rank, row.module, row.phase, row.cause): _sentence(row, analysis) for row in analysis.imbalance.rows[:_WORST]}
+
+
+def _nobody(found: Imbalance, analysis: Analysis) -> str:
+    if found.too_few_steps is not None:
+        return f"cannot tell: {counted(found.too_few_steps, 'step')} of all ranks to compare, and {ENOUGH} are needed"
+    if found.busy_machine:
+        return "cannot tell: this machine was busy, and the system preempted the processes of all ranks"
+    if found.take_turns:
+        why = "the lengths of their batches differ" if found.lengths_differ else "no rank is the slow one in most of the steps"
+        return f"none for itself: ranks take turns in coming last: {why}"
+    if not analysis.is_staged and found.step_seconds and any(wait.seconds >= _MUCH * found.step_seconds for wait in found.waits):
+        return "cannot tell: ranks wait for each other, and in no place is one of them slower by more than noise"
+    return "none: no rank is slower than the others by more than noise"
+
+
+def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for index, sentence in enumerate(sentences):
+        yield "" if index else label, sentence
+
+
+def _hosts(analysis: Analysis) -> dict[int, str]:
+    """Each rank's host as ` on node7`; empty where all ranks are on one."""
+    hosts = {rank.rank: rank.host for rank in analysis.profile.ranks if rank.host}
+    return {rank: plain(f" on {host}") for rank, host in hosts.items()} if len(set(hosts.values())) > 1 else {}
+
+
+def slowest_rank(analysis: Analysis, seconds: float) -> str | None:
+    """A sentence about the worst culprit, which costs a step so many seconds; `None` if its share is small."""
+    found = analysis.imbalance
+    if found.worst_share is None or found.worst_share < _MUCH:
+        return None
+    worst = found.rows[0]
+    rank = f"Rank {worst.slow_rank}{_hosts(analysis).get(worst.slow_rank, '')}"
+    where = "everything" if worst.phase == "all" else _where(worst.module, worst.phase)
+    why = f"it is slow in {where}" if worst.cause is None else _cause(worst, analysis.profile)
+    cost = f"{units.percent(analysis.step_times.share(seconds))} of the step ({units.duration(seconds)})"
+    others = "the other ranks" if len(analysis.profile.ranks) > 2 else "the other rank"
+    return f"{rank} makes {others} wait for {cost}: {why}."
+
+
+def _sentence(row: Row, analysis: Analysis) -> str:
+    """As `rank 3 on node7 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
+    often = "" if row.steps is None else f", in {row.slow_steps} of {counted(row.steps, 'step')}"
+    often += "" if row.since is None else f", from step {row.since} on"
+    where = _where(row.module, row.phase) if row.phase != "all" else "no single place" if row.cause == "preempted" else "everything"
+    number = f" ({row.modules} modules)" if row.modules > 1 else ""
+    costs = f"costs {units.duration(row.seconds_lost)} a step"
+    rank = f"rank {row.slow_rank}{_hosts(analysis).get(row.slow_rank, '')}"
+    why = "" if row.cause is None else f"; {_cause(row, analysis.profile)}"
+    return f"{rank} is {_slower(row.ratio)} than the other ranks in {where}{number}{often}: {costs}{why}"
+
+
+def _cause(row: Row, profile: Profile) -> str:
+    if row.cause == "chip":
+        chips = {rank.rank: rank.device for rank in profile.ranks if rank.device is not None}
+        mine = chips.pop(row.slow_rank)
+        return f"its chip is {mine}, the others' {' or '.join(dict.fromkeys(chips.values()))}"
+    if row.cause == "work":
+        has = "it has" if row.phase == "stage" else "its batch has"
+        return f"{has} {row.work_ratio or 0.0:.1f} × the work of the others'"
+    if row.cause == "thread":
+        return "another thread of its process computes, and takes the time from the training's"
+    return "its process was preempted, the system gave its core to another one"
+
+
+def _slower(ratio: float | None) -> str:
+    """A share up to ten times as slow, beyond that a factor."""
+    if ratio is None or ratio <= 1:
+        return "slower"
+    return f"{units.percent(ratio - 1)} slower" if ratio < _FACTOR else f"×{ratio:.0f} slower"
+
+
+def _waiting(wait: RankWait) -> str:
+    """As `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`."""
+    who = f"rank {wait.longest_rank} waits" if wait.ranks == 1 else f"{wait.ranks} ranks wait"
+    traced = "" if wait.traced_seconds is None else f", in the traces {units.duration(wait.traced_seconds)}"
+    return f"{who} {units.duration(wait.seconds)} a step for rank {wait.for_rank} in {_where(wait.module, wait.phase)}{traced}"
+
+
+def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
+    found = analysis.communication
+    twice = Counter((each.kind, each.group_size) for each in found)
+    sentences = [_collective(each, in_group=twice[each.kind, each.group_size] > 1) for each in found[:_WORST]]
+    if len(found) > _WORST:
+        sentences.append(f"{len(found) - _WORST} more")
+    yield from _labelled("communication", sentences)
+
+
+def _collective(each: Collective, *, in_group: bool) -> str:
+    """As `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, 12.0 ms, of these 3.00 ms exposed, bus bandwidth 320 GB/s`."""
+    over = "" if each.group_size is None else f" over {counted(each.group_size, 'rank')}"
+    group = f" (group {plain(each.group)})" if in_group else ""
+    parts = [f"{counted(each.calls, 'call')} and {units.size(each.bytes)} a step"]
+    if each.seconds is not None:
+        exposed = "" if each.exposed_seconds is None else f", of these {units.duration(each.exposed_seconds)} exposed"
+        parts.append(f"{units.duration(each.seconds)}{exposed}")
+    if each.bus_bytes_per_second is not None:
+        least = "at least " if each.holds_waiting else ""
+        share = "" if each.link_share is None else f", {units.percent(each.link_share)} of the link"
+        parts.append(f"bus bandwidth {least}{units.rate(each.bus_bytes_per_second, 'B/s')}{share}")
+    return f"{each.kind.replace('_', '-')}{over}{group}: {', '.join(parts)}"
+
+
+def _where(module: str, phase: str) -> str:
+    """A module and a phase as text; a phase outside of modules has only its name."""
+    if not module and phase in _OUTSIDE:
+        return _OUTSIDE[phase]
+    if phase == "wait":
+        return "the exchange of gradients at the end of backward"
+    own = module or "the model's own"
+    return plain(f"{own} {phase}")
+
+
+def _by_rank(each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], Spread | None]]) -> Iterator[tuple[str, str]]:
+    """The minimum, and the maximum with its rank."""
+    for label, of in lines.items():
+        known = [(spread.median, rank.rank) for rank in each if (spread := of(rank)) is not None]
+        if len(known) > 1:
+            (least, _), (most, rank) = min(known), max(known)
+            yield label, f"{units.duration(least)} to {units.duration(most)}, the most on rank {rank}"

@@ -1,0 +1,78 @@
+"""An analysis: each value is made once for all reports."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lflops
+from lflops.analysis.analysis import Analysis, analyze
+from lflops.integrations.deepspeed.text.summary import summary
+from lflops.report.figures.pictures import pictures
+from lflops.report.payload.payload import payload
+from lflops.report.terminal.memory import render_memory
+from lflops.report.terminal.modules import render, render_operators
+from tests.support.profile_builders import small_profile
+from tests.support.terminal import printed
+
+MADE_ONCE = {
+    *("step_times", "utilization_at", "budget", "ceilings", "children", "identical_subtrees", "totals", "unsharded_macs"),
+    *("operator_rows", "uncounted_operators", "peak_moment", "holders", "fold_storages", "imbalance", "slowest_first"),
+}
+"""Functions that derive something from a profile, each behind a property of `Analysis`."""
+
+
+def calls_of_all_reports(analysis: Callable[[], Analysis]) -> Counter[str]:
+    """How often each of these functions runs for the page, the log's text, three views on a terminal, and the figures."""
+    calls: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _argument: Any) -> None:
+        file, name = Path(frame.f_code.co_filename), frame.f_code.co_name
+        if (
+            event == "call"
+            and name in MADE_ONCE
+            and file.stem != "analysis"
+            and {"analyze", "profile"} & {file.parent.name, file.parts[-3]}
+        ):
+            calls[name] += 1
+
+    sys.setprofile(count)
+    try:
+        payload(analysis())
+        summary(analysis())
+        for view in (render(analysis()), render_operators(analysis()), render_memory(analysis())):
+            printed(view)
+        list(pictures(analysis()))
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_every_value_is_made_once_for_all_reports() -> None:
+    """Of one analysis."""
+    shared = analyze(small_profile())
+    assert dict.fromkeys(MADE_ONCE, 1) == calls_of_all_reports(lambda: shared)
+
+
+def test_a_value_that_is_made_twice_would_be_seen() -> None:
+    """With an analysis for each report, the page, the text and two views on a terminal each make the step's times."""
+    assert 4 == calls_of_all_reports(lambda: analyze(small_profile()))["step_times"]
+
+
+def test_nothing_is_computed_before_it_is_read() -> None:
+    """Until then it holds the profile and the chip."""
+    analysis = analyze(small_profile(), "H100 SXM")
+    assert {"profile", "chip"} == vars(analysis).keys()
+    assert "H100 SXM" in str(analysis.utilization.hardware)
+    assert analysis.utilization is analysis.utilization
+
+
+def test_the_public_functions_agree_with_it() -> None:
+    """They take a profile."""
+    profile = small_profile()
+    analysis = analyze(profile, "A100 SXM 80GB")
+    assert lflops.utilization(profile, "A100 SXM 80GB") == analysis.utilization
+    assert lflops.roofline(profile, "A100 SXM 80GB") == analysis.roofline.points()
+    assert lflops.imbalance(profile) == analysis.imbalance

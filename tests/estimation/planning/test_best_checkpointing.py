@@ -1,0 +1,237 @@
+"""The choice of what to recompute: against every other choice, and against estimates of what was chosen."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import lflops
+from lflops.estimation.changes import POLICIES, Policy, checkpointed, recomputable
+from lflops.estimation.estimate import Estimator, Subject
+from lflops.estimation.planning.block_chain import Chain, cheapest_choice, lowest_peak
+from lflops.estimation.planning.block_trials import BlockTrials, Fold, folds_of, memory_of, policies_of
+from lflops.memory.peak import USABLE, room, room_for
+
+ROWS, HIDDEN, FLOAT = 32, 8, 4
+
+
+class Block(nn.Module):
+    """A perceptron beside a residual, of a width of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(HIDDEN, width), nn.Linear(width, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Narrowing(nn.Module):
+    """Keeps neither its input nor its result as they are: a neighbour may."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN, width), nn.ReLU(), nn.Linear(width, HIDDEN), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def squared(out: Tensor) -> Tensor:
+    """A loss."""
+    return out.square().mean()
+
+
+def rows() -> Tensor:
+    """A batch."""
+    return torch.zeros(ROWS, HIDDEN)
+
+
+def stack(kind: type[nn.Module], widths: Sequence[int]) -> nn.Sequential:
+    """Blocks after a layer, before another."""
+    return nn.Sequential(nn.Linear(HIDDEN, HIDDEN), *(kind(width) for width in widths), nn.Linear(HIDDEN, HIDDEN))
+
+
+class Tried:
+    """A chain from trials, and the peaks of whole estimates."""
+
+    def __init__(self, build: Callable[[], nn.Module], *, fold: bool = False, **how: Any) -> None:
+        self.model = build()
+        estimator = Estimator(caller="test", backward=True, **how)
+        with estimator.started() as run:
+            trials = BlockTrials(estimator, run, lambda: Subject(self.model, (rows(),), {}, squared))
+            found = trials.chain(fold=fold)
+        assert found is not None
+        self.chain: Chain = found
+        self.units = trials.units
+        self.made = trials.made
+        self.how = how
+
+    def peak(self, choices: Sequence[Policy]) -> int:
+        """By a whole estimate."""
+        policies = policies_of(self.units, choices)
+        with checkpointed({name: self.model.get_submodule(name) for name in policies}, policies):
+            return memory_of(lflops.estimate(self.model, rows(), backward=True, loss=squared, **self.how)).peak_bytes
+
+
+def test_every_choice_has_the_peak_that_the_chain_says() -> None:
+    """All 27 of three blocks, to the byte; what lies between two blocks is kept by either."""
+    tried = Tried(lambda: stack(Narrowing, (64, 160, 96)))
+    some = list(product(POLICIES, repeat=3))
+    assert {each: tried.peak(each) for each in some} == {each: tried.chain.peak(each) for each in some}
+
+
+def test_the_choice_for_twelve_blocks_is_the_best_of_all() -> None:
+    """Of all 4,096 that recompute some blocks, at budgets from the lowest peak to the highest. Some are estimated as a whole.
+
+    A block recomputes its first product, the bias and the ReLU: for each of its width 8 MACs and two operations a row.
+    """
+    widths = [64 * (3 + 5 * place % 12) for place in range(12)]
+    tried = Tried(lambda: stack(Block, widths), optimizer=partial(torch.optim.SGD, lr=0.1))
+    chain, both = tried.chain, ("none", "full")
+    by_hand = [ROWS * width * (2 * HIDDEN + 2) for width in widths]
+    peaks = {each: chain.peak(each) for each in product(both, repeat=12)}
+    costs = {each: sum(cost for cost, policy in zip(by_hand, each, strict=True) if policy == "full") for each in peaks}
+    lowest, highest = min(peaks.values()), max(peaks.values())
+    assert (lowest, highest) == (lowest_peak(chain, both), chain.peak(["none"] * 12))
+    assert cheapest_choice(chain, both, lowest - 1) is None
+    for budget in range(lowest, highest + 1, (highest - lowest) // 7):
+        found = cheapest_choice(chain, both, budget)
+        assert found is not None
+        assert peaks[found] <= budget
+        assert min(cost for each, cost in costs.items() if peaks[each] <= budget) == costs[found]
+    mixed: list[Policy] = ["full", "none", "none", "selective"]
+    for choices in (mixed * 3, [policy for each in found for policy in POLICIES if policy == each]):
+        assert tried.peak(choices) == chain.peak(choices)
+
+
+def test_a_deep_model_is_tried_with_fewer_blocks() -> None:
+    """Ten that are alike after one that is not: six of them show what whole estimates say. The model has all its blocks again."""
+    short = Tried(lambda: stack(Block, (512, *[128] * 10)), fold=True, optimizer=partial(torch.optim.SGD, momentum=0.9))
+    assert [(str(number),) for number in range(1, 12)] == short.units
+    assert [str(number) for number in range(13)] == [name for name, _ in short.model.named_children()]
+    mixed: list[Policy] = ["full", *["none", "none", "full", "selective", "full"] * 2]
+    for choices in (mixed, *([each] * 11 for each in POLICIES)):
+        assert short.peak(choices) == short.chain.peak(choices)
+
+
+def test_what_differs_is_not_taken_for_alike() -> None:
+    """A width, a setting, a gap in the numbers; but a number that counts with the block is the same setting."""
+    blocks = {str(number): Block(64) for number in range(40)}
+    for number, block in blocks.items():
+        block.index = int(number)  # type: ignore[assignment]
+    assert [Fold("", 0, 40)] == folds_of(blocks)
+    assert range(3, 37) == folds_of(blocks)[0].removed
+    blocks["12"] = Block(65)
+    blocks["30"].dropout = 0.5  # type: ignore[assignment]
+    assert [Fold("", 0, 12), Fold("", 13, 17)] == folds_of(blocks)
+    del blocks["6"]
+    assert [Fold("", 13, 17)] == folds_of(blocks)
+
+
+def test_the_plan_fits_and_its_code_does_what_it_says() -> None:
+    """Pasted, it makes the model that was estimated; the given model is as it was."""
+    widths = (128, 512, 256)
+    model = stack(Block, widths)
+    attributes = [set(vars(each)) for each in model]
+    none, full = (estimated(model, each) for each in ("none", "full"))
+    plan = lflops.best_checkpointing(model, rows(), memory_bytes=none - 1, loss=squared)
+    assert plan.fits
+    assert full <= plan.predicted_bytes == plan.peak_bytes < none
+    assert [none, full] == [each.peak_bytes for each in plan.alternatives if each.policy in {"none", "full"}]
+    assert attributes == [set(vars(each)) for each in model]
+    # The least of the widths that is enough: 128 numbers for each of 32 rows.
+    assert {"1": "full", "2": "none", "3": "none"} == dict(plan.policies)
+    assert ROWS * (2 * HIDDEN + 2) * 128 == plan.alternatives[-1].flops
+    exec(plan.code(), {"model": model})  # noqa: S102 - it is there to be pasted
+    assert plan.peak_bytes == estimated(model, "none")
+    assert "fits: " in plan.table()
+
+
+def test_a_budget_that_nothing_fits_gives_the_lowest_peak() -> None:
+    """And says so."""
+    model = stack(Block, (128, 512))
+    plan = lflops.best_checkpointing(model, rows(), memory_bytes=1, loss=squared)
+    assert not plan.fits
+    assert plan.peak_bytes == min(each.peak_bytes for each in plan.alternatives)
+    assert "does not fit, this is the lowest peak" in plan.table()
+
+
+def test_a_chip_has_one_verdict() -> None:
+    """The lowest peak may be tight: the plan says the same as the estimate, and not that it does not fit."""
+    model = stack(Block, (128, 512))
+    lowest = lflops.best_checkpointing(model, rows(), memory_bytes=1, loss=squared).peak_bytes
+    needed = room(lowest, lflops.Hardware(name="any", peak_flops_per_second={"bf16": 1e12}, memory_bytes=1e12))
+    assert needed is not None
+    for share, verdict in ((0.9, "fits"), (0.97, "tight"), (1.1, "does not fit")):
+        memory_bytes = needed.needed_bytes / share / USABLE
+        chip = lflops.Hardware(name="small", peak_flops_per_second={"bf16": 1e12}, memory_bytes=memory_bytes)
+        plan = lflops.best_checkpointing(model, rows(), loss=squared, hardware=chip)
+        found = room_for(plan.profile, chip)
+        assert found is not None
+        assert (verdict, verdict == "fits") == (found.verdict, plan.fits)
+        assert plan.table().splitlines()[-1].startswith(f"{verdict}: " if plan.fits else f"{verdict}, this is the lowest peak: ")
+
+
+def estimated(model: nn.Module, policy: Policy) -> int:
+    """The peak with one policy for all blocks."""
+    blocks = recomputable("test", model)
+    with checkpointed(blocks, dict.fromkeys(blocks, policy)):
+        return memory_of(lflops.estimate(model, rows(), backward=True, loss=squared)).peak_bytes
+
+
+def keep_some(_: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    """Keeps products, by torch's own policy."""
+    return CheckpointPolicy.MUST_SAVE if operator is torch.ops.aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Selective(nn.Module):
+    """A block under a policy."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.body = Block(512)
+        self.policy = policy
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.body, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, self.policy))
+
+
+@pytest.mark.parametrize("policy", [keep_some, [torch.ops.aten.relu.default], [torch.ops.aten.addmm.default, torch.ops.aten.relu.default]])
+def test_an_estimate_under_a_policy_of_torchs_is_what_a_real_step_keeps(policy: Any) -> None:
+    """Each moment of the timeline. The first product of a block runs again where it is not kept, 512 wide."""
+    model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), *(Selective(policy) for _ in range(3)))
+    found, real = (each(model, rows(), backward=True, loss=squared) for each in (lflops.estimate, lflops.count))
+    assert [moment.live_bytes for moment in memory_of(real).timeline] == [moment.live_bytes for moment in memory_of(found).timeline]
+    again = 0 if policy is keep_some or torch.ops.aten.addmm.default in policy else 3 * ROWS * HIDDEN * 512
+    assert [again, again] == [each.total(phase="recompute") for each in (found, real)]
+
+
+WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
+    "no budget": ({}, "give memory_bytes, or the hardware whose memory is known"),
+    "no size": ({"memory_bytes": "40GB"}, "memory_bytes='40GB': give a positive number of bytes"),
+    "no blocks": ({"model": nn.Sequential(nn.Linear(HIDDEN, 3)), "memory_bytes": 1e9}, "Sequential has no blocks"),
+    "no module": ({"model": 3, "memory_bytes": 1e9}, "3 is no torch.nn.Module"),
+    "a mesh of what is built": ({"mesh": {"data": 2}, "memory_bytes": 1e9}, "give a function that builds it"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_is_named(given: dict[str, Any], said: str) -> None:
+    """With what is taken."""
+    with pytest.raises(lflops.CountError, match=r"^best_checkpointing: ") as caught:
+        lflops.best_checkpointing(**{"model": stack(Block, [64]), "args": rows()} | given)
+    assert said in str(caught.value)
+
+
+def test_a_chip_gives_its_memory_and_counts_time() -> None:
+    """On a chip of 80 GB a small model recomputes nothing; time is known there, and 0."""
+    plan = lflops.best_checkpointing(stack(Block, [64, 64]), rows(), loss=squared, hardware="NVIDIA H100 80GB HBM3")
+    assert (True, {"1": "none", "2": "none"}, 0.0) == (plan.fits, dict(plan.policies), plan.alternatives[-1].seconds)
+    assert 60e9 < plan.memory_bytes < 80e9
+    assert "# nothing to recompute\n" == plan.code()

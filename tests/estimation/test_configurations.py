@@ -1,0 +1,148 @@
+"""Models by their configuration, beyond text: what they are given, and what they need."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import lflops
+from lflops.estimation.estimate import Estimator, subject_of
+from lflops.estimation.from_config import builder_of
+from tests.support.cpu_allocator import allocated
+
+SMALL: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 256}
+CONVOLVED: dict[str, Any] = {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]}
+SPEECH: dict[str, Any] = {"conv_dim": [32] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "vocab_size": 32}
+CODED: dict[str, Any] = {f"{half}_{name}": size for half in ("encoder", "decoder") for name, size in (("layers", 2), ("ffn_dim", 128))}
+CODED |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 64}
+BACKBONE = {"embedding_size": 16, "out_features": ["stage4"], **CONVOLVED}
+TEXT: dict[str, Any] = {**SMALL, "vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2}
+
+CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ViTForImageClassification": ("ViTConfig", {**SMALL, "image_size": 64}),
+    "Dinov2ForImageClassification": ("Dinov2Config", {**SMALL, "image_size": 70}),
+    "SwinForImageClassification": ("SwinConfig", {"image_size": 64, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4]}),
+    "ViTMAEForPreTraining": ("ViTMAEConfig", {**SMALL, "image_size": 64}),
+    "VideoMAEForVideoClassification": ("VideoMAEConfig", {**SMALL, "image_size": 64, "num_frames": 8}),
+    "CLIPModel": ("CLIPConfig", {"text_config": TEXT, "vision_config": {**SMALL, "image_size": 64, "patch_size": 16}}),
+    "LlavaForConditionalGeneration": (
+        "LlavaConfig",
+        {
+            "text_config": {**TEXT, "model_type": "llama", "num_key_value_heads": 2},
+            "vision_config": {**SMALL, "model_type": "clip_vision_model", "image_size": 56, "patch_size": 14},
+            "image_token_id": 99,
+            "image_seq_length": 16,
+        },
+    ),
+    "WhisperForConditionalGeneration": (
+        "WhisperConfig",
+        {
+            **CODED,
+            "vocab_size": 100,
+            "max_source_positions": 50,
+            "max_target_positions": 20,
+            "decoder_start_token_id": 3,
+            "pad_token_id": 2,
+        },
+    ),
+    "Wav2Vec2ForCTC": ("Wav2Vec2Config", {**SMALL, **SPEECH}),
+    "ASTForAudioClassification": ("ASTConfig", {**SMALL, "max_length": 64, "num_mel_bins": 32}),
+    "DetrForObjectDetection": (
+        "DetrConfig",
+        {
+            **CODED,
+            "use_timm_backbone": False,
+            "use_pretrained_backbone": False,
+            "backbone_config": {"model_type": "resnet", **BACKBONE},
+            "num_queries": 10,
+            "image_size": [64, 96],
+        },
+    ),
+    "YolosForObjectDetection": ("YolosConfig", {**SMALL, "image_size": [64, 96], "num_detection_tokens": 5}),
+}
+CONVOLUTIONS = 0.1  # kernels take workspaces, which differ from CPU to CPU
+
+
+def saved(folder: Path, architecture: str, **changed: Any) -> Path:
+    """The folder of a configuration."""
+    kind, settings = CONFIGURATIONS[architecture]
+    config = getattr(transformers, kind)(**{**settings, **changed}, architectures=[architecture])
+    config.save_pretrained(folder)
+    return folder
+
+
+def summed(out: Any) -> Tensor:
+    """What backward starts from where no loss is computed."""
+    return torch.stack([each.sum() for each in out.values() if isinstance(each, Tensor) and each.is_floating_point()]).sum()
+
+
+@pytest.mark.parametrize("architecture", CONFIGURATIONS)
+def test_a_configuration_has_its_parameters_and_the_peak_of_a_real_training(architecture: str, tmp_path: Path) -> None:
+    """Parameters as transformers makes them on the meta device; the most that the CPU's allocator gave out in two steps of it."""
+    build = builder_of(str(saved(tmp_path, architecture)), tokens=24)
+    estimator = Estimator(caller=architecture, backward=True, optimizer="adamw")
+    profile = estimator.run(lambda: subject_of(architecture, build(4)))
+    with torch.device("meta"):
+        kind = getattr(transformers, architecture)
+        known = kind(kind.config_class.from_pretrained(tmp_path))
+    assert sum(each.numel() for each in known.parameters()) == profile.modules[""].parameters
+
+    def begin() -> Callable[[], None]:
+        model, batch, loss = build(4)
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> None:
+            (loss or summed)(model(**batch)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    assert profile.memory is not None
+    assert max(allocated(begin, tmp_path)) == pytest.approx(profile.memory.peak_bytes, rel=CONVOLUTIONS)
+
+
+def test_an_image_is_as_large_as_its_processor_makes_it(tmp_path: Path) -> None:
+    """Where the configuration has no size; without both, a sentence says what to add."""
+    folder = saved(tmp_path, "DetrForObjectDetection", image_size=None)
+    with pytest.raises(lflops.CountError, match=r'has no image_size, .*: add "image_size": \[height, width\] to it$'):
+        builder_of(str(folder))(1)
+    (folder / "preprocessor_config.json").write_text('{"size": {"shortest_edge": 64, "longest_edge": 96}}')
+    batch: Any = builder_of(str(folder))(2)[1]
+    assert (2, 3, 64, 96) == batch["pixel_values"].shape
+
+
+def test_the_tokens_of_an_image_are_before_those_of_the_text(tmp_path: Path) -> None:
+    """16 places of an image, and 24 tokens."""
+    batch: Any = builder_of(str(saved(tmp_path, "LlavaForConditionalGeneration")), tokens=24)(1)[1]
+    assert [99] * 16 + [0] * 24 == batch["input_ids"][0].tolist()
+
+
+def test_sound_has_as_many_frames_as_tokens_are_asked_for(tmp_path: Path) -> None:
+    """wav2vec2 makes a frame of 5 * 2**6 samples; no layer is left out by chance."""
+    model, batch, loss = builder_of(str(saved(tmp_path, "Wav2Vec2ForCTC")), tokens=10)(2)
+    given: Any = batch
+    assert (2, 3200) == given["input_values"].shape
+    assert (0.0, None) == (model.config.layerdrop, loss)  # type: ignore[union-attr]
+
+
+def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
+    """With the setting; also one of a part."""
+    folder = saved(tmp_path, "ViTForImageClassification", num_hidden_layers=1_000_000)
+    with pytest.raises(lflops.CountError, match=r"num_hidden_layers=1000000: models of up to 10,000 layers are estimated"):
+        builder_of(str(folder))
+
+
+def test_a_configuration_of_text_without_a_class_is_a_language_model(tmp_path: Path) -> None:
+    """And one of images a classifier."""
+    for kind, found in (
+        (transformers.LlamaConfig(**TEXT), "LlamaForCausalLM"),
+        (transformers.ViTConfig(**SMALL), "ViTForImageClassification"),
+    ):
+        kind.save_pretrained(tmp_path)
+        model: nn.Module = builder_of(str(tmp_path))(1)[0]
+        assert found == type(model).__name__

@@ -1,0 +1,156 @@
+"""The predicted time of a step against times that were derived by hand, on a chip of round figures."""
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+import lflops
+from lflops.estimation.prediction import Family, Rates, fitted, predict, why_not
+from lflops.hardware.chips import Hardware
+
+FAST = 1e30
+RATES = Rates(
+    families={"round": Family(chips=("round",), product=0.5, attention=0.25, network_bytes_per_second=10.0)},
+    bandwidth=0.5,
+    link=1.0,
+    contention=0.0,
+    lag_seconds=0.0,
+    launch_seconds=0.0,
+    host_seconds=0.0,
+    low=0.75,
+    high=1.5,
+)
+FORWARD = 128 * 64 * 32  # MACs; those of the weight's gradient are as many, and the input has none
+
+
+def chip(*, peak: float = FAST, bandwidth: float = FAST, link: float = FAST) -> Hardware:
+    """A chip on which only what is given takes time."""
+    return Hardware("round", {"bf16": peak}, bandwidth, link_bytes_per_second=link)
+
+
+def linear(**options: Any) -> lflops.Profile:
+    """A layer, forward and backward."""
+    module = nn.Linear(64, 32, bias=False, dtype=options.pop("dtype", torch.bfloat16))
+    return lflops.estimate(module, torch.zeros(128, 64, dtype=module.weight.dtype), **{"backward": True, **options})
+
+
+class Blocks(nn.Module):
+    """Three blocks of 64 parameters, and none beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8, bias=False)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One after the other."""
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def sharded(ranks: int) -> lflops.Profile:
+    """The blocks, as one of some ranks has them."""
+    return lflops.estimate(
+        lambda: Blocks().to(torch.bfloat16), torch.zeros(4, 8, dtype=torch.bfloat16), backward=True, mesh={"data": ranks}
+    )
+
+
+def test_products_take_their_share_of_the_peak() -> None:
+    """Forward is one product, and the gradient of the weight another of the same size."""
+    found = predict(linear(), chip(peak=1e12), rates=RATES)
+    assert found is not None
+    assert found.seconds == pytest.approx(2 * 2 * FORWARD / 0.5e12)
+    assert found.by_phase["forward"] == pytest.approx(2 * FORWARD / 0.5e12)
+    assert (found.low, found.high) == pytest.approx((0.75 * found.seconds, 1.5 * found.seconds))
+
+
+def test_bytes_take_their_share_of_the_bandwidth() -> None:
+    """The input, the weight and the output, two bytes an element."""
+    found = predict(linear(), chip(bandwidth=1e9), rates=RATES)
+    assert found is not None
+    assert found.by_phase["forward"] == pytest.approx((128 * 64 + 64 * 32 + 128 * 32) * 2 / 0.5e9)
+
+
+def test_each_call_adds_a_launch() -> None:
+    """Forward is one call."""
+    found = predict(linear(), chip(), rates=replace(RATES, launch_seconds=1.0))
+    assert found is not None
+    assert found.by_phase["forward"] == pytest.approx(1.0)
+
+
+# Each block's 128 bytes are gathered twice and reduced once; a ring of two ranks sends half of them.
+TRANSFER = 128 / 2 / 1e3
+
+
+def test_collectives_that_nothing_hides_take_their_time() -> None:
+    """Three gathers in forward, three in backward and three reductions."""
+    found = predict(sharded(2), chip(link=1e3), rates=RATES)
+    assert found is not None
+    assert found.by_kind["communication"] == pytest.approx(9 * TRANSFER)
+    assert found.by_module["blocks.1"] > 0
+
+
+def test_work_hides_all_but_the_first_gathers_and_the_last_reduction() -> None:
+    """A block gathers first in forward and another one in backward; the last reduction has no work after it."""
+    found = predict(sharded(2), chip(peak=1.0, link=1e3), rates=RATES)
+    assert found is not None
+    assert found.by_kind["communication"] == pytest.approx(3 * TRANSFER)
+
+
+def test_hidden_collectives_slow_down_what_hides_them() -> None:
+    """Six of nine are hidden."""
+    found = predict(sharded(2), chip(peak=1.0, link=1e3), rates=replace(RATES, contention=0.25))
+    assert found is not None
+    assert found.by_kind["communication"] == pytest.approx((3 + 6 * 0.25) * TRANSFER)
+
+
+def test_more_ranks_wait_longer_for_the_slowest() -> None:
+    """Nine collectives of four ranks."""
+    found = predict(sharded(4), chip(), rates=replace(RATES, lag_seconds=1.0))
+    assert found is not None
+    assert found.by_kind["communication"] == pytest.approx(9 * 4)
+
+
+def test_ranks_of_other_hosts_share_the_network() -> None:
+    """The network has 10 B/s in place of 1,000."""
+    within = predict(sharded(2), chip(link=1e3), rates=RATES, devices_per_host=2)
+    across = predict(sharded(2), chip(link=1e3), rates=RATES, devices_per_host=1)
+    assert within is not None
+    assert across is not None
+    assert across.by_kind["communication"] == pytest.approx(100 * within.by_kind["communication"])
+
+
+@pytest.mark.parametrize(
+    ("profile", "hardware", "rates", "reason"),
+    [
+        pytest.param(linear, None, RATES, "the chip is unknown", id="no chip"),
+        pytest.param(linear, Hardware("other", {"bf16": 1.0}, 1.0), RATES, "fitted on other, but on round", id="another chip"),
+        pytest.param(lambda: linear(dtype=torch.float32), chip(), RATES, "fp32 were not fitted", id="another dtype"),
+        pytest.param(lambda: linear(backward=False), chip(), RATES, "only goes forward", id="no training"),
+        pytest.param(linear, chip(), replace(RATES, host_seconds=1.0), "calls may take longer", id="bound by launches"),
+    ],
+)
+def test_says_why_nothing_is_predicted(profile: Any, hardware: Hardware | None, rates: Rates, reason: str) -> None:
+    """None, and a reason."""
+    found = profile()
+    assert predict(found, hardware, rates=rates) is None
+    assert reason in (why_not(found, hardware, rates) or "")
+
+
+def test_compiled_code_is_not_predicted() -> None:
+    """Compilers move fewer bytes than operators do."""
+    found = linear()
+    compiled = replace(found, modules={name: replace(each, compiled=True) for name, each in found.modules.items()})
+    assert why_not(found, chip(), RATES) is None
+    assert why_not(compiled, chip(), RATES) == "compiled code was not fitted"
+
+
+def test_the_shipped_rates_are_shares() -> None:
+    """No rate is above the peak."""
+    rates = fitted()
+    shares = [rates.bandwidth, rates.link, *(share for each in rates.families.values() for share in (each.product, each.attention))]
+    assert all(0 < share < 1 for share in shares)
+    assert 0 < rates.low < 1 < rates.high

@@ -1,0 +1,132 @@
+"""What a step is longer for, where ranks wait for each other: no second is in two causes. Worked out by hand."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from lflops.analysis.analysis import analyze
+from lflops.analysis.step_breakdown import budget
+from lflops.analysis.step_times import step_times
+from lflops.findings.causes import Cause, causes
+from lflops.hardware.chips import Hardware
+from lflops.profile.profile import Communication, Profile
+from lflops.profile.records import Phase, Trace
+from lflops.profile.steps import Step
+from lflops.ranks.stragglers import Imbalance, Row
+from tests.support.profile_builders import clocked, product, profile, run
+
+CHIP = Hardware("chip", {"fp32": 1000.0}, None)
+"""1 FLOP takes a thousandth of a second."""
+
+OWN: dict[tuple[str, Phase], float] = {
+    ("", "forward"): 0.25,
+    ("linear", "forward"): 0.75,
+    ("", "backward"): 1.25,
+    ("linear", "backward"): 0.75,
+}
+"""Of the model's own backward it waits for 1 s."""
+
+
+def waiting(**fields: Any) -> Profile:
+    """One clean step of 4 s; linear multiplies for 0.1 and 0.2 s."""
+    phases = {"forward": 1.0, "backward": 2.0, "optimizer": 1.0}
+    cells = [
+        product("linear", "aten::addmm", "forward", macs=50, bytes_moved=0),
+        product("linear", "aten::mm", "backward", macs=100, bytes_moved=0),
+    ]
+    rows: dict[str, dict[str, Any]] = {"": {"kind": "Model"}, "linear": {"kind": "Linear"}}
+    step = Step(index=0, kind="clean", seconds=4.0, phases=phases, **fields)
+    return clocked(profile(rows, cells, run=run(kind="training", hardware=CHIP, device_type="cpu"), steps=(step,)), OWN)
+
+
+def told(given: Profile, **lost: Any) -> tuple[Cause, ...]:
+    """The causes. Rank 1 may be slow in something."""
+    facts: dict[str, Any] = {"modules": 1, "slow_rank": 1, "pattern": "steady", "slow_steps": 9, "steps": 9, "seconds": 2.0, "usual": 1.0}
+    rows = (Row(**facts | lost),) if lost else ()
+    times = step_times(given)
+    named = {"outliers": (), "busiest": (), "patterns": {}, "below": {"": ["linear"], "linear": []}}
+    return causes(given, times, budget(given, CHIP, times), imbalance=Imbalance(rows=rows, step_seconds=4.0), **named)  # type: ignore[arg-type]
+
+
+def found(given: Profile, **lost: Any) -> dict[str, float | None]:
+    """The seconds of each."""
+    return {each.kind: each.seconds for each in told(given, **lost)}
+
+
+def test_waiting_for_other_ranks_is_no_work_of_the_model() -> None:
+    """Outside the layers are 0.25 s each way; the layers have 1.5 s, and need 0.3 of these."""
+    expected = {"below_roof": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.5}
+    assert pytest.approx(expected) == found(waiting(waiting=1.0))
+    assert pytest.approx({"below_roof": 1.2, "optimizer": 1.0, "outside": 1.5}) == found(waiting())
+
+
+def test_parts_of_the_budget_add_up_with_the_waiting() -> None:
+    """4 s: 0.3 useful, 1 each for waiting and the optimizer."""
+    given = waiting(waiting=1.0)
+    divided = budget(given, CHIP, step_times(given))
+    assert divided is not None
+    expected = {"useful": 0.3, "below_roof": 1.7, "communication": 1.0, "optimizer": 1.0}
+    assert pytest.approx(expected) == {name: share * 4 for name, share in divided.parts.items()}
+
+
+def test_collectives_within_modules_are_no_work_of_theirs() -> None:
+    """As under FSDP: half a second each of linear's 0.75 s forward and backward; two seconds cannot be, as it has no more than 0.75 s."""
+
+    def exchanged(backward: float) -> Profile:
+        seconds: dict[Phase, float] = {"forward": 0.5, "backward": backward}
+        rows = tuple(
+            Communication(
+                module="linear", phase=phase, collective="_allgather_base_", group="0", group_size=2, calls=1, bytes=8, exposed_seconds=each
+            )
+            for phase, each in seconds.items()
+        )
+        return replace(waiting(), communication=rows, trace=Trace(files={}))
+
+    assert pytest.approx({"below_roof": 0.2, "communication": 1.0, "optimizer": 1.0, "outside": 1.5}) == found(exchanged(0.5))
+    assert {("linear", "forward"): 0.5, ("linear", "backward"): 0.75} == step_times(exchanged(2.0)).communicating
+    times = analyze(replace(exchanged(0.5), run=replace(exchanged(0.5).run, hardware=None)))
+    assert {"linear": 0.5, "Model": 1.5} == {each.name or each.kind: pytest.approx(each.seconds) for each in times.busiest}
+    assert [pytest.approx(1.0)] == [each.seconds for each in times.causes if each.kind == "communication"]
+
+
+@pytest.mark.parametrize(
+    ("module", "phase", "lost", "rest"),
+    [
+        ("linear", "forward", 0.5, {"below_roof": 0.7, "communication": 1.0, "optimizer": 1.0, "outside": 0.5}),
+        ("linear", "recompute", 1.5, {"communication": 0.7, "optimizer": 1.0, "outside": 0.5}),
+        ("", "backward", 0.25, {"below_roof": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.25}),
+        ("", "optimizer", 0.5, {"below_roof": 1.2, "communication": 1.0, "optimizer": 0.5, "outside": 0.5}),
+        ("", "data", 0.5, {"below_roof": 1.2, "communication": 0.5, "optimizer": 1.0, "outside": 0.5}),
+    ],
+)
+def test_what_a_slow_rank_costs_is_in_no_other_cause(module: str, phase: str, lost: float, rest: dict[str, float]) -> None:
+    """It is in the part that the rank is slow in; what is not there, since the step is that of a rank that waited, is waiting."""
+    assert pytest.approx({"rank": lost} | rest) == found(waiting(waiting=1.0), module=module, phase=phase, seconds_lost=lost)
+
+
+BUSY = {"cpu_user": 1.0, "cpu_system": 0.0, "cpu_lost": 3.0}
+"""Others had three quarters of the CPU time that was needed."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause", "seconds", "is_fault"),
+    [
+        ({}, None, 0.5, True),
+        ({}, None, 0.15, False),
+        (BUSY, None, 0.5, False),
+        (BUSY, "thread", 0.5, False),
+        (BUSY, None, 1.0, True),
+        (BUSY, "work", 0.5, True),
+    ],
+)
+def test_a_slow_rank_must_lose_more_where_others_take_the_cores(
+    fields: dict[str, float], cause: str | None, seconds: float, is_fault: bool
+) -> None:
+    """From 5 % of the 4 s on; from 20 % beside others that leave a quarter; but more work is known whatever others take."""
+    (rank,) = (
+        each
+        for each in told(waiting(waiting=1.0, **fields), module="linear", phase="forward", seconds_lost=seconds, cause=cause)
+        if each.kind == "rank"
+    )
+    assert is_fault == rank.is_fault

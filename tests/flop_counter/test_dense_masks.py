@@ -1,0 +1,93 @@
+"""Packed sequences that a dense mask separates: the whole square is counted, and a note says how much of it is within a sequence."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import lflops
+from lflops.flop_counter import operator_costs as table
+from lflops.profile.notes import Note, sentence
+from tests.conformance.packed import CASES
+from tests.support.count_function import Function
+
+HEADS, WIDTH = 3, 8
+KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def notes(mask: Tensor, *, batch: int = 1) -> list[Note]:
+    """Of attention with a mask."""
+    queries, keys = (torch.randn(batch, HEADS, length, WIDTH) for length in mask.shape[-2:])
+    profile = lflops.count(Function(lambda q, k, m: F.scaled_dot_product_attention(q, k, k, attn_mask=m)), (queries, keys, mask))
+    assert batch * HEADS * 2 * mask.shape[-2] * mask.shape[-1] * WIDTH == profile.total(metric="executed_macs")
+    return list(profile.notes)
+
+
+def scores(mask: Tensor, *, batch: int = 1) -> tuple[Any, ...] | None:
+    """Scores computed and within a sequence, of one head."""
+    found = notes(mask, batch=batch)
+    assert all((note.code, note.subject, note.values["calls"]) == ("dense_mask", KERNEL, 1) for note in found)
+    return tuple(found[0].values[name] // HEADS for name in ("computed", "within")) if found else None  # type: ignore[operator]
+
+
+def same(*lengths: int) -> Tensor:
+    """Which pairs of tokens are of one sequence."""
+    of = torch.repeat_interleave(torch.tensor(lengths))
+    return of[:, None] == of[None, :]
+
+
+def test_sequences_that_a_mask_separates_are_squares() -> None:
+    """3, 5 and 2 tokens: 9 + 25 + 4 of 100; of a causal mask too, and of a float one, and for each row of a batch."""
+    assert (100, 38) == scores(same(3, 5, 2)) == scores(same(3, 5, 2).tril())
+    assert (100, 38) == scores(torch.zeros(10, 10).masked_fill(~same(3, 5, 2), torch.finfo(torch.float32).min))
+    assert (200, 38 + 50) == scores(torch.stack([same(3, 5, 2), same(5, 5)])[:, None], batch=2)
+    assert (200, 2 * 38) == scores(same(3, 5, 2).expand(2, 1, -1, -1), batch=2)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(10, 10, dtype=torch.bool).tril(),
+        torch.ones(10, 10, dtype=torch.bool).tril().triu(-2),
+        torch.ones(10, 10, dtype=torch.bool) & (torch.arange(10) < 7),
+        torch.ones(4, 10, dtype=torch.bool),
+        torch.zeros(10, 10),
+    ],
+    ids=["causal", "window", "padding", "to other tokens", "bias"],
+)
+def test_a_mask_that_separates_nothing_has_no_note(mask: Tensor) -> None:
+    """Each token is connected with the next, or all with the same."""
+    assert scores(mask) is None
+
+
+def test_a_mask_that_is_too_large_or_not_there_has_no_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one would take long to read; a fake one has no numbers."""
+    monkeypatch.setattr(table, "MOST_READ", 99)
+    assert scores(same(3, 5, 2)) is None
+    x = torch.randn(1, HEADS, 10, WIDTH)
+    model = Function(lambda q, mask: F.scaled_dot_product_attention(q, q, q, attn_mask=mask > 0))
+    assert () == lflops.estimate(model, (x, same(3, 5, 2).float())).notes
+
+
+def test_an_error_while_a_mask_is_read_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where memory ends: the count goes on without the note."""
+
+    def fails(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(table, "_separated", fails)
+    assert scores(same(3, 5, 2)) is None
+
+
+def test_transformers_packs_by_a_dense_mask_for_sdpa() -> None:
+    """Positions that restart after 3 and 8 tokens; 6 heads in each of two layers."""
+    (case,) = (case for case in CASES if case.name == "Llama, packed, by a dense mask")
+    model, args, kwargs = case.build()
+    (note,) = lflops.count(model, args, kwargs, backward=True).notes
+    assert {"calls": 2, "computed": 2 * 6 * 100, "within": 2 * 6 * 38} == note.values
+    assert (
+        f"2 calls of {KERNEL} separate packed sequences by a dense mask: 38.0 % of the scores are within a sequence, and all are computed; "
+        "varlen_attn or flex attention skips the others"
+    ) == sentence(note)

@@ -1,0 +1,291 @@
+"""What people give: wrong arguments get an error that names them, formulas of their own are used, and what is to be left out is."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import lflops
+from lflops.profile.notes import sentence
+from lflops.profile.profile import Profile
+from tests.support.profile_checks import names_what_is_taken
+
+
+class Net(nn.Module):
+    """Two layers and an output that can be asked for twice as large: 4 * 8 and 8 * 2 MACs a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.second = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, *, twice: bool = False) -> Tensor:
+        out = self.second(self.first(x))
+        return 2 * out if twice else out
+
+
+x = torch.ones(3, 4)
+net = Net()
+
+
+def enter_scope(name: Any) -> None:
+    """A scope is checked when it is entered."""
+    with lflops.scope(name):
+        pass
+
+
+WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
+    "model, a class": (lambda: lflops.count(Net, x), lflops.CountError, ["count: Net is a class: give an instance"]),
+    "model, a function": (lambda: lflops.count(len, x), lflops.CountError, ["count", "built-in function len", "torch.nn.Module"]),
+    "args, a mapping": (
+        lambda: lflops.count(net, {"x": x}),
+        lflops.CountError,
+        ["count: args is a dict: give kwargs=batch, or args=(batch,) if the model takes the dict itself"],
+    ),
+    "args, a list": (
+        lambda: lflops.count(net, [x]),
+        lflops.CountError,
+        ["count: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several"],
+    ),
+    "backward, a number": (lambda: lflops.count(net, x, backward=1), lflops.CountError, ["count: backward=1: give True or False"]),
+    "backward, a tensor": (lambda: lflops.count(net, x, backward=x), lflops.CountError, ["count: backward=a tensor of shape", "True"]),
+    "counting a class": (lambda: lflops.counting(Net), lflops.CountError, ["counting: Net is a class: give an instance"]),
+    "args, nothing": (lambda: lflops.count(net, None), lflops.CountError, ["count", "args=None", "tuple", "tensor"]),
+    "args, text": (lambda: lflops.count(net, "ab"), lflops.CountError, ["count", "args='ab'", "tuple", "tensor"]),
+    "kwargs, a number": (lambda: lflops.count(net, x, 3), lflops.CountError, ["count", "kwargs=3", "mapping"]),
+    "kwargs, a list": (lambda: lflops.count(net, x, ["twice"]), lflops.CountError, ["count", "kwargs=['twice']", "mapping"]),
+    "kwargs, a tensor": (lambda: lflops.count(net, x, x), lflops.CountError, ["count", "kwargs=a tensor of shape (3, 4)", "mapping"]),
+    "kwargs, without names": (lambda: lflops.count(net, x, {1: True}), lflops.CountError, ["count", "kwargs={1: True}", "names"]),
+    "loss, a number": (lambda: lflops.count(net, x, backward=True, loss=3), lflops.CountError, ["count", "loss=3", "function", "scalar"]),
+    "loss, without backward": (lambda: lflops.count(net, x, loss=torch.sum), lflops.CountError, ["count", "loss", "backward=True"]),
+    "loss, of two elements": (
+        lambda: lflops.count(net, x, backward=True, loss=lambda out: out[0]),
+        lflops.CountError,
+        ["count", "loss", "a tensor of shape (2,) and dtype torch.float32", "one element"],
+    ),
+    "loss, a float": (
+        lambda: lflops.count(net, x, backward=True, loss=lambda _: 0.0),
+        lflops.CountError,
+        ["count", "loss gave 0.0", "tensor of one element", "gradient"],
+    ),
+    "loss, without a gradient": (
+        lambda: lflops.count(net, x, backward=True, loss=lambda out: out.detach().sum()),
+        lflops.CountError,
+        ["count", "loss", "a tensor of shape ()", "requires a gradient"],
+    ),
+    "loss, nothing": (
+        lambda: lflops.count(net, x, backward=True, loss=lambda out: None),
+        lflops.CountError,
+        ["count", "loss gave None", "tensor"],
+    ),
+    "nothing to train": (
+        lambda: lflops.count(nn.Linear(4, 2).requires_grad_(requires_grad=False), x, backward=True),
+        lflops.CountError,
+        ["count", "backward=True", "loss=", "unfreeze"],
+    ),
+    "ignore, an unknown name": (lambda: lflops.count(net, x, ignore=["third"]), lflops.CountError, ["ignore", "'third'", "named_modules"]),
+    "ignore, a number": (lambda: lflops.count(net, x, ignore=3), lflops.CountError, ["ignore", "3", "name", "module class"]),
+    "ignore, nothing": (lambda: lflops.count(net, x, ignore=None), lflops.CountError, ["ignore", "None", "name", "module class"]),
+    "ignore, a module": (lambda: lflops.count(net, x, ignore=net.first), lflops.CountError, ["ignore", "Linear(", "name", "module class"]),
+    "ignore, another class": (lambda: lflops.count(net, x, ignore=[int]), lflops.CountError, ["ignore", "class 'int'", "module class"]),
+    "counting nothing": (lflops.counting, lflops.CountError, ["counting", "at least one module"]),
+    "counting a list": (lambda: lflops.counting([net]), lflops.CountError, ["counting", "[Net(", "torch.nn.Module"]),
+    "counting and ignoring": (lambda: lflops.counting(net, ignore=["third"]), lflops.CountError, ["ignore", "'third'"]),
+    "scope, without a name": (lambda: enter_scope(""), ValueError, ["scope", "name=''", "without dots"]),
+    "scope, with a dot": (lambda: enter_scope("a.b"), ValueError, ["scope", "name='a.b'", "without dots"]),
+    "scope, a number": (lambda: enter_scope(3), ValueError, ["scope", "name=3", "name without dots"]),
+    "operator, text": (
+        lambda: lflops.register_formula("aten::mm", lambda *_, out: 1),
+        lflops.CountError,
+        ["register_formula", "operator='aten::mm'", "torch.ops.my.op"],
+    ),
+    "operator, a function": (
+        lambda: lflops.register_formula(torch.mm, lambda *_, out: 1),
+        lflops.CountError,
+        ["register_formula", "operator=<built-in method mm", "torch.ops.my.op"],
+    ),
+    "formula, a number": (
+        lambda: lflops.register_formula(torch.ops.aten.mm, 3),
+        lflops.CountError,
+        ["register_formula", "formula=3", "function of shapes"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_argument_is_named_with_what_is_taken(call: Callable[[], object], error: type[Exception], said: list[str]) -> None:
+    """Who asked, what was given, what is taken, in that order and on one line that can be read."""
+    names_what_is_taken(call, error, said, shorter_than=250)
+
+
+def test_what_the_user_raises_is_let_through() -> None:
+    """An error of the model's or of the loss's own is not one of ours."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'thrice'"):
+        lflops.count(net, x, {"thrice": True})
+    with pytest.raises(ZeroDivisionError):
+        lflops.count(net, x, backward=True, loss=lambda out: 1 / 0)
+
+
+FORMS: dict[str, Callable[[], Profile]] = {
+    "a tuple": lambda: lflops.count(net, (x,)),
+    "a lone tensor": lambda: lflops.count(net, x),
+    "keyword only": lambda: lflops.count(net, kwargs={"x": x}),
+    "both": lambda: lflops.count(net, x, {"twice": True}),
+    "ignoring nothing": lambda: lflops.count(net, x, ignore=()),
+    "ignoring a class that is not there": lambda: lflops.count(net, x, ignore=nn.Conv2d),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_arguments_are_taken_in_every_form(form: Callable[[], Profile]) -> None:
+    """3 samples of 4 * 8 + 8 * 2 MACs, however the samples are given; the shapes of the batch are told."""
+    profile = form()
+    assert 3 * (4 * 8 + 8 * 2) == profile.total()
+    assert [(3, 4)] == list(profile.run.shapes.values())
+
+
+def test_a_batch_whose_parts_refer_to_each_other_is_looked_through_once() -> None:
+    """Sixteen nodes that all know each other: every tensor once, not once for each way that leads to it."""
+
+    class Node:
+        pass
+
+    nodes = [Node() for _ in range(16)]
+    for node in nodes:
+        node.x, node.neighbours = x, nodes
+
+    class First(Net):
+        def forward(self, graph: Any) -> Tensor:
+            return super().forward(graph.x)
+
+    assert 3 * 48 == lflops.count(First(), (nodes[0],), backward=True).total()
+
+
+def test_a_model_on_the_meta_device_is_counted() -> None:
+    """Nothing is computed, and the work is the same."""
+    assert 3 * 48 == lflops.count(Net().to("meta"), x.to("meta"), backward=True).total()
+
+
+def within(mode: Any, call: Callable[[], object]) -> object:
+    """A call inside of a mode."""
+    with mode:
+        return call()
+
+
+FAKE = FakeTensorMode()
+PRETENDED: dict[str, Callable[[], object]] = {
+    "a mode around all": lambda: within(FAKE, lambda: lflops.count(Net(), torch.ones(3, 4))),
+    "a mode around the count": lambda: within(FakeTensorMode(allow_non_fake_inputs=True), lambda: lflops.count(net, x)),
+    "a model": lambda: lflops.count(within(FAKE, Net), x),
+    "buffers": lambda: lflops.count(within(FAKE, lambda: nn.BatchNorm1d(4, affine=False)), x),
+    "a batch": lambda: lflops.count(net, kwargs={"x": within(FAKE, lambda: torch.ones(3, 4))}),
+}
+
+
+@pytest.mark.parametrize("call", PRETENDED.values(), ids=PRETENDED)
+def test_fake_tensors_are_refused(call: Callable[[], object]) -> None:
+    """No operator runs on them, so all figures would be zero."""
+    with pytest.raises(lflops.CountError, match="fake, and nothing would be counted: put it on device='meta'"):
+        call()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_script_is_noted_for_its_parts_never_show_as_called() -> None:
+    """Once, at the outermost; a script without parts needs no note."""
+    scripted = torch.jit.trace(nn.Sequential(nn.Sequential(nn.Linear(4, 8)), nn.Linear(8, 2)), x)
+    profile = lflops.count(nn.Sequential(scripted, torch.jit.trace(nn.ReLU(), x)), x)
+    assert 3 * 48 == profile.total()
+    assert [("scripted", "0")] == [(note.code, note.subject) for note in profile.notes]
+
+
+IGNORED: dict[str, tuple[Any, set[str]]] = {
+    "a name": (["first"], {"first"}),
+    "a lone name": ("first", {"first"}),
+    "names": (["first", "second"], {"first", "second"}),
+    "a class": ([nn.Linear], {"first", "second"}),
+    "a lone class": (nn.Linear, {"first", "second"}),
+    "a name and a class": (("first", nn.Linear), {"first", "second"}),
+    "an iterator": (iter(["second"]), {"second"}),
+    "the root": ([""], {""}),
+}
+
+
+@pytest.mark.parametrize(("ignore", "rows"), IGNORED.values(), ids=IGNORED)
+def test_what_is_ignored_is_in_no_total_and_in_the_notes(ignore: Any, rows: set[str]) -> None:
+    """All figures of both phases are gone, from the rows above too, and each module is noted with what it would have had."""
+    arguments: dict[str, Any] = {"args": x, "kwargs": {"twice": True}, "backward": True}
+    whole, profile = lflops.count(net, **arguments), lflops.count(net, **arguments, ignore=ignore)
+    for phase in ("forward", "backward"):
+        for figure in ("macs", "executed_macs", "flops", "bytes_moved", "calls"):
+            taken = sum(getattr(whole.modules[row].work(phase), f"own_{figure}") for row in rows)
+            assert getattr(whole.modules[""].work(phase), figure) - taken == getattr(profile.modules[""].work(phase), figure)
+    assert whole.total() - sum(cell.macs for cell in whole.cells if cell.module in rows and cell.phase == "forward") == profile.total()
+    assert [] == [cell for cell in profile.cells if cell.module in rows]
+    noted = {note.subject: note.values["macs"] for note in profile.notes if note.code == "ignored"}
+    assert {row: sum(whole.modules[row].work(phase).own_macs for phase in ("forward", "backward")) for row in rows} == noted
+
+
+def test_a_class_is_ignored_under_every_name_that_its_modules_run_under() -> None:
+    """A module that two others share is a row under each of them, and of the ignored class in both."""
+
+    class Caller(nn.Module):
+        def __init__(self, shared: nn.Module) -> None:
+            super().__init__()
+            self.shared = shared
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.shared(x)
+
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(Caller(shared), Caller(shared))
+    assert {"": 96, "0": 48, "0.shared": 48, "1": 48, "1.shared": 48} == lflops.count(model, x).by_module()
+    profile = lflops.count(model, x, ignore=nn.Linear)
+    assert profile.total() == 0
+    assert ["0.shared", "1.shared"] == [note.subject for note in profile.notes]
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+def test_what_counting_notes_is_said_in_sentences() -> None:
+    """The codes and values that a count notes are those that the report knows."""
+    torch.compiler.reset()
+    model = torch.compile(nn.Linear(4, 2), backend="eager")
+    root, compiled = lflops.count(model, x, ignore=[""]).notes
+    assert "1 compiled module was counted eagerly" in sentence(compiled if compiled.code == "compiled_ran_eager" else root)
+    assert not sentence(root if root.code == "ignored" else compiled).startswith(" ")
+
+
+def test_a_loop_that_fails_leaves_a_partial_profile() -> None:
+    """What ran until then is counted, the error goes on, and the profile says that it is not whole."""
+
+    def loop() -> None:
+        net(x)
+        raise RuntimeError("planted")
+
+    with pytest.raises(RuntimeError, match="planted"), lflops.counting(net) as counted:
+        loop()
+    assert counted.profile.run.partial
+    assert 3 * 48 == counted.profile.total()
+    with lflops.counting(net) as counted:
+        net(x)
+    assert not counted.profile.run.partial
+
+
+def test_there_is_no_profile_before_the_end() -> None:
+    """Neither before the `with` nor in it."""
+    counted = lflops.counting(net)
+    for context in (None, counted):
+        with context or torch.no_grad(), pytest.raises(lflops.CountError, match="the profile is there when the `with` is left"):
+            _ = counted.profile
+    assert counted.profile.total() == 0
+
+
+def test_a_count_counts_once() -> None:
+    """To enter it again is an error: two loops are two counts."""
+    with lflops.counting(net) as counted:
+        net(x)
+    with pytest.raises(lflops.CountError, match="make another"), counted:
+        net(x)
+    assert 3 * 48 == counted.profile.total()

@@ -1,0 +1,618 @@
+"""Loops that say nothing of lflops: they are found, their account has their phases, and they train as without."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lflops
+from lflops.integrations.auto_detect.entry import FINDER, settings_line, step_ends
+from lflops.integrations.auto_detect.finder import modules_of
+from lflops.ledger.run import load_run
+from tests.support.warm_python import Ended, Script, WarmPython
+
+ASKED = """
+import os, sys
+folder = sys.argv[1]
+os.environ["LFLOPS"] = f"dirpath={folder},hardware=none,html=false,trace=false"
+from lflops.integrations.auto_detect.entry import watch
+if "unwatched" not in sys.argv:
+    watch()  # torch calls it as it is imported
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+torch.manual_seed(0)
+torch.set_num_threads(1)
+"""
+
+MODEL = """
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+PLAIN = f"""{ASKED}{MODEL}
+loader, validated = (DataLoader(torch.randn(320, 64), batch_size=32) for _ in range(2))
+for epoch in range(4):
+    model.train()
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for batch in validated:
+            model(batch)
+print(*(each.double().sum().item().hex() for each in model.parameters()))
+"""
+
+
+def ended(python: WarmPython, code: str, *arguments: object) -> Ended:
+    """Run a script to its end, which is a good one."""
+    result = python.run(code, *arguments)
+    assert 0 == result.status, result.err
+    return result
+
+
+def test_a_plain_loop_has_its_phases_steps_and_validations(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Forty steps; those of the first two took place before the loop was found, and count as none that took time."""
+    ended(warm_python, PLAIN, tmp_path)
+    ledger = load_run(tmp_path)
+    phases = {"training/data", "training/forward", "training/backward", "training/optimizer", "training/other"}
+    assert phases | {"start_up", "validation", "between_epochs", "after_run"} <= ledger.seconds.keys()
+    assert (40, 0, "finished") == (ledger.steps, ledger.starts[0].first_step, ledger.starts[0].ended)
+    assert ledger.total == pytest.approx(sum(ledger.seconds.values()), abs=1e-6)
+    assert min(ledger.seconds.values()) >= 0
+
+
+def test_its_weights_are_those_without(tmp_path: Path, warm_python: WarmPython) -> None:
+    """To the bit."""
+    assert ended(warm_python, PLAIN, tmp_path).out == ended(warm_python, PLAIN, tmp_path, "unwatched").out
+    assert 1 == len(list(tmp_path.iterdir()))
+
+
+WINDOW = f"""{ASKED}{MODEL}
+from torch.optim.optimizer import register_optimizer_step_post_hook
+calls = []
+register_optimizer_step_post_hook(lambda *_: calls.append(1))  # behind ours, and before those of the window
+for step in range(40):
+    if step == 10:
+        from lflops.monitoring.run import OPEN
+        (run,) = OPEN
+        run.request_window()
+    model(torch.ones(32, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(len(calls))
+"""
+
+
+def test_a_window_can_be_asked_for(tmp_path: Path, warm_python: WarmPython) -> None:
+    """By hand: 32 rows of 64 x 64 and 64 x 4 MACs; backward has both twice, but for the gradient of the data."""
+    assert "40" == ended(warm_python, WINDOW, tmp_path).out.splitlines()[-1]
+    (path,) = tmp_path.glob("*.profile.json")
+    profile = lflops.load(path)
+    forward = 32 * (64 * 64 + 64 * 4)
+    assert (forward, 2 * forward - 32 * 64 * 64) == (profile.total(phase="forward"), profile.total(phase="backward"))
+
+
+OTHERS = {
+    "a model within a class that is never called": """
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    def act(self, x):
+        return self.model(x)
+agent = Agent()
+optimizer = torch.optim.Adam(agent.parameters())
+for _ in range(20):
+    agent.act(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+""",
+    "two models with an optimizer each": """
+first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+optimizers = [torch.optim.Adam(each.parameters()) for each in (first, second)]
+for _ in range(20):
+    for optimizer in optimizers:
+        second(first(torch.ones(2, 8))).sum().backward()
+        optimizer.step()
+""",
+    "a compiled model": """
+model = torch.compile(nn.Linear(8, 8), backend="aot_eager")
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(20):
+    model(torch.ones(2 if step < 10 else 3, 8)).sum().backward()
+    optimizer.step()
+from torch._dynamo.utils import counters
+assert counters["stats"]["unique_graphs"] == 2, counters
+""",
+    "gradients of several batches": """
+model = nn.Linear(8, 8)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(60):
+    model(torch.ones(2, 8)).sum().backward()
+    if step % 3 == 2:
+        optimizer.step()
+""",
+}
+
+
+@pytest.mark.parametrize("loop", OTHERS)
+def test_loops_of_other_kinds_are_found(loop: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    """With twenty steps and a forward of their own."""
+    ended(warm_python, ASKED + OTHERS[loop], tmp_path)
+    ledger = load_run(tmp_path)
+    assert 20 == ledger.steps
+    assert {"training/forward", "training/backward", "training/optimizer"} <= ledger.seconds.keys()
+    assert ("compilation" in ledger.seconds) == ("compiled" in loop)
+
+
+OWN = """
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 4))
+    def loss(self, x):
+        return (x @ self.weight).square().mean()
+model = Own()
+loss = model.loss
+"""
+
+COMPILED = """
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+model.compile(backend="aot_eager")
+def loss(x):
+    return model(x).square().mean()
+"""
+
+HEARD = COMPILED.replace("model.compile", "(lambda **_: None)")
+
+LOADERS = """
+def batches():
+    return DataLoader(torch.randn(320, 64), batch_size=32)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+validated = batches()
+def step(batch):
+    optimizer.zero_grad()
+    loss(batch).backward()
+    optimizer.step()
+def validate():
+    model.eval()
+    with torch.no_grad():
+        for batch in validated:
+            for _ in range(300):
+                loss(batch)
+    model.train()
+"""
+
+BETWEEN_EPOCHS = """
+loader = batches()
+for epoch in range(4):
+    for batch in loader:
+        step(batch)
+    validate()
+"""
+
+IN_A_STEP = """
+for number, batch in enumerate(DataLoader(torch.randn(1280, 64), batch_size=32)):
+    if number % 10 == 5:
+        validate()
+    step(batch)
+"""
+
+WITHOUT_A_LOADER = """
+for number in range(40):
+    step(torch.randn(32, 64))
+    if number % 10 == 9:
+        validate()
+"""
+
+SCORED_BEFORE = """
+loader = batches()
+for epoch in range(4):
+    for batch in loader:
+        step(batch)
+    with torch.no_grad():
+        loss(batch)
+    validate()
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "loop", "least"),
+    [
+        pytest.param(OWN, BETWEEN_EPOCHS, 4, id="methods"),
+        pytest.param(OWN, IN_A_STEP, 4, id="methods, in a step"),
+        pytest.param(
+            OWN, WITHOUT_A_LOADER, 3, id="methods, without a loader"
+        ),  # no one knows that the first one to ask a loader is another
+        pytest.param(OWN, SCORED_BEFORE, 4, id="methods, scored before"),
+        pytest.param(COMPILED, BETWEEN_EPOCHS, 4, id="compiled in place"),
+        pytest.param(HEARD, IN_A_STEP, 4, id="calls, in a step"),
+        pytest.param(HEARD, WITHOUT_A_LOADER, 4, id="calls, without a loader"),
+        pytest.param(HEARD, SCORED_BEFORE, 4, id="calls, scored before"),
+    ],
+)
+def test_validations_are_seen_in_loops_of_all_kinds(model: str, loop: str, least: int, tmp_path: Path, warm_python: WarmPython) -> None:
+    """Four of them; each computes 300 times what ten steps do, so it takes longer than these. No step is slow for another cause."""
+    ended(warm_python, f"{ASKED}{model}{LOADERS}{loop}", tmp_path)
+    ledger = load_run(tmp_path)
+    spent = ledger.by_group()
+    assert 40 == ledger.steps
+    assert spent["validation"] > spent["training"]
+    longest = spent["validation"] / least
+    assert 4 - least >= sum(each.cost > longest / 2 for each in ledger.slow_steps if each.cause != "validation")
+
+
+LOADED = f"""{ASKED}{MODEL}
+from lflops.monitoring.run import MonitoredRun
+MonitoredRun.belongs = lambda self, nanoseconds, *which: print(*which, nanoseconds > 0)
+loader, validated = (DataLoader(torch.randn(320, 64), batch_size=32) for _ in range(2))
+for epoch in range(3):
+    model.train()
+    for batch in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.set_grad_enabled(sys.argv[2] == "with"):
+        for batch in validated:
+            with torch.no_grad():
+                model(batch)
+"""
+
+
+@pytest.mark.parametrize("gradients", ["with", "without"])
+def test_a_validation_s_first_batch_is_its_own(gradients: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    """It is fetched before anyone knows whose it is: that the model is called without gradients tells."""
+    assert ["data validation True"] * 3 == ended(warm_python, LOADED, tmp_path, gradients).out.splitlines()
+
+
+SAMPLED = f"""{ASKED}{MODEL}
+for epoch in range(5):
+    for batch in DataLoader(torch.randn(320, 64), batch_size=32):
+        model(batch).square().mean().backward()
+        optimizer.step()
+    with torch.no_grad():  # in train mode
+        for _ in range(300):
+            model(torch.randn(320, 64))
+"""
+
+
+def test_a_sample_after_an_epoch_is_between_epochs(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Three hundred batches of 320 after ten of 32: in the next step, they would make that slow."""
+    ended(warm_python, SAMPLED, tmp_path)
+    ledger = load_run(tmp_path)
+    assert [] == [each.cause for each in ledger.slow_steps if each.phase == "forward"]
+    assert ledger.seconds["between_epochs"] > ledger.seconds["training/forward"] > 0
+
+
+def test_what_follows_a_validation_is_no_part_of_it(tmp_path: Path, warm_python: WarmPython) -> None:
+    """As a checkpoint, for which ten times as much is computed. The validation's loader was at its end before."""
+    code = f"""{ASKED}{HEARD}{LOADERS}
+for epoch in range(4):
+    for batch in batches():
+        step(batch)
+    validate()
+    for _ in range(30_000):
+        torch.ones(32, 64) @ torch.ones(64, 64)
+"""
+    ended(warm_python, code, tmp_path)
+    spent = load_run(tmp_path).by_group()
+    assert 0 < spent["validation"] < spent["between_epochs"]
+
+
+RELEASED = f"""{ASKED}
+import gc, weakref
+gc.disable()
+def train():
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(torch.ones(64, 8), batch_size=4)
+    for batch in loader:
+        model(batch).sum().backward()
+        optimizer.step()
+    return weakref.ref(model), weakref.ref(loader)
+print([each() is None for _ in range(2) for each in train()])
+"""
+
+
+def test_nothing_keeps_a_model_or_a_loader_alive(tmp_path: Path, warm_python: WarmPython) -> None:
+    """They go with their last name, without Python's garbage collector: as in a script that is not watched. torch keeps the first ones."""
+    watched, unwatched = (ended(warm_python, RELEASED, tmp_path, *more).out.strip() for more in ((), ("unwatched",)))
+    assert watched == unwatched
+    assert watched.endswith("True, True]")
+    assert 1 == len(list(tmp_path.iterdir()))
+
+
+OWN = f"""{ASKED}{MODEL}
+import lflops
+def step():
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+for _ in range(int(sys.argv[2])):
+    step()
+with lflops.monitor(model, optimizer, hardware=None, trace=False, log=lambda _: None) as monitor:
+    for _ in range(20):
+        with monitor.step(torch.ones(2, 64)):
+            step()
+    from lflops.monitoring.run import OPEN
+    print(len(OPEN), len(monitor.profiles), "lflops.integrations.auto_detect.finder" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("before", "found"), [(0, False), (10, True)])
+def test_a_script_that_watches_itself_is_left_alone(before: int, found: bool, tmp_path: Path, warm_python: WarmPython) -> None:
+    """From the first step, or from the moment at which it begins to."""
+    assert f"1 1 {found}" == ended(warm_python, OWN, tmp_path, before).out.strip()
+    assert found == bool(list(tmp_path.iterdir()))
+
+
+BETWEEN = f"""{ASKED}{MODEL}
+import lflops
+probe = nn.Linear(2, 2)
+for step in range(60):
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    if step % 20 == 10:
+        with lflops.monitor(probe, ledger=False, hardware=None, trace=False, count=False, log=lambda _: None) as monitor:
+            with monitor.step(torch.ones(2, 2)):
+                probe(torch.ones(2, 2))
+"""
+
+
+def test_a_monitor_between_two_steps_leaves_the_loop_watched(tmp_path: Path, warm_python: WarmPython) -> None:
+    """It is over before the next step ends, so it is not that loop's."""
+    ended(warm_python, BETWEEN, tmp_path)
+    assert 60 == load_run(tmp_path).steps
+    assert 1 == len(list(tmp_path.iterdir()))
+
+
+GARBAGE = f"""{ASKED}{MODEL}
+import gc
+from lflops.ledger import keeper
+data = [[torch.ones(2, 64), torch.ones(2, 4)]] * 2100
+loader = iter(DataLoader(data, batch_size=None))
+def steps(number):
+    for _ in range(number):
+        inputs, wanted = next(loader)
+        (model(inputs) - wanted).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+if "unwatched" not in sys.argv:
+    keeper.LOOK = keeper.WRITE = 1e9  # no thread reads
+steps(100)
+gc.disable()
+gc.collect()
+before = len(gc.get_objects())
+steps(2000)
+print(len(gc.get_objects()) - before)
+"""
+
+
+def test_steps_make_no_garbage_that_python_collects(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Of what is noted for 2,000 steps nothing is an object that its collector follows: as they pile up, it looks through all."""
+    watched, unwatched = (int(ended(warm_python, GARBAGE, tmp_path, *more).out) for more in ((), ("unwatched",)))
+    assert abs(watched - unwatched) < 20
+
+
+INTERRUPTED = f"""{ASKED}{MODEL}
+from lflops.integrations.auto_detect import finder
+are_on, interrupts = finder.is_grad_enabled, []
+def interrupted():
+    if len(interrupts) == 100:
+        interrupts.append(1)
+        raise KeyboardInterrupt
+    interrupts.append(1)
+    return are_on()
+finder.is_grad_enabled = interrupted
+for _ in range(200):
+    try:
+        for _ in range(20):
+            model(torch.ones(512, 64))
+        model(torch.ones(2, 64)).sum().backward()
+    except KeyboardInterrupt:
+        print("interrupted")
+    optimizer.step()
+from torch._dynamo.callback import callback_handler
+print(len(callback_handler.start_callbacks), len(callback_handler.end_callbacks), len(model._forward_pre_hooks))
+"""
+
+
+def test_an_interrupt_in_a_hook_takes_all_off_and_keeps_what_was_noted(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Nearly all of that second was forward."""
+    assert ["interrupted", "0 0 0"] == ended(warm_python, INTERRUPTED, tmp_path).out.splitlines()
+    ledger = load_run(tmp_path)
+    assert 0 < ledger.seconds["training/forward"] > ledger.seconds["training/other"]
+    assert 2 < ledger.steps < 10
+
+
+RANKS = f"""{ASKED}{MODEL}
+from torch import distributed
+rank = int(sys.argv[2])
+distributed.init_process_group("gloo", init_method=f"file://{{folder}}/store", rank=rank, world_size=2)
+parallel = nn.parallel.DistributedDataParallel(model)
+for _ in range(20):
+    parallel(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+del parallel  # before its group: in torch 2.13 the other order can hang, as gloo's thread waits for Python's lock
+distributed.destroy_process_group()
+"""
+
+
+def test_each_rank_has_its_ledger(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Of the model that is called, which is DDP's."""
+    for each in warm_python.together([Script(RANKS, (tmp_path, rank)) for rank in range(2)]):
+        assert 0 == each.status, each.err
+    ledgers = [load_run(tmp_path, rank) for rank in range(2)]
+    assert [(0, 2, 20), (1, 2, 20)] == [(each.rank, each.ranks, each.steps) for each in ledgers]
+    assert all("training/forward" in each.seconds for each in ledgers)
+
+
+TRAINER = f"""{ASKED}
+import transformers
+from lflops.integrations.huggingface import FlopsCallback
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+    def forward(self, x, labels):
+        logits = self.layer(x)
+        return {{"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}}
+data = [{{"x": torch.randn(8), "labels": number % 4}} for number in range(64)]
+options = {{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_train_epochs": 2, "report_to": [], "use_cpu": True}}
+quiet = {{"save_strategy": "no", "disable_tqdm": True, "remove_unused_columns": False}}
+arguments = transformers.TrainingArguments(folder + "/out", **options, **quiet)
+trainer = transformers.Trainer(Model(), arguments, train_dataset=data)
+for training in range(2):
+    trainer.train()
+    (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, FlopsCallback)]
+    print(callback.ledger.steps, "training/forward" in callback.ledger.seconds)
+"""
+
+
+def test_a_trainer_of_transformers_gets_its_callback(tmp_path: Path, warm_python: WarmPython) -> None:
+    """64 samples in steps of 4 x 2, twice: 16 steps; a second training has the same callback."""
+    pytest.importorskip("accelerate")
+    lines = [line for line in ended(warm_python, TRAINER, tmp_path).out.splitlines() if line.startswith("16 ")]
+    assert ["16 True"] * 2 == lines
+
+
+PLANTED = f"""{ASKED}{MODEL}
+from lflops.ledger import keeper
+from lflops.integrations.auto_detect import finder
+if sys.argv[2] == "meanwhile":
+    keeper.LOOK = 0.005
+def fail(*_):
+    raise RuntimeError("planted")
+finder.FoundPhases._fetch_begins = fail
+loader = DataLoader(torch.randn(320, 64), batch_size=32)
+steps = 0
+while (steps < 10 or model._forward_pre_hooks) if sys.argv[2] == "meanwhile" else steps < 40:
+    for batch in loader:
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+print(len(model._forward_pre_hooks))
+"""
+
+
+@pytest.mark.parametrize(("when", "ends"), [("meanwhile", "0"), ("at the end", "1")])
+def test_an_error_in_what_was_noted_ends_the_watching_alone(when: str, ends: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    """It is the ledger's thread that meets it. What is hooked is taken off by the training's own, in a call or at the end."""
+    result = ended(warm_python, PLANTED, tmp_path, when)
+    assert ends == result.out.strip()
+    assert 1 == result.err.count("planted")
+
+
+def test_a_setting_that_cannot_be_is_warned_of(tmp_path: Path, warm_python: WarmPython) -> None:
+    """The training goes on, and is not watched."""
+    result = ended(warm_python, PLAIN.replace("hardware=none", "activ=5"), tmp_path)
+    assert "this training is not watched: 'activ' is no setting" in result.err
+    assert [] == list(tmp_path.iterdir())
+
+
+COMPILED = f"""{ASKED}{MODEL}
+import torch._dynamo
+compiled = {{
+    "script": lambda: torch.jit.script(model),
+    "model": lambda: torch.compile(model, backend="eager", fullgraph=True),
+    "loss": lambda: torch.compile(lambda x: model(x).square().mean(), backend="eager", fullgraph=True),
+    "optimizer": lambda: torch.compile(lambda x: (model(x), optimizer.step())[0], backend="eager"),
+}}[sys.argv[2]]
+x = torch.randn(8, 64)
+for step in range(8):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+function = compiled()
+for rows in (8, 7):  # which is compiled for again
+    print(function(x[:rows]).sum().item().hex())
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"], len(torch._dynamo.utils.counters["graph_break"]))
+"""
+
+
+@pytest.mark.parametrize("what", ["script", "model", "loss", "optimizer"])
+def test_what_compiles_a_watched_model_sees_no_hook(what: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    """The same results, of as many graphs, with as many breaks in them, as without."""
+    assert ended(warm_python, COMPILED, tmp_path, what).out == ended(warm_python, COMPILED, tmp_path, what, "unwatched").out
+    assert load_run(tmp_path).steps >= 8
+
+
+MANY = f"""{ASKED}
+models = [nn.Linear(4, 4) for _ in range(600)]
+optimizer = torch.optim.SGD([each for model in models for each in model.parameters()], lr=0.1)
+for step in range(2):
+    sum(model(torch.ones(2, 4)).sum() for model in models).backward()
+    optimizer.step()
+    print(torch.jit.script(models[step])(torch.ones(2, 4)).sum().item().hex())
+"""
+
+
+def test_an_optimizer_of_many_models_lets_each_be_scripted(tmp_path: Path, warm_python: WarmPython) -> None:
+    """While all six hundred are looked at, in the second step, one look for hooks is enough."""
+    assert ended(warm_python, MANY, tmp_path).out == ended(warm_python, MANY, tmp_path, "unwatched").out
+
+
+THREADS = f"""{ASKED}{MODEL}
+from threading import Thread
+other = nn.Linear(4, 4)
+others = torch.optim.SGD(other.parameters(), lr=0.1)
+def train_other():
+    for _ in range(50 if step > 3 else 0):
+        other(torch.ones(2, 4)).sum().backward()
+        others.step()
+for step in range(12):
+    thread = Thread(target=train_other)
+    thread.start()
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    thread.join()
+"""
+
+
+def test_what_another_thread_trains_is_no_part_of_the_loop(tmp_path: Path, warm_python: WarmPython) -> None:
+    """Once the loop is found. In the same thread fifty steps of it would be another loop."""
+    ended(warm_python, THREADS, tmp_path)
+    assert 12 == load_run(tmp_path).steps
+
+
+def test_a_finder_that_another_thread_is_loading_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python knows the module before it has its names."""
+    monkeypatch.setitem(sys.modules, FINDER, ModuleType(FINDER))
+    step_ends(None, (), {})
+
+
+def test_modules_that_are_like_no_other_are_looked_at_all_the_same() -> None:
+    """One whose `parameters` takes nothing holds the optimizer's; one whose `__init__` has failed holds none."""
+
+    class Own(nn.Linear):
+        def parameters(self) -> Any:  # type: ignore[override]
+            return iter([self.weight])
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            """Fail, before torch has written anything."""
+
+    half, own = Half(), Own(4, 4)
+    assert [own] == modules_of(torch.optim.SGD([own.weight], lr=0.1))
+    assert not vars(half)
+
+
+def test_the_outermost_modules_of_an_optimizer_are_found() -> None:
+    """A wrapper around the model, and nothing that has none of the parameters."""
+    inner, other = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
+    outer = nn.Sequential(inner, nn.ReLU())
+    assert [outer] == modules_of(torch.optim.SGD(inner.parameters(), lr=0.1))
+    assert {outer, other} == set(modules_of(torch.optim.SGD([*inner.parameters(), *other.parameters()], lr=0.1)))
+
+
+@pytest.mark.parametrize(("value", "line"), [("", None), ("off", None), ("0", None), ("1", ""), ("Yes", ""), (" wait=2 ", "wait=2")])
+def test_the_variable_says_whether_lflops_is_asked_for(value: str, line: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with what settings."""
+    monkeypatch.setenv("LFLOPS", value)
+    assert line == settings_line()

@@ -1,0 +1,299 @@
+"""`LFLOPS=1 python train.py`: a monitor in a Trainer whose script says nothing of one."""
+
+import copy
+import importlib
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+
+import lflops
+from lflops import CountError, FlopsMonitor, Schedule
+from lflops.integrations.auto_detect.entry import monitors
+from lflops.integrations.lightning.monitor import InjectedMonitor
+from lflops.monitoring.inputs.settings import settings_of
+from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
+from tests.support.repository import ROOT
+from tests.support.warm_python import Script, WarmPython
+from tests.support.wheel import unpacked_wheel
+
+pytestmark = LIGHTNINGS_WARNINGS
+
+NAMESPACES = [lightning.pytorch, pytorch_lightning]
+ENTRY = ["lflops", "lflops.integrations.auto_detect", "lflops.integrations.auto_detect.entry"]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both Lightnings find the entry points that pyproject.toml names, whatever was installed here and when."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def entry_points(group: str) -> list[EntryPoint]:
+        return [EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()]
+
+    for name in ("lightning.fabric", "lightning_fabric"):
+        monkeypatch.setattr(importlib.import_module(f"{name}.utilities.registry"), "entry_points", entry_points)
+
+
+def of(trainer: Any) -> list[FlopsMonitor]:
+    """Its monitors."""
+    return [each for each in trainer.callbacks if isinstance(each, FlopsMonitor)]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("package", NAMESPACES)
+def test_a_trainer_gets_a_monitor_as_it_is_asked_for(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under either name of Lightning's, with a schedule and arguments."""
+    monkeypatch.setenv("LFLOPS", "wait=2,active=5,track=false,hardware=NVIDIA H200")
+    (monitor,) = of(package.Trainer(logger=False, **QUIET))
+    settings = monitor._settings
+    assert (Schedule(wait=2, active=5), False, "NVIDIA H200") == (settings.schedule, settings.track, settings.hardware)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("value", ["1", "true", " True ", "yes", "ON"])
+def test_one_asks_for_a_monitor_as_it_is(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the arguments of `FlopsMonitor(stages=())`, so that no window opens; several Trainers have one each, and each fits."""
+    monkeypatch.setenv("LFLOPS", value)
+    first, second = (of(fit(Classifier())) for _ in range(2))
+    assert FlopsMonitor(stages=())._settings == first[0]._settings == second[0]._settings
+    assert [0, 0] == [len(monitor.profiles) for monitor in (*first, *second)]
+    assert all(monitor.ledger is not None and monitor.ledger.steps for monitor in (*first, *second))
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("value", [None, "", " ", "0", "false", "no", "OFF"])
+def test_without_the_variable_there_is_none(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where it says no."""
+    if value is None:
+        monkeypatch.delenv("LFLOPS", raising=False)
+    else:
+        monkeypatch.setenv("LFLOPS", value)
+    assert [] == of(lightning.pytorch.Trainer(logger=False, **QUIET))
+
+
+WRONG = {
+    "activ=5": "LFLOPS='activ=5': 'activ' is no setting; these are: wait, warmup, active, repeat, skip_first, ",
+    "maybe": "LFLOPS='maybe': 'maybe' is no setting; these are: wait",
+    "wait=2,active=many": "LFLOPS='wait=2,active=many': active='many': give a whole number",
+    "active=0": "LFLOPS='active=0': active=0: give a whole number, 1 or more",
+    "warmup=0": "LFLOPS='warmup=0': warmup=0 leaves no step to count in",
+    "track": "LFLOPS='track': track has no value: give true or false, as in track=…",
+    "track=maybe": "LFLOPS='track=maybe': track='maybe': give true or false",
+    "hardware=H2000": "LFLOPS='hardware=H2000': hardware='H2000': 'H2000' is not in the table of chips",
+    "on_error=ignore": "LFLOPS='on_error=ignore': on_error='ignore': give 'warn' or 'raise'",
+    "schedule=5": "LFLOPS='schedule=5': 'schedule' is no setting",
+    "units=len": "LFLOPS='units=len': 'units' is no setting",
+}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("package", NAMESPACES)
+@pytest.mark.parametrize("value", WRONG)
+def test_what_cannot_be_is_a_misconfiguration(value: str, package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of that Lightning's, when the Trainer is made: the variable, the setting and what is taken."""
+    monkeypatch.setenv("LFLOPS", value)
+    exceptions = importlib.import_module(f"{package.__name__}.utilities.exceptions")
+    with pytest.raises(exceptions.MisconfigurationException, match=re.escape(WRONG[value])):
+        package.Trainer(logger=False, **QUIET)
+
+
+class WithItsOwn(Classifier):
+    """A model that brings its monitor."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def configure_callbacks(self) -> list[Any]:
+        return [watching(dirpath=self.folder)]
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_steps_back_where_the_script_has_one(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The callbacks behind it are set up all the same, and there is one summary."""
+    monkeypatch.setenv("LFLOPS", "1")
+    mine, behind = watching(), Behind()
+    trainer = fit(Classifier(), mine, behind)
+    assert [mine] == of(trainer)
+    assert 1 == behind.setups
+    assert 1 == len(closings(caplog))
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_steps_back_where_the_model_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Whose files are those of an only monitor."""
+    monkeypatch.setenv("LFLOPS", "1")
+    fit(WithItsOwn(tmp_path))
+    assert 1 == len(closings(caplog))
+    assert ["train-0"] == [re.sub(r"-\d+\.profile.json$", "", path.name) for path in tmp_path.iterdir()]
+
+
+@pytest.mark.usefixtures("installed")
+def test_of_several_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A list that an earlier Trainer has put one into, and one from the other Lightning's entry point."""
+    monkeypatch.setenv("LFLOPS", "stages=train")
+    callbacks = [*monitors(), Behind()]
+    for number in (1, 2):
+        trainer = lightning.pytorch.Trainer(callbacks=callbacks, max_epochs=1, logger=False, default_root_dir=tmp_path, **QUIET)
+        assert number + 1 == len(of(trainer))
+        trainer.fit(Classifier(), loader(30))
+        assert [callbacks[0]] == of(trainer)
+        assert number == len(closings(caplog))
+
+
+def test_two_of_a_script_both_stay(caplog: pytest.LogCaptureFixture) -> None:
+    """Their summaries would be seen above."""
+    fit(Classifier(), watching(), watching())
+    assert 2 == len(closings(caplog))
+
+
+class Behind(lightning.pytorch.Callback):
+    """Comes after a monitor, and knows how often it was set up."""
+
+    setups = 0
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.setups += 1
+
+
+def closings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The messages that tell of a window."""
+    return [message for message in caplog.messages if "lflops: train window 0 closed" in message]
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_can_be_copied_and_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a monitor of the script's own can."""
+    monkeypatch.setenv("LFLOPS", "active=4")
+    (monitor,) = monitors()
+    monkeypatch.delenv("LFLOPS")
+    for each in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):  # noqa: S301 - our own
+        assert isinstance(each, InjectedMonitor)
+        fit(Classifier(), each)
+        assert 4 == sum(step.kind == "hooked" for step in each.profiles[0].steps)
+
+
+ON_REQUEST: dict[str, Any] = {"stages": ()}
+SAID: dict[str, dict[str, Any]] = {
+    "trace=false": ON_REQUEST | {"trace": False},
+    "trace=1": ON_REQUEST | {"trace": True},
+    "gather_timeout=.5": ON_REQUEST | {"gather_timeout": 0.5},
+    "ignore_modules=a": ON_REQUEST | {"ignore_modules": ("a",)},
+    "ignore_modules=a, b ,trace=True": ON_REQUEST | {"ignore_modules": ("a", "b"), "trace": True},
+    "trace_ranks=zero": ON_REQUEST | {"trace_ranks": "zero"},
+    "trace_ranks=0,3": ON_REQUEST | {"trace_ranks": [0, 3]},
+    "trace_ranks=2": ON_REQUEST | {"trace_ranks": [2]},
+    "stages=train,test,top_modules=2": {"stages": ("train", "test"), "top_modules": 2},
+    "hardware=none": ON_REQUEST | {"hardware": None},
+    "module_depth=-1": ON_REQUEST | {"module_depth": -1},
+    "dirpath=None,top_modules=1": ON_REQUEST | {"dirpath": None, "top_modules": 1},
+    "dirpath=/a, b/c": ON_REQUEST | {"dirpath": "/a, b/c"},
+    "dirpath=2026": ON_REQUEST | {"dirpath": "2026"},
+    "wait=1, repeat = 2 ": {"schedule": Schedule(wait=1, repeat=2)},
+    "": ON_REQUEST,
+}
+
+
+@pytest.mark.parametrize("line", SAID)
+def test_a_line_is_read_by_what_the_defaults_are(line: str) -> None:
+    """A comma begins the next setting where a name and `=` follow it, and is part of the value elsewhere."""
+    assert SAID[line] == settings_of(line)
+
+
+NOT_SAID = {
+    "trace_ranks=first": "trace_ranks='first': give 'zero', 'all', or a list of ranks",
+    "trace_ranks=0,one": "trace_ranks='0,one': give 'zero', 'all', or a list of ranks",
+    "stages=train,fit": "stages=('train', 'fit'): give some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
+    "top_modules=1.5": "top_modules='1.5': give a whole number",
+    "gather_timeout=much": "gather_timeout='much': give a number",
+    "trace=none": "trace='none': give true or false",
+}
+
+
+@pytest.mark.parametrize("line", NOT_SAID)
+def test_a_value_of_another_kind_is_refused(line: str) -> None:
+    """With what is taken."""
+    with pytest.raises(CountError, match=f"^{re.escape(NOT_SAID[line])}$"):
+        settings_of(line)
+
+
+TRAIN = """
+import sys
+from {package} import Trainer
+from {package}.demos.boring_classes import BoringModel
+
+quiet = dict(enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+options = dict(max_epochs=1, limit_train_batches=20, limit_val_batches=0, accelerator="cpu", default_root_dir=sys.argv[1])
+Trainer(**options, **quiet).fit(BoringModel())
+print(*sorted(name for name in sys.modules if name.partition(".")[0] == "lflops"))
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pip would lay down of the wheel."""
+    return unpacked_wheel(tmp_path_factory.mktemp("site"))
+
+
+def trained(package: str, site: Path, folder: Path, python: WarmPython) -> list[str]:
+    """The modules of lflops that the script has loaded at its end. Before it none is."""
+    (ended,) = python.together([Script(TRAIN.format(package=package), (folder,), site)])
+    assert 0 == ended.status, ended.err
+    return ended.out.split()
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(
+    package: str, site: Path, tmp_path: Path, warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row of 32 into two: 64 MACs, and as many for the weight's gradient; the fourth step is counted, five more are traced."""
+    monkeypatch.setenv("LFLOPS", "wait=2,active=5")
+    loaded = trained(package, site, tmp_path, warm_python)
+    assert "lflops.integrations.lightning.monitor" in loaded
+    (path,) = tmp_path.rglob("*.profile.json")
+    profile = lflops.load(path)
+    assert (32 * 2, 32 * 2) == (profile.total(), profile.total(phase="backward"))
+    kinds = [step.kind for step in profile.steps[:9]]
+    assert ["clean"] * 3 + ["counted"] + ["traced"] * 5 == kinds
+
+
+def test_an_installed_lflops_that_was_not_asked_stays_away(
+    site: Path, tmp_path: Path, warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script has asked the entry point, and nothing but that has been loaded or written."""
+    monkeypatch.delenv("LFLOPS", raising=False)
+    loaded = trained("lightning.pytorch", site, tmp_path, warm_python)
+    assert ENTRY == loaded
+    assert [] == list(tmp_path.rglob("*lflops*"))
+
+
+LOADED = """
+import sys
+from lflops.integrations.auto_detect.entry import monitors
+monitors()
+print(*sorted(name for name in sys.modules if name in {'torch', 'lightning', 'pytorch_lightning'} or name.startswith('lflops')))
+"""
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_to_say_no_loads_nothing(value: str) -> None:
+    """Neither torch nor Lightning nor the rest of lflops."""
+    given = os.environ | {"LFLOPS": value, "PYTHONPATH": str(ROOT)}
+    loaded = subprocess.run([sys.executable, "-c", LOADED], env=given, check=True, capture_output=True, text=True).stdout
+    assert ENTRY == loaded.split()
+
+
+def test_to_say_yes_would_be_seen(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check above can fail: it names Lightning and the monitor, which the answer loads, and torch, which is there already."""
+    monkeypatch.setenv("LFLOPS", "1")
+    assert {"torch", "lightning", "lflops.integrations.lightning.monitor"} <= set(warm_python.run(LOADED).out.split())

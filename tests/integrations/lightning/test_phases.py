@@ -1,0 +1,365 @@
+"""Where a training step's time goes, on a clock that stands still but for what the data, the model and the optimizer let pass."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.plugins import MixedPrecision
+from torch import Tensor
+
+from lflops import Schedule
+from lflops.error_guard import unguarded
+from lflops.integrations.lightning.phase_hooks import phases_of
+from lflops.monitoring import session
+from lflops.monitoring.window.counting_step import HostBatch
+from tests.support.fake_clock import StillClock
+from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, loader, steps, watching
+
+pytestmark = LIGHTNINGS_WARNINGS
+
+DATA, TRANSFER, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER = 40.0, 7.0, 20.0, 3.0, 30.0, 5.0, 10.0
+"""Seconds."""
+
+
+class Slow(torch.optim.SGD):
+    """Its own part of a step takes its time; so it is without a closure."""
+
+    def __init__(self, parameters: Iterator[Any], clock: StillClock) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.clock = clock
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        result = None if closure is None else closure()
+        self.clock.advance(OPTIMIZER)
+        super().step()
+        return result
+
+
+class Clocked(Classifier):
+    """Everything takes its time."""
+
+    def __init__(self, clock: StillClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        self.clock.advance(TRANSFER)
+        return batch
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.clock.advance(FORWARD)
+        loss = super().training_step(batch, batch_idx)
+        self.clock.advance(LOSS)
+        return loss
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward()
+        self.clock.advance(BACKWARD)
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+        self.clock.advance(CLIP)
+
+    def configure_optimizers(self) -> Any:
+        return Slow(self.parameters(), self.clock)
+
+
+class Manual(Clocked):
+    """Two optimizers, two forwards, two backwards."""
+
+    def __init__(self, clock: StillClock) -> None:
+        super().__init__(clock)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers():
+            loss = super().training_step(batch, batch_idx)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [Slow(self.body.parameters(), self.clock), Slow(self.head.parameters(), self.clock)]
+
+
+class WithClosure(Manual):
+    """The optimizer is given forward and backward to run."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers():
+            optimizer.step(lambda: self.manual_backward(Clocked.training_step(self, batch, batch_idx)))
+
+
+class Iterated(Clocked):
+    """training_step fetches its batch itself."""
+
+    def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]
+        batch, batch_idx, _ = next(dataloader_iter)
+        return super().training_step(batch, batch_idx)
+
+
+class Quasi(Clocked):
+    """An optimizer that runs forward and backward three times for one step."""
+
+    def configure_optimizers(self) -> Any:
+        return Thrice(self.parameters(), self.clock)
+
+
+class Thrice(Slow):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        assert closure is not None
+        closure()
+        closure()
+        return super().step(closure)
+
+
+class OfAPaper(Clocked):
+    """An optimizer that goes on when the one that it is made of has made its step."""
+
+    def configure_optimizers(self) -> Any:
+        return GoesOn(self.parameters(), self.clock)
+
+
+class GoesOn(Slow):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        result = super().step(closure)
+        self.clock.advance(2)
+        return result
+
+
+class Idle(Clocked):
+    """No loss, so nothing to go backward from."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
+        super().training_step(batch, batch_idx)
+
+
+class Logging(Clocked):
+    """Code of the user's around all of it takes its time as well, and is none of the phases."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.clock.advance(1)
+
+    def optimizer_zero_grad(self, *args: Any) -> None:
+        self.clock.advance(2)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.clock.advance(4)
+
+    def lr_scheduler_step(self, *args: Any) -> None:
+        self.clock.advance(8)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.clock.advance(16)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer), "interval": "step"}]
+
+
+ONCE = {"data": DATA, "transfer": TRANSFER, "forward": FORWARD + LOSS, "backward": BACKWARD, "clip": CLIP, "optimizer": OPTIMIZER}
+TWICE = {name: 2 * seconds for name, seconds in ONCE.items()}
+FETCHED_ONCE = {"data": DATA, "transfer": TRANSFER}
+# With the usual scale a gradient may overflow, and the optimizer's step is left out.
+FP16 = {"plugins": MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1.0))}
+
+CASES: dict[str, tuple[type[Clocked], dict[str, Any], dict[str, float]]] = {
+    "automatic": (Clocked, {}, ONCE),
+    "clipped": (Clocked, {"gradient_clip_val": 1.0}, ONCE),
+    "bf16-mixed": (Clocked, {"precision": "bf16-mixed"}, ONCE),
+    "16-mixed": (Clocked, FP16, ONCE),
+    "accumulate 2": (Clocked, {"accumulate_grad_batches": 2}, TWICE | {"clip": CLIP, "optimizer": OPTIMIZER}),
+    "manual, two optimizers": (Manual, {}, {name: TWICE[name] for name in TWICE if name != "clip"} | FETCHED_ONCE),
+    "manual, closures": (WithClosure, {}, {name: TWICE[name] for name in TWICE if name != "clip"} | FETCHED_ONCE),
+    "manual, 16-mixed": (Manual, FP16, {name: TWICE[name] for name in TWICE if name != "clip"} | FETCHED_ONCE),
+    "three closures": (
+        Quasi,
+        {},
+        {name: 3 * ONCE[name] for name in ("forward", "backward", "clip")} | FETCHED_ONCE | {"optimizer": OPTIMIZER},
+    ),
+    "an optimizer around another": (OfAPaper, {}, ONCE | {"optimizer": OPTIMIZER + 2}),
+    "no loss": (Idle, {}, {name: ONCE[name] for name in ONCE if name != "backward"}),
+    "iterator": (Iterated, {}, {name: ONCE[name] for name in ONCE if name != "transfer"}),
+    "code of the user's": (Logging, {}, ONCE | {"other": 1 + 2 + 4 + 8 + 16.0}),
+}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
+    """The one that the monitor reads."""
+    clock = StillClock()
+    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    return clock
+
+
+@pytest.mark.parametrize(("model", "options", "expected"), CASES.values(), ids=CASES)
+def test_every_phase_has_its_own_time(model: type[Clocked], options: dict[str, Any], expected: dict[str, float], clock: StillClock) -> None:
+    """To the last second, in every clean step; what is not named is other, and there is none of it."""
+    monitor = watching()
+    fit(model(clock), monitor, data=loader(40, look=lambda: clock.advance(DATA)), **options)
+    told = list(steps(monitor))
+    assert len(told) >= 5
+    for step in told:
+        assert {"other": 0.0} | expected == step.phases
+        assert sum(expected.values()) == step.seconds
+
+
+def test_a_scaled_step_that_is_skipped_is_marked(clock: StillClock) -> None:
+    """The sixth batch's loss is not finite, so 16-mixed makes no update, and no optimizer runs."""
+
+    class Overflowing(Clocked):
+        def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+            super().backward(loss * float("inf") if self.trainer.global_step == 5 else loss)
+
+    monitor = watching()
+    fit(Overflowing(clock), monitor, data=loader(40), **FP16)
+    times = {step.index: (step.marks, step.phases["optimizer"]) for step in steps(monitor)}
+    assert (("no_update",), 0.0) == times.pop(5)
+    assert {((), OPTIMIZER)} == set(times.values())
+
+
+def test_the_strategy_takes_what_it_is_given_by_name(clock: StillClock) -> None:
+    """A plugin may call its methods so."""
+
+    class Named(Manual):
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
+            for optimizer in self.optimizers(use_pl_optimizer=False):
+                closure = partial(Clocked.training_step, self, batch, batch_idx)
+                self.trainer.strategy.optimizer_step(optimizer=optimizer, closure=closure, model=self)
+
+    monitor = watching()
+    fit(Named(clock), monitor)
+    assert {2 * OPTIMIZER} == {step.phases["optimizer"] for step in steps(monitor)}
+
+
+def test_a_step_without_a_backward_is_marked(clock: StillClock) -> None:
+    """Nothing was learned in it."""
+    monitor = watching()
+    fit(Idle(clock), monitor)
+    assert {("no_update",)} == {step.marks for step in steps(monitor)}
+
+
+@pytest.mark.parametrize("factors", [{0: 1, 1: 2}, {0: 2, 1: 1}])
+def test_where_accumulation_changes_within_a_wait_no_half_step_is_one(clock: StillClock, factors: dict[int, int]) -> None:
+    """The scheduler changes it between two epochs of 20 batches, where no window is near. A batch alone has no optimizer's step."""
+    monitor = watching(schedule=Schedule(wait=100, warmup=1, active=1))
+    data = loader(20)
+    fit(Clocked(clock), monitor, GradientAccumulationScheduler(factors), data=data, max_epochs=2)
+    found = [(step.seconds, step.marks) for step in steps(monitor)]
+    batch = TRANSFER + FORWARD + LOSS + BACKWARD
+    once, twice = batch + CLIP + OPTIMIZER, 2 * batch + CLIP + OPTIMIZER
+    assert {(once, ()), (twice, ())} >= set(found)
+    assert 10 <= len(found)
+
+
+def test_hooks_of_a_callback_alone_would_tell_another_story(clock: StillClock) -> None:
+    """The check above can fail: from the hook before the optimizer's step to the end of the batch there is more than the optimizer."""
+    from lightning.pytorch import Callback
+
+    class Hooks(Callback):
+        def on_before_optimizer_step(self, *_: Any) -> None:
+            self.begin = clock.now
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.optimizer = clock.now - self.begin
+
+    hooks = Hooks()
+    fit(Clocked(clock), hooks, gradient_clip_val=1.0)
+    assert CLIP + OPTIMIZER == hooks.optimizer
+
+
+class Event:
+    """A mark of a device that lags behind: it has come once so many others were made after it."""
+
+    def __init__(self, clock: "LateClock") -> None:
+        self.clock = clock
+        self.made = clock.made
+        self.now = clock.now
+
+    def query(self) -> bool:
+        return self.clock.made > self.made + LateClock.LAG or self.clock.settled
+
+
+class LateClock(StillClock):
+    """Like a stream's. To ask for what has not come would be to wait for the device."""
+
+    LAG = 100
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+        self.settled = False
+
+    def mark(self) -> Any:
+        self.made += 1
+        return Event(self)
+
+    def settle(self) -> None:
+        self.settled = True
+
+    def seconds(self, start: Any, end: Any) -> float:
+        assert end.query()
+        return end.now - start.now
+
+
+@pytest.mark.parametrize("batches", [10, 40])
+def test_marks_that_come_late_are_waited_for_and_never_forced(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device some steps behind: the same times, told some steps later; only the end of the training waits for what is left."""
+    clock = LateClock()
+    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    monitor = watching()
+    fit(Clocked(clock), monitor, data=loader(batches, look=lambda: clock.advance(DATA)))
+    (profile,) = monitor.profiles
+    # The clean ones among the first ten are four without the cold ones: an eleventh is taken, where there is one.
+    timed = [step for step in profile.steps if step.kind != "counted"]
+    assert [*["clean"] * 6, *["hooked"] * 3, *["clean"] * (batches == 40)] == [step.kind for step in timed]
+    assert {sum(ONCE.values())} == {step.seconds for step in timed}
+    assert all({"other": 0.0} | ONCE == step.phases for step in timed)
+    assert not profile.run.partial
+    assert 9 == profile.run.step
+
+
+def test_after_an_exception_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come by then is told; the device may never come to the rest."""
+
+    class Failing(Clocked):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.trainer.global_step == 9:
+                raise ValueError("planted")
+
+    clock = LateClock()
+    monkeypatch.setattr(session, "HostClock", lambda: clock)
+    monitor = watching()
+    with pytest.raises(ValueError, match="planted"):
+        fit(Failing(clock), monitor)
+    assert not clock.settled
+    assert 0 < len(monitor.profiles[0].steps) < 9
+
+
+def test_the_cpu_time_of_the_process_stands_beside_the_steps() -> None:
+    """The user's and the system's, of all threads: a step that only computes takes some, one that sleeps would take none."""
+    monitor = watching()
+    fit(Classifier(), monitor)
+    assert sum(step.cpu_user + step.cpu_system for step in monitor.profiles[0].steps) > 0
+
+
+class ListensFirst(Callback):
+    """Has something listen that follows no phase, before the monitor does."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.undo = phases_of(trainer).listen("train", HostBatch(), unguarded)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.undo()
+
+
+def test_every_phase_has_a_name() -> None:
+    """Also where the first that listens follows no phase: a part of the step had no name in the summary."""
+    monitor = watching()
+    fit(Classifier(), ListensFirst(), monitor)
+    assert {"data", "transfer", "forward", "backward", "optimizer", "other"} == {
+        phase for step in monitor.profiles[0].steps for phase in step.phases
+    }

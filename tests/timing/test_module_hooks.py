@@ -1,0 +1,537 @@
+"""Who runs when, in forward and in backward, on models that take as long as they are told: every figure is a sum of theirs."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import lflops
+from lflops.model.module_tree import ModuleTree
+from lflops.timing.module_hooks import ModuleTimer
+from lflops.timing.module_times import PassTimes, inclusive
+from tests.support.fake_clock import StillClock
+from tests.support.installed import installed
+from tests.support.timed_modules import Itself, Part, Takes
+
+Model = Callable[[StillClock], nn.Module]
+Times = Mapping[str, Mapping[str, float]]
+
+
+def pass_of(
+    model: nn.Module, clock: StillClock, *args: Any, loss: Callable[[Any], Tensor] | None = None, **kwargs: Any
+) -> dict[str, PassTimes]:
+    """A hooked pass, backward too where there is a loss."""
+    spans = ModuleTimer(ModuleTree({"": model}), clock)
+    with installed(spans):
+        spans.begin()
+        output = model(*args, **kwargs)
+        if loss is not None:
+            result = loss(output)
+            spans.set_aside()
+            spans.begin_backward([result])
+            result.backward()
+        parts = spans.end()
+    return spans.pass_times(parts)
+
+
+def own(laps: Mapping[str, PassTimes]) -> Times:
+    """The seconds of each phase by row; rows that took none are left out."""
+    times: dict[str, dict[str, float]] = {}
+    for lap in laps.values():
+        for (row, phase), seconds in lap.own.items():
+            if seconds:
+                of_phase = times.setdefault(phase, {})
+                of_phase[row] = of_phase.get(row, 0) + seconds
+    return times
+
+
+def ones(*, requires_grad: bool = False) -> Tensor:
+    """A batch."""
+    return torch.ones(2, requires_grad=requires_grad)
+
+
+class Nested(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.take(self.outer(self.take(x, 1, 2)), 4, 8)
+
+
+class Outer(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.take(self.inner(self.take(x, 16, 32)), 64, 128)
+
+
+def nested(clock: StillClock) -> nn.Module:
+    """Three levels, with work before and behind the one below."""
+    return Nested(clock, outer=Outer(clock, inner=Part(clock, 256, 512)))
+
+
+class Projections(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.q(x) + self.k(x) + self.v(x)
+
+
+def projections(clock: StillClock) -> nn.Module:
+    """Three modules on one input, which no gradient of a module's input can tell apart."""
+    return Projections(clock, stem=Part(clock, 1, 2), q=Part(clock, 4, 8), k=Part(clock, 16, 32), v=Part(clock, 64, 128))
+
+
+class Twice(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(self.take(self.part(x), 1, 2))
+
+
+class Callers(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+class Caller(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shared(self.take(x, *self.seconds))
+
+    def __init__(self, clock: StillClock, seconds: tuple[float, float], shared: nn.Module) -> None:
+        super().__init__(clock, shared=shared)
+        self.seconds = seconds
+
+
+def shared(clock: StillClock) -> nn.Module:
+    """One module under two callers: a row under each."""
+    both = Part(clock, 1, 2)
+    return Callers(clock, a=Caller(clock, (4, 8), both), b=Caller(clock, (16, 32), both))
+
+
+def containers(clock: StillClock) -> nn.Module:
+    """Rows that never run anything themselves."""
+    return nn.Sequential(nn.Sequential(Part(clock, 1, 2), Part(clock, 4, 8)), nn.Identity(), Part(clock, 16, 32))
+
+
+def frozen(clock: StillClock) -> nn.Module:
+    """What is frozen passes the gradient on, which takes its time."""
+    still = Part(clock, 16, 32).requires_grad_(requires_grad=False)
+    return nn.Sequential(Part(clock, 1, 2), Part(clock, 4, 8), still, Part(clock, 64, 128))
+
+
+class SwiGLU(Itself):
+    """A gate whose activation is no module: what is computed early is used late."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.take(self.gate(x), 1, 2)
+        return self.down(self.take(gate * self.up(x), 4, 8))
+
+
+def gate(clock: StillClock) -> nn.Module:
+    """Between a part before and one behind."""
+    block = SwiGLU(clock, gate=Part(clock, 16, 32), up=Part(clock, 64, 128), down=Part(clock, 256, 512))
+    return nn.Sequential(Part(clock, 1024, 2048), block, Part(clock, 4096, 8192))
+
+
+class TakesInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, clock: StillClock, seconds: tuple[float, float]) -> Tensor:
+        ctx.clock, ctx.seconds = clock, seconds[1]
+        clock.advance(seconds[0])
+        ctx.mark_dirty(x.add_(1))
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.clock.advance(ctx.seconds)
+        return gradients[0], None, None
+
+
+class InPlace(Part):
+    def forward(self, x: Tensor) -> Tensor:
+        return TakesInPlace.apply(x, self.clock, self.seconds)
+
+
+def in_place(clock: StillClock) -> nn.Module:
+    """The tensor that leaves one part is written to by the next two, and by torch's own."""
+    return nn.Sequential(Part(clock, 1, 2), InPlace(clock, 4, 8), InPlace(clock, 16, 32), nn.ReLU(inplace=True), Part(clock, 64, 128))
+
+
+class Keywords(Itself):
+    def forward(self, *, x: Tensor) -> Tensor:
+        return self.last(x=self.take(self.first(x=self.take(x, 1, 2)), 4, 8))
+
+
+class KeywordPart(Part):
+    def forward(self, *, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@dataclass
+class Output:
+    hidden: Tensor
+    others: list[dict[str, Tensor]]
+
+
+class Packs(Part):
+    def forward(self, x: Tensor) -> Any:
+        hidden = super().forward(x)
+        return Output(hidden, [{"auxiliary": Takes.apply(hidden, None, self.clock, (1024, 2048))}])
+
+
+class Unpacks(Itself):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        packed = self.packs(x)
+        return {"sum": self.part(packed.hidden) + packed.others[0]["auxiliary"]}
+
+
+def outputs(clock: StillClock) -> nn.Module:
+    """A dataclass with lists and dictionaries in it, and a dictionary."""
+    return Unpacks(clock, packs=Packs(clock, 1, 2), part=Part(clock, 4, 8))
+
+
+class Residual(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        for part in (self.first, self.second):
+            x = self.take(x + part(x), 1, 2)
+        return x
+
+
+class Recursive(Part):
+    """Calls itself until there is nothing left to do."""
+
+    def forward(self, x: Tensor, times: int = 3) -> Tensor:
+        x = super().forward(x)
+        return self(x, times - 1) if times > 1 else x
+
+
+class Careful(Itself):
+    """Goes another way where the first fails."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            x = self.fails(x)
+        except ValueError:
+            x = self.take(x, 1, 2)
+        return self.part(x)
+
+
+class Fails(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner(x)
+        self.clock.advance(16)
+        raise ValueError("planted")
+
+
+class Scoped(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        with lflops.scope("head"):
+            x = self.part(self.take(x, 1, 2))
+        return self.take(x, 4, 8)
+
+
+CASES: dict[str, tuple[Model, Times]] = {
+    "nested": (
+        nested,
+        {"forward": {"": 1 + 4, "outer": 16 + 64, "outer.inner": 256}, "backward": {"": 2 + 8, "outer": 32 + 128, "outer.inner": 512}},
+    ),
+    "one input": (
+        projections,
+        {"forward": {"stem": 1, "q": 4, "k": 16, "v": 64}, "backward": {"stem": 2, "q": 8, "k": 32, "v": 128}},
+    ),
+    "called twice": (
+        lambda clock: Twice(clock, part=Part(clock, 4, 8)),
+        {"forward": {"": 1, "part": 4 + 4}, "backward": {"": 2, "part": 8 + 8}},
+    ),
+    "shared": (
+        shared,
+        {"forward": {"a": 4, "a.shared": 1, "b": 16, "b.shared": 1}, "backward": {"a": 8, "a.shared": 2, "b": 32, "b.shared": 2}},
+    ),
+    "containers": (containers, {"forward": {"0.0": 1, "0.1": 4, "2": 16}, "backward": {"0.0": 2, "0.1": 8, "2": 32}}),
+    "frozen": (frozen, {"forward": {"0": 1, "1": 4, "2": 16, "3": 64}, "backward": {"0": 2, "1": 8, "2": 32, "3": 128}}),
+    "gate": (
+        gate,
+        {
+            "forward": {"0": 1024, "1": 1 + 4, "1.gate": 16, "1.up": 64, "1.down": 256, "2": 4096},
+            "backward": {"0": 2048, "1": 2 + 8, "1.gate": 32, "1.up": 128, "1.down": 512, "2": 8192},
+        },
+    ),
+    "in place": (
+        in_place,
+        {"forward": {"0": 1, "1": 4, "2": 16, "4": 64}, "backward": {"0": 2, "1": 8, "2": 32, "4": 128}},
+    ),
+    "residual": (
+        lambda clock: Residual(clock, first=Part(clock, 4, 8), second=Part(clock, 16, 32)),
+        {"forward": {"": 2, "first": 4, "second": 16}, "backward": {"": 4, "first": 8, "second": 32}},
+    ),
+    "outputs": (outputs, {"forward": {"packs": 1 + 1024, "part": 4}, "backward": {"packs": 2 + 2048, "part": 8}}),
+    "recursive": (lambda clock: nn.Sequential(Recursive(clock, 1, 2)), {"forward": {"0": 3}, "backward": {"0": 6}}),
+    "an error that is caught": (
+        lambda clock: Careful(clock, fails=Fails(clock, inner=Part(clock, 4, 8)), part=Part(clock, 32, 64)),
+        {"forward": {"": 1, "fails": 16, "fails.inner": 4, "part": 32}, "backward": {"": 2, "part": 64}},
+    ),
+    "scope": (
+        lambda clock: Scoped(clock, part=Part(clock, 16, 32)),
+        {"forward": {"": 4, "head": 1, "part": 16}, "backward": {"": 8, "head": 2, "part": 32}},
+    ),
+}
+
+
+def summed(output: Any) -> Tensor:
+    """A loss that takes no time."""
+    return (next(iter(output.values())) if isinstance(output, dict) else output).sum()
+
+
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["input with a gradient", "input without"])
+@pytest.mark.parametrize(("make", "expected"), CASES.values(), ids=CASES)
+def test_every_second_is_in_the_row_and_the_phase_that_it_was_spent_in(make: Model, expected: Times, requires_grad: bool) -> None:
+    """Forward as it was called, backward as it was built, also where the model's input needs no gradient."""
+    clock = StillClock()
+    laps = pass_of(make(clock), clock, ones(requires_grad=requires_grad).clone(), loss=summed)
+    assert expected == own(laps)
+    assert clock.now == sum(sum(rows.values()) for rows in expected.values())
+
+
+@pytest.mark.parametrize(("make", "expected"), CASES.values(), ids=CASES)
+def test_a_forward_that_builds_no_graph_has_the_same_times(make: Model, expected: Times) -> None:
+    """Under `no_grad` there are no nodes to divide it by, and none are needed."""
+    clock = StillClock()
+    with torch.no_grad():
+        assert {"forward": expected["forward"]} == own(pass_of(make(clock), clock, ones()))
+
+
+def test_a_module_has_the_time_of_what_it_calls_as_well() -> None:
+    """The three levels of `nested`, each with those below."""
+    clock = StillClock()
+    laps = pass_of(nested(clock), clock, ones(), loss=summed)
+    forward, backward = (inclusive(laps[part].own) for part in ("forward", "backward"))
+    assert {"": 5 + 80 + 256, "outer": 80 + 256, "outer.inner": 256} == {place.row: seconds for place, seconds in forward.items()}
+    assert {"": 10 + 160 + 512, "outer": 160 + 512, "outer.inner": 512} == {place.row: seconds for place, seconds in backward.items()}
+
+
+def test_what_needs_no_gradient_has_no_time_in_backward() -> None:
+    """Two frozen parts on an input that needs none: backward ends above them."""
+    clock = StillClock()
+    below = [Part(clock, 1, 2).requires_grad_(requires_grad=False) for _ in range(2)]
+    laps = pass_of(nn.Sequential(*below, Part(clock, 4, 8)), clock, ones(), loss=summed)
+    assert {"forward": {"0": 1, "1": 1, "2": 4}, "backward": {"2": 8}} == own(laps)
+
+
+def test_keyword_arguments_lead_to_no_node_and_are_found_by_the_output() -> None:
+    """Torch shows hooks on all modules no keyword arguments before forward: the root's own two works lie before and between its parts."""
+    clock = StillClock()
+    model = Keywords(clock, first=KeywordPart(clock, 16, 32), last=KeywordPart(clock, 64, 128))
+    laps = pass_of(model, clock, x=ones(), loss=summed)
+    assert {"forward": {"": 5, "first": 16, "last": 64}, "backward": {"": 10, "first": 32, "last": 128}} == own(laps)
+
+
+def test_what_the_loss_does_is_the_roots() -> None:
+    """A loss that is no module: 1 s forward and 2 s backward of its own."""
+    clock = StillClock()
+    weight = torch.ones((), requires_grad=True)
+    laps = pass_of(Part(clock, 4, 8), clock, ones(), loss=lambda out: Takes.apply(out, weight, clock, (1, 2)).sum())
+    assert {"forward": {"": 5}, "backward": {"": 10}} == own(laps)
+    laps = pass_of(nn.Sequential(Part(clock, 4, 8)), clock, ones(), loss=lambda out: Takes.apply(out, weight, clock, (1, 2)).sum())
+    assert {"forward": {"": 1, "0": 4}, "backward": {"": 2, "0": 8}} == own(laps)
+
+
+class Headless(Itself):
+    """Leaves its head to the loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def test_a_loss_may_call_modules_of_the_models() -> None:
+    """A part that forward leaves to the loss, which computes something early and uses it late."""
+    clock = StillClock()
+    weight = torch.ones((), requires_grad=True)
+    model = Headless(clock, body=Part(clock, 4, 8), head=Part(clock, 16, 32))
+
+    def loss(out: Tensor) -> Tensor:
+        early = Takes.apply(out, weight, clock, (1, 2))
+        return (model.head(out) + early).sum()
+
+    laps = pass_of(model, clock, ones(), loss=loss)
+    assert {"forward": {"": 1, "body": 4, "head": 16}, "backward": {"": 2, "body": 8, "head": 32}} == own(laps)
+
+
+def test_a_graph_that_is_kept_is_timed_each_time_that_it_goes_backward() -> None:
+    """Twice over the same three parts."""
+    clock = StillClock()
+    model = projections(clock)
+    spans = ModuleTimer(ModuleTree({"": model}), clock)
+    with installed(spans):
+        spans.begin()
+        result = model(ones()).sum()
+        spans.set_aside()
+        spans.begin_backward([result])
+        for _ in range(2):
+            torch.autograd.backward(result, retain_graph=True)
+        parts = spans.end()
+    assert {"stem": 4, "q": 16, "k": 64, "v": 256} == own(spans.pass_times(parts))["backward"]
+
+
+class Energy(Itself):
+    """Gives the gradient of what it computes, as force fields do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        energy = self.head(self.body(x)).sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return force
+
+
+def test_a_gradient_that_forward_takes_is_backward_within_forward() -> None:
+    """It is in the part that forward is timed as, and in the phase that it is."""
+    clock = StillClock()
+    laps = pass_of(Energy(clock, body=Part(clock, 1, 2), head=Part(clock, 4, 8)), clock, ones(requires_grad=True))
+    assert {"forward"} == laps.keys()
+    assert {"forward": {"body": 1, "head": 4}, "backward": {"body": 2, "head": 8}} == own(laps)
+
+
+class Checkpointed(Itself):
+    def __init__(self, clock: StillClock, *, reentrant: bool, **parts: nn.Module) -> None:
+        super().__init__(clock, **parts)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.block, self.take(x, 1, 2), use_reentrant=self.reentrant)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpoint_computes_again_is_told_apart(reentrant: bool) -> None:
+    """The block runs a second time within backward. Its last part saves a tensor, so that the one that stops early runs it as well."""
+    clock = StillClock()
+    block = Saves(clock, first=Part(clock, 4, 8), second=Part(clock, 16, 32))
+    model = Checkpointed(clock, reentrant=reentrant, block=block, last=Part(clock, 64, 128))
+    laps = pass_of(model, clock, ones(requires_grad=True), loss=summed)
+    assert {
+        "forward": {"": 1, "block": 256, "block.first": 4, "block.second": 16, "last": 64},
+        "recompute": {"block": 256, "block.first": 4, "block.second": 16},
+        "backward": {"": 2, "block": 512, "block.first": 8, "block.second": 32, "last": 128},
+    } == own(laps)
+    assert {"block": 1, "block.first": 1, "block.second": 1} == {place.row: calls for place, calls in (+laps["backward"].called).items()}
+
+
+class Saves(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.take(self.second(self.first(x)), 256, 512).exp()
+
+
+class Ticking(TorchDispatchMode):
+    """Every product takes a second: also one in a script, which runs no Python of ours."""
+
+    def __init__(self, clock: StillClock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.clock.advance(function.overloadpacket in {torch.ops.aten.mm, torch.ops.aten.addmm})
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_script_is_one_row() -> None:
+    """Its parts never show as called. Two products forward; three backward, for its input needs no gradient."""
+    clock = StillClock()
+    scripted = torch.jit.trace(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.ones(1, 2))
+    with Ticking(clock):
+        laps = pass_of(nn.Sequential(scripted, nn.Linear(2, 2)), clock, torch.ones(1, 2), loss=summed)
+    assert {"forward": {"0": 2, "1": 1}, "backward": {"0": 1 + 2, "1": 2}} == own(laps)
+
+
+class Threaded(Itself):
+    """Runs a part on another thread, and waits for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        thread = threading.Thread(target=lambda: found.append(self.there(x)))
+        thread.start()
+        thread.join()
+        return self.here(found[0])
+
+
+def test_what_runs_on_another_thread_is_left_alone() -> None:
+    """Two threads at once would cut each other's time short: to wait for the other one is the caller's own."""
+    clock = StillClock()
+    with torch.no_grad():
+        laps = pass_of(Threaded(clock, there=Part(clock, 1), here=Part(clock, 2)), clock, ones())
+    assert {"forward": {"": 1, "here": 2}} == own(laps)
+
+
+def test_modules_of_others_are_the_time_of_who_calls_them() -> None:
+    """A module that is not registered anywhere in the model has no row."""
+    clock = StillClock()
+    foreign = Part(clock, 1, 2)
+
+    class Calls(Part):
+        def forward(self, x: Tensor) -> Tensor:
+            return foreign(super().forward(x))
+
+    laps = pass_of(nn.Sequential(Calls(clock, 4, 8)), clock, ones(), loss=summed)
+    assert {"forward": {"0": 5}, "backward": {"0": 10}} == own(laps)
+
+
+class Slow(StillClock):
+    """A clock that takes a second to look at."""
+
+    def mark(self) -> float:
+        self.advance(1)
+        return self.now
+
+
+def test_what_hooks_take_is_left_out_where_it_happened() -> None:
+    """To look at the clock takes a second, and hooks look twice: the first look ends the time of what ran before, the second is theirs."""
+    clock = Slow()
+    laps = pass_of(nn.Sequential(Part(clock, 16), Part(clock, 32)), clock, ones())
+    lap = laps["forward"]
+    assert {"": 3 + 2, "0": 16 + 1, "1": 32 + 1} == own(laps)["forward"]
+    assert lap.observer == 6
+    assert {"": 1, "0": 1, "1": 1} == {place.row: calls for place, calls in (+lap.called).items()}
+
+
+def test_hooks_and_graphs_are_as_they_were_when_the_spans_are_left() -> None:
+    """Also by an error: nothing is stamped any more, forward or backward."""
+    clock = StillClock()
+    model, x = nn.Sequential(Part(clock, 1, 2)), ones()
+    spans = ModuleTimer(ModuleTree({"": model}), clock)
+
+    def fail() -> None:
+        with installed(spans):
+            spans.begin()
+            outputs.append(model(x))
+            raise ValueError("planted")
+
+    outputs: list[Tensor] = []
+    with pytest.raises(ValueError, match="planted"):
+        fail()
+    before = list(spans._stamps)
+    model(x)
+    outputs[0].sum().backward()
+    assert before == spans._stamps
+
+
+class ReducesAtTheEnd(torch.autograd.Function):
+    """As DDP: what backward begins, the engine finishes when all nodes have run."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, clock: StillClock, seconds: float) -> Tensor:
+        ctx.clock, ctx.seconds = clock, seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: ctx.clock.advance(ctx.seconds))  # type: ignore[attr-defined]
+        return gradients[0], None, None
+
+
+class Reduced(Itself):
+    def forward(self, x: Tensor) -> Tensor:
+        return ReducesAtTheEnd.apply(self.last(self.first(x)), self.clock, 32)
+
+
+def test_what_the_engine_calls_at_the_end_of_backward_is_the_roots_own() -> None:
+    """32 s, as the wait for gradients of all ranks: they are none of `first`, the module whose backward comes last."""
+    clock = StillClock()
+    model = Reduced(clock, first=Part(clock, 1, 2), last=Part(clock, 4, 8))
+    assert {"first": 2, "last": 8, "": 32} == own(pass_of(model, clock, ones(), loss=Tensor.sum))["backward"]

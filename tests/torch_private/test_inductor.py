@@ -1,0 +1,67 @@
+"""Recording the graphs that inductor compiles: tried before it is relied on, and its settings are restored."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lflops.errors import CountError
+from lflops.torch_private import self_check as torch_check
+from lflops.trace.record.compiled_time import CompileTracking
+
+try:
+    from lflops.torch_private import inductor
+except CountError:
+    pytest.skip("this torch's inductor has other names: test_inside_compiled.py holds that this is said", allow_module_level=True)
+
+
+def gone(*_: object) -> Any:
+    """What a name does that is no longer there."""
+    raise AttributeError("no such name")
+
+
+INDUCTOR_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "nothing is recorded": ("record_graphs", lambda: lambda: None, "graphs are not recorded"),
+    "settings are gone": ("record_graphs", gone, "no such name"),
+    "calls have no numbers": ("kernel_calls", lambda source: (), "calls of kernels are not numbered"),
+    "keys without a graph": ("keys_have_graphs", lambda: False, "keys of graphs cannot name their modules"),
+    "nodes are elsewhere": ("recorded_names", lambda text: ({}, {}), "kernels have no nodes"),
+}
+
+
+@pytest.mark.parametrize(("name", "lie", "said"), INDUCTOR_LIES.values(), ids=INDUCTOR_LIES)
+def test_an_inductor_that_means_something_else_records_nothing(
+    name: str, lie: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled modules stay one row then, and the refusal says why. The next monitor tries again."""
+    torch_check.check_inductor.cache_clear()
+    refused, tracking = CompileTracking(), CompileTracking()
+    with monkeypatch.context() as torch_changes:
+        torch_changes.setattr(inductor, name, lie)
+        refused.start()
+        refused.stop()
+    assert refused.refusal is not None
+    assert f"torch {torch.__version__}: " in refused.refusal
+    assert said in refused.refusal
+    assert not inductor.is_recording()
+    tracking.start()
+    assert (tracking.refusal, inductor.is_recording()) == (None, True)
+    tracking.stop()
+    assert not inductor.is_recording()
+
+
+def test_a_second_monitor_shares_the_settings_and_the_last_restores_them() -> None:
+    """In any order of ending; and a pass of the user's is left alone."""
+    first, second, refused = CompileTracking(), CompileTracking(), CompileTracking()
+    first.start()
+    second.start()
+    first.stop()
+    first.stop()
+    assert inductor.is_recording()
+    second.stop()
+    assert not inductor.is_recording()
+    with torch._inductor.config.patch(_post_fusion_custom_pass=list):
+        refused.start()
+        assert torch._inductor.config._post_fusion_custom_pass is list
+    assert "config._post_fusion_custom_pass is taken" in str(refused.refusal)

@@ -1,0 +1,213 @@
+"""What a device did, from events as CUDA would give them: every figure is a sum of the nanoseconds written here."""
+
+from collections.abc import Sequence
+
+import pytest
+from torch import nn
+
+from lflops.model.module_tree import ModuleTree
+from lflops.profile.records import ModulePhase
+from lflops.trace.record.events import Joined, join, recorded
+from lflops.trace.record.module_log import CLOSURE, LEAVE, OPTIMIZER, STEP, THREAD, LogEntry
+from lflops.trace.record.step_timeline import device_seconds
+from tests.support.kineto_events import Event
+from tests.support.small_models import Block
+
+HOME, DEVICE_THREAD = 70, 71  # as Python calls them
+TRAINER, ENGINE = 1, 2  # as Kineto does
+
+MODEL = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+TREE = ModuleTree({"": MODEL})
+ONE, TWO = MODEL
+FIRST, SECOND = id(ONE), id(TWO)
+
+
+def step(start: int, end: int, number: int = 0) -> Event:
+    """One of the profiler's steps."""
+    return Event(f"ProfilerStep#{number}", start, end, TRAINER, is_named=True)
+
+
+def operator(name: str, start: int, end: int, key: int, thread: int = TRAINER) -> Event:
+    """An operator."""
+    return Event(name, start, end, thread, key=key)
+
+
+def node(name: str, start: int, end: int, number: int, built_on: int = TRAINER) -> Event:
+    """A node of backward, on the engine's thread."""
+    return Event(f"autograd::engine::evaluate_function: {name}", start, end, ENGINE, number, built_on)
+
+
+def kernel(length: int, link: int, start: int = 0, name: str = "gemm") -> Event:
+    """Work of the device for the operator of that key."""
+    return Event(name, start, start + length, is_on_device=True, key=9000 + link, link=link)
+
+
+FORWARD: list[LogEntry] = [
+    (0, 0, 0, STEP),
+    (10, 0, FIRST, ONE),
+    (20, 2, FIRST, LEAVE),
+    (30, 2, SECOND, TWO),
+    (40, 4, SECOND, LEAVE),
+]
+"""Nodes 0 and 1 are built in the first module, 2 and 3 in the second."""
+
+FORWARD_EVENTS = [operator("aten::addmm", 12, 18, key=1), operator("aten::addmm", 32, 38, key=2)]
+
+
+def joined(events: Sequence[Event], boundaries: dict[int, list[LogEntry]] | None = None) -> Joined:
+    """With the boundaries of a forward."""
+    return join(recorded(events), boundaries or {HOME: FORWARD}, HOME, TREE)
+
+
+def test_a_kernel_is_the_module_s_that_asked_for_it_whenever_it_runs() -> None:
+    """Both kernels run when forward is long over."""
+    found = joined([step(0, 100), *FORWARD_EVENTS, kernel(300, 1, start=500), kernel(40, 2, start=800)])
+    assert [{ModulePhase("0", "forward"): 300, ModulePhase("1", "forward"): 40}] == found.device
+
+
+def test_the_engine_s_thread_runs_what_the_trainer_s_built() -> None:
+    """Node 3 is the second module's, node 0 the first's; what writes a gradient runs right behind the node that made it."""
+    backward = [
+        node("AddmmBackward0", 50, 60, 3),
+        operator("aten::mm", 52, 54, key=3, thread=ENGINE),
+        node("torch::autograd::AccumulateGrad", 61, 64, -1, built_on=0),
+        operator("aten::add_", 62, 63, key=4, thread=ENGINE),
+        node("AddmmBackward0", 65, 75, 0),
+        operator("aten::mm", 66, 70, key=5, thread=ENGINE),
+    ]
+    kernels = [kernel(100, 3), kernel(7, 4), kernel(30, 5)]
+    found = joined([step(0, 100), *FORWARD_EVENTS, *backward, *kernels])
+    assert [{ModulePhase("1", "backward"): 107, ModulePhase("0", "backward"): 30}] == found.device
+    runs = [(call.row, call.start, call.end, call.device, call.thread) for call in found.calls if call.phase == "backward"]
+    assert [("1", 50, 64, 107, 1), ("0", 65, 75, 30, 1)] == runs
+
+
+def test_what_the_engine_s_thread_enters_is_recompute() -> None:
+    """A checkpoint runs the first module again within node 3; the thread says once which of Python's it is."""
+    again: list[LogEntry] = [(52, 0, FIRST, ONE), (56, 2, FIRST, LEAVE)]
+    backward = [
+        node("CheckpointBackward", 50, 90, 3),
+        Event(f"{THREAD}{DEVICE_THREAD}", 51, 52, ENGINE, is_named=True),
+        operator("aten::addmm", 53, 55, key=3, thread=ENGINE),
+        node("AddmmBackward0", 60, 70, 1, built_on=ENGINE),
+        operator("aten::mm", 62, 64, key=4, thread=ENGINE),
+        operator("aten::mul", 80, 85, key=5, thread=ENGINE),
+    ]
+    kernels = [kernel(100, 3), kernel(30, 4), kernel(7, 5)]
+    found = joined([step(0, 100), *FORWARD_EVENTS, *backward, *kernels], {HOME: FORWARD, DEVICE_THREAD: again})
+    assert [{ModulePhase("0", "recompute"): 100, ModulePhase("0", "backward"): 30, ModulePhase("1", "backward"): 7}] == found.device
+
+
+def test_what_no_operator_asked_for_is_the_root_s() -> None:
+    """A kernel of a captured graph has no operator; a name that the user gave is no work at all."""
+    named = Event("mine", 0, 900, is_on_device=True, is_named=True, link=1)
+    found = joined([step(0, 100), *FORWARD_EVENTS, kernel(50, 0, start=20), kernel(6, 999, start=30), named])
+    assert [{ModulePhase("", "other"): 56}] == found.device
+
+
+def test_steps_are_told_apart_by_who_asked() -> None:
+    """The second step's kernel runs in its own time, the first's too late."""
+    second: list[LogEntry] = [(100, 4, 0, STEP), (110, 4, FIRST, ONE), (120, 6, FIRST, LEAVE)]
+    events = [step(0, 100), step(100, 200, 1), *FORWARD_EVENTS, operator("aten::addmm", 112, 118, key=3)]
+    found = joined([*events, kernel(10, 1, start=150), kernel(20, 3, start=160)], {HOME: FORWARD + second})
+    assert [{ModulePhase("0", "forward"): 10}, {ModulePhase("0", "forward"): 20}] == found.device
+
+
+def test_an_operator_has_its_own_kernels_and_those_of_whom_it_calls() -> None:
+    """linear: 20 on the host, 12 without addmm; addmm: 8, 5 without the launch; all of the kernel is addmm's own."""
+    events = [
+        operator("aten::linear", 10, 30, key=1),
+        operator("aten::addmm", 12, 20, key=2),
+        Event("cudaLaunchKernel", 14, 17, 555, key=9002, link=2),
+        kernel(100, 2),
+    ]
+    table = {each.name: each for each in joined([step(0, 100), *events]).operators}
+    linear, addmm, launch = table["aten::linear"], table["aten::addmm"], table["cudaLaunchKernel"]
+    assert (20e-9, 12e-9) == (linear.host_seconds, linear.own_host_seconds)
+    assert (8e-9, 5e-9) == (addmm.host_seconds, addmm.own_host_seconds)
+    assert (3e-9, 3e-9) == (launch.host_seconds, launch.own_host_seconds)
+    assert (100e-9, 0) == (linear.device_seconds, linear.own_device_seconds)
+    assert (100e-9, 100e-9) == (addmm.device_seconds, addmm.own_device_seconds)
+
+
+def test_an_operator_that_only_calls_its_like_is_one_with_it() -> None:
+    """As torch's table has it: once, with the outer one's time."""
+    table = joined([step(0, 100), operator("aten::to", 10, 30, key=1), operator("aten::to", 12, 20, key=2)]).operators
+    assert [("aten::to", 1, 20e-9, 20e-9)] == [(each.name, each.calls, each.host_seconds, each.own_host_seconds) for each in table]
+
+
+def test_the_table_has_twenty_of_the_host_s_and_twenty_of_the_device_s() -> None:
+    """The device's first. Of 50 operators on the host the first 20 take longest there, the last 20 on the device."""
+    host = [operator(f"op{each}", 1000 * each, 1000 * each + 100 - each, key=1 + each) for each in range(50)]
+    device = [kernel(each, 1 + each) for each in range(50)]
+    names = [each.name for each in joined([step(0, 100_000), *host, *device]).operators]
+    assert [f"op{each}" for each in range(49, 29, -1)] + [f"op{each}" for each in range(20)] == names
+
+
+def test_an_optimizer_s_closure_is_not_the_optimizer_s() -> None:
+    """Outside of it the kernels are: before the closure and behind it."""
+    told: list[LogEntry] = [(0, 0, 0, STEP), (10, 0, 5, OPTIMIZER), (20, 0, 6, CLOSURE), (30, 0, 6, LEAVE), (50, 0, 5, LEAVE)]
+    events = [operator(name, start, start + 1, key=start) for name, start in (("a", 15), ("b", 25), ("c", 35), ("d", 55))]
+    found = joined([step(0, 100), *events, *(kernel(10 * event.key, event.key) for event in events)], {HOME: told})
+    assert [{ModulePhase("", "optimizer"): 500, ModulePhase("", "other"): 800}] == found.device
+
+
+def test_a_frame_that_was_left_unsaid_ends_with_its_step() -> None:
+    """The first module was left by an interrupt: in the next step nothing is its own."""
+    told: list[LogEntry] = [(0, 0, 0, STEP), (10, 0, FIRST, ONE), (100, 2, 0, STEP)]
+    events = [step(0, 100), step(100, 200, 1), operator("aten::mul", 110, 120, key=1), kernel(5, 1)]
+    found = joined(events, {HOME: told})
+    assert [{}, {ModulePhase("", "other"): 5}] == found.device
+    assert [("0", 10, 100)] == [(call.row, call.start, call.end) for call in found.calls]
+
+
+def test_modules_on_threads_that_kineto_does_not_follow_are_calls_all_the_same() -> None:
+    """Torch records the threads that train and go backward."""
+    other: list[LogEntry] = [(10, 0, SECOND, TWO), (20, 0, SECOND, LEAVE)]
+    calls = joined([step(0, 100), *FORWARD_EVENTS], {HOME: FORWARD, 99: other}).calls
+    assert [("0", 0), ("1", 0), ("1", 1)] == [(call.row, call.thread) for call in calls]
+
+
+def test_work_within_calls_is_that_of_all_of_them() -> None:
+    """The outer call has the inner one's kernel, and is not the innermost."""
+    block = Block()
+    told: list[LogEntry] = [(0, 0, 0, STEP), (10, 0, id(block), block), (20, 0, id(block.up), block.up), (30, 1, id(block.up), LEAVE)]
+    told.append((40, 2, id(block), LEAVE))
+    events = [step(0, 100), operator("aten::addmm", 22, 28, key=1), operator("aten::relu", 32, 36, key=2), kernel(50, 1), kernel(4, 2)]
+    calls = join(recorded(events), {HOME: told}, HOME, ModuleTree({"": block})).calls
+    assert [("up", 50, True), ("", 54, False)] == [(call.row, call.device, call.innermost) for call in calls]
+
+
+WORK = [
+    kernel(10, 1, start=100),
+    kernel(10, 2, start=105),
+    kernel(20, 3, start=130, name="ncclDevKernel_AllReduce"),
+    kernel(8, 4, start=145),
+]
+"""Busy from 100 to 115 and from 130 to 153: 38 of 53. The collective is alone from 130 to 145."""
+
+
+@pytest.mark.parametrize(("figure", "nanoseconds"), [("idle", 15), ("exposed_communication", 15)])
+def test_the_device_waits_or_only_communicates(figure: str, nanoseconds: int) -> None:
+    """Overlaps count once; a name that somebody gave is no work."""
+    named = Event("mine", 0, 900, is_on_device=True, is_named=True)
+    assert nanoseconds / 1e9 == device_seconds(recorded([*WORK, named, *FORWARD_EVENTS]).work)[figure]
+
+
+@pytest.mark.parametrize(("figure", "nanoseconds"), [("computing", 30), ("exposed_communication", 12), ("exposed_copies", 5), ("idle", 13)])
+def test_each_instant_belongs_to_the_first_of_kernel_communication_copy_and_idle(figure: str, nanoseconds: int) -> None:
+    """Kernels run 0-20, 40-45 and 55-60: 30. A collective is alone 20-30 and 45-47, a copy 30-35; nothing runs 35-40 and 47-55."""
+    work = [
+        kernel(20, 1, start=0),
+        kernel(5, 2, start=40),
+        kernel(5, 3, start=55),
+        kernel(20, 4, start=10, name="ncclDevKernel_AllReduce"),
+        kernel(2, 5, start=45, name="ncclDevKernel_AllGather"),
+        kernel(10, 6, start=25, name="Memcpy HtoD (Pinned -> Device)"),
+    ]
+    assert nanoseconds / 1e9 == device_seconds(recorded(work).work)[figure]
+
+
+def test_without_a_device_nothing_is_known_of_it() -> None:
+    """Unknown is not 0."""
+    assert {} == device_seconds(recorded(FORWARD_EVENTS).work)

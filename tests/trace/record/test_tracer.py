@@ -1,0 +1,354 @@
+"""Whose work Kineto's events are: on real traces, in which every matrix product is given a kernel of one microsecond."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.checkpoint import checkpoint
+
+import lflops
+from lflops.model.module_tree import ModuleTree
+from lflops.torch_private.modules import compilations
+from lflops.trace.record.events import Joined, join, read
+from lflops.trace.record.module_log import ModuleLog
+from lflops.trace.record.tracer import Tracer, recorded_events
+from lflops.trace.recorded import DeviceWork, RecordedTrace
+from tests.support.installed import installed
+from tests.support.process_state import differences, global_hooks, settings, settle
+from tests.support.small_models import Block, Projections, hidden, sequence
+
+KERNEL = 1000
+PRODUCTS = {"aten::mm", "aten::addmm"}
+
+
+def with_kernels(trace: RecordedTrace) -> RecordedTrace:
+    """The trace, with a kernel for each matrix product."""
+    kernels = [
+        DeviceWork("kernel", "gemm", 0, 1, call.end, call.end + KERNEL, 10**9 + call.external, call.external)
+        for call in trace.operators
+        if call.name in PRODUCTS
+    ]
+    return replace(trace, work=tuple(kernels))
+
+
+def traced(model: nn.Module, *steps: Callable[[], Any]) -> Joined:
+    """Run the steps under Kineto, and join what it recorded."""
+    tree = ModuleTree({"": model})
+    boundaries = ModuleLog(tree)
+    with profile(activities=[ProfilerActivity.CPU]) as recorder, installed(boundaries):
+        for number, step in enumerate(steps):
+            with record_function(f"ProfilerStep#{number}"):
+                boundaries.step()
+                step()
+    trace = with_kernels(read(recorded_events(recorder), device=True, stack=False))
+    return join(trace, boundaries.threads, boundaries.home, tree)
+
+
+def products(joined: Joined, step: int = 0) -> dict[str, dict[str, int]]:
+    """How many matrix products each row itself had the device do, by phase."""
+    found: dict[str, dict[str, int]] = {}
+    for (row, phase), nanoseconds in joined.device[step].items():
+        found.setdefault(phase, {})[row] = nanoseconds // KERNEL
+    return found
+
+
+def train(model: nn.Module, *args: Tensor) -> None:
+    """Forward and backward."""
+    model(*args).sum().backward()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.stem, self.block, self.reentrant = nn.Linear(hidden, hidden), Block(), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, self.stem(x), use_reentrant=self.reentrant)
+
+
+class Twice(nn.Module):
+    """One product shared by two parts; a row under each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Linear(hidden, hidden)
+        self.a, self.b = nn.Sequential(shared), nn.Sequential(nn.ReLU(), shared)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+class Scoped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with lflops.scope("loss"):
+            return F.linear(self.body(x), self.body.weight)
+
+
+def test_queries_keys_and_values_of_one_input_get_equal_shares() -> None:
+    """One product each in forward, two in backward: of the weight and of the input. The stem's input wants no gradient."""
+    model = Projections()
+    joined = traced(model, partial(train, model, sequence()))
+    assert {"stem": 1, "q": 1, "k": 1, "v": 1} == products(joined)["forward"]
+    assert {"stem": 1, "q": 2, "k": 2, "v": 2} == products(joined)["backward"]
+
+
+def test_backward_is_forward_reversed() -> None:
+    """The nodes of q(x) + k(x) + v(x) run from the newest on; the two sums are the root's."""
+    model = Projections()
+    joined = traced(model, partial(train, model, sequence()))
+    assert ["", "v", "", "k", "q", "stem"] == [call.row for call in joined.calls if call.phase == "backward"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_checkpoint_runs_again_is_recompute(reentrant: bool) -> None:
+    """Both products once more, with reentry and without; and the gradients of both are where they belong."""
+    model = Checkpointed(reentrant=reentrant)
+    found = products(traced(model, partial(train, model, sequence(requires_grad=True))))
+    assert {"stem": 1, "block.up": 1, "block.down": 1} == found["forward"]
+    assert {"stem": 2, "block.up": 2, "block.down": 2} == found["backward"]
+    assert {"block.up": 1, "block.down": 1} == found["recompute"]
+
+
+def test_a_shared_module_is_a_row_under_each_caller() -> None:
+    """Forward one product each; backward two, but one for the first, whose input wants no gradient."""
+    model = Twice()
+    found = products(traced(model, partial(train, model, sequence())))
+    assert {"a.0": 1, "b.1": 1} == found["forward"]
+    assert {"a.0": 1, "b.1": 2} == found["backward"]
+
+
+def test_a_named_part_is_a_row_of_its_own() -> None:
+    """The module that it calls stays the model's, as does the gradient of that one's weight."""
+    model = Scoped()
+    found = products(traced(model, partial(train, model, sequence())))
+    assert {"body": 1, "loss": 1} == found["forward"]
+    assert {"body": 1, "loss": 2} == found["backward"]
+
+
+class Product(torch.optim.SGD):
+    """An optimizer whose step is one matrix product; before it, it has the closure run."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            closure()
+        torch.ones(2, 2) @ torch.ones(2, 2)
+
+
+@pytest.mark.parametrize("in_closure", [False, True])
+def test_an_optimizer_step_is_its_own_but_for_its_closure(in_closure: bool) -> None:
+    """Gradients that are clipped after backward are neither."""
+    model = nn.Sequential(nn.Linear(hidden, hidden))
+    optimizer = Product(model.parameters(), lr=0.1)
+
+    def compute() -> None:
+        train(model, sequence())
+        torch.ones(2, 2) @ torch.ones(2, 2)
+
+    def step() -> None:
+        if not in_closure:
+            compute()
+        optimizer.step(compute if in_closure else None)
+
+    expected = {"forward": {"0": 1}, "backward": {"0": 1}, "other": {"": 1}, "optimizer": {"": 1}}
+    assert expected == products(traced(model, step))
+
+
+def test_outside_of_modules_it_is_forward_once_one_was_called() -> None:
+    """What the root's script computes before is other, until somebody says that forward has begun."""
+    model = nn.Sequential(nn.Linear(hidden, hidden))
+
+    def step() -> None:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+        model(sequence())
+        torch.ones(2, 2) @ torch.ones(2, 2)
+
+    assert {"other": {"": 1}, "forward": {"0": 1, "": 1}} == products(traced(model, step))
+
+
+def test_each_step_has_its_own() -> None:
+    """Once and twice; the first step's nodes are not mistaken for the second's."""
+    model = Projections()
+
+    def twice() -> None:
+        train(model, sequence())
+        train(model, sequence())
+
+    joined = traced(model, partial(train, model, sequence()), twice)
+    assert [2, 4] == [products(joined, step)["backward"]["q"] for step in range(2)]
+
+
+def test_a_module_left_by_an_exception_is_left() -> None:
+    """What runs afterwards is not its own."""
+
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError("left")
+
+    model = nn.ModuleDict({"fails": Fails(), "works": nn.Linear(hidden, hidden)})
+
+    def step() -> None:
+        with pytest.raises(ValueError, match="left"):
+            model["fails"](sequence())
+        train(model["works"], sequence())
+
+    assert {"works": 1} == products(traced(model, step))["forward"]
+
+
+def test_a_compiled_module_stays_compiled_and_has_its_work() -> None:
+    """One row for all that was compiled, one call for the wrapper and what it wraps; nothing is compiled again."""
+    body = torch.compile(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()), backend="aot_eager")
+    model = nn.ModuleList([body, nn.Linear(hidden, hidden)])
+
+    def step() -> None:
+        model[1](model[0](sequence())).sum().backward()
+
+    step()
+    before = compilations()
+    joined = traced(model, step)
+    step()
+    assert before == compilations()
+    assert {"forward": {"0": 1, "1": 1}, "backward": {"0": 1, "1": 2}} == products(joined)
+    assert ["0", "1"] == [call.row for call in joined.calls if call.phase == "forward"]
+
+
+def test_inference_mode_is_no_obstacle() -> None:
+    """No node is built, and forward is told by the moments."""
+    model = Projections()
+
+    def step() -> None:
+        with torch.inference_mode():
+            model(sequence())
+
+    assert {"forward": {"stem": 1, "q": 1, "k": 1, "v": 1}} == products(traced(model, step))
+
+
+@pytest.mark.parametrize("ending", ["stop", "abandon"])
+def test_a_recording_leaves_no_trace_but_the_trace(ending: str, tmp_path: Path) -> None:
+    """No hook, no filter, no setting, no open file, however it ends."""
+    model, x = Projections(), sequence()
+    train(model, x)
+    settle()
+    before = settings() | global_hooks()
+    tracer = Tracer(ModuleTree({"": model}))
+    assert tracer.begin()
+    assert differences(before, settings() | global_hooks())
+    train(model, x)
+    if ending == "stop":
+        tracer.stop(tmp_path, "host_0")
+    else:
+        tracer.abandon()
+    assert [] == differences(before, settings() | global_hooks())
+
+
+@pytest.mark.parametrize("stack", [False, True])
+def test_the_table_is_that_of_key_averages(stack: bool) -> None:
+    """Every operator of ours, in calls, time and own time; names that somebody gave are no operators."""
+    model = Checkpointed(reentrant=True)
+    with profile(activities=[ProfilerActivity.CPU], with_stack=stack) as recorder, record_function("ProfilerStep#0"):
+        for _ in range(3):
+            train(model, sequence(requires_grad=True))
+    joined = join(read(recorded_events(recorder), device=False, stack=stack), {}, 0, ModuleTree({"": model}))
+    theirs = {each.key: each for each in recorder.key_averages() if not each.is_user_annotation}
+    assert 20 == len(joined.operators)
+    for ours in joined.operators:
+        expected = theirs[ours.name]
+        assert expected.count == ours.calls
+        assert expected.cpu_time_total / 1e6 == pytest.approx(ours.host_seconds)
+        assert expected.self_cpu_time_total / 1e6 == pytest.approx(ours.own_host_seconds)
+    most = sorted((each.self_cpu_time_total for each in theirs.values() if ".py(" not in each.key), reverse=True)[:20]
+    assert stack or most == pytest.approx([each.own_host_seconds * 1e6 for each in joined.operators])
+
+
+def test_modules_enclose_their_operators_in_the_same_clock() -> None:
+    """Kineto's times lie between those that were taken before and behind."""
+    model = nn.Sequential(nn.Linear(hidden, hidden), nn.Linear(hidden, hidden))
+    tree = ModuleTree({"": model})
+    boundaries = ModuleLog(tree)
+    with profile(activities=[ProfilerActivity.CPU]) as recorder, installed(boundaries), record_function("ProfilerStep#0"):
+        model(sequence())
+    trace = read(recorded_events(recorder), device=False, stack=False)
+    calls = {call.row: call for call in join(trace, boundaries.threads, boundaries.home, tree).calls}
+    products = [event for event in trace.operators if event.name == "aten::linear"]
+    for row, event in zip(["0", "1"], products, strict=True):
+        assert calls[row].start < event.start < event.end < calls[row].end
+
+
+def test_a_tracer_records_batches_and_steps(tmp_path: Path) -> None:
+    """Four batches, two to a step: two steps, of whose sums the spread is taken. The trace waits under a name that no reader looks for."""
+    model = Projections()
+    tracer = Tracer(ModuleTree({"": model}))
+    assert tracer.warm_up()
+    assert tracer.begin()
+    for batch in range(4):
+        with record_function(f"mine {batch}"):
+            train(model, sequence())
+        if batch < 3:
+            tracer.step(whole=batch % 2 == 1)
+    recording = tracer.stop(tmp_path / "window", "host.example_3")
+    assert recording is not None
+    assert 4 == recording.trace.batches
+    assert recording.device_seconds is None
+    assert recording.trace.device_idle_seconds is None
+    assert recording.trace.exposed_comm_seconds is None
+    assert Counter({"q": 4, "k": 4, "v": 4, "stem": 4, "": 4}) == Counter(call.row for call in recording.calls if call.phase == "forward")
+    assert [recording.raw] == list((tmp_path / "window").iterdir())
+    assert f"{recording.path.name}.raw" == recording.raw.name
+    assert recording.path.name.startswith("host-example_3.")
+    assert recording.path.name.endswith(".pt.trace.json.gz")
+    text = recording.raw.read_text()
+    assert all(name in text for name in ("ProfilerStep#0", "ProfilerStep#3", "mine 2"))
+    assert "ProfilerStep#4" not in text
+
+
+def test_torch_makes_none_of_its_own_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes a hundred times as long as to read Kineto's. It does where the same profiler is told to keep them, from torch 2.13 on."""
+    made: list[object] = []
+    monkeypatch.setattr(torch.autograd.profiler.profile, "_parse_kineto_results", lambda self, *_, **__: made.append(self) or [])
+
+    def number(begin: Callable[[], object], stop: Callable[[], object]) -> int:
+        made.clear()
+        begin()
+        torch.ones(2).sum()
+        stop()
+        return len(made)
+
+    tracer = Tracer(ModuleTree({"": nn.Linear(1, 1)}))
+    plain, keeping = (profile(activities=[ProfilerActivity.CPU], acc_events=kept) for kept in (False, True))
+    expected = number(plain.start, plain.stop)
+    assert expected == number(tracer.begin, lambda: tracer.stop(tmp_path, "host_0"))
+    assert expected < number(keeping.start, keeping.stop) or expected == 1
+
+
+def test_an_abandoned_tracer_can_begin_anew(tmp_path: Path) -> None:
+    """Nothing of the first recording is in the second."""
+    model = Projections()
+    tracer = Tracer(ModuleTree({"": model}))
+    assert tracer.begin()
+    train(model, sequence())
+    tracer.abandon()
+    assert tracer.stop(tmp_path, "host_0") is None
+    assert [] == list(tmp_path.iterdir())
+    assert tracer.begin()
+    train(model, sequence())
+    recording = tracer.stop(tmp_path, "host_0")
+    assert recording is not None
+    assert 1 == recording.trace.batches
+
+
+def test_where_nothing_can_be_recorded_the_tracer_says_so() -> None:
+    """On a CPU there is no device to trace."""
+    tracer = Tracer(ModuleTree({"": Projections()}), torch.device("cpu"), activities=["device"])
+    assert not tracer.begin()
+    assert "no_activity" == tracer.refusal
