@@ -1,7 +1,9 @@
-"""The conformance cases through lflops and its peers: who gets the MACs of forward and of backward right.
+"""The conformance cases through lflops and its peers.
 
-Every tool meets every case in a process of its own, forked from one that has only imported them all: some leave torch patched when they
-fail, and would then be wrong about the next case too.
+Who gets the MACs of forward and of backward right.
+
+Every tool meets every case in a process of its own, forked from one that has only imported them
+all: some leave torch patched when they fail, and would then be wrong about the next case too.
 """
 
 import argparse
@@ -33,7 +35,13 @@ TOLD = "an operator with a formula of its own"
 """The case that lflops is told the answer of, and the others are not."""
 
 NEAR = 0.01
-RIGHT, WITHIN, POINTWISE, WRONG, NONE = KINDS = "right", f"within {100 * NEAR:.0f} %", "pointwise", "wrong", "none"
+RIGHT, WITHIN, POINTWISE, WRONG, NONE = KINDS = (
+    "right",
+    f"within {100 * NEAR:.0f} %",
+    "pointwise",
+    "wrong",
+    "none",
+)
 CONVENTIONS = f"""
 What MACs are is lflops's definition: a complex product is four real ones, a sparse matrix multiplies what it stores, quantized and fused
 kernels cost what they stand for, packed sequences are a square each. *{RIGHT.capitalize()}* is exact. Every tool is taken at its own word:
@@ -90,7 +98,11 @@ def judge(found: Found, what: str, truths: Sequence[int], room: int = 0) -> Verd
     error = error_of(answer, truth)
     if abs(answer - truth) <= NEAR * truth:
         return Verdict(WITHIN, error)
-    return Verdict(POINTWISE, f"{POINTWISE}, {error}") if truth < answer <= truth + room else Verdict(WRONG, error)
+    return (
+        Verdict(POINTWISE, f"{POINTWISE}, {error}")
+        if truth < answer <= truth + room
+        else Verdict(WRONG, error)
+    )
 
 
 def error_of(answer: int, truth: int) -> str:
@@ -117,7 +129,9 @@ def ask(jobs: Sequence[tuple[Tool, Case]], seconds: float) -> Iterator[tuple[Too
     """Every job in a fork of its own, as many at a time as there are cores, each ended after so many seconds."""
     fork = multiprocessing.get_context("fork")
     waiting = list(reversed(jobs))
-    running: dict[Connection, tuple[multiprocessing.process.BaseProcess, float, Tool, Case, Found]] = {}
+    running: dict[
+        Connection, tuple[multiprocessing.process.BaseProcess, float, Tool, Case, Found]
+    ] = {}
     while waiting or running:
         while waiting and len(running) < (os.cpu_count() or 1):
             tool, case = waiting.pop()
@@ -151,14 +165,26 @@ def named(tool: Tool) -> str:
 
 def rows(head: Sequence[object], body: Sequence[Sequence[object]]) -> list[str]:
     """A Markdown table, numbers to the right."""
-    sides = ["--:" if all(isinstance(row[place], int) for row in body) else "---" for place in range(len(head))]
+    sides = [
+        "--:" if all(isinstance(row[place], int) for row in body) else "---"
+        for place in range(len(head))
+    ]
     return [f"| {' | '.join(map(str, row))} |" for row in (head, sides, *body)]
 
 
 def summary(verdicts: Verdicts, tools: Sequence[Tool], kinds: Sequence[str]) -> list[str]:
     """How often each tool was right."""
-    tallies = [Counter(verdict.kind for (name, _), verdict in verdicts.items() if name == tool.name) for tool in tools]
-    return rows(["tool", *kinds], [[named(tool), *(tally[kind] for kind in kinds)] for tool, tally in zip(tools, tallies, strict=True)])
+    tallies = [
+        Counter(verdict.kind for (name, _), verdict in verdicts.items() if name == tool.name)
+        for tool in tools
+    ]
+    return rows(
+        ["tool", *kinds],
+        [
+            [named(tool), *(tally[kind] for kind in kinds)]
+            for tool, tally in zip(tools, tallies, strict=True)
+        ],
+    )
 
 
 def by_family(verdicts: Verdicts, cases: Sequence[Case]) -> list[str]:
@@ -166,41 +192,87 @@ def by_family(verdicts: Verdicts, cases: Sequence[Case]) -> list[str]:
     table = []
     for family in dict.fromkeys(case.family for case in cases):
         members = [case.name for case in cases if case.family == family]
-        good = [sum(verdicts[tool.name, name].kind not in {WRONG, NONE} for name in members) for tool in TOOLS]
+        good = [
+            sum(verdicts[tool.name, name].kind not in {WRONG, NONE} for name in members)
+            for tool in TOOLS
+        ]
         table.append([family, len(members), *good])
     return rows(["family", "cases", *(tool.name for tool in TOOLS)], table)
 
 
-def by_case(what: str, verdicts: Verdicts, tools: Sequence[Tool], cases: Sequence[Case]) -> list[str]:
+def by_case(
+    what: str, verdicts: Verdicts, tools: Sequence[Tool], cases: Sequence[Case]
+) -> list[str]:
     """Every answer, folded."""
     table = []
     for case in cases:
         truth = case.forward if what == "forward" else case.backward
-        table.append([case.family, case.name, f"{truth:,}", *(verdicts[tool.name, case.name].text for tool in tools)])
+        table.append(
+            [
+                case.family,
+                case.name,
+                f"{truth:,}",
+                *(verdicts[tool.name, case.name].text for tool in tools),
+            ]
+        )
     head = ["family", "case", "MACs", *(tool.name for tool in tools)]
-    return ["", "<details>", f"<summary>{what.capitalize()}, case by case</summary>", "", *rows(head, table), "", "</details>"]
+    return [
+        "",
+        "<details>",
+        f"<summary>{what.capitalize()}, case by case</summary>",
+        "",
+        *rows(head, table),
+        "",
+        "</details>",
+    ]
 
 
 def main() -> None:
     """Ask, judge, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="cases and families with this in their names; nothing is then written")
-    parser.add_argument("--seconds", type=float, default=120, help="that one tool may take over one case")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="cases and families with this in their names; nothing is then written",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=120, help="that one tool may take over one case"
+    )
     options = parser.parse_args()
-    cases = [case for case in CASES if options.only in f"{case.family} {case.name}" and case.name != TOLD]
+    cases = [
+        case for case in CASES if options.only in f"{case.family} {case.name}" and case.name != TOLD
+    ]
     load()
-    found = {(tool.name, case.name): each for tool, case, each in ask([(t, c) for c in cases for t in TOOLS], options.seconds)}
+    found = {
+        (tool.name, case.name): each
+        for tool, case, each in ask([(t, c) for c in cases for t in TOOLS], options.seconds)
+    }
     room = {case.name: int(found["lflops", case.name].get("pointwise", 0)) for case in cases}
     both = [case for case in cases if case.backward is not None]
     backwards = [tool for tool in TOOLS if tool.backward]
-    forward = {(t.name, c.name): judge_forward(found[t.name, c.name], c, room[c.name]) for t in TOOLS for c in cases}
-    backward = {(t.name, c.name): judge_backward(found[t.name, c.name], c) for t in backwards for c in both}
-    lines = [f"MACs against what was worked out by hand (`tests/conformance`). Forward, {len(cases)} cases:"]
+    forward = {
+        (t.name, c.name): judge_forward(found[t.name, c.name], c, room[c.name])
+        for t in TOOLS
+        for c in cases
+    }
+    backward = {
+        (t.name, c.name): judge_backward(found[t.name, c.name], c) for t in backwards for c in both
+    }
+    lines = [
+        f"MACs against what was worked out by hand (`tests/conformance`). Forward, {len(cases)} cases:"
+    ]
     lines += ["", *summary(forward, TOOLS, KINDS), "", f"Backward, {len(both)} of them:"]
     lines += ["", *summary(backward, backwards, [kind for kind in KINDS if kind != POINTWISE])]
-    lines += ["", f"Forward by kind of case: {RIGHT}, {WITHIN} or {POINTWISE}:", "", *by_family(forward, cases)]
+    lines += [
+        "",
+        f"Forward by kind of case: {RIGHT}, {WITHIN} or {POINTWISE}:",
+        "",
+        *by_family(forward, cases),
+    ]
     lines += ["", *CONVENTIONS.strip().splitlines()]
-    lines += by_case("forward", forward, TOOLS, cases) + by_case("backward", backward, backwards, both)
+    lines += by_case("forward", forward, TOOLS, cases) + by_case(
+        "backward", backward, backwards, both
+    )
     if options.only:
         print("\n".join(lines))
     else:

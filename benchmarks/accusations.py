@@ -1,8 +1,8 @@
 """How often is a clean training accused of a slow module, and how often is a planted one named?
 
-Windows of small trainings, in your own loop and in Lightning, on an idle machine and beside two processes that compute. In half of them
-nothing is planted, so every module that is named is a false accusation. In the others one of six equal blocks waits; what it waits is 5 %
-of the step and more.
+Windows of small trainings, in your own loop and in Lightning, on an idle machine and beside two
+processes that compute. In half of them nothing is planted, so every module that is named is a false
+accusation. In the others one of six equal blocks waits; what it waits is 5 % of the step and more.
 """
 
 import argparse
@@ -77,7 +77,10 @@ class Attention(nn.Module):
 def mlp() -> tuple[nn.Module, Tensor]:
     """A perceptron of equal blocks."""
     width = 256
-    blocks = (Block(nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))) for _ in range(BLOCKS))
+    blocks = (
+        Block(nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)))
+        for _ in range(BLOCKS)
+    )
     return nn.Sequential(*blocks, nn.Linear(width, 16)), torch.randn(192, width)
 
 
@@ -87,9 +90,19 @@ def gpt() -> tuple[nn.Module, Tensor]:
 
     def block() -> Block:
         mix = nn.Sequential(nn.LayerNorm(width), Attention(width))
-        return Block(nn.Sequential(Block(mix), nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)))
+        return Block(
+            nn.Sequential(
+                Block(mix),
+                nn.LayerNorm(width),
+                nn.Linear(width, 4 * width),
+                nn.GELU(),
+                nn.Linear(4 * width, width),
+            )
+        )
 
-    return nn.Sequential(*(block() for _ in range(BLOCKS)), nn.LayerNorm(width), nn.Linear(width, 64)), torch.randn(4, 64, width)
+    return nn.Sequential(
+        *(block() for _ in range(BLOCKS)), nn.LayerNorm(width), nn.Linear(width, 64)
+    ), torch.randn(4, 64, width)
 
 
 def cnn() -> tuple[nn.Module, Tensor]:
@@ -98,9 +111,17 @@ def cnn() -> tuple[nn.Module, Tensor]:
 
     def block() -> Block:
         convolutions = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
-        return Block(nn.Sequential(*itertools.chain.from_iterable((each, nn.BatchNorm2d(channels), nn.ReLU()) for each in convolutions)))
+        return Block(
+            nn.Sequential(
+                *itertools.chain.from_iterable(
+                    (each, nn.BatchNorm2d(channels), nn.ReLU()) for each in convolutions
+                )
+            )
+        )
 
-    return nn.Sequential(*(block() for _ in range(BLOCKS)), nn.AdaptiveAvgPool2d(1), nn.Flatten()), torch.randn(16, channels, 16, 16)
+    return nn.Sequential(
+        *(block() for _ in range(BLOCKS)), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ), torch.randn(16, channels, 16, 16)
 
 
 class Task(LightningModule):
@@ -125,7 +146,14 @@ class Task(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
 
-OFF: dict[str, Any] = {"dirpath": None, "trace": False, "html": False, "track": False, "hardware": None, "on_error": "raise"}
+OFF: dict[str, Any] = {
+    "dirpath": None,
+    "trace": False,
+    "html": False,
+    "track": False,
+    "hardware": None,
+    "on_error": "raise",
+}
 
 
 def in_a_loop(model: nn.Module, x: Tensor) -> Profile:
@@ -143,13 +171,20 @@ def in_a_loop(model: nn.Module, x: Tensor) -> Profile:
 def in_lightning(model: nn.Module, x: Tensor) -> Profile:
     """A Trainer with the callback."""
     monitor = FlopsMonitor(SCHEDULE, **OFF)
-    flags = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    Trainer(max_steps=STEPS, accelerator="cpu", callbacks=[monitor], **flags).fit(Task(model), DataLoader([x] * STEPS, batch_size=None))
+    flags = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
+    )
+    Trainer(max_steps=STEPS, accelerator="cpu", callbacks=[monitor], **flags).fit(
+        Task(model), DataLoader([x] * STEPS, batch_size=None)
+    )
     return monitor.profiles[0]
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"MLP": mlp, "GPT": gpt, "CNN": cnn}
-LOOPS: dict[str, Callable[[nn.Module, Tensor], Profile]] = {"loop": in_a_loop, "Lightning": in_lightning}
+LOOPS: dict[str, Callable[[nn.Module, Tensor], Profile]] = {
+    "loop": in_a_loop,
+    "Lightning": in_lightning,
+}
 
 
 class Window(NamedTuple):
@@ -173,10 +208,14 @@ class Window(NamedTuple):
     @property
     def is_named(self) -> bool:
         """Whether the planted block, or something in it, was named first."""
-        return bool(self.accused) and self.accused[0].removeprefix("model.").partition(".")[0] == str(SLOW)
+        return bool(self.accused) and self.accused[0].removeprefix("model.").partition(".")[
+            0
+        ] == str(SLOW)
 
 
-def window(model: str, loop: str, *, is_busy: bool, share: float, seed: int) -> tuple[Window, Analysis]:
+def window(
+    model: str, loop: str, *, is_busy: bool, share: float, seed: int
+) -> tuple[Window, Analysis]:
     """One training, and what its window said."""
     torch.manual_seed(seed)
     made, x = MODELS[model]()
@@ -188,28 +227,51 @@ def window(model: str, loop: str, *, is_busy: bool, share: float, seed: int) -> 
             slow.seconds = usual.median * share / (1 - share)
     with beside(BUSY * is_busy):
         said = analyze(LOOPS[loop](made, x))
-    return Window(model, loop, is_busy, share, tuple(each.module for each in said.outliers), said.outliers_doubt), said
+    return Window(
+        model,
+        loop,
+        is_busy,
+        share,
+        tuple(each.module for each in said.outliers),
+        said.outliers_doubt,
+    ), said
 
 
 def table(windows: list[Window]) -> list[str]:
     """A row for each machine and what was planted."""
-    lines = ["| machine | planted | windows | a module named | the planted one first | cannot tell |", "|---|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| machine | planted | windows | a module named | the planted one first | cannot tell |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     for is_busy, share in sorted({(each.is_busy, each.share) for each in windows}):
         these = [each for each in windows if (each.is_busy, each.share) == (is_busy, share)]
         named = f"{sum(each.is_named for each in these)}" if share else "–"
         doubts = Counter(each.doubt for each in these if each.doubt)
-        why = f"{sum(doubts.values())}" + (f" ({', '.join(f'{name} {number}' for name, number in doubts.items())})" if doubts else "")
-        machine, planted = f"beside {BUSY} busy processes" if is_busy else "idle", f"{share:.0%}" if share else "nothing"
-        lines.append(f"| {machine} | {planted} | {len(these)} | {sum(bool(each.accused) for each in these)} | {named} | {why} |")
+        why = f"{sum(doubts.values())}" + (
+            f" ({', '.join(f'{name} {number}' for name, number in doubts.items())})"
+            if doubts
+            else ""
+        )
+        machine, planted = (
+            f"beside {BUSY} busy processes" if is_busy else "idle",
+            f"{share:.0%}" if share else "nothing",
+        )
+        lines.append(
+            f"| {machine} | {planted} | {len(these)} | {sum(bool(each.accused) for each in these)} | {named} | {why} |"
+        )
     return lines
 
 
 def main() -> None:
     """Run the windows in turn, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clean", type=int, default=204, help="Windows of trainings with nothing planted.")
+    parser.add_argument(
+        "--clean", type=int, default=204, help="Windows of trainings with nothing planted."
+    )
     parser.add_argument("--planted", type=int, default=72, help="Windows with a slow block.")
-    parser.add_argument("--dry", action="store_true", help="Print what is wrong, and write no table.")
+    parser.add_argument(
+        "--dry", action="store_true", help="Print what is wrong, and write no table."
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.ERROR)
@@ -223,7 +285,12 @@ def main() -> None:
         each, said = window(model, loop, is_busy=is_busy and not share, share=share, seed=seed)
         windows.append(each)
         if options.dry and (each.accused if not share else not each.is_named):
-            print(each, [(one.module, one.seconds, one.usual_seconds) for one in said.outliers], said.step_times.seconds, flush=True)
+            print(
+                each,
+                [(one.module, one.seconds, one.usual_seconds) for one in said.outliers],
+                said.step_times.seconds,
+                flush=True,
+            )
     lines = table(windows)
     kinds_of = f"{', '.join(MODELS)} of {BLOCKS} equal blocks; {' and '.join(LOOPS)}; the default schedule, one thread."
     print("\n".join(lines)) if options.dry else record(

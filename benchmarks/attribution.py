@@ -1,10 +1,12 @@
-"""Is the time of each module what it takes when it alone is watched? Beside ours, two clock readings around one module at a time.
+"""Is the time of each module what it takes when it alone is watched?
+
+Beside ours, two clock readings around one module at a time.
 
 First of `measure`, then of `FlopsMonitor` in a Trainer, with and without a trace.
 
-Two models. Large: Linears that share an input, one that is frozen, one whose input needs no gradient, beside a
-LayerNorm and a residual sum in place.
-Tiny: 150 Linears of 8 features beside one of 1024, where hooks cost as much as a module.
+Two models. Large: Linears that share an input, one that is frozen, one whose input needs no
+gradient, beside a LayerNorm and a residual sum in place. Tiny: 150 Linears of 8 features beside one
+of 1024, where hooks cost as much as a module.
 """
 
 import logging
@@ -106,21 +108,31 @@ def watched_alone(model: nn.Module, name: str, x: Tensor) -> tuple[float, float]
         module.forward = marked
         out = model(x)
         torch.autograd.backward(out, torch.ones_like(out))
-        ended.append(time.perf_counter())  # of a module whose input needs no gradient: nothing comes behind it
+        ended.append(
+            time.perf_counter()
+        )  # of a module whose input needs no gradient: nothing comes behind it
         del module.forward
         backward.append(ended[0] - begun[0])
     return statistics.median(forward[2:]), statistics.median(backward[2:])
 
 
 def compared(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, list[float]]:
-    """Forward and backward of each module: `measure`'s, and watched alone; medians over rounds in which both take turns."""
+    """Forward and backward of each module.
+
+    `measure`'s, and watched alone; medians over rounds in which both take turns.
+    """
     found: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in range(ROUNDS):
         profile = lflops.measure(model, x, backward=True, warmup=2, repeats=REPEATS)
         for name in names:
-            forward, backward = (profile.modules[name].work(phase).seconds for phase in ("forward", "backward"))
+            forward, backward = (
+                profile.modules[name].work(phase).seconds for phase in ("forward", "backward")
+            )
             found[name].append([forward.median, backward.median, *watched_alone(model, name, x)])
-    return {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+    return {
+        name: [statistics.median(column) for column in zip(*rows, strict=True)]
+        for name, rows in found.items()
+    }
 
 
 class Fitted(LightningModule):
@@ -184,19 +196,29 @@ def fit(model: nn.Module, x: Tensor, callback: Callback, steps: int) -> None:
     trainer.fit(Fitted(model), DataLoader([x] * steps, batch_size=None))  # type: ignore[arg-type]
 
 
-def compared_in_trainer(model: nn.Module, x: Tensor, names: list[str], *, trace: bool) -> dict[str, list[float]]:
+def compared_in_trainer(
+    model: nn.Module, x: Tensor, names: list[str], *, trace: bool
+) -> dict[str, list[float]]:
     """As `compared`, of `FlopsMonitor` and a fit in which the module alone is watched."""
     found: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in range(ROUNDS // 2):
         with tempfile.TemporaryDirectory() as directory:
-            monitor = FlopsMonitor(Schedule(wait=5, warmup=1, active=5), trace=trace, dirpath=directory)
+            monitor = FlopsMonitor(
+                Schedule(wait=5, warmup=1, active=5), trace=trace, dirpath=directory
+            )
             fit(model, x, monitor, 6 + (15 if trace else 10))
         for name in names:
-            forward, backward = (monitor.profiles[0].modules[f"model.{name}"].work(phase).seconds for phase in ("forward", "backward"))
+            forward, backward = (
+                monitor.profiles[0].modules[f"model.{name}"].work(phase).seconds
+                for phase in ("forward", "backward")
+            )
             alone = Alone(model.get_submodule(name))
             fit(model, x, alone, 3 + 2 * REPEATS)
             found[name].append([forward.median, backward.median, *alone.medians()])
-    return {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+    return {
+        name: [statistics.median(column) for column in zip(*rows, strict=True)]
+        for name, rows in found.items()
+    }
 
 
 def table(title: str, cases: list[tuple[nn.Module, dict[str, list[float]]]]) -> list[str]:
@@ -205,10 +227,15 @@ def table(title: str, cases: list[tuple[nn.Module, dict[str, list[float]]]]) -> 
     worst = 0.0
     for model, found in cases:
         for name, (forward, backward, forward_alone, backward_alone) in found.items():
-            for phase, ours, truth in (("forward", forward, forward_alone), ("backward", backward, backward_alone)):
+            for phase, ours, truth in (
+                ("forward", forward, forward_alone),
+                ("backward", backward, backward_alone),
+            ):
                 worst = max(worst, abs(ours / truth - 1))
                 row = f"{type(model).__name__} `{name}`"
-                lines.append(f"| {row} | {phase} | {ours * 1e3:.3f} ms | {truth * 1e3:.3f} ms | {ours / truth - 1:+.1%} |")
+                lines.append(
+                    f"| {row} | {phase} | {ours * 1e3:.3f} ms | {truth * 1e3:.3f} ms | {ours / truth - 1:+.1%} |"
+                )
     return [*lines, "", f"Worst: {worst:.1%}.", ""]
 
 
@@ -221,12 +248,20 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(ROWS, WIDTH)
     blocks = [f"{block}.{part}" for block in ("first", "second") for part in ("q", "k", "v")]
-    cases = [(Large(), ["stem", "first", "frozen", "second", *blocks, "head"]), (Tiny(), ["tiny", "product"])]
+    cases = [
+        (Large(), ["stem", "first", "frozen", "second", *blocks, "head"]),
+        (Tiny(), ["tiny", "product"]),
+    ]
     lines = table("`measure`", [(model, compared(model, x, names)) for model, names in cases])
     for trace in (False, True):
         title = f"`FlopsMonitor`, {'behind' if trace else 'without'} a trace"
-        lines += table(title, [(model, compared_in_trainer(model, x, names, trace=trace)) for model, names in cases])
-    lines += [f"Medians of {ROUNDS} rounds, in a Trainer of {ROUNDS // 2}, all in turn in one process; one thread."]
+        lines += table(
+            title,
+            [(model, compared_in_trainer(model, x, names, trace=trace)) for model, names in cases],
+        )
+    lines += [
+        f"Medians of {ROUNDS} rounds, in a Trainer of {ROUNDS // 2}, all in turn in one process; one thread."
+    ]
     record("attribution.py", "Whose time it is", lines)
 
 

@@ -1,4 +1,7 @@
-"""What a step's look at its batch takes: to find its tensors, and to know whether a batch of the same shapes was seen before."""
+"""What a step's look at its batch takes.
+
+To find its tensors, and to know whether a batch of the same shapes was seen before.
+"""
 
 import argparse
 import time
@@ -38,7 +41,9 @@ def batches() -> dict[str, Any]:
         "a pair of tensors": (torch.zeros(8, 4), torch.zeros(8)),
         "a dict of 20 tensors": {f"input_{number}": torch.zeros(8, 4) for number in range(20)},
         "a list of 5,000 small tensors": [torch.zeros(2) for _ in range(5_000)],
-        f"a dataclass with a data set of {ITEMS:,} items": Batch(torch.zeros(8, 4), torch.zeros(8), items),
+        f"a dataclass with a data set of {ITEMS:,} items": Batch(
+            torch.zeros(8, 4), torch.zeros(8), items
+        ),
         f"a plain object with a data set of {ITEMS:,} items": Graph(items),
     }
 

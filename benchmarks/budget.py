@@ -1,6 +1,9 @@
-"""Whether a step's budget blames what is to blame: the same training plain, and with something planted, whose size is known.
+"""Whether a step's budget blames what is to blame.
 
-Waits are slept. The pointwise work is real: multiplications of 16 MiB, and the bandwidth is what one of these was found to reach.
+The same training plain, and with something planted, whose size is known.
+
+Waits are slept. The pointwise work is real: multiplications of 16 MiB, and the bandwidth is what
+one of these was found to reach.
 """
 
 import argparse
@@ -85,11 +88,23 @@ class Training(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
-def spent(chip: Hardware, steps: int, *, data: float = 0.0, idle: float = 0.0, times: int = 0) -> dict[str, float]:
+def spent(
+    chip: Hardware, steps: int, *, data: float = 0.0, idle: float = 0.0, times: int = 0
+) -> dict[str, float]:
     """Seconds of each part of the budget, and an error where these are not the step."""
-    monitor = FlopsMonitor(Schedule(wait=steps, warmup=1, active=3), hardware=chip, trace=False, on_error="raise")
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    options: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": steps + 6, "accelerator": "cpu", "devices": 1, **quiet}
+    monitor = FlopsMonitor(
+        Schedule(wait=steps, warmup=1, active=3), hardware=chip, trace=False, on_error="raise"
+    )
+    quiet = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
+    )
+    options: dict[str, Any] = {
+        "max_epochs": 1,
+        "limit_train_batches": steps + 6,
+        "accelerator": "cpu",
+        "devices": 1,
+        **quiet,
+    }
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(callbacks=[monitor], default_root_dir=directory, **options)
         trainer.fit(Training(times, idle), DataLoader(Rows(data), batch_size=None))
@@ -123,7 +138,10 @@ def main() -> None:
     once = seconds_of_one()
     chip = Hardware("this machine", {"fp32": 100e9}, 2 * 4 * NUMBERS / once)
     plain = spent(chip, options.steps)
-    lines = ["| planted | part | by | it grew by | no other changed by more than |", "|---|---|--:|--:|--:|"]
+    lines = [
+        "| planted | part | by | it grew by | no other changed by more than |",
+        "|---|---|--:|--:|--:|",
+    ]
     for title, part, planted, amount in (
         ("data wait", "data", {"data": DATA}, DATA),
         ("idle host", "other", {"idle": IDLE}, IDLE),
@@ -134,7 +152,9 @@ def main() -> None:
         right = abs(grown[part] - amount) <= WITHIN * amount
         shown = f"{grown[part] * 1e3:.2f} ms" if right else f"**{grown[part] * 1e3:.2f} ms**"
         others = max(abs(grown[name]) for name in grown if name != part)
-        lines.append(f"| {title} | {part} | {amount * 1e3:.2f} ms | {shown} | {others * 1e3:.2f} ms |")
+        lines.append(
+            f"| {title} | {part} | {amount * 1e3:.2f} ms | {shown} | {others * 1e3:.2f} ms |"
+        )
     said = f"Within {WITHIN:.0%} is wanted; every budget added up to its step. Medians of about {options.steps} steps. {options.note}"
     record("budget.py", "Whether the budget blames what is to blame", [*lines, "", said.strip()])
 

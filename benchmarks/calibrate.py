@@ -1,6 +1,9 @@
-"""How well `calibrate` agrees with itself: measured twice, one after the other, the figures should lie within 5 % of each other.
+"""How well `calibrate` agrees with itself.
 
-On a machine that others use at the same time they do not, and nothing can be done about that but to wait.
+Measured twice, one after the other, the figures should lie within 5 % of each other.
+
+On a machine that others use at the same time they do not, and nothing can be done about that but to
+wait.
 """
 
 import argparse
@@ -14,7 +17,9 @@ from lflops.hardware.chips import Hardware
 
 def figures(hardware: Hardware) -> dict[str, tuple[float | None, str]]:
     """Every figure that was measured, with its unit."""
-    peaks: dict[str, tuple[float | None, str]] = {dtype: (peak, "FLOP/s") for dtype, peak in hardware.peak_flops_per_second.items()}
+    peaks: dict[str, tuple[float | None, str]] = {
+        dtype: (peak, "FLOP/s") for dtype, peak in hardware.peak_flops_per_second.items()
+    }
     return peaks | {"bandwidth": (hardware.bandwidth_bytes_per_second, "B/s")}
 
 
@@ -33,7 +38,9 @@ def main() -> None:
     for name in first | second:
         (one, unit), (other, _) = first.get(name, (None, "")), second.get(name, (None, ""))
         difference = None if one is None or other is None else abs(other - one) / min(one, other)
-        lines.append(f"| {name} | {units.quantity(one, unit)} | {units.quantity(other, unit)} | {units.percent(difference)} |")
+        lines.append(
+            f"| {name} | {units.quantity(one, unit)} | {units.quantity(other, unit)} | {units.percent(difference)} |"
+        )
     lines += [
         "",
         f"Each took {' and '.join(units.duration(seconds, digits=1) for seconds in taken)}; 5 % is what they should differ by at most.",

@@ -1,4 +1,6 @@
-"""What watching a training costs: steps of a Trainer with `FlopsMonitor` beside those of one without, and beside other ways to watch.
+"""What watching a training costs.
+
+Steps of a Trainer with `FlopsMonitor` beside those of one without, and beside other ways to watch.
 
 Fits take turns in one process, so that a slow moment of the machine falls on all of them.
 """
@@ -26,7 +28,13 @@ from transformers import BertConfig, BertForMaskedLM
 from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.schedule import Schedule
 
-THIN = {"hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 192, "vocab_size": 1000}
+THIN = {
+    "hidden_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 192,
+    "vocab_size": 1000,
+}
 NEVER = 10**9
 
 
@@ -89,7 +97,13 @@ class DeepSpeeds(Callback):
             self.profiler.end_profile()
 
 
-def fit(config: BertConfig, shape: tuple[int, int], callback: Callback | None, steps: int, profiler: Any = None) -> list[float]:
+def fit(
+    config: BertConfig,
+    shape: tuple[int, int],
+    callback: Callback | None,
+    steps: int,
+    profiler: Any = None,
+) -> list[float]:
     """Train so many steps, and say how long each took, from the second on."""
     torch.manual_seed(0)
     watch = Stopwatch()
@@ -114,19 +128,30 @@ def fit(config: BertConfig, shape: tuple[int, int], callback: Callback | None, s
     return watch.steps()
 
 
-def compare(config: BertConfig, shape: tuple[int, int], steps: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of all steps, by the way to watch; and of single steps that are slower, by what they are."""
+def compare(
+    config: BertConfig, shape: tuple[int, int], steps: int, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of all steps, by the way to watch.
+
+    And of single steps that are slower, by what they are.
+    """
     begun = Schedule(wait=2, warmup=1, active=1)
     behind = 14  # by then the window has been told of
     ways: dict[str, tuple[Callable[[], Callback | None], int]] = {
         "nothing": (lambda: None, behind),
         "FlopsMonitor, clean steps": (lambda: FlopsMonitor(Schedule(wait=NEVER)), behind),
         "FlopsMonitor, after the last window": (lambda: FlopsMonitor(begun, trace=False), behind),
-        "the same with track=False": (lambda: FlopsMonitor(begun, trace=False, track=False), behind),
+        "the same with track=False": (
+            lambda: FlopsMonitor(begun, trace=False, track=False),
+            behind,
+        ),
         "ThroughputMonitor": (lambda: ThroughputMonitor(batch_size_fn=len, window_size=10), behind),
     }
     found: dict[str, list[float]] = {name: [] for name in ways}
-    single: dict[str, list[float]] = {"FlopsMonitor, the counted step": [], "FlopsMonitor, the end of a window": []}
+    single: dict[str, list[float]] = {
+        "FlopsMonitor, the counted step": [],
+        "FlopsMonitor, the end of a window": [],
+    }
     with contextlib.suppress(ImportError):
         import deepspeed.profiling.flops_profiler  # noqa: F401 - only whether it is there
 
@@ -138,36 +163,57 @@ def compare(config: BertConfig, shape: tuple[int, int], steps: int, rounds: int)
             (single if name.startswith("the end") else found).setdefault(name, []).extend(seconds)
         taken = fit(config, shape, FlopsMonitor(begun, trace=False), 2 * behind)
         usual = median(taken[behind:])
-        single["FlopsMonitor, the counted step"].append(taken[1])  # the first is that of the second batch
-        # The watch is read behind the monitor: what it does at the end of the seventh batch is in the step of that batch.
+        single["FlopsMonitor, the counted step"].append(
+            taken[1]
+        )  # the first is that of the second batch
+        # The watch is read behind the monitor: what it does at the end of the seventh batch is in
+        # the step of that batch.
         single["FlopsMonitor, the end of a window"].append(max(taken[3:behind]) - usual)
         if "DeepSpeed's profiler, the profiled step" in single:
-            single["DeepSpeed's profiler, the profiled step"].append(fit(config, shape, DeepSpeeds(5), behind)[4])
+            single["DeepSpeed's profiler, the profiled step"].append(
+                fit(config, shape, DeepSpeeds(5), behind)[4]
+            )
     return found, single
 
 
 def active(config: BertConfig, shape: tuple[int, int], steps: int) -> dict[str, list[float]]:
-    """Seconds of each of so many active steps, by what they are active in; and of the last, behind which a trace is written."""
+    """Seconds of each of so many active steps, by what they are active in.
+
+    And of the last, behind which a trace is written.
+    """
     whole = Schedule(wait=2, warmup=1, active=steps)
     first = 2  # the watch begins with the second batch
     with tempfile.TemporaryDirectory() as directory:
         own = torch.profiler.schedule(wait=2, warmup=1, active=steps, repeat=1)
-        lightnings = PyTorchProfiler(directory, "trace", schedule=own, activities=[torch.profiler.ProfilerActivity.CPU])
+        lightnings = PyTorchProfiler(
+            directory, "trace", schedule=own, activities=[torch.profiler.ProfilerActivity.CPU]
+        )
         ways = {
-            "FlopsMonitor, hooked steps": fit(config, shape, FlopsMonitor(whole, trace=False), steps + 6),
+            "FlopsMonitor, hooked steps": fit(
+                config, shape, FlopsMonitor(whole, trace=False), steps + 6
+            ),
             "FlopsMonitor, traced steps": fit(config, shape, FlopsMonitor(whole), 2 * steps + 6),
-            "Lightning's PyTorchProfiler, traced steps": fit(config, shape, None, steps + 6, lightnings),
+            "Lightning's PyTorchProfiler, traced steps": fit(
+                config, shape, None, steps + 6, lightnings
+            ),
         }
     found = {name: seconds[first : first + steps - 2] for name, seconds in ways.items()}
     for name, seconds in ways.items():
         if "traced" in name:
             ends = seconds[first + steps - 2 : first + steps + 1]
-            found[f"the end of {steps} traced steps, {name.partition(',')[0]}"] = [max(ends) - median(seconds[first : first + steps - 2])]
+            found[f"the end of {steps} traced steps, {name.partition(',')[0]}"] = [
+                max(ends) - median(seconds[first : first + steps - 2])
+            ]
     return found
 
 
 CASES: dict[str, tuple[str, BertConfig, tuple[int, int], int]] = {
-    "launch-bound": ("BERT of 1 layer, hidden 48, batch 1, length 16, one thread", BertConfig(**THIN), (1, 16), 300),
+    "launch-bound": (
+        "BERT of 1 layer, hidden 48, batch 1, length 16, one thread",
+        BertConfig(**THIN),
+        (1, 16),
+        300,
+    ),
     "base": ("BERT-base, batch 2, length 64", BertConfig(), (2, 64), 30),
 }
 
@@ -188,7 +234,12 @@ def main() -> None:
         torch.set_num_threads(1 if case == "launch-bound" else threads)
         found, single = compare(config, shape, steps, rounds)
         usual = {name: quantiles(seconds, n=4)[0] for name, seconds in found.items()}
-        lines = [f"{title}.", "", "| watched by | a step | more than nothing | ratio |", "|---|--:|--:|--:|"]
+        lines = [
+            f"{title}.",
+            "",
+            "| watched by | a step | more than nothing | ratio |",
+            "|---|--:|--:|--:|",
+        ]
         for name, seconds in usual.items():
             more, ratio = seconds - usual["nothing"], seconds / usual["nothing"]
             lines.append(f"| {name} | {seconds * 1e3:.3f} ms | {more * 1e6:.0f} µs | {ratio:.3f} |")

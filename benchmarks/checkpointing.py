@@ -1,4 +1,7 @@
-"""Is the choice of what to recompute the best, and how long does it take? Every choice for 12 blocks, and Llama 405B."""
+"""Is the choice of what to recompute the best, and how long does it take?
+
+Every choice for 12 blocks, and Llama 405B.
+"""
 
 import argparse
 import sys
@@ -66,7 +69,11 @@ def every_choice(blocks: int) -> Iterator[str]:
         budget = lowest + (highest - lowest) * part // (BUDGETS - 1)
         found = cheapest_choice(chain, ("none", "full"), budget)
         least = min(cost for choices, cost in flops.items() if peaks[choices] <= budget)
-        yield f"| {budget:,} | {least:,} | {flops[found]:,} | {peaks[found]:,} |" if found else f"| {budget:,} | {least:,} | none | |"
+        yield (
+            f"| {budget:,} | {least:,} | {flops[found]:,} | {peaks[found]:,} |"
+            if found
+            else f"| {budget:,} | {least:,} | none | |"
+        )
 
 
 def llama() -> Iterator[str]:

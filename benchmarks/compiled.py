@@ -1,6 +1,9 @@
-"""What looking inside of compiled code costs, and how much of its time is assigned to modules: five models, and a planted slow block.
+"""What looking inside of compiled code costs, and how much of its time is assigned to modules.
 
-Each model is compiled in processes of their own, with fresh caches: without a record of its graphs and with one.
+Five models, and a planted slow block.
+
+Each model is compiled in processes of their own, with fresh caches: without a record of its graphs
+and with one.
 """
 
 import argparse
@@ -25,7 +28,14 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import torch
 from results import record
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
 
 from lflops.model.module_tree import ModuleTree
 from lflops.trace.record.compiled_time import CompiledTimes, CompileTracking
@@ -40,7 +50,11 @@ class Block(nn.Module):
 
     def __init__(self, inner: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, inner),
+            nn.Linear(inner, WIDTH),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Two products, and what is between."""
@@ -64,11 +78,17 @@ class Blocks(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of four experts. Each takes the quarter of the tokens that the gate gives it the highest weights for."""
+    """A mixture of four experts.
+
+    Each takes the quarter of the tokens that the gate gives it the highest weights for.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.experts = nn.Linear(WIDTH, 4), nn.ModuleList(Block(4 * WIDTH) for _ in range(4))
+        self.gate, self.experts = (
+            nn.Linear(WIDTH, 4),
+            nn.ModuleList(Block(4 * WIDTH) for _ in range(4)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """A loss."""
@@ -95,7 +115,9 @@ def images() -> tuple[nn.Module, Callable[[Any], Tensor]]:
 
 def rows(model: nn.Module) -> tuple[nn.Module, Callable[[Any], Tensor]]:
     """A model of rows and its step."""
-    x = torch.randn(512, WIDTH, requires_grad=True)  # as within a model, where every block passes a gradient on
+    x = torch.randn(
+        512, WIDTH, requires_grad=True
+    )  # as within a model, where every block passes a gradient on
     return model, lambda compiled: compiled(x)
 
 
@@ -120,20 +142,26 @@ def child(name: str, *, recorded: bool, both: bool) -> dict[str, Any]:
     Args:
         name: The model.
         recorded: Whether its graphs are recorded; then it is traced as well.
-        both: Whether a copy without a record is timed in turn with it, which inductor's caches have.
+        both: Whether a copy without a record is timed in turn with it, which inductor's caches
+            have.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, loss = CASES[name]()
     copy = deepcopy(model)
-    torch.compile(lambda x: x.sin().sum())(torch.ones(3, requires_grad=True)).backward()  # loads inductor, and tries the C++ compiler
+    torch.compile(lambda x: x.sin().sum())(
+        torch.ones(3, requires_grad=True)
+    ).backward()  # loads inductor, and tries the C++ compiler
     before = kernel_files()
     tracking = CompileTracking()
     if recorded:
         tracking.start()
     torch._dynamo.reset()  # noqa: SLF001 - it has no public name
     compiled = torch.compile(model)
-    found: dict[str, Any] = {"compile": cpu_seconds_of(loss, compiled), "kernels": kernels(kernel_files() - before)}
+    found: dict[str, Any] = {
+        "compile": cpu_seconds_of(loss, compiled),
+        "kernels": kernels(kernel_files() - before),
+    }
     if not recorded:
         return found | {"loss": seeded(loss, compiled)}
     found |= looked_into(compiled, lambda: loss(compiled).backward())
@@ -141,9 +169,13 @@ def child(name: str, *, recorded: bool, both: bool) -> dict[str, Any]:
     found["loss"] = seeded(loss, compiled)
     if both:
         plain = torch.compile(copy)
-        seconds = [(cpu_seconds_of(loss, plain), cpu_seconds_of(loss, compiled)) for _ in range(STEPS + 1)][1:]
+        seconds = [
+            (cpu_seconds_of(loss, plain), cpu_seconds_of(loss, compiled)) for _ in range(STEPS + 1)
+        ][1:]
         found["step"] = statistics.median(without for without, _ in seconds)
-        found["ratio"] = statistics.median(with_record / without for without, with_record in seconds)
+        found["ratio"] = statistics.median(
+            with_record / without for without, with_record in seconds
+        )
     return found
 
 
@@ -178,7 +210,9 @@ def cpu_seconds() -> float:
     return time.process_time() + compilers.ru_utime + compilers.ru_stime
 
 
-def looked_into(model: nn.Module, step: Callable[[], object], steps: int = TRACED) -> dict[str, Any]:
+def looked_into(
+    model: nn.Module, step: Callable[[], object], steps: int = TRACED
+) -> dict[str, Any]:
     """What traced steps say of the compiled code."""
     times = traced(model, step, steps)
     code = times.code
@@ -206,11 +240,13 @@ def traced(model: nn.Module, step: Callable[[], object], steps: int) -> Compiled
 
 
 def planted() -> dict[str, float]:
-    """The wide block among twelve, and the same block compiled alone: both run in every step of one traced window.
+    """The wide block among twelve, and the same block compiled alone.
+
+    Both run in every step of one traced window.
 
     Returns:
-        What it takes among twelve over what it takes alone, step by step: the median and the quartiles; and in how many steps it was the
-        slowest of the twelve.
+        What it takes among twelve over what it takes alone, step by step: the median and the
+        quartiles; and in how many steps it was the slowest of the twelve.
     """
     torch.set_num_threads(1)
     tracking = CompileTracking()
@@ -228,8 +264,13 @@ def planted() -> dict[str, float]:
         step()
     took = by_block(traced(both, step, ROUNDS))
     tracking.stop()
-    low, median, high = statistics.quantiles([each["twelve.blocks.7"] / each["alone.blocks.0"] for each in took], n=4)
-    among = [{block: seconds for block, seconds in each.items() if block.startswith("twelve.blocks")} for each in took]
+    low, median, high = statistics.quantiles(
+        [each["twelve.blocks.7"] / each["alone.blocks.0"] for each in took], n=4
+    )
+    among = [
+        {block: seconds for block, seconds in each.items() if block.startswith("twelve.blocks")}
+        for each in took
+    ]
     slowest = sum(max(each, key=lambda block: each[block]) == "twelve.blocks.7" for each in among)
     share = statistics.median(each["twelve.blocks.7"] / sum(each.values()) for each in among)
     return {"ratio": median, "low": low, "high": high, "slowest": slowest, "share": share}
@@ -242,7 +283,9 @@ def by_block(times: CompiledTimes) -> list[dict[str, float]]:
         sums: dict[str, float] = {}
         for by_module in batch.values():
             for key, took in by_module.items():
-                block = ".".join(key.row.removeprefix("_orig_mod.").replace("._orig_mod", "").split(".")[:3])
+                block = ".".join(
+                    key.row.removeprefix("_orig_mod.").replace("._orig_mod", "").split(".")[:3]
+                )
                 sums[block] = sums.get(block, 0.0) + took / 1e9
         steps.append(sums)
     return steps
@@ -274,9 +317,13 @@ def main() -> None:
             both = name in BOTH_WAYS
             plain = measured(name, folder) if both else {}
             each = measured(name, folder, "--recorded", *(["--both"] if both else []))
-        lines.append(f"| {name} | {each['graphs']} | {each['assigned']:.2%} | {each['divided']:.1%} | {each['off']:.1e} |")
+        lines.append(
+            f"| {name} | {each['graphs']} | {each['assigned']:.2%} | {each['divided']:.1%} | {each['off']:.1e} |"
+        )
         if both:
-            loss, same = ("yes" if plain[fact] == each[fact] else "no" for fact in ("loss", "kernels"))
+            loss, same = (
+                "yes" if plain[fact] == each[fact] else "no" for fact in ("loss", "kernels")
+            )
             times = f"{plain['compile']:.1f} s | {each['compile']:.1f} s | {1e3 * each['step']:.1f} ms | {each['ratio'] - 1:+.1%}"
             costs.append(f"| {name} | {times} | {loss} | {same}, {each['kernels'][0]} |")
     with tempfile.TemporaryDirectory() as folder:
@@ -301,6 +348,12 @@ if __name__ == "__main__":
     parser.add_argument("--both", action="store_true")
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(planted() if given.child == PLANTED else child(given.child, recorded=given.recorded, both=given.both)))
+        print(
+            json.dumps(
+                planted()
+                if given.child == PLANTED
+                else child(given.child, recorded=given.recorded, both=given.both)
+            )
+        )
     else:
         main()

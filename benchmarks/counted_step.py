@@ -1,6 +1,9 @@
-"""The counted step beside its neighbours: peak memory, losses and random numbers, of eager and compiled models on the CPU.
+"""The counted step beside its neighbours.
 
-Each model trains twice from one seed, without lflops and with one counted step. Peaks are the allocator's own word, less the parameters.
+Peak memory, losses and random numbers, of eager and compiled models on the CPU.
+
+Each model trains twice from one seed, without lflops and with one counted step. Peaks are the
+allocator's own word, less the parameters.
 """
 
 import sys
@@ -22,7 +25,11 @@ from lflops.flop_counter.count import Counting
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.cpu_allocator import allocated
 
-STEPS, COUNTED, LENGTH = 7, 4, 2048  # steps of a training, the number of the one that is counted, and the sequence's length
+STEPS, COUNTED, LENGTH = (
+    7,
+    4,
+    2048,
+)  # steps of a training, the number of the one that is counted, and the sequence's length
 
 
 class Around(nn.Module):
@@ -37,7 +44,10 @@ class Around(nn.Module):
 
 
 def attention() -> nn.Module:
-    """Causal flex attention, compiled: run eagerly it makes the matrix of all scores. On a CPU only the layer behind it trains."""
+    """Causal flex attention, compiled: run eagerly it makes the matrix of all scores.
+
+    On a CPU only the layer behind it trains.
+    """
     mask = create_block_mask(lambda _b, _h, q, k: q >= k, None, None, LENGTH, LENGTH, device="cpu")
     compiled = torch.compile(flex_attention)
     return Around(lambda layer, x: layer(compiled(x, x, x, block_mask=mask)), 16)
@@ -46,7 +56,11 @@ def attention() -> nn.Module:
 def loop(layer: nn.Module, x: Tensor) -> Tensor:
     """Four slices, one after the other."""
     parts = x.unflatten(0, (4, -1))
-    return scan(lambda carry, part: ((new := torch.tanh(layer(part) + carry)), new.clone()), torch.zeros_like(parts[0]), parts)[1]
+    return scan(
+        lambda carry, part: ((new := torch.tanh(layer(part) + carry)), new.clone()),
+        torch.zeros_like(parts[0]),
+        parts,
+    )[1]
 
 
 def mlp() -> nn.Module:
@@ -57,15 +71,24 @@ def mlp() -> nn.Module:
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "MLP, eager": (mlp, lambda: torch.randn(1024, 512)),
     "MLP, compiled": (lambda: torch.compile(mlp()), lambda: torch.randn(1024, 512)),
-    "BERT, 12 layers, eager": (lambda: BertForMaskedLM(BertConfig(**THIN)), lambda: torch.randint(1000, (4, 128))),
+    "BERT, 12 layers, eager": (
+        lambda: BertForMaskedLM(BertConfig(**THIN)),
+        lambda: torch.randint(1000, (4, 128)),
+    ),
     "flex attention, compiled, length 2,048": (attention, lambda: torch.randn(1, 2, LENGTH, 16)),
-    "cond": (lambda: Around(lambda layer, x: torch.cond(x.sum() > 0, lambda y: -layer(y), layer, (x,))), lambda: torch.randn(1024, 512)),
+    "cond": (
+        lambda: Around(lambda layer, x: torch.cond(x.sum() > 0, lambda y: -layer(y), layer, (x,))),
+        lambda: torch.randn(1024, 512),
+    ),
     "scan": (lambda: Around(loop), lambda: torch.randn(1024, 512)),
 }
 
 
 def train(name: str, counted: int | None) -> tuple[list[int], list[tuple[float, float]]]:
-    """The peak of each step of a training, and its loss with a random number; `counted` is the number of the step that is counted."""
+    """The peak of each step of a training, and its loss with a random number.
+
+    `counted` is the number of the step that is counted.
+    """
     seen: list[tuple[float, float]] = []
     torch.manual_seed(0)
     model, x = (make() for make in MODELS[name])
@@ -86,13 +109,18 @@ def train(name: str, counted: int | None) -> tuple[list[int], list[tuple[float, 
 
 def main() -> None:
     """Train each model twice and write the table."""
-    lines = ["| training | neighbours' peak, MiB | counted step's | ratio | losses and random numbers |", "|---|--:|--:|--:|---|"]
+    lines = [
+        "| training | neighbours' peak, MiB | counted step's | ratio | losses and random numbers |",
+        "|---|--:|--:|--:|---|",
+    ]
     for name in MODELS:
         (_, plain), (peaks, watched) = train(name, None), train(name, COUNTED)
         torch.compiler.reset()
         around = max(peaks[COUNTED - 1], peaks[COUNTED + 1])
         ratio, same = peaks[COUNTED] / around, "equal" if plain == watched else "differ"
-        lines.append(f"| {name} | {around / 2**20:,.1f} | {peaks[COUNTED] / 2**20:,.1f} | {ratio:.3f} | {same} |")
+        lines.append(
+            f"| {name} | {around / 2**20:,.1f} | {peaks[COUNTED] / 2**20:,.1f} | {ratio:.3f} | {same} |"
+        )
     record("counted_step.py", "The counted step beside its neighbours", lines)
 
 

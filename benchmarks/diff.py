@@ -1,7 +1,8 @@
 """Does `diff` find a module that became 10 % slower, and nothing between two runs of the same code, also on a busy machine?
 
-Runs of 30 steps take turns in one process, as they are and with one module that waits for a tenth of its own time. Then pairs of equal
-runs are held to a limit: half of them on an idle machine, half with one run or both beside two processes that compute.
+Runs of 30 steps take turns in one process, as they are and with one module that waits for a tenth
+of its own time. Then pairs of equal runs are held to a limit: half of them on an idle machine, half
+with one run or both beside two processes that compute.
 """
 
 import contextlib
@@ -43,13 +44,20 @@ class Waiting(nn.Linear):
 
 def own_seconds(profile: Profile) -> dict[str, float]:
     """Of forward and backward of each module."""
-    works = {name: (module.forward.own_seconds, module.backward.own_seconds) for name, module in profile.modules.items()}
+    works = {
+        name: (module.forward.own_seconds, module.backward.own_seconds)
+        for name, module in profile.modules.items()
+    }
     return {name: sum(spread.median for spread in both if spread) for name, both in works.items()}
 
 
 def told(found: Diff) -> str:
     """What is news of modules, as a cell."""
-    news = [f"`{module.name}` {module.news.beyond - 1:+.1%}" for module in (*found.slower, *found.faster) if module.news.beyond is not None]
+    news = [
+        f"`{module.name}` {module.news.beyond - 1:+.1%}"
+        for module in (*found.slower, *found.faster)
+        if module.news.beyond is not None
+    ]
     return ", ".join(news) or "nothing"
 
 
@@ -59,7 +67,10 @@ BESIDE = [*[(0, 0)] * 3, (0, 2), (2, 0), (2, 2)]
 
 
 def pairs(ran: Callable[[], Profile]) -> list[str]:
-    """A row for each kind of pair: what the command line says of equal runs, which may take 5 % longer."""
+    """A row for each kind of pair.
+
+    What the command line says of equal runs, which may take 5 % longer.
+    """
     found: defaultdict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         for number in range(PAIRS):
@@ -71,11 +82,16 @@ def pairs(ran: Callable[[], Profile]) -> list[str]:
             with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())) as said:
                 status = command_line(["diff", *paths, "--max-regress", "5%", "--json"])
             found[both].append((status, json.loads(said.buffer.getvalue())["status"]))
-    lines = ["| processes beside the first run | the second | pairs | exit status 1 | the step |", "|--:|--:|--:|--:|---|"]
+    lines = [
+        "| processes beside the first run | the second | pairs | exit status 1 | the step |",
+        "|--:|--:|--:|--:|---|",
+    ]
     for both, results in found.items():
         verdicts = Counter(verdict for _, verdict in results)
         said_of_it = ", ".join(f"{verdict} {times}" for verdict, times in verdicts.items())
-        lines.append(f"| {both[0]} | {both[1]} | {len(results)} | {sum(status == 1 for status, _ in results)} | {said_of_it} |")
+        lines.append(
+            f"| {both[0]} | {both[1]} | {len(results)} | {sum(status == 1 for status, _ in results)} | {said_of_it} |"
+        )
     return lines
 
 
@@ -84,7 +100,9 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     torch.manual_seed(0)
-    model = nn.Sequential(*(Waiting(WIDTH * a, WIDTH * b) for a, b in SHAPES), nn.LayerNorm(WIDTH), nn.GELU())
+    model = nn.Sequential(
+        *(Waiting(WIDTH * a, WIDTH * b) for a, b in SHAPES), nn.LayerNorm(WIDTH), nn.GELU()
+    )
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     slow = model.get_submodule(SLOW)
 
@@ -98,7 +116,10 @@ def main() -> None:
     for _ in range(TIMES):
         planted.append(ran(SLOWER))
         same.append(ran())
-    lines = ["| | 10 % planted in `2`: told | the whole run | the same code: told | the whole run |", "|--:|---|--:|---|--:|"]
+    lines = [
+        "| | 10 % planted in `2`: told | the whole run | the same code: told | the whole run |",
+        "|--:|---|--:|---|--:|",
+    ]
     found = nothing = 0
     for i, (before, slowed, after) in enumerate(zip(same, planted, same[1:], strict=False), 1):
         one, other = lflops.diff(before, slowed), lflops.diff(before, after)
@@ -109,7 +130,14 @@ def main() -> None:
     share, milliseconds = usual[SLOW] / sum(usual.values()), usual[SLOW] * 1e3
     summary = f"Found, and nothing else: {found} of {TIMES}. Nothing between runs of the same code: {nothing} of {TIMES}. The module takes"
     runs = f"{STEPS} clean and {STEPS} hooked steps a run, all in turn in one process; one thread"
-    lines += ["", f"{summary} {milliseconds:.1f} ms, {share:.0%} of the step; {runs}.", "", "`lflops diff` of equal runs:", "", *pairs(ran)]
+    lines += [
+        "",
+        f"{summary} {milliseconds:.1f} ms, {share:.0%} of the step; {runs}.",
+        "",
+        "`lflops diff` of equal runs:",
+        "",
+        *pairs(ran),
+    ]
     record("diff.py", "Two runs compared", lines)
 
 

@@ -1,8 +1,12 @@
-"""One training in five loops: what each is reported to take, and what the monitor costs in its clean steps.
+"""One training in five loops.
 
-One model, one batch and one optimizer, in Lightning, in your own loop, in a Trainer of transformers, with Accelerate and with Fabric.
-Counts have to be equal. Times have to agree if the work of the loops themselves does not matter: that is tried with a wide model, all loops
-in turn. The cost is measured with a thin model, from one forward to the next: the beginning and the end of a run are not in it.
+What each is reported to take, and what the monitor costs in its clean steps.
+
+One model, one batch and one optimizer, in Lightning, in your own loop, in a Trainer of
+transformers, with Accelerate and with Fabric. Counts have to be equal. Times have to agree if the
+work of the loops themselves does not matter: that is tried with a wide model, all loops in turn.
+The cost is measured with a thin model, from one forward to the next: the beginning and the end of a
+run are not in it.
 """
 
 import argparse
@@ -63,7 +67,10 @@ class Model(LightningModule):
         """Make the same weights each time."""
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(3)], nn.Linear(width, CLASSES))
+        self.layers = nn.Sequential(
+            *[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(3)],
+            nn.Linear(width, CLASSES),
+        )
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """The loss of a batch."""
@@ -107,7 +114,11 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 def in_lightning(schedule: Schedule | None, size: Size) -> Profile | None:
     """With the callback."""
-    monitor = None if schedule is None else FlopsMonitor(schedule, trace=False, html=False, on_error="raise")
+    monitor = (
+        None
+        if schedule is None
+        else FlopsMonitor(schedule, trace=False, html=False, on_error="raise")
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             max_steps=size.steps,
@@ -125,7 +136,13 @@ def in_lightning(schedule: Schedule | None, size: Size) -> Profile | None:
 
 def in_transformers(schedule: Schedule | None, size: Size) -> Profile | None:
     """With its callback."""
-    callback = None if schedule is None else FlopsCallback(schedule=schedule, trace=False, html=False, on_error="raise", log=lambda _: None)
+    callback = (
+        None
+        if schedule is None
+        else FlopsCallback(
+            schedule=schedule, trace=False, html=False, on_error="raise", log=lambda _: None
+        )
+    )
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
             folder,
@@ -147,7 +164,10 @@ def in_transformers(schedule: Schedule | None, size: Size) -> Profile | None:
             callbacks=[] if callback is None else [callback],
             optimizers=(optimizer_of(model), None),  # type: ignore[arg-type, unused-ignore]
         )
-        with open("/dev/null", "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):  # noqa: PTH123
+        with (
+            open("/dev/null", "w", encoding="utf-8") as nothing,  # noqa: PTH123
+            contextlib.redirect_stdout(nothing),
+        ):
             trainer.train()
     return None if callback is None else callback.profiles[-1]
 
@@ -167,7 +187,13 @@ def _loop(make: Callable[[int], tuple[Any, Any, Any]]) -> Loop:
             for batch in loader:
                 one(batch)
             return None
-        settings = {"schedule": schedule, "trace": False, "html": False, "on_error": "raise", "log": lambda _: None}
+        settings = {
+            "schedule": schedule,
+            "trace": False,
+            "html": False,
+            "on_error": "raise",
+            "log": lambda _: None,
+        }
         with lflops.monitor(model, optimizer, engine=engine, **settings) as monitor:
             for batch in monitor.data(loader):
                 with monitor.step(batch):
@@ -202,7 +228,11 @@ LOOPS: dict[str, Loop] = {
 
 
 def agreement(rounds: int) -> Iterator[str]:
-    """A line for each loop: what the monitor reports of the wide training, as medians over the rounds, compared with the mean of all."""
+    """A line for each loop.
+
+    What the monitor reports of the wide training, as medians over the rounds, compared with the
+    mean of all.
+    """
     found: dict[str, list[Analysis]] = {name: [] for name in LOOPS}
     ratios: dict[str, list[float]] = {name: [] for name in LOOPS}
     for _ in range(rounds):
@@ -212,30 +242,57 @@ def agreement(rounds: int) -> Iterator[str]:
             if profile is None:
                 raise AssertionError(name)
             found[name].append(analyze(profile))
-            clocked = median(after - before for before, after in pairwise(FORWARDS[2 : WIDE.steps // 2]))
+            clocked = median(
+                after - before for before, after in pairwise(FORWARDS[2 : WIDE.steps // 2])
+            )
             ratios[name].append(found[name][-1].step_times.seconds.median / clocked - 1)
-    steps = {name: median(each.step_times.seconds.median for each in all_of) for name, all_of in found.items()}
-    rates = {name: median(each.step_times.samples_per_second for each in all_of) for name, all_of in found.items()}
-    flops = {name: median(each.utilization.flops_per_second for each in all_of) for name, all_of in found.items()}
+    steps = {
+        name: median(each.step_times.seconds.median for each in all_of)
+        for name, all_of in found.items()
+    }
+    rates = {
+        name: median(each.step_times.samples_per_second for each in all_of)
+        for name, all_of in found.items()
+    }
+    flops = {
+        name: median(each.utilization.flops_per_second for each in all_of)
+        for name, all_of in found.items()
+    }
     for name, all_of in found.items():
         root = all_of[0].profile.modules[""]
-        columns = [f"{root.forward.macs + root.backward.macs:,}", f"{steps[name] * 1e3:.2f} ms", f"{median(ratios[name]):+.2%}"]
-        columns += [f"{each[name] / mean(each.values()) - 1:+.1%}" for each in (steps, rates, flops)]
-        phases = {phase: median(each.step_times.phases[phase].median for each in all_of) for phase in all_of[0].step_times.phases}
+        columns = [
+            f"{root.forward.macs + root.backward.macs:,}",
+            f"{steps[name] * 1e3:.2f} ms",
+            f"{median(ratios[name]):+.2%}",
+        ]
+        columns += [
+            f"{each[name] / mean(each.values()) - 1:+.1%}" for each in (steps, rates, flops)
+        ]
+        phases = {
+            phase: median(each.step_times.phases[phase].median for each in all_of)
+            for phase in all_of[0].step_times.phases
+        }
         columns += [f"{phases[phase] * 1e3:.2f}" if phase in phases else "–" for phase in PHASES]
         yield f"| {name} | {' | '.join(columns)} |"
 
 
 def cost(rounds: int) -> Iterator[str]:
-    """A line for each loop: from forward to forward of the thin training, without the monitor and with one that waits."""
+    """A line for each loop.
+
+    From forward to forward of the thin training, without the monitor and with one that waits.
+    """
     for name, run in LOOPS.items():
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for number in range(2 * rounds):
             watched = bool(number % 2)
             FORWARDS.clear()
             run(Schedule(wait=100_000) if watched else None, THIN)
-            seconds[watched].append(median(after - before for before, after in pairwise(FORWARDS[20:])))
-        differences = [after - before for before, after in zip(seconds[False], seconds[True], strict=True)]
+            seconds[watched].append(
+                median(after - before for before, after in pairwise(FORWARDS[20:]))
+            )
+        differences = [
+            after - before for before, after in zip(seconds[False], seconds[True], strict=True)
+        ]
         without, watched_step = (f"{median(seconds[each]) * 1e6:.0f} µs" for each in (False, True))
         yield f"| {name} | {without} | {watched_step} | {median(differences) * 1e6:+.0f} µs |"
 

@@ -1,4 +1,8 @@
-"""Does an estimate hold? Against published figures, against real trainings on the CPU's allocator, and at sizes that no machine has."""
+"""Does an estimate hold?
+
+Against published figures, against real trainings on the CPU's allocator, and at sizes that no
+machine has.
+"""
 
 import argparse
 import gc
@@ -56,7 +60,10 @@ def tokens(words: int, samples: int, length: int) -> Callable[[], Batch]:
 
 def images(samples: int) -> Callable[[], Batch]:
     """Makes a batch of an image classifier."""
-    return lambda: {"pixel_values": torch.randn(samples, 3, 224, 224), "labels": torch.randint(2, (samples,))}
+    return lambda: {
+        "pixel_values": torch.randn(samples, 3, 224, 224),
+        "labels": torch.randint(2, (samples,)),
+    }
 
 
 def checkpointed_llama() -> nn.Module:
@@ -71,17 +78,29 @@ def checkpointed_llama() -> nn.Module:
         use_cache=False,
     )
     model = LlamaForCausalLM(config)
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": False})
     return model
 
 
 CASES: dict[str, Case] = {
-    "BERT-base, batch 8, length 128": (lambda: BertForMaskedLM(BertConfig()), tokens(30522, 8, 128)),
-    "GPT-2, batch 4, length 256": (lambda: GPT2LMHeadModel(GPT2Config(use_cache=False)), tokens(50257, 4, 256)),
+    "BERT-base, batch 8, length 128": (
+        lambda: BertForMaskedLM(BertConfig()),
+        tokens(30522, 8, 128),
+    ),
+    "GPT-2, batch 4, length 256": (
+        lambda: GPT2LMHeadModel(GPT2Config(use_cache=False)),
+        tokens(50257, 4, 256),
+    ),
     "ResNet-50, batch 16": (lambda: ResNetForImageClassification(ResNetConfig()), images(16)),
     "ViT-base, batch 8": (lambda: ViTForImageClassification(ViTConfig()), images(8)),
-    "Llama, 8 layers of 1024, checkpointed, batch 4, length 512": (checkpointed_llama, tokens(32000, 4, 512)),
+    "Llama, 8 layers of 1024, checkpointed, batch 4, length 512": (
+        checkpointed_llama,
+        tokens(32000, 4, 512),
+    ),
 }
 OPTIMIZERS = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
 
@@ -93,15 +112,26 @@ def bert() -> Iterator[str]:
     with torch.no_grad():
         forward = lflops.estimate(build, kwargs={"input_ids": batch()["input_ids"]})
     sgd, adamw = (
-        lflops.estimate(build, kwargs=batch(), backward=True, loss=lambda out: out.loss, optimizer=each) for each in OPTIMIZERS.values()
+        lflops.estimate(
+            build, kwargs=batch(), backward=True, loss=lambda out: out.loss, optimizer=each
+        )
+        for each in OPTIMIZERS.values()
     )
     root = forward.modules[""]
     yield "| BERT-base for masked LM, batch 32, length 128, float32 | |"
     yield "|---|--:|"
     yield f"| parameters | {root.parameters:,} = {root.parameter_bytes / MIB:.2f} MiB |"
     yield f"| forward, contractions | {2 * root.forward.macs / 1e9:.2f} GFLOP |"
-    for title, profile in (("forward alone", forward), ("training with SGD", sgd), ("training with AdamW", adamw)):
-        parts = ", ".join(f"{name.replace('_', ' ')} {size / MIB:.1f}" for name, size in memory(profile).by_category.items() if size)
+    for title, profile in (
+        ("forward alone", forward),
+        ("training with SGD", sgd),
+        ("training with AdamW", adamw),
+    ):
+        parts = ", ".join(
+            f"{name.replace('_', ' ')} {size / MIB:.1f}"
+            for name, size in memory(profile).by_category.items()
+            if size
+        )
         yield f"| peak, {title} | {memory(profile).peak_bytes / MIB:.1f} MiB: {parts} |"
 
 
@@ -112,7 +142,9 @@ def memory(profile: Profile) -> Memory:
     return profile.memory
 
 
-def training(build: Callable[[], nn.Module], batch: Batch, optimizer: Callable[..., torch.optim.Optimizer]) -> Callable[[], Step]:
+def training(
+    build: Callable[[], nn.Module], batch: Batch, optimizer: Callable[..., torch.optim.Optimizer]
+) -> Callable[[], Step]:
     """Makes a model and its optimizer, and of them a step."""
 
     def begin() -> Step:
@@ -136,19 +168,29 @@ def real() -> Iterator[str]:
     for title, (build, batch) in CASES.items():
         for name, optimizer in OPTIMIZERS.items():
             inputs = batch()  # before the profiler begins, so that it is in no total
-            held = sum(each.untyped_storage().nbytes() for each in {id(each): each for each in inputs.values()}.values())
+            held = sum(
+                each.untyped_storage().nbytes()
+                for each in {id(each): each for each in inputs.values()}.values()
+            )
             with tempfile.TemporaryDirectory() as folder:
                 most = max(allocated(training(build, inputs, optimizer), Path(folder))) + held
             start = time.perf_counter()
             found = lflops.estimate(
-                lambda build=build: build().train(), kwargs=inputs, backward=True, loss=lambda out: out.loss, optimizer=optimizer
+                lambda build=build: build().train(),
+                kwargs=inputs,
+                backward=True,
+                loss=lambda out: out.loss,
+                optimizer=optimizer,
             )
             seconds, peak = time.perf_counter() - start, memory(found).peak_bytes
             yield f"| {title} | {name} | {most / MIB:.1f} MiB | {peak / MIB:.1f} MiB | {peak / most - 1:+.2%} | {seconds:.1f} s |"
 
 
 def on_cuda() -> Iterator[str]:
-    """The same against CUDA's allocator, where there is one: the estimates are made without it, for the chip by its name."""
+    """The same against CUDA's allocator, where there is one.
+
+    The estimates are made without it, for the chip by its name.
+    """
     if not torch.cuda.is_available():
         yield "Against `torch.cuda.max_memory_allocated`, each tensor rounded up to 512 bytes: not run on CUDA."
         return
@@ -179,26 +221,42 @@ def on_cuda() -> Iterator[str]:
 
 def cast(batch: Batch, dtype: torch.dtype) -> Batch:
     """Its numbers in a dtype, its tokens as they are."""
-    return {name: each.to(dtype) if each.is_floating_point() else each for name, each in batch.items()}
+    return {
+        name: each.to(dtype) if each.is_floating_point() else each for name, each in batch.items()
+    }
 
 
 def allocated_on_cuda(
-    build: Callable[[], nn.Module], batch: Batch, optimizer: Callable[..., torch.optim.Optimizer], dtype: torch.dtype
+    build: Callable[[], nn.Module],
+    batch: Batch,
+    optimizer: Callable[..., torch.optim.Optimizer],
+    dtype: torch.dtype,
 ) -> tuple[int, int]:
     """The most bytes that the allocator counts as given out in two steps, and the most that it was asked for."""
     warm = torch.ones(8, 8, device="cuda", dtype=dtype)
-    (warm.requires_grad_() @ warm).sum().backward()  # the workspaces of the products stay, of both threads
+    (
+        warm.requires_grad_() @ warm
+    ).sum().backward()  # the workspaces of the products stay, of both threads
     del warm
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before, asked_before = (torch.cuda.memory_stats()[f"{each}_bytes.all.current"] for each in ("allocated", "requested"))
-    step = training(lambda: build().to("cuda", dtype), {name: each.cuda() for name, each in batch.items()}, optimizer)()
+    before, asked_before = (
+        torch.cuda.memory_stats()[f"{each}_bytes.all.current"]
+        for each in ("allocated", "requested")
+    )
+    step = training(
+        lambda: build().to("cuda", dtype),
+        {name: each.cuda() for name, each in batch.items()},
+        optimizer,
+    )()
     for _ in range(2):
         step()
     torch.cuda.synchronize()
     after = torch.cuda.memory_stats()
-    return after["allocated_bytes.all.peak"] - before, after["requested_bytes.all.peak"] - asked_before
+    return after["allocated_bytes.all.peak"] - before, after[
+        "requested_bytes.all.peak"
+    ] - asked_before
 
 
 def llama() -> nn.Module:
@@ -225,11 +283,18 @@ def large() -> Iterator[str]:
     """What is larger than this machine, by time and memory."""
     heads = HIDDEN + 2 * KEY_HEADS * HIDDEN // HEADS
     a_layer = HIDDEN * (heads + HIDDEN + 3 * WIDE)
-    by_formula = 2 * (LENGTH * (LAYERS * a_layer + HIDDEN * WORDS) + LAYERS * 2 * LENGTH * LENGTH * HIDDEN)
+    by_formula = 2 * (
+        LENGTH * (LAYERS * a_layer + HIDDEN * WORDS) + LAYERS * 2 * LENGTH * LENGTH * HIDDEN
+    )
     yield "| forward and backward, bfloat16, batch 1 | parameters | forward | peak | took | more memory than before |"
     yield "|---|--:|--:|--:|--:|--:|"
-    lflops.estimate(nn.Linear(2, 2), torch.ones(1, 2), backward=True)  # loads what the first estimate loads
-    for title, build, length in (("Llama-70B, length 4096", llama, LENGTH), ("DeepSeek-V3, length 512", mixture, 512)):
+    lflops.estimate(
+        nn.Linear(2, 2), torch.ones(1, 2), backward=True
+    )  # loads what the first estimate loads
+    for title, build, length in (
+        ("Llama-70B, length 4096", llama, LENGTH),
+        ("DeepSeek-V3, length 512", mixture, 512),
+    ):
         batch, before, start = tokens(100, 1, length)(), resident(), time.perf_counter()
         profile = lflops.estimate(build, kwargs=batch, backward=True, loss=lambda out: out.loss)
         seconds, more = time.perf_counter() - start, resident() - before
@@ -240,7 +305,11 @@ def large() -> Iterator[str]:
         )
         if build is llama:
             total = 2 * sum(root.work(phase).macs for phase in ("forward", "backward", "recompute"))
-            said = "to the last digit" if (2 * root.forward.macs, 2 * root.backward.macs) == (by_formula, 2 * by_formula) else "NOT"
+            said = (
+                "to the last digit"
+                if (2 * root.forward.macs, 2 * root.backward.macs) == (by_formula, 2 * by_formula)
+                else "NOT"
+            )
     yield ""
     yield f"Llama's forward is the formula's {by_formula:,} FLOP {said}, its backward twice that; with attention's recompute {total:,}."
 
@@ -254,8 +323,12 @@ def limited() -> Iterator[str]:
     """The batch that is said to fit, and one half as large again, trained for real in processes that may have no more memory."""
     room = 1 << 30
     how = {"loss": lambda out: out.loss, "optimizer": torch.optim.AdamW}
-    found = lflops.largest_batch(small_gpt, lambda samples: tokens(50257, samples, 128)(), memory_bytes=room, **how)
-    one = memory(lflops.estimate(small_gpt, kwargs=tokens(50257, 1, 128)(), backward=True, **how)).peak_bytes
+    found = lflops.largest_batch(
+        small_gpt, lambda samples: tokens(50257, samples, 128)(), memory_bytes=room, **how
+    )
+    one = memory(
+        lflops.estimate(small_gpt, kwargs=tokens(50257, 1, 128)(), backward=True, **how)
+    ).peak_bytes
     own = int(trained(1).stdout) - one
     yield f"`largest_batch` of a small GPT-2 with AdamW in 1 GiB: {found} samples. Real trainings of two steps, each in a process that"
     yield f"may have 1.05 GiB of address space beside the {own / MIB:.0f} MiB that it has with one sample and the estimate does not:"
@@ -263,9 +336,15 @@ def limited() -> Iterator[str]:
     yield "| samples | estimated | trains |"
     yield "|--:|--:|---|"
     for samples in (found, found * 3 // 2):
-        peak = memory(lflops.estimate(small_gpt, kwargs=tokens(50257, samples, 128)(), backward=True, **how)).peak_bytes
+        peak = memory(
+            lflops.estimate(small_gpt, kwargs=tokens(50257, samples, 128)(), backward=True, **how)
+        ).peak_bytes
         process = trained(samples, own + room * 105 // 100)
-        said = "yes" if process.returncode == 0 else f"no: {process.stderr.strip().splitlines()[-1][:60]}"
+        said = (
+            "yes"
+            if process.returncode == 0
+            else f"no: {process.stderr.strip().splitlines()[-1][:60]}"
+        )
         yield f"| {samples} | {peak / MIB:.1f} MiB | {said} |"
 
 
@@ -292,7 +371,11 @@ def resident() -> int:
 def main() -> None:
     """Write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--without-real", action="store_true", help="Leave the real trainings out: they take minutes and 8 GB.")
+    parser.add_argument(
+        "--without-real",
+        action="store_true",
+        help="Leave the real trainings out: they take minutes and 8 GB.",
+    )
     parser.add_argument("--train", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,4 +1,6 @@
-"""Does the first screen name what was planted, with its cost, and do all drawings of it agree? Trainings with one cause each, or with none.
+"""Does the first screen name what was planted, with its cost, and do all drawings of it agree?
+
+Trainings with one cause each, or with none.
 
 The cost is checked against the same training without the cause: its mean step, in the same process.
 """
@@ -45,7 +47,11 @@ class Block(nn.Module):
 
     def __init__(self, *, tiny: bool, wide: bool) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.Linear(2 * WIDTH, WIDTH),
+        )
         self.tiny, self.wide = tiny, wide
         if wide:
             self.double()
@@ -64,7 +70,10 @@ class Net(LightningModule):
     def __init__(self, cause: str) -> None:
         super().__init__()
         self.cause = cause
-        self.blocks = nn.ModuleList(Block(tiny=cause == "tiny" and n == 2, wide=cause == "fp64" and n == 2) for n in range(BLOCKS))
+        self.blocks = nn.ModuleList(
+            Block(tiny=cause == "tiny" and n == 2, wide=cause == "fp64" and n == 2)
+            for n in range(BLOCKS)
+        )
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
         x = batch[0]
@@ -98,7 +107,10 @@ class Gan(LightningModule):
         optimizer.step()
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.discriminator.parameters(), lr=1e-3), torch.optim.Adam(self.generator.parameters(), lr=1e-3)]
+        return [
+            torch.optim.SGD(self.discriminator.parameters(), lr=1e-3),
+            torch.optim.Adam(self.generator.parameters(), lr=1e-3),
+        ]
 
 
 class Slow(Dataset[tuple[Tensor]]):
@@ -131,9 +143,13 @@ def trained(cause: str) -> Profile:
     more: dict[str, Any] = {"accumulate_grad_batches": 2} if cause == "accumulation" else {}
     if cause == "clipping":
         more = {"gradient_clip_val": 1.0}
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(max_epochs=1, callbacks=[monitor], default_root_dir=folder, **quiet, **more)
+        trainer = Trainer(
+            max_epochs=1, callbacks=[monitor], default_root_dir=folder, **quiet, **more
+        )
         trainer.fit(model, DataLoader(data, batch_size=ROWS))
     return monitor.profiles[0]
 

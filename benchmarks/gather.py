@@ -1,7 +1,10 @@
-"""What gathering costs rank 0: its seconds and its memory, from 8 to 16,384 ranks of 5,000 modules, all on one machine.
+"""What gathering costs rank 0.
 
-The ranks are simulated: one further process hands in a report for each, with times of its own, and answers for those that are asked for
-their times. The store is a TCPStore that rank 0 hosts, so all that waits in it counts as rank 0's memory. One rank is slow in a module.
+Its seconds and its memory, from 8 to 16,384 ranks of 5,000 modules, all on one machine.
+
+The ranks are simulated: one further process hands in a report for each, with times of its own, and
+answers for those that are asked for their times. The store is a TCPStore that rank 0 hosts, so all
+that waits in it counts as rank 0's memory. One rank is slow in a module.
 
 python benchmarks/gather.py [first RANKS [LOST]]    one world alone, of which so many ranks are lost
 """
@@ -32,7 +35,15 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
 from lflops.ranks.collect.collector import WHILE_TRAINING, Gather
-from lflops.ranks.collect.report import Packed, PlacesOfTable, RankHeader, RankReport, intervals_in, pack, unpacked
+from lflops.ranks.collect.report import (
+    Packed,
+    PlacesOfTable,
+    RankHeader,
+    RankReport,
+    intervals_in,
+    pack,
+    unpacked,
+)
 from lflops.ranks.collect.store import RankStore
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.collect.window_reports import BY_LOT, MOST_BYTES, RankWindow, by_lot
@@ -55,32 +66,62 @@ def lost_ranks(world: int, lost: int) -> range:
 
 def report(rank: int) -> tuple[Profile, tuple[dict[ModulePhase, float], ...]]:
     """A rank's window: a time forward and backward of each module in three hooked steps, beside ten clean ones."""
-    steps = [Step(index=n, kind="clean", seconds=0.1, phases={"data": 1e-3, "forward": 0.03, "backward": 0.06}) for n in range(10)]
+    steps = [
+        Step(
+            index=n,
+            kind="clean",
+            seconds=0.1,
+            phases={"data": 1e-3, "forward": 0.03, "backward": 0.06},
+        )
+        for n in range(10)
+    ]
     steps += [Step(index=10 + n, kind="hooked", seconds=0.11, phases={}) for n in range(STEPS)]
-    profile = replace(profile_of(MODULES), run=run(kind="training", stage="train", window=0), steps=tuple(steps))
-    places = [ModulePhase(row, phase) for row in profile.modules for phase in ("forward", "backward")]
+    profile = replace(
+        profile_of(MODULES), run=run(kind="training", stage="train", window=0), steps=tuple(steps)
+    )
+    places = [
+        ModulePhase(row, phase) for row in profile.modules for phase in ("forward", "backward")
+    ]
     draw = random.Random(rank)  # noqa: S311 - nothing is secret
-    return profile, tuple({place: draw.uniform(1e-6, 1e-5) for place in places} for _ in range(STEPS))
+    return profile, tuple(
+        {place: draw.uniform(1e-6, 1e-5) for place in places} for _ in range(STEPS)
+    )
 
 
 def slower(steps: tuple[Step, ...], seconds: float) -> tuple[Step, ...]:
     """The clean steps with a longer forward."""
     return tuple(
-        replace(step, seconds=(step.seconds or 0.0) + seconds, phases=step.phases | {"forward": 0.03 + seconds}) if step.phases else step
+        replace(
+            step,
+            seconds=(step.seconds or 0.0) + seconds,
+            phases=step.phases | {"forward": 0.03 + seconds},
+        )
+        if step.phases
+        else step
         for step in steps
     )
 
 
 def others(port: int, world: int, lost: int) -> None:
-    """Hand in for all ranks but the first and the lost ones: one report, each time with another rank and other times."""
+    """Hand in for all ranks but the first and the lost ones.
+
+    One report, each time with another rank and other times.
+    """
     store = RankStore(PrefixStore("lflops", TCPStore("127.0.0.1", port)))
     window = RankWindow(store, "train/0", topology(world))
     profile, steps = report(1)
     profile = replace(profile, run=replace(profile.run, world_size=world, data_parallel_size=world))
     packed = pack(RankReport(1, profile, steps), ranks=world, most_bytes=MOST_BYTES // world)
-    head, places = unpacked(packed.head, RankHeader), unpacked(next(iter(packed.shared.values())), PlacesOfTable)
+    head, places = (
+        unpacked(packed.head, RankHeader),
+        unpacked(next(iter(packed.shared.values())), PlacesOfTable),
+    )
     base = torch.frombuffer(bytearray(packed.times), dtype=torch.float32).view(STEPS + 1, -1)
-    sums = torch.frombuffer(bytearray(head.sums), dtype=torch.float64).view(STEPS, -1) if head.sums else None
+    sums = (
+        torch.frombuffer(bytearray(head.sums), dtype=torch.float64).view(STEPS, -1)
+        if head.sums
+        else None
+    )
     column, interval = places.places.index(SLOW_PLACE), intervals_in(places, world)[SLOW_PLACE]
 
     def factor(rank: int) -> float:
@@ -97,14 +138,22 @@ def others(port: int, world: int, lost: int) -> None:
     for rank in range(1, world):
         if rank in gone:
             continue
-        mine = head.summary if rank != slow_rank(world) else replace(head.summary, steps=slower(head.summary.steps, DELAY))
+        mine = (
+            head.summary
+            if rank != slow_rank(world)
+            else replace(head.summary, steps=slower(head.summary.steps, DELAY))
+        )
         keeps, own = sums is not None and rank not in lot, b""
         if sums is not None and keeps:
             summed = sums * factor(rank)
             summed[:, interval] += DELAY * (rank == slow_rank(world))
             own = summed.numpy().tobytes()
-        packed_head = zlib.compress(msgpack.encode(replace(head, summary=replace(mine, rank=rank), sums=own)), 1)
-        window.deliver(rank, Packed(packed_head, packed.shared, b"" if keeps else times(rank), keeps))
+        packed_head = zlib.compress(
+            msgpack.encode(replace(head, summary=replace(mine, rank=rank), sums=own)), 1
+        )
+        window.deliver(
+            rank, Packed(packed_head, packed.shared, b"" if keeps else times(rank), keeps)
+        )
     print("delivered", flush=True)
     while sums is not None and not store.has("train/0/asked/"):
         time.sleep(0.01)
@@ -130,12 +179,19 @@ def first(world: int, lost: int) -> None:
         simulated.stdout.readline()
         held = megabytes()
         # The lost ones are waited for a second.
-        gather = Gather(PrefixStore("lflops", store.clone()), 0, topology(world), timeout=1.0 / WHILE_TRAINING if lost else 600.0)
+        gather = Gather(
+            PrefixStore("lflops", store.clone()),
+            0,
+            topology(world),
+            timeout=1.0 / WHILE_TRAINING if lost else 600.0,
+        )
         pushed, used = time.perf_counter(), time.process_time()
         gather.push(profile, steps)
         returned = time.perf_counter()
         gaps, passes = [], _Passes()
-        while not (found := gather.ready()):  # what the training thread does meanwhile, to see how long it is held up
+        while not (
+            found := gather.ready()
+        ):  # what the training thread does meanwhile, to see how long it is held up
             begin = time.process_time()
             sum(range(1000))
             threading.Event().wait(0.001)
@@ -148,17 +204,32 @@ def first(world: int, lost: int) -> None:
     gone = lost_ranks(world, lost)
     assert named == ([f"{gone[0]}-{gone[-1]}"] if lost else []), named  # noqa: S101
     rows = lflops.imbalance(whole).rows
-    assert [(*SLOW_PLACE, slow_rank(world))] == [(row.module, row.phase, row.slow_rank) for row in rows], rows  # noqa: S101
+    assert [(*SLOW_PLACE, slow_rank(world))] == [  # noqa: S101
+        (row.module, row.phase, row.slow_rank) for row in rows
+    ], rows
     size = len(msgpack.encode(whole)) / 1e6
     figures = {"push": returned - pushed, "seconds": seconds, "used": used, "size": size}
     figures["longest"] = max(end - begin - passes.within(begin, end) for begin, end in gaps)
     whole_passes = [end - begin for generation, begin, end in passes.all if generation == 2]
     figures |= {"passes": len(whole_passes), "longest_pass": max(whole_passes, default=0.0)}
-    print(json.dumps(figures | {"own": own - before, "held": held - own, "collecting": megabytes() - held, "peak": megabytes()}))
+    print(
+        json.dumps(
+            figures
+            | {
+                "own": own - before,
+                "held": held - own,
+                "collecting": megabytes() - held,
+                "peak": megabytes(),
+            }
+        )
+    )
 
 
 class _Passes:
-    """Python's garbage collector at work: the generation, begin and end of each pass, in CPU time of the process."""
+    """Python's garbage collector at work.
+
+    The generation, begin and end of each pass, in CPU time of the process.
+    """
 
     def __init__(self) -> None:
         self.all: list[tuple[int, float, float]] = []
@@ -191,7 +262,9 @@ def main() -> None:
         times = f"{found['seconds']:.2f} | {found['used']:.2f} | {1e6 * found['push']:.0f} | {1e3 * found['longest']:.0f}"
         passes = f"{found['passes']} | {1e3 * found['longest_pass']:.0f}"
         memory = f"{found['held']:.0f} | {found['collecting']:.0f} | {found['peak']:.0f}"
-        rows.append(f"| {world:,}{f', {lost} lost' if lost else ''} | {times} | {passes} | {memory} | {found['size']:.1f} |")
+        rows.append(
+            f"| {world:,}{f', {lost} lost' if lost else ''} | {times} | {passes} | {memory} | {found['size']:.1f} |"
+        )
     columns = (
         "ranks",
         "s on a thread of its own",

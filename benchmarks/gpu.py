@@ -1,7 +1,10 @@
-"""Everything that only a GPU can tell, in ten minutes: `make gpu`. Each part is a process with a time limit, and a line of RESULTS.md.
+"""Everything that only a GPU can tell, in ten minutes.
 
-Without a CUDA device every part says that it did not run. `--device cpu` tries the code of the parts there, `--device simulated` on the
-simulated accelerator of the tests, which makes no claim about a real chip. Both write nothing.
+`make gpu`. Each part is a process with a time limit, and a line of RESULTS.md.
+
+Without a CUDA device every part says that it did not run. `--device cpu` tries the code of the
+parts there, `--device simulated` on the simulated accelerator of the tests, which makes no claim
+about a real chip. Both write nothing.
 """
 
 import argparse
@@ -67,7 +70,10 @@ class Layers(nn.Module):
         self.wide = device == "cuda"
         self.width = 1024 if self.wide else 32
         heads = 8 if self.wide else 2
-        blocks = (nn.TransformerEncoderLayer(self.width, heads, 4 * self.width, 0.0, batch_first=True) for _ in range(LAYERS))
+        blocks = (
+            nn.TransformerEncoderLayer(self.width, heads, 4 * self.width, 0.0, batch_first=True)
+            for _ in range(LAYERS)
+        )
         self.layers = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,11 +88,18 @@ class Layers(nn.Module):
 
     def batch(self, samples: int = 8) -> Tensor:
         """One batch, the same each time."""
-        return torch.randn(samples, 512 if self.wide else 8, self.width, generator=torch.Generator().manual_seed(1))
+        return torch.randn(
+            samples, 512 if self.wide else 8, self.width, generator=torch.Generator().manual_seed(1)
+        )
 
 
-def fit(device: str, folder: str, *callbacks: Any, steps: int = STEPS, told: bool = True) -> tuple[Layers, float]:
-    """Train with the callbacks; the layers, and the seconds. A Trainer that is not told the number of steps makes no window fit."""
+def fit(
+    device: str, folder: str, *callbacks: Any, steps: int = STEPS, told: bool = True
+) -> tuple[Layers, float]:
+    """Train with the callbacks; the layers, and the seconds.
+
+    A Trainer that is not told the number of steps makes no window fit.
+    """
     from lightning.pytorch import (
         Callback,
         LightningModule,
@@ -148,7 +161,13 @@ def synchronise(device: str) -> None:
 
 def monitored(device: str, folder: str) -> Profile:
     """A window of a training."""
-    monitor = lflops.FlopsMonitor(Schedule(wait=8, warmup=3, active=3), dirpath=folder, html=False, trace=True, on_error="raise")
+    monitor = lflops.FlopsMonitor(
+        Schedule(wait=8, warmup=3, active=3),
+        dirpath=folder,
+        html=False,
+        trace=True,
+        on_error="raise",
+    )
     fit(device, folder, monitor)
     (found,) = monitor.profiles
     return found
@@ -167,12 +186,34 @@ def seconds_of(device: str, run: Callable[[], Any], times: int = 10) -> float:
 
 
 def tests(_: str) -> Iterator[str]:
-    """The tests that need a GPU: their files alone, as others import what a lent machine may not have."""
-    files = [path for path in (ROOT / "tests").rglob("test_*.py") if "@pytest.mark.gpu" in path.read_text()]
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-m", "gpu", "-p", "no:cacheprovider", *map(str, files)]
+    """The tests that need a GPU.
+
+    Their files alone, as others import what a lent machine may not have.
+    """
+    files = [
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "@pytest.mark.gpu" in path.read_text()
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n0",
+        "-m",
+        "gpu",
+        "-p",
+        "no:cacheprovider",
+        *map(str, files),
+    ]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)  # noqa: S603 - our own tests
     print(done.stdout, done.stderr)
-    lines = [line for line in done.stdout.splitlines() if re.search(r"\d+ (passed|failed|skipped|error)", line)]
+    lines = [
+        line
+        for line in done.stdout.splitlines()
+        if re.search(r"\d+ (passed|failed|skipped|error)", line)
+    ]
     yield lines[-1].strip("= ") if lines else f"pytest ended with {done.returncode}"
 
 
@@ -198,7 +239,9 @@ def phases(device: str) -> Iterator[str]:
         yield f"{name}: monitored {units.duration(told)}, synchronised {units.duration(seconds)}"
     times = [found.modules[f"model.layers.{index}"].forward.seconds for index in range(LAYERS)]
     alone = [seconds_of(device, lambda layer=layer: layer(x)) for layer in module.layers]  # type: ignore[misc]
-    off = [each.median / one - 1 for each, one in zip(times, alone, strict=True) if each is not None]
+    off = [
+        each.median / one - 1 for each, one in zip(times, alone, strict=True) if each is not None
+    ]
     yield f"forward of {len(off)} layers: {', '.join(f'{share:+.1%}' for share in off)} from each alone, synchronised"
 
 
@@ -213,7 +256,10 @@ def loss_outside(device: str) -> Iterator[str]:
     def forward() -> Tensor:
         return F.cross_entropy(model(x), wanted)
 
-    with tempfile.TemporaryDirectory() as folder, lflops.monitor(model, optimizer, dirpath=folder, html=False, on_error="raise") as monitor:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        lflops.monitor(model, optimizer, dirpath=folder, html=False, on_error="raise") as monitor,
+    ):
         for _ in range(40):
             with monitor.step(x):
                 forward().backward()
@@ -233,7 +279,9 @@ def overhead(device: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(3):
             _, plain = fit(device, folder, steps=3 * STEPS, told=False)
-            watching = lflops.FlopsMonitor(Schedule(wait=10**6, warmup=1, active=1), dirpath=folder, html=False)
+            watching = lflops.FlopsMonitor(
+                Schedule(wait=10**6, warmup=1, active=1), dirpath=folder, html=False
+            )
             ratios.append(fit(device, folder, watching, steps=3 * STEPS, told=False)[1] / plain)
     yield f"a fit with the step clock alone takes {median(ratios):.3f} of one without"
 
@@ -249,7 +297,11 @@ def calibrate(device: str) -> Iterator[str]:
         yield f"{dtype}: {units.quantity(peak, 'FLOP/s')} and {units.quantity(again, 'FLOP/s')}{share}"
     bandwidth = known.bandwidth_bytes_per_second if known is not None else None
     told = first.bandwidth_bytes_per_second
-    share = "" if bandwidth is None or told is None else f", {units.percent(told / bandwidth)} of the table's"
+    share = (
+        ""
+        if bandwidth is None or told is None
+        else f", {units.percent(told / bandwidth)} of the table's"
+    )
     yield f"bandwidth: {units.quantity(told, 'B/s')} and {units.quantity(second.bandwidth_bytes_per_second, 'B/s')}{share}"
 
 
@@ -257,7 +309,9 @@ def memory(device: str) -> Iterator[str]:
     """An estimate beside what torch's allocator says of the same two steps."""
     hardware = torch.cuda.get_device_name() if device == "cuda" else None
     x = Layers(device).batch()
-    found = lflops.estimate(lambda: Layers(device), (x,), backward=True, optimizer=torch.optim.AdamW, hardware=hardware).memory
+    found = lflops.estimate(
+        lambda: Layers(device), (x,), backward=True, optimizer=torch.optim.AdamW, hardware=hardware
+    ).memory
     if found is None:
         raise RuntimeError("the estimate has no memory")
     reserved = units.size(found.reserved.reserved_bytes) if found.reserved else units.UNKNOWN
@@ -313,7 +367,9 @@ def attention(device: str) -> Iterator[str]:
         taken = {event.key.removeprefix("aten::") for event in recorder.key_averages()}
         names = [name.removeprefix("aten::") for name in predicted]
         kernel = next((name for name in names if "attention" in name), "math")
-        fused = sorted(name for name in taken if name.startswith("_scaled_dot_product") and "math" not in name)
+        fused = sorted(
+            name for name in taken if name.startswith("_scaled_dot_product") and "math" not in name
+        )
         right = kernel in taken or (kernel == "math" and not fused)
         yield f"{title}: predicted {kernel}, {'taken' if right else 'NOT taken: ' + ', '.join(fused)}"
 
@@ -322,11 +378,19 @@ def trace(device: str) -> Iterator[str]:
     """A traced window of the monitor by our reader and by torch-tb-profiler."""
     with tempfile.TemporaryDirectory() as folder:
         found = monitored(device, folder)
-        (path,) = (each for each in Path(folder).rglob("*.pt.trace.json.gz") if not each.parent.name.startswith("compat-"))
+        (path,) = (
+            each
+            for each in Path(folder).rglob("*.pt.trace.json.gz")
+            if not each.parent.name.startswith("compat-")
+        )
         summary = summarise(read_trace(path))
         yield " ".join(verdict(summary))
         told = found.trace
-        if summary.device is not None and told is not None and told.device_compute_seconds is not None:
+        if (
+            summary.device is not None
+            and told is not None
+            and told.device_compute_seconds is not None
+        ):
             yield (
                 f"computing: the file says {units.duration(summary.device.computing / 1e9)}, the profile "
                 f"{units.duration(told.device_compute_seconds)}; idle {units.duration(summary.device.idle / 1e9)} and "
@@ -344,7 +408,9 @@ def trace(device: str) -> Iterator[str]:
 def recorded(device: str, run: Callable[[], Any]) -> TraceSummary:
     """Five steps by torch.profiler, with shapes, read by our own reader."""
     activities = [ProfilerActivity.CPU, profiler_activity(torch.device(device))]
-    with profile(activities=[each for each in activities if each is not None], record_shapes=True) as recorder:
+    with profile(
+        activities=[each for each in activities if each is not None], record_shapes=True
+    ) as recorder:
         for _ in range(5):
             run()
         synchronise(device)
@@ -357,7 +423,11 @@ def graphs(device: str) -> Iterator[str]:
     """The same forward eager, compiled, and captured in a CUDA graph."""
     module = Layers(device).to(device).eval()
     x = module.batch().to(device)
-    options: dict[str, dict[str, Any]] = {"eager": {}, "compiled": {}, "CUDA graphs": {"mode": "reduce-overhead"}}
+    options: dict[str, dict[str, Any]] = {
+        "eager": {},
+        "compiled": {},
+        "CUDA graphs": {"mode": "reduce-overhead"},
+    }
     for title, how in options.items():
         if device != "cuda" and title == "CUDA graphs":
             yield "CUDA graphs: need CUDA"
@@ -381,12 +451,16 @@ def bits(device: str) -> Iterator[str]:
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     with tempfile.TemporaryDirectory() as folder, sdpa_kernel(SDPBackend.MATH):
         (first, _), (second, _) = (fit(device, folder) for _ in range(2))
-        watching = lflops.FlopsMonitor(Schedule(wait=4, warmup=2, active=2), dirpath=folder, html=False, on_error="raise")
+        watching = lflops.FlopsMonitor(
+            Schedule(wait=4, warmup=2, active=2), dirpath=folder, html=False, on_error="raise"
+        )
         watched, _ = fit(device, folder, watching)
     for name, other in (("without the monitor again", second), ("with it", watched)):
         pairs = zip(first.state_dict().values(), other.state_dict().values(), strict=True)
         differ = sum(not torch.equal(one, another) for one, another in pairs)
-        yield f"{name}: " + ("the same weights to the bit" if not differ else f"{differ} tensors DIFFER")
+        yield f"{name}: " + (
+            "the same weights to the bit" if not differ else f"{differ} tensors DIFFER"
+        )
 
 
 def out_of_memory(device: str) -> Iterator[str]:
@@ -407,11 +481,19 @@ def out_of_memory(device: str) -> Iterator[str]:
 
         def on_fit_start(self, _: Any, module: Any) -> None:
             kept: list[Tensor] = []
-            module.model.layers[2].register_forward_hook(lambda *_: kept.append(torch.empty(256 << 20, dtype=torch.uint8, device=device)))
+            module.model.layers[2].register_forward_hook(
+                lambda *_: kept.append(torch.empty(256 << 20, dtype=torch.uint8, device=device))
+            )
 
     torch.cuda.set_per_process_memory_fraction(0.05)
     with folder_for("out-of-memory") as folder:
-        monitor = lflops.FlopsMonitor(Schedule(wait=1, warmup=1, active=1), dirpath=folder, html=False, on_oom=True, on_error="raise")
+        monitor = lflops.FlopsMonitor(
+            Schedule(wait=1, warmup=1, active=1),
+            dirpath=folder,
+            html=False,
+            on_oom=True,
+            on_error="raise",
+        )
         with contextlib.suppress(torch.OutOfMemoryError):
             fit(device, folder, Keeps(folder), monitor)
         for path in sorted(Path(folder).glob("oom-*.txt")):
@@ -425,7 +507,9 @@ def verdicts(device: str) -> Iterator[str]:
 
 def on_convolutions(device: str) -> Iterator[str]:
     """The same faults in a model that no rule was tuned on."""
-    yield from told(device, lambda: Convolutions(device), lambda name: folder_for(f"convolutions {name}"))
+    yield from told(
+        device, lambda: Convolutions(device), lambda name: folder_for(f"convolutions {name}")
+    )
 
 
 def on_a_decoder(device: str) -> Iterator[str]:
@@ -452,11 +536,23 @@ def step_time(device: str) -> Iterator[str]:
     if device != "cuda":
         yield "predicted for chips of the table"
         return
-    size = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 16, "num_attention_heads": 16, "vocab_size": 32000}
+    size = {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "vocab_size": 32000,
+    }
     models = {
-        "Llama of 0.9 G, 4 x 2048 tokens": (lambda: LlamaForCausalLM(LlamaConfig(use_cache=False, **size)), 32000, (4, 2048)),
+        "Llama of 0.9 G, 4 x 2048 tokens": (
+            lambda: LlamaForCausalLM(LlamaConfig(use_cache=False, **size)),
+            32000,
+            (4, 2048),
+        ),
         "GPT-2 medium, 16 x 1024 tokens": (
-            lambda: GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False)),
+            lambda: GPT2LMHeadModel(
+                GPT2Config(n_embd=1024, n_layer=24, n_head=16, use_cache=False)
+            ),
             50257,
             (16, 1024),
         ),
@@ -485,7 +581,11 @@ def step_time(device: str) -> Iterator[str]:
             hardware=torch.cuda.get_device_name(),
         )
         predicted = predict(found)
-        interval = "" if predicted is None else f" ({units.duration(predicted.low)} to {units.duration(predicted.high)})"
+        interval = (
+            ""
+            if predicted is None
+            else f" ({units.duration(predicted.low)} to {units.duration(predicted.high)})"
+        )
         yield f"{title}: {units.duration(seconds)}, predicted {units.duration(predicted and predicted.seconds)}{interval}"
         held = found.memory.peak_bytes if found.memory else None
         yield f"peak {units.size(peak)}, estimated {units.size(held)}"
@@ -507,7 +607,13 @@ def counters(device: str) -> Iterator[str]:
     if device != "cuda" or shutil.which("ncu") is None:
         yield "needs Nsight Compute"
         return
-    for dtype, tf32 in (("float32", False), ("float32", True), ("bfloat16", False), ("float16", False), ("float64", False)):
+    for dtype, tf32 in (
+        ("float32", False),
+        ("float32", True),
+        ("bfloat16", False),
+        ("float16", False),
+        ("float64", False),
+    ):
         with folder_for(f"ncu-{dtype}-{tf32}") as folder:
             Path(folder, "train.py").write_text(PRODUCT.format(dtype=dtype, tf32=tf32))
             words = command(["train.py"])
@@ -518,8 +624,13 @@ def counters(device: str) -> Iterator[str]:
             except (OSError, LflopsError) as error:
                 yield f"{dtype}: {error}: {done.stdout[-300:]} {done.stderr[-300:]}"
                 continue
-            product = next(each for each in found.kernels if "gemm" in each.name or "nvjet" in each.name)
-            by = {name: "–" if flops is None else f"{flops / PRODUCT_FLOPS:.6f}" for name, flops in product.flops_by_dtype.items()}
+            product = next(
+                each for each in found.kernels if "gemm" in each.name or "nvjet" in each.name
+            )
+            by = {
+                name: "–" if flops is None else f"{flops / PRODUCT_FLOPS:.6f}"
+                for name, flops in product.flops_by_dtype.items()
+            }
             yield f"{dtype}{' by tf32' if tf32 else ''}: {product.name[:40]}, of the product's operations {by}"
 
 
@@ -561,7 +672,11 @@ def main() -> None:
     """Run the parts and write the section."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu", "simulated"], default="cuda")
-    parser.add_argument("--part", choices=list(PARTS), help="run one part in this process, and print its lines as JSON")
+    parser.add_argument(
+        "--part",
+        choices=list(PARTS),
+        help="run one part in this process, and print its lines as JSON",
+    )
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -585,14 +700,20 @@ def main() -> None:
         if options.device == "cuda" and not torch.cuda.is_available():
             result = "not run on CUDA"
         else:
-            result = outcome(name, options.device, min(limit, left)) if left > 1 else "**no time left**"
+            result = (
+                outcome(name, options.device, min(limit, left)) if left > 1 else "**no time left**"
+            )
         rows.append(f"| {name} | {time.monotonic() - start:.0f} s | {result} |")
         print(rows[-1], flush=True)
     on = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device here"
     if options.device == "simulated":
         on = "A device of the tests in host memory, of 1 GFLOP/s and 1 GB/s as planted, no claim about a real chip"
     if options.device != "cpu":
-        title = "On a GPU" if options.device == "cuda" else "The same parts on the simulated accelerator"
+        title = (
+            "On a GPU"
+            if options.device == "cuda"
+            else "The same parts on the simulated accelerator"
+        )
         script = "gpu.py" if options.device == "cuda" else "gpu.py --device simulated"
         record(script, title, [f"{on}.", "", "| part | took | result |", "|---|--:|---|", *rows])
 

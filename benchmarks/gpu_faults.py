@@ -1,4 +1,7 @@
-"""Trainings on a GPU with one fault, or with none, for `gpu.py`: what the verdict says of each, and what the fault costs."""
+"""Trainings on a GPU with one fault, or with none, for `gpu.py`.
+
+What the verdict says of each, and what the fault costs.
+"""
 
 import contextlib
 import functools
@@ -36,11 +39,19 @@ class Batches(Dataset[Tensor]):
 
 
 class Parts:
-    """What a fault changes one of: layers in bfloat16 that learn to give back a batch, whose copy to the device waits for nothing."""
+    """What a fault changes one of.
+
+    Layers in bfloat16 that learn to give back a batch, whose copy to the device waits for nothing.
+    """
 
     def __init__(self, device: str, layers: nn.Module) -> None:
         self.device, self.module = device, layers.to(device)
-        batch = torch.randn(ROWS, 512 if device == "cuda" else 8, layers.width, generator=torch.Generator().manual_seed(1))
+        batch = torch.randn(
+            ROWS,
+            512 if device == "cuda" else 8,
+            layers.width,
+            generator=torch.Generator().manual_seed(1),
+        )
         self.data = Batches(batch.pin_memory() if device == "cuda" else batch)
         self.how: dict[str, Any] = {}  # of the optimizer
         self.after_forward: Callable[[Tensor], object] = lambda _: None
@@ -48,7 +59,10 @@ class Parts:
         self.after_step: Callable[[], object] = lambda: None
 
     def seconds(self, folder: str | None) -> float:
-        """Train, watched where there is a folder; the median seconds of the steps of the second half."""
+        """Train, watched where there is a folder.
+
+        The median seconds of the steps of the second half.
+        """
         torch.manual_seed(0)
         optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-4, **self.how)
         loader: Any = DataLoader(self.data, batch_size=None)
@@ -56,7 +70,12 @@ class Parts:
         with contextlib.ExitStack() as contexts:
             monitor: Any = None
             if folder is not None:
-                options: dict[str, Any] = {"dirpath": folder, "html": False, "on_error": "raise", "log": lambda _: None}
+                options: dict[str, Any] = {
+                    "dirpath": folder,
+                    "html": False,
+                    "on_error": "raise",
+                    "log": lambda _: None,
+                }
                 monitor = contexts.enter_context(lflops.monitor(self.module, optimizer, **options))
                 loader = monitor.data(loader)
             for batch in loader:
@@ -93,7 +112,9 @@ def reads_scalars(parts: Parts) -> None:
 def tiny_operators(parts: Parts) -> None:
     """One layer adds nothing, 200 times."""
     forward = parts.module.layers[1].forward
-    parts.module.layers[1].forward = lambda x: forward(functools.reduce(lambda a, _: a + 0.0, range(200), x))
+    parts.module.layers[1].forward = lambda x: forward(
+        functools.reduce(lambda a, _: a + 0.0, range(200), x)
+    )
 
 
 def one_layer_in_fp64(parts: Parts) -> None:
@@ -132,7 +153,9 @@ def clips_by_tensor(parts: Parts) -> None:
 
 def copies_pageable_memory(parts: Parts) -> None:
     """Of a batch that is eight times as large, of which an eighth is used."""
-    batch = torch.empty(8 * ROWS, *parts.data.batch.shape[1:]).copy_(parts.data.batch.repeat(8, 1, 1))
+    batch = torch.empty(8 * ROWS, *parts.data.batch.shape[1:]).copy_(
+        parts.data.batch.repeat(8, 1, 1)
+    )
     parts.data.batch = batch
     loss = parts.module.loss
     parts.module.loss = lambda x: loss(x[:ROWS])
@@ -187,7 +210,11 @@ FAULTS: tuple[Change, ...] = (
 )
 
 
-def told(device: str, layers: Callable[[], nn.Module], folder_of: Callable[[str], contextlib.AbstractContextManager[str]]) -> Iterator[str]:
+def told(
+    device: str,
+    layers: Callable[[], nn.Module],
+    folder_of: Callable[[str], contextlib.AbstractContextManager[str]],
+) -> Iterator[str]:
     """A line for each."""
     for fault in FAULTS:
         plain, watched = Parts(device, layers()), Parts(device, layers())
@@ -196,6 +223,10 @@ def told(device: str, layers: Callable[[], nn.Module], folder_of: Callable[[str]
         with folder_of(fault.__name__) as folder:
             without, within = plain.seconds(None), watched.seconds(folder)
             found = lflops.explain(folder)
-        said = [" ".join(filter(None, (each.cause, each.module, f"{each.share or 0:.0%}"))) for each in found.findings if each.is_fault]
+        said = [
+            " ".join(filter(None, (each.cause, each.module, f"{each.share or 0:.0%}")))
+            for each in found.findings
+            if each.is_fault
+        ]
         ms = f"{1e3 * without:.2f} ms, watched {1e3 * within:.2f}"
         yield f"{fault.__name__.replace('_', ' ')} ({ms}): {', '.join(said) or f'{found.status}, {found.because}'}"

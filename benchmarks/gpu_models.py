@@ -1,4 +1,7 @@
-"""Models that `gpu_faults.py` plants its faults in and no rule was tuned on: convolutions, and a decoder with logits."""
+"""Models that `gpu_faults.py` plants its faults in and no rule was tuned on.
+
+Convolutions, and a decoder with logits.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +14,9 @@ class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         """Build them on the CPU."""
         super().__init__()
-        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.first, self.second = (
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2)
+        )
         self.one, self.two = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,14 +52,22 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.qkv, self.out = (
+            nn.Linear(width, 3 * width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
         self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
         self.down = nn.Linear(3 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention, then the feed-forward."""
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.before(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.before(x)).chunk(3, -1)
+        )
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         y = self.between(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
@@ -75,4 +88,6 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x)
         logits = self.head(self.norm(x)).flatten(0, 1)
-        return F.cross_entropy(logits.float(), torch.arange(len(logits), device=x.device) % self.words)
+        return F.cross_entropy(
+            logits.float(), torch.arange(len(logits), device=x.device) % self.words
+        )

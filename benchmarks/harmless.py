@@ -1,7 +1,9 @@
-"""Whether a training notices that it is watched: pairs of the same training, with and without the monitor, compared to the bit.
+"""Whether a training notices that it is watched.
 
-The cases are those of `tests/harmless/cases.py`, which crosses loops, numbers of ranks, and what trainings have. A regular expression
-chooses some of them.
+Pairs of the same training, with and without the monitor, compared to the bit.
+
+The cases are those of `tests/harmless/cases.py`, which crosses loops, numbers of ranks, and what
+trainings have. A regular expression chooses some of them.
 """
 
 import argparse
@@ -33,7 +35,10 @@ def table(title: str, groups: Iterable[tuple[str, Sequence[Verdict]]]) -> Iterat
     for name, verdicts in groups:
         ended = Counter(verdict.outcome for verdict in verdicts)
         numbers = [len(verdicts), *(ended[each] for each in OUTCOMES)]
-        numbers += [sum(verdict.windows for verdict in verdicts), sum(bool(verdict.off) for verdict in verdicts)]
+        numbers += [
+            sum(verdict.windows for verdict in verdicts),
+            sum(bool(verdict.off) for verdict in verdicts),
+        ]
         yield f"| {name} | {' | '.join(map(str, numbers))} |"
 
 
@@ -50,42 +55,73 @@ def lines(verdicts: Sequence[Verdict], seconds: float, processes: int) -> Iterat
     )
     yield ""
     drivers = sorted({(case.driver, case.ranks) for case in of.values()})
-    groups = [(f"{driver}, {ranks} {'rank' if ranks == 1 else 'ranks'}", (driver, ranks)) for driver, ranks in drivers]
+    groups = [
+        (f"{driver}, {ranks} {'rank' if ranks == 1 else 'ranks'}", (driver, ranks))
+        for driver, ranks in drivers
+    ]
     yield from table(
         "loop",
         [
-            *((name, [each for each in verdicts if (of[each.case].driver, of[each.case].ranks) == key]) for name, key in groups),
+            *(
+                (
+                    name,
+                    [
+                        each
+                        for each in verdicts
+                        if (of[each.case].driver, of[each.case].ranks) == key
+                    ],
+                )
+                for name, key in groups
+            ),
             ("all", verdicts),
         ],
     )
     yield ""
-    by_axis = [(axis, [each for each in verdicts if _has(of[each.case], members)]) for axis, members in AXES.items()]
+    by_axis = [
+        (axis, [each for each in verdicts if _has(of[each.case], members)])
+        for axis, members in AXES.items()
+    ]
     yield from table("axis", [(axis, each) for axis, each in by_axis if each])
     yield ""
     yield "*Windows* are the profiles that were written; *gave up* are trainings in which the monitor warned and went off."
     found = [verdict for verdict in verdicts if verdict.outcome != "equal"]
     if found:
         yield from ("", "| differs | how | first difference |", "|---|---|---|")
-        yield from (f"| {each.case} | {each.outcome} | {_cell(each.difference)} |" for each in found)
+        yield from (
+            f"| {each.case} | {each.outcome} | {_cell(each.difference)} |" for each in found
+        )
     off = [verdict for verdict in verdicts if verdict.off]
     if off:
         yield from ("", "| gave up | because |", "|---|---|")
-        yield from (f"| {each.case} | {_cell(each.off.partition('goes on: ')[2])} |" for each in off)
+        yield from (
+            f"| {each.case} | {_cell(each.off.partition('goes on: ')[2])} |" for each in off
+        )
 
 
 def _has(case: Case, members: frozenset[str]) -> bool:
-    return bool(members.intersection(case.traits) or members.intersection(name for name, _ in case.settings))
+    return bool(
+        members.intersection(case.traits) or members.intersection(name for name, _ in case.settings)
+    )
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"(/[\w.+-]+)+/(?=[\w.+-])", "", text).replace("|", "\\|").replace("\n", " ")[:240]
+    return (
+        re.sub(r"(/[\w.+-]+)+/(?=[\w.+-])", "", text).replace("|", "\\|").replace("\n", " ")[:240]
+    )
 
 
 def main() -> None:
     """Run the matrix."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("matching", nargs="?", default="", help="a regular expression that finds the names of cases")
-    parser.add_argument("--by", default="lflops", choices=["lflops", *CULPRITS], help="a planted culprit in place of the monitor")
+    parser.add_argument(
+        "matching", nargs="?", default="", help="a regular expression that finds the names of cases"
+    )
+    parser.add_argument(
+        "--by",
+        default="lflops",
+        choices=["lflops", *CULPRITS],
+        help="a planted culprit in place of the monitor",
+    )
     parser.add_argument("--processes", type=int, default=2, help="busy ones at a time")
     asked = parser.parse_args()
     chosen = [case for name, case in CASES.items() if re.search(asked.matching, name)]
@@ -96,14 +132,19 @@ def main() -> None:
         if verdict.outcome != "equal":
             print(f"{verdict.outcome}: {verdict.case}: {verdict.difference}", flush=True)
         if not len(verdicts) % 50:
-            print(f"{len(verdicts)} of {len(chosen)} pairs, {time.monotonic() - start:.0f} s", flush=True)
+            print(
+                f"{len(verdicts)} of {len(chosen)} pairs, {time.monotonic() - start:.0f} s",
+                flush=True,
+            )
     written = list(lines(verdicts, time.monotonic() - start, asked.processes))
     if asked.matching or asked.by != "lflops":
         print("\n".join(written))
     else:
         record("harmless.py", "Whether a training notices", written)
     sys.stdout.flush()
-    os._exit(any(verdict.outcome != "equal" for verdict in verdicts))  # nothing here is worth an orderly end of many libraries
+    os._exit(
+        any(verdict.outcome != "equal" for verdict in verdicts)
+    )  # nothing here is worth an orderly end of many libraries
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""Ctrl-C at every line of lflops that runs inside of a training: nothing of ours is left, and the same exception arrives.
+"""Ctrl-C at every line of lflops that runs inside of a training.
+
+Nothing of ours is left, and the same exception arrives.
 
 python benchmarks/interrupts.py [--only plain|lightning|ranks] [--every N [--from I]] [--minutes M]
 
-Of ranks the lines are those that the other two do not run: each needs a process of its own, and they enter lflops by the same way.
-Slices: `--every 40 --from 0`, `--every 40 --from 1` and so on try other lines each, all over the package.
+Of ranks the lines are those that the other two do not run: each needs a process of its own, and
+they enter lflops by the same way. Slices: `--every 40 --from 0`, `--every 40 --from 1` and so on
+try other lines each, all over the package.
 """
 
 import argparse
@@ -36,7 +39,11 @@ from tests.support.process_state import Facts
 
 SCHEDULE = lflops.Schedule(wait=2, warmup=1, active=1, repeat=1)
 STEPS = 9
-EXPECTED = {"plain": {"KeyboardInterrupt"}, "lightning": {"SystemExit", "KeyboardInterrupt"}, "ranks": {"KeyboardInterrupt"}}
+EXPECTED = {
+    "plain": {"KeyboardInterrupt"},
+    "lightning": {"SystemExit", "KeyboardInterrupt"},
+    "ranks": {"KeyboardInterrupt"},
+}
 """What comes out: Lightning turns it into an exit."""
 
 watched: dict[str, Any] = {}
@@ -52,7 +59,13 @@ class Log:
 
 def settings(folder: str) -> dict[str, Any]:
     """Those of every monitor here."""
-    return {"schedule": SCHEDULE, "dirpath": folder, "hardware": None, "module_scalars": 2, "html": False}
+    return {
+        "schedule": SCHEDULE,
+        "dirpath": folder,
+        "hardware": None,
+        "module_scalars": 2,
+        "html": False,
+    }
 
 
 def plain_without_trace() -> None:
@@ -68,7 +81,14 @@ def plain(**more: Any) -> None:
     watched.update(model=model, optimizer=optimizer)
     try:
         with lflops.monitor(
-            model, optimizer, logger=Log(), log_every=2, log=_say_nothing, steps=STEPS, **settings(folder), **more
+            model,
+            optimizer,
+            logger=Log(),
+            log_every=2,
+            log=_say_nothing,
+            steps=STEPS,
+            **settings(folder),
+            **more,
         ) as monitor:
             _train(monitor, model, optimizer)
             with monitor.stage("validate"), torch.no_grad():
@@ -131,8 +151,12 @@ def on_ranks() -> None:
     if rank:
         sys.settrace(None)
     try:
-        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+        )
+        model = nn.parallel.DistributedDataParallel(
+            nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         watched.update(model=model, optimizer=optimizer)
         options = settings(folder) | {"trace": False, "gather_timeout": 5.0}
@@ -171,7 +195,11 @@ def left_on_objects() -> Facts:
     facts: Facts = {}
     for owner in filter(None, owners):
         for name, value in vars(owner).items():
-            if "hooks" in name and isinstance(value, dict) and any("lflops" in repr(type(each)) + repr(each) for each in value.values()):
+            if (
+                "hooks" in name
+                and isinstance(value, dict)
+                and any("lflops" in repr(type(each)) + repr(each) for each in value.values())
+            ):
                 facts[f"{type(owner).__name__}.{name}"] = len(value)
             elif object.__getattribute__(value, "__class__") is not type(value):
                 facts[f"{type(owner).__name__}.{name}"] = "wrapped"
@@ -183,7 +211,11 @@ def look_at_all() -> Facts:
     return look() | left_on_objects()
 
 
-TRAININGS: dict[str, Callable[[], None]] = {"plain": plain, "lightning": in_lightning, "ranks": on_ranks}
+TRAININGS: dict[str, Callable[[], None]] = {
+    "plain": plain,
+    "lightning": in_lightning,
+    "ranks": on_ranks,
+}
 
 
 def main() -> int:
@@ -192,32 +224,62 @@ def main() -> int:
     asked.add_argument("--only", choices=TRAININGS)
     asked.add_argument("--every", type=int, default=1, help="take one line of so many")
     asked.add_argument("--from", type=int, default=0, dest="first", help="and begin with this one")
-    asked.add_argument("--minutes", type=float, default=float("inf"), help="end each training's lines after so long")
-    asked.add_argument("--within", default="", help="only lines of files whose name has this, as session/")
+    asked.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="end each training's lines after so long",
+    )
+    asked.add_argument(
+        "--within", default="", help="only lines of files whose name has this, as session/"
+    )
     given = asked.parse_args()
     warnings.simplefilter("ignore")
     with contextlib.suppress(ImportError):
-        importlib.import_module("pytorch_lightning")  # the monitor loads it, and it registers a filter of warnings
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lflops"):
+        importlib.import_module(
+            "pytorch_lightning"
+        )  # the monitor loads it, and it registers a filter of warnings
+    for name in (
+        "lightning",
+        "lightning.pytorch",
+        "lightning.fabric",
+        "pytorch_lightning",
+        "lflops",
+    ):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     popen = subprocess.Popen
     annotate_in_background.subprocess.Popen = lambda *_, **given: popen(["true"], **given)  # type: ignore[misc]
     wrong = 0
-    print("| training | lines | interrupted | another exception came out | something was left | minutes |\n|---|--:|--:|--:|--:|--:|")
+    print(
+        "| training | lines | interrupted | another exception came out | something was left | minutes |\n|---|--:|--:|--:|--:|--:|"
+    )
     for name, train in TRAININGS.items():
         if given.only not in {None, name}:
             continue
         begun = time.monotonic()
-        once = name == "ranks"  # the other rank is forked, and after a backward pass torch's threads are no more in a fork
-        warm, cold = ([each for each in lines if given.within in each[0]] for lines in lines_in_a_child(train, once=once))
+        once = (
+            name == "ranks"
+        )  # the other rank is forked, and after a backward pass torch's threads are no more in a fork
+        warm, cold = (
+            [each for each in lines if given.within in each[0]]
+            for lines in lines_in_a_child(train, once=once)
+        )
         if once:
-            elsewhere = {line for other in TRAININGS if other != name for lines in lines_in_a_child(TRAININGS[other]) for line in lines}
+            elsewhere = {
+                line
+                for other in TRAININGS
+                if other != name
+                for lines in lines_in_a_child(TRAININGS[other])
+                for line in lines
+            }
             cold = [each for each in cold if each not in elsewhere]
         outcomes: list[Outcome] = []
         for places in (warm, cold):
             chosen = places[given.first :: given.every]
-            for outcome in interrupt_each(train, chosen, cold=places is cold, once=once, look_at=look_at_all):
+            for outcome in interrupt_each(
+                train, chosen, cold=places is cold, once=once, look_at=look_at_all
+            ):
                 outcomes.append(outcome)
                 if time.monotonic() - begun > 60 * given.minutes:
                     break

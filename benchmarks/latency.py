@@ -39,15 +39,27 @@ Case = tuple[nn.Module, Mapping[str, Any]]
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Models of the sizes that people start from, with small batches; the last is bound by its launches."""
+    """Models of the sizes that people start from, with small batches.
+
+    The last is bound by its launches.
+    """
     images = torch.randn(2, 3, 224, 224)
     ids = torch.randint(50257, (1, 128))
     yield "AlexNet, 2 images", (AlexNet(), {"x": images})
-    yield "GPT-2, 128 tokens", (GPT2LMHeadModel(GPT2Config()), {"input_ids": ids, "use_cache": False})
+    yield (
+        "GPT-2, 128 tokens",
+        (GPT2LMHeadModel(GPT2Config()), {"input_ids": ids, "use_cache": False}),
+    )
     yield "ViT-Base, 2 images", (ViTForImageClassification(ViTConfig()), {"pixel_values": images})
-    yield "MobileNetV2, 2 images", (MobileNetV2ForImageClassification(MobileNetV2Config()), {"pixel_values": images})
+    yield (
+        "MobileNetV2, 2 images",
+        (MobileNetV2ForImageClassification(MobileNetV2Config()), {"pixel_values": images}),
+    )
     layers = [layer for _ in range(100) for layer in (nn.Linear(8, 8), nn.ReLU())]
-    yield "100 tiny layers, each with a ReLU", (nn.Sequential(*layers), {"input": torch.randn(4, 8)})
+    yield (
+        "100 tiny layers, each with a ReLU",
+        (nn.Sequential(*layers), {"input": torch.randn(4, 8)}),
+    )
 
 
 def plain(case: Case) -> float:
@@ -64,7 +76,11 @@ def plain(case: Case) -> float:
 def printed(profile: Callable[..., object], case: Case) -> float:
     """The seconds that a report says forward took."""
     model, batch = case
-    with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Path(os.devnull).open("w") as nothing,
+        contextlib.redirect_stdout(nothing),
+    ):
         path = Path(folder) / "report.txt"
         profile(model, kwargs=dict(batch), warm_up=2, detailed=False, output_file=str(path))
         number, unit = re.findall(r"fwd latency: +([\d.]+) (\w+)", path.read_text())[0]
@@ -88,10 +104,21 @@ def main() -> None:
             before = plain(case)
             found.append((before, printed(ours, case), printed(deepspeeds, case), plain(case)))
         truth, lflops, deepspeed = (
-            statistics.median(each) for each in zip(*(((a + b) / 2, mine, theirs) for a, mine, theirs, b in found), strict=True)
+            statistics.median(each)
+            for each in zip(
+                *(((a + b) / 2, mine, theirs) for a, mine, theirs, b in found), strict=True
+            )
         )
-        ratios = [statistics.median(value / ((a + b) / 2) - 1 for a, *values, b in found for value in [values[place]]) for place in (0, 1)]
-        cells = [f"{seconds * 1e3:.2f} ms ({ratio:+.1%})" for seconds, ratio in zip((lflops, deepspeed), ratios, strict=True)]
+        ratios = [
+            statistics.median(
+                value / ((a + b) / 2) - 1 for a, *values, b in found for value in [values[place]]
+            )
+            for place in (0, 1)
+        ]
+        cells = [
+            f"{seconds * 1e3:.2f} ms ({ratio:+.1%})"
+            for seconds, ratio in zip((lflops, deepspeed), ratios, strict=True)
+        ]
         lines.append(f"| {title} | {truth * 1e3:.2f} ms | {' | '.join(cells)} |")
     lines += [
         "",

@@ -1,6 +1,7 @@
 """The ledger of a run: whether it adds up, survives kills, names the causes of planted slow steps, keeps calm, and what it costs.
 
-python benchmarks/ledger.py [--only account|planted|calm|kills|cost|size|windows|found ...] [--kills N] [--calm N] [--pairs N]
+python benchmarks/ledger.py [--only account|planted|calm|kills|cost|size|windows|found ...] [--kills
+N] [--calm N] [--pairs N]
 """
 
 import argparse
@@ -28,18 +29,29 @@ from lflops.ledger.keeper import Keeper, Recorder, Tape, TrainPhases
 from lflops.ledger.run import REQUEST, Head, Row, Segment, load_run
 from lflops.timing.clock import ThreadSchedule
 
-SETTINGS: dict[str, Any] = {"trace": False, "html": False, "hardware": None, "log": lambda _: None, "log_every": 0}
+SETTINGS: dict[str, Any] = {
+    "trace": False,
+    "html": False,
+    "hardware": None,
+    "log": lambda _: None,
+    "log_every": 0,
+}
 WIDTH, BATCH = 512, 128
 
 
 def model_of(seed: int = 0) -> nn.Module:
     """A step of some 15 ms on one thread."""
     torch.manual_seed(seed)
-    return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
+    return nn.Sequential(
+        *(layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU()))
+    )
 
 
 class Kinds:
-    """Culprits, each of which makes the step slow that it is called in. They return where to plant: the phase or around the step."""
+    """Culprits, each of which makes the step slow that it is called in.
+
+    They return where to plant: the phase or around the step.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Prepare what takes long."""
@@ -81,7 +93,9 @@ class Kinds:
     def compilation(self) -> None:
         """A function that torch.compile has not seen."""
         self.compiled += 1
-        body = "\n".join(f"    x = torch.relu(x * {number + self.compiled}.0 + 1)" for number in range(60))
+        body = "\n".join(
+            f"    x = torch.relu(x * {number + self.compiled}.0 + 1)" for number in range(60)
+        )
         namespace: dict[str, Any] = {"torch": torch}
         exec(f"def f(x):\n{body}\n    return x", namespace)  # noqa: S102 - ours
         torch.compile(namespace["f"], backend="aot_eager")(torch.ones(4))
@@ -101,7 +115,9 @@ CAUSE_OF = {
 }
 
 
-def train(monitor: Any, model: nn.Module, steps: int, plant: dict[int, str], kinds: Kinds | None) -> None:
+def train(
+    monitor: Any, model: nn.Module, steps: int, plant: dict[int, str], kinds: Kinds | None
+) -> None:
     """A plain loop with culprits in some of its steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
@@ -129,7 +145,10 @@ def train(monitor: Any, model: nn.Module, steps: int, plant: dict[int, str], kin
 
 
 def planted(seed: int) -> str:
-    """Forty slow steps of ten kinds, in an order that the judge does not know: four in each of ten kinds."""
+    """Forty slow steps of ten kinds, in an order that the judge does not know.
+
+    Four in each of ten kinds.
+    """
     random.seed(seed)
     kinds_of = [kind for kind in CAUSE_OF if kind != "other_rank"] * 4
     random.shuffle(kinds_of)
@@ -146,7 +165,9 @@ def planted(seed: int) -> str:
         if slow is not None and slow.cause == CAUSE_OF[kind]:
             right += 1
         else:
-            wrong.append(f"{kind} in step {step}: {'not seen' if slow is None else f'{slow.cause} in {slow.phase}'}")
+            wrong.append(
+                f"{kind} in step {step}: {'not seen' if slow is None else f'{slow.cause} in {slow.phase}'}"
+            )
     false = len(found)
     more_right, more_wrong, more_false = planted_rank()
     wrong += more_wrong
@@ -162,7 +183,9 @@ def planted_rank() -> tuple[int, list[str], int]:
     with tempfile.TemporaryDirectory() as folder:
         other = os.fork()
         rank = int(other == 0)
-        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+        distributed.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+        )
         model = nn.parallel.DistributedDataParallel(model_of())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with lflops.monitor(model, optimizer, **SETTINGS, gather_timeout=5.0) as monitor:
@@ -179,9 +202,16 @@ def planted_rank() -> tuple[int, list[str], int]:
         os.waitpid(other, 0)
     found = {each.step: each for each in monitor.ledger.slow_steps}
     slow = {step: found.pop(step, None) for step in plant}
-    wrong = [f"other_rank in step {step}: {None if each is None else each.cause}" for step, each in slow.items()]
+    wrong = [
+        f"other_rank in step {step}: {None if each is None else each.cause}"
+        for step, each in slow.items()
+    ]
     right = [each is not None and each.cause == "other_rank" for each in slow.values()]
-    return sum(right), [text for text, is_right in zip(wrong, right, strict=True) if not is_right], len(found)
+    return (
+        sum(right),
+        [text for text, is_right in zip(wrong, right, strict=True) if not is_right],
+        len(found),
+    )
 
 
 def calm(runs: int) -> str:
@@ -192,7 +222,10 @@ def calm(runs: int) -> str:
         others = beside(os.cpu_count() or 1) if is_busy else contextlib.nullcontext()
         with others, lflops.monitor(model_of(number), **SETTINGS) as monitor:
             train(monitor, model_of(number), 500, {}, None)
-        found[is_busy] += [f"{each.cause} {each.cost * 1e3:.0f} ms over {each.usual * 1e3:.0f} ms" for each in monitor.ledger.slow_steps]
+        found[is_busy] += [
+            f"{each.cause} {each.cost * 1e3:.0f} ms over {each.usual * 1e3:.0f} ms"
+            for each in monitor.ledger.slow_steps
+        ]
     return (
         f"{runs} calm runs of 500 steps: slow steps in those beside nothing of ours: {len(found[False])}, beside busy processes: "
         f"{len(found[True])}{''.join(f'; {each}' for each in found[False] + found[True])}."
@@ -231,8 +264,14 @@ def kills(number: int) -> str:
             began = len(Path(folder, "steps").read_bytes()) if Path(folder, "steps").exists() else 0
             after = 8 * random.random()  # noqa: S311 - no secret
             python.run(KILLED, first, folder, after)
-            ended = Path(folder, "steps").stat().st_mtime if Path(folder, "steps").exists() else 0.0  # that of its last step
-            done = first + len(Path(folder, "steps").read_bytes()) - began if Path(folder, "steps").exists() else first
+            ended = (
+                Path(folder, "steps").stat().st_mtime if Path(folder, "steps").exists() else 0.0
+            )  # that of its last step
+            done = (
+                first + len(Path(folder, "steps").read_bytes()) - began
+                if Path(folder, "steps").exists()
+                else first
+            )
             try:
                 ledger = load_run(folder)
             except lflops.ProfileError:  # killed before its first row
@@ -241,7 +280,10 @@ def kills(number: int) -> str:
                 continue
             start, starts = ledger.starts[-1], len(ledger.starts)
             lost.append(max(ended - start.begin - start.seconds, 0.0))
-            broken += abs(sum(ledger.seconds.values()) - ledger.total) > 1e-6 or min(ledger.seconds.values()) < 0
+            broken += (
+                abs(sum(ledger.seconds.values()) - ledger.total) > 1e-6
+                or min(ledger.seconds.values()) < 0
+            )
             gaps.append(abs(ledger.total - (start.begin + start.seconds - ledger.starts[0].begin)))
     ledger_line = f"{len(ledger.starts)} starts, {ledger.seconds['down']:.1f} s down, {ledger.seconds.get('repeated', 0.0):.1f} s repeated"
     return (
@@ -252,7 +294,10 @@ def kills(number: int) -> str:
 
 
 def cost(times: int) -> str:
-    """CPU time of all that is done for one step: the marks of a Lightning step, the account of them, and the thread's rows."""
+    """CPU time of all that is done for one step.
+
+    The marks of a Lightning step, the account of them, and the thread's rows.
+    """
     keeper = Keeper()
     keeper.start(None)
     keeper.stop("finished")
@@ -322,13 +367,26 @@ def found(pairs: int) -> str:
     """CPU time that a loop which `LFLOPS=1` finds costs the training's thread in a step, in pairs of processes with it and without it."""
 
     def taken(*given: str, watched: bool) -> float:
-        environment = os.environ | {"LFLOPS": "1" if watched else "", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = os.environ | {
+            "LFLOPS": "1" if watched else "",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         command = [sys.executable, "-c", FOUND, *given]
-        output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout  # noqa: S603 - ours
+        output = subprocess.run(  # noqa: S603
+            command,
+            env=environment,
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ).stdout
         return float(output.split()[-1])
 
     texts = []
-    for given, name in (((), "where small steps follow each other"), (("cold",), "after 15 ms of another model's work each time")):
+    for given, name in (
+        ((), "where small steps follow each other"),
+        (("cold",), "after 15 ms of another model's work each time"),
+    ):
         both = [(taken(*given, watched=True), taken(*given, watched=False)) for _ in range(pairs)]
         more = [watched - alone for watched, alone in both]
         texts.append(
@@ -348,11 +406,29 @@ def size() -> str:
             segment.open()
             largest = 0
             spent = dict.fromkeys(
-                [*(f"training/{name}" for name in ("data", "transfer", "forward", "backward", "optimizer", "other"))], 10**8
+                [
+                    *(
+                        f"training/{name}"
+                        for name in (
+                            "data",
+                            "transfer",
+                            "forward",
+                            "backward",
+                            "optimizer",
+                            "other",
+                        )
+                    )
+                ],
+                10**8,
             )
-            slow = lflops.ledger.account.SlowStep(step=1, end=1.0, seconds=1.0, usual=0.1, cost=0.9, cause="loader", phase="data")
+            slow = lflops.ledger.account.SlowStep(
+                step=1, end=1.0, seconds=1.0, usual=0.1, cost=0.9, cause="loader", phase="data"
+            )
             for row in range(steps // 20):
-                segment.add(Row(end=row * 2 * 10**9, spent=spent, step=row * 20, first=0, memory=10**9), [slow] if row % 50 == 0 else [])
+                segment.add(
+                    Row(end=row * 2 * 10**9, spent=spent, step=row * 20, first=0, memory=10**9),
+                    [slow] if row % 50 == 0 else [],
+                )
                 largest = max(largest, path.stat().st_size) if row % 500 == 0 else largest
             segment.close()
             sizes.append(
@@ -452,16 +528,25 @@ TRAININGS: dict[str, tuple[list[list[str]], int]] = {
     "Lightning, left and resumed": ([["lightning", "0", "left"], ["lightning", "120"]], 1),
     "Lightning, 2 ranks": ([["lightning", "0"]], 2),
     "transformers": ([["transformers", "0"]], 1),
-    "transformers, crashed and resumed": ([["transformers", "0", "crashes"], ["transformers", "80"]], 1),
+    "transformers, crashed and resumed": (
+        [["transformers", "0", "crashes"], ["transformers", "80"]],
+        1,
+    ),
 }
 """Real trainings: the starts of each, one after the other, and on how many ranks."""
 
 
 def account() -> str:
-    """The ledger of real trainings against a stopwatch: from just before the process is made to its last exit handler."""
+    """The ledger of real trainings against a stopwatch.
+
+    From just before the process is made to its last exit handler.
+    """
     differences = {name: _difference(starts, ranks) for name, (starts, ranks) in TRAININGS.items()}
     worst = max(differences, key=lambda name: abs(differences[name][0]) / differences[name][1])
-    texts = (f"{name} {seconds * 1e3:+.0f} ms of {total:.1f} s" for name, (seconds, total) in differences.items())
+    texts = (
+        f"{name} {seconds * 1e3:+.0f} ms of {total:.1f} s"
+        for name, (seconds, total) in differences.items()
+    )
     share = abs(differences[worst][0]) / differences[worst][1]
     return f"{len(differences)} real trainings against an outside stopwatch: within {share:.3%}; wanted 0.1 %. {'; '.join(texts)}."
 
@@ -473,12 +558,29 @@ def _difference(starts: list[list[str]], ranks: int) -> tuple[float, float]:
         for arguments in starts:
             processes = []
             for rank in range(ranks):
-                several = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": "29511"}
-                several |= {"TORCHELASTIC_RUN_ID": "ledger", "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks)}
+                several = {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(ranks),
+                    "MASTER_ADDR": "localhost",
+                    "MASTER_PORT": "29511",
+                }
+                several |= {
+                    "TORCHELASTIC_RUN_ID": "ledger",
+                    "LOCAL_RANK": str(rank),
+                    "GROUP_RANK": "0",
+                    "LOCAL_WORLD_SIZE": str(ranks),
+                }
                 begins += [time.time()] * (rank == 0)
                 command = [sys.executable, "-W", "ignore", "-c", WATCHED, folder, *arguments]
                 environment = os.environ | (several if ranks > 1 else {})
-                processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))  # noqa: S603
+                processes.append(
+                    subprocess.Popen(  # noqa: S603
+                        command,
+                        env=environment,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                    )
+                )
             for each in processes:
                 each.wait()
             last = float(Path(folder, f"ended{processes[0].pid}").read_text())
@@ -567,17 +669,31 @@ ASKED_OF = [
 
 
 def windows() -> str:
-    """Windows of running trainings that another process asks for: when they open, what they count, and whether the weights are the same."""
+    """Windows of running trainings that another process asks for.
+
+    When they open, what they count, and whether the weights are the same.
+    """
     texts = []
     for name, kind, ranks, rows in ASKED_OF:
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as without:
             asked_at, seconds = _asked(Path(folder), kind, ranks, rows, times=ASKED_TIMES)
             _asked(Path(without), kind, ranks, rows, times=0)
-            first, *others = (lflops.load(each) for each in sorted(Path(folder, "run").rglob("train-*.profile.json")))
-            counted = [next(step.index for step in each.steps if step.kind == "counted") for each in others]
-            alike = all(first.by_operator() == each.by_operator() and first.by_module("all") == each.by_module("all") for each in others)
+            first, *others = (
+                lflops.load(each)
+                for each in sorted(Path(folder, "run").rglob("train-*.profile.json"))
+            )
+            counted = [
+                next(step.index for step in each.steps if step.kind == "counted") for each in others
+            ]
+            alike = all(
+                first.by_operator() == each.by_operator()
+                and first.by_module("all") == each.by_module("all")
+                for each in others
+            )
             weights = Path(folder, "weights0").read_text() == Path(without, "weights0").read_text()
-            later = ", ".join(str(step - asked + 1) for step, asked in zip(counted, asked_at, strict=False))
+            later = ", ".join(
+                str(step - asked + 1) for step, asked in zip(counted, asked_at, strict=False)
+            )
             texts.append(
                 f"{name} ({seconds * 1e3:.0f} ms a step) {later}{'' if alike else ', counts DIFFER'}{'' if weights else ', weights DIFFER'}"
             )
@@ -587,26 +703,46 @@ def windows() -> str:
     )
 
 
-def _asked(folder: Path, kind: str, ranks: int, rows: int, *, times: int) -> tuple[list[int], float]:
+def _asked(
+    folder: Path, kind: str, ranks: int, rows: int, *, times: int
+) -> tuple[list[int], float]:
     """How many steps had begun when the shell had left each of its requests, and the seconds of a step."""
     processes = []
     for rank in range(ranks):
-        several = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": "29512"}
-        several |= {"TORCHELASTIC_RUN_ID": "ledger", "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks)}
+        several = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "29512",
+        }
+        several |= {
+            "TORCHELASTIC_RUN_ID": "ledger",
+            "LOCAL_RANK": str(rank),
+            "GROUP_RANK": "0",
+            "LOCAL_WORLD_SIZE": str(ranks),
+        }
         command = [sys.executable, "-W", "ignore", "-c", ASKED, str(folder), kind, str(rows)]
         environment = os.environ | (several if ranks > 1 else {})
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))  # noqa: S603
+        processes.append(
+            subprocess.Popen(  # noqa: S603
+                command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
+        )
     asked_at: list[int] = []
     steps, request = folder / "steps0", folder / "run" / REQUEST
     began, first = 0.0, 0
     for number in range(1, times + 1):
         while processes[0].poll() is None and not (
-            len([*(folder / "run").rglob("train-*.profile.json")]) >= number and any((folder / "run").glob("rank0-*"))
+            len([*(folder / "run").rglob("train-*.profile.json")]) >= number
+            and any((folder / "run").glob("rank0-*"))
         ):
             time.sleep(0.01)
         if number == 1:
             began, first = time.perf_counter(), steps.stat().st_size
-        with subprocess.Popen([sys.executable, "-m", "lflops", "window", str(folder / "run")], stdout=subprocess.DEVNULL) as shell:  # noqa: S603
+        with subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "lflops", "window", str(folder / "run")],
+            stdout=subprocess.DEVNULL,
+        ) as shell:
             while not request.exists() and shell.poll() is None:
                 time.sleep(0.0005)
             asked_at.append(steps.stat().st_size)

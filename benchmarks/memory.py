@@ -1,4 +1,8 @@
-"""Is the estimated memory right? Against what others measured or derived, and by trainings in processes that get no more than a limit."""
+"""Is the estimated memory right?
+
+Against what others measured or derived, and by trainings in processes that get no more than a
+limit.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +28,10 @@ from tests.support.published_models import LLAMA_8B, LlamaModel, MixedPrecisionA
 
 GIB, MIB, GB = 2**30, 2**20, 10**9
 MARGIN = 0.05
-"""The share of the limit that is left free in the trainings. CUDA's context and fragmentation need more; a process on a CPU has neither."""
+"""The share of the limit that is left free in the trainings.
+
+CUDA's context and fragmentation need more; a process on a CPU has neither.
+"""
 
 SHARES = (0.96, 1.04, 1.06, 1.3)
 """Limits, as shares of the estimated peak."""
@@ -82,7 +89,9 @@ def adapted(rank: int, quantized: str | None = None, **how: Any) -> nn.Module:
     return model
 
 
-def stepping(makes: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None, **how: Any) -> nn.Module:
+def stepping(
+    makes: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None, **how: Any
+) -> nn.Module:
     """The same, each of whose parameters is updated as soon as its gradient is there."""
     model = llama(**how)
     for parameter in model.parameters():
@@ -111,7 +120,12 @@ def chunked_loss(of_chunk: Callable[[Tensor, Tensor], Tensor]) -> Callable[[list
 
     def loss(chunks: list[Tensor]) -> Tensor:
         labels = IDS[:, : sum(each.shape[1] for each in chunks)]
-        return torch.stack([of_chunk(a.flatten(0, 1), b.flatten()) for a, b in zip(chunks, labels.chunk(CHUNKS, 1), strict=True)]).sum()
+        return torch.stack(
+            [
+                of_chunk(a.flatten(0, 1), b.flatten())
+                for a, b in zip(chunks, labels.chunk(CHUNKS, 1), strict=True)
+            ]
+        ).sum()
 
     return loss
 
@@ -231,11 +245,19 @@ def table(rows: Iterable[Row], ids: Tensor) -> Iterator[str]:
     for row in rows:
         found = memory(
             lflops.estimate(
-                row.build, (ids, ids), backward=True, loss=row.loss, optimizer=row.optimizer, hardware="NVIDIA A100-SXM4-80GB", round_to=512
+                row.build,
+                (ids, ids),
+                backward=True,
+                loss=row.loss,
+                optimizer=row.optimizer,
+                hardware="NVIDIA A100-SXM4-80GB",
+                round_to=512,
             )
         )
         kinds = found.by_category
-        parts = [kinds[name] for name in ("parameters", "gradients", "optimizer_state", "activations")]
+        parts = [
+            kinds[name] for name in ("parameters", "gradients", "optimizer_state", "activations")
+        ]
         split = ", ".join(f"{part / GIB:.2f}" for part in (*parts, found.peak_bytes - sum(parts)))
         peak = found.peak_bytes / GIB
         yield f"| {row.title} | {row.published} | {peak:.2f} | {peak / row.published - 1:+.1%} | {split} | {row.rest} |"
@@ -247,12 +269,19 @@ ZERO = (120.0, 31.4, 16.6, 1.9)
 
 def products() -> nn.Module:
     """Blocks of one product each."""
-    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False)) for _ in range(DEPTH))).to(torch.bfloat16)
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False)) for _ in range(DEPTH))
+    ).to(torch.bfloat16)
 
 
 def zero() -> Iterator[str]:
     """The ZeRO paper's example."""
-    profile = lflops.estimate(products, torch.zeros(1, WIDTH, dtype=torch.bfloat16), backward=True, optimizer=MixedPrecisionAdam)
+    profile = lflops.estimate(
+        products,
+        torch.zeros(1, WIDTH, dtype=torch.bfloat16),
+        backward=True,
+        optimizer=MixedPrecisionAdam,
+    )
     yield "**ZeRO** ([Rajbhandari et al., 2019](https://arxiv.org/abs/1910.02054), figure 1). 7.5 G parameters on 64 devices, Adam in mixed"
     yield "precision: 2 bytes a parameter, 2 its gradient, 12 of optimizer state. Here 75 blocks of one product of 10,000 × 10,000, and a"
     yield "batch of one row. In GB of 10^9 bytes. The paper counts these three alone; what a rank has besides is in the last two columns."
@@ -261,7 +290,9 @@ def zero() -> Iterator[str]:
     yield "|---|--:|--:|--:|--:|--:|--:|"
     for each, published in zip(sharded(profile, RANKS), ZERO, strict=True):
         states = each.parameter_bytes + each.gradient_bytes + each.optimizer_state_bytes
-        sizes = " | ".join(f"{size / GB:.2f}" for size in (each.total_bytes, each.gathered_bytes, each.rest_bytes))
+        sizes = " | ".join(
+            f"{size / GB:.2f}" for size in (each.total_bytes, each.gathered_bytes, each.rest_bytes)
+        )
         yield f"| {each.strategy} | {published} | {states / GB:.2f} | {states / GB / published - 1:+.1%} | {sizes} |"
     yield ""
     yield "The three are those of the moment of the peak. Where that is in backward, the last gradients are not there yet: hence the small"
@@ -281,8 +312,16 @@ def korthikanti() -> Iterator[str]:
     for s, b, h, a in ((2048, 4, 6144, 64), (2048, 1, 12288, 96), (512, 8, 1024, 16)):
         x = torch.empty(b, s, h, dtype=torch.bfloat16, requires_grad=True, device="meta")
         layer = partial(PublishedLayer, h, a)
-        found = memory(lflops.estimate(lambda layer=layer: layer().to(torch.bfloat16), x, backward=True, loss=torch.sum))
-        kept = next(each.by_category for each in found.timeline if each.operator == "sum" and each.phase == "forward")
+        found = memory(
+            lflops.estimate(
+                lambda layer=layer: layer().to(torch.bfloat16), x, backward=True, loss=torch.sum
+            )
+        )
+        kept = next(
+            each.by_category
+            for each in found.timeline
+            if each.operator == "sum" and each.phase == "forward"
+        )
         if kept is None:
             raise ValueError("the timeline has no categories")
         published, statistics = s * b * h * 34 + 5 * a * s * s * b, 2 * 2 * s * b * 2
@@ -303,7 +342,15 @@ def limited() -> Iterator[str]:
     yield "|---|--:|--:|---|---|---|"
     wrong, answers = 0, {True: "yes", False: "no"}
     for name, case in CASES.items():
-        found = memory(lflops.estimate(case.build, case.batch(case.samples), backward=True, loss=loss_of, optimizer=case.optimizer))
+        found = memory(
+            lflops.estimate(
+                case.build,
+                case.batch(case.samples),
+                backward=True,
+                loss=loss_of,
+                optimizer=case.optimizer,
+            )
+        )
         for share in SHARES:
             limit = int(found.peak_bytes * share)
             fits, ends = found.fits(limit, margin=MARGIN), trains(name, limit)
@@ -318,8 +365,14 @@ def limited() -> Iterator[str]:
 
 def main() -> None:
     """Write the tables."""
-    trainings = list(limited())  # before anything else: each is a fork of this process, which is small by now
-    record("memory.py", "Memory", [*torchtune(), "", *torchtune_8b(), "", *zero(), "", *korthikanti(), "", *trainings])
+    trainings = list(
+        limited()
+    )  # before anything else: each is a fork of this process, which is small by now
+    record(
+        "memory.py",
+        "Memory",
+        [*torchtune(), "", *torchtune_8b(), "", *zero(), "", *korthikanti(), "", *trainings],
+    )
 
 
 if __name__ == "__main__":

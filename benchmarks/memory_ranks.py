@@ -1,4 +1,7 @@
-"""Does a rank hold what was estimated? One rank's estimated peak against real processes over gloo, by their storages."""
+"""Does a rank hold what was estimated?
+
+One rank's estimated peak against real processes over gloo, by their storages.
+"""
 
 import logging
 import sys
@@ -16,7 +19,10 @@ from tests.support.processes import Ranks
 from tests.support.rank_memory import CASES, Size, rank_peak
 
 WORLDS = (2, 4)
-SIZES = {"wide": Size(width=512, wide=2048, blocks=4, samples=64), "long": Size(width=128, wide=512, blocks=6, samples=4096)}
+SIZES = {
+    "wide": Size(width=512, wide=2048, blocks=4, samples=64),
+    "long": Size(width=128, wide=512, blocks=6, samples=4096),
+}
 """Mostly parameters, and mostly activations."""
 OPTIMIZERS = (AdamW, SGD)
 HEAD = [
@@ -47,9 +53,12 @@ def section(found: list[tuple[str, int, str, str, int, list[int]]]) -> list[str]
     for name, world, model, optimizer, estimated, real in found:
         far = max(real, key=lambda each: abs(each - estimated))
         largest, share = max(largest, abs(estimated - far)), max(share, abs(estimated / far - 1))
-        table.append(f"| {name} | {world} | {model} | {optimizer} | {estimated / 2**20:.2f} | {far / 2**20:.2f} | {estimated - far} |")
+        table.append(
+            f"| {name} | {world} | {model} | {optimizer} | {estimated / 2**20:.2f} | {far / 2**20:.2f} | {estimated - far} |"
+        )
     sizes = "; ".join(
-        f"*{name}*: {each.blocks} blocks, {each.width} to {each.wide}, {each.samples} samples" for name, each in SIZES.items()
+        f"*{name}*: {each.blocks} blocks, {each.width} to {each.wide}, {each.samples} samples"
+        for name, each in SIZES.items()
     )
     return [
         f"The largest difference is {largest} bytes, {100 * share:.5f} %. Real ranks are processes over gloo that make three steps.",

@@ -1,15 +1,20 @@
-"""4,000 damaged files, by a seed: traces, snapshots, profiles, tables of chips, configurations. None ends in a traceback or a silent error.
+"""4,000 damaged files, by a seed: traces, snapshots, profiles, tables of chips, configurations.
 
-A file is damaged in its bytes, or in one value of what it holds. Each is read as a user would: by a command. What may come of it:
+None ends in a traceback or a silent error.
+
+A file is damaged in its bytes, or in one value of what it holds. Each is read as a user would: by a
+command. What may come of it:
 
 - refused: exit status 2 and one line
 - remarked: read, and the output says that something is left out
 - same: read, and every number is that of the whole file
 - less: the same, and some are not there
-- other: read, with the numbers that the file now says, as where one of its digits was changed, or a kernel's name
+- other: read, with the numbers that the file now says, as where one of its digits was changed, or a
+  kernel's name
 
-A silent wrong number is an *other* where the damaged value cannot be one: it has another type, or is missing. So is a number that can be
-none, as a negative size, or a part that is larger than its whole.
+A silent wrong number is an *other* where the damaged value cannot be one: it has another type, or
+is missing. So is a number that can be none, as a negative size, or a part that is larger than its
+whole.
 """
 
 import argparse
@@ -51,7 +56,20 @@ from tests.support.traces_by_hand import small_gpu_trace
 
 LONGEST = 30  # seconds for a file
 HUGE = 10**30
-OTHER_TYPES: list[Any] = ["text", "", True, [], {}, [1, "a"], {"a": {}}, -1, -0.5, 1e308, HUGE, 10**5000]
+OTHER_TYPES: list[Any] = [
+    "text",
+    "",
+    True,
+    [],
+    {},
+    [1, "a"],
+    {"a": {}},
+    -1,
+    -0.5,
+    1e308,
+    HUGE,
+    10**5000,
+]
 CHIP = """
 [[Mine]]
 name = "My chip"
@@ -78,7 +96,13 @@ MODEL = {
 }
 DEEPSPEED = {
     "train_batch_size": 8,
-    "flops_profiler": {"enabled": True, "profile_step": 5, "module_depth": -1, "top_modules": 3, "detailed": True},
+    "flops_profiler": {
+        "enabled": True,
+        "profile_step": 5,
+        "module_depth": -1,
+        "top_modules": 3,
+        "detailed": True,
+    },
 }
 
 
@@ -98,7 +122,9 @@ def cpu_trace() -> bytes:
     """Of a small model, with shapes and memory."""
     first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
     with tempfile.TemporaryDirectory() as folder:
-        with profile(activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True) as recorder:
+        with profile(
+            activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True
+        ) as recorder:
             second(checkpoint(first, torch.randn(4, 8), use_reentrant=False)).sum().backward()
         recorder.export_chrome_trace(f"{folder}/trace.json")
         return Path(folder, "trace.json").read_bytes()
@@ -112,7 +138,10 @@ def toml(value: Any) -> bytes:
     for vendor, chips in value.items():
         for chip in chips if isinstance(chips, list) else [chips]:
             lines += (
-                [f"[[{json.dumps(vendor)}]]", *(f"{json.dumps(key)} = {inline(each)}" for key, each in chip.items())]
+                [
+                    f"[[{json.dumps(vendor)}]]",
+                    *(f"{json.dumps(key)} = {inline(each)}" for key, each in chip.items()),
+                ]
                 if isinstance(chip, dict)
                 else [f"{json.dumps(vendor)} = {inline(chips)}"]
             )
@@ -122,15 +151,29 @@ def toml(value: Any) -> bytes:
 def inline(value: Any) -> str:
     """A value of TOML on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {inline(each)}" for key, each in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{json.dumps(key)} = {inline(each)}" for key, each in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(map(inline, value)) + "]"
-    return str(value) if type(value).__name__ == "date" else "nan" if value is None else as_json(value).decode()
+    return (
+        str(value)
+        if type(value).__name__ == "date"
+        else "nan"
+        if value is None
+        else as_json(value).decode()
+    )
 
 
 def as_json(value: Any) -> bytes:
     """JSON, also of an integer with more digits than Python prints."""
-    return re.sub(rb'"\\u0000(\d+)"', lambda found: b"1" + b"0" * int(found[1]), json.dumps(_marked(value)).encode())
+    return re.sub(
+        rb'"\\u0000(\d+)"',
+        lambda found: b"1" + b"0" * int(found[1]),
+        json.dumps(_marked(value)).encode(),
+    )
 
 
 def _marked(value: Any) -> Any:
@@ -150,7 +193,10 @@ def step_and_profile() -> tuple[bytes, bytes]:
     recorder = Recorder()
     for moment in counted.profile.memory.timeline:
         if moment.highest_bytes > moment.live_bytes:
-            recorder.allocate(moment.highest_bytes - moment.live_bytes, PYTHON.get(moment.phase, PYTHON["backward"]))
+            recorder.allocate(
+                moment.highest_bytes - moment.live_bytes,
+                PYTHON.get(moment.phase, PYTHON["backward"]),
+            )
     with tempfile.TemporaryDirectory() as folder:
         counted.profile.save(f"{folder}/step.profile.json")
         return pickle.dumps(recorder.snapshot()), Path(folder, "step.profile.json").read_bytes()
@@ -173,7 +219,12 @@ class Refuses(pickle.Unpickler):
 
 KINDS = {
     "trace": lambda: Kind(
-        ".json", [small_gpu_trace().text(), cpu_trace()], json.loads, as_json, lambda path: [["trace", "show", str(path)]], 0.3
+        ".json",
+        [small_gpu_trace().text(), cpu_trace()],
+        json.loads,
+        as_json,
+        lambda path: [["trace", "show", str(path)]],
+        0.3,
     ),
     "trace, copied for torch-tb-profiler": lambda: Kind(
         ".pt.trace.json",
@@ -188,12 +239,18 @@ KINDS = {
         [small_gpu_trace().text(), cpu_trace()],
         json.loads,
         as_json,
-        lambda path: [["trace", "merge", str(path.parent)], ["trace", "show", str(path.parent / MERGED)]],
+        lambda path: [
+            ["trace", "merge", str(path.parent)],
+            ["trace", "show", str(path.parent / MERGED)],
+        ],
         0.1,
     ),
     "snapshot": lambda: Kind(
         ".pickle",
-        [pickle.dumps(PLANTED[name][0]().snapshot()) for name in ("outputs in a list", "logits", "fragments")],
+        [
+            pickle.dumps(PLANTED[name][0]().snapshot())
+            for name in ("outputs in a list", "logits", "fragments")
+        ],
         lambda text: Refuses(io.BytesIO(text)).load(),
         pickle.dumps,
         lambda path: [["memory", str(path), "--hardware", "NVIDIA H100 80GB HBM3"]],
@@ -235,7 +292,13 @@ KINDS = {
         may_lack=True,
     ),
     "DeepSpeed's configuration": lambda: Kind(
-        ".json", [as_json(DEEPSPEED)], json.loads, as_json, lambda path: [["deepspeed", str(path)]], 0.05, may_lack=True
+        ".json",
+        [as_json(DEEPSPEED)],
+        json.loads,
+        as_json,
+        lambda path: [["deepspeed", str(path)]],
+        0.05,
+        may_lack=True,
     ),
 }
 
@@ -246,13 +309,21 @@ def damaged_bytes(text: bytes, chance: random.Random) -> bytes:
         at, length = chance.randrange(len(text) or 1), chance.choice([1, 1, 2, 8, 60])
         match chance.randrange(5):
             case 0:
-                text = text[:at] + bytes(chance.randrange(256) for _ in range(length)) + text[at + length :]
+                text = (
+                    text[:at]
+                    + bytes(chance.randrange(256) for _ in range(length))
+                    + text[at + length :]
+                )
             case 1:
                 text = text[:at] + text[at + length :]
             case 2:
                 text = text[:at] + text[at : at + length] + text[at:]
             case 3:
-                text = text[:at] + chance.choice([b'"', b"{", b"]", b"\\", b"\xff", b"null", b"-", b"9"]) + text[at:]
+                text = (
+                    text[:at]
+                    + chance.choice([b'"', b"{", b"]", b"\\", b"\xff", b"null", b"-", b"9"])
+                    + text[at:]
+                )
             case _:
                 text = text[: max(at, 1)]
     return text
@@ -277,7 +348,9 @@ def damaged_value(value: Any, chance: random.Random) -> tuple[Any, str]:
     match chance.randrange(4):
         case 0:
             del holder[last]
-            return value, "" if isinstance(last, int) else f"without {last}"  # a list may be shorter
+            return value, "" if isinstance(
+                last, int
+            ) else f"without {last}"  # a list may be shorter
         case 1 if isinstance(old, int | float) and not isinstance(old, bool):
             holder[last] = chance.choice([0, 1, old + 1, old * 7])
             return value, ""
@@ -285,9 +358,15 @@ def damaged_value(value: Any, chance: random.Random) -> tuple[Any, str]:
             holder[last] = None
         case _:
             holder[last] = chance.choice(
-                [each for each in OTHER_TYPES if type(each) is not type(old) and not {type(each), type(old)} <= {int, float}]
+                [
+                    each
+                    for each in OTHER_TYPES
+                    if type(each) is not type(old) and not {type(each), type(old)} <= {int, float}
+                ]
             )
-    is_fine = last in {"pid", "tid"} and isinstance(holder[last], str)  # torch itself gives some processes a text
+    is_fine = last in {"pid", "tid"} and isinstance(
+        holder[last], str
+    )  # torch itself gives some processes a text
     return value, "" if is_fine else f"{last} is {type(holder[last]).__name__}"
 
 
@@ -301,7 +380,10 @@ class Outcome(NamedTuple):
 
 
 def run(commands: list[list[str]]) -> Outcome:
-    """What came of all, or of the first that refuses: what those before it have printed is no answer then."""
+    """What came of all, or of the first that refuses.
+
+    What those before it have printed is no answer then.
+    """
     outcomes = []
     for command in commands:
         outcomes.append(run_one(command))
@@ -312,7 +394,9 @@ def run(commands: list[list[str]]) -> Outcome:
 
 def run_one(arguments: list[str]) -> Outcome:
     """A command within the time."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)
+    )
     status, trace = None, ""
 
     def late(_number: int, _frame: FrameType | None) -> None:
@@ -321,7 +405,11 @@ def run_one(arguments: list[str]) -> Outcome:
     signal.signal(signal.SIGALRM, late)
     signal.alarm(LONGEST)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             status = deepspeed(arguments[1]) if arguments[0] == "deepspeed" else shell(arguments)
     except BaseException as error:  # what is looked for
@@ -345,13 +433,18 @@ def deepspeed(path: str) -> int:
 
 def figures(text: str, path: Path) -> str:
     """The output without the file's name and the time of day."""
-    lines = (" ".join(line.split()) for line in text.replace(path.name, "").replace(str(path.parent), "").splitlines())
+    lines = (
+        " ".join(line.split())
+        for line in text.replace(path.name, "").replace(str(path.parent), "").splitlines()
+    )
     return "\n".join(line for line in lines if not line.startswith("created "))
 
 
 def impossible(text: str) -> str:
     """A number that can be none."""
-    found = re.search(r"(?<![\w.])-\d[\d.,]*\s*(?:[KMGT]i?B|B|ns|µs|ms|s|%)(?!\w)|\bnan\b|\binf\b", text)
+    found = re.search(
+        r"(?<![\w.])-\d[\d.,]*\s*(?:[KMGT]i?B|B|ns|µs|ms|s|%)(?!\w)|\bnan\b|\binf\b", text
+    )
     shares = [float(each) for each in re.findall(r"(?<![\w.])(\d+\.\d) %", text)]
     return found[0] if found else next((f"{each} %" for each in shares if each > 100.05), "")
 
@@ -376,8 +469,17 @@ def judge(outcome: Outcome, original: str, damage: str, path: Path) -> tuple[str
         return "traceback", outcome.trace or f"status {outcome.status}: {outcome.err}"
     if outcome.status == 2:
         lines = outcome.err.strip().splitlines()
-        told = len(lines) == 1 and lines[0].startswith("lflops: ") and not re.search(r"\bb'", lines[0]) and not outcome.out
-        return ("refused", "") if told else ("traceback", f"not one line: {outcome.err!r} {outcome.out[:80]!r}")
+        told = (
+            len(lines) == 1
+            and lines[0].startswith("lflops: ")
+            and not re.search(r"\bb'", lines[0])
+            and not outcome.out
+        )
+        return (
+            ("refused", "")
+            if told
+            else ("traceback", f"not one line: {outcome.err!r} {outcome.out[:80]!r}")
+        )
     shown = figures(outcome.out, path)
     wrong = impossible(shown)
     new = set(shown.splitlines()) - set(original.splitlines())
@@ -396,7 +498,9 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=38)
     parser.add_argument("--kind", choices=list(KINDS))
-    parser.add_argument("--dry", action="store_true", help="Print what is wrong, and write no section.")
+    parser.add_argument(
+        "--dry", action="store_true", help="Print what is wrong, and write no section."
+    )
     given = parser.parse_args()
     table: dict[str, Counter[str]] = {}
     wrong: list[str] = []
@@ -420,7 +524,9 @@ def main() -> None:
                     content, damage = damaged_bytes(text, chance), ""
                 else:
                     changed, damage = damaged_value(value, chance)
-                    if damage.startswith("without") and (kind.may_lack or damage.endswith("Concrete Inputs")):
+                    if damage.startswith("without") and (
+                        kind.may_lack or damage.endswith("Concrete Inputs")
+                    ):
                         damage = ""
                     content = kind.text(changed)
                 path.write_bytes(content)
@@ -429,7 +535,10 @@ def main() -> None:
                 if why:
                     wrong.append(f"{name} {number}: {status}: {why}")
                     if given.dry:
-                        Path(tempfile.gettempdir(), f"mutated_{name.split()[0]}_{number}{kind.suffix}").write_bytes(content)
+                        Path(
+                            tempfile.gettempdir(),
+                            f"mutated_{name.split()[0]}_{number}{kind.suffix}",
+                        ).write_bytes(content)
                         print(wrong[-1], flush=True)
     columns = ("refused", "remarked", "same", "less", "other", "traceback", "silent")
     lines = [
@@ -439,7 +548,10 @@ def main() -> None:
         "",
         f"| files | number | {' | '.join(columns)} |",
         f"|---|--:|{'--:|' * len(columns)}",
-        *(f"| {name} | {sum(row.values())} | {' | '.join(str(row[each]) for each in columns)} |" for name, row in table.items()),
+        *(
+            f"| {name} | {sum(row.values())} | {' | '.join(str(row[each]) for each in columns)} |"
+            for name, row in table.items()
+        ),
     ]
     if given.dry:
         print("\n".join(lines))

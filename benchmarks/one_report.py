@@ -1,6 +1,9 @@
-"""Whether all drawings of a report say the same: profiles of real trainings, each drawn everywhere and read back.
+"""Whether all drawings of a report say the same.
 
-The trainings are those of `tests/harmless/cases.py`. Half of them know a peak, so that there is a budget.
+Profiles of real trainings, each drawn everywhere and read back.
+
+The trainings are those of `tests/harmless/cases.py`. Half of them know a peak, so that there is a
+budget.
 """
 
 import argparse
@@ -70,8 +73,14 @@ def lines(reader: Reader) -> Iterator[str]:
 def main() -> None:
     """Train, read, compare."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--matching", default=CHOSEN, help="a regular expression that is found in the names of the trainings")
-    chosen = [(CASES[name], "lflops") for name in CASES if re.search(parser.parse_args().matching, name)]
+    parser.add_argument(
+        "--matching",
+        default=CHOSEN,
+        help="a regular expression that is found in the names of the trainings",
+    )
+    chosen = [
+        (CASES[name], "lflops") for name in CASES if re.search(parser.parse_args().matching, name)
+    ]
     prepare()
     reader = Reader()
     for verdict in judge(chosen, read=reader):

@@ -1,6 +1,7 @@
 """What counting costs: the counted training step as a ratio to the plain one, beside torch's FlopCounterMode.
 
-All kinds of step take turns in one process, so that a slow moment of the machine falls on all of them; a ratio is the median over rounds.
+All kinds of step take turns in one process, so that a slow moment of the machine falls on all of
+them; a ratio is the median over rounds.
 """
 
 import argparse
@@ -17,10 +18,18 @@ from lflops.flop_counter.count import Counting
 
 NOISE = 0.2
 """Where FlopCounterMode adds less than this to a step, the machine's own ups and downs decide a comparison with it."""
-THIN = {"hidden_size": 48, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 192, "vocab_size": 1000}
+THIN = {
+    "hidden_size": 48,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "intermediate_size": 192,
+    "vocab_size": 1000,
+}
 
 
-def step_of(config: BertConfig, batch: int, length: int) -> tuple[torch.nn.Module, Callable[[], None]]:
+def step_of(
+    config: BertConfig, batch: int, length: int
+) -> tuple[torch.nn.Module, Callable[[], None]]:
     """A model and one training step of it."""
     torch.manual_seed(0)
     model = BertForMaskedLM(config)
@@ -35,12 +44,16 @@ def step_of(config: BertConfig, batch: int, length: int) -> tuple[torch.nn.Modul
     return model, step
 
 
-def ratios(model: torch.nn.Module, step: Callable[[], None], rounds: int, *, cpu: bool) -> tuple[float, dict[str, float]]:
+def ratios(
+    model: torch.nn.Module, step: Callable[[], None], rounds: int, *, cpu: bool
+) -> tuple[float, dict[str, float]]:
     """The plain step in seconds, and the ratio to it of every way to count."""
     ways: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
         "plain": contextlib.nullcontext,
         "FlopCounterMode": lambda: FlopCounterMode(display=False),
-        "lflops: MACs, FLOPs, scopes": lambda: Counting({"": model}, extent=Extent(traffic=False, memory=False)),
+        "lflops: MACs, FLOPs, scopes": lambda: Counting(
+            {"": model}, extent=Extent(traffic=False, memory=False)
+        ),
         "lflops: all that `count` collects": lambda: Counting({"": model}),
     }
     return in_turn(ways, step, rounds, cpu=cpu)
@@ -50,13 +63,35 @@ def main() -> None:
     """Measure the two models and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--cpu", action="store_true", help="least CPU time in place of medians of seconds; prints, and records nothing")
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="least CPU time in place of medians of seconds; prints, and records nothing",
+    )
     rounds, cpu = (given := parser.parse_args()).rounds, given.cpu
-    lines = ["| training step (AdamW) | plain | counted by | ratio to plain | extra, FlopCounterMode's = 1 |", "|---|--:|---|--:|--:|"]
+    lines = [
+        "| training step (AdamW) | plain | counted by | ratio to plain | extra, FlopCounterMode's = 1 |",
+        "|---|--:|---|--:|--:|",
+    ]
     cases = [
-        # So small a step is bound by its launches; more threads than one only get in each other's way.
-        ("BERT, 12 layers, hidden 48, batch 1, length 16, one thread (launch-bound)", BertConfig(**THIN), 1, 16, 1, rounds),
-        ("BERT-base, batch 4, length 128", BertConfig(), 4, 128, torch.get_num_threads(), max(rounds // 2, 5)),
+        # So small a step is bound by its launches; more threads than one only get in each other's
+        # way.
+        (
+            "BERT, 12 layers, hidden 48, batch 1, length 16, one thread (launch-bound)",
+            BertConfig(**THIN),
+            1,
+            16,
+            1,
+            rounds,
+        ),
+        (
+            "BERT-base, batch 4, length 128",
+            BertConfig(),
+            4,
+            128,
+            torch.get_num_threads(),
+            max(rounds // 2, 5),
+        ),
     ]
     for title, config, batch, length, threads, times in cases:
         torch.set_num_threads(threads)
@@ -66,7 +101,10 @@ def main() -> None:
         for name, ratio in found.items():
             share = f"{(ratio - 1) / torchs:.2f}" if torchs > NOISE else "–"
             lines.append(f"| {title} | {plain * 1e3:.1f} ms | {name} | {ratio:.2f} | {share} |")
-    lines += ["", f"Medians of {rounds} rounds (half of them for BERT-base), all kinds of step in turn in one process."]
+    lines += [
+        "",
+        f"Medians of {rounds} rounds (half of them for BERT-base), all kinds of step in turn in one process.",
+    ]
     if cpu:
         print("\n".join(lines[:-2]), f"Least CPU time of {rounds} rounds.", sep="\n")
         return

@@ -1,8 +1,12 @@
-"""What the callback itself takes of a step, in CPU time: its hooks and its wrappers, without what they call.
+"""What the callback itself takes of a step, in CPU time.
 
-The difference of two trainings says nothing below 100 µs. So in the middle of a real fit the calls that Lightning makes in one step are
-made again and again with nothing inside of them, in turn with the callback's hooks and wrappers and without them. Between any two of these
-the model makes a real step, so that caches are as cold as in a training. With warm caches the same calls follow each other at once.
+Its hooks and its wrappers, without what they call.
+
+The difference of two trainings says nothing below 100 µs. So in the middle of a real fit the calls
+that Lightning makes in one step are made again and again with nothing inside of them, in turn with
+the callback's hooks and wrappers and without them. Between any two of these the model makes a real
+step, so that caches are as cold as in a training. With warm caches the same calls follow each other
+at once.
 """
 
 import argparse
@@ -62,12 +66,16 @@ class Replay(Callback):
 
     def __init__(self, monitor: FlopsMonitor, first: int, times: int) -> None:
         """Measure nothing yet."""
-        self.seconds: dict[tuple[bool, bool], list[float]] = {each: [] for each in product((True, False), repeat=2)}
+        self.seconds: dict[tuple[bool, bool], list[float]] = {
+            each: [] for each in product((True, False), repeat=2)
+        }
         self._monitor = monitor
         self._first = first
         self._times = times
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, _: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, _: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Replay them all after that step."""
         if batch_idx != self._first:
             return
@@ -77,14 +85,27 @@ class Replay(Callback):
                 optimizer.zero_grad()
                 pl_module.training_step(batch, 0).backward()
                 optimizer.step()
-            with contextlib.nullcontext() if is_watched else without_wrappers(trainer.strategy, trainer.profiler):
+            with (
+                contextlib.nullcontext()
+                if is_watched
+                else without_wrappers(trainer.strategy, trainer.profiler)
+            ):
                 Strategy.is_empty = True
                 start = time.thread_time()
                 self._step(trainer, pl_module, optimizer, batch, batch_idx, is_watched=is_watched)
                 self.seconds[is_cold, is_watched].append(time.thread_time() - start)
                 Strategy.is_empty = False
 
-    def _step(self, trainer: Any, pl_module: Any, optimizer: Any, batch: Any, batch_idx: int, *, is_watched: bool) -> None:
+    def _step(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        optimizer: Any,
+        batch: Any,
+        batch_idx: int,
+        *,
+        is_watched: bool,
+    ) -> None:
         """Make the calls of one step, as Lightning makes them in automatic optimization."""
         strategy, profiler, monitor = trainer.strategy, trainer.profiler, self._monitor
 
@@ -118,7 +139,10 @@ class Replay(Callback):
 @contextlib.contextmanager
 def without_wrappers(*owners: Any) -> Iterator[None]:
     """Take off what the monitor has put on these objects, and put it back."""
-    taken = [{name: value for name, value in vars(owner).items() if isinstance(value, partial)} for owner in owners]
+    taken = [
+        {name: value for name, value in vars(owner).items() if isinstance(value, partial)}
+        for owner in owners
+    ]
     for owner, attributes in zip(owners, taken, strict=True):
         for name in attributes:
             delattr(owner, name)
@@ -206,7 +230,9 @@ def main() -> None:
     cases: dict[str, Callable[[], FlopsMonitor]] = {
         "clean steps": lambda: FlopsMonitor(Schedule(wait=NEVER), ledger=False),
         "after the last window": lambda: FlopsMonitor(begun, trace=False, ledger=False),
-        "the same with track=False": lambda: FlopsMonitor(begun, trace=False, track=False, ledger=False),
+        "the same with track=False": lambda: FlopsMonitor(
+            begun, trace=False, track=False, ledger=False
+        ),
         "clean steps, with the ledger": lambda: FlopsMonitor(Schedule(wait=NEVER)),
     }
     lines = [
@@ -221,9 +247,14 @@ def main() -> None:
         seconds = replayed(monitor(), 40, asked.times)
         for is_cold, caches in ((True, "cold"), (False, "warm")):
             without, watched = seconds[is_cold, False], seconds[is_cold, True]
-            low, middle, high = quantiles([1e6 * (after - before) for before, after in zip(without, watched, strict=True)], n=4)
+            low, middle, high = quantiles(
+                [1e6 * (after - before) for before, after in zip(without, watched, strict=True)],
+                n=4,
+            )
             both = f"{median(without) * 1e6:.1f} µs | {median(watched) * 1e6:.1f} µs"
-            lines.append(f"| {name} | {caches} | {both} | {middle:.1f} µs | {low:.1f} to {high:.1f} µs |")
+            lines.append(
+                f"| {name} | {caches} | {both} | {middle:.1f} µs | {low:.1f} to {high:.1f} µs |"
+            )
     record("own_time.py", "The callback's own time in a step", [*lines, "", "Not run on CUDA."])
 
 

@@ -1,4 +1,6 @@
-"""Is the page quick with 20,000 modules? In Chromium: the tab drawn, rows sorted and filtered, windows compared; the file and the server.
+"""Is the page quick with 20,000 modules?
+
+In Chromium: the tab drawn, rows sorted and filtered, windows compared; the file and the server.
 
 Every work has a time of its own, to the last digit, so that nothing is smaller than in a real run.
 """
@@ -77,17 +79,27 @@ def jittered(profile: Profile, seed: int) -> Profile:
         if given is None:
             return None
         median = given.median * chance.uniform(0.9, 1.1)
-        return Spread(median=median, low=median * chance.uniform(0.9, 1), high=median * chance.uniform(1, 1.1), n=10)
+        return Spread(
+            median=median,
+            low=median * chance.uniform(0.9, 1),
+            high=median * chance.uniform(1, 1.1),
+            n=10,
+        )
 
     def work(given: Work) -> Work:
         return replace(
-            given, seconds=spread(given.seconds), own_seconds=spread(given.own_seconds), device_seconds=spread(given.device_seconds)
+            given,
+            seconds=spread(given.seconds),
+            own_seconds=spread(given.own_seconds),
+            device_seconds=spread(given.device_seconds),
         )
 
     def module(given: ModuleProfile) -> ModuleProfile:
         return replace(given, **{phase: work(given.work(phase)) for phase in PHASES})
 
-    return replace(profile, modules={name: module(given) for name, given in profile.modules.items()})
+    return replace(
+        profile, modules={name: module(given) for name, given in profile.modules.items()}
+    )
 
 
 def answered(server: Board) -> tuple[float, float, int]:
@@ -95,7 +107,11 @@ def answered(server: Board) -> tuple[float, float, int]:
     place = server.windows(expected=2)["windows"][0]
     asked = {name: place[name] for name in ("run", "tag", "step")}
     answer = server.get("window", accept="deflate", **asked)
-    return taken(lambda: server.get("windows")), taken(lambda: server.get("window", accept="deflate", **asked)), len(answer[2])
+    return (
+        taken(lambda: server.get("windows")),
+        taken(lambda: server.get("window", accept="deflate", **asked)),
+        len(answer[2]),
+    )
 
 
 def taken(act: Callable[[], object]) -> float:
@@ -133,14 +149,23 @@ def acted(browser: Any, file: Path) -> dict[str, float]:
     opened = browser.new_page(viewport={"width": 1280, "height": 800})
     opened.goto(file.as_uri())
     opened.get_by_role("tab", name="Modules").click()
-    sort, field = opened.get_by_role("button", name="forward time"), opened.get_by_label("filter by name or class")
+    sort, field = (
+        opened.get_by_role("button", name="forward time"),
+        opened.get_by_label("filter by name or class"),
+    )
 
     def times(node: Any, *acts: str) -> float:
-        return statistics.median([node.evaluate(TAKES, act) for _ in range(REPEATS) for act in acts])
+        return statistics.median(
+            [node.evaluate(TAKES, act) for _ in range(REPEATS) for act in acts]
+        )
 
     found = {"sort, repeats folded": times(sort, "click")}
     opened.locator(".icicle").focus()
-    zooms = [opened.locator(".icicle").evaluate(PRESSES, key) for _ in range(REPEATS) for key in ("ArrowDown", " ", "-")]
+    zooms = [
+        opened.locator(".icicle").evaluate(PRESSES, key)
+        for _ in range(REPEATS)
+        for key in ("ArrowDown", " ", "-")
+    ]
     found["icicle: next bar, zoom, back"] = statistics.median(zooms)
     found["search, repeats folded"] = times(field, "7", "7.lay", "")
     opened.get_by_label("fold repeats").uncheck()
@@ -166,7 +191,10 @@ def payload_made(profile: Profile) -> float:
 
 
 def taken_of_training(profile: Profile, folder: Path) -> float:
-    """Median CPU seconds of the training's thread for a window that is profiled and saved: its page, and what TensorBoard is given."""
+    """Median CPU seconds of the training's thread for a window that is profiled and saved.
+
+    Its page, and what TensorBoard is given.
+    """
     settings = Settings(dirpath=folder)
     seconds = []
     for number in range(REPEATS):
@@ -205,7 +233,10 @@ def many_runs(browser: Any, logs: Path) -> dict[str, tuple[float, float | None]]
         listed = taken(lambda: server.get("windows"))
         return {
             f"{RUNS} runs of {WINDOWS} windows: the list": (listed, 0.5),
-            f"{RUNS} runs of {WINDOWS} windows: the tab drawn, at Summary": (drawn(browser, server, "summary", ".figure"), 0.5),
+            f"{RUNS} runs of {WINDOWS} windows: the tab drawn, at Summary": (
+                drawn(browser, server, "summary", ".figure"),
+                0.5,
+            ),
             f"{RUNS} runs of {WINDOWS} windows: the tab drawn, at Runs": (
                 drawn(browser, server, "runs", "[role=grid] .grid-body [role=row]"),
                 0.5,
@@ -237,12 +268,27 @@ def main() -> None:
         seconds |= {act: (each, 0.05) for act, each in acted(browser, file).items()}
         seconds |= many_runs(browser, Path(folder) / "many")
         seconds["the payload made, CPU time"] = (payload_made(profiles[0]), 1.0)
-        seconds["a window's page and payload: CPU time of the training's thread"] = (taken_of_training(profiles[0], Path(folder)), 0.05)
+        seconds["a window's page and payload: CPU time of the training's thread"] = (
+            taken_of_training(profiles[0], Path(folder)),
+            0.05,
+        )
         browser.close()
-        sizes = {"the file of a window": file.stat().st_size, "the file of two": both, "a window, as it is stored and sent": size}
+        sizes = {
+            "the file of a window": file.stat().st_size,
+            "the file of two": both,
+            "a window, as it is stored and sent": size,
+        }
     lines = ["| | seconds | at most |", "|---|--:|--:|"]
-    lines += [f"| {what} | {each:.3f} | {'' if most is None else most} |" for what, (each, most) in seconds.items()]
-    lines += ["", "| | MB |", "|---|--:|", *(f"| {what} | {each / 1e6:.2f} |" for what, each in sizes.items())]
+    lines += [
+        f"| {what} | {each:.3f} | {'' if most is None else most} |"
+        for what, (each, most) in seconds.items()
+    ]
+    lines += [
+        "",
+        "| | MB |",
+        "|---|--:|",
+        *(f"| {what} | {each / 1e6:.2f} |" for what, each in sizes.items()),
+    ]
     chosen = f"{MODULES:,} modules, a time in every work; medians of {REPEATS}. The file of a window is to have 5 MB at most."
     record("page.py", "The page with 20,000 modules", [*lines, "", chosen])
 

@@ -1,6 +1,7 @@
 """lflops and its peers, each asked in its own way for the MACs of one conformance case.
 
-A tool yields its answers as it has them, `(what, MACs)`, so that a forward stands where the backward fails.
+A tool yields its answers as it has them, `(what, MACs)`, so that a forward stands where the
+backward fails.
 """
 
 import contextlib
@@ -26,7 +27,11 @@ What = Literal["forward", "backward", "recompute", "pointwise"]
 Answers = Iterator[tuple[What, int]]
 
 EARLY = "imported early"
-NAMES = {id(getattr(home, name)): (home, name) for home in (torch.sparse, torch.linalg, Tensor, torch, F) for name in dir(home)}
+NAMES = {
+    id(getattr(home, name)): (home, name)
+    for home in (torch.sparse, torch.linalg, Tensor, torch, F)
+    for name in dir(home)
+}
 FVCORE_CONTRACTIONS = {"addmm", "bmm", "conv", "einsum", "linear", "matmul", "mm"}
 
 
@@ -41,7 +46,9 @@ class Call(nn.Module):
         """Tell the tensors from the rest."""
         super().__init__()
         self.model = model
-        self.anchor = nn.Parameter(torch.zeros(1))  # calflops asks for the device of the first parameter
+        self.anchor = nn.Parameter(
+            torch.zeros(1)
+        )  # calflops asks for the device of the first parameter
         self.given, self.form = tree_flatten((args, kwargs))
         self.places = [place for place, value in enumerate(self.given) if isinstance(value, Tensor)]
         self.inputs = tuple(self.given[place] for place in self.places)
@@ -63,7 +70,10 @@ def positional(case: Case) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def build(case: Case) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The case, a function in it written out: looked up by name when it is called, which is when patches reach it."""
+    """The case, a function in it written out.
+
+    Looked up by name when it is called, which is when patches reach it.
+    """
     torch.manual_seed(0)
     model, args, kwargs = case.build()
     if isinstance(model, Function) and EARLY not in case.name:
@@ -84,7 +94,10 @@ def written_out(value: Any) -> Any:
 
 
 def lflops(case: Case) -> Answers:
-    """`lflops.count`. The pointwise work that it finds is the room that other conventions are given."""
+    """`lflops.count`.
+
+    The pointwise work that it finds is the room that other conventions are given.
+    """
     from lflops import count
 
     model, args, kwargs = build(case)
@@ -109,7 +122,10 @@ def flop_counter_mode(*, attention: bool) -> Callable[[Case], Answers]:
 
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the operator has no other name
         fused_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
-        cpus = {fused: inspect.unwrap(sdpa_flop), fused_backward: inspect.unwrap(sdpa_backward_flop)}
+        cpus = {
+            fused: inspect.unwrap(sdpa_flop),
+            fused_backward: inspect.unwrap(sdpa_backward_flop),
+        }
         model, args, kwargs = build(case)
         with FlopCounterMode(display=False, custom_mapping=cpus if attention else None) as counter:
             outputs = [each for each in tensors_in(model(*args, **kwargs)) if each.requires_grad]
@@ -127,7 +143,9 @@ def deepspeed(case: Case) -> Answers:
     from deepspeed.profiling.flops_profiler import get_model_profile
 
     model, args, kwargs = build(case)
-    _, macs, _ = get_model_profile(model, args=list(args), kwargs=kwargs, print_profile=False, as_string=False)
+    _, macs, _ = get_model_profile(
+        model, args=list(args), kwargs=kwargs, print_profile=False, as_string=False
+    )
     yield "forward", macs
     yield "backward", 2 * macs
 
@@ -137,7 +155,9 @@ def calflops(case: Case) -> Answers:
     from calflops import calculate_flops
 
     call = Call(*build(case))  # it takes keyword arguments, but of tensors only
-    _, macs, _ = calculate_flops(call, args=list(call.inputs), print_results=False, output_as_string=False)
+    _, macs, _ = calculate_flops(
+        call, args=list(call.inputs), print_results=False, output_as_string=False
+    )
     yield "forward", macs
     yield "backward", 2 * macs
 
@@ -148,11 +168,17 @@ def fvcore(case: Case) -> Answers:
 
     model, inputs = positional(case)
     by_operator = FlopCountAnalysis(model, inputs).by_operator()
-    yield "forward", sum(int(macs) for operator, macs in by_operator.items() if operator in FVCORE_CONTRACTIONS)
+    yield (
+        "forward",
+        sum(int(macs) for operator, macs in by_operator.items() if operator in FVCORE_CONTRACTIONS),
+    )
 
 
 def ptflops(backend: str) -> Callable[[Case], Answers]:
-    """`get_model_complexity_info`, with inputs by name: by position, one backend gives the mean over the batch."""
+    """`get_model_complexity_info`, with inputs by name.
+
+    By position, one backend gives the mean over the batch.
+    """
 
     def count(case: Case) -> Answers:
         from ptflops import get_model_complexity_info
@@ -209,8 +235,18 @@ class Tool:
 
 TOOLS = (
     Tool("lflops", "lflops.flop_counter.count", lflops, backward=True),
-    Tool("FlopCounterMode", "torch.utils.flop_counter", flop_counter_mode(attention=False), backward=True),
-    Tool("FlopCounterMode, with attention", "torch.utils.flop_counter", flop_counter_mode(attention=True), backward=True),
+    Tool(
+        "FlopCounterMode",
+        "torch.utils.flop_counter",
+        flop_counter_mode(attention=False),
+        backward=True,
+    ),
+    Tool(
+        "FlopCounterMode, with attention",
+        "torch.utils.flop_counter",
+        flop_counter_mode(attention=True),
+        backward=True,
+    ),
     Tool("DeepSpeed", "deepspeed.profiling.flops_profiler", deepspeed, backward=True),
     Tool("calflops", "calflops", calflops, backward=True),
     Tool("fvcore", "fvcore.nn", fvcore),
@@ -224,11 +260,16 @@ TOOLS = (
 def load() -> None:
     """Import all tools and what they and the cases import late, so that processes forked from this one need not."""
     with quiet():
-        for module in (*(tool.module for tool in TOOLS), "torch._dynamo"):  # which dispatch modes load
+        for module in (
+            *(tool.module for tool in TOOLS),
+            "torch._dynamo",
+        ):  # which dispatch modes load
             importlib.import_module(module)
         for case in CASES:
             case.build()
-    for names in [vars(module) for name, module in sys.modules.items() if name.startswith("conformance.")]:
+    for names in [
+        vars(module) for name, module in sys.modules.items() if name.startswith("conformance.")
+    ]:
         names.update({key: written_out(value) for key, value in names.items() if callable(value)})
 
 

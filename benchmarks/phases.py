@@ -1,4 +1,7 @@
-"""Whether the phases of a training step are told right: a training whose data, model and optimizer sleep for known times."""
+"""Whether the phases of a training step are told right.
+
+A training whose data, model and optimizer sleep for known times.
+"""
 
 import argparse
 import logging
@@ -19,7 +22,15 @@ from lflops.analysis.step_times import step_times
 from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.schedule import Schedule
 
-DATA, TRANSFER, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER = 0.040, 0.007, 0.020, 0.003, 0.030, 0.005, 0.010
+DATA, TRANSFER, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER = (
+    0.040,
+    0.007,
+    0.020,
+    0.003,
+    0.030,
+    0.005,
+    0.010,
+)
 """Seconds slept."""
 
 
@@ -95,16 +106,36 @@ class Sleeper(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """One optimizer, or one for each layer."""
-        return Slow(self.parameters()) if self.automatic_optimization else [Slow(layer.parameters()) for layer in self.layers]
+        return (
+            Slow(self.parameters())
+            if self.automatic_optimization
+            else [Slow(layer.parameters()) for layer in self.layers]
+        )
 
 
-ONCE = {"data": DATA, "transfer": TRANSFER, "forward": FORWARD + LOSS, "backward": BACKWARD, "clip": CLIP, "optimizer": OPTIMIZER}
+ONCE = {
+    "data": DATA,
+    "transfer": TRANSFER,
+    "forward": FORWARD + LOSS,
+    "backward": BACKWARD,
+    "clip": CLIP,
+    "optimizer": OPTIMIZER,
+}
 TWICE = {name: 2 * seconds for name, seconds in ONCE.items()}
 CASES: dict[str, tuple[bool, dict[str, Any], dict[str, float]]] = {
     "automatic": (False, {}, ONCE),
-    "accumulate_grad_batches=2": (False, {"accumulate_grad_batches": 2}, TWICE | {"clip": CLIP, "optimizer": OPTIMIZER}),
+    "accumulate_grad_batches=2": (
+        False,
+        {"accumulate_grad_batches": 2},
+        TWICE | {"clip": CLIP, "optimizer": OPTIMIZER},
+    ),
     "16-mixed": (False, {"plugins": MixedPrecision("16-mixed", "cpu")}, ONCE),
-    "manual, two optimizers": (True, {}, {name: TWICE[name] for name in TWICE if name != "clip"} | {"data": DATA, "transfer": TRANSFER}),
+    "manual, two optimizers": (
+        True,
+        {},
+        {name: TWICE[name] for name in TWICE if name != "clip"}
+        | {"data": DATA, "transfer": TRANSFER},
+    ),
 }
 
 
@@ -112,8 +143,17 @@ def measured(options: dict[str, Any], *, by_hand: bool, steps: int) -> dict[str,
     """The median of each phase."""
     monitor = FlopsMonitor(Schedule(wait=steps, warmup=1, active=1), trace=False, on_error="raise")
     batches = (steps + 2) * options.get("accumulate_grad_batches", 1)
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    options = {"max_epochs": 1, "limit_train_batches": batches, "accelerator": "cpu", "devices": 1, **quiet, **options}
+    quiet = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
+    )
+    options = {
+        "max_epochs": 1,
+        "limit_train_batches": batches,
+        "accelerator": "cpu",
+        "devices": 1,
+        **quiet,
+        **options,
+    }
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(callbacks=[monitor], default_root_dir=directory, **options)
         trainer.fit(Sleeper(by_hand=by_hand), DataLoader(Rows(), batch_size=None))
@@ -133,9 +173,13 @@ def main() -> None:
         told = measured(options, by_hand=by_hand, steps=steps)
         for name, seconds in truth.items():
             right = abs(told[name] - seconds) <= 0.05 * seconds + 1e-3
-            lines.append(f"| {title} | {name} | {seconds * 1e3:.0f} ms | {told[name] * 1e3:.2f} ms | {'yes' if right else '**no**'} |")
+            lines.append(
+                f"| {title} | {name} | {seconds * 1e3:.0f} ms | {told[name] * 1e3:.2f} ms | {'yes' if right else '**no**'} |"
+            )
         lines.append(f"| {title} | other | – | {told['other'] * 1e3:.2f} ms | |")
-    record("phases.py", "Where a step's time goes", [*lines, "", f"Medians of about {steps} steps."])
+    record(
+        "phases.py", "Where a step's time goes", [*lines, "", f"Medians of about {steps} steps."]
+    )
 
 
 if __name__ == "__main__":

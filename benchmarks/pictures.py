@@ -1,4 +1,6 @@
-"""The pictures of the documentation, taken in Chromium from a run of the demo: `make demo` first, then `make pictures`.
+"""The pictures of the documentation, taken in Chromium from a run of the demo.
+
+`make demo` first, then `make pictures`.
 
 python benchmarks/pictures.py [--page FILE] [--into FOLDER] [--width PIXELS]
 """
@@ -18,7 +20,12 @@ ROOT = Path(__file__).parents[1]
 VIEWS = {"summary": 830, "modules": 720, "timeline": 720, "roofline": 760, "memory": 760}
 """The views, and how many pixels of each are shown from the top."""
 
-WANTED = {"summary": ".figures", "modules": ".grid-body [role=row]", "timeline": ".step-timeline svg", "roofline": ".picture svg"}
+WANTED = {
+    "summary": ".figures",
+    "modules": ".grid-body [role=row]",
+    "timeline": ".step-timeline svg",
+    "roofline": ".picture svg",
+}
 """What is waited for."""
 
 
@@ -51,7 +58,11 @@ def main() -> None:
     asked = parser.parse_args()
     page = asked.page or max((ROOT / "gpt" / "lflops").glob("train-*.html"), default=None)
     if page is None or CHROMIUM is None:
-        sys.exit("There is no page: run `make demo` first." if page is None else "There is no Chromium: apt-get install chromium")
+        sys.exit(
+            "There is no page: run `make demo` first."
+            if page is None
+            else "There is no Chromium: apt-get install chromium"
+        )
     asked.into.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

@@ -1,4 +1,7 @@
-"""How large a large model's profile is, and how long it takes to save and to load: 5,000 modules, 45,000 cells, a time in every work."""
+"""How large a large model's profile is, and how long it takes to save and to load.
+
+5,000 modules, 45,000 cells, a time in every work.
+"""
 
 import statistics
 import sys

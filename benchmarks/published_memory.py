@@ -1,8 +1,11 @@
-"""LitGPT's published peaks of memory: each fine-tuning is rebuilt with LitGPT's own model code and loop, and predicted on fake tensors.
+"""LitGPT's published peaks of memory.
 
-`published_memory.py predict LITGPT TORCHTITAN` predicts the configurations in checkouts: of LitGPT at 03ffc55, whose
-`config_hub/finetune/README.md` has the table, and of torchtitan at ba2469780, whose `benchmarks/` has one of December 2024.
-`published_memory.py compare` prints the predictions beside the rows in `published_memory.toml`, and writes them to RESULTS.md.
+Each fine-tuning is rebuilt with LitGPT's own model code and loop, and predicted on fake tensors.
+
+`published_memory.py predict LITGPT TORCHTITAN` predicts the configurations in checkouts: of LitGPT
+at 03ffc55, whose `config_hub/finetune/README.md` has the table, and of torchtitan at ba2469780,
+whose `benchmarks/` has one of December 2024. `published_memory.py compare` prints the predictions
+beside the rows in `published_memory.toml`, and writes them to RESULTS.md.
 """
 
 import statistics
@@ -30,17 +33,24 @@ from lflops.estimation.changes import Changes, mixed_precision
 from lflops.estimation.estimate import Estimator, Subject
 from lflops.memory.peak import CUBLAS_BYTES, room_for
 
-PREDICTED, PUBLISHED = (Path(__file__).with_name(f"published_memory{name}.toml") for name in ("_predicted", ""))
+PREDICTED, PUBLISHED = (
+    Path(__file__).with_name(f"published_memory{name}.toml") for name in ("_predicted", "")
+)
 CHIP = "A10G"
 GB = 10**9  # the table's unit: `torch.cuda.max_memory_allocated() / 1e9`
 LEAST_PAGED = 100_000  # elements from which bitsandbytes puts a paged optimizer's state outside of torch's memory
 
 
 class Dequantized(torch.autograd.Function):
-    """The product with a weight in 4 bits, as bitsandbytes 0.42 computes it: it makes the whole weight, in forward and in backward."""
+    """The product with a weight in 4 bits, as bitsandbytes 0.42 computes it.
+
+    It makes the whole weight, in forward and in backward.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, shape: tuple[int, int], bias: Tensor | None
+    ) -> Tensor:
         """Keeps the input, which its backward does not need."""
         ctx.kept, ctx.shape = (x, weight), shape
         return nn.functional.linear(x, _dequantized(shape, x), bias)
@@ -59,25 +69,35 @@ def _dequantized(shape: tuple[int, int], like: Tensor) -> Tensor:
 
 
 class FourBitLinear(nn.Module):
-    """A linear layer whose weight is stored as bitsandbytes' nf4: half a byte an element, a scale in float32 for 64, and the 16 values."""
+    """A linear layer whose weight is stored as bitsandbytes' nf4.
+
+    Half a byte an element, a scale in float32 for 64, and the 16 values.
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, **_: Any) -> None:  # noqa: FBT001, FBT002 - as torch's own
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         elements = in_features * out_features
-        self.weight = nn.Parameter(torch.empty((elements + 1) // 2, 1, dtype=torch.uint8), requires_grad=False)
+        self.weight = nn.Parameter(
+            torch.empty((elements + 1) // 2, 1, dtype=torch.uint8), requires_grad=False
+        )
         self.scales = nn.Buffer(torch.empty(-(-elements // 64), dtype=torch.float32))
         self.values = nn.Buffer(torch.empty(16, dtype=torch.float32))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """The product with the dequantized weight."""
-        product: Tensor = Dequantized.apply(x, self.weight, (self.out_features, self.in_features), self.bias)
+        product: Tensor = Dequantized.apply(
+            x, self.weight, (self.out_features, self.in_features), self.bias
+        )
         return product
 
 
 class PagedAdamW(torch.optim.Optimizer):
-    """bitsandbytes' optimizer of that name: moments in single precision, of large parameters in memory that torch does not count."""
+    """bitsandbytes' optimizer of that name.
+
+    Moments in single precision, of large parameters in memory that torch does not count.
+    """
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
@@ -89,7 +109,10 @@ class PagedAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for each in group["params"]:
                 if each.grad is not None and each.numel() < LEAST_PAGED and each not in self.state:
-                    self.state[each] = {name: torch.zeros_like(each, dtype=torch.float32) for name in ("state1", "state2")}
+                    self.state[each] = {
+                        name: torch.zeros_like(each, dtype=torch.float32)
+                        for name in ("state1", "state2")
+                    }
 
 
 class Run:
@@ -131,14 +154,17 @@ class Run:
                 vars(block)["forward"] = partial(checkpoint, block.forward, use_reentrant=False)
                 fully_shard(block, mesh=mesh)
             fully_shard(model, mesh=mesh)
-        adamw = partial(torch.optim.AdamW, lr=2e-4, weight_decay=self.decay, betas=(0.9, 0.95), foreach=True)
+        adamw = partial(
+            torch.optim.AdamW, lr=2e-4, weight_decay=self.decay, betas=(0.9, 0.95), foreach=True
+        )
         vars(model)["updates"] = (PagedAdamW if self.quantized else adamw)(model.parameters())
         return model  # type: ignore[no-any-return]
 
     def fit(self, model: Any, ids: Tensor) -> None:
         """LitGPT's loop: the logits stay until the next iteration has its own, through the optimizer's step and the validation.
 
-        Fabric's precision casts the logits to float32. The third iteration has gradients, state and the logits before.
+        Fabric's precision casts the logits to float32. The third iteration has gradients, state and
+        the logits before.
         """
         from litgpt.utils import chunked_cross_entropy
 
@@ -166,7 +192,9 @@ class Run:
         """One rank's training."""
         ids = torch.zeros(self.samples, self.tokens, dtype=torch.long)
         mesh = {"data": self.devices} if self.devices > 1 else None
-        return lflops.estimate(self.build, ids, step=self.fit, hardware=CHIP, round_to=512, mesh=mesh)
+        return lflops.estimate(
+            self.build, ids, step=self.fit, hardware=CHIP, round_to=512, mesh=mesh
+        )
 
 
 def _in_float32(logits: Any) -> Any:
@@ -198,7 +226,9 @@ def compare() -> None:
         else:
             errors.append(ours["peak_gb"] / row["peak_gb"] - 1)
             error = f"{errors[-1]:+.1%}"
-        lines.append(f"| {name} | {ours['peak_gb']:.2f} | {row['peak_gb']} | {error} | {ours['verdict']} | {row.get('unknown', '')} |")
+        lines.append(
+            f"| {name} | {ours['peak_gb']:.2f} | {row['peak_gb']} | {error} | {ours['verdict']} | {row.get('unknown', '')} |"
+        )
     sizes = sorted(map(abs, errors))
     summary = f"Median error {statistics.median(sizes):.1%}, {sum(each <= 0.1 for each in sizes)} of {len(sizes)} rows within 10 %"
     record(
@@ -223,13 +253,19 @@ RANKS = {
     8: {"eager": 82.4, "compiled": 77.0, "compiled, float8": 76.8},
     128: {"eager": 67.0, "compiled": 62.0, "compiled, float8": 61.8},
 }
-"""GiB that torchtitan reserved on each rank: Llama 3 8B, batch 2 of 8,192 tokens, per-operator checkpointing, bfloat16."""
+"""GiB that torchtitan reserved on each rank:
+
+Llama 3 8B, batch 2 of 8,192 tokens, per-operator checkpointing, bfloat16.
+"""
 
 
 def titan(folder: Path, ranks: int) -> lflops.Profile:
     """One rank of torchtitan's own model, as `--fsdp N --mp bf16 --reduce fp32 --ac selective-op --optimizer adamw` estimates it."""
     sys.path.insert(0, str(folder))
-    with mock.patch.dict(sys.modules, dict.fromkeys(("triton", "triton.language", "torchtitan.utils"), mock.MagicMock())):
+    with mock.patch.dict(
+        sys.modules,
+        dict.fromkeys(("triton", "triton.language", "torchtitan.utils"), mock.MagicMock()),
+    ):
         from torchtitan.models.llama import Transformer, llama3_configs
     settings = llama3_configs["8B"]
     settings.norm_type, settings.vocab_size, settings.max_seq_len = "rmsnorm", 128_256, 8192
@@ -249,14 +285,20 @@ def titan(folder: Path, ranks: int) -> lflops.Profile:
         mesh={"data": ranks},
         mixed=mixed_precision("bf16", "fp32"),
     )
-    return estimator.run(lambda: changes.applied("torchtitan", Subject(Transformer(settings), (ids,), {}, loss)))
+    return estimator.run(
+        lambda: changes.applied("torchtitan", Subject(Transformer(settings), (ids,), {}, loss))
+    )
 
 
 def titan_rows() -> Iterator[str]:
     """The rows of torchtitan that were predicted."""
     found = tomllib.loads(PREDICTED.read_text())
     yield "torchtitan's Llama 3 8B with FSDP2 on H100s, GiB of a rank. It publishes what is reserved, which the simulated allocator gives:"
-    yield from ("", "| ranks | how | predicted, eager | published | error |", "|--:|---|--:|--:|--:|")
+    yield from (
+        "",
+        "| ranks | how | predicted, eager | published | error |",
+        "|--:|---|--:|--:|--:|",
+    )
     for ranks, rows in RANKS.items():
         ours = found[f"torchtitan {ranks}"]["reserved_gib"]
         for how, published in rows.items():
@@ -278,7 +320,9 @@ def predicted_titan(folder: Path) -> Iterator[str]:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["predict", litgpt, torchtitan]:
-            PREDICTED.write_text("\n".join([*predicted(Path(litgpt)), *predicted_titan(Path(torchtitan))]))
+            PREDICTED.write_text(
+                "\n".join([*predicted(Path(litgpt)), *predicted_titan(Path(torchtitan))])
+            )
         case ["compare"]:
             compare()
         case _:

@@ -1,10 +1,14 @@
-"""What others predict for the rows of LitGPT's table: `accelerate estimate-memory`, torch's `MemTracker`, and Megatron-Bridge's formula.
+"""What others predict for the rows of LitGPT's table.
 
-`published_rivals.py LITGPT`, a checkout at 03ffc55. Each row is given to each of them as far as it can take it:
+`accelerate estimate-memory`, torch's `MemTracker`, and Megatron-Bridge's formula.
 
-accelerate      has the model's parameters alone, and a formula; it knows no adapters, no quantization, no batch and no ranks
-MemTracker      runs the same model and loop on fake tensors, as lflops does; of one rank
-Megatron        has a formula of the sizes of a transformer, for its own mixed precision: 18 bytes a parameter, and activations by layer
+`published_rivals.py LITGPT`, a checkout at 03ffc55. Each row is given to each of them as far as it
+can take it:
+
+accelerate      has the model's parameters alone, and a formula; it knows no adapters, no
+quantization, no batch and no ranks MemTracker      runs the same model and loop on fake tensors, as
+lflops does; of one rank Megatron        has a formula of the sizes of a transformer, for its own
+mixed precision: 18 bytes a parameter, and activations by layer
 """
 
 import sys
@@ -30,7 +34,10 @@ def accelerate_gb(model: nn.Module) -> float:
 
 
 class Anew:
-    """A model whose module statistics MemTracker forgets before each call: it takes no second call otherwise."""
+    """A model whose module statistics MemTracker forgets before each call.
+
+    It takes no second call otherwise.
+    """
 
     def __init__(self, model: nn.Module, tracker: MemTracker) -> None:
         self._model, self._tracker = model, tracker
@@ -58,13 +65,18 @@ def tracked_gb(run: Run) -> float:
 
 
 def megatron_gb(run: Run, parameters: int) -> float:
-    """Megatron's report of theoretical memory, without parallelism: 18 bytes a parameter, activations with selective recomputation."""
+    """Megatron's report of theoretical memory, without parallelism.
+
+    18 bytes a parameter, activations with selective recomputation.
+    """
     import litgpt.model
 
     sizes = litgpt.model.Config.from_name(run.checkpoint)
     tokens, hidden = run.samples * run.tokens, sizes.n_embd
     layers = tokens * hidden * (18 + 4 * sizes.intermediate_size / hidden) * sizes.n_layer
-    ends = 8 * tokens + tokens * hidden + 4 * tokens * hidden * (1 + sizes.padded_vocab_size / hidden)
+    ends = (
+        8 * tokens + tokens * hidden + 4 * tokens * hidden * (1 + sizes.padded_vocab_size / hidden)
+    )
     return (18 * parameters + layers + ends) / GB
 
 
@@ -79,12 +91,23 @@ def main(folder: Path) -> None:
         with FakeTensorMode():
             model = run.build()
         run.quantized = quantized
-        whole = sum(each.numel() for each in model.parameters() if run.is_full or not each.requires_grad)
+        whole = sum(
+            each.numel() for each in model.parameters() if run.is_full or not each.requires_grad
+        )
         try:
             tracked = f"{tracked_gb(run):.2f}" if ranks == 1 else "–"
         except RuntimeError as error:
-            tracked = "refuses frozen parameters" if "doesn't require gradient" in str(error) else type(error).__name__
-        figures = [f"{predictions[name]['peak_gb']:.2f}", tracked, f"{accelerate_gb(model):.1f}", f"{megatron_gb(run, whole):.1f}"]
+            tracked = (
+                "refuses frozen parameters"
+                if "doesn't require gradient" in str(error)
+                else type(error).__name__
+            )
+        figures = [
+            f"{predictions[name]['peak_gb']:.2f}",
+            tracked,
+            f"{accelerate_gb(model):.1f}",
+            f"{megatron_gb(run, whole):.1f}",
+        ]
         lines.append(f"| {name} | {row['peak_gb']} | {' | '.join(figures)} |")
         print(lines[-1], flush=True)
     record(

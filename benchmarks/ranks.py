@@ -1,11 +1,17 @@
-"""Is the right rank named? Trainings over gloo with a delay planted on one rank, and without one; then simulated runs of many ranks.
+"""Is the right rank named?
 
-All processes share this machine's cores, so delays, and most of the model's work, are sleep: ranks do not get in each other's way more than
-the machine's load makes them. With `--busy`, another process keeps a core busy meanwhile.
+Trainings over gloo with a delay planted on one rank, and without one; then simulated runs of many
+ranks.
 
-python benchmarks/ranks.py [--busy] [--ranks 2 4] [--repeat 1] [--sizes 2 5 20 50] [--simulate] [--minutes 20]
+All processes share this machine's cores, so delays, and most of the model's work, are sleep: ranks
+do not get in each other's way more than the machine's load makes them. With `--busy`, another
+process keeps a core busy meanwhile.
 
-Each training is a line in the log, and those that the log has are not run again: a grid that was interrupted goes on where it was.
+python benchmarks/ranks.py [--busy] [--ranks 2 4] [--repeat 1] [--sizes 2 5 20 50] [--simulate]
+[--minutes 20]
+
+Each training is a line in the log, and those that the log has are not run again: a grid that was
+interrupted goes on where it was.
 """
 
 import argparse
@@ -47,7 +53,15 @@ from lflops.ranks.merge.rank_table import table_of
 from lflops.ranks.stragglers import culprits
 from lflops.schedule import Schedule
 from tests.support.ports import free_port
-from tests.support.simulated_ranks import DATA, OPTIMIZER, Plant, ddp, fsdp, patterns, tensor_parallel
+from tests.support.simulated_ranks import (
+    DATA,
+    OPTIMIZER,
+    Plant,
+    ddp,
+    fsdp,
+    patterns,
+    tensor_parallel,
+)
 
 WIDTH, ROWS, BLOCKS, SLOW_BLOCK = 64, 16, 4, 2
 WAIT, HOOKED, AFTER = 5, 15, 14
@@ -168,8 +182,18 @@ class Model(LightningModule):
         """Plant it."""
         super().__init__()
         everywhere = case.kind == "10 % everywhere"
-        self.case, self.is_slow, self.is_spread, self.steps = case, rank() == case.slow_rank, False, 0
-        self.blocks = nn.ModuleDict({str(n): Block(case.seconds * 10 / (3 * BLOCKS) if everywhere else BASE) for n in range(BLOCKS)})
+        self.case, self.is_slow, self.is_spread, self.steps = (
+            case,
+            rank() == case.slow_rank,
+            False,
+            0,
+        )
+        self.blocks = nn.ModuleDict(
+            {
+                str(n): Block(case.seconds * 10 / (3 * BLOCKS) if everywhere else BASE)
+                for n in range(BLOCKS)
+            }
+        )
         self.head = nn.Linear(WIDTH, 8)
         if self.is_slow:
             slow = self.work(SLOW_BLOCK)
@@ -197,7 +221,9 @@ class Model(LightningModule):
         data, tensor = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
         for block in self.blocks.values():
             if tensor.size() > 1:
-                parallelize_module(block, tensor, {"work.product": ColwiseParallel(), "mix": RowwiseParallel()})
+                parallelize_module(
+                    block, tensor, {"work.product": ColwiseParallel(), "mix": RowwiseParallel()}
+                )
             if data.size() > 1:
                 fully_shard(block, mesh=data)
         if data.size() > 1:
@@ -243,7 +269,9 @@ class Stage(Model):
         super().__init__(case)
         self.automatic_optimization = False
         own = BLOCKS // case.ranks
-        self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) // own == rank()})
+        self.blocks = nn.ModuleDict(
+            {name: block for name, block in self.blocks.items() if int(name) // own == rank()}
+        )
         self.is_last = rank() == case.ranks - 1
         if not self.is_last:
             del self.head
@@ -338,7 +366,12 @@ class Ranks:
         context.set_forkserver_preload(["__main__"])
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
         self._ranks = [
-            ProcessPoolExecutor(1, mp_context=context, initializer=stand, initargs=(place | {"LOCAL_RANK": str(each)},))
+            ProcessPoolExecutor(
+                1,
+                mp_context=context,
+                initializer=stand,
+                initargs=(place | {"LOCAL_RANK": str(each)},),
+            )
             for each in range(world)
         ]
 
@@ -371,7 +404,10 @@ def stand(place: dict[str, str]) -> None:
 
 
 def grid(ranks: int, sizes: Sequence[float], repeat: int) -> Iterator[Case]:
-    """Every kind in every size under every strategy; what plants nothing six times as often. Shuffled, so that a part stands for all."""
+    """Every kind in every size under every strategy; what plants nothing six times as often.
+
+    Shuffled, so that a part stands for all.
+    """
     draw = random.Random(ranks)  # noqa: S311 - nothing is secret
     cases = list(_cases(ranks, sizes, repeat, draw))
     draw.shuffle(cases)
@@ -381,18 +417,35 @@ def grid(ranks: int, sizes: Sequence[float], repeat: int) -> Iterator[Case]:
 def _cases(ranks: int, sizes: Sequence[float], repeat: int, draw: random.Random) -> Iterator[Case]:
     for _, strategy, kind in itertools.product(range(repeat), STRATEGIES, KINDS):
         for seconds in sizes if kind != "none" else [BASE] * 6:
-            in_block = strategy == "pipeline" and KINDS[kind] in {(WORK, "forward"), (WORK, "backward")}
-            yield Case(strategy, kind, seconds, ranks, SLOW_BLOCK * ranks // BLOCKS if in_block else draw.randrange(ranks))
+            in_block = strategy == "pipeline" and KINDS[kind] in {
+                (WORK, "forward"),
+                (WORK, "backward"),
+            }
+            yield Case(
+                strategy,
+                kind,
+                seconds,
+                ranks,
+                SLOW_BLOCK * ranks // BLOCKS if in_block else draw.randrange(ranks),
+            )
 
 
 def is_right(case: Case, outcome: Outcome) -> bool:
-    """Whether the first row names rank, phase and module; where nothing was planted, whether there is none."""
+    """Whether the first row names rank, phase and module.
+
+    Where nothing was planted, whether there is none.
+    """
     place = KINDS[case.kind]
     return outcome.named == (None if place is None else (*place, case.slow_rank))
 
 
-def run_grid(ranks: int, sizes: Sequence[float], repeat: int, log: Path, until: float) -> list[tuple[Case, Outcome]]:
-    """Train all of them, with a line in the log for each. A run that fails is reported, and left out."""
+def run_grid(
+    ranks: int, sizes: Sequence[float], repeat: int, log: Path, until: float
+) -> list[tuple[Case, Outcome]]:
+    """Train all of them, with a line in the log for each.
+
+    A run that fails is reported, and left out.
+    """
     known = logged(log)
     found, group = [], Ranks(ranks)
     try:
@@ -459,18 +512,37 @@ def table(results: Sequence[tuple[Case, Outcome]]) -> Iterator[str]:
 
 
 def simulated(ranks: int, seeds: int) -> Iterator[str]:
-    """A line for each strategy: planted culprits that come first, and runs without one in which nobody is accused."""
+    """A line for each strategy.
+
+    Planted culprits that come first, and runs without one in which nobody is accused.
+    """
     plants = {
         (place.row, place.phase): Plant(rank=ranks // 3, place=place, seconds=5e-3)
-        for place in (ModulePhase("layers.3.mlp", "forward"), ModulePhase("layers.5.attention", "backward"), DATA, OPTIMIZER)
+        for place in (
+            ModulePhase("layers.3.mlp", "forward"),
+            ModulePhase("layers.5.attention", "backward"),
+            DATA,
+            OPTIMIZER,
+        )
     } | {("", "all"): Plant(rank=ranks // 3, factor=1.1)}
-    for name, simulation in {"ddp": ddp(), "fsdp": fsdp(), "tensor parallel": tensor_parallel()}.items():
+    for name, simulation in {
+        "ddp": ddp(),
+        "fsdp": fsdp(),
+        "tensor parallel": tensor_parallel(),
+    }.items():
         named, clean = Counter[bool](), Counter[bool]()
         for seed in range(seeds):
             for place, plant in [*plants.items(), (None, None)]:
                 times = simulation.run(ranks, 10, seed, [] if plant is None else [plant])
                 compared = compare_ranks(table_of(times, simulation.waits, patterns=patterns()))
-                rows = [] if compared is None else [((row.module, row.phase), row.slow_rank) for row in culprits(compared, ranks)]
+                rows = (
+                    []
+                    if compared is None
+                    else [
+                        ((row.module, row.phase), row.slow_rank)
+                        for row in culprits(compared, ranks)
+                    ]
+                )
                 if plant is None:
                     clean[not rows] += 1
                 else:
@@ -481,12 +553,20 @@ def simulated(ranks: int, seeds: int) -> Iterator[str]:
 def main() -> None:
     """Train, simulate, and write the tables."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--busy", action="store_true", help="beside a process that keeps a core busy")
+    parser.add_argument(
+        "--busy", action="store_true", help="beside a process that keeps a core busy"
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--sizes", type=float, nargs="+", default=[2, 5, 20, 50], help="milliseconds")
+    parser.add_argument(
+        "--sizes", type=float, nargs="+", default=[2, 5, 20, 50], help="milliseconds"
+    )
     parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--simulate", type=int, nargs="*", default=[256, 1024], help="numbers of ranks")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further training begins")
+    parser.add_argument(
+        "--simulate", type=int, nargs="*", default=[256, 1024], help="numbers of ranks"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="after which no further training begins"
+    )
     parser.add_argument("--log", type=Path, help="of the trainings, one a line")
     given = parser.parse_args()
     busy = " --busy" if given.busy else ""
@@ -500,14 +580,24 @@ def main() -> None:
     ]
     with busy_core(busy=given.busy):
         for ranks in given.ranks:
-            results = run_grid(ranks, [each / 1e3 for each in given.sizes], given.repeat, log, until)
-            lines += [f"{ranks} ranks{', beside a process that keeps a core busy' if given.busy else ''}:", "", *table(results), ""]
+            results = run_grid(
+                ranks, [each / 1e3 for each in given.sizes], given.repeat, log, until
+            )
+            lines += [
+                f"{ranks} ranks{', beside a process that keeps a core busy' if given.busy else ''}:",
+                "",
+                *table(results),
+                "",
+            ]
     if given.simulate:
         lines += [
             "Simulated: steps of about 100 ms that jitter by 2 %, ranks that drift, heavy tails; 5 ms planted, or 10 % everywhere.",
             "",
         ]
-        lines += ["| ranks | strategy | the culprit comes first | nobody is accused without one |", "|--:|---|--:|--:|"]
+        lines += [
+            "| ranks | strategy | the culprit comes first | nobody is accused without one |",
+            "|--:|---|--:|--:|",
+        ]
         lines += [line for ranks in given.simulate for line in simulated(ranks, seeds=2)]
     record(f"ranks.py{busy}", f"A slow rank{', on a busy machine' if given.busy else ''}", lines)
 

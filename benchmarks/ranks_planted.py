@@ -1,9 +1,13 @@
-"""Is the right rank named with the default schedule, and the right cause? Delays of many kinds, in five loops over gloo.
+"""Is the right rank named with the default schedule, and the right cause?
 
-python benchmarks/ranks_planted.py [--ranks 2 4] [--loops plain lightning] [--kinds forward data] [--repeat 1] [--minutes 20]
+Delays of many kinds, in five loops over gloo.
 
-All processes share this machine's cores. Most of the model's work is sleep, as in `ranks.py`, and so are most delays.
-Each training is a line in the log, and those that the log has are not run again.
+python benchmarks/ranks_planted.py [--ranks 2 4] [--loops plain lightning] [--kinds forward data]
+[--repeat 1] [--minutes 20]
+
+All processes share this machine's cores. Most of the model's work is sleep, as in `ranks.py`, and
+so are most delays. Each training is a line in the log, and those that the log has are not run
+again.
 """
 
 import argparse
@@ -42,7 +46,10 @@ from lflops.timing.step_phases import StepPhases
 
 WIDTH, ROWS, BLOCKS, SLOW_BLOCK = 64, 16, 3, 1
 NAP, DELAY, RARE = 1e-3, 10e-3, 50e-3
-"""Seconds that a block's forward sleeps, its backward twice as long; those that are planted, and those in every 50th step."""
+"""Seconds that a block's forward sleeps, its backward twice as long.
+
+Those that are planted, and those in every 50th step.
+"""
 
 LATE = 200
 """The step from which on what begins late is there."""
@@ -54,12 +61,29 @@ LONGER = {"50th": 310, "late": 300, "validation": 200}
 PLACES = ("forward", "backward", "data", "clip", "optimizer", "outside")
 EVERY = {"": 1, " every 3rd": 3, " every 10th": 10, " every 50th": 50}
 STEADY = {
-    f"{place}{often}": (place, every) for place in PLACES for often, every in EVERY.items() if not often or place in ("forward", "data")
+    f"{place}{often}": (place, every)
+    for place in PLACES
+    for often, every in EVERY.items()
+    if not often or place in ("forward", "data")
 }
 EVENTS = {"validation": ("validation", 20), "logging": ("logging", 10)}
 """What the first rank, or a slow one, takes longer for between batches, and in every so manieth step."""
 
-KINDS = (*STEADY, "forward late", *EVENTS, "two", "contention", "thread", "gc", "longer", "expert", "stages", "turns", "lengths", "none")
+KINDS = (
+    *STEADY,
+    "forward late",
+    *EVENTS,
+    "two",
+    "contention",
+    "thread",
+    "gc",
+    "longer",
+    "expert",
+    "stages",
+    "turns",
+    "lengths",
+    "none",
+)
 
 
 COMPUTING = frozenset({"contention", "thread", "longer", "lengths"})
@@ -80,7 +104,10 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What is said first of the run: module, phase and rank, and the cause; then why no rank is named, and what is said second."""
+    """What is said first of the run.
+
+    Module, phase and rank, and the cause; then why no rank is named, and what is said second.
+    """
 
     named: tuple[str, str, int] | None
     cause: str | None
@@ -128,14 +155,22 @@ class Plant:
         if kind == "turns" and place == "forward":
             return DELAY if self.step % self.case.ranks == rank() else 0.0
         if kind == "two" and place == "data":
-            return RARE if (rank() - 1) % self.case.ranks == self.case.slow_rank and not self.step % 10 else 0.0
+            return (
+                RARE
+                if (rank() - 1) % self.case.ranks == self.case.slow_rank and not self.step % 10
+                else 0.0
+            )
         if kind == "validation":
             return RARE if self.is_slow and place == kind else 0.0
         if kind == "logging":
             return RARE if not rank() and place == kind and not self.step % self.every else 0.0
         planted = kind in STEADY or kind in {"forward late", "two"}
         here = planted and self.is_slow and place == self.place and self.step >= self.first
-        return (RARE if self.every == EVERY[" every 50th"] else DELAY) if here and not self.step % self.every else 0.0
+        return (
+            (RARE if self.every == EVERY[" every 50th"] else DELAY)
+            if here and not self.step % self.every
+            else 0.0
+        )
 
     def at(self, place: str) -> None:
         """The training is there."""
@@ -175,7 +210,9 @@ class Model(nn.Module):
     def __init__(self, plant: Plant) -> None:
         super().__init__()
         self.plant = plant
-        self.blocks = nn.ModuleList([Block(plant if number == SLOW_BLOCK else None) for number in range(BLOCKS)])
+        self.blocks = nn.ModuleList(
+            [Block(plant if number == SLOW_BLOCK else None) for number in range(BLOCKS)]
+        )
         self.head = nn.Linear(WIDTH, 8)
         self.computes = plant.case.kind in COMPUTING
         self.expert = nn.Linear(WIDTH, WIDTH) if plant.case.kind == "expert" else None
@@ -304,7 +341,16 @@ def units(batch: Tensor | dict[str, Tensor]) -> dict[str, int]:
 
 def watched(model: nn.Module, optimizer: Any, said: list[str], **more: Any) -> Any:
     """With the default schedule and a trace."""
-    return lflops.monitor(model, optimizer, log=said.append, on_error="raise", html=False, dirpath=tempfile.mkdtemp(), units=units, **more)
+    return lflops.monitor(
+        model,
+        optimizer,
+        log=said.append,
+        on_error="raise",
+        html=False,
+        dirpath=tempfile.mkdtemp(),
+        units=units,
+        **more,
+    )
 
 
 def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
@@ -337,7 +383,9 @@ def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return optimizer_of(self, plant)
 
-    monitor = FlopsMonitor(html=False, on_error="raise", units=units, dirpath=Path(tempfile.mkdtemp()))
+    monitor = FlopsMonitor(
+        html=False, on_error="raise", units=units, dirpath=Path(tempfile.mkdtemp())
+    )
     handler, logger = Said(said), logging.getLogger("lightning.pytorch.utilities.rank_zero")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -352,9 +400,15 @@ def lightning(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
-        **({"val_check_interval": plant.every, "num_sanity_val_steps": 0} if case.kind == "validation" else {}),
+        **(
+            {"val_check_interval": plant.every, "num_sanity_val_steps": 0}
+            if case.kind == "validation"
+            else {}
+        ),
     )
-    to_validate = DataLoader(torch.zeros(ROWS, WIDTH), batch_size=ROWS) if case.kind == "validation" else None
+    to_validate = (
+        DataLoader(torch.zeros(ROWS, WIDTH), batch_size=ROWS) if case.kind == "validation" else None
+    )
     trainer.fit(Module(), loader_of(case, plant, steps), to_validate)
     logger.removeHandler(handler)
     return monitor
@@ -365,7 +419,9 @@ def pipeline(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
     model = nn.Sequential(*(Block(None) for _ in range(6 if plant.is_slow else 2)))
     optimizer = optimizer_of(model, plant)
     loader = loader_of(case, plant, steps)
-    with watched(model, optimizer, said, topology=lambda each: {"data": 0, "pipeline": each}) as monitor:
+    with watched(
+        model, optimizer, said, topology=lambda each: {"data": 0, "pipeline": each}
+    ) as monitor:
         for batch in monitor.data(loader):
             with monitor.step(batch):
                 hidden = torch.empty(ROWS, WIDTH) if rank() else model(batch)
@@ -418,7 +474,9 @@ def hugging_face(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
 
     model, collated = WithLoss(), lengths_of(case)
     data = Batches(steps * ROWS * case.ranks, lambda: plant.at("data"))
-    callback = FlopsCallback(log=said.append, on_error="raise", html=False, dirpath=tempfile.mkdtemp(), units=units)
+    callback = FlopsCallback(
+        log=said.append, on_error="raise", html=False, dirpath=tempfile.mkdtemp(), units=units
+    )
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=ROWS,
@@ -429,7 +487,11 @@ def hugging_face(case: Case, plant: Plant, steps: int, said: list[str]) -> Any:
         logging_strategy="no",
         disable_tqdm=True,
         remove_unused_columns=False,
-        **({"eval_strategy": "steps", "eval_steps": plant.every} if case.kind == "validation" else {}),
+        **(
+            {"eval_strategy": "steps", "eval_steps": plant.every}
+            if case.kind == "validation"
+            else {}
+        ),
     )
     trainer = Planted(
         model,
@@ -482,7 +544,9 @@ def train(case: Case) -> Outcome | None:
     cores = os.sched_getaffinity(0)
     busy = contended(case) if case.kind == "contention" else None
     try:
-        monitor = (pipeline if case.kind == "stages" else LOOPS[case.loop])(case, plant, steps, said)
+        monitor = (pipeline if case.kind == "stages" else LOOPS[case.loop])(
+            case, plant, steps, said
+        )
     finally:
         os.sched_setaffinity(0, cores)
         if busy is not None:
@@ -490,7 +554,15 @@ def train(case: Case) -> Outcome | None:
     if not monitor.profiles:
         return None
     found = lflops.imbalance(monitor.profiles[-1])
-    turns = "lengths" if found.lengths_differ else "turns" if found.take_turns else "busy" if found.busy_machine else None
+    turns = (
+        "lengths"
+        if found.lengths_differ
+        else "turns"
+        if found.take_turns
+        else "busy"
+        if found.busy_machine
+        else None
+    )
     if not found.rows:
         return Outcome(None, None, turns)
     first, *others = found.rows
@@ -499,24 +571,44 @@ def train(case: Case) -> Outcome | None:
 
 
 def is_right(case: Case, outcome: Outcome) -> bool:
-    """Whether rank, place and cause come first, no module but the right one; where ranks are alike, whether none is named."""
+    """Whether rank, place and cause come first, no module but the right one.
+
+    Where ranks are alike, whether none is named.
+    """
     if case.kind in ALIKE:
-        expected = {"none": {None, "busy"}, "turns": {"turns"}, "lengths": {"lengths", "busy", None}}[case.kind]
+        expected = {
+            "none": {None, "busy"},
+            "turns": {"turns"},
+            "lengths": {"lengths", "busy", None},
+        }[case.kind]
         return outcome.named is None and outcome.turns in expected
     slow = 0 if case.kind == "logging" else case.slow_rank
     if outcome.named is None or outcome.named[2] != slow:
         return False
-    if case.kind == "two" and (outcome.second is None or outcome.second[1:] != ("data", (case.slow_rank + 1) % case.ranks)):
+    if case.kind == "two" and (
+        outcome.second is None or outcome.second[1:] != ("data", (case.slow_rank + 1) % case.ranks)
+    ):
         return False
     if case.kind in CAUSES:
         return outcome.cause == CAUSES[case.kind]
     place = (STEADY | EVENTS).get(case.kind, ("forward", 1))[0]
-    if outcome.named[0] and (place not in {"forward", "backward"} or f"blocks.{SLOW_BLOCK}" not in outcome.named[0]):
+    if outcome.named[0] and (
+        place not in {"forward", "backward"} or f"blocks.{SLOW_BLOCK}" not in outcome.named[0]
+    ):
         return False
-    return outcome.named[1] in PHASES_OF.get(case.kind, PHASES_OF.get(place, {place})) and outcome.cause is None
+    return (
+        outcome.named[1] in PHASES_OF.get(case.kind, PHASES_OF.get(place, {place}))
+        and outcome.cause is None
+    )
 
 
-CAUSES = {"contention": "preempted", "thread": "thread", "longer": "work", "expert": "work", "stages": "work"}
+CAUSES = {
+    "contention": "preempted",
+    "thread": "thread",
+    "longer": "work",
+    "expert": "work",
+    "stages": "work",
+}
 PHASES_OF = {
     "outside": {"forward"},
     "clip": {"clip", "other"},
@@ -543,7 +635,9 @@ def cases(given: argparse.Namespace) -> Iterator[Case]:
                 for index, loop in enumerate(given.loops):
                     if kind == "stages" and (loop, ranks) != ("plain", 2):
                         continue
-                    if kind == "contention" and ranks > (os.cpu_count() or 1):  # the other process would share several ranks' core
+                    if kind == "contention" and ranks > (
+                        os.cpu_count() or 1
+                    ):  # the other process would share several ranks' core
                         continue
                     yield Case(loop, kind, ranks, (number + index + 1) % ranks, number)
 
@@ -553,7 +647,9 @@ def costs() -> Iterator[str]:
     batch, taken = torch.zeros(4, 3), {}
     for on_ranks in (False, True):
         phases = StepPhases(HostClock())
-        clock = StepClock(phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks)
+        clock = StepClock(
+            phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks
+        )
         for step in range(4):
             clock.batch(batch)
             clock.end(step, counted=False)
@@ -585,7 +681,9 @@ def results(given: argparse.Namespace, log: Path) -> list[tuple[Case, Outcome]]:
     lines = log.read_text().splitlines() if log.exists() else []
     known: dict[Case, tuple[Case, Outcome]] = {}
     for of_case, (named, cause, turns, *rest) in map(json.loads, lines):
-        outcome = Outcome(named and tuple(named), cause, turns, *(each and tuple(each) for each in rest))
+        outcome = Outcome(
+            named and tuple(named), cause, turns, *(each and tuple(each) for each in rest)
+        )
         known[Case(*of_case)._replace(slow_rank=0)] = Case(*of_case), outcome
     until, group, members, found = time.monotonic() + 60 * given.minutes, None, 0, []
     with log.open("a") as file:
@@ -639,10 +737,17 @@ def main() -> None:
     for kind in given.kinds:
         cells = []
         for column in columns:
-            of_cell = [is_right(case, outcome) for case, outcome in found if (case.ranks, case.loop) == column and case.kind == kind]
+            of_cell = [
+                is_right(case, outcome)
+                for case, outcome in found
+                if (case.ranks, case.loop) == column and case.kind == kind
+            ]
             cells.append(f"{sum(of_cell)} of {len(of_cell)}" if of_cell else "–")
         lines.append(f"| {kind} | {' | '.join(cells)} |")
-    planted, alike = ([is_right(*each) for each in found if (each[0].kind in ALIKE) == are] for are in (False, True))
+    planted, alike = (
+        [is_right(*each) for each in found if (each[0].kind in ALIKE) == are]
+        for are in (False, True)
+    )
     lines += [
         "",
         f"{sum(planted)} of {len(planted)} planted ranks are right; {sum(alike)} of {len(alike)} trainings of equal ranks. Missed:",
@@ -651,7 +756,9 @@ def main() -> None:
     for case, outcome in found:
         if not is_right(case, outcome):
             named = outcome.named or outcome.turns or "nobody"
-            lines.append(f"- {case.loop}, {case.kind}, rank {case.slow_rank} of {case.ranks}: {named}, {outcome.cause}")
+            lines.append(
+                f"- {case.loop}, {case.kind}, rank {case.slow_rank} of {case.ranks}: {named}, {outcome.cause}"
+            )
     lines += ["", *costs()]
     record("ranks_planted.py", "A slow rank, with the default schedule", lines)
 

@@ -1,8 +1,10 @@
-"""Does waiting that is inferred agree with the traces? Are a run's merged phases the same each time? Trainings over gloo, delays planted.
+"""Does waiting that is inferred agree with the traces?
 
-The model and the delays are those of `ranks.py`. Traced and hooked steps are different steps of one run. The files of the traces are read
-here by themselves: the n-th collective of a rank is the n-th of the others, and what it takes longer than on the rank that came last is
-waiting.
+Are a run's merged phases the same each time? Trainings over gloo, delays planted.
+
+The model and the delays are those of `ranks.py`. Traced and hooked steps are different steps of one
+run. The files of the traces are read here by themselves: the n-th collective of a rank is the n-th
+of the others, and what it takes longer than on the rank that came last is waiting.
 
 python benchmarks/ranks_traced.py [--runs 10] [--milliseconds 20]
 """
@@ -26,14 +28,21 @@ from results import record
 import lflops
 
 TRACED = [
-    *((2, strategy, kind) for strategy in ("ddp", "fsdp", "tensor parallel") for kind in ("forward", "backward", "data")),
+    *(
+        (2, strategy, kind)
+        for strategy in ("ddp", "fsdp", "tensor parallel")
+        for kind in ("forward", "backward", "data")
+    ),
     *((4, strategy, "forward") for strategy in ("ddp", "fsdp", "tensor parallel")),
 ]
 PHASES = ("data", "forward", "backward", "optimizer")
 
 
 class Traced(NamedTuple):
-    """What a run says of its longest wait that traces know, and its first row; the waiting of each rank in the trace files."""
+    """What a run says of its longest wait that traces know, and its first row.
+
+    The waiting of each rank in the trace files.
+    """
 
     place: str
     for_rank: int
@@ -62,11 +71,19 @@ def traced(case: Case, folder: str) -> Traced | None:
 
 
 def waiting(files: Mapping[str, str]) -> dict[int, float]:
-    """Seconds that each rank waits in the median step, from the files alone. Lightning's own broadcasts are left out."""
+    """Seconds that each rank waits in the median step, from the files alone.
+
+    Lightning's own broadcasts are left out.
+    """
     ranks = {int(rank): collectives(Path(file)) for rank, file in files.items()}
-    shortest = [[min(each) for each in zip(*step, strict=True)] for step in zip(*ranks.values(), strict=True)]
+    shortest = [
+        [min(each) for each in zip(*step, strict=True)]
+        for step in zip(*ranks.values(), strict=True)
+    ]
     return {
-        rank: statistics.median(sum(took) - sum(least) for took, least in zip(steps, shortest, strict=True))
+        rank: statistics.median(
+            sum(took) - sum(least) for took, least in zip(steps, shortest, strict=True)
+        )
         for rank, steps in ranks.items()
     }
 
@@ -74,8 +91,16 @@ def waiting(files: Mapping[str, str]) -> dict[int, float]:
 def collectives(file: Path) -> list[list[float]]:
     """Seconds of each in each step, in the order of their beginnings."""
     events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-    begins = sorted(float(event["ts"]) for event in events if event["name"].startswith("ProfilerStep#") and event["ph"] == "X")
-    ran = [event for event in events if event["name"].startswith("gloo:") and event["name"] != "gloo:broadcast"]
+    begins = sorted(
+        float(event["ts"])
+        for event in events
+        if event["name"].startswith("ProfilerStep#") and event["ph"] == "X"
+    )
+    ran = [
+        event
+        for event in events
+        if event["name"].startswith("gloo:") and event["name"] != "gloo:broadcast"
+    ]
     steps: list[list[float]] = [[] for _ in begins]
     for event in sorted(ran, key=lambda event: float(event["ts"])):
         steps[bisect.bisect_right(begins, float(event["ts"])) - 1].append(float(event["dur"]) / 1e6)
@@ -100,16 +125,24 @@ def agreement(seconds: float) -> Iterator[str]:
         group = Ranks(world)
         try:
             with tempfile.TemporaryDirectory() as folder:
-                group.run(traced, Case("ddp", "none", seconds, world, 0), folder)  # the first training of a process is slow
+                group.run(
+                    traced, Case("ddp", "none", seconds, world, 0), folder
+                )  # the first training of a process is slow
             for ranks, strategy, kind in TRACED:
                 if ranks != world:
                     continue
                 case = Case(strategy, kind, seconds, ranks, ranks - 1)
                 with tempfile.TemporaryDirectory() as folder:
                     found, *_ = group.run(traced, case, folder)
-                others = statistics.median(waited for rank, waited in found.in_files.items() if rank != found.for_rank)
+                others = statistics.median(
+                    waited for rank, waited in found.in_files.items() if rank != found.for_rank
+                )
                 off.append(abs(found.inferred - found.traced) / found.traced)
-                first = "right" if found.named == (*(KINDS[kind] or ("", "")), case.slow_rank) else found.named
+                first = (
+                    "right"
+                    if found.named == (*(KINDS[kind] or ("", "")), case.slow_rank)
+                    else found.named
+                )
                 yield (
                     f"| {ranks} | {strategy} | {kind}, rank {case.slow_rank} | {found.place}, for rank {found.for_rank} "
                     f"| {1e3 * found.inferred:.1f} ms | {1e3 * found.traced:.1f} ms | {1e3 * others:.1f} ms | {first} |"

@@ -1,4 +1,7 @@
-"""What the benchmarks share: a steady process, steps that take turns, and RESULTS.md: a heading for each, with machine and date."""
+"""What the benchmarks share.
+
+A steady process, steps that take turns, and RESULTS.md: a heading for each, with machine and date.
+"""
 
 import contextlib
 import ctypes
@@ -22,10 +25,14 @@ HEAD = "# Measured\n\nEach section is what the script it names printed; `make be
 
 def record(script: str, title: str, lines: Sequence[str]) -> None:
     """Print a section and put it in the place of the script's last one."""
-    section = "\n".join([f"## {title}", "", f"`benchmarks/{script}`, {_machine()}.", "", *lines, ""])
+    section = "\n".join(
+        [f"## {title}", "", f"`benchmarks/{script}`, {_machine()}.", "", *lines, ""]
+    )
     print(section)
     text = RESULTS.read_text() if RESULTS.exists() else HEAD
-    sections = [each for each in re.split(r"(?m)^(?=## )", text) if f"`benchmarks/{script}`" not in each]
+    sections = [
+        each for each in re.split(r"(?m)^(?=## )", text) if f"`benchmarks/{script}`" not in each
+    ]
     RESULTS.write_text("\n".join(each.strip() + "\n" for each in [*sections, section]))
 
 
@@ -44,10 +51,12 @@ def in_turn(
         step: What is watched.
         rounds: How often; two more are thrown away.
         steps: In each round.
-        cpu: Take CPU time, and the least of each way in place of medians: steadier beside other programs.
+        cpu: Take CPU time, and the least of each way in place of medians: steadier beside other
+            programs.
 
     Returns:
-        The seconds of a plain step, and the ratio to it of every other way: medians over the rounds.
+        The seconds of a plain step, and the ratio to it of every other way: medians over the
+        rounds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     clock = time.process_time if cpu else time.perf_counter
@@ -63,15 +72,29 @@ def in_turn(
     plain, *others = seconds.items()
     if cpu:
         return min(plain[1]), {name: min(taken) / min(plain[1]) for name, taken in others}
-    return median(plain[1]), {name: median(a / b for a, b in zip(taken, plain[1], strict=True)) for name, taken in others}
+    return median(plain[1]), {
+        name: median(a / b for a, b in zip(taken, plain[1], strict=True)) for name, taken in others
+    }
 
 
 @contextlib.contextmanager
 def beside(processes: int, *, first: bool = True) -> Iterator[None]:
-    """So many others compute meanwhile; beside none, this one goes first, if it may, as on an idle machine."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    """So many others compute meanwhile.
+
+    Beside none, this one goes first, if it may, as on an idle machine.
+    """
+    others = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)
+    ]
     with contextlib.suppress(PermissionError):
-        os.sched_setscheduler(0, *((os.SCHED_OTHER, os.sched_param(0)) if others or not first else (os.SCHED_RR, os.sched_param(1))))
+        os.sched_setscheduler(
+            0,
+            *(
+                (os.SCHED_OTHER, os.sched_param(0))
+                if others or not first
+                else (os.SCHED_RR, os.sched_param(1))
+            ),
+        )
     try:
         yield
     finally:
@@ -81,7 +104,10 @@ def beside(processes: int, *, first: bool = True) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed: page faults of fresh memory fall on whoever comes by first, which differs from run to run."""
+    """Let the C library keep what is freed.
+
+    Page faults of fresh memory fall on whoever comes by first, which differs from run to run.
+    """
     library, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
     library.mallopt(mmap_threshold, 1 << 30)
     library.mallopt(trim_threshold, (1 << 31) - 1)
@@ -89,7 +115,10 @@ def keep_freed_memory() -> None:
 
 def _machine() -> str:
     today = dt.datetime.now(dt.UTC).date().isoformat()
-    cpu = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine())
+    cpu = next(
+        (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")),
+        platform.machine(),
+    )
     return f"{today}, {cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
 
 

@@ -1,8 +1,10 @@
-"""Whether points lie where they should: big products near the compute roof, copies near the memory roof, and nothing above a roof.
+"""Whether points lie where they should.
 
-Both work on eight times the last level of cache, against what `calibrate` measures right before or right after, whichever is more: a peak
-is what can be reached. On a machine that others use too, `--cpu-time` takes one thread's CPU time for the clock, which stands still while
-others run.
+Big products near the compute roof, copies near the memory roof, and nothing above a roof.
+
+Both work on eight times the last level of cache, against what `calibrate` measures right before or
+right after, whichever is more: a peak is what can be reached. On a machine that others use too,
+`--cpu-time` takes one thread's CPU time for the clock, which stands still while others run.
 """
 
 import argparse
@@ -37,7 +39,10 @@ class CpuClock(HostClock):
 
 
 class Product(nn.Module):
-    """Into memory that is there already: fresh memory is slower for its page faults, which are no part of a product."""
+    """Into memory that is there already.
+
+    Fresh memory is slower for its page faults, which are no part of a product.
+    """
 
     def __init__(self, out: Tensor) -> None:
         """Keep the memory, and not as a buffer, which would be copied."""
@@ -76,26 +81,43 @@ def profiles(chip: Hardware, repeats: int) -> dict[str, tuple[Profile, str]]:
         name, size = str(dtype).removeprefix("torch."), int((working_set / dtype.itemsize) ** 0.5)
         operands = torch.ones(size, depth, dtype=dtype), torch.ones(depth, size, dtype=dtype)
         model = Product(torch.zeros(size, size, dtype=dtype))
-        found[f"{name} product, {size} x {depth} x {size}"] = timed(model, operands, repeats), "compute"
+        found[f"{name} product, {size} x {depth} x {size}"] = (
+            timed(model, operands, repeats),
+            "compute",
+        )
         del model, operands
         half = torch.zeros(working_set // 2 // dtype.itemsize, dtype=dtype)
-        found[f"{name} copy, {units.size(working_set)}"] = timed(Copy(torch.zeros_like(half)), (half,), repeats), "memory"
+        found[f"{name} copy, {units.size(working_set)}"] = (
+            timed(Copy(torch.zeros_like(half)), (half,), repeats),
+            "memory",
+        )
         del half
     return found
 
 
 def better(one: Hardware, other: Hardware) -> Hardware:
     """The larger of each figure."""
-    peaks = {dtype: max(peak, other.peak_flops_per_second[dtype]) for dtype, peak in one.peak_flops_per_second.items()}
-    bandwidths = [each.bandwidth_bytes_per_second for each in (one, other) if each.bandwidth_bytes_per_second]
-    return replace(one, peak_flops_per_second=peaks, bandwidth_bytes_per_second=max(bandwidths, default=None))
+    peaks = {
+        dtype: max(peak, other.peak_flops_per_second[dtype])
+        for dtype, peak in one.peak_flops_per_second.items()
+    }
+    bandwidths = [
+        each.bandwidth_bytes_per_second for each in (one, other) if each.bandwidth_bytes_per_second
+    ]
+    return replace(
+        one, peak_flops_per_second=peaks, bandwidth_bytes_per_second=max(bandwidths, default=None)
+    )
 
 
 def main() -> None:
     """Measure the peaks, place the points, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--cpu-time", action="store_true", help="one thread, by its CPU time: where others use the machine too")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="one thread, by its CPU time: where others use the machine too",
+    )
     parser.add_argument("--note", default="", help="what the reader of the numbers has to know")
     options = parser.parse_args()
     clock = CpuClock() if options.cpu_time else HostClock()
@@ -111,11 +133,15 @@ def main() -> None:
         point = placed(profile, chip)
         moves = side == "memory"
         work, unit = (point.bytes_moved, "B/s") if moves else (point.flops, "FLOP/s")
-        rate, roof = (work / seconds if seconds else None for seconds in (point.seconds, point.roof_seconds))
+        rate, roof = (
+            work / seconds if seconds else None for seconds in (point.seconds, point.roof_seconds)
+        )
         right = point.bound == side and point.share is not None and LEAST <= point.share <= MOST
         share = units.percent(point.share) if right else f"**{units.percent(point.share)}**"
         intensity = "–" if point.intensity is None else f"{point.intensity:.1f}"
-        lines.append(f"| {name} | {intensity} | {point.bound} | {units.quantity(rate, unit)} | {units.quantity(roof, unit)} | {share} |")
+        lines.append(
+            f"| {name} | {intensity} | {point.bound} | {units.quantity(rate, unit)} | {units.quantity(roof, unit)} | {share} |"
+        )
     clocked = "Seconds are one thread's CPU time. " if options.cpu_time else ""
     said = f"{units.percent(LEAST, digits=0)} to {units.percent(MOST, digits=0)} of the roof are wanted. {clocked}{options.note}".strip()
     record("roofline.py", "How near its roof what should be near it is", [*lines, "", said])

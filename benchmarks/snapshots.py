@@ -1,6 +1,10 @@
-"""Public snapshots of CUDA memory: the five largest holders that `lflops memory` names, and those of a replay that shares no code with it.
+"""Public snapshots of CUDA memory.
 
-Give the files. They are other people's, so none of them is in the repository. The section says where each is from.
+The five largest holders that `lflops memory` names, and those of a replay that shares no code with
+it.
+
+Give the files. They are other people's, so none of them is in the repository. The section says
+where each is from.
 """
 
 import argparse
@@ -27,28 +31,45 @@ class Plain(pickle.Unpickler):
 
 
 def line_of(frames: list[dict[str, Any]]) -> str:
-    """The first frame of a file of Python that no package manager installed; else the node of backward."""
+    """The first frame of a file of Python that no package manager installed.
+
+    Else the node of backward.
+    """
     for frame in frames:
         file = frame["filename"]
         if file.endswith(".py") and "/site-packages/" not in file and "/torchinductor_" not in file:
             return f"{Path(file).name}:{frame['line']} {frame['name']}"
-    nodes = [found[1] for frame in frames if (found := re.search(r"(\w+)::apply\(std::vector", frame["name"]))]
+    nodes = [
+        found[1]
+        for frame in frames
+        if (found := re.search(r"(\w+)::apply\(std::vector", frame["name"]))
+    ]
     in_engine = any("Engine::thread_main" in frame["name"] for frame in frames)
     return nodes[0] if nodes else "backward" if in_engine else "no stack" if not frames else "?"
 
 
 def replayed(file: Path) -> tuple[int, Counter[str]]:
-    """The trace forward, from what must have been alive before it: the most bytes, and what each line has of them."""
+    """The trace forward, from what must have been alive before it.
+
+    The most bytes, and what each line has of them.
+    """
     with file.open("rb") as opened:
         content = Plain(opened).load()
     trace = content["device_traces"][0]
     begun: set[int] = set()
     alive: dict[int, tuple[int, str]] = {}
     blocks = [
-        (b["address"], b["requested_size"], b["frames"]) for s in content["segments"] for b in s["blocks"] if "allocated" in b["state"]
+        (b["address"], b["requested_size"], b["frames"])
+        for s in content["segments"]
+        for b in s["blocks"]
+        if "allocated" in b["state"]
     ]
     freed = [(e["addr"], e["size"], []) for e in trace if e["action"] == "free_requested"]
-    first = {e["addr"]: e["action"] for e in reversed(trace) if e["action"] in ("alloc", "free_requested")}
+    first = {
+        e["addr"]: e["action"]
+        for e in reversed(trace)
+        if e["action"] in ("alloc", "free_requested")
+    }
     for address, size, frames in [*freed, *blocks]:
         if first.get(address, "none") in ("none", "free_requested") and address not in begun:
             begun.add(address)
@@ -92,10 +113,15 @@ def main() -> None:
         peak, lines, categories = explained(file)
         expected_peak, expected = replayed(file)
         five = sorted(lines.items(), key=lambda item: (-item[1], item[0]))[:5]
-        same = peak == expected_peak and five == sorted(expected.items(), key=lambda item: (-item[1], item[0]))[:5]
+        same = (
+            peak == expected_peak
+            and five == sorted(expected.items(), key=lambda item: (-item[1], item[0]))[:5]
+        )
         agreed += same
         users += sum(".py:" in line for line, _ in five)
-        named = "<br>".join(f"{nbytes / MIB:,.2f} {categories[line]}, `{line}`" for line, nbytes in five)
+        named = "<br>".join(
+            f"{nbytes / MIB:,.2f} {categories[line]}, `{line}`" for line, nbytes in five
+        )
         rows.append(f"| {file.name} | {peak / MIB:,.1f} | {named} | {'yes' if same else 'NO'} |")
     record(
         "snapshots.py",

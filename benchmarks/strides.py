@@ -1,8 +1,10 @@
-"""Do fake results look like the CPU's? Torch's samples of every operator, contiguous and not, run in both ways: strides and storages.
+"""Do fake results look like the CPU's?
 
-Prints a line for each operator whose fake result still differs once an estimate has corrected it: of torch 2.13's, `max_unpool2d` of images
-one pixel high or wide, whose channels are first and last at once. Takes ten minutes. Needs `pip install expecttest`, as torch's own tests
-do.
+Torch's samples of every operator, contiguous and not, run in both ways: strides and storages.
+
+Prints a line for each operator whose fake result still differs once an estimate has corrected it:
+of torch 2.13's, `max_unpool2d` of images one pixel high or wide, whose channels are first and last
+at once. Takes ten minutes. Needs `pip install expecttest`, as torch's own tests do.
 """
 
 import contextlib
@@ -32,7 +34,10 @@ Layout = Callable[[Any], Any]
 
 
 class Comparison(TorchDispatchMode):
-    """Runs each operator on fake tensors as well, and keeps what differs: the first case, and how many there are."""
+    """Runs each operator on fake tensors as well, and keeps what differs.
+
+    The first case, and how many there are.
+    """
 
     def __init__(self) -> None:
         """Nothing was compared yet."""
@@ -42,7 +47,9 @@ class Comparison(TorchDispatchMode):
         self.found: dict[str, str] = {}
         self.differ: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run it for real, and compare."""
         kwargs = kwargs or {}
         call = f"{function} {layouts((args, kwargs))}"
@@ -50,14 +57,26 @@ class Comparison(TorchDispatchMode):
             return function(*args, **kwargs)
         self.seen.add(call)
         fake = None
-        with contextlib.suppress(Exception), FakeTensorMode() as mode:  # values that no fake tensor has, samples that are to fail
-            given = tree_map(lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each, (args, kwargs))
+        with (
+            contextlib.suppress(Exception),
+            FakeTensorMode() as mode,
+        ):  # values that no fake tensor has, samples that are to fail
+            given = tree_map(
+                lambda each: mode.from_tensor(each) if isinstance(each, Tensor) else each,
+                (args, kwargs),
+            )
             fake = corrected(function, given[0], function(*given[0], **given[1]))
         out = function(*args, **kwargs)
         if fake is not None:
             self.calls[str(function)] += 1
-            for place, (real, made) in enumerate(zip(tree_flatten(out)[0], tree_flatten(fake)[0], strict=True)):
-                if (what := difference(real, made, of_storages=not getattr(function, "is_view", False))) is not None:
+            for place, (real, made) in enumerate(
+                zip(tree_flatten(out)[0], tree_flatten(fake)[0], strict=True)
+            ):
+                if (
+                    what := difference(
+                        real, made, of_storages=not getattr(function, "is_view", False)
+                    )
+                ) is not None:
                     key = f"{function}, result {place}"
                     self.differ[key] += 1
                     self.found.setdefault(key, f"{what}, of {layouts(args)}")
@@ -65,22 +84,44 @@ class Comparison(TorchDispatchMode):
 
 
 def difference(real: Any, fake: Any, *, of_storages: bool) -> str | None:
-    """What of a fake result is another, in words. A view's storage is only as large as the fake argument was made."""
+    """What of a fake result is another, in words.
+
+    A view's storage is only as large as the fake argument was made.
+    """
     if not isinstance(real, Tensor) or not isinstance(fake, Tensor):
-        return None if isinstance(real, Tensor) == isinstance(fake, Tensor) else "only one of them is a tensor"
+        return (
+            None
+            if isinstance(real, Tensor) == isinstance(fake, Tensor)
+            else "only one of them is a tensor"
+        )
     if real.layout is not torch.strided or real.is_nested or not real.numel():
         return None
-    steps = [(each.shape, [step for step, size in zip(each.stride(), each.shape, strict=True) if size > 1]) for each in (real, fake)]
+    steps = [
+        (
+            each.shape,
+            [step for step, size in zip(each.stride(), each.shape, strict=True) if size > 1],
+        )
+        for each in (real, fake)
+    ]
     if steps[0] != steps[1]:
         return f"shape and strides {steps[0]}, fake {steps[1]}"
     sizes = [each.untyped_storage().nbytes() for each in (real, fake)]
-    return None if not of_storages or abs(sizes[0] - sizes[1]) <= TOLERANCE else f"{sizes[0]} bytes, fake {sizes[1]}"
+    return (
+        None
+        if not of_storages or abs(sizes[0] - sizes[1]) <= TOLERANCE
+        else f"{sizes[0]} bytes, fake {sizes[1]}"
+    )
 
 
 def layouts(args: Any) -> Any:
     """Shapes, strides and dtypes of the tensors among arguments."""
     return tree_map(
-        lambda each: (each.shape, each.layout is torch.strided and each.stride(), each.dtype) if isinstance(each, Tensor) else each, args
+        lambda each: (
+            (each.shape, each.layout is torch.strided and each.stride(), each.dtype)
+            if isinstance(each, Tensor)
+            else each
+        ),
+        args,
     )
 
 
@@ -88,7 +129,12 @@ def laid_out(least: int, change: Callable[[Tensor], Tensor]) -> Layout:
     """A function that gives tensors of so many dimensions another layout, and leaves all else as it is."""
 
     def change_it(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.layout is not torch.strided or value.dim() < least or value.numel() < 2:
+        if (
+            not isinstance(value, Tensor)
+            or value.layout is not torch.strided
+            or value.dim() < least
+            or value.numel() < 2
+        ):
             return value
         return change(value.detach()).requires_grad_(value.requires_grad)
 
@@ -99,7 +145,12 @@ LAYOUTS: list[Layout] = [
     lambda value: value,
     laid_out(2, lambda x: x.transpose(0, -1).contiguous().transpose(0, -1)),
     laid_out(3, lambda x: x.transpose(1, -1).contiguous().transpose(1, -1)),
-    laid_out(4, lambda x: x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)),
+    laid_out(
+        4,
+        lambda x: x.contiguous(
+            memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        ),
+    ),
     laid_out(1, lambda x: x.repeat_interleave(2, dim=-1)[..., ::2]),
     laid_out(2, lambda x: x[:1].expand(x.shape)),
 ]
@@ -109,9 +160,20 @@ def compare(comparison: Comparison, operator: Any, sample: Any) -> None:
     """One sample in every layout, forward; and backward from gradients in every layout."""
     for layout in LAYOUTS:
         inputs, args, kwargs = tree_map(layout, (sample.input, sample.args, sample.kwargs))
-        with contextlib.suppress(Exception), comparison:  # not every sample can be laid out in every way
-            outs = [each for each in tree_flatten(operator(inputs, *args, **kwargs))[0] if isinstance(each, Tensor) and each.requires_grad]
-            leaves = [each for each in tree_flatten((inputs, args, kwargs))[0] if isinstance(each, Tensor) and each.requires_grad]
+        with (
+            contextlib.suppress(Exception),
+            comparison,
+        ):  # not every sample can be laid out in every way
+            outs = [
+                each
+                for each in tree_flatten(operator(inputs, *args, **kwargs))[0]
+                if isinstance(each, Tensor) and each.requires_grad
+            ]
+            leaves = [
+                each
+                for each in tree_flatten((inputs, args, kwargs))[0]
+                if isinstance(each, Tensor) and each.requires_grad
+            ]
             for of_gradients in LAYOUTS if outs else ():
                 ones = [of_gradients(torch.ones(each.shape, dtype=each.dtype)) for each in outs]
                 torch.autograd.grad(outs, leaves, ones, retain_graph=True, allow_unused=True)
@@ -126,13 +188,22 @@ def main() -> int:
     for operator in op_db:
         if sys.argv[1:] and operator.name not in sys.argv[1:]:
             continue
-        dtype = next((each for each in (torch.float32, torch.int64, torch.complex64) if each in operator.dtypes), None)
+        dtype = next(
+            (
+                each
+                for each in (torch.float32, torch.int64, torch.complex64)
+                if each in operator.dtypes
+            ),
+            None,
+        )
         if dtype is None:
             continue
         wants = operator.supports_autograd and dtype is torch.float32
         for sample in list(operator.sample_inputs("cpu", dtype, requires_grad=wants))[:SAMPLES]:
             compare(comparison, operator, sample)
-    print(f"{len(comparison.calls)} operators, {sum(comparison.calls.values())} calls; {len(comparison.found)} results differ")
+    print(
+        f"{len(comparison.calls)} operators, {sum(comparison.calls.values())} calls; {len(comparison.found)} results differ"
+    )
     for key, what in sorted(comparison.found.items()):
         print(f"{key}: {comparison.differ[key]} times, as {what}")
     return 1 if comparison.found else 0

@@ -1,7 +1,10 @@
-"""Whether the test suite can be trusted: `make test` several times on a quiet machine, then beside processes that keep every core busy.
+"""Whether the test suite can be trusted.
 
-With `--one-core 20` the files of tests that start processes or threads, so many times: on one core, each time in another order, beside two
-busy processes. With `--at-once 4` four such runs keep each other busy in place of these, two on each of two cores.
+`make test` several times on a quiet machine, then beside processes that keep every core busy.
+
+With `--one-core 20` the files of tests that start processes or threads, so many times: on one core,
+each time in another order, beside two busy processes. With `--at-once 4` four such runs keep each
+other busy in place of these, two on each of two cores.
 """
 
 import argparse
@@ -21,7 +24,9 @@ from results import record
 
 ROOT = Path(__file__).parents[1]
 COUNTS = ("passed", "failed", "skipped")
-STARTS = re.compile(r"support\.processes|torchrun|warm_python|threading|subprocess|os\.fork|multiprocessing|trainer_ranks|gather_rank")
+STARTS = re.compile(
+    r"support\.processes|torchrun|warm_python|threading|subprocess|os\.fork|multiprocessing|trainer_ranks|gather_rank"
+)
 """In the source of tests that start processes or threads."""
 
 
@@ -44,7 +49,11 @@ class Run(NamedTuple):
         """How many tests passed, failed or were skipped; an error counts as a failure."""
         names = ("failed", "errors", "error") if name == "failed" else (name,)
         closing = re.findall(r"^=+ (.*) in [\d.]+s.*=+$", self.output, re.MULTILINE)
-        return sum(int(number) for number, what in re.findall(r"(\d+) (\w+)", closing[-1] if closing else "") if what in names)
+        return sum(
+            int(number)
+            for number, what in re.findall(r"(\d+) (\w+)", closing[-1] if closing else "")
+            if what in names
+        )
 
     @property
     def failures(self) -> list[str]:
@@ -55,7 +64,9 @@ class Run(NamedTuple):
 @contextlib.contextmanager
 def busy_processes(number: int) -> Iterator[None]:
     """Keep so many cores busy."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)
+    ]
     try:
         yield
     finally:
@@ -70,7 +81,12 @@ def run(busy: int) -> Run:
     start = time.perf_counter()
     with busy_processes(busy):
         ended = subprocess.run(  # noqa: S603 - our own command
-            [shutil.which("make") or "make", "test"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+            [shutil.which("make") or "make", "test"],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     return Run(busy, time.perf_counter() - start, ended.returncode, ended.stdout + ended.stderr)
 
@@ -78,16 +94,31 @@ def run(busy: int) -> Run:
 def with_processes(matching: str) -> list[str]:
     """The files of tests that start processes or threads, as pytest is given them."""
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
-    names = [str(path.relative_to(ROOT)) for path in paths if STARTS.search(path.read_text("utf-8"))]
+    names = [
+        str(path.relative_to(ROOT)) for path in paths if STARTS.search(path.read_text("utf-8"))
+    ]
     return [name for name in names if re.search(matching, name)]
 
 
 def run_on_one_core(files: list[str], seed: int, core: int) -> Run:
     """Run some files of tests once, in an order of the seed's."""
-    command = ["taskset", "-c", str(core), sys.executable, "-m", "pytest", "-n0", "--shuffle", str(seed), *files]
+    command = [
+        "taskset",
+        "-c",
+        str(core),
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n0",
+        "--shuffle",
+        str(seed),
+        *files,
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "LFLOPS"}
     start = time.perf_counter()
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - our own command
+    ended = subprocess.run(  # noqa: S603
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     found = Run(2, time.perf_counter() - start, ended.returncode, ended.stdout + ended.stderr)
     print(row(seed, found), flush=True)
     if found.status:
@@ -104,9 +135,16 @@ def one_core(seeds: range, at_once: int, matching: str) -> None:
     """Run the tests with processes or threads, and write their table."""
     files, cores = with_processes(matching), sorted(os.sched_getaffinity(0))
     with busy_processes(2 if at_once == 1 else 0), ThreadPoolExecutor(at_once) as lanes:
-        runs = [*lanes.map(lambda seed: run_on_one_core(files, seed, cores[seed % at_once % len(cores)]), seeds)]
+        runs = [
+            *lanes.map(
+                lambda seed: run_on_one_core(files, seed, cores[seed % at_once % len(cores)]), seeds
+            )
+        ]
     beside = "2 busy processes" if at_once == 1 else f"{at_once - 1} other such runs"
-    lines = [f"{len(files)} files of tests that start processes or threads, on one core, beside {beside}.", ""]
+    lines = [
+        f"{len(files)} files of tests that start processes or threads, on one core, beside {beside}.",
+        "",
+    ]
     lines += ["| order | time | passed | failed | skipped |", "|--:|--:|--:|--:|--:|"]
     failures: list[str] = []
     for seed, found in zip(seeds, runs, strict=True):
@@ -118,34 +156,62 @@ def one_core(seeds: range, at_once: int, matching: str) -> None:
     if matching:
         print("\n".join(closing))
     else:
-        record("suite.py --one-core", "Whether the tests with processes and threads can be trusted", closing)
+        record(
+            "suite.py --one-core",
+            "Whether the tests with processes and threads can be trusted",
+            closing,
+        )
 
 
 def main() -> None:
     """Run the suite, print what failed, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quiet", type=int, default=5, help="runs on a quiet machine")
-    parser.add_argument("--beside", type=int, default=3, help="runs beside a busy process for each core")
-    parser.add_argument("--one-core", type=int, metavar="RUNS", help="in place of these: of the tests with processes, on one core")
-    parser.add_argument("--at-once", type=int, default=1, metavar="RUNS", help="of those on one core")
-    parser.add_argument("--first", type=int, default=1, help="of the orders on one core: the first one's number")
-    parser.add_argument("--matching", default="", help="a regular expression that finds names of files, of those on one core; prints alone")
+    parser.add_argument(
+        "--beside", type=int, default=3, help="runs beside a busy process for each core"
+    )
+    parser.add_argument(
+        "--one-core",
+        type=int,
+        metavar="RUNS",
+        help="in place of these: of the tests with processes, on one core",
+    )
+    parser.add_argument(
+        "--at-once", type=int, default=1, metavar="RUNS", help="of those on one core"
+    )
+    parser.add_argument(
+        "--first", type=int, default=1, help="of the orders on one core: the first one's number"
+    )
+    parser.add_argument(
+        "--matching",
+        default="",
+        help="a regular expression that finds names of files, of those on one core; prints alone",
+    )
     asked = parser.parse_args()
     if asked.one_core is not None:
         one_core(range(asked.first, asked.first + asked.one_core), asked.at_once, asked.matching)
         return
-    lines = ["| run | busy processes | time | passed | failed | skipped | exit status |", "|--:|--:|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| run | busy processes | time | passed | failed | skipped | exit status |",
+        "|--:|--:|--:|--:|--:|--:|--:|",
+    ]
     failures: list[str] = []
     for number, busy in enumerate([0] * asked.quiet + [os.cpu_count() or 1] * asked.beside, 1):
         found = run(busy)
         minutes, seconds = divmod(round(found.seconds), 60)
         counts = " | ".join(str(found.count(name)) for name in COUNTS)
-        lines.append(f"| {number} | {busy} | {minutes} min {seconds} s | {counts} | {found.status} |")
+        lines.append(
+            f"| {number} | {busy} | {minutes} min {seconds} s | {counts} | {found.status} |"
+        )
         print(lines[-1], flush=True)
         failures += [f"- run {number}: `{name}`" for name in found.failures]
         if found.status:
             Path(f"suite-{number}.log").write_text(found.output, "utf-8")
-    record("suite.py", "Whether the test suite can be trusted", [*lines, "", *(failures or ["No test failed."])])
+    record(
+        "suite.py",
+        "Whether the test suite can be trusted",
+        [*lines, "", *(failures or ["No test failed."])],
+    )
 
 
 if __name__ == "__main__":

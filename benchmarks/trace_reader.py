@@ -1,4 +1,7 @@
-"""What reading any trace costs: 200,000 events in seconds, and 1 GB of JSON in memory. Each is read by a process of its own."""
+"""What reading any trace costs: 200,000 events in seconds, and 1 GB of JSON in memory.
+
+Each is read by a process of its own.
+"""
 
 import argparse
 import subprocess
@@ -27,16 +30,24 @@ largest = next(line.split()[1] for line in open("/proc/self/status") if line.sta
 print(trace.events, read - begin, end - read, largest)
 """
 TYPES = '["c10::BFloat16", "c10::BFloat16", "c10::BFloat16", "Scalar", "Scalar"]'
-SHAPES = [f"[[{out}], [788, {width}], [{width}, {out}], [], []]" for out, width in ((768, 768), (3072, 768), (768, 3072))]
+SHAPES = [
+    f"[[{out}], [788, {width}], [{width}, {out}], [], []]"
+    for out, width in ((768, 768), (3072, 768), (768, 3072))
+]
 
 
 def operators(number: int, begin: float) -> list[str]:
-    """A linear layer as Kineto writes one: 10 events, of which two are operators, one a launch, one a kernel, and the rest its arrows."""
+    """A linear layer as Kineto writes one.
+
+    10 events, of which two are operators, one a launch, one a kernel, and the rest its arrows.
+    """
     shapes = SHAPES[number % len(SHAPES)]
     at = [f"{begin + offset:.3f}" for offset in range(0, 60, 5)]
     args = f'"Concrete Inputs": ["", "", "", "1", "1"], "Input type": {TYPES}, "Input Dims": {shapes}, "Ev Idx": {number}'
     event = '{{"ph": "X", "cat": "{}", "name": "{}", "pid": {}, "tid": {}, "ts": {}, "dur": {:.3f},\n"args": {{{}}}}}'
-    arrow = '{{"ph": "{}", "id": {}, "pid": {}, "tid": {}, "ts": {}, "cat": "ac2g", "name": "ac2g"}}'
+    arrow = (
+        '{{"ph": "{}", "id": {}, "pid": {}, "tid": {}, "ts": {}, "cat": "ac2g", "name": "ac2g"}}'
+    )
     kernel = (
         f'"External id": {number}, "queued": 0, "device": 0, "context": 1, "stream": 7, "correlation": {number}, "registers per thread": '
         '90, "shared memory": 0, "blocks per SM": 2.5, "warps per SM": 10.0, "grid": [12, 7, 1], "block": [128, 1, 1]'
@@ -47,22 +58,52 @@ def operators(number: int, begin: float) -> list[str]:
         event.format("cpu_op", "aten::t", 1, 1, at[1], 3, args),
         event.format("cpu_op", "aten::transpose", 1, 1, at[1], 2, args),
         event.format("cpu_op", "aten::addmm", 1, 1, at[2], 30, f'"External id": {number}, {args}'),
-        event.format("cuda_runtime", "cudaOccupancyMaxActiveBlocksPerMultiprocessor", 1, 1, at[3], 1, '"cbid": 5, "correlation": 0'),
-        event.format("cuda_runtime", "cudaLaunchKernel", 1, 1, at[4], 4, f'"External id": {number}, "cbid": 211, "correlation": {number}'),
+        event.format(
+            "cuda_runtime",
+            "cudaOccupancyMaxActiveBlocksPerMultiprocessor",
+            1,
+            1,
+            at[3],
+            1,
+            '"cbid": 5, "correlation": 0',
+        ),
+        event.format(
+            "cuda_runtime",
+            "cudaLaunchKernel",
+            1,
+            1,
+            at[4],
+            4,
+            f'"External id": {number}, "cbid": 211, "correlation": {number}',
+        ),
         event.format("kernel", name, 0, 7, at[6], 22, kernel),
         arrow.format("s", number, 1, 1, at[4]),
         arrow.format("f", number, 0, 7, at[6]),
-        event.format("python_function", f"nn.Module: Linear_{number % 70}", 1, 1, at[0], 51, f'"Python id": {number}'),
+        event.format(
+            "python_function",
+            f"nn.Module: Linear_{number % 70}",
+            1,
+            1,
+            at[0],
+            51,
+            f'"Python id": {number}',
+        ),
     ]
 
 
 def write(path: Path, *, events: int | None = None, size: int | None = None) -> None:
     """A trace of so many events, or of so many bytes, late in a quarter."""
     with path.open("w") as file:
-        file.write('{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}], "traceEvents": [\n')
-        file.write('{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}}')
+        file.write(
+            '{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}], "traceEvents": [\n'
+        )
+        file.write(
+            '{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}}'
+        )
         number = written = 0
-        while (events is not None and 10 * number + 1 < events) or (size is not None and written < size):
+        while (events is not None and 10 * number + 1 < events) or (
+            size is not None and written < size
+        ):
             text = ",\n".join(["", *operators(number + 1, 6_800_000_000_000 + 60.0 * number)])
             written += file.write(text)
             number += 1

@@ -39,11 +39,19 @@ from lflops.trace.annotate import main
 main(sys.argv[1:])
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
-"""Annotates, and says how many KiB that took; what the system tells of a child begins with what its parent took."""
+"""Annotates, and says how many KiB that took.
+
+What the system tells of a child begins with what its parent took.
+"""
 
 
-def ratios(model: torch.nn.Module, step: Callable[[], None], rounds: int) -> tuple[float, dict[str, float]]:
-    """The plain step in seconds, and the ratio to it of one that is recorded; starting and stopping are not in it."""
+def ratios(
+    model: torch.nn.Module, step: Callable[[], None], rounds: int
+) -> tuple[float, dict[str, float]]:
+    """The plain step in seconds, and the ratio to it of one that is recorded.
+
+    Starting and stopping are not in it.
+    """
     tree = ModuleTree({"": model})
 
     @contextlib.contextmanager
@@ -58,7 +66,11 @@ def ratios(model: torch.nn.Module, step: Callable[[], None], rounds: int) -> tup
         yield
         tracer.abandon()
 
-    ways = {"plain": contextlib.nullcontext, "torch.profiler": torchs, "`Tracer`, with the boundaries of modules": ours}
+    ways = {
+        "plain": contextlib.nullcontext,
+        "torch.profiler": torchs,
+        "`Tracer`, with the boundaries of modules": ours,
+    }
     return in_turn(ways, step, rounds, ACTIVE)
 
 
@@ -94,11 +106,16 @@ class Stopwatch:
 
 
 def large(folder: Path) -> list[str]:
-    """A trace of as many events as a window can have: what is done with it, and how long that takes."""
+    """A trace of as many events as a window can have.
+
+    What is done with it, and how long that takes.
+    """
     torch.set_num_threads(1)
     model, step = step_of(BertConfig(**THIN), 1, 16)
     ids = torch.randint(1000, (1, 16))
-    lflops.count(model, kwargs={"input_ids": ids, "labels": ids}, backward=True).save(folder / "profile.json")
+    lflops.count(model, kwargs={"input_ids": ids, "labels": ids}, backward=True).save(
+        folder / "profile.json"
+    )
     tree = ModuleTree({"": model})
     tracer, steps = Tracer(tree), 3
     while True:
@@ -122,12 +139,22 @@ def large(folder: Path) -> list[str]:
     size = recording.raw.stat().st_size
     copy = shutil.copy(recording.raw, folder / "copy")
     start = time.perf_counter()
-    annotation = AnnotationProcess(recording.raw, recording.path, recording.calls, batches=steps, profile=folder / "profile.json")
+    annotation = AnnotationProcess(
+        recording.raw,
+        recording.path,
+        recording.calls,
+        batches=steps,
+        profile=folder / "profile.json",
+    )
     started = time.perf_counter() - start
     failure = annotation.finish()
     annotated = time.perf_counter() - start
     told = folder / "calls"
-    told.write_bytes(msgspec.json.encode(Calls(batches=steps, rank=0, world_size=1, calls=tuple(recording.calls))))
+    told.write_bytes(
+        msgspec.json.encode(
+            Calls(batches=steps, rank=0, world_size=1, calls=tuple(recording.calls))
+        )
+    )
     command = [sys.executable, "-c", HIGHEST, copy, told, folder / "again", folder / "profile.json"]
     peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024  # noqa: S603 - our own program
     with gzip.open(recording.path) as file:
@@ -152,7 +179,10 @@ def large(folder: Path) -> list[str]:
 
 
 def step_times() -> list[str]:
-    """Of the traced steps of a training: a line with how long the trace says that they were, and how long the monitor does."""
+    """Of the traced steps of a training.
+
+    A line with how long the trace says that they were, and how long the monitor does.
+    """
     with tempfile.TemporaryDirectory() as directory:
         monitor = FlopsMonitor(Schedule(wait=2, warmup=1, active=20), dirpath=directory)
         fit(BertConfig(**THIN), (1, 16), monitor, 60)
@@ -161,7 +191,11 @@ def step_times() -> list[str]:
         with gzip.open(path) as file:
             events = json.load(file)["traceEvents"]
     ours = [step.seconds * 1e3 for step in window.steps if step.kind == "traced"]
-    traced = [event["dur"] / 1e3 for event in events if event.get("name", "").startswith(STEP) and event.get("cat") == "user_annotation"]
+    traced = [
+        event["dur"] / 1e3
+        for event in events
+        if event.get("name", "").startswith(STEP) and event.get("cat") == "user_annotation"
+    ]
     off = [a / b - 1 for a, b in zip(traced, ours, strict=True)]
     return [
         "",
@@ -179,18 +213,38 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    lines = ["| training step (AdamW) | plain | recorded by | ratio to plain |", "|---|--:|---|--:|"]
+    lines = [
+        "| training step (AdamW) | plain | recorded by | ratio to plain |",
+        "|---|--:|---|--:|",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         behind = large(Path(folder))
     cases = [
-        ("BERT, 12 layers, hidden 48, batch 1, length 16, one thread (launch-bound)", BertConfig(**THIN), 1, 16, 1, rounds),
-        ("BERT-base, batch 4, length 128", BertConfig(), 4, 128, torch.get_num_threads(), max(rounds // 2, 5)),
+        (
+            "BERT, 12 layers, hidden 48, batch 1, length 16, one thread (launch-bound)",
+            BertConfig(**THIN),
+            1,
+            16,
+            1,
+            rounds,
+        ),
+        (
+            "BERT-base, batch 4, length 128",
+            BertConfig(),
+            4,
+            128,
+            torch.get_num_threads(),
+            max(rounds // 2, 5),
+        ),
     ]
     for title, config, batch, length, threads, times in cases:
         torch.set_num_threads(threads)
         model, step = step_of(config, batch, length)
         plain, found = ratios(model, step, times)
-        lines += [f"| {title} | {plain * 1e3:.1f} ms | {name} | {ratio:.2f} |" for name, ratio in found.items()]
+        lines += [
+            f"| {title} | {plain * 1e3:.1f} ms | {name} | {ratio:.2f} |"
+            for name, ratio in found.items()
+        ]
     lines += [
         "",
         f"Medians of {rounds} rounds of {ACTIVE} steps, half as many for BERT-base, in turn in one process. Not run on CUDA.",

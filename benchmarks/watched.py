@@ -1,9 +1,12 @@
-"""`lflops run` over scripts that were not written for it: what it finds in each, and whether it ends as without.
+"""`lflops run` over scripts that were not written for it.
+
+What it finds in each, and whether it ends as without.
 
 python benchmarks/watched.py --examples DIR --lightning DIR [--only NAME ...]
 
-The folders are checkouts of pytorch/examples and of Lightning. lflops has to be installed. The scripts run as they are; a package beside
-them stands in for torchvision, with random images, and a text of random words for WikiText.
+The folders are checkouts of pytorch/examples and of Lightning. lflops has to be installed. The
+scripts run as they are; a package beside them stands in for torchvision, with random images, and a
+text of random words for WikiText.
 """
 
 import argparse
@@ -43,20 +46,40 @@ GAN = ("--dataset", "fake", "--niter", "1", "--ngf", "16", "--ndf", "16", "--bat
 EXAMPLES = [
     Example("regression", "regression/main.py"),
     Example("language model, LSTM", "word_language_model/main.py", ("--epochs", "2", *SMALL)),
-    Example("the same with an optimizer", "word_language_model/main.py", ("--epochs", "2", *SMALL, "--use-optimizer")),
     Example(
-        "the same, a transformer", "word_language_model/main.py", ("--epochs", "2", *SMALL, "--use-optimizer", "--model", "Transformer")
+        "the same with an optimizer",
+        "word_language_model/main.py",
+        ("--epochs", "2", *SMALL, "--use-optimizer"),
     ),
-    Example("MNIST", "mnist/main.py", ("--epochs", "2", "--no-accel", "--save-model"), has_images=True),
+    Example(
+        "the same, a transformer",
+        "word_language_model/main.py",
+        ("--epochs", "2", *SMALL, "--use-optimizer", "--model", "Transformer"),
+    ),
+    Example(
+        "MNIST", "mnist/main.py", ("--epochs", "2", "--no-accel", "--save-model"), has_images=True
+    ),
     Example("MNIST, LSTM", "mnist_rnn/main.py", ("--epochs", "2"), has_images=True),
-    Example("MNIST, hogwild", "mnist_hogwild/main.py", ("--epochs", "1", "--num-processes", "2"), has_images=True),
-    Example("variational autoencoder", "vae/main.py", ("--epochs", "2", "--no-accel"), has_images=True),
+    Example(
+        "MNIST, hogwild",
+        "mnist_hogwild/main.py",
+        ("--epochs", "1", "--num-processes", "2"),
+        has_images=True,
+    ),
+    Example(
+        "variational autoencoder", "vae/main.py", ("--epochs", "2", "--no-accel"), has_images=True
+    ),
     Example("GAN", "dcgan/main.py", GAN, has_images=True),
     Example("actor and critic", "reinforcement_learning/actor_critic.py"),
 ]
 LIGHTNINGS = [
     Example("Lightning, bug report", "examples/pytorch/bug_report/bug_report_model.py"),
-    Example("image classifier", "examples/fabric/image_classifier/train_torch.py", ("--epochs", "2"), has_images=True),
+    Example(
+        "image classifier",
+        "examples/fabric/image_classifier/train_torch.py",
+        ("--epochs", "2"),
+        has_images=True,
+    ),
 ]
 
 
@@ -78,7 +101,11 @@ def _run(example: Example, checkout: Path) -> str:
         shutil.copytree((checkout / example.path).parent, folder)
         _prepare(folder)
         (folder / "results").mkdir(exist_ok=True)
-        path = os.pathsep.join(filter(None, [str(SHIM) if example.has_images else "", os.environ.get("PYTHONPATH", "")]))
+        path = os.pathsep.join(
+            filter(
+                None, [str(SHIM) if example.has_images else "", os.environ.get("PYTHONPATH", "")]
+            )
+        )
         script = [Path(example.path).name, *example.arguments]
         took, statuses = [], []
         for before in ([], ["-m", "lflops", "run", "--dir", f"{temporary}/run"]):
@@ -86,7 +113,13 @@ def _run(example: Example, checkout: Path) -> str:
             command = [sys.executable, *before, *script]
             with Path(temporary, "output").open("w") as output:
                 ended = subprocess.run(  # noqa: S603 - what is measured
-                    command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, stdout=output, stderr=output, timeout=PATIENCE, check=False
+                    command,
+                    cwd=folder,
+                    env=os.environ | {"PYTHONPATH": path},
+                    stdout=output,
+                    stderr=output,
+                    timeout=PATIENCE,
+                    check=False,
                 )
             took.append(time.monotonic() - began)
             statuses.append(ended.returncode)
@@ -96,15 +129,26 @@ def _run(example: Example, checkout: Path) -> str:
         except ProfileError:
             print(found[-500:])
             return f"| {example.name} | | {'as without' if statuses[0] == statuses[1] else statuses} | not found | | |"
-    groups = [f"{CATEGORIES[name]} {seconds:.1f} s" for name, seconds in [*ledger.by_group().items()][:4]]
-    phases = {name.partition("/")[2]: value for name, value in ledger.seconds.items() if name.startswith("training/")}
+    groups = [
+        f"{CATEGORIES[name]} {seconds:.1f} s" for name, seconds in [*ledger.by_group().items()][:4]
+    ]
+    phases = {
+        name.partition("/")[2]: value
+        for name, value in ledger.seconds.items()
+        if name.startswith("training/")
+    }
     trained = sum(phases.values())
-    shares = [f"{name} {value / trained:.0%}" for name, value in sorted(phases.items(), key=lambda item: -item[1])[:4]]
+    shares = [
+        f"{name} {value / trained:.0%}"
+        for name, value in sorted(phases.items(), key=lambda item: -item[1])[:4]
+    ]
     slow: dict[str, int] = {}
     for each in ledger.slow_steps:
         slow[each.cause] = slow.get(each.cause, 0) + 1
     causes = ", ".join(f"{number} × {CAUSES[cause]}" for cause, number in slow.items()) or "none"
-    status = "as without" if statuses[0] == statuses[1] else f"{statuses[1]} in place of {statuses[0]}"
+    status = (
+        "as without" if statuses[0] == statuses[1] else f"{statuses[1]} in place of {statuses[0]}"
+    )
     return f"| {example.name} | {ledger.steps} | {status} | {', '.join(groups)} | {', '.join(shares)} | {causes} |"
 
 
@@ -125,12 +169,19 @@ def main() -> None:
     parser.add_argument("--lightning", type=Path, help="a checkout of Lightning's repository")
     parser.add_argument("--only", nargs="*", default=())
     asked = parser.parse_args()
-    lines = ["| script | steps | it ended | the run's time | usual steps | slow steps |", "|---|--:|---|---|---|---|"]
+    lines = [
+        "| script | steps | it ended | the run's time | usual steps | slow steps |",
+        "|---|--:|---|---|---|---|",
+    ]
     for row in _rows(asked):
         print(row, flush=True)
         lines.append(row)
     if not asked.only and asked.examples and asked.lightning:
-        record("watched.py", "Scripts that were not written for lflops", [*lines, "", "Not run on CUDA."])
+        record(
+            "watched.py",
+            "Scripts that were not written for lflops",
+            [*lines, "", "Not run on CUDA."],
+        )
 
 
 if __name__ == "__main__":

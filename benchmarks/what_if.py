@@ -1,9 +1,12 @@
-"""Changes of real trainings on this CPU: predicted by `lflops.what_if` from a profile of the original, then measured.
+"""Changes of real trainings on this CPU.
+
+Predicted by `lflops.what_if` from a profile of the original, then measured.
 
     python -m benchmarks.what_if [WORD ...]
 
-A word chooses the changes whose name has it. The original and the changed training run in turn, several times; a measured ratio is
-the median of these pairs. An interval holds if that ratio is in it.
+A word chooses the changes whose name has it. The original and the changed training run in turn,
+several times; a measured ratio is the median of these pairs. An interval holds if that ratio is in
+it.
 """
 
 import contextlib
@@ -80,7 +83,9 @@ class Model(nn.Module):
         super().__init__()
         self.of = of
         self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True) if of.attention else None
-        self.blocks = nn.ModuleList(Block(WIDTH * (of.wide if index == 0 else 4)) for index in range(of.blocks))
+        self.blocks = nn.ModuleList(
+            Block(WIDTH * (of.wide if index == 0 else 4)) for index in range(of.blocks)
+        )
         self.further = Repeated(of.further) if of.further else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,7 +113,9 @@ def loader(of: Training, batches: int) -> Iterator[Tensor]:
         yield x
 
 
-def step(of: Training, model: nn.Module, optimizer: Any, x: Tensor, *, last: bool, monitor: Any = None) -> None:
+def step(
+    of: Training, model: nn.Module, optimizer: Any, x: Tensor, *, last: bool, monitor: Any = None
+) -> None:
     """One batch. A monitor is told of clipping, which no hook sees."""
     loss = model(x).square().mean() / of.accumulation
     loss.backward()
@@ -134,11 +141,23 @@ def profiled(of: Training) -> lflops.Profile:
     """The profile of a training, as a user has it."""
     model, optimizer = started(of)
     schedule = lflops.Schedule(wait=3, warmup=1, active=16)
-    how: dict[str, Any] = {"schedule": schedule, "trace": False, "ledger": False, "log": lambda _: None}
+    how: dict[str, Any] = {
+        "schedule": schedule,
+        "trace": False,
+        "ledger": False,
+        "log": lambda _: None,
+    }
     with lflops.monitor(model, optimizer, accumulation=of.accumulation, **how) as monitor:
         for index, x in enumerate(monitor.data(loader(of, 48 * of.accumulation))):
             with monitor.step(x):
-                step(of, model, optimizer, x, last=(index + 1) % of.accumulation == 0, monitor=monitor)
+                step(
+                    of,
+                    model,
+                    optimizer,
+                    x,
+                    last=(index + 1) % of.accumulation == 0,
+                    monitor=monitor,
+                )
     return monitor.profiles[-1]
 
 
@@ -175,13 +194,42 @@ CHANGES = [
     Change("loader's wait halved", Training(wait=0.02), {"wait": 0.01}, asks(scale={"data": 0.5})),
     Change("a short wait removed", Training(wait=0.003), {"wait": 0.0}, asks(without="data")),
     Change("last of six blocks removed", PLAIN, {"blocks": 5}, asks(without="blocks.5")),
-    Change("three of six blocks removed", PLAIN, {"blocks": 3}, asks(without=["blocks.3", "blocks.4", "blocks.5"])),
-    Change("first block twice as wide", PLAIN, {"wide": 8}, asks(scale={"blocks.0": 2.0, "optimizer": 7 / 6})),
-    Change("first block half as wide", PLAIN, {"wide": 2}, asks(scale={"blocks.0": 0.5, "optimizer": 11 / 12})),
-    Change("a further module removed", Training(further=4), {"further": 0}, asks(without="further")),
-    Change("a further module twice as fast", Training(further=8), {"further": 4}, asks(scale={"further": 0.5})),
-    Change("recomputing off", Training(recompute=True), {"recompute": False}, asks(without="recompute")),
-    Change("recomputing off, large batch", Training(recompute=True, rows=512), {"recompute": False}, asks(without="recompute")),
+    Change(
+        "three of six blocks removed",
+        PLAIN,
+        {"blocks": 3},
+        asks(without=["blocks.3", "blocks.4", "blocks.5"]),
+    ),
+    Change(
+        "first block twice as wide",
+        PLAIN,
+        {"wide": 8},
+        asks(scale={"blocks.0": 2.0, "optimizer": 7 / 6}),
+    ),
+    Change(
+        "first block half as wide",
+        PLAIN,
+        {"wide": 2},
+        asks(scale={"blocks.0": 0.5, "optimizer": 11 / 12}),
+    ),
+    Change(
+        "a further module removed", Training(further=4), {"further": 0}, asks(without="further")
+    ),
+    Change(
+        "a further module twice as fast",
+        Training(further=8),
+        {"further": 4},
+        asks(scale={"further": 0.5}),
+    ),
+    Change(
+        "recomputing off", Training(recompute=True), {"recompute": False}, asks(without="recompute")
+    ),
+    Change(
+        "recomputing off, large batch",
+        Training(recompute=True, rows=512),
+        {"recompute": False},
+        asks(without="recompute"),
+    ),
     Change(
         "float64 to float32",
         Training(dtype=torch.float64),
@@ -195,7 +243,9 @@ CHANGES = [
     Change("two batches accumulated", PLAIN, {"accumulation": 2}, asks(accumulation=2)),
     Change("accumulation off", Training(accumulation=4), {"accumulation": 1}, asks(accumulation=1)),
     Change("clipping removed", Training(clip=True), {"clip": False}, asks(without="clip")),
-    Change("attention removed", Training(attention=64), {"attention": 0}, asks(without="attention")),
+    Change(
+        "attention removed", Training(attention=64), {"attention": 0}, asks(without="attention")
+    ),
 ]
 
 
@@ -212,15 +262,25 @@ def main() -> None:
         after = change.before._replace(**change.after)
         pairs = [(seconds(change.before), seconds(after)) for _ in range(PAIRS)]
         measured = median(b / a for a, b in pairs)
-        low, predicted, high = (each / found.measured for each in (found.low, found.seconds, found.high))
+        low, predicted, high = (
+            each / found.measured for each in (found.low, found.seconds, found.high)
+        )
         held += low <= measured <= high
         rows.append(
             f"| {change.name} | {1e3 * found.measured:.1f} ms | {predicted:.2f} ({low:.2f} to {high:.2f}) | {measured:.2f} "
             f"| {measured / predicted - 1:+.0%} | {'yes' if low <= measured <= high else 'no'} |"
         )
         sys.stderr.write(rows[-1] + "\n")
-    table = ["| change | step | predicted of it | measured | off by | in the interval |", "|---|--:|--:|--:|--:|---|", *rows]
-    lines = [*table, "", f"{held} of {len(rows)} intervals hold. Steps without lflops; each ratio is the median of {PAIRS} pairs."]
+    table = [
+        "| change | step | predicted of it | measured | off by | in the interval |",
+        "|---|--:|--:|--:|--:|---|",
+        *rows,
+    ]
+    lines = [
+        *table,
+        "",
+        f"{held} of {len(rows)} intervals hold. Steps without lflops; each ratio is the median of {PAIRS} pairs.",
+    ]
     if words:
         print("\n".join(lines))
     else:

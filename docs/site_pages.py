@@ -1,6 +1,9 @@
-"""What `make docs` adds to the pages: tables and texts that are made from the code, and the repository's files that pages link to.
+"""What `make docs` adds to the pages.
 
-MkDocs calls `on_files` and `on_page_markdown`. A page asks for a table by a comment, as `<!-- generated: chips -->`.
+Tables and texts that are made from the code, and the repository's files that pages link to.
+
+MkDocs calls `on_files` and `on_page_markdown`. A page asks for a table by a comment, as `<!--
+generated: chips -->`.
 """
 
 import posixpath
@@ -23,7 +26,9 @@ def command_line() -> str:
     from lflops.cli.main import app
 
     command: Any = typer.main.get_command(app)
-    text = typer.cli.get_docs_for_click(obj=command, ctx=command.context_class(command, info_name="lflops"), name="lflops")
+    text = typer.cli.get_docs_for_click(
+        obj=command, ctx=command.context_class(command, info_name="lflops"), name="lflops"
+    )
     # The page has a title of its own. What stands in angle brackets is no HTML.
     body = text.split("\n", 1)[1].replace("\n### ", "\n## ").replace("<", "&lt;")
     return re.sub(r"^\* `--help`.*\n", "", body, flags=re.MULTILINE)
@@ -36,12 +41,19 @@ def chips() -> str:
     dtypes = ("fp32", "tf32", "bf16", "fp16", "fp8")
     lines = []
     for vendor, rows in table.chips().items():
-        lines += [f"## {vendor}", "", f"| chip | {' | '.join(dtypes)} | bandwidth | memory | source |", f"|---{'|--:' * 7}|---|"]
+        lines += [
+            f"## {vendor}",
+            "",
+            f"| chip | {' | '.join(dtypes)} | bandwidth | memory | source |",
+            f"|---{'|--:' * 7}|---|",
+        ]
         for chip in rows:
             peaks = [chip.peak_flops_per_second.get(dtype) for dtype in dtypes]
             figures = [
                 *["–" if peak is None else f"{peak / 1e12:,.4g}" for peak in peaks],
-                "–" if chip.bandwidth_bytes_per_second is None else f"{chip.bandwidth_bytes_per_second / 1e9:,.5g}",
+                "–"
+                if chip.bandwidth_bytes_per_second is None
+                else f"{chip.bandwidth_bytes_per_second / 1e9:,.5g}",
                 "–" if chip.memory_bytes is None else f"{chip.memory_bytes / 2**30:,.4g}",
             ]
             host = re.sub(r"^https?://(www\.)?([^/]+).*", r"\2", chip.source)
@@ -62,7 +74,10 @@ def profile_file() -> str:
             lines += ["An array of these, in this order:", ""]
             fields = {item["title"]: item for item in definition["prefixItems"]}
         lines += ["| field | type | |", "|---|---|---|"]
-        lines += [f"| `{field}` | {kind(item)} | {item.get('description', '').replace('|', '/')} |" for field, item in fields.items()]
+        lines += [
+            f"| `{field}` | {kind(item)} | {item.get('description', '').replace('|', '/')} |"
+            for field, item in fields.items()
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -90,13 +105,25 @@ def notes() -> str:
     example: dict[type, int | float | str] = {int: 12, float: 0.25, str: "…"}
     lines = []
     for code, row in sorted(kinds().items()):
-        values = {"forward" if name == "*" else name: example[kind] for name, kind in row.values.items()}
-        lines += [f"## `{code}`", "", f"> {sentence(Note(code=code, subject='…', values=values))}", ""]
+        values = {
+            "forward" if name == "*" else name: example[kind] for name, kind in row.values.items()
+        }
+        lines += [
+            f"## `{code}`",
+            "",
+            f"> {sentence(Note(code=code, subject='…', values=values))}",
+            "",
+        ]
         lines += [f"**Cause**: {row.cause} **Remedy**: {row.remedy}", ""]
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"chips": chips, "command-line": command_line, "notes": notes, "profile-file": profile_file}
+TABLES: dict[str, Callable[[], str]] = {
+    "chips": chips,
+    "command-line": command_line,
+    "notes": notes,
+    "profile-file": profile_file,
+}
 
 
 def site_path(path: str) -> str:
@@ -141,7 +168,12 @@ def on_files(files: Any, *, config: Any) -> Any:
     from mkdocs.structure.files import File, InclusionLevel
 
     for path in linked_from_outside():
-        file = File.generated(config, site_path(path), content=(ROOT / path).read_text("utf-8"), inclusion=InclusionLevel.NOT_IN_NAV)
+        file = File.generated(
+            config,
+            site_path(path),
+            content=(ROOT / path).read_text("utf-8"),
+            inclusion=InclusionLevel.NOT_IN_NAV,
+        )
         files.append(file)
     return files
 
@@ -149,5 +181,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
     """Put in what is generated, and change the links to files outside of `docs/`."""
     source = page.file.src_uri
-    path = source.removeprefix("repository/") if source.startswith("repository/") else f"docs/{source}"
+    path = (
+        source.removeprefix("repository/") if source.startswith("repository/") else f"docs/{source}"
+    )
     return GENERATED.sub(lambda found: TABLES[found[1]](), relinked(markdown, path))

@@ -1,4 +1,7 @@
-"""What `make docs` shows of `FlopsMonitor`: the arguments of the settings that its constructor takes."""
+"""What `make docs` shows of `FlopsMonitor`.
+
+The arguments of the settings that its constructor takes.
+"""
 
 from typing import Any
 
@@ -10,4 +13,6 @@ class TakenSettings(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Look at the package once all of it is read."""
-        pkg["lightning.monitor.FlopsMonitor.__init__"].parameters = pkg["session.inputs.settings.Settings"].parameters
+        pkg["lightning.monitor.FlopsMonitor.__init__"].parameters = pkg[
+            "session.inputs.settings.Settings"
+        ].parameters

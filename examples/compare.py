@@ -1,4 +1,6 @@
-"""Hold a training step to the last one that was good, as a build would: exit status 1 where a limit is broken.
+"""Hold a training step to the last one that was good, as a build would.
+
+Exit status 1 where a limit is broken.
 
 python examples/compare.py --baseline good.profile.json   # the first time it is recorded
 python examples/compare.py --baseline good.profile.json --max-memory 5%
@@ -19,7 +21,9 @@ import lflops
 def build(hidden: int) -> nn.Module:
     """The model that is looked after."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, 8))
+    return nn.Sequential(
+        nn.Linear(64, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, 8)
+    )
 
 
 def main() -> int:
@@ -30,7 +34,9 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=30)
     given, limits = parser.parse_known_args()
 
-    profile = lflops.measure(build(given.hidden), torch.randn(128, 64), backward=True, repeats=given.repeats)
+    profile = lflops.measure(
+        build(given.hidden), torch.randn(128, 64), backward=True, repeats=given.repeats
+    )
     if not given.baseline.exists():
         profile.save(given.baseline)
         print(f"recorded {given.baseline}")

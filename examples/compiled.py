@@ -1,4 +1,6 @@
-"""Train a model as it is, then with its blocks compiled: both are counted exactly, and a compiled block is timed as one row.
+"""Train a model as it is, then with its blocks compiled.
+
+Both are counted exactly, and a compiled block is timed as one row.
 
 Half a minute on two cores, most of it the compiler's.
 
@@ -24,7 +26,11 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.into, self.back = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.into, self.back = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Let one half decide what passes of the other."""
@@ -52,7 +58,12 @@ class Classifier(LightningModule):
 
 def trained(model: Classifier, name: str) -> Profile:
     """What the monitor saw while the model was trained."""
-    data = DataLoader(TensorDataset(torch.randn(STEPS * BATCH, FEATURES), torch.randint(CLASSES, (STEPS * BATCH,))), batch_size=BATCH)
+    data = DataLoader(
+        TensorDataset(
+            torch.randn(STEPS * BATCH, FEATURES), torch.randint(CLASSES, (STEPS * BATCH,))
+        ),
+        batch_size=BATCH,
+    )
     monitor = FlopsMonitor(dirpath=f"runs/{name}")
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     Trainer(max_epochs=1, callbacks=[monitor], **options).fit(model, data)
@@ -69,7 +80,9 @@ def main(backend: str = "inductor") -> None:
     for name, profile in {"eager": eager, "compiled": compiled}.items():
         typical = statistics.median(step.seconds for step in profile.steps if step.is_clean)
         timed = sum(module.forward.seconds is not None for module in profile.modules.values())
-        print(f"{name:10}{profile.total(phase='all'):14,} MACs a step, {typical * 1e3:6.2f} ms, times of {timed} modules")
+        print(
+            f"{name:10}{profile.total(phase='all'):14,} MACs a step, {typical * 1e3:6.2f} ms, times of {timed} modules"
+        )
 
 
 if __name__ == "__main__":

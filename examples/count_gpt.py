@@ -37,7 +37,10 @@ class Block(nn.Module):
         """Build the parts."""
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(WIDTH), Attention()
-        self.norm2, self.mlp = nn.LayerNorm(WIDTH), nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.norm2, self.mlp = (
+            nn.LayerNorm(WIDTH),
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position."""
@@ -75,7 +78,9 @@ def main() -> None:
     profile.save("gpt.profile.json")
     forward, backward = profile.total(), profile.total(phase="backward")
     print("saved gpt.profile.json; to see it: lflops show gpt.profile.json")
-    print(f"forward {forward:,} MACs, backward {backward:,} MACs: {backward / forward:.3f} times as many")
+    print(
+        f"forward {forward:,} MACs, backward {backward:,} MACs: {backward / forward:.3f} times as many"
+    )
 
 
 if __name__ == "__main__":

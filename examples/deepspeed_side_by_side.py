@@ -1,4 +1,6 @@
-"""One model under two profilers that are called alike: `docs/how-to/deepspeed.md` lays what they print side by side.
+"""One model under two profilers that are called alike.
+
+`docs/how-to/deepspeed.md` lays what they print side by side.
 
 python examples/deepspeed_side_by_side.py lflops
 python examples/deepspeed_side_by_side.py deepspeed    # where that is installed

@@ -1,4 +1,6 @@
-"""Fine-tune a frozen transformer by low-rank adapters: backward costs what is trained, not twice the forward. Some seconds on two cores.
+"""Fine-tune a frozen transformer by low-rank adapters: backward costs what is trained, not twice the forward.
+
+Some seconds on two cores.
 
 python examples/finetune_lora.py
 lflops show runs/lora/train-0-*.profile.json --phase backward
@@ -12,7 +14,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lflops import FlopsMonitor
 
-VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, RANK, CLASSES, BATCH, STEPS = 512, 64, 128, 4, 3, 8, 2, 16, 30
+VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS, RANK, CLASSES, BATCH, STEPS = (
+    512,
+    64,
+    128,
+    4,
+    3,
+    8,
+    2,
+    16,
+    30,
+)
 
 
 class LoRA(nn.Module):
@@ -21,7 +33,10 @@ class LoRA(nn.Module):
     def __init__(self, frozen: nn.Linear) -> None:
         super().__init__()
         self.frozen = frozen
-        self.down, self.up = nn.Linear(frozen.in_features, RANK, bias=False), nn.Linear(RANK, frozen.out_features, bias=False)
+        self.down, self.up = (
+            nn.Linear(frozen.in_features, RANK, bias=False),
+            nn.Linear(RANK, frozen.out_features, bias=False),
+        )
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,8 +49,15 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.norm2, self.mlp = nn.LayerNorm(WIDTH), nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.norm1, self.qkv, self.out = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
+        self.norm2, self.mlp = (
+            nn.LayerNorm(WIDTH),
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)),
+        )
         self.requires_grad_(requires_grad=False)
         self.qkv, self.out = LoRA(self.qkv), LoRA(self.out)
 
@@ -62,7 +84,9 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Train what is not frozen."""
-        return torch.optim.AdamW((each for each in self.parameters() if each.requires_grad), lr=1e-3)
+        return torch.optim.AdamW(
+            (each for each in self.parameters() if each.requires_grad), lr=1e-3
+        )
 
 
 def main() -> None:
@@ -71,12 +95,24 @@ def main() -> None:
     ids = torch.randint(VOCABULARY, (STEPS * BATCH, LENGTH))
     data = DataLoader(TensorDataset(ids, (ids[:, 0] > VOCABULARY // 2).long()), batch_size=BATCH)
     monitor = FlopsMonitor(dirpath="runs/lora")
-    Trainer(max_epochs=1, callbacks=[monitor], logger=False, enable_checkpointing=False).fit(Classifier(), data)
+    Trainer(max_epochs=1, callbacks=[monitor], logger=False, enable_checkpointing=False).fit(
+        Classifier(), data
+    )
     (profile,) = monitor.profiles
     print(f"{'MACs of a step':24}{'forward':>14}{'backward':>14}")
-    for name in ("blocks.0.qkv.frozen", "blocks.1.qkv.frozen", "blocks.1.qkv.down", "blocks.1.qkv.up", "blocks.1.mlp", "head", ""):
+    for name in (
+        "blocks.0.qkv.frozen",
+        "blocks.1.qkv.frozen",
+        "blocks.1.qkv.down",
+        "blocks.1.qkv.up",
+        "blocks.1.mlp",
+        "head",
+        "",
+    ):
         forward, backward = profile.total(name), profile.total(name, phase="backward")
-        print(f"{name or 'the whole model':24}{forward:14,}{backward:14,}   {backward / forward:.2f} times the forward")
+        print(
+            f"{name or 'the whole model':24}{forward:14,}{backward:14,}   {backward / forward:.2f} times the forward"
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Train what a YAML file says, watched as it says: LightningCLI fills a monitor's arguments, and its schedule's. Some seconds on two cores.
+"""Train what a YAML file says, watched as it says.
+
+LightningCLI fills a monitor's arguments, and its schedule's. Some seconds on two cores.
 
 pip install 'jsonargparse[signatures]'
 python examples/lightning_cli.py fit --config examples/lightning_cli.yaml
-python examples/lightning_cli.py fit --config examples/lightning_cli.yaml --model.layers 6 --trainer.callbacks.schedule.wait 20
-tensorboard --logdir runs/cli
+python examples/lightning_cli.py fit --config examples/lightning_cli.yaml --model.layers 6
+--trainer.callbacks.schedule.wait 20 tensorboard --logdir runs/cli
 """
 
 from itertools import pairwise
@@ -31,7 +33,9 @@ class Perceptron(LightningModule):
     def __init__(self, width: int = 64, layers: int = 2) -> None:
         super().__init__()
         sides = [FEATURES, *[width] * layers]
-        self.body = nn.Sequential(*(nn.Sequential(nn.Linear(*each), nn.ReLU()) for each in pairwise(sides)))
+        self.body = nn.Sequential(
+            *(nn.Sequential(nn.Linear(*each), nn.ReLU()) for each in pairwise(sides))
+        )
         self.head = nn.Linear(width, 1)
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:

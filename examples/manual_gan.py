@@ -1,4 +1,6 @@
-"""Train a GAN by manual optimization, two optimizers in turn, and see which network costs what in which phase. Some seconds on two cores.
+"""Train a GAN by manual optimization, two optimizers in turn, and see which network costs what in which phase.
+
+Some seconds on two cores.
 
 python examples/manual_gan.py
 lflops show runs/gan/train-0-*.profile.json
@@ -21,8 +23,12 @@ class GAN(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.generator = nn.Sequential(nn.Linear(NOISE, WIDTH), nn.ReLU(), nn.Linear(WIDTH, PIXELS), nn.Tanh())
-        self.discriminator = nn.Sequential(nn.Linear(PIXELS, WIDTH), nn.LeakyReLU(), nn.Linear(WIDTH, 1))
+        self.generator = nn.Sequential(
+            nn.Linear(NOISE, WIDTH), nn.ReLU(), nn.Linear(WIDTH, PIXELS), nn.Tanh()
+        )
+        self.discriminator = nn.Sequential(
+            nn.Linear(PIXELS, WIDTH), nn.LeakyReLU(), nn.Linear(WIDTH, 1)
+        )
 
     def training_step(self, images: Tensor, _: int) -> None:
         """Improve the discriminator, then the generator against it."""
@@ -30,7 +36,9 @@ class GAN(LightningModule):
         fakes = self.generator(torch.randn(len(images), NOISE, device=self.device))
 
         self.toggle_optimizer(of_discriminator)
-        self.improve(of_discriminator, self.wrong(images, real=True) + self.wrong(fakes.detach(), real=False))
+        self.improve(
+            of_discriminator, self.wrong(images, real=True) + self.wrong(fakes.detach(), real=False)
+        )
         self.untoggle_optimizer(of_discriminator)
 
         self.toggle_optimizer(of_generator)
@@ -51,7 +59,10 @@ class GAN(LightningModule):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """One for each network."""
-        return [torch.optim.Adam(each.parameters(), lr=2e-4, betas=(0.5, 0.999)) for each in (self.generator, self.discriminator)]
+        return [
+            torch.optim.Adam(each.parameters(), lr=2e-4, betas=(0.5, 0.999))
+            for each in (self.generator, self.discriminator)
+        ]
 
 
 def main() -> None:
@@ -66,7 +77,9 @@ def main() -> None:
     print(f"{'FLOPs of a step':18}{'calls':>7}", *(f"{phase:>13}" for phase in phases))
     for name in ("generator", "discriminator", "loss"):
         module = profile.modules[name]
-        print(f"{name:18}{module.calls:7}", *(f"{module.work(phase).flops:13,}" for phase in phases))
+        print(
+            f"{name:18}{module.calls:7}", *(f"{module.work(phase).flops:13,}" for phase in phases)
+        )
 
 
 if __name__ == "__main__":

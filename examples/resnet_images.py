@@ -19,7 +19,9 @@ SIDE, WIDTH, BLOCKS, STAGES, CLASSES, BATCH, STEPS = 32, 16, 2, 3, 10, 32, 20
 
 def convolution(channels: int, made: int, size: int, stride: int = 1) -> nn.Sequential:
     """One that keeps the side, or halves it, with normalisation behind it."""
-    return nn.Sequential(nn.Conv2d(channels, made, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(made))
+    return nn.Sequential(
+        nn.Conv2d(channels, made, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(made)
+    )
 
 
 class Block(nn.Module):
@@ -45,7 +47,11 @@ class ResNet(LightningModule):
         self.stem = nn.Sequential(convolution(3, WIDTH, 3), nn.ReLU())
         self.stages = nn.Sequential()
         for before, width in zip([WIDTH, *widths], widths, strict=False):
-            self.stages.append(nn.Sequential(Block(before, width), *(Block(width, width) for _ in range(BLOCKS - 1))))
+            self.stages.append(
+                nn.Sequential(
+                    Block(before, width), *(Block(width, width) for _ in range(BLOCKS - 1))
+                )
+            )
         self.head = nn.Linear(widths[-1], CLASSES)
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
@@ -61,16 +67,22 @@ class ResNet(LightningModule):
 def main() -> None:
     """Train, and set each part's share of the time beside its share of the work."""
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(STEPS * BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (STEPS * BATCH,)))
+    data = TensorDataset(
+        torch.randn(STEPS * BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (STEPS * BATCH,))
+    )
     monitor = FlopsMonitor(Schedule(wait=3, warmup=2, active=5), dirpath="runs/resnet")
     options = {"logger": False, "enable_checkpointing": False}
-    Trainer(max_epochs=1, precision="bf16-mixed", callbacks=[monitor], **options).fit(ResNet(), DataLoader(data, BATCH))
+    Trainer(max_epochs=1, precision="bf16-mixed", callbacks=[monitor], **options).fit(
+        ResNet(), DataLoader(data, BATCH)
+    )
     (profile,) = monitor.profiles
     whole = profile.modules[""].forward
     for name in ("stem", "stages.0", "stages.1", "stages.2", "head"):
         part = profile.modules[name].forward
         work, time = part.macs / whole.macs, part.seconds.median / whole.seconds.median
-        print(f"{name:10}{work:7.1%} of the MACs,{time:7.1%} of the time,{part.flops / part.seconds.median / 1e9:8.2f} GFLOP/s")
+        print(
+            f"{name:10}{work:7.1%} of the MACs,{time:7.1%} of the time,{part.flops / part.seconds.median / 1e9:8.2f} GFLOP/s"
+        )
 
 
 if __name__ == "__main__":

@@ -25,8 +25,15 @@ class Block(nn.Module):
     def __init__(self) -> None:
         """Build the parts."""
         super().__init__()
-        self.norm1, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.norm2, self.mlp = nn.LayerNorm(WIDTH), nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.norm1, self.qkv, self.out = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
+        self.norm2, self.mlp = (
+            nn.LayerNorm(WIDTH),
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix the positions, and transform each."""
@@ -62,7 +69,10 @@ class GPT(LightningModule):
 
 def text() -> Tensor:
     """Sentences that count upwards, each from its own beginning and in its own stride."""
-    begin, stride = torch.randint(VOCABULARY, (STEPS * BATCH, 1)), torch.randint(1, 8, (STEPS * BATCH, 1))
+    begin, stride = (
+        torch.randint(VOCABULARY, (STEPS * BATCH, 1)),
+        torch.randint(1, 8, (STEPS * BATCH, 1)),
+    )
     return (begin + stride * torch.arange(LENGTH)) % VOCABULARY
 
 
@@ -72,8 +82,16 @@ def main() -> None:
     print("Measuring how fast this machine multiplies: ten seconds, once")
     hardware = lflops.calibrate("cpu", dtypes=("fp32",))
     monitor = FlopsMonitor(Schedule(wait=5, warmup=2, active=3, repeat=2), hardware=hardware)
-    logger, progress = TensorBoardLogger(".", name="", version="gpt"), TQDMProgressBar(refresh_rate=5)
-    options = {"log_every_n_steps": 10, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
+    logger, progress = (
+        TensorBoardLogger(".", name="", version="gpt"),
+        TQDMProgressBar(refresh_rate=5),
+    )
+    options = {
+        "log_every_n_steps": 10,
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
     trainer = Trainer(max_epochs=1, callbacks=[monitor, progress], logger=logger, **options)
     trainer.fit(GPT(), DataLoader(text(), batch_size=BATCH, shuffle=True))
 

@@ -1,7 +1,7 @@
 """Where the FLOPs, bytes and milliseconds of a PyTorch training go.
 
-Names are loaded when they are first used, so that importing the package costs next to nothing and a reader of profiles needs no torch.
-`__init__.pyi` has them, for type checkers too.
+Names are loaded when they are first used, so that importing the package costs next to nothing and a
+reader of profiles needs no torch. `__init__.pyi` has them, for type checkers too.
 """
 
 import importlib
@@ -31,12 +31,16 @@ def __getattr__(name: str) -> Any:
     home, missing = _HOMES.get(name), AttributeError(f"module 'lflops' has no attribute {name!r}")
     if home is None:
         raise missing
-    if home == __name__:  # a module: `lflops.hardware.lookup`, `lflops.tensorboard.log`
+    # a module: `lflops.hardware.lookup`, `lflops.tensorboard.log`
+    if home == __name__:
         return importlib.import_module(f"lflops.{name}")
     try:
         globals()[name] = found = getattr(importlib.import_module(home), name)
     except ModuleNotFoundError as error:
-        raise missing if error.name == home.rpartition(".")[0] else error from None  # an extra that was removed
+        raise (
+            missing if error.name == home.rpartition(".")[0] else error
+            # an extra that was removed
+        ) from None
     return found
 
 

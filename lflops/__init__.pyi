@@ -22,7 +22,10 @@ from lflops.flop_counter.operator_costs import register_formula as register_form
 from lflops.formulas.table import Cost as Cost
 from lflops.hardware.calibrate import calibrate as calibrate
 from lflops.hardware.chips import Hardware as Hardware
-from lflops.integrations.deepspeed.api import FlopsProfiler as FlopsProfiler, get_model_profile as get_model_profile
+from lflops.integrations.deepspeed.api import (
+    FlopsProfiler as FlopsProfiler,
+    get_model_profile as get_model_profile,
+)
 from lflops.integrations.lightning.monitor import FlopsMonitor as FlopsMonitor
 from lflops.integrations.loops.monitor import monitor as monitor
 from lflops.ledger.account import Ledger as Ledger

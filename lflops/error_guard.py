@@ -1,6 +1,7 @@
 """The boundary between a training and lflops: all that a training calls of ours enters through it.
 
-What fails behind it is taken off and warned of once, and the training goes on. An interrupt, as Ctrl-C, takes off the same, and goes on.
+What fails behind it is taken off and warned of once, and the training goes on. An interrupt, as
+Ctrl-C, takes off the same, and goes on.
 
     boundary = Boundary(fail)
     hook = boundary.guard(listener.enter_module)     # a hook that never raises
@@ -16,7 +17,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-Guard = Callable[[Callable[..., Any]], Callable[..., Any]]  # makes a function of ours one that a training may call
+Guard = Callable[
+    [Callable[..., Any]], Callable[..., Any]
+    # makes a function of ours one that a training may call
+]
 
 
 def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,14 +29,19 @@ def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Boundary:
-    """The way into lflops from one training. `fail` takes off all that is ours: it is given what was raised, and may be called again.
+    """The way into lflops from one training.
+
+    `fail` takes off all that is ours: it is given what was raised, and may be called again.
 
     It may raise that to end the training.
     """
 
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
         self._fail = fail
-        self.passes: Callable[[], bool] = bool  # whether errors in this thread are somebody else's now
+        self.passes: Callable[[], bool] = (
+            # whether errors in this thread are somebody else's now
+            bool
+        )
 
     def guard(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, from which no error of ours comes out: after one it returns `None`."""
@@ -50,7 +59,12 @@ class Boundary:
     def __enter__(self) -> None:
         """Begin a block of ours."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
         """End it; an error of it goes no further."""
         return error is not None and self.contains(error)
 
@@ -62,7 +76,8 @@ class Boundary:
             self._fail(error)
         except BaseException as another:
             if another is not error and not isinstance(another, Exception):
-                self._fail(another)  # an interrupt of the taking off itself
+                # an interrupt of the taking off itself
+                self._fail(another)
             raise
         return isinstance(error, Exception)
 
@@ -70,8 +85,9 @@ class Boundary:
 class ExitBy:
     """The `__exit__` of a class, by a stack of Python's own.
 
-    Python asks an object for it before the block begins. What it gets has no line of ours, so that an interrupt as it is called is still
-    followed by all that is on the stack. `stack_of` returns that of an object of the class.
+    Python asks an object for it before the block begins. What it gets has no line of ours, so that
+    an interrupt as it is called is still followed by all that is on the stack. `stack_of` returns
+    that of an object of the class.
     """
 
     def __init__(self, stack_of: Callable[[Any], contextlib.ExitStack]) -> None:
@@ -88,8 +104,8 @@ class ExitBy:
 class Undo:
     """What is installed, and how to take it off.
 
-    Each part is noted before it is installed, so that an interrupt between the two loses nothing. What takes it off has to do no harm where
-    it is called twice, or where nothing was installed.
+    Each part is noted before it is installed, so that an interrupt between the two loses nothing.
+    What takes it off has to do no harm where it is called twice, or where nothing was installed.
     """
 
     def __init__(self) -> None:
@@ -105,7 +121,10 @@ class Undo:
         context.__enter__()
 
     def close(self) -> None:
-        """Take off all parts, the last one first, each by itself, and raise what one raised first. It can be called again."""
+        """Take off all parts, the last one first, each by itself, and raise what one raised first.
+
+        It can be called again.
+        """
         call_each([self._take_off_last] * len(self._parts))
 
     def __enter__(self) -> Self:
@@ -127,7 +146,8 @@ class Undo:
             except Exception:
                 self._parts.pop()
                 raise
-            self._parts.pop()  # after an interrupt it stays, to be taken off again
+            # after an interrupt it stays, to be taken off again
+            self._parts.pop()
 
 
 def call_each(functions: Iterable[Callable[[], object]]) -> None:
@@ -151,9 +171,20 @@ _ABSENT = object()
 
 
 class _Wrapper:
-    """Stands in the place of a method, as an attribute of the instance. `around` is called with the method and its arguments."""
+    """Stands in the place of a method, as an attribute of the instance.
 
-    __slots__ = ("_lflops_around", "_lflops_before", "_lflops_bound", "_lflops_ended", "_lflops_found", "_lflops_name", "_lflops_owner")
+    `around` is called with the method and its arguments.
+    """
+
+    __slots__ = (
+        "_lflops_around",
+        "_lflops_before",
+        "_lflops_bound",
+        "_lflops_ended",
+        "_lflops_found",
+        "_lflops_name",
+        "_lflops_owner",
+    )
 
     def __init__(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         self._lflops_owner = owner
@@ -172,7 +203,9 @@ class _Wrapper:
         found = getattr(kind, self._lflops_name)
         if found is not self._lflops_found:
             static = inspect.getattr_static(kind, self._lflops_name)
-            self._lflops_bound = static.__get__(owner, kind) if hasattr(static, "__get__") else static
+            self._lflops_bound = (
+                static.__get__(owner, kind) if hasattr(static, "__get__") else static
+            )
             self._lflops_found = found
         return self._lflops_bound
 
@@ -203,28 +236,43 @@ class _Wrapper:
 
 
 def replace_attribute(undo: Undo, owner: Any, name: str, ours: Any) -> None:
-    """Put ours in the place of an attribute of a class or a module, until `undo` is closed. What somebody else puts there since stays."""
+    """Put ours in the place of an attribute of a class or a module, until `undo` is closed.
+
+    What somebody else puts there since stays.
+    """
     undo.add(_put_back, owner, name, ours, vars(owner)[name])
     setattr(owner, name, ours)
 
 
 def _put_back(owner: Any, name: str, ours: Any, before: Any) -> None:
-    ours.lflops_ended = ours, before  # what has replaced it since puts that back; a copy of the attribute names another object
-    while (ended := getattr(current := vars(owner).get(name), "lflops_ended", None)) and ended[0] is current:
+    ours.lflops_ended = (
+        ours,
+        before,
+        # what has replaced it since puts that back; a copy of the attribute names another object
+    )
+    while (ended := getattr(current := vars(owner).get(name), "lflops_ended", None)) and ended[
+        0
+    ] is current:
         setattr(owner, name, ended[1])
 
 
 def wrap(undo: Undo, owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Wrap a method of one object, until `undo` is closed. Nothing but an attribute of this instance is set: no class, no module."""
-    # `around` is called with the method and what the caller gives. A wrapper that somebody else has wrapped since stays below theirs, and
-    # goes on to call the method.
+    """Wrap a method of one object, until `undo` is closed.
+
+    Nothing but an attribute of this instance is set: no class, no module.
+    """
+    # `around` is called with the method and what the caller gives. A wrapper that somebody else has
+    # wrapped since stays below theirs, and goes on to call the method.
     wrapper = _Wrapper(owner, name, around)
     undo.add(_unwrap, owner, name, wrapper)
     setattr(owner, name, wrapper)
 
 
 def _unwrap(owner: Any, name: str, wrapper: _Wrapper) -> None:
-    """Take a wrapper off, and those below it that have ended before: monitors need not end in reverse order."""
+    """Take a wrapper off, and those below it that have ended before.
+
+    Monitors need not end in reverse order.
+    """
     wrapper._lflops_ended = True  # noqa: SLF001 - the two are one
     while type(above := vars(owner).get(name)) is _Wrapper and above._lflops_ended:  # noqa: SLF001
         if above._lflops_before is _ABSENT:  # noqa: SLF001

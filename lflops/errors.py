@@ -9,7 +9,10 @@ class LflopsError(Exception):
 
 
 class ProfileError(LflopsError):
-    """A profile cannot be read, written or merged; the message names the file or the rank, the module and the field."""
+    """A profile cannot be read, written or merged.
+
+    The message names the file or the rank, the module and the field.
+    """
 
 
 class ScheduleError(LflopsError):
@@ -17,11 +20,17 @@ class ScheduleError(LflopsError):
 
 
 class CountError(LflopsError):
-    """A count cannot be made, or one of its arguments is wrong; the message names it and what is taken."""
+    """A count cannot be made, or one of its arguments is wrong.
+
+    The message names it and what is taken.
+    """
 
 
 class UnknownTorchError(CountError):
-    """This torch's internals are not those that lflops knows; the message names its version and the difference."""
+    """This torch's internals are not those that lflops knows.
+
+    The message names its version and the difference.
+    """
 
 
 class HardwareError(LflopsError):
@@ -34,9 +43,14 @@ class MissingPackageError(LflopsError, ImportError):
 
 @contextmanager
 def needed_by(feature: str) -> Iterator[None]:
-    """A context for imports that only one feature needs: a `MissingPackageError` names the module that is not installed."""
+    """A context for imports that only one feature needs.
+
+    A `MissingPackageError` names the module that is not installed.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        raise MissingPackageError(f"{feature} needs {package}, which is not installed: pip install {package}") from error
+        raise MissingPackageError(
+            f"{feature} needs {package}, which is not installed: pip install {package}"
+        ) from error

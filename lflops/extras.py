@@ -1,4 +1,7 @@
-"""Extras: folders that no training needs. Nothing else of lflops imports one: remove it with its line here, and the rest works."""
+"""Extras: folders that no training needs.
+
+Nothing else of lflops imports one: remove it with its line here, and the rest works.
+"""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -8,17 +11,28 @@ from lflops.errors import LflopsError, needed_by
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "integrations.deepspeed": ("api:arguments_of", "text.summary:summary"),
-    "report.figures": ("pictures:pictures", "pictures:save_memory_figure", "pictures:save_roofline_figure"),
+    "report.figures": (
+        "pictures:pictures",
+        "pictures:save_memory_figure",
+        "pictures:save_roofline_figure",
+    ),
     "trace.ncu": ("command:show_kernels",),
     "estimation.planning": ("command:add_commands", "best_checkpointing:search"),
     "memory.snapshots": ("command:add_commands", "explain:explain_snapshot"),
-    "trace.analysis": ("command:add_commands", "command:diff_traces", "command:show_trace_roofline"),
+    "trace.analysis": (
+        "command:add_commands",
+        "command:diff_traces",
+        "command:show_trace_roofline",
+    ),
 }
 """For each extra the functions that the rest of lflops calls, as `module:function`."""
 
 
 def offered(name: str, feature: str) -> Iterator[Any]:
-    """The functions of this name. Their modules are imported now; an error about a package that they lack names the feature."""
+    """The functions of this name.
+
+    Their modules are imported now; an error about a package that they lack names the feature.
+    """
     for folder, entries in EXTRAS.items():
         for entry in entries:
             module, _, function = entry.partition(":")

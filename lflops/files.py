@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes, *, lasting: bool = False) -> None:
-    """Write a file, which has its name once it is whole; a link stays a link. `lasting` waits until the disk has it."""
+    """Write a file, which has its name once it is whole; a link stays a link.
+
+    `lasting` waits until the disk has it.
+    """
     path = path.resolve()
     temporary = path.with_name(f".lflops-{secrets.token_hex(8)}.tmp")
     try:

@@ -1,4 +1,7 @@
-"""Python's garbage collector: paused where many values are made that live on, and asked for the objects of a class that are alive."""
+"""Python's garbage collector.
+
+Paused where many values are made that live on, and asked for the objects of a class that are alive.
+"""
 
 import contextlib
 import gc
@@ -16,9 +19,9 @@ class SearchTimeout(Exception):  # noqa: N818 - whoever searches decides what it
 
 def alive(kinds: Collection[type]) -> Iterator[Any]:
     """The objects of exactly these classes, of all that are alive in the process."""
-    # Nothing is called for an object: `isinstance` would ask a proxy for the class of its object, and a profiler that records Python's
-    # stack would record a million calls. A `SearchTimeout` where there are so many, or so little of the memory is at hand, that it takes
-    # too long.
+    # Nothing is called for an object: `isinstance` would ask a proxy for the class of its object,
+    # and a profiler that records Python's stack would record a million calls. A `SearchTimeout`
+    # where there are so many, or so little of the memory is at hand, that it takes too long.
     objects = gc.get_objects()
     deadline = time.monotonic() + LONGEST
     for start in range(0, len(objects), CHUNK):

@@ -41,7 +41,10 @@ def outside(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, in
 
 
 def shares(stretches: Stretches, *others: Stretches) -> list[int]:
-    """How much of the stretches lies in each of the others; a moment belongs to the first that has it. Behind them, what is in none."""
+    """How much of the stretches lies in each of the others; a moment belongs to the first that has it.
+
+    Behind them, what is in none.
+    """
     found = []
     for each in others:
         left = outside(stretches, each)

@@ -1,4 +1,7 @@
-"""When a run is profiled: wait, warm up, be active, over and over; and what becomes of that in a run too short for it."""
+"""When a run is profiled.
+
+Wait, warm up, be active, over and over; and what becomes of that in a run too short for it.
+"""
 
 import math
 from dataclasses import dataclass
@@ -50,18 +53,30 @@ class Plan:
     wait: int
     warmup: int
     active: int
-    windows: int | None  # how many there will be; `None` is no end of them
-    traced: bool = False  # whether the active steps are traced, and as many again hooked behind them; else the active ones are hooked
+    # how many there will be; `None` is no end of them
+    windows: int | None
+    # whether the active steps are traced, and as many again hooked behind them; else the active
+    # ones are hooked
+    traced: bool = False
 
     @classmethod
-    def of(cls, schedule: Schedule, *, accumulation: int = 1, batches: float = math.inf, traced: bool = False) -> "Plan":
+    def of(
+        cls,
+        schedule: Schedule,
+        *,
+        accumulation: int = 1,
+        batches: float = math.inf,
+        traced: bool = False,
+    ) -> "Plan":
         """Round a schedule, which is in batches, up to whole steps of `accumulation` batches, and shrink it to the run's batches.
 
-        One window at least remains, and in it the step that is counted. What goes first is what is skipped, then the waiting, the active
-        steps but one, the warming up but one, and the last active one.
+        One window at least remains, and in it the step that is counted. What goes first is what is
+        skipped, then the waiting, the active steps but one, the warming up but one, and the last
+        active one.
         """
         skip_first, wait, warmup, active = (
-            -(-each // accumulation) for each in (schedule.skip_first, schedule.wait, schedule.warmup, schedule.active)
+            -(-each // accumulation)
+            for each in (schedule.skip_first, schedule.wait, schedule.warmup, schedule.active)
         )
         if math.isinf(batches):
             return cls(skip_first, wait, warmup, active, schedule.repeat or None, traced)
@@ -74,7 +89,9 @@ class Plan:
         warmup, excess = _less(warmup, excess, min(warmup, 1))
         active, excess = _less(active, excess, 0, times)
         fitting = max((room - skip_first) // max(wait + warmup + times * active, 1), 1)
-        return cls(skip_first, wait, warmup, active, min(schedule.repeat or fitting, fitting), traced)
+        return cls(
+            skip_first, wait, warmup, active, min(schedule.repeat or fitting, fitting), traced
+        )
 
     @property
     def length(self) -> int:
@@ -82,14 +99,22 @@ class Plan:
         return self.skip_first + self.wait + self.warmup + (2 if self.traced else 1) * self.active
 
     def waits_until(self, step: int) -> float:
-        """The first step from this one on that is more than waited in; infinity where there is none."""
+        """The first step from this one on that is more than waited in.
+
+        Infinity where there is none.
+        """
         place = self.place(step)
         if place.phase == "over":
             return math.inf
-        return max(step, self.skip_first + place.window * (self.length - self.skip_first) + self.wait)
+        return max(
+            step, self.skip_first + place.window * (self.length - self.skip_first) + self.wait
+        )
 
     def place(self, step: int) -> Position:
-        """Where the run's step of this index, which begins at 0, is. A warm-up's last step is the one to count."""
+        """Where the run's step of this index, which begins at 0, is.
+
+        A warm-up's last step is the one to count.
+        """
         window, within = divmod(max(step - self.skip_first, 0), self.length - self.skip_first)
         if self.windows is not None and window >= self.windows:
             return Position("over", self.windows)
@@ -102,19 +127,27 @@ class Plan:
 
 
 class Course:
-    """A plan as one stage goes through it: the position that was last acted on, which nothing but `go_to` moves."""
+    """A plan as one stage goes through it.
+
+    The position that was last acted on, which nothing but `go_to` moves.
+    """
 
     def __init__(self, plan: Plan, first: int = 0) -> None:
-        self.first = first  # the number of its first window
+        # the number of its first window
+        self.first = first
         self._plan = plan
-        self._ahead = 0  # by how many steps it was brought forward
+        # by how many steps it was brought forward
+        self._ahead = 0
         self.go_to(0)
 
     def go_to(self, step: int) -> None:
         """Be at this step, which begins at 0."""
         self.phase, window = self._plan.place(step + self._ahead)
         self.window = self.first + window
-        self.idle_until = self._plan.waits_until(step + self._ahead) - self._ahead  # the first step that is more than waited in
+        self.idle_until = (
+            self._plan.waits_until(step + self._ahead) - self._ahead
+            # the first step that is more than waited in
+        )
 
     def bring_forward(self, step: int) -> None:
         """Let the window that is waited for open at this step, if it would open later."""

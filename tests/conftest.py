@@ -16,15 +16,16 @@ from tests.support.process_state import settle
 from tests.support.shared_starts import scope_of, shares_first
 from tests.support.warm_python import WarmPython
 
-# What is loaded with the tests stays, and is looked through for garbage by no test: that took a twelfth of all their time.
+# What is loaded with the tests stays, and is looked through for garbage by no test: that took a
+# twelfth of all their time.
 gc.disable()
 
 # The same examples on every day, and none judged by how long it took: a pass is no matter of luck.
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
-# One thread here and in what the tests start, however many cores there are: in models as small more get in each other's way, and
-# wait for each other at full load.
+# One thread here and in what the tests start, however many cores there are: in models as small more
+# get in each other's way, and wait for each other at full load.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
@@ -38,7 +39,10 @@ os.environ["LFLOPS_CHIPS"] = os.devnull
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two workers more than there are cores for us: a third of the time, a worker waits for processes that its test has started."""
+    """Two workers more than there are cores for us.
+
+    A third of the time, a worker waits for processes that its test has started.
+    """
     return len(os.sched_getaffinity(0)) + 2
 
 
@@ -56,7 +60,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the tests run in another order, to find those that need what others leave."""
-    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in an order of this number's")
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="run the tests in an order of this number's"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -101,16 +107,24 @@ def undisturbed() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _usual_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is printed is as wide as where nobody says otherwise; whoever runs the tests may have said so."""
+    """What is printed is as wide as where nobody says otherwise.
+
+    Whoever runs the tests may have said so.
+    """
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(autouse=True)
 def _same_niceness() -> Iterator[None]:
-    """No test makes the process nicer: it would stay so, and all that come after it would wait for other programs."""
+    """No test makes the process nicer.
+
+    It would stay so, and all that come after it would wait for other programs.
+    """
     before = os.nice(0)
     yield
-    assert before == os.nice(0), "the test has changed the niceness of its process: let it run what does that in another one"
+    assert before == os.nice(0), (
+        "the test has changed the niceness of its process: let it run what does that in another one"
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -118,4 +132,6 @@ def pytest_unconfigure(config: pytest.Config) -> Iterator[None]:
     """Print as the last line that the browser tests were skipped, and how to get the browser."""
     yield
     if CHROMIUM is None and not hasattr(config, "workerinput"):
-        print("Skipped: the browser tests of the page, as there is no Chromium here. To run them: apt-get install chromium")  # noqa: T201
+        print(  # noqa: T201
+            "Skipped: the browser tests of the page, as there is no Chromium here. To run them: apt-get install chromium"
+        )

@@ -51,7 +51,9 @@ assert not any(name.startswith(f"lflops.{removed}.") for name in sys.modules)
 
 def reduced(folder: Path, name: str) -> Script:
     """A run of a copy of the package without an extra and its line."""
-    shutil.copytree(ROOT / "lflops", folder / "lflops", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "lflops", folder / "lflops", ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.rmtree(folder / "lflops" / Path(*name.split(".")))
     table = folder / "lflops" / "extras.py"
     lines = table.read_text("utf-8").splitlines(keepends=True)
@@ -68,13 +70,19 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_extra_can_be_removed_with_its_line(warm_python: WarmPython, tmp_path: Path) -> None:
     """It imports, its shell runs and shows a measurement, and a training with TensorBoard is profiled: 2 * 4 * 5 MACs of a step."""
-    for name, ended in zip(EXTRAS, warm_python.together([reduced(tmp_path / each, each) for each in EXTRAS]), strict=True):
+    for name, ended in zip(
+        EXTRAS,
+        warm_python.together([reduced(tmp_path / each, each) for each in EXTRAS]),
+        strict=True,
+    ):
         assert 0 == ended.status, f"without lflops/{name}:\n{ended.err}"
         assert "MACs of a step: 40" in ended.out, name
         assert "all else goes on" not in ended.err, name
 
 
-def test_an_extra_that_the_rest_imports_would_be_seen(warm_python: WarmPython, tmp_path: Path) -> None:
+def test_an_extra_that_the_rest_imports_would_be_seen(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
     """The check above can fail: `lflops.measure` imports the figures."""
     script = reduced(tmp_path, "report.figures")
     with (tmp_path / "lflops" / "timing" / "measure.py").open("a", encoding="utf-8") as file:
@@ -85,9 +93,18 @@ def test_an_extra_that_the_rest_imports_would_be_seen(warm_python: WarmPython, t
 
 
 def test_only_extras_may_import_extras() -> None:
-    """In the table of the layout, also for imports that no run above reaches. Type checkers read those of `lflops/__init__.pyi`."""
-    outside = {row: allowed for row, allowed in MAY_IMPORT.items() if not is_extra(row) and row != "__init__"}
-    assert set() == {(row, name) for row, allowed in outside.items() for name in allowed if is_extra(name)}
+    """In the table of the layout, also for imports that no run above reaches.
+
+    Type checkers read those of `lflops/__init__.pyi`.
+    """
+    outside = {
+        row: allowed
+        for row, allowed in MAY_IMPORT.items()
+        if not is_extra(row) and row != "__init__"
+    }
+    assert set() == {
+        (row, name) for row, allowed in outside.items() for name in allowed if is_extra(name)
+    }
 
 
 def is_extra(row: str) -> bool:

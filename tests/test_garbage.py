@@ -27,7 +27,10 @@ def test_objects_of_a_class_are_found() -> None:
 
 
 def test_a_search_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not known then is taken for the worse: that another profiler runs, next to which ours must not begin."""
+    """What is not known then is taken for the worse.
+
+    That another profiler runs, next to which ours must not begin.
+    """
     monkeypatch.setattr(garbage, "LONGEST", -1.0)
     with pytest.raises(SearchTimeout):
         list(alive({Sought}))

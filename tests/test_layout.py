@@ -1,6 +1,9 @@
-"""The rules of the layout, read from the source: which folder may import which, and where private names live.
+"""The rules of the layout, read from the source.
 
-How complex a function may be is ruff's to say (C901, PLR0912, PLR0915). How many files a folder has is nobody's.
+Which folder may import which, and where private names live.
+
+How complex a function may be is ruff's to say (C901, PLR0912, PLR0915). How many files a folder has
+is nobody's.
 """
 
 import ast
@@ -55,9 +58,10 @@ ANALYSIS = {
 COMMAND = {"cli", "report", "report.html", "report.terminal", "pypi:typer", "pypi:rich"}
 """What an extra may import that has a command."""
 
-# A row for each folder and for each file at the top: what it may import besides the standard library and its own files. A file that may
-# import other things than its folder has a row too. Rows are named without `lflops.`, packages with `pypi:` before them. A folder
-# without a row may not exist.
+# A row for each folder and for each file at the top: what it may import besides the standard
+# library and its own files. A file that may import other things than its folder has a row too. Rows
+# are named without `lflops.`, packages with `pypi:` before them. A folder without a row may not
+# exist.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "extras": {"errors"},
@@ -95,7 +99,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "flop_counter": TORCH | FORMULAS | {"memory.allocator", "ranks.collect"},
     "timing.measure": TORCH | {"timing", "flop_counter", "hardware.calibrate", "ranks.collect"},
     "trace.record": TORCH | {"timing", "trace"},
-    "estimation": TORCH | {"flop_counter", "formulas", "memory.allocator", "memory.peak", "pypi:transformers"},
+    "estimation": TORCH
+    | {"flop_counter", "formulas", "memory.allocator", "memory.peak", "pypi:transformers"},
     "selftest": TORCH | {"flop_counter", "timing", "timing.measure"},
     "report": VALUE | ANALYSIS | {"ledger"},
     "report.terminal": VALUE | ANALYSIS | {"report", "pypi:rich"},
@@ -106,33 +111,105 @@ MAY_IMPORT: dict[str, set[str]] = {
     "monitoring.inputs": TORCH | {"ledger", "ranks.collect", "trace.record"},
     "monitoring.window": TORCH
     | ANALYSIS
-    | {"flop_counter", "formulas", "hardware.calibrate", "monitoring.inputs", "ranks.collect", "ranks.merge", "timing", "trace"}
+    | {
+        "flop_counter",
+        "formulas",
+        "hardware.calibrate",
+        "monitoring.inputs",
+        "ranks.collect",
+        "ranks.merge",
+        "timing",
+        "trace",
+    }
     | {"trace.record"},
     "monitoring.outputs": TORCH
     | ANALYSIS
-    | {"ledger", "monitoring.inputs", "report", "report.html", "report.payload", "tensorboard", "pypi:wandb", "pypi:PIL"},
+    | {
+        "ledger",
+        "monitoring.inputs",
+        "report",
+        "report.html",
+        "report.payload",
+        "tensorboard",
+        "pypi:wandb",
+        "pypi:PIL",
+    },
     "monitoring": TORCH
-    | {"analysis.analysis", "hardware.calibrate", "ledger", "ranks.collect", "ranks.merge", "timing", "trace.record"}
+    | {
+        "analysis.analysis",
+        "hardware.calibrate",
+        "ledger",
+        "ranks.collect",
+        "ranks.merge",
+        "timing",
+        "trace.record",
+    }
     | {"monitoring.inputs", "monitoring.window", "monitoring.outputs"},
-    "integrations.loops": TORCH | {"ledger", "monitoring", "monitoring.inputs", "monitoring.outputs"},
-    "integrations.lightning": TORCH | {"ledger", "monitoring", "monitoring.inputs", "timing", "pypi:lightning", "pypi:pytorch_lightning"},
-    "integrations": VALUE | {"ledger", "integrations.loops", "monitoring.inputs", "monitoring.outputs", "pypi:transformers", "pypi:torch"},
-    "integrations.auto_detect": TORCH | {"integrations", "integrations.lightning", "integrations.loops", "monitoring", "monitoring.inputs"},
+    "integrations.loops": TORCH
+    | {"ledger", "monitoring", "monitoring.inputs", "monitoring.outputs"},
+    "integrations.lightning": TORCH
+    | {
+        "ledger",
+        "monitoring",
+        "monitoring.inputs",
+        "timing",
+        "pypi:lightning",
+        "pypi:pytorch_lightning",
+    },
+    "integrations": VALUE
+    | {
+        "ledger",
+        "integrations.loops",
+        "monitoring.inputs",
+        "monitoring.outputs",
+        "pypi:transformers",
+        "pypi:torch",
+    },
+    "integrations.auto_detect": TORCH
+    | {
+        "integrations",
+        "integrations.lightning",
+        "integrations.loops",
+        "monitoring",
+        "monitoring.inputs",
+    },
     "integrations.deepspeed.text": VALUE | ANALYSIS | {"report"},
-    "integrations.deepspeed": TORCH | {"analysis.analysis", "timing", "timing.measure", "integrations.deepspeed.text"},
+    "integrations.deepspeed": TORCH
+    | {"analysis.analysis", "timing", "timing.measure", "integrations.deepspeed.text"},
     "huggingface": {"integrations"},
-    # Rooms with torch within functions only: the last tests hold that importing the shell loads no torch.
+    # Rooms with torch within functions only: the last tests hold that importing the shell loads no
+    # torch.
     "cli": VALUE
     | ANALYSIS
-    | {"estimation", "hardware.calibrate", "integrations.auto_detect", "ledger", "selftest", "trace", "pypi:typer", "pypi:rich"}
+    | {
+        "estimation",
+        "hardware.calibrate",
+        "integrations.auto_detect",
+        "ledger",
+        "selftest",
+        "trace",
+        "pypi:typer",
+        "pypi:rich",
+    }
     | {"report", "report.html", "report.payload", "report.terminal"},
     "__main__": {"cli"},
     "trace.ncu": VALUE | COMMAND | {"analysis"},
-    "trace.analysis": VALUE | COMMAND | FORMULAS | {"trace", "analysis", "analysis.compare", "hardware.peaks"},
+    "trace.analysis": VALUE
+    | COMMAND
+    | FORMULAS
+    | {"trace", "analysis", "analysis.compare", "hardware.peaks"},
     "memory.snapshots": VALUE | COMMAND | {"report.payload"},
     "estimation.planning": VALUE
     | COMMAND
-    | {"pypi:torch", "analysis", "estimation", "estimation.prediction", "inputs", "memory.peak", "model"},
+    | {
+        "pypi:torch",
+        "analysis",
+        "estimation",
+        "estimation.prediction",
+        "inputs",
+        "memory.peak",
+        "model",
+    },
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"__main__", "cli"}
 
@@ -165,7 +242,10 @@ def row_of(path: PurePosixPath) -> str:
 
 
 def target_row(target: str) -> str:
-    """The row that an imported name belongs to: the longest that it begins with; a package's own name where it is not of lflops."""
+    """The row that an imported name belongs to.
+
+    The longest that it begins with; a package's own name where it is not of lflops.
+    """
     first, *parts = target.split(".")
     if first != "lflops":
         return first if first in sys.stdlib_module_names else f"pypi:{first}"
@@ -180,11 +260,18 @@ def imports_out_of_its_row(path: PurePosixPath, source: str) -> list[str]:
         return [] if path.name == "__init__.py" else [f"{path}: the table has no row for {row}"]
     allowed = MAY_IMPORT[row] | sys.stdlib_module_names | {row}
     found = [(line, target_row(target)) for line, target, _ in imports(path, source)]
-    return [f"{path}:{line}: {row} may not import {target}" for line, target in found if target not in allowed]
+    return [
+        f"{path}:{line}: {row} may not import {target}"
+        for line, target in found
+        if target not in allowed
+    ]
 
 
 def init_without_its_paragraph(path: PurePosixPath, source: str) -> list[str]:
-    """A folder whose `__init__` does not say its job, or does more than that; users reach names in those of the three that are listed."""
+    """A folder whose `__init__` does not say its job, or does more than that.
+
+    Users reach names in those of the three that are listed.
+    """
     if path.name != "__init__.py":
         return []
     module = ast.parse(source)
@@ -200,7 +287,11 @@ def private_torch_names(path: PurePosixPath, source: str) -> list[str]:
         return []
     from_torch = [found for found in imports(path, source) if found.target.split(".")[0] == "torch"]
     roots = {"torch", *(found.bound for found in from_torch)}
-    named = [(found.line, found.target) for found in from_torch if any(map(is_private, found.target.split(".")))]
+    named = [
+        (found.line, found.target)
+        for found in from_torch
+        if any(map(is_private, found.target.split(".")))
+    ]
     reached = [
         (node.lineno, ast.unparse(node))
         for node in ast.walk(ast.parse(source))
@@ -214,8 +305,15 @@ def hooks_elsewhere(path: PurePosixPath, source: str) -> list[str]:
     if str(path) == HOOKS:
         return []
     called = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    names = [(each.lineno, each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "")) for each in called]
-    return [f"{path}:{line}: {name} belongs in {HOOKS}" for line, name in names if IS_MODULE_HOOK.fullmatch(name)]
+    names = [
+        (each.lineno, each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", ""))
+        for each in called
+    ]
+    return [
+        f"{path}:{line}: {name} belongs in {HOOKS}"
+        for line, name in names
+        if IS_MODULE_HOOK.fullmatch(name)
+    ]
 
 
 def is_private(name: str) -> bool:
@@ -232,7 +330,10 @@ def root(node: ast.expr) -> str | None:
 
 def pages() -> dict[PurePosixPath, str]:
     """Every Python file of the package, with its source."""
-    return {PurePosixPath(path.relative_to(ROOT)): path.read_text("utf-8") for path in sorted((ROOT / "lflops").rglob("*.py"))}
+    return {
+        PurePosixPath(path.relative_to(ROOT)): path.read_text("utf-8")
+        for path in sorted((ROOT / "lflops").rglob("*.py"))
+    }
 
 
 CHECKS = [imports_out_of_its_row, init_without_its_paragraph, private_torch_names, hooks_elsewhere]
@@ -246,7 +347,9 @@ def test_the_house_keeps_its_rules(check: Check) -> None:
 
 def test_the_rules_are_held_against_the_package_itself() -> None:
     """The files that are read are lflops's own."""
-    assert {"lflops/__init__.py", "lflops/flop_counter/__init__.py"} <= {str(path) for path in pages()}
+    assert {"lflops/__init__.py", "lflops/flop_counter/__init__.py"} <= {
+        str(path) for path in pages()
+    }
 
 
 CULPRITS = [
@@ -257,10 +360,18 @@ CULPRITS = [
     (imports_out_of_its_row, "lflops/hardware/chips.py", "import lflops"),
     (imports_out_of_its_row, "lflops/profile/json_file.py", "from .. import flop_counter"),
     (imports_out_of_its_row, "lflops/flop_counter/count.py", "from lflops.analysis import tree"),
-    (imports_out_of_its_row, "lflops/flop_counter/dispatch_mode.py", "from lflops.estimation.fake_tensors import refuse"),
+    (
+        imports_out_of_its_row,
+        "lflops/flop_counter/dispatch_mode.py",
+        "from lflops.estimation.fake_tensors import refuse",
+    ),
     (imports_out_of_its_row, "lflops/flop_counter/dispatch_mode.py", "from ..report import text"),
     (imports_out_of_its_row, "lflops/model/call.py", "from lflops.flop_counter.count import count"),
-    (imports_out_of_its_row, "lflops/trace/analysis/merge.py", "import lflops.attribution.module_tracker as tracker"),
+    (
+        imports_out_of_its_row,
+        "lflops/trace/analysis/merge.py",
+        "import lflops.attribution.module_tracker as tracker",
+    ),
     (imports_out_of_its_row, "lflops/analysis/tree.py", "def f():\n    import torch"),
     (
         imports_out_of_its_row,
@@ -268,8 +379,16 @@ CULPRITS = [
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
     ),
     (imports_out_of_its_row, "lflops/report/report.py", "from rich.table import Table"),
-    (imports_out_of_its_row, "lflops/report/report.py", "from lflops.report.terminal.text import text"),
-    (imports_out_of_its_row, "lflops/report/payload/payload.py", "from lflops.flop_counter import count"),
+    (
+        imports_out_of_its_row,
+        "lflops/report/report.py",
+        "from lflops.report.terminal.text import text",
+    ),
+    (
+        imports_out_of_its_row,
+        "lflops/report/payload/payload.py",
+        "from lflops.flop_counter import count",
+    ),
     (imports_out_of_its_row, "lflops/tensorboard/tab.py", "import matplotlib.pyplot"),
     (imports_out_of_its_row, "lflops/integrations/deepspeed/api.py", "import lightning"),
     (imports_out_of_its_row, "lflops/cli/estimate.py", "def estimate():\n    import torch"),
@@ -278,16 +397,40 @@ CULPRITS = [
     (imports_out_of_its_row, "lflops/utils.py", ""),
     (imports_out_of_its_row, "lflops/flop_counter/helpers/text.py", ""),
     (init_without_its_paragraph, "lflops/flop_counter/__init__.py", ""),
-    (init_without_its_paragraph, "lflops/flop_counter/__init__.py", '"""Counting."""\nfrom lflops.flop_counter.count import count'),
+    (
+        init_without_its_paragraph,
+        "lflops/flop_counter/__init__.py",
+        '"""Counting."""\nfrom lflops.flop_counter.count import count',
+    ),
     (private_torch_names, "lflops/flop_counter/count.py", "import torch._dynamo"),
     (hooks_elsewhere, "lflops/flop_counter/count.py", "model.register_forward_hook(print)"),
     (hooks_elsewhere, "lflops/flop_counter/count.py", "register_module_forward_pre_hook(print)"),
-    (hooks_elsewhere, "lflops/integrations/lightning/monitor.py", "module.register_full_backward_hook(print)"),
+    (
+        hooks_elsewhere,
+        "lflops/integrations/lightning/monitor.py",
+        "module.register_full_backward_hook(print)",
+    ),
     (private_torch_names, "lflops/flop_counter/count.py", "from torch._C import Graph"),
-    (private_torch_names, "lflops/flop_counter/count.py", "from torch.utils import _pytree as tree"),
-    (private_torch_names, "lflops/flop_counter/count.py", "import torch\ntorch._C._current_graph_task_id()"),
-    (private_torch_names, "lflops/flop_counter/count.py", "from torch import nn\nnn.Module._call_impl"),
-    (private_torch_names, "lflops/flop_counter/count.py", "def f():\n    import torch.nn as neural\n    neural.modules._functions"),
+    (
+        private_torch_names,
+        "lflops/flop_counter/count.py",
+        "from torch.utils import _pytree as tree",
+    ),
+    (
+        private_torch_names,
+        "lflops/flop_counter/count.py",
+        "import torch\ntorch._C._current_graph_task_id()",
+    ),
+    (
+        private_torch_names,
+        "lflops/flop_counter/count.py",
+        "from torch import nn\nnn.Module._call_impl",
+    ),
+    (
+        private_torch_names,
+        "lflops/flop_counter/count.py",
+        "def f():\n    import torch.nn as neural\n    neural.modules._functions",
+    ),
 ]
 
 
@@ -315,17 +458,33 @@ INNOCENTS = [
         "lflops/report/terminal/text.py",
         "import rich\nfrom lflops.analysis.tree import tree\nfrom lflops.units import flops",
     ),
-    (imports_out_of_its_row, "lflops/cli/hardware.py", "def hardware():\n    from lflops.hardware.calibrate import calibrate"),
+    (
+        imports_out_of_its_row,
+        "lflops/cli/hardware.py",
+        "def hardware():\n    from lflops.hardware.calibrate import calibrate",
+    ),
     (
         imports_out_of_its_row,
         "lflops/integrations/lightning/monitor.py",
         "import lightning\nimport torch\nfrom lflops.monitoring.run import MonitoredRun",
     ),
-    (imports_out_of_its_row, "lflops/__init__.py", "from lflops.flop_counter.count import count\nfrom lflops.errors import LflopsError"),
+    (
+        imports_out_of_its_row,
+        "lflops/__init__.py",
+        "from lflops.flop_counter.count import count\nfrom lflops.errors import LflopsError",
+    ),
     (init_without_its_paragraph, "lflops/flop_counter/__init__.py", '"""Counts."""'),
     (init_without_its_paragraph, "lflops/__init__.py", '"""lflops."""\nimport importlib'),
-    (private_torch_names, "lflops/flop_counter/count.py", "import torch\ntorch.__version__\nself._handles"),
-    (private_torch_names, "lflops/torch_private/autograd.py", "import torch._dynamo\ntorch._C._current_graph_task_id()"),
+    (
+        private_torch_names,
+        "lflops/flop_counter/count.py",
+        "import torch\ntorch.__version__\nself._handles",
+    ),
+    (
+        private_torch_names,
+        "lflops/torch_private/autograd.py",
+        "import torch._dynamo\ntorch._C._current_graph_task_id()",
+    ),
 ]
 
 
@@ -338,7 +497,9 @@ def test_what_keeps_the_rule_is_let_through(check: Check, path: str, source: str
 def circle(table: dict[str, set[str]]) -> list[str]:
     """Rows that may import each other, in a circle; empty where the arrows run one way."""
     try:
-        TopologicalSorter({row: allowed & table.keys() - {row} for row, allowed in table.items()}).prepare()
+        TopologicalSorter(
+            {row: allowed & table.keys() - {row} for row, allowed in table.items()}
+        ).prepare()
     except CycleError as error:
         return list(error.args[1])
     return []
@@ -357,7 +518,11 @@ def test_a_circle_would_be_seen() -> None:
 def heavy_modules_after(statement: str) -> set[str]:
     """Which of torch and Lightning a fresh interpreter has loaded after the statement."""
     code = f"import sys\n{statement}\nprint(*{{'torch', 'lightning', 'pytorch_lightning'}} & sys.modules.keys())"
-    return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout.split()
+    )
 
 
 @pytest.mark.parametrize("module", ["lflops", "lflops.cli.main", "lflops.profile.json_file"])

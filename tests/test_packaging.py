@@ -23,7 +23,12 @@ def test_the_version_is_the_installed_one() -> None:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist."""
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", folder],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
     return folder
 
 
@@ -32,7 +37,9 @@ def test_the_wheel_ships_the_whole_package_and_nothing_else(built: Path) -> None
     (wheel,) = built.glob("*.whl")
     shipped = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
-    ours = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lflops").rglob("*") if path.is_file()}
+    ours = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "lflops").rglob("*") if path.is_file()
+    }
     assert {name for name in ours if "__pycache__" not in name} == shipped
     assert "lflops/py.typed" in shipped
 
@@ -50,15 +57,36 @@ def test_the_sdist_has_what_a_contributor_needs(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as file:
         shipped = {name.partition("/")[2] for name in file.getnames()}
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")  # noqa: S607 - any git
+    listed = subprocess.run(
+        ["git", "ls-files"],  # noqa: S607
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\n")
     tracked = {name for name in listed if name and not name.startswith(".")}
     assert {"PKG-INFO", ".gitignore"} | tracked == shipped
 
 
 def test_the_wheel_runs_where_it_alone_is_installed(built: Path, tmp_path: Path) -> None:
-    """By pip, without the repository on the path: its version, its command, its entry points and a figure."""
+    """By pip, without the repository on the path.
+
+    Its version, its command, its entry points and a figure.
+    """
     (wheel,) = built.glob("*.whl")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile", "--target", tmp_path / "site", wheel]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--target",
+        tmp_path / "site",
+        wheel,
+    ]
     subprocess.run(pip, check=True, capture_output=True)
     code = (
         "import sys, importlib.metadata as m, lflops; from lflops.cli.main import main;"
@@ -67,14 +95,25 @@ def test_the_wheel_runs_where_it_alone_is_installed(built: Path, tmp_path: Path)
         "sys.exit(main(['hardware', 'H200']))"
     )
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "site")}
-    ran = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
     where, groups, *figures = ran.stdout.splitlines()
     version = wheel.name.split("-")[1]
     assert f"{tmp_path}/site/lflops/__init__.py {version} {version}" == where
     assert GROUPS == groups.split()
     assert any("bf16" in line and "989.50 TFLOP/s" in line for line in figures)
     script = subprocess.run(
-        [sys.executable, tmp_path / "site/bin/lflops", "--version"], check=True, capture_output=True, text=True, env=environment
+        [sys.executable, tmp_path / "site/bin/lflops", "--version"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     assert f"lflops {version}\n" == script.stdout
 
@@ -126,13 +165,21 @@ for use in (lambda: lflops.FlopsMonitor(), lambda: lflops.tensorboard.log, lambd
 """
 
 
-def test_counting_needs_no_lightning_tensorboard_or_matplotlib(warm_python: WarmPython, tmp_path: Path) -> None:
-    """Counts, estimates, times, a loop of one's own and the shell run without them. What needs one of them names it."""
+def test_counting_needs_no_lightning_tensorboard_or_matplotlib(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Counts, estimates, times, a loop of one's own and the shell run without them.
+
+    What needs one of them names it.
+    """
     ended = warm_python.run(ALONE, tmp_path)
     assert 0 == ended.status, ended.err
     lines = ended.out.splitlines()
     assert ["40", "1"] == [lines[0], lines[-4]]
-    assert "lflops: a figure needs matplotlib, which is not installed: pip install matplotlib\n" in ended.err
+    assert (
+        "lflops: a figure needs matplotlib, which is not installed: pip install matplotlib\n"
+        in ended.err
+    )
     assert [
         "FlopsMonitor needs lightning or pytorch-lightning, and neither is installed: pip install lightning",
         "lflops.tensorboard.log needs tensorboard, which is not installed: pip install tensorboard",

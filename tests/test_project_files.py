@@ -16,8 +16,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 def facts(project: dict[str, Any]) -> dict[str, str]:
     """What each badge has to say."""
-    pythons = [each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r"Python :: 3\.\d+$", each)]
-    torch = next(each.partition(">=")[2] for each in project["dependencies"] if each.startswith("torch>="))
+    pythons = [
+        each.rpartition(" ")[2]
+        for each in project["classifiers"]
+        if re.search(r"Python :: 3\.\d+$", each)
+    ]
+    torch = next(
+        each.partition(">=")[2] for each in project["dependencies"] if each.startswith("torch>=")
+    )
     return {"python": " | ".join(pythons), "pytorch": f"≥ {torch}", "license": project["license"]}
 
 
@@ -34,14 +40,19 @@ def test_the_badges_tell_what_the_package_says() -> None:
 
 def test_a_badge_that_is_wrong_would_be_seen() -> None:
     """A Python that is no longer supported."""
-    project = {**PROJECT, "classifiers": [each for each in PROJECT["classifiers"] if not each.endswith("3.11")]}
+    project = {
+        **PROJECT,
+        "classifiers": [each for each in PROJECT["classifiers"] if not each.endswith("3.11")],
+    }
     assert facts(project) != badges((ROOT / "README.md").read_text("utf-8"))
 
 
 def test_the_citation_is_of_this_version() -> None:
     """And of the day that the changelog has."""
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    newest = re.search(r"^## \[(.+?)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    newest = re.search(
+        r"^## \[(.+?)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+    )
     assert newest is not None
     assert newest.groups() == (citation["version"], str(citation["date-released"]))
     assert PROJECT["license"] == citation["license"]
@@ -50,7 +61,11 @@ def test_the_citation_is_of_this_version() -> None:
 @pytest.mark.skipif(not FORMS, reason="the sdist has no files of GitHub")
 def test_the_forms_ask_for_the_version_and_the_profile() -> None:
     """All but the settings."""
-    forms = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in FORMS if path.stem != "config"}
+    forms = {
+        path.stem: yaml.safe_load(path.read_text("utf-8"))
+        for path in FORMS
+        if path.stem != "config"
+    }
     assert {"bug", "wrong_number"} == forms.keys()
     for form in forms.values():
         asked = {field["id"]: field for field in form["body"]}

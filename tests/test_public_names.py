@@ -52,7 +52,9 @@ PUBLIC = [
 
 def test_the_public_names_are_these() -> None:
     """A name that comes or goes is a decision: it is written down here too."""
-    assert PUBLIC == lflops.__all__, "PUBLIC in tests/test_public_names.py and the names in lflops/__init__.pyi differ"
+    assert PUBLIC == lflops.__all__, (
+        "PUBLIC in tests/test_public_names.py and the names in lflops/__init__.pyi differ"
+    )
 
 
 def test_every_public_name_can_be_had_and_no_other() -> None:
@@ -71,29 +73,51 @@ METHODS = (FunctionType, property, cached_property, classmethod, staticmethod)
 
 
 def undocumented(offered: Iterable[Any]) -> Iterator[str]:
-    """What has no docstring: of functions, of classes and those that functions return, and of their methods.
+    """What has no docstring.
 
-    Those that a class of the same package has are its methods too. An override may have the docstring of what it overrides.
+    Of functions, of classes and those that functions return, and of their methods.
+
+    Those that a class of the same package has are its methods too. An override may have the
+    docstring of what it overrides.
     """
     given = list(offered)
     returned = [get_type_hints(each).get("return") for each in given if inspect.isfunction(each)]
-    classes = {each for each in (*given, *returned) if isinstance(each, type) and each.__module__ != "builtins"}
+    classes = {
+        each
+        for each in (*given, *returned)
+        if isinstance(each, type) and each.__module__ != "builtins"
+    }
     yield from (each.__qualname__ for each in {*given, *classes} if not each.__doc__)
     for each in classes:
         package = each.__module__.partition(".")[0]
         members = {
-            name: value for base in each.__mro__ if base.__module__.partition(".")[0] == package for name, value in vars(base).items()
+            name: value
+            for base in each.__mro__
+            if base.__module__.partition(".")[0] == package
+            for name, value in vars(base).items()
         }
-        methods = [name for name, value in members.items() if isinstance(value, METHODS) and not name.startswith("_")]
-        documented = {name for base in each.__mro__ for name, value in vars(base).items() if value.__doc__}
+        methods = [
+            name
+            for name, value in members.items()
+            if isinstance(value, METHODS) and not name.startswith("_")
+        ]
+        documented = {
+            name for base in each.__mro__ for name, value in vars(base).items() if value.__doc__
+        }
         yield from (f"{each.__qualname__}.{name}" for name in methods if name not in documented)
 
 
 def test_what_users_call_is_documented() -> None:
     """Every name of the package and of the reference, the methods of classes, and those of what functions return."""
-    shown = re.findall(r"^::: (\S+)", (ROOT / "docs" / "reference" / "python.md").read_text("utf-8"), re.MULTILINE)
+    shown = re.findall(
+        r"^::: (\S+)", (ROOT / "docs" / "reference" / "python.md").read_text("utf-8"), re.MULTILINE
+    )
     assert "lflops.huggingface.FlopsCallback" in shown
-    assert [] == sorted(undocumented([resolve_name(path) for path in {*shown, *(f"lflops.{name}" for name in PUBLIC)}]))
+    assert [] == sorted(
+        undocumented(
+            [resolve_name(path) for path in {*shown, *(f"lflops.{name}" for name in PUBLIC)}]
+        )
+    )
 
 
 def test_what_is_not_documented_is_found() -> None:
@@ -134,7 +158,9 @@ def test_a_function_is_not_hidden_by_the_module_that_it_lives_in() -> None:
     assert lflops.count is lflops.flop_counter.count.count
 
 
-@pytest.mark.parametrize("error", [lflops.CountError, lflops.HardwareError, lflops.ProfileError, lflops.ScheduleError])
+@pytest.mark.parametrize(
+    "error", [lflops.CountError, lflops.HardwareError, lflops.ProfileError, lflops.ScheduleError]
+)
 def test_every_error_is_an_error_of_lflops(error: type[Exception]) -> None:
     """One `except` catches all that lflops raises on purpose."""
     assert issubclass(error, lflops.LflopsError)

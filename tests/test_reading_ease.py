@@ -1,4 +1,7 @@
-"""Text for people: short sentences, and the words that a reader knows. `tests/support/prose.py` has the rules."""
+"""Text for people: short sentences, and the words that a reader knows.
+
+`tests/support/prose.py` has the rules.
+"""
 
 from pathlib import Path
 
@@ -15,17 +18,27 @@ DOCUMENTS = [path.as_posix() for path in prose.documents()]
 
 @pytest.mark.parametrize("name", [*FOLDERS, *sorted(set(DOCUMENTS) - NOT_YET)])
 def test_text_for_people_is_easy_to_read(name: str) -> None:
-    """Docstrings, comments, messages and documents: a mean below 18 words a sentence, none above 35, no word of the list."""
+    """Docstrings, comments, messages and documents.
+
+    A mean below 18 words a sentence, none above 35, no word of the list.
+    """
     assert [] == list(prose.broken_rules(prose.sentences_of(name)))
 
 
 def test_documents_that_hold_are_not_listed_as_breaking_a_rule() -> None:
     """Nor documents that no longer exist: what holds once has to hold from then on."""
-    assert set() == {name for name in NOT_YET if name not in DOCUMENTS or not list(prose.broken_rules(prose.sentences_of(name)))}
+    assert set() == {
+        name
+        for name in NOT_YET
+        if name not in DOCUMENTS or not list(prose.broken_rules(prose.sentences_of(name)))
+    }
 
 
 def test_the_whole_package_is_read() -> None:
-    """A few sentences that are known to be there: of a docstring, of an argument, of a help text, of a message and of a comment."""
+    """A few sentences that are known to be there.
+
+    Of a docstring, of an argument, of a help text, of a message and of a comment.
+    """
     lines = "\n".join(each.text for name in FOLDERS for each in prose.sentences_of(name))
     for known in (
         "What chips can do: peaks by dtype, bandwidth and memory, looked up by the name that a driver reports",
@@ -46,8 +59,14 @@ LONG = " ".join(["word"] * 36)
         (f'"""{LONG}."""', f"36 words, at most 35: {LONG}."),
         (f'"""One.\n\nArgs:\n    x: {LONG}\n"""', f"36 words, at most 35: {LONG}"),
         (f"# {LONG[:99]}\n# {LONG[100:]}\n", f"36 words, at most 35: {LONG}"),
-        ('raise ValueError(f"{x} is dealt out to whom it is for")', "'dealt', better: given: X is dealt out to whom it is for"),
-        ('"""Each on a thread of its own."""', "'of its own', better: its own, your own (before the noun): Each on a thread of its own."),
+        (
+            'raise ValueError(f"{x} is dealt out to whom it is for")',
+            "'dealt', better: given: X is dealt out to whom it is for",
+        ),
+        (
+            '"""Each on a thread of its own."""',
+            "'of its own', better: its own, your own (before the noun): Each on a thread of its own.",
+        ),
     ],
 )
 def test_what_breaks_a_rule_in_python_is_seen(source: str, broken: str) -> None:
@@ -60,7 +79,10 @@ def test_what_breaks_a_rule_in_python_is_seen(source: str, broken: str) -> None:
 @pytest.mark.parametrize(
     ("source", "broken"),
     [
-        (f"A [link](https://example.org/a_b) and\n{LONG}", "a.md:1: 39 words, at most 35: A link and"),
+        (
+            f"A [link](https://example.org/a_b) and\n{LONG}",
+            "a.md:1: 39 words, at most 35: A link and",
+        ),
         (f"| a | b |\n|---|---|\n| x | {LONG} |", "a.md:3: 36 words"),
         (f"- one\n- {LONG}", "a.md:2: 36 words"),
         ("# Heading\n\nBeside that.\n", "a.md:3: 'Beside'"),
@@ -69,15 +91,33 @@ def test_what_breaks_a_rule_in_python_is_seen(source: str, broken: str) -> None:
 )
 def test_what_breaks_a_rule_in_a_document_is_seen(source: str, broken: str) -> None:
     """In paragraphs, lists and tables."""
-    assert [broken] == [line[: len(broken)] for line in prose.broken_rules(list(prose.document_sentences(Path("a.md"), source)))][:1]
+    assert [broken] == [
+        line[: len(broken)]
+        for line in prose.broken_rules(list(prose.document_sentences(Path("a.md"), source)))
+    ][:1]
 
 
 def test_code_is_not_read() -> None:
     """A block of it in a document or a docstring, a span, a list of names, the value in a message."""
-    document = "\n".join(["```python", LONG, "```", "<!-- setup", LONG, "-->", f"`{LONG}` is one word."])
-    assert ["CODE is one word."] == [each.text for each in prose.document_sentences(Path("a.md"), document)]
-    code = "\n".join(['"""One.', "", f">>> {LONG}", '"""', f'NAMES = "{LONG}".split()', 'f"one two three {told}"'])
-    assert ["One.", "one two three X"] == [each.text for each in prose.python_sentences(Path("a.py"), code)]
+    document = "\n".join(
+        ["```python", LONG, "```", "<!-- setup", LONG, "-->", f"`{LONG}` is one word."]
+    )
+    assert ["CODE is one word."] == [
+        each.text for each in prose.document_sentences(Path("a.md"), document)
+    ]
+    code = "\n".join(
+        [
+            '"""One.',
+            "",
+            f">>> {LONG}",
+            '"""',
+            f'NAMES = "{LONG}".split()',
+            'f"one two three {told}"',
+        ]
+    )
+    assert ["One.", "one two three X"] == [
+        each.text for each in prose.python_sentences(Path("a.py"), code)
+    ]
 
 
 def test_sentences_end_at_full_stops_and_not_in_numbers() -> None:

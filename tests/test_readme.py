@@ -15,7 +15,9 @@ README = (ROOT / "README.md").read_text("utf-8")
 RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8")
 
 
-def test_the_examples_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Someone who pastes the blocks in order meets no error, and the figure in the comment is the one that comes out."""
     monkeypatch.chdir(tmp_path)
     for seed in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
@@ -32,7 +34,11 @@ def test_its_first_screen_says_how_to_install_and_to_try_it() -> None:
     lines = README.splitlines()
     assert len(lines) < 150
     first = "\n".join(lines[:30])
-    assert [] == [command for command in ("pip install lflops", "make demo", "make test") if command not in first]
+    assert [] == [
+        command
+        for command in ("pip install lflops", "make demo", "make test")
+        if command not in first
+    ]
 
 
 def row(text: str, name: str) -> list[str]:
@@ -42,11 +48,18 @@ def row(text: str, name: str) -> list[str]:
 
 
 def test_counts_of_other_tools_are_those_of_the_benchmark() -> None:
-    """The first number of each tool's row, forward and backward; and its cases are all that there are."""
+    """The first number of each tool's row, forward and backward.
+
+    And its cases are all that there are.
+    """
     section = RESULTS[RESULTS.index("## Who counts right") :]
     forward, backward = section.split("\nBackward, ", 1)
     for label, table, tools in [
-        ("[forward", forward, ["lflops", "FlopCounterMode", "DeepSpeed", "fvcore", "ptflops, aten"]),
+        (
+            "[forward",
+            forward,
+            ["lflops", "FlopCounterMode", "DeepSpeed", "fvcore", "ptflops, aten"],
+        ),
         ("[backward", backward, ["lflops", "FlopCounterMode", "DeepSpeed"]),
     ]:
         shown = row(README, label)
@@ -56,7 +69,10 @@ def test_counts_of_other_tools_are_those_of_the_benchmark() -> None:
 
 def test_each_row_of_the_comparison_links_to_its_measurement() -> None:
     """To a section that is there."""
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^## (.*)$", RESULTS, re.MULTILINE)}
+    anchors = {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^## (.*)$", RESULTS, re.MULTILINE)
+    }
     linked = re.findall(r"^\| \[[^]]*\]\(benchmarks/RESULTS\.md#([\w-]+)\)", README, re.MULTILINE)
     assert 5 == len(linked)
     assert set() == set(linked) - anchors

@@ -8,15 +8,25 @@ from tests.support.repository import ROOT
 
 
 def _packed_with_the_time(source: str) -> Iterator[int]:
-    """Lines that call `gzip.compress` without `mtime`. Its result holds the second, and in a test's parameter also the test's name does."""
+    """Lines that call `gzip.compress` without `mtime`.
+
+    Its result holds the second, and in a test's parameter also the test's name does.
+    """
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "gzip.compress" and "mtime" not in {each.arg for each in node.keywords}:
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "gzip.compress"
+            and "mtime" not in {each.arg for each in node.keywords}
+        ):
             yield node.lineno
 
 
 def test_no_test_packs_with_the_time() -> None:
     """Else `pytest` fails with "Different tests were collected" now and then."""
-    found = {str(path): list(_packed_with_the_time(path.read_text("utf-8"))) for path in Path(ROOT, "tests").rglob("*.py")}
+    found = {
+        str(path): list(_packed_with_the_time(path.read_text("utf-8")))
+        for path in Path(ROOT, "tests").rglob("*.py")
+    }
     assert {} == {path: lines for path, lines in found.items() if lines}
 
 

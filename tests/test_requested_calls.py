@@ -34,7 +34,10 @@ def lenet() -> Profile:
 
 
 FVCORE = {"": 274_656, "conv1": 48_600, "conv2": 146_016, "fc1": 69_120, "fc2": 10_080, "fc3": 840}
-"""github.com/facebookresearch/fvcore, docs/flop_count.md: `FlopCountAnalysis(model, input).by_module()`. Its flops are MACs."""
+"""github.com/facebookresearch/fvcore, docs/flop_count.md:
+
+`FlopCountAnalysis(model, input).by_module()`. Its flops are MACs.
+"""
 
 
 def test_lenet_by_module_is_fvcores_table(lenet: Profile) -> None:
@@ -50,15 +53,32 @@ def test_lenet_by_module_is_fvcores_table(lenet: Profile) -> None:
 
 
 def test_lenet_by_operator_is_fvcores_table(lenet: Profile) -> None:
-    """On the same page `by_operator()` has conv: 194616, addmm: 80040; the first is `convolution` in torch."""
-    convolutions, products = FVCORE["conv1"] + FVCORE["conv2"], FVCORE["fc1"] + FVCORE["fc2"] + FVCORE["fc3"]
-    assert {"convolution": 194_616, "addmm": 80_040} == {"convolution": convolutions, "addmm": products} == lenet.by_operator()
+    """On the same page `by_operator()` has conv.
+
+    194616, addmm: 80040; the first is `convolution` in torch.
+    """
+    convolutions, products = (
+        FVCORE["conv1"] + FVCORE["conv2"],
+        FVCORE["fc1"] + FVCORE["fc2"] + FVCORE["fc3"],
+    )
+    assert (
+        {"convolution": 194_616, "addmm": 80_040}
+        == {"convolution": convolutions, "addmm": products}
+        == lenet.by_operator()
+    )
 
 
 def test_lenet_by_module_and_operator_is_fvcores_table(lenet: Profile) -> None:
     """And so has `by_module_and_operator()`: each part has one kind."""
-    expected = {name: {"convolution" if name.startswith("conv") else "addmm": FVCORE[name]} for name in FVCORE if name}
-    assert {"": {"convolution": 194_616, "addmm": 80_040}, **expected} == lenet.by_module_and_operator()
+    expected = {
+        name: {"convolution" if name.startswith("conv") else "addmm": FVCORE[name]}
+        for name in FVCORE
+        if name
+    }
+    assert {
+        "": {"convolution": 194_616, "addmm": 80_040},
+        **expected,
+    } == lenet.by_module_and_operator()
 
 
 hidden, inner, layers, length, words, positions, segments = 1024, 4096, 24, 128, 30_522, 512, 2
@@ -66,7 +86,10 @@ hidden, inner, layers, length, words, positions, segments = 1024, 4096, 24, 128,
 
 
 def build(kind: str, attention: str = "sdpa", **sizes: int) -> nn.Module:
-    """A BERT without the seconds that random weights take: only what looks things up has to be in order."""
+    """A BERT without the seconds that random weights take.
+
+    Only what looks things up has to be in order.
+    """
     bert = pytest.importorskip("transformers.models.bert.modeling_bert")
     config = bert.BertConfig(**sizes, attn_implementation=attention)
     with torch.device("meta"):
@@ -74,7 +97,9 @@ def build(kind: str, attention: str = "sdpa", **sizes: int) -> nn.Module:
     model.to_empty(device="cpu")
     model.tie_weights()
     for name, buffer in model.named_buffers():
-        buffer.copy_(torch.arange(config.max_position_embeddings)) if name.endswith("position_ids") else buffer.zero_()
+        buffer.copy_(torch.arange(config.max_position_embeddings)) if name.endswith(
+            "position_ids"
+        ) else buffer.zero_()
     whole: nn.Module = model.eval()
     return whole
 
@@ -82,12 +107,21 @@ def build(kind: str, attention: str = "sdpa", **sizes: int) -> nn.Module:
 def large(attention: str, depth: int = layers) -> nn.Module:
     """BERT-Large, or some layers of it."""
     return build(
-        "BertForPreTraining", attention, hidden_size=hidden, intermediate_size=inner, num_hidden_layers=depth, num_attention_heads=16
+        "BertForPreTraining",
+        attention,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=depth,
+        num_attention_heads=16,
     )
 
 
 def macs_of_a_token(depth: int) -> int:
-    """Of a sequence of `length`: projections, scores and sums, up and down; the head for words; and a share of the pooler and its head."""
+    """Of a sequence of `length`.
+
+    Projections, scores and sums, up and down; the head for words; and a share of the pooler and its
+    head.
+    """
     a_layer = 4 * hidden**2 + 2 * length * hidden + 2 * hidden * inner
     head = hidden**2 + hidden * words
     once_a_sequence = hidden**2 + hidden * segments
@@ -97,39 +131,61 @@ def macs_of_a_token(depth: int) -> int:
 
 
 def parameters(depth: int) -> int:
-    """The words' table is used twice and counted once; layers of four projections, up and down, two norms; pooler and heads."""
+    """The words' table is used twice and counted once.
+
+    Layers of four projections, up and down, two norms; pooler and heads.
+    """
     embeddings = (words + positions + segments) * hidden + 2 * hidden
-    a_layer = 4 * (hidden**2 + hidden) + hidden * inner + inner + inner * hidden + hidden + 2 * 2 * hidden
+    a_layer = (
+        4 * (hidden**2 + hidden) + hidden * inner + inner + inner * hidden + hidden + 2 * 2 * hidden
+    )
     head = hidden**2 + hidden + 2 * hidden + words
-    return embeddings + depth * a_layer + (hidden**2 + hidden) + head + (hidden * segments + segments)
+    return (
+        embeddings + depth * a_layer + (hidden**2 + hidden) + head + (hidden * segments + segments)
+    )
 
 
 MACS_A_TOKEN, PARAMETERS = 340_592_656, 336_226_108
-"""Of BERT-Large at length 128. The parameters are the 336.23 M of deepspeed.ai/tutorials/flops-profiler. The MACs there, 3139.93 G for 80
-sequences, are without attention's products and decode only the masked words; DeepSpeed 0.19.8 on this model says 3487.67 G, which is all.
+"""Of BERT-Large at length 128.
+
+The parameters are the 336.23 M of deepspeed.ai/tutorials/flops-profiler. The MACs there, 3139.93 G
+for 80 sequences, are without attention's products and decode only the masked words; DeepSpeed
+0.19.8 on this model says 3487.67 G, which is all.
 """
 
 
 def test_the_sums_give_the_published_figures() -> None:
     """Before anything runs."""
     assert (MACS_A_TOKEN, PARAMETERS) == (macs_of_a_token(layers), parameters(layers))
-    assert ("336.23", "3487.67") == (f"{PARAMETERS / 1e6:.2f}", f"{80 * length * MACS_A_TOKEN / 1e9:.2f}")
+    assert ("336.23", "3487.67") == (
+        f"{PARAMETERS / 1e6:.2f}",
+        f"{80 * length * MACS_A_TOKEN / 1e9:.2f}",
+    )
 
 
 def test_bert_large_is_what_was_published() -> None:
     """All of it once: one sequence of 128."""
     model = large("sdpa")
     with torch.no_grad():
-        profile = lflops.count(model, kwargs={"input_ids": torch.zeros(1, length, dtype=torch.long)})
+        profile = lflops.count(
+            model, kwargs={"input_ids": torch.zeros(1, length, dtype=torch.long)}
+        )
     assert (length * MACS_A_TOKEN, PARAMETERS) == (profile.total(), profile.modules[""].parameters)
     assert () == profile.uncounted
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_two_layers_of_bert_large_cost_the_same_with_and_without_a_fused_kernel(attention: str) -> None:
-    """Back, every product of the forward has two; the first layer's too, whose input is looked up and learnt."""
+def test_two_layers_of_bert_large_cost_the_same_with_and_without_a_fused_kernel(
+    attention: str,
+) -> None:
+    """Back, every product of the forward has two.
+
+    The first layer's too, whose input is looked up and learnt.
+    """
     model = large(attention, depth=2)
-    profile = lflops.count(model, kwargs={"input_ids": torch.zeros(1, length, dtype=torch.long)}, backward=True)
+    profile = lflops.count(
+        model, kwargs={"input_ids": torch.zeros(1, length, dtype=torch.long)}, backward=True
+    )
     forward = length * macs_of_a_token(2)
     scores = 2 * length**2 * hidden if attention == "sdpa" else 0
     assert (forward, 2 * forward, scores, parameters(2)) == (
@@ -141,20 +197,43 @@ def test_two_layers_of_bert_large_cost_the_same_with_and_without_a_fused_kernel(
 
 
 def test_bert_base_has_the_published_parameters_and_bytes() -> None:
-    """RAF, github.com/awslabs/raf, "Analyze Your Model": Parameter #: 109514298.0, Parameter size (MBs): 417.7638931274414."""
+    """RAF, github.com/awslabs/raf, "Analyze Your Model".
+
+    Parameter #: 109514298.0, Parameter size (MBs): 417.7638931274414.
+    """
     width, deep = 768, 4 * 768
     a_layer = 4 * (width**2 + width) + 2 * width * deep + deep + width + 4 * width
-    worked_out = (words + positions + segments + 2) * width + 12 * a_layer + width**2 + width + 2 * width + words
-    profile = lflops.count(build("BertForMaskedLM"), kwargs={"input_ids": torch.zeros(1, 2, dtype=torch.long)})
+    worked_out = (
+        (words + positions + segments + 2) * width
+        + 12 * a_layer
+        + width**2
+        + width
+        + 2 * width
+        + words
+    )
+    profile = lflops.count(
+        build("BertForMaskedLM"), kwargs={"input_ids": torch.zeros(1, 2, dtype=torch.long)}
+    )
     assert 109_514_298 == worked_out == profile.modules[""].parameters
     assert profile.memory is not None
-    assert 4 * worked_out == profile.modules[""].parameter_bytes == profile.memory.by_category["parameters"]
+    assert (
+        4 * worked_out
+        == profile.modules[""].parameter_bytes
+        == profile.memory.by_category["parameters"]
+    )
     assert 417.7638931274414 == 4 * worked_out / 2**20
 
 
 def test_torchs_own_counter_agrees_on_bert() -> None:
     """Without a fused kernel it misses nothing: two operations for each MAC, there and back."""
-    model = build("BertForPreTraining", "eager", hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4)
+    model = build(
+        "BertForPreTraining",
+        "eager",
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
     tokens = torch.zeros(2, 16, dtype=torch.long)
     profile = lflops.count(model, kwargs={"input_ids": tokens}, backward=True)
     with FlopCounterMode(display=False) as theirs:

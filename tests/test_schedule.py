@@ -27,11 +27,20 @@ def phases(plan: Plan, steps: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wait", "warmup", "active", "repeat", "skip_first"), list(itertools.product((0, 2), (1, 3), (1, 2), (0, 1, 3), (0, 4)))
+    ("wait", "warmup", "active", "repeat", "skip_first"),
+    list(itertools.product((0, 2), (1, 3), (1, 2), (0, 1, 3), (0, 4))),
 )
-def test_a_step_has_the_phase_that_torch_gives_it(wait: int, warmup: int, active: int, repeat: int, skip_first: int) -> None:
+def test_a_step_has_the_phase_that_torch_gives_it(
+    wait: int, warmup: int, active: int, repeat: int, skip_first: int
+) -> None:
     """For the first 40 steps of every small schedule."""
-    arguments = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first}
+    arguments = {
+        "wait": wait,
+        "warmup": warmup,
+        "active": active,
+        "repeat": repeat,
+        "skip_first": skip_first,
+    }
     theirs, plan = torchs_schedule(**arguments), Plan.of(Schedule(**arguments))
     assert [] == [step for step in range(40) if plan.place(step).phase not in PHASES[theirs(step)]]
 
@@ -40,14 +49,19 @@ def test_the_last_step_of_the_warmup_is_the_counted_one() -> None:
     """Two windows, 3 steps skipped before them, then nothing."""
     plan = Plan.of(Schedule(wait=2, warmup=2, active=1, repeat=2, skip_first=3))
     assert "-----uch--uch..." == phases(plan, 16)
-    assert [Position("wait", 0), Position("count", 0), Position("count", 1), Position("over", 2)] == [
-        plan.place(step) for step in (0, 6, 11, 13)
-    ]
+    assert [
+        Position("wait", 0),
+        Position("count", 0),
+        Position("count", 1),
+        Position("over", 2),
+    ] == [plan.place(step) for step in (0, 6, 11, 13)]
 
 
 def test_no_end_of_windows_is_what_repeat_0_asks_for() -> None:
     """Step 3,000,000 begins window 1,000,000."""
-    assert Position("wait", 1_000_000) == Plan.of(Schedule(wait=1, warmup=1, active=1, repeat=0)).place(3_000_000)
+    assert Position("wait", 1_000_000) == Plan.of(
+        Schedule(wait=1, warmup=1, active=1, repeat=0)
+    ).place(3_000_000)
 
 
 def test_without_a_warmup_nothing_is_counted() -> None:
@@ -78,15 +92,22 @@ SHORT = {
 
 @pytest.mark.parametrize(("batches", "expected"), SHORT.items())
 def test_a_short_run_is_counted_all_the_same(batches: int, expected: str) -> None:
-    """What is skipped goes first, then the waiting, active steps, warming up; the counted step stays."""
+    """What is skipped goes first, then the waiting, active steps, warming up.
+
+    The counted step stays.
+    """
     plan = Plan.of(Schedule(skip_first=2), batches=batches)
     assert expected == phases(plan, max(batches, 1))
 
 
 def test_a_short_run_with_accumulation_is_measured_in_steps() -> None:
     """7 batches, 3 to a step, are 3 steps, the last of them of 1 batch."""
-    assert Plan(skip_first=0, wait=0, warmup=1, active=1, windows=1) == Plan.of(Schedule(), accumulation=3, batches=6)
-    assert Plan(skip_first=0, wait=1, warmup=1, active=1, windows=1) == Plan.of(Schedule(), accumulation=3, batches=7)
+    assert Plan(skip_first=0, wait=0, warmup=1, active=1, windows=1) == Plan.of(
+        Schedule(), accumulation=3, batches=6
+    )
+    assert Plan(skip_first=0, wait=1, warmup=1, active=1, windows=1) == Plan.of(
+        Schedule(), accumulation=3, batches=7
+    )
 
 
 @pytest.mark.parametrize(("repeat", "windows"), [(1, 1), (2, 2), (5, 3), (0, 3)])
@@ -112,7 +133,10 @@ def test_a_schedule_that_cannot_be_is_refused(arguments: dict[str, Any], message
 
 
 def test_a_plan_knows_how_long_nothing_is_due() -> None:
-    """Two skipped and three waited for; within a window each step is due; between two windows three are not; in the end none is."""
+    """Two skipped and three waited for.
+
+    Within a window each step is due; between two windows three are not; in the end none is.
+    """
     plan = Plan.of(Schedule(wait=3, warmup=1, active=1, repeat=2, skip_first=2))
     assert [5] * 6 + [6, 10, 10, 10, 10, 11] == [plan.waits_until(step) for step in range(12)]
     assert float("inf") == plan.waits_until(12)

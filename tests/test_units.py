@@ -29,8 +29,13 @@ from lflops import units
         (math.inf, "–"),
     ],
 )
-def test_a_count_has_two_decimals_and_the_prefix_that_its_rounded_value_needs(value: float | None, text: str) -> None:
-    """Half of the last decimal rounds up, into the next prefix if need be; below 1000 an integer is exact; unknown is no 0."""
+def test_a_count_has_two_decimals_and_the_prefix_that_its_rounded_value_needs(
+    value: float | None, text: str
+) -> None:
+    """Half of the last decimal rounds up, into the next prefix if need be.
+
+    Below 1000 an integer is exact; unknown is no 0.
+    """
     assert text == units.count(value)
 
 
@@ -76,7 +81,15 @@ def test_a_duration_has_the_unit_below_it(value: float | None, text: str) -> Non
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0, "0 %"), (0.415, "41.5 %"), (1, "100.0 %"), (0.0005, "0.1 %"), (0.0004, "<0.1 %"), (-0.0004, ">-0.1 %"), (None, "–")],
+    [
+        (0, "0 %"),
+        (0.415, "41.5 %"),
+        (1, "100.0 %"),
+        (0.0005, "0.1 %"),
+        (0.0004, "<0.1 %"),
+        (-0.0004, ">-0.1 %"),
+        (None, "–"),
+    ],
 )
 def test_a_share_is_in_percent_and_reads_0_only_where_it_is(share: float | None, text: str) -> None:
     """0.04 % has no decimal to stand on, but is not nothing."""
@@ -85,7 +98,16 @@ def test_a_share_is_in_percent_and_reads_0_only_where_it_is(share: float | None,
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (43.94, "43.9"), (999.4, "999"), (999.6, "1.00 k"), (5617.6, "5.62 k"), (0.012, "0.01"), (10**33, "1000 Q"), (None, "–")],
+    [
+        (0, "0"),
+        (43.94, "43.9"),
+        (999.4, "999"),
+        (999.6, "1.00 k"),
+        (5617.6, "5.62 k"),
+        (0.012, "0.01"),
+        (10**33, "1000 Q"),
+        (None, "–"),
+    ],
 )
 def test_a_rate_has_three_digits(value: float | None, text: str) -> None:
     """It is as noisy as the time that it is made of."""
@@ -111,7 +133,10 @@ def test_an_amount_has_its_prefix_before_its_unit() -> None:
     ]
 
 
-@pytest.mark.parametrize(("share", "text"), [(0.415, "41.5 %"), (1.0, "100.0 %"), (5.4, "540.0 % (over the peak)"), (None, "–")])
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.415, "41.5 %"), (1.0, "100.0 %"), (5.4, "540.0 % (over the peak)"), (None, "–")],
+)
 def test_more_than_the_peak_is_marked(share: float | None, text: str) -> None:
     """What cannot be says so."""
     assert text == units.of_peak(share)

@@ -2,9 +2,10 @@
 
 python -m benchmarks.faults DIR [--kinds data_waits nothing] [--seeds 0 1 2 3] [--minutes 20]
 
-Each training has its folder, `DIR/KIND-SEED`: what lflops wrote, and `truth.json`. Those that are there are not run again. Rules may be
-tuned on even seeds; odd ones are for the report. What a fault costs is the mean step of the watched training, without the steps of the
-window, over that of the same training without the fault and unwatched.
+Each training has its folder, `DIR/KIND-SEED`: what lflops wrote, and `truth.json`. Those that are
+there are not run again. Rules may be tuned on even seeds; odd ones are for the report. What a fault
+costs is the mean step of the watched training, without the steps of the window, over that of the
+same training without the fault and unwatched.
 """
 
 import argparse

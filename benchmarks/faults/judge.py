@@ -1,10 +1,12 @@
-"""What `lflops.explain` says of trainings with known faults: how often it is right, what it is wrong in, and what a mend would bring.
+"""What `lflops.explain` says of trainings with known faults.
+
+How often it is right, what it is wrong in, and what a mend would bring.
 
 python -m benchmarks.faults.judge DIR... [--half tuned|report] [--record]
 
-Even seeds are those that rules may be tuned on, odd ones the report's. A training counts as faulty if its fault costs 5 % of the step or
-more, or if it is no matter of time. What it costs is what was planted, or else the stopwatch's difference. A verdict is right if its first
-finding is the fault.
+Even seeds are those that rules may be tuned on, odd ones the report's. A training counts as faulty
+if its fault costs 5 % of the step or more, or if it is no matter of time. What it costs is what was
+planted, or else the stopwatch's difference. A verdict is right if its first finding is the fault.
 """
 
 import argparse
@@ -21,8 +23,21 @@ from benchmarks.results import record
 from lflops.report.explanation import Explanation
 
 LEAST = 0.05  # of the step: a fault that costs less is not asked for
-LOST = {0.1: "0 to 10 %", 0.5: "10 to 50 %", math.inf: "50 % or more"}  # of the CPU time that a training needed, by the bound above it
-TIMELESS = {"busy machine", "memory grows", "frozen", "eval mode", "threads", "find unused parameters", "padding", "unused work"}
+LOST = {
+    0.1: "0 to 10 %",
+    0.5: "10 to 50 %",
+    math.inf: "50 % or more",
+}  # of the CPU time that a training needed, by the bound above it
+TIMELESS = {
+    "busy machine",
+    "memory grows",
+    "frozen",
+    "eval mode",
+    "threads",
+    "find unused parameters",
+    "padding",
+    "unused work",
+}
 """Faults whose cost is not the difference of two step times."""
 
 ACCEPTED = {
@@ -76,7 +91,9 @@ class Training:
     @property
     def is_asked(self) -> bool:
         """Whether the fault is large enough to be found."""
-        return bool(self.word) and (self.word in TIMELESS or self.cost >= LEAST * self.truth["step"])
+        return bool(self.word) and (
+            self.word in TIMELESS or self.cost >= LEAST * self.truth["step"]
+        )
 
     def is_it(self, finding: Any) -> bool:
         """Whether a finding is the fault."""
@@ -87,7 +104,10 @@ class Training:
 
     @property
     def is_first(self) -> bool:
-        """Whether the fault is the first finding; of a busy machine, whether no finding is there for it."""
+        """Whether the fault is the first finding.
+
+        Of a busy machine, whether no finding is there for it.
+        """
         if self.word == "busy machine" and not self.faults:
             return self.found.status == "cannot tell" and "busy" in self.found.because
         return bool(self.faults) and bool(self.word) and self.is_it(self.faults[0])
@@ -104,13 +124,23 @@ def table(trainings: list[Training]) -> Iterator[str]:
     for word, rows in sorted(by_word.items()):
         there = [[finding for finding in each.faults if each.is_it(finding)] for each in rows]
         promised = [found[0].seconds if found else None for found in there]
-        ratios = [seconds / each.cost for each, seconds in zip(rows, promised, strict=True) if seconds and each.cost > 0]
-        wrong = Counter(each.faults[0].cause if each.faults else each.found.status for each in rows if not each.is_first)
+        ratios = [
+            seconds / each.cost
+            for each, seconds in zip(rows, promised, strict=True)
+            if seconds and each.cost > 0
+        ]
+        wrong = Counter(
+            each.faults[0].cause if each.faults else each.found.status
+            for each in rows
+            if not each.is_first
+        )
         said = ", ".join(f"{cause} {times}" for cause, times in wrong.most_common())
         ratio = f"{median(ratios):.2f}" if ratios else "–"
         yield f"| {word} | {len(rows)} | {sum(each.is_first for each in rows)} | {sum(map(bool, there))} | {said} | {ratio} |"
     first, named = sum(each.is_first for each in asked), [each for each in asked if each.faults]
-    right = sum(each.is_first for each in named)  # of a shared core "cannot tell, the machine is busy" is right, and no finding
+    right = sum(
+        each.is_first for each in named
+    )  # of a shared core "cannot tell, the machine is busy" is right, and no finding
     clean = [each for each in trainings if not each.word]
     accused = [each for each in clean if each.faults]
     yield ""
@@ -129,14 +159,21 @@ def by_lost_time(asked: list[Training]) -> Iterator[str]:
     groups: dict[str, list[Training]] = defaultdict(list)
     for each in asked:
         lost = each.found.figures.get("lost_cpu_share")
-        groups["an unknown share" if lost is None else next(said for below, said in LOST.items() if lost < below)].append(each)
+        groups[
+            "an unknown share"
+            if lost is None
+            else next(said for below, said in LOST.items() if lost < below)
+        ].append(each)
     for said, among in sorted(groups.items()):
         silent = sum(each.found.status == "cannot tell" and not each.faults for each in among)
         yield f"- Others had {said}: {sum(each.is_first for each in among)} of {len(among)} come first, {silent} are *cannot tell*."
 
 
 def by_cause(trainings: list[Training]) -> Iterator[str]:
-    """How often each cause is right where it comes first: what a finding says of its own confidence."""
+    """How often each cause is right where it comes first.
+
+    What a finding says of its own confidence.
+    """
     first: dict[str, list[bool]] = defaultdict(list)
     for each in trainings:
         if each.faults and (each.is_asked or not each.word):
@@ -154,7 +191,13 @@ def share(part: int, whole: int) -> str:
 def main() -> None:
     """Judge what is there."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="one table each, as of a quiet and a busy machine")
+    parser.add_argument(
+        "folders",
+        type=Path,
+        nargs="+",
+        metavar="DIR",
+        help="one table each, as of a quiet and a busy machine",
+    )
     parser.add_argument("--half", choices=("tuned", "report"), default="tuned")
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args()

@@ -1,7 +1,10 @@
-"""What can be wrong with a training: each kind with its label, and what it changes in a training that is fine.
+"""What can be wrong with a training.
 
-A kind gets the parts of a training, a source of random numbers and the seconds that it is to cost a step, where it can choose them.
-Times are those of the processor or of the wall, and never of a test's clock: what is planted is real.
+Each kind with its label, and what it changes in a training that is fine.
+
+A kind gets the parts of a training, a source of random numbers and the seconds that it is to cost a
+step, where it can choose them. Times are those of the processor or of the wall, and never of a
+test's clock: what is planted is real.
 """
 
 import functools
@@ -101,7 +104,9 @@ def transform_is_slow(parts: Parts, _: random.Random, seconds: float) -> None:
 def loader_spikes(parts: Parts, draw: random.Random, seconds: float) -> None:
     """Every so manieth batch takes long."""
     every = draw.randint(4, 9)
-    parts.data.first_of_batch = lambda batch: time.sleep(seconds * every) if batch % every == 0 else None
+    parts.data.first_of_batch = lambda batch: (
+        time.sleep(seconds * every) if batch % every == 0 else None
+    )
 
 
 @kind("data", can_choose=False)
@@ -484,7 +489,9 @@ def rank_has_longer_data(parts: Parts, draw: random.Random, _seconds: float) -> 
 @kind("ranks take turns", loops=("plain",), ranks=2)
 def ranks_take_turns(parts: Parts, _: random.Random, seconds: float) -> None:
     """Each is slow in the steps that are its own."""
-    parts.data.first_of_batch = lambda batch: time.sleep(2 * seconds) if batch % parts.ranks == parts.rank else None
+    parts.data.first_of_batch = lambda batch: (
+        time.sleep(2 * seconds) if batch % parts.ranks == parts.rank else None
+    )
 
 
 @kind("small buckets", loops=("plain",), ranks=2, can_choose=False)
@@ -533,7 +540,10 @@ def lengths_differ(parts: Parts, _draw: random.Random, _seconds: float) -> None:
 
 @kind("", loops=("plain",))
 def compiled(parts: Parts, _draw: random.Random, _seconds: float) -> None:
-    """With a backend that generates no code. Of a recurrent model dynamo leaves its graphs, unless it is told not to."""
+    """With a backend that generates no code.
+
+    Of a recurrent model dynamo leaves its graphs, unless it is told not to.
+    """
     torch._dynamo.config.allow_rnn = True  # noqa: SLF001 - a setting that users make
     parts.compile(dynamic=True)
 

@@ -41,8 +41,15 @@ def plain(parts: Parts, folder: Path | None) -> list[float]:
             contexts.enter_context(context())
         monitor: Any = Unwatched()
         if folder is not None:
-            settings: dict[str, Any] = {"dirpath": folder, "html": False, "on_error": "raise", "log": lambda _line: None}
-            monitor = contexts.enter_context(lflops.monitor(parts.wrapped, parts.optimizer, **settings))
+            settings: dict[str, Any] = {
+                "dirpath": folder,
+                "html": False,
+                "on_error": "raise",
+                "log": lambda _line: None,
+            }
+            monitor = contexts.enter_context(
+                lflops.monitor(parts.wrapped, parts.optimizer, **settings)
+            )
         for step, batch in enumerate(monitor.data(parts.loader()), 1):
             with monitor.step(batch):
                 loss = parts.loss(batch)
@@ -95,7 +102,9 @@ class Events(Callback):
     def on_train_batch_start(self, *_: Any) -> None:
         self.ends.append(time.perf_counter())
 
-    def on_train_batch_end(self, _trainer: Any, _module: Any, _outputs: Any, _batch: Any, index: int) -> None:
+    def on_train_batch_end(
+        self, _trainer: Any, _module: Any, _outputs: Any, _batch: Any, index: int
+    ) -> None:
         self.parts.after_step(index + 1)
         if self.parts.log_every and (index + 1) % self.parts.log_every == 0:
             self.parts.logging()
@@ -113,15 +122,24 @@ class Saves(TorchCheckpointIO):
 
 
 def lightning(parts: Parts, folder: Path | None, profiler: Profiler | None = None) -> list[float]:
-    """A Trainer, watched if there is a folder, or by a profiler of Lightning's; the moments at which its steps end."""
+    """A Trainer, watched if there is a folder, or by a profiler of Lightning's.
+
+    The moments at which its steps end.
+    """
     callbacks: list[Any] = [events := Events(parts)]
     with contextlib.ExitStack() as contexts:
         for context in parts.contexts:
             contexts.enter_context(context())
         saved = contexts.enter_context(tempfile.TemporaryDirectory())
         if parts.save_every:
-            callbacks += [ModelCheckpoint(dirpath=saved, every_n_train_steps=parts.save_every, save_top_k=-1)]
-        callbacks += [lflops.FlopsMonitor(dirpath=folder, html=False, on_error="raise")] if folder is not None else []
+            callbacks += [
+                ModelCheckpoint(dirpath=saved, every_n_train_steps=parts.save_every, save_top_k=-1)
+            ]
+        callbacks += (
+            [lflops.FlopsMonitor(dirpath=folder, html=False, on_error="raise")]
+            if folder is not None
+            else []
+        )
         trainer = Trainer(
             max_epochs=1,
             callbacks=callbacks,
@@ -137,7 +155,9 @@ def lightning(parts: Parts, folder: Path | None, profiler: Profiler | None = Non
             profiler=profiler,
             **({"val_check_interval": parts.validate_every} if parts.validate_every else {}),
         )
-        trainer.fit(Module(parts), parts.loader(), DataLoader(zeros(1, 1)) if parts.validate_every else None)
+        trainer.fit(
+            Module(parts), parts.loader(), DataLoader(zeros(1, 1)) if parts.validate_every else None
+        )
     return events.ends
 
 

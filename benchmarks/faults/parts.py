@@ -72,8 +72,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-        mask = None if self.mask is None else self.mask[:, None, None, : x.shape[1]].expand(len(x), 4, x.shape[1], -1)
-        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+        mask = (
+            None
+            if self.mask is None
+            else self.mask[:, None, None, : x.shape[1]].expand(len(x), 4, x.shape[1], -1)
+        )
+        return self.out(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+        )
 
 
 class Block(nn.Module):
@@ -126,7 +132,9 @@ def block_of(name: str, width: int) -> Block:
     works: dict[str, Callable[[], nn.Module]] = {
         "mlp": lambda: nn.Sequential(nn.LayerNorm(width), *feed),
         "attention": lambda: nn.Sequential(nn.LayerNorm(width), Attention(width), *feed),
-        "convolution": lambda: nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()),
+        "convolution": lambda: nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
+        ),
         "recurrent": lambda: nn.Sequential(Recurrent(width), nn.LayerNorm(width)),
     }
     return Block(works[name]())
@@ -147,13 +155,24 @@ class Parts:
         self.rank, self.ranks = rank, ranks
         self.name = draw.choice(MODELS)
         self.depth = draw.randint(4, 8)
-        self.width = {"mlp": draw.choice((192, 256)), "attention": 128, "convolution": draw.choice((16, 24)), "recurrent": 96}[self.name]
-        self.rows = {"mlp": 96, "attention": 4, "convolution": 8, "recurrent": 4}[self.name] * draw.choice((1, 2))
-        self.length = {"mlp": (), "attention": (48,), "convolution": (), "recurrent": (24,)}[self.name]
+        self.width = {
+            "mlp": draw.choice((192, 256)),
+            "attention": 128,
+            "convolution": draw.choice((16, 24)),
+            "recurrent": 96,
+        }[self.name]
+        self.rows = {"mlp": 96, "attention": 4, "convolution": 8, "recurrent": 4}[
+            self.name
+        ] * draw.choice((1, 2))
+        self.length = {"mlp": (), "attention": (48,), "convolution": (), "recurrent": (24,)}[
+            self.name
+        ]
         self.blocks = [block_of(self.name, self.width) for _ in range(self.depth)]
         self.slow_block = draw.randrange(1, self.depth)
         self.model = Model(self.blocks, self.width)
-        self.optimizer: torch.optim.Optimizer = draw.choice((torch.optim.SGD, torch.optim.AdamW))(self.model.parameters(), lr=1e-4)
+        self.optimizer: torch.optim.Optimizer = draw.choice((torch.optim.SGD, torch.optim.AdamW))(
+            self.model.parameters(), lr=1e-4
+        )
         self.steps = 120
         shape = (self.width, 12, 12) if self.name == "convolution" else (*self.length, self.width)
         self.data = Batches(shape, self.rows, self.steps)

@@ -1,11 +1,15 @@
-"""What other tools say of the same trainings: TraceML and gpuprof, as their READMEs start them, and the profilers of torch and Lightning.
+"""What other tools say of the same trainings.
+
+TraceML and gpuprof, as their READMEs start them, and the profilers of torch and Lightning.
 
 python -m benchmarks.faults.rivals DIR [--seeds 1] [--kinds data_waits nothing] [--record]
 
-Needs `pip install traceml-ai gpuprof`. Both are made for GPUs, and these trainings run on a CPU. They are loops of one's own on one rank,
-unwatched by lflops. Of torch it is the search for bad patterns. Lightning's profiler has a table and no verdict: a Trainer runs for it, and
-what it says is the largest row. Each tool's text is kept in `DIR/KIND-SEED/TOOL.txt`; what is there is not run again. A tool is right
-if the first thing that it says is about the fault, or else any: `ABOUT` has the words.
+Needs `pip install traceml-ai gpuprof`. Both are made for GPUs, and these trainings run on a CPU.
+They are loops of one's own on one rank, unwatched by lflops. Of torch it is the search for bad
+patterns. Lightning's profiler has a table and no verdict: a Trainer runs for it, and what it says
+is the largest row. Each tool's text is kept in `DIR/KIND-SEED/TOOL.txt`; what is there is not run
+again. A tool is right if the first thing that it says is about the fault, or else any: `ABOUT` has
+the words.
 """
 
 import argparse
@@ -73,7 +77,10 @@ ABOUT = {
     "another thread": r"gil|thread",
     "memory grows": r"memory (creep|grow|leak)|creep",
 }
-"""Of a label, what a sentence about it has in it. It is lenient: a tool that calls all of this `residual` is right in each."""
+"""Of a label, what a sentence about it has in it.
+
+It is lenient: a tool that calls all of this `residual` is right in each.
+"""
 
 ACTIONS = {
     "data": r"dataloader_next",
@@ -88,7 +95,9 @@ ACTIONS = {
 }
 """Of a label, the row of Lightning's table that it is in; the others are in none."""
 
-WITHIN_OPTIMIZER = r"\.(training_step|backward)$|zero_grad|clip|(before|after)_(backward|optimizer_step)"
+WITHIN_OPTIMIZER = (
+    r"\.(training_step|backward)$|zero_grad|clip|(before|after)_(backward|optimizer_step)"
+)
 """Rows of Lightning's table whose time is in its row `optimizer_step` as well."""
 
 ROW = r"^\|  (\S+?)(?:\{.*\}\S*)?\s*\|\s*[\d.e-]+\s*\|\s*\d+\s*\|\s*([\d.e-]+)\s*\|"  # of that table: the action and its seconds
@@ -158,7 +167,12 @@ def under_lightning(parts: Parts) -> None:
     print(profiler.summary())
 
 
-RUNS = {"gpuprof": under_gpuprof, "TraceML": under_traceml, "torch": under_torch, "Lightning": under_lightning}
+RUNS = {
+    "gpuprof": under_gpuprof,
+    "TraceML": under_traceml,
+    "torch": under_torch,
+    "Lightning": under_lightning,
+}
 
 
 def output(name: str, seed: int, tool: str, folder: Path) -> str:
@@ -168,10 +182,23 @@ def output(name: str, seed: int, tool: str, folder: Path) -> str:
     if tool == "TraceML":
         script, *arguments = training
         options = ["--run-name", f"{name}-{seed}", "--aggregator-port", str(free_port())]
-        command = [str(Path(sys.executable).with_name("traceml")), "run", script, *options, "--args", *arguments]
+        command = [
+            str(Path(sys.executable).with_name("traceml")),
+            "run",
+            script,
+            *options,
+            "--args",
+            *arguments,
+        ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "160"}
     started = subprocess.Popen(  # noqa: S603 - of this program
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         printed, errors = started.communicate(timeout=SECONDS)
@@ -188,7 +215,11 @@ def said(tool: str, text: str) -> list[str]:
         found = re.findall(r"\|  (?:Verdict|Why|Next): (.*?)\s*(?:\|\||\|)", text)
         return [" ".join(found)] if found else []
     if tool == "gpuprof":
-        return [each for each in re.findall(r"\[(?:HIGH|MED|LOW|CRIT\w*)\]\s+(.*)", text) if "Estimated cost" not in each]
+        return [
+            each
+            for each in re.findall(r"\[(?:HIGH|MED|LOW|CRIT\w*)\]\s+(.*)", text)
+            if "Estimated cost" not in each
+        ]
     if tool == "Lightning":
         return rows_of(text)
     return re.findall(r"^(?:You are|Detected|There) .*", text, re.MULTILINE)
@@ -198,12 +229,20 @@ def rows_of(text: str) -> list[str]:
     """The rows of Lightning's table that have a tenth of the epoch or more, without what other rows have of them; the largest first."""
     rows = [(action, float(seconds)) for action, seconds in re.findall(ROW, text, re.MULTILINE)]
     own = summed(
-        (action.rpartition("]")[2].lstrip("."), seconds) for action, seconds in rows if not action.startswith(("run_training", "Total"))
+        (action.rpartition("]")[2].lstrip("."), seconds)
+        for action, seconds in rows
+        if not action.startswith(("run_training", "Total"))
     )
     within = sum(seconds for action, seconds in own.items() if re.search(WITHIN_OPTIMIZER, action))
-    own |= {action: seconds - within for action, seconds in own.items() if action.endswith(".optimizer_step")}
+    own |= {
+        action: seconds - within
+        for action, seconds in own.items()
+        if action.endswith(".optimizer_step")
+    }
     epoch = dict(rows).get("run_training_epoch", math.inf)
-    large = sorted((item for item in own.items() if item[1] >= epoch / 10), key=lambda item: -item[1])
+    large = sorted(
+        (item for item in own.items() if item[1] >= epoch / 10), key=lambda item: -item[1]
+    )
     return [f"{action}: {100 * seconds / epoch:.0f} % of the epoch" for action, seconds in large]
 
 
@@ -227,19 +266,49 @@ def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
                     continue
                 text = file.read_text()
                 sentences = said(tool, text)
-                words = (ACTIONS if tool == "Lightning" else ABOUT).get(word, "(?!)")  # which matches nothing
+                words = (ACTIONS if tool == "Lightning" else ABOUT).get(
+                    word, "(?!)"
+                )  # which matches nothing
                 about = [re.search(words, each, re.IGNORECASE) is not None for each in sentences]
-                right[tool]["failed" if text.startswith("failed") else "faults" if word else "clean"] += 1
+                right[tool][
+                    "failed" if text.startswith("failed") else "faults" if word else "clean"
+                ] += 1
                 right[tool]["first"] += any(about[:1])
                 right[tool]["any"] += any(about)
-                right[tool]["accused"] += bool(sentences) and not word and not sentences[0].startswith("COMPUTE-BOUND")
-                mark = "**right** " if any(about[:1]) else "(right among others) " if any(about) else ""
-                cells.append(f"{mark}{sentences[0][:90]}" if sentences else "failed" if text.startswith("failed") else "nothing")
-            yield f"| {name}, {seed} | {word or 'none'} | " + " | ".join(each.replace("|", "∣") for each in cells) + " |"
+                right[tool]["accused"] += (
+                    bool(sentences) and not word and not sentences[0].startswith("COMPUTE-BOUND")
+                )
+                mark = (
+                    "**right** "
+                    if any(about[:1])
+                    else "(right among others) "
+                    if any(about)
+                    else ""
+                )
+                cells.append(
+                    f"{mark}{sentences[0][:90]}"
+                    if sentences
+                    else "failed"
+                    if text.startswith("failed")
+                    else "nothing"
+                )
+            yield (
+                f"| {name}, {seed} | {word or 'none'} | "
+                + " | ".join(each.replace("|", "∣") for each in cells)
+                + " |"
+            )
     yield ""
     for tool, counts in right.items():
-        accused = f"; says something of {counts['accused']} of {counts['clean']} in which nothing is wrong" if tool != "Lightning" else ""
-        failed = f"; {counts['failed']} more failed or took longer than {SECONDS} s" if counts["failed"] else ""
+        accused = (
+            f"; says something of {counts['accused']} of {counts['clean']} in which nothing is wrong"
+            if tool != "Lightning"
+            else ""
+        )
+        failed = (
+            f"; {counts['failed']} more failed or took longer than {SECONDS} s"
+            if counts["failed"]
+            else ""
+        )
         yield f"- {tool}: first in {counts['first']} of {counts['faults']}, anywhere in {counts['any']}{accused}{failed}."
 
 
@@ -248,7 +317,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--kinds", nargs="+", default=[name for name, each in KINDS.items() if each.ranks == 1 and "plain" in each.loops])
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=[name for name, each in KINDS.items() if each.ranks == 1 and "plain" in each.loops],
+    )
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--no-runs", action="store_true", help="the table of those that are there")
     parser.add_argument("--train", nargs=3, metavar=("KIND", "SEED", "TOOL"))
@@ -264,7 +337,18 @@ def main() -> None:
             for tool in RUNS:
                 if runs(tool, name) and not (folder / f"{tool}.txt").exists():
                     (folder / f"{tool}.txt").write_text(text := output(name, seed, tool, folder))
-                    print(json.dumps([name, seed, tool, *said(tool, text)[:2], *([text] if text.startswith("failed") else [])]), flush=True)
+                    print(
+                        json.dumps(
+                            [
+                                name,
+                                seed,
+                                tool,
+                                *said(tool, text)[:2],
+                                *([text] if text.startswith("failed") else []),
+                            ]
+                        ),
+                        flush=True,
+                    )
     lines = [*INTRODUCTION, *table(given.folder, given.seeds, given.kinds)]
     if given.record:
         record("rivals", "The same trainings under other tools", lines)

@@ -33,7 +33,12 @@ def trained(name: str, seed: int, rank: int, port: int, folder: Path | None) -> 
     kind, draw = KINDS[name], random.Random(f"{name} {seed}")  # noqa: S311 - nothing is secret
     torch.set_num_threads(1)  # more would wait for each other at full load, beside other programs
     if kind.ranks > 1:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(kind.ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(kind.ranks),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
         distributed.init_process_group("gloo")
     loop = draw.choice(kind.loops)
     parts = Parts(f"{seed} {name}", rank, kind.ranks)
@@ -51,7 +56,9 @@ def trained(name: str, seed: int, rank: int, port: int, folder: Path | None) -> 
         parts.end()
     if kind.ranks > 1:
         distributed.destroy_process_group()
-    steps = [later - earlier for earlier, later in zip(ends[FIRST:], ends[FIRST + 1 :], strict=False)]
+    steps = [
+        later - earlier for earlier, later in zip(ends[FIRST:], ends[FIRST + 1 :], strict=False)
+    ]
     module = f"blocks.{parts.slow_block}" if kind.label.module else ""
     return {
         "kind": name,
@@ -73,7 +80,10 @@ def in_processes(kind: Kind, name: str, seed: int, folder: Path | None) -> dict[
     for _ in range(TRIES):
         answers: Any = context.Queue()
         port = free_port()
-        processes = [context.Process(target=answer, args=(answers, name, seed, rank, port, folder)) for rank in range(kind.ranks)]
+        processes = [
+            context.Process(target=answer, args=(answers, name, seed, rank, port, folder))
+            for rank in range(kind.ranks)
+        ]
         for process in processes:
             process.start()
         found: dict[int, dict[str, Any]] = {}
@@ -92,9 +102,14 @@ def in_processes(kind: Kind, name: str, seed: int, folder: Path | None) -> dict[
 
 
 def answer(answers: Any, *of: Any) -> None:
-    """Train, say what is known, and end at once: gloo's threads may wait for ever where a model is deleted after its process group."""
+    """Train, say what is known, and end at once.
+
+    Gloo's threads may wait for ever where a model is deleted after its process group.
+    """
     warnings.simplefilter("ignore")
-    multiprocessing.set_start_method("fork", force=True)  # of a loader's workers, as in a program that was started by hand
+    multiprocessing.set_start_method(
+        "fork", force=True
+    )  # of a loader's workers, as in a program that was started by hand
     answers.put((of[2], trained(*of)))
     answers.close()
     answers.join_thread()

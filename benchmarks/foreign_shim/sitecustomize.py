@@ -1,7 +1,10 @@
-"""Watches other people's programs: Python runs this file as it starts, where this folder is in PYTHONPATH.
+"""Watches other people's programs.
 
-`LFLOPS_SHIM` names the packages whose trainings are watched. They are changed as they are imported; this file imports none of them.
-With `LFLOPS_SHIM_ELSEWHERE` a Trainer of transformers has no files of the monitor's in its own folder.
+Python runs this file as it starts, where this folder is in PYTHONPATH.
+
+`LFLOPS_SHIM` names the packages whose trainings are watched. They are changed as they are imported;
+this file imports none of them. With `LFLOPS_SHIM_ELSEWHERE` a Trainer of transformers has no files
+of the monitor's in its own folder.
 """
 
 import atexit
@@ -21,7 +24,10 @@ SHORT = {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}
 
 
 class Accelerate:
-    """Watches the models that `Accelerator.prepare` gives, through the loaders that it gives: a batch is a step of the loop."""
+    """Watches the models that `Accelerator.prepare` gives, through the loaders that it gives.
+
+    A batch is a step of the loop.
+    """
 
     monitor: Any = None
 
@@ -55,12 +61,27 @@ class Accelerate:
             return
         cls.close()
         folder = tempfile.mkdtemp(prefix="lflops-")
-        schedule, accumulation = lflops.Schedule(**SHORT), max(int(engine.gradient_accumulation_steps), 1)
-        settings = {"schedule": schedule, "dirpath": folder, "log": _nothing, "accumulation": accumulation}
-        cls.monitor = lflops.monitor({str(number): each for number, each in enumerate(models)}, optimizers, engine=engine, **settings)
+        schedule, accumulation = (
+            lflops.Schedule(**SHORT),
+            max(int(engine.gradient_accumulation_steps), 1),
+        )
+        settings = {
+            "schedule": schedule,
+            "dirpath": folder,
+            "log": _nothing,
+            "accumulation": accumulation,
+        }
+        cls.monitor = lflops.monitor(
+            {str(number): each for number, each in enumerate(models)},
+            optimizers,
+            engine=engine,
+            **settings,
+        )
         cls.monitor.__enter__()
         atexit.unregister(cls.close)
-        atexit.register(cls.close)  # a profiler of torch that is not stopped ends the process by a signal
+        atexit.register(
+            cls.close
+        )  # a profiler of torch that is not stopped ends the process by a signal
 
     @classmethod
     def close(cls) -> None:
@@ -97,8 +118,14 @@ class Transformers:
             import lflops
             from lflops.integrations.huggingface import FlopsCallback
 
-            elsewhere = {"dirpath": tempfile.mkdtemp(prefix="lflops-")} if "LFLOPS_SHIM_ELSEWHERE" in os.environ else {}
-            own.add_callback(FlopsCallback(schedule=lflops.Schedule(**SHORT), log=_one_more, **elsewhere))
+            elsewhere = (
+                {"dirpath": tempfile.mkdtemp(prefix="lflops-")}
+                if "LFLOPS_SHIM_ELSEWHERE" in os.environ
+                else {}
+            )
+            own.add_callback(
+                FlopsCallback(schedule=lflops.Schedule(**SHORT), log=_one_more, **elsewhere)
+            )
 
         trainer.Trainer.__init__ = made
 

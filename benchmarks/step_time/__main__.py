@@ -1,7 +1,10 @@
-"""Predict published step times on models and chips that were not fitted, beside the constant: the median MFU of the other rows.
+"""Predict published step times on models and chips that were not fitted, beside the constant.
 
-python -m benchmarks.step_time estimate DIR     the work of each row, on fake tensors; what is in DIR is kept
-python -m benchmarks.step_time fit DIR          the rates of `prediction.toml`, and how far off they are; --record for RESULTS.md
+The median MFU of the other rows.
+
+python -m benchmarks.step_time estimate DIR     the work of each row, on fake tensors; what is in
+DIR is kept python -m benchmarks.step_time fit DIR          the rates of `prediction.toml`, and how
+far off they are; --record for RESULTS.md
 """
 
 import argparse
@@ -10,7 +13,17 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.results import record
-from benchmarks.step_time.fit import Judged, Step, coverage, fit, interval, judged, left_out, order, steps_in
+from benchmarks.step_time.fit import (
+    Judged,
+    Step,
+    coverage,
+    fit,
+    interval,
+    judged,
+    left_out,
+    order,
+    steps_in,
+)
 from benchmarks.step_time.work import Row, estimated, missing
 from lflops.estimation.prediction import Rates, why_not
 from lflops.hardware.chips import named
@@ -42,7 +55,14 @@ def main() -> None:
 def _report(steps: Sequence[Step]) -> Iterator[str]:
     known = [each for each in steps if not each.row.is_held_out]
     models, chips = left_out(known, lambda row: row.model), left_out(known, lambda row: row.chip)
-    unseen = judged([each for each in steps if each.row.is_held_out and why_not(each.profile, named(each.row.chip)) is None], known)
+    unseen = judged(
+        [
+            each
+            for each in steps
+            if each.row.is_held_out and why_not(each.profile, named(each.row.chip)) is None
+        ],
+        known,
+    )
     rates = fit(known)
     low, high = interval(models, WIDER)
     yield f"{len(known)} rows of MPT are fitted by {_rates(rates)}; an 80 % interval is {low:.3f} to {high:.3f} of a prediction."
@@ -92,8 +112,13 @@ def _row(name: str, found: Sequence[Judged], held: str) -> str:
 
 
 def _rates(rates: Rates) -> str:
-    families = [f"{name}: products {of.product:.3f}, attention {of.attention:.3f}" for name, of in rates.families.items()]
-    shared = f"bandwidth {rates.bandwidth:.3f}, link {rates.link:.3f}, contention {rates.contention:.3f}"
+    families = [
+        f"{name}: products {of.product:.3f}, attention {of.attention:.3f}"
+        for name, of in rates.families.items()
+    ]
+    shared = (
+        f"bandwidth {rates.bandwidth:.3f}, link {rates.link:.3f}, contention {rates.contention:.3f}"
+    )
     return "; ".join([*families, f"{shared}, lag {1e6 * rates.lag_seconds:.1f} µs"])
 
 

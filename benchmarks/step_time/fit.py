@@ -1,8 +1,9 @@
 """Few rates are fitted to published step times, and judged on models and chips that were left out.
 
-Residuals are logarithms of measured over predicted seconds. A fit is a robust one (Huber's) with a prior for each rate, so that a rate of
-which the rows say nothing stays where it was. The shares of a family of chips are a common one and the family's deviation from it: a family
-that is left out is predicted by the common share.
+Residuals are logarithms of measured over predicted seconds. A fit is a robust one (Huber's) with a
+prior for each rate, so that a rate of which the rows say nothing stays where it was. The shares of
+a family of chips are a common one and the family's deviation from it: a family that is left out is
+predicted by the common share.
 """
 
 import math
@@ -54,11 +55,24 @@ class Step(NamedTuple):
 
     @property
     def peak_seconds(self) -> float:
-        """What the model's own work takes at the chip's peak, by the usual formula: attention is a full square."""
+        """What the model's own work takes at the chip's peak, by the usual formula.
+
+        Attention is a full square.
+        """
         row = self.row
         llama = LLAMA.get(row.model, {})
-        width, _, blocks = MPT.get(row.model) or (llama["hidden_size"], 0, llama["num_hidden_layers"])
-        flops = (6 * row.parameters + 12 * blocks * width * row.tokens) * row.tokens * row.samples * row.accumulation / row.tensor
+        width, _, blocks = MPT.get(row.model) or (
+            llama["hidden_size"],
+            0,
+            llama["num_hidden_layers"],
+        )
+        flops = (
+            (6 * row.parameters + 12 * blocks * width * row.tokens)
+            * row.tokens
+            * row.samples
+            * row.accumulation
+            / row.tensor
+        )
         return flops / named(row.chip).peak_flops_per_second["bf16"]
 
 
@@ -73,9 +87,22 @@ def condensed(profile: Profile) -> Profile:
     cells: dict[tuple[object, ...], Cell] = {}
     for cell in profile.cells:
         unit = next((each for each in ancestry(cell.module) if each in units), "")
-        kind = ("attention" if "attention" in cell.operator else "mm") if cell.executed_macs else "moves"
-        key = (unit, kind, cell.phase, *((cell.dtype, cell.bytes_moved / cell.executed_macs) if cell.executed_macs else ()))
-        cells[key] = replace(cell, module=unit, operator=kind) if key not in cells else _added(cells[key], cell)
+        kind = (
+            ("attention" if "attention" in cell.operator else "mm")
+            if cell.executed_macs
+            else "moves"
+        )
+        key = (
+            unit,
+            kind,
+            cell.phase,
+            *((cell.dtype, cell.bytes_moved / cell.executed_macs) if cell.executed_macs else ()),
+        )
+        cells[key] = (
+            replace(cell, module=unit, operator=kind)
+            if key not in cells
+            else _added(cells[key], cell)
+        )
     kept = {above for unit in units for above in ancestry(unit)} | {""}
     modules = {name: module for name, module in profile.modules.items() if name in kept}
     return replace(profile, cells=tuple(cells.values()), modules=modules)
@@ -98,22 +125,36 @@ def rates_of(logarithms: Sequence[float]) -> Rates:
         )
         for name, family in rates.families.items()
     }
-    return replace(rates, families=families, bandwidth=of["bandwidth"], link=of["link"], contention=of["contention"], lag_seconds=of["lag"])
+    return replace(
+        rates,
+        families=families,
+        bandwidth=of["bandwidth"],
+        link=of["link"],
+        contention=of["contention"],
+        lag_seconds=of["lag"],
+    )
 
 
 def fit(steps: Sequence[Step]) -> Rates:
-    """The rates under which the steps and the priors are the likeliest: Gauss and Newton's steps, weighted anew each time."""
+    """The rates under which the steps and the priors are the likeliest.
+
+    Gauss and Newton's steps, weighted anew each time.
+    """
     prior = np.array([math.log(middle) for middle, _ in PRIORS.values()])
     width = np.array([width for _, width in PRIORS.values()])
     point = prior.copy()
 
     def residuals(at: np.ndarray) -> np.ndarray:
         rates = rates_of(at)
-        return np.array([math.log(step.row.seconds / step.predicted(rates)) for step in steps]) / OFF
+        return (
+            np.array([math.log(step.row.seconds / step.predicted(rates)) for step in steps]) / OFF
+        )
 
     for _ in range(12):
         here = residuals(point)
-        slopes = np.stack([(residuals(point + 1e-3 * unit) - here) / 1e-3 for unit in np.eye(len(point))], axis=1)
+        slopes = np.stack(
+            [(residuals(point + 1e-3 * unit) - here) / 1e-3 for unit in np.eye(len(point))], axis=1
+        )
         weights = np.minimum(1.0, OUTLIER / np.maximum(np.abs(here), 1e-9))
         normal = slopes.T @ (slopes * weights[:, None]) + np.diag(width**-2)
         move = np.linalg.solve(normal, -slopes.T @ (weights * here) + (prior - point) / width**2)
@@ -159,12 +200,18 @@ def left_out(steps: Sequence[Step], of: Callable[[Row], str]) -> list[Judged]:
     return [
         one
         for group in groups
-        for one in judged([each for each in steps if of(each.row) == group], [each for each in steps if of(each.row) != group])
+        for one in judged(
+            [each for each in steps if of(each.row) == group],
+            [each for each in steps if of(each.row) != group],
+        )
     ]
 
 
 def interval(of: Iterable[Judged], wider: float = 1.0) -> tuple[float, float]:
-    """Measured over predicted seconds: a tenth is below and a tenth above; so much wider, as a model is off as a whole."""
+    """Measured over predicted seconds.
+
+    A tenth is below and a tenth above; so much wider, as a model is off as a whole.
+    """
     tenths = quantiles([each.off for each in of], n=10, method="inclusive")
     return tenths[0] ** wider, tenths[-1] ** wider
 
@@ -173,7 +220,9 @@ def coverage(of: Sequence[Judged], group: Callable[[Row], str], wider: float = 1
     """The share of the steps that lie in the interval of the other groups' residuals."""
     held = 0
     for each in of:
-        low, high = interval((other for other in of if group(other.step.row) != group(each.step.row)), wider)
+        low, high = interval(
+            (other for other in of if group(other.step.row) != group(each.step.row)), wider
+        )
         held += low <= each.off <= high
     return held / len(of)
 
@@ -183,7 +232,10 @@ ASPECTS = ("tokens", "gpus", "chip", "sharding", "checkpointing", "tensor", "com
 
 
 def order(of: Sequence[Judged]) -> dict[str, tuple[int, float, float]]:
-    """Of pairs of a model that differ in one thing: how many, and Kendall's tau of the tokens/s of a GPU, predicted and by the constant."""
+    """Of pairs of a model that differ in one thing.
+
+    How many, and Kendall's tau of the tokens/s of a GPU, predicted and by the constant.
+    """
 
     def speeds(one: Judged) -> tuple[float, float, float]:
         row = one.step.row
@@ -192,12 +244,21 @@ def order(of: Sequence[Judged]) -> dict[str, tuple[int, float, float]]:
 
     signs: dict[str, list[tuple[float, float]]] = {}
     for one, other in combinations(of, 2):
-        differ = [name for name in ASPECTS if getattr(one.step.row, name) != getattr(other.step.row, name)]
+        differ = [
+            name for name in ASPECTS if getattr(one.step.row, name) != getattr(other.step.row, name)
+        ]
         if one.step.row.model != other.step.row.model or len(differ) > 1:
             continue
-        measured, predicted, constant = (np.sign(a - b) for a, b in zip(speeds(one), speeds(other), strict=True))
+        measured, predicted, constant = (
+            np.sign(a - b) for a, b in zip(speeds(one), speeds(other), strict=True)
+        )
         if measured:
-            signs.setdefault(differ[0] if differ else "batch", []).append((measured * predicted, measured * constant))
+            signs.setdefault(differ[0] if differ else "batch", []).append(
+                (measured * predicted, measured * constant)
+            )
     everything = [pair for pairs in signs.values() for pair in pairs]
     both = signs | ({"all": everything} if everything else {})
-    return {name: (len(pairs), fmean(a for a, _ in pairs), fmean(b for _, b in pairs)) for name, pairs in both.items()}
+    return {
+        name: (len(pairs), fmean(a for a, _ in pairs), fmean(b for _, b in pairs))
+        for name, pairs in both.items()
+    }

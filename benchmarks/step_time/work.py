@@ -1,12 +1,14 @@
-"""The work of published trainings: each is rebuilt and estimated on fake tensors, as one of its ranks.
+"""The work of published trainings.
+
+Each is rebuilt and estimated on fake tensors, as one of its ranks.
 
 `rows.csv` has what was published in bfloat16:
 
     mpt-*       mosaicml/llm-foundry, scripts/train/benchmarking/README.md at 8c8dd48 (Apache-2.0)
     llama3-*    pytorch/torchtitan, benchmarks/*.md at b5bcd76 (BSD-3-Clause)
 
-The split: no figure is fitted to a row of Llama. The rows of MPT are for development; what is said of them is of models and chips that were
-left out of the fit, one at a time.
+The split: no figure is fitted to a row of Llama. The rows of MPT are for development; what is said
+of them is of models and chips that were left out of the fit, one at a time.
 """
 
 import csv
@@ -27,13 +29,32 @@ from lflops.estimation.estimate import Estimator, Subject, subject_of
 from lflops.estimation.from_config import builder_of
 
 ROWS = Path(__file__).with_name("rows.csv")
-MPT = {"mpt-1b": (2048, 16, 24), "mpt-7b": (4096, 32, 32), "mpt-30b": (7168, 56, 48)}  # width, heads, blocks
+MPT = {
+    "mpt-1b": (2048, 16, 24),
+    "mpt-7b": (4096, 32, 32),
+    "mpt-30b": (7168, 56, 48),
+}  # width, heads, blocks
 MPT_VOCABULARY = 50368
 LLAMA = {
-    "llama3-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "llama3-70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
+    "llama3-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+    },
+    "llama3-70b": {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    },
 }
-LLAMA_SHARED = {"num_key_value_heads": 8, "vocab_size": 128_256, "rope_theta": 500_000.0, "architectures": ["LlamaForCausalLM"]}
+LLAMA_SHARED = {
+    "num_key_value_heads": 8,
+    "vocab_size": 128_256,
+    "rope_theta": 500_000.0,
+    "architectures": ["LlamaForCausalLM"],
+}
 
 
 class Row(NamedTuple):
@@ -66,7 +87,16 @@ class Row(NamedTuple):
     @property
     def file(self) -> str:
         """The name of its estimate, which rows share that have the same work."""
-        of = (self.model, self.tokens, self.gpus, self.chip.split()[0], self.samples, self.sharding, self.checkpointing, self.tensor)
+        of = (
+            self.model,
+            self.tokens,
+            self.gpus,
+            self.chip.split()[0],
+            self.samples,
+            self.sharding,
+            self.checkpointing,
+            self.tensor,
+        )
         return "-".join(map(str, of)) + ("-compiled" if self.compiled else "") + ".json"
 
 
@@ -74,7 +104,14 @@ def rows() -> list[Row]:
     """All that are published in bfloat16."""
     with ROWS.open(newline="") as file:
         return [
-            Row(**{name: kind(value) for (name, value), kind in zip(each.items(), Row.__annotations__.values(), strict=True)})
+            Row(
+                **{
+                    name: kind(value)
+                    for (name, value), kind in zip(
+                        each.items(), Row.__annotations__.values(), strict=True
+                    )
+                }
+            )
             for each in csv.DictReader(file)
         ]
 
@@ -91,7 +128,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention and a feed-forward part, each with its residual."""
-        query, key, value = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.qkv(self.norm_1(x)).chunk(3, -1))
+        query, key, value = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in self.qkv(self.norm_1(x)).chunk(3, -1)
+        )
         attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         y: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
@@ -103,7 +143,10 @@ class Mpt(nn.Module):
 
     def __init__(self, width: int, heads: int, blocks: int, tokens: int) -> None:
         super().__init__()
-        self.embedding, self.positions = nn.Embedding(MPT_VOCABULARY, width), nn.Embedding(tokens, width)
+        self.embedding, self.positions = (
+            nn.Embedding(MPT_VOCABULARY, width),
+            nn.Embedding(tokens, width),
+        )
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
         self.norm = nn.LayerNorm(width)
 
@@ -126,7 +169,10 @@ def estimated(row: Row) -> lflops.Profile:
         model = Mpt(*MPT[row.model], row.tokens)
         _check(model, row)
         if row.sharding == "grad_op":  # what `mesh` does, but for keeping the parameters
-            ranks, mixed = init_device_mesh("cpu", (row.gpus,)), MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)
+            ranks, mixed = (
+                init_device_mesh("cpu", (row.gpus,)),
+                MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16),
+            )
             for each in (*model.blocks, model):
                 fully_shard(each, mesh=ranks, mp_policy=mixed, reshard_after_forward=False)
 
@@ -137,7 +183,9 @@ def estimated(row: Row) -> lflops.Profile:
 
     def llama() -> Subject:
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA[row.model], **LLAMA_SHARED}))
+            Path(folder, "config.json").write_text(
+                json.dumps({"model_type": "llama", **LLAMA[row.model], **LLAMA_SHARED})
+            )
             subject = subject_of(row.model, builder_of(folder, tokens=row.tokens)(row.samples))
         _check(subject.model, row)
         if row.compiled:

@@ -1,1 +1,4 @@
-"""From a profile to results: step breakdown, roofline, utilization, comparison, what-if. Pure functions. No torch."""
+"""From a profile to results: step breakdown, roofline, utilization, comparison, what-if.
+
+Pure functions. No torch.
+"""

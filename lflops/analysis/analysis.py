@@ -1,4 +1,7 @@
-"""Everything that follows from a profile, as one value: reports, figures, the page and the loggers choose from it and format."""
+"""Everything that follows from a profile, as one value.
+
+Reports, figures, the page and the loggers choose from it and format.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +13,31 @@ from lflops.analysis.outliers import Outliers, outliers
 from lflops.analysis.roofline import Fusion, LazyRoofline, LowerBound, fusion, lower_bound
 from lflops.analysis.step_breakdown import Budget
 from lflops.analysis.step_times import StepTimes, step_times
-from lflops.analysis.tree import BusyModules, Row, WorkCounts, busiest, flat, identical_subtrees, totals, tree, unsharded_macs
+from lflops.analysis.tree import (
+    BusyModules,
+    Row,
+    WorkCounts,
+    busiest,
+    flat,
+    identical_subtrees,
+    totals,
+    tree,
+    unsharded_macs,
+)
 from lflops.analysis.utilization import Utilization, utilization_at
 from lflops.estimation.prediction import Prediction, predict
 from lflops.findings.causes import Cause, causes
 from lflops.hardware.chips import Hardware
 from lflops.hardware.peaks import chip_of
-from lflops.memory.peak import Checkpointed, Holder, Room, checkpointed, holders, peak_moment, room_for
+from lflops.memory.peak import (
+    Checkpointed,
+    Holder,
+    Room,
+    checkpointed,
+    holders,
+    peak_moment,
+    room_for,
+)
 from lflops.profile.module_names import children
 from lflops.profile.notes import notes_with
 from lflops.profile.profile import Moment, Profile
@@ -27,7 +48,10 @@ from lflops.ranks.stragglers import Imbalance, imbalance
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The results for one profile on one chip, which is `None` where it is unknown. Each is computed when it is first read, and kept."""
+    """The results for one profile on one chip, which is `None` where it is unknown.
+
+    Each is computed when it is first read, and kept.
+    """
 
     profile: Profile
     chip: Hardware | None
@@ -62,7 +86,10 @@ class Analysis:
 
     @cached_property
     def predicted(self) -> Prediction | None:
-        """The time of a training's step on the chip, with an interval; `None` where nothing was fitted."""
+        """The time of a training's step on the chip, with an interval.
+
+        `None` where nothing was fitted.
+        """
         return predict(self.profile, self.chip)
 
     @cached_property
@@ -83,7 +110,9 @@ class Analysis:
     @cached_property
     def compared(self) -> ComparedRun:
         """What a comparison needs of the run."""
-        return compared_run(self.profile, run_figures(self.profile, self.step_times, self.utilization.mfu))
+        return compared_run(
+            self.profile, run_figures(self.profile, self.step_times, self.utilization.mfu)
+        )
 
     # Modules and operators.
 
@@ -107,7 +136,13 @@ class Analysis:
     @cached_property
     def outliers(self) -> Outliers:
         """Modules that take much longer than the others at their place, and why a module that seems slow may be noise."""
-        return outliers(self.profile, self.patterns, self.identical_subtrees, self.children, self.step_times.mean)
+        return outliers(
+            self.profile,
+            self.patterns,
+            self.identical_subtrees,
+            self.children,
+            self.step_times.mean,
+        )
 
     @cached_property
     def uncalled(self) -> tuple[str, ...]:
@@ -123,8 +158,14 @@ class Analysis:
 
     @cached_property
     def is_staged(self) -> bool:
-        """Whether ranks run different modules, as pipeline stages: one GPU does only a part of the root's work."""
-        return any(note.values.get("rows_of_others") for note in notes_with("ranks_differ", self.profile.notes))
+        """Whether ranks run different modules, as pipeline stages.
+
+        One GPU does only a part of the root's work.
+        """
+        return any(
+            note.values.get("rows_of_others")
+            for note in notes_with("ranks_differ", self.profile.notes)
+        )
 
     @cached_property
     def uncounted(self) -> tuple[UncountedOperator, ...]:
@@ -133,8 +174,17 @@ class Analysis:
     def operators(self, phase: Phase | None) -> tuple[Operator, ...]:
         return operators(self.profile, phase)
 
-    def tree(self, *, depth: int = -1, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
-        return tree(self.profile, depth=depth, sort=sort, phase=phase, below=self.children, groups=self.identical_subtrees)
+    def tree(
+        self, *, depth: int = -1, sort: str | None = None, phase: Phase | None = "forward"
+    ) -> tuple[Row, ...]:
+        return tree(
+            self.profile,
+            depth=depth,
+            sort=sort,
+            phase=phase,
+            below=self.children,
+            groups=self.identical_subtrees,
+        )
 
     def flat(self, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
         return flat(self.profile, sort=sort, phase=phase)
@@ -143,7 +193,11 @@ class Analysis:
 
     @property
     def peak_bytes(self) -> int | None:
-        return self.profile.memory.peak_bytes if self.profile.memory else self.profile.modules[""].peak_bytes
+        return (
+            self.profile.memory.peak_bytes
+            if self.profile.memory
+            else self.profile.modules[""].peak_bytes
+        )
 
     @cached_property
     def room(self) -> Room | None:
@@ -177,5 +231,8 @@ class Analysis:
 
 
 def analyze(profile: Profile, hardware: Hardware | str | None = None) -> Analysis:
-    """Analyze a profile on a chip, or on that of this name in the table; `None` is the run's own. A result is computed when it is read."""
+    """Analyze a profile on a chip, or on that of this name in the table.
+
+    `None` is the run's own. A result is computed when it is read.
+    """
     return Analysis(profile, chip_of(profile, hardware))

@@ -1,8 +1,11 @@
-"""The roofline model, operator by operator: the least time that a chip allows for the work, and how far from it the work ran.
+"""The roofline model, operator by operator.
 
-A roof is what the peak and the bandwidth allow. An operator takes at least as long as its FLOPs at the peak of its dtype, and as its bytes
-at the bandwidth. The least time of a module is the sum over its operators, because one intensity for a block would hide the operators that
-only move bytes. `Fusion` is what compiled kernels save of the bytes of the operators as dispatched.
+The least time that a chip allows for the work, and how far from it the work ran.
+
+A roof is what the peak and the bandwidth allow. An operator takes at least as long as its FLOPs at
+the peak of its dtype, and as its bytes at the bandwidth. The least time of a module is the sum over
+its operators, because one intensity for a block would hide the operators that only move bytes.
+`Fusion` is what compiled kernels save of the bytes of the operators as dispatched.
 """
 
 from collections import Counter, defaultdict
@@ -35,54 +38,93 @@ AboveRoofReason = Literal["cache", "compiled", "cache_unknown", "error"]
 """
 
 _OF_TORCH = "aten::"
-TOLERANCE = 0.05  # a point that is above its roof by no more than this is on it: two measurements of one peak differ by as much
+# a point that is above its roof by no more than this is on it: two measurements of one peak differ
+# by as much
+TOLERANCE = 0.05
 
 
 class Ceiling(Struct, frozen=True, kw_only=True):
     """One roof."""
 
-    hardware: str  # the chip's name
-    source: str  # where its figures are from
-    dtype: str  # one of `hardware.DTYPES`
-    flops_per_second: float  # the flat part
-    bandwidth_bytes_per_second: float | None  # the slope; `None` is unknown
-    is_judged_by: bool  # whether the points' roofs are this chip's
+    # the chip's name
+    hardware: str
+    # where its figures are from
+    source: str
+    # one of `hardware.DTYPES`
+    dtype: str
+    # the flat part
+    flops_per_second: float
+    # the slope; `None` is unknown
+    bandwidth_bytes_per_second: float | None
+    # whether the points' roofs are this chip's
+    is_judged_by: bool
 
 
 class Point(Struct, frozen=True, kw_only=True, gc=False):
     """What ran in one phase, and what it could have taken at best. `None` is unknown."""
 
-    module: str  # the row, inclusive, or its own work in `Roofline.own`. Of a cell, the row that ran it; of an operator, the root.
-    operator: str | None  # `None` for a module
-    phase: Phase | Literal["all"]  # `all` of an operator that was traced: a trace does not separate its phases
-    dtype: str | None  # as the cell says; `None` for a module
+    # the row, inclusive, or its own work in `Roofline.own`. Of a cell, the row that ran it; of an
+    # operator, the root.
+    module: str
+    # `None` for a module
+    operator: str | None
+    phase: (
+        Phase | Literal["all"]
+        # `all` of an operator that was traced: a trace does not separate its phases
+    )
+    # as the cell says; `None` for a module
+    dtype: str | None
     calls: int
-    flops: int  # a count, without what a mask left out
+    # a count, without what a mask left out
+    flops: int
     bytes_moved: int
-    intensity: float | None  # FLOPs for each byte
-    seconds: float | None  # how long it took in a step. Of an operator over all modules it is known with a trace.
-    flops_per_second: float | None  # achieved
-    roof_seconds: float | None  # what it takes at the roof; of a module the sum over its operators
-    roof_flops_per_second: float | None  # its FLOPs over that
-    bound: Bound | None  # which side of the roof is over it; of a module, which side most of `roof_seconds` is of
-    share: float | None  # `roof_seconds` over `seconds`
-    seconds_to_win: float | None  # what a step would be shorter at the roof
-    over: AboveRoofReason | None  # why it is over its roof, where it is
-    # What its kernels read and write in compiled code, as the compiler counts it. Of a module with others below it also the bytes of what
-    # is not compiled. `None` where nothing of it is known to be compiled.
+    # FLOPs for each byte
+    intensity: float | None
+    seconds: (
+        float | None
+        # how long it took in a step. Of an operator over all modules it is known with a trace.
+    )
+    # achieved
+    flops_per_second: float | None
+    # what it takes at the roof; of a module the sum over its operators
+    roof_seconds: float | None
+    # its FLOPs over that
+    roof_flops_per_second: float | None
+    bound: (
+        Bound | None
+        # which side of the roof is over it; of a module, which side most of `roof_seconds` is of
+    )
+    # `roof_seconds` over `seconds`
+    share: float | None
+    # what a step would be shorter at the roof
+    seconds_to_win: float | None
+    # why it is over its roof, where it is
+    over: AboveRoofReason | None
+    # What its kernels read and write in compiled code, as the compiler counts it. Of a module with
+    # others below it also the bytes of what is not compiled. `None` where nothing of it is known to
+    # be compiled.
     fused_bytes: int | None = None
 
 
 class Roofline(Struct, frozen=True, kw_only=True):
     """The ceilings, and the points below them."""
 
-    # Of the chip that is judged by, then of the run's own and of its datasheet, where these are others; by dtype
+    # Of the chip that is judged by, then of the run's own and of its datasheet, where these are
+    # others; by dtype
     ceilings: tuple[Ceiling, ...]
-    modules: tuple[Point, ...]  # a point a module and phase, in the model's order, with all below it.
-    # A point an operator, phase and dtype, over all modules; with a trace of it one an operator, which has its time
+    modules: tuple[
+        Point, ...
+        # a point a module and phase, in the model's order, with all below it.
+    ]
+    # A point an operator, phase and dtype, over all modules; with a trace of it one an operator,
+    # which has its time
     operators: tuple[Point, ...]
-    cells: tuple[Point, ...]  # the same by module
-    own: tuple[Point, ...]  # a point a module and phase, without what is below it: together they are all that ran, once
+    # the same by module
+    cells: tuple[Point, ...]
+    own: tuple[
+        Point, ...
+        # a point a module and phase, without what is below it: together they are all that ran, once
+    ]
 
 
 def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofline:
@@ -90,7 +132,8 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
 
     Args:
         profile: What was counted; without times, only the roof is known.
-        hardware: What the device can do, or its name in the table; `None` takes what the run says it is.
+        hardware: What the device can do, or its name in the table; `None` takes what the run says
+            it is.
 
     Raises:
         HardwareError: The table does not have the name.
@@ -99,7 +142,10 @@ def roofline(profile: Profile, hardware: Hardware | str | None = None) -> Roofli
 
 
 class LazyRoofline:
-    """The lists of a `Roofline`, each made when it is first read. Modules are parts: few of a large model's are drawn as points."""
+    """The lists of a `Roofline`, each made when it is first read.
+
+    Modules are parts: few of a large model's are drawn as points.
+    """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
         self._profile = profile
@@ -121,50 +167,99 @@ class LazyRoofline:
 
     @cached_property
     def own(self) -> tuple["Part", ...]:
-        """A part a module and phase, without what is below it: together they are all that ran, once."""
+        """A part a module and phase, without what is below it.
+
+        Together they are all that ran, once.
+        """
         return tuple(_own(self._profile, self._costs))
 
     def points(self) -> Roofline:
         """All of it, with the cells."""
         cells = (
-            Part(self._costs.total([number]), cell.module, cell.phase, operator=cell.operator, dtype=cell.dtype)
+            Part(
+                self._costs.total([number]),
+                cell.module,
+                cell.phase,
+                operator=cell.operator,
+                dtype=cell.dtype,
+            )
             for cell, number in zip(self._profile.cells, self._costs.numbers, strict=True)
         )
         modules, own = (tuple(map(point_of, parts)) for parts in (self.modules, self.own))
-        return Roofline(ceilings=self.ceilings, modules=modules, operators=self.operators, cells=tuple(map(point_of, cells)), own=own)
+        return Roofline(
+            ceilings=self.ceilings,
+            modules=modules,
+            operators=self.operators,
+            cells=tuple(map(point_of, cells)),
+            own=own,
+        )
 
 
 def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     numbered = zip(profile.cells, costs.numbers, strict=True)
-    of_rows = gathered(((name, cell.phase), number) for cell, number in numbered for name in ancestry(cell.module))
+    of_rows = gathered(
+        ((name, cell.phase), number) for cell, number in numbered for name in ancestry(cell.module)
+    )
     fused = bytes_with_below(profile, bytes_as_compiled(profile))
     for name, module in profile.modules.items():
         for phase in PHASES:
             if (name, phase) in of_rows:
                 seconds, moved = _seconds(module.work(phase)), fused.get(ModulePhase(name, phase))
-                yield Part(costs.total(of_rows[name, phase]), name, phase, seconds=seconds, fused_bytes=moved)
+                yield Part(
+                    costs.total(of_rows[name, phase]),
+                    name,
+                    phase,
+                    seconds=seconds,
+                    fused_bytes=moved,
+                )
 
 
 def _operators(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     """Traced operators with all their phases and dtypes as one, since their time is that of all."""
-    kinds_of_cells: Iterable[tuple[str, Phase, str]] = map(attrgetter("operator", "phase", "dtype"), profile.cells)
+    kinds_of_cells: Iterable[tuple[str, Phase, str]] = map(
+        attrgetter("operator", "phase", "dtype"), profile.cells
+    )
     by_kind = gathered(zip(kinds_of_cells, costs.numbers, strict=True))
-    traced = {name.removeprefix(_OF_TORCH): seconds for name, seconds in traced_seconds(profile).items()}
-    took = {operator: traced.get(operator.removeprefix(_OF_TORCH)) or None for operator, _, _ in by_kind}
-    for (operator, *_), kinds in grouped(by_kind, lambda kind: kind[:1] if took[kind[0]] else kind).items():
-        phases, dtypes = ({phase for _, phase, _ in kinds}, dict.fromkeys(dtype for _, _, dtype in kinds))
+    traced = {
+        name.removeprefix(_OF_TORCH): seconds for name, seconds in traced_seconds(profile).items()
+    }
+    took = {
+        operator: traced.get(operator.removeprefix(_OF_TORCH)) or None for operator, _, _ in by_kind
+    }
+    for (operator, *_), kinds in grouped(
+        by_kind, lambda kind: kind[:1] if took[kind[0]] else kind
+    ).items():
+        phases, dtypes = (
+            {phase for _, phase, _ in kinds},
+            dict.fromkeys(dtype for _, _, dtype in kinds),
+        )
         shown: Phase | Literal["all"] = kinds[0][1] if len(phases) == 1 else "all"
         numbers = [number for kind in kinds for number in by_kind[kind]]
-        yield Part(costs.total(numbers), "", shown, operator=operator, dtype=", ".join(dtypes), seconds=took[operator])
+        yield Part(
+            costs.total(numbers),
+            "",
+            shown,
+            operator=operator,
+            dtype=", ".join(dtypes),
+            seconds=took[operator],
+        )
 
 
 def _own(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
-    """In the model's order. Device time is inclusive, so a module with others below it in that phase has only its own host time."""
-    of_phases: dict[Phase, defaultdict[str, list[int]]] = {phase: defaultdict(list) for phase in PHASES}
+    """In the model's order.
+
+    Device time is inclusive, so a module with others below it in that phase has only its own host
+    time.
+    """
+    of_phases: dict[Phase, defaultdict[str, list[int]]] = {
+        phase: defaultdict(list) for phase in PHASES
+    }
     for cell, number in zip(profile.cells, costs.numbers, strict=True):
         of_phases[cell.phase][cell.module].append(number)
     fused = bytes_as_compiled(profile)
-    above = {phase: {name for row in of_phases[phase] for name in ancestry(row)[1:]} for phase in PHASES}
+    above = {
+        phase: {name for row in of_phases[phase] for name in ancestry(row)[1:]} for phase in PHASES
+    }
     for name, module in profile.modules.items():
         for phase in PHASES:
             numbers = of_phases[phase].get(name)
@@ -185,12 +280,18 @@ class _Cost(NamedTuple):
     bytes_moved: int
     compute: float | None
     memory: float | None
-    is_cached: bool | None  # whether what one call works on fits the chip's cache; `None` where that is unknown
-    is_compiled: bool  # whether it runs otherwise than it was counted
+    is_cached: (
+        bool | None
+        # whether what one call works on fits the chip's cache; `None` where that is unknown
+    )
+    # whether it runs otherwise than it was counted
+    is_compiled: bool
 
     @property
     def seconds(self) -> float | None:
-        return None if self.compute is None or self.memory is None else max(self.compute, self.memory)
+        return (
+            None if self.compute is None or self.memory is None else max(self.compute, self.memory)
+        )
 
 
 class Total(NamedTuple):
@@ -199,25 +300,37 @@ class Total(NamedTuple):
     calls: int
     flops: int
     bytes_moved: int
-    seconds: float | None  # at the roof; `None` is unknown
-    bound: Bound  # the side that most of these seconds are of
-    costs: Sequence[tuple[_Cost, int]]  # of the cells, each with how many cells have it
+    # at the roof; `None` is unknown
+    seconds: float | None
+    # the side that most of these seconds are of
+    bound: Bound
+    # of the cells, each with how many cells have it
+    costs: Sequence[tuple[_Cost, int]]
 
 
 _WORK_OF_CELL = attrgetter("dtype", "calls", "macs", "executed_macs", "flops", "bytes_moved")
 
 
 class _Costs:
-    """The costs of all cells, by the `numbers` of the cells. Layers repeat, so there are few different ones, and each is computed once."""
+    """The costs of all cells, by the `numbers` of the cells.
+
+    Layers repeat, so there are few different ones, and each is computed once.
+    """
 
     def __init__(self, profile: Profile, chip: Hardware | None) -> None:
         bandwidth = chip.bandwidth_bytes_per_second if chip else None
         cache = chip.cache_bytes if chip else None
         compiled = {name for name, module in profile.modules.items() if module.compiled}
-        inside = {name for name in profile.modules if not compiled.isdisjoint(ancestry(name))} if compiled else compiled
+        inside = (
+            {name for name in profile.modules if not compiled.isdisjoint(ancestry(name))}
+            if compiled
+            else compiled
+        )
         known: defaultdict[tuple[Any, bool], int] = defaultdict(count().__next__)
         works = map(_WORK_OF_CELL, profile.cells)
-        are_inside = (cell.module in inside for cell in profile.cells) if inside else repeat(object=False)
+        are_inside = (
+            (cell.module in inside for cell in profile.cells) if inside else repeat(object=False)
+        )
         self.numbers = list(map(known.__getitem__, zip(works, are_inside, strict=False)))
         self._costs: list[_Cost] = []
         for (dtype, calls, macs, executed_macs, flops, bytes_moved), is_compiled in known:
@@ -226,7 +339,9 @@ class _Costs:
             compute = executed / peak if peak else None if executed_macs else 0.0
             is_cached = None if cache is None else bytes_moved <= cache * calls
             memory = bytes_moved / bandwidth if bandwidth else None
-            self._costs.append(_Cost(calls, executed, bytes_moved, compute, memory, is_cached, is_compiled))
+            self._costs.append(
+                _Cost(calls, executed, bytes_moved, compute, memory, is_cached, is_compiled)
+            )
         self._totals: dict[tuple[int, ...], Total] = {}
 
     def total(self, numbers: Sequence[int]) -> Total:
@@ -238,7 +353,9 @@ class _Costs:
                 calls=sum(cost.calls * times for cost, times in costs),
                 flops=sum(cost.flops * times for cost, times in costs),
                 bytes_moved=sum(cost.bytes_moved * times for cost, times in costs),
-                seconds=sum_known(None if cost.seconds is None else cost.seconds * times for cost, times in costs),
+                seconds=sum_known(
+                    None if cost.seconds is None else cost.seconds * times for cost, times in costs
+                ),
                 bound=_bound(costs),
                 costs=costs,
             )
@@ -246,9 +363,13 @@ class _Costs:
 
 
 class Part(Struct, frozen=True, gc=False):
-    """Some cells together with their time, from which a point follows. The fields are those of `Point`."""
+    """Some cells together with their time, from which a point follows.
 
-    total: Total  # the sums over the cells
+    The fields are those of `Point`.
+    """
+
+    # the sums over the cells
+    total: Total
     module: str
     phase: Phase | Literal["all"]
     operator: str | None = None
@@ -263,12 +384,18 @@ class Part(Struct, frozen=True, gc=False):
     @property
     def seconds_to_win(self) -> float | None:
         roof = self.total.seconds
-        return max(self.seconds - roof, 0.0) if self.seconds is not None and roof is not None else None
+        return (
+            max(self.seconds - roof, 0.0) if self.seconds is not None and roof is not None else None
+        )
 
     @property
     def over(self) -> AboveRoofReason | None:
         roof, seconds = self.total.seconds, self.seconds
-        return _over(self.total.costs, seconds) if roof is not None and seconds and roof > seconds * (1 + TOLERANCE) else None
+        return (
+            _over(self.total.costs, seconds)
+            if roof is not None and seconds and roof > seconds * (1 + TOLERANCE)
+            else None
+        )
 
 
 def point_of(part: Part) -> Point:
@@ -309,7 +436,9 @@ def _over(costs: Sequence[tuple[_Cost, int]], seconds: float) -> AboveRoofReason
 
     def least(without_bytes: Callable[[_Cost], bool]) -> float | None:
         """Seconds at the roof if these cells move no bytes."""
-        parts = ((cost.compute if without_bytes(cost) else cost.seconds, times) for cost, times in costs)
+        parts = (
+            (cost.compute if without_bytes(cost) else cost.seconds, times) for cost, times in costs
+        )
         return sum_known(None if each is None else each * times for each, times in parts)
 
     without: Mapping[AboveRoofReason, float | None] = {
@@ -317,7 +446,14 @@ def _over(costs: Sequence[tuple[_Cost, int]], seconds: float) -> AboveRoofReason
         "compiled": least(lambda cost: cost.is_compiled),
         "cache_unknown": least(lambda cost: cost.is_cached is None),
     }
-    return next((why for why, each in without.items() if each is not None and each <= seconds * (1 + TOLERANCE)), "error")
+    return next(
+        (
+            why
+            for why, each in without.items()
+            if each is not None and each <= seconds * (1 + TOLERANCE)
+        ),
+        "error",
+    )
 
 
 def _seconds(work: Work) -> float | None:
@@ -348,17 +484,25 @@ def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
 class LowerBound(Struct, frozen=True, kw_only=True):
     """Lower bounds in seconds."""
 
-    hardware: str  # the chip's name
-    seconds: float  # of a step
-    by_phase: Mapping[Phase, float]  # the same by phase, those that ran
-    by_module: Mapping[str, float]  # row to seconds of it and all below, over all phases
-    unknown: tuple[str, ...]  # contractions in a dtype whose peak is not known: they count by their bytes
+    # the chip's name
+    hardware: str
+    # of a step
+    seconds: float
+    # the same by phase, those that ran
+    by_phase: Mapping[Phase, float]
+    # row to seconds of it and all below, over all phases
+    by_module: Mapping[str, float]
+    unknown: tuple[
+        str, ...
+        # contractions in a dtype whose peak is not known: they count by their bytes
+    ]
 
 
 def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBound | None:
     """The sum over operators of the longer of contractions at the peak of their dtype and bytes at the bandwidth."""
-    # Operators are taken one after the other, as eager code runs them: fused ones may move less. What is no contraction counts by its
-    # bytes. `None` where no chip is known, or not its bandwidth.
+    # Operators are taken one after the other, as eager code runs them: fused ones may move less.
+    # What is no contraction counts by its bytes. `None` where no chip is known, or not its
+    # bandwidth.
     chip = hardware or profile.run.hardware
     if chip is None or chip.bandwidth_bytes_per_second is None:
         return None
@@ -377,22 +521,37 @@ def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBoun
         for row in ancestry(cell.module):
             by_module[row] += seconds
     phases = {phase: by_phase[phase] for phase in PHASES if phase in by_phase}
-    return LowerBound(hardware=chip.name, seconds=sum(phases.values()), by_phase=phases, by_module=by_module, unknown=tuple(unknown))
+    return LowerBound(
+        hardware=chip.name,
+        seconds=sum(phases.values()),
+        by_phase=phases,
+        by_module=by_module,
+        unknown=tuple(unknown),
+    )
 
 
 class Fusion(Struct, frozen=True, kw_only=True):
     """What fusion saves in one phase of a step, over the modules that have kernels of compiled code."""
 
     phase: Phase
-    bytes_moved: int  # of the operators as dispatched
-    fused_bytes: int  # what the kernels read and write, as the compiler counts it
-    unknown_modules: int  # how many modules have a kernel of unknown bytes; they are in neither figure
+    # of the operators as dispatched
+    bytes_moved: int
+    # what the kernels read and write, as the compiler counts it
+    fused_bytes: int
+    unknown_modules: (
+        # how many modules have a kernel of unknown bytes; they are in neither figure
+        int
+    )
 
 
 def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
-    """Own bytes in a step of each module and phase that has kernels of compiled code. `None` where the bytes of a kernel are unknown."""
-    # The compiler may compute cheap operators again in backward. Where the code as written computes nothing again, these bytes are part of
-    # the backward, so that both counts of bytes are of the same work.
+    """Own bytes in a step of each module and phase that has kernels of compiled code.
+
+    `None` where the bytes of a kernel are unknown.
+    """
+    # The compiler may compute cheap operators again in backward. Where the code as written computes
+    # nothing again, these bytes are part of the backward, so that both counts of bytes are of the
+    # same work.
     trace = profile.trace
     if trace is None or trace.compiled is None or not trace.batches:
         return {}
@@ -401,23 +560,43 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
     for kernel in trace.compiled.kernels:
         key = ModulePhase(kernel.module, kernel.phase)
         is_only_compiled = kernel.phase == "recompute" and key not in written
-        kernels[ModulePhase(kernel.module, "backward") if is_only_compiled else key].append(kernel.bytes_moved)
+        kernels[ModulePhase(kernel.module, "backward") if is_only_compiled else key].append(
+            kernel.bytes_moved
+        )
     sums = {key: sum_known(moved) for key, moved in kernels.items()}
     batches = profile.run.accumulation or 1
-    return {key: None if moved is None else round(moved * batches / trace.batches) for key, moved in sums.items()}
+    return {
+        key: None if moved is None else round(moved * batches / trace.batches)
+        for key, moved in sums.items()
+    }
 
 
-def bytes_with_below(profile: Profile, compiled: Mapping[ModulePhase, int | None]) -> Mapping[ModulePhase, int | None]:
-    """Add up `bytes_as_compiled` over each module and all below it; without a kernel, the bytes of its operators as dispatched."""
+def bytes_with_below(
+    profile: Profile, compiled: Mapping[ModulePhase, int | None]
+) -> Mapping[ModulePhase, int | None]:
+    """Add up `bytes_as_compiled` over each module and all below it.
+
+    Without a kernel, the bytes of its operators as dispatched.
+    """
     counted = {ModulePhase(cell.module, cell.phase) for cell in profile.cells}
-    moved = {**{key: profile.modules[key.row].work(key.phase).own_bytes_moved for key in counted}, **compiled}
-    parts = gathered((ModulePhase(name, key.phase), each) for key, each in moved.items() for name in ancestry(key.row))
+    moved = {
+        **{key: profile.modules[key.row].work(key.phase).own_bytes_moved for key in counted},
+        **compiled,
+    }
+    parts = gathered(
+        (ModulePhase(name, key.phase), each)
+        for key, each in moved.items()
+        for name in ancestry(key.row)
+    )
     opened = {ModulePhase(name, key.phase) for key in compiled for name in ancestry(key.row)}
     return {key: sum_known(parts[key]) for key in opened}
 
 
 def fusion(profile: Profile) -> tuple[Fusion, ...]:
-    """What fusion saves, by phase; empty where no kernel of compiled code was traced, or nothing was counted."""
+    """What fusion saves, by phase.
+
+    Empty where no kernel of compiled code was traced, or nothing was counted.
+    """
     compiled = bytes_as_compiled(profile) if profile.is_counted else {}
     found = []
     for phase in PHASES:
@@ -427,7 +606,11 @@ def fusion(profile: Profile) -> tuple[Fusion, ...]:
             found.append(
                 Fusion(
                     phase=phase,
-                    bytes_moved=sum(profile.modules[row].work(phase).own_bytes_moved for row in known if row in profile.modules),
+                    bytes_moved=sum(
+                        profile.modules[row].work(phase).own_bytes_moved
+                        for row in known
+                        if row in profile.modules
+                    ),
                     fused_bytes=sum(known.values()),
                     unknown_modules=len(of_phase) - len(known),
                 )

@@ -3,14 +3,16 @@
     a step    |data|transfer|  forward, module by module  |  backward, likewise  |communication|clip|optimizer|other|
     a module                 |useful|recompute|memory-bound|below the roof|
 
-A phase outside modules is one part. A module's own time is divided in the order shown, each part clipped to the time left:
+A phase outside modules is one part. A module's own time is divided in the order shown, each part
+clipped to the time left:
 
 useful           its contractions at the peak
 recompute        its recomputed contractions at the peak
 memory-bound     its operators' bytes at the bandwidth, as far as that takes longer
 below the roof   the rest
 
-With a device trace the phases are those of its kernels. The time in which the device computed nothing is then another part.
+With a device trace the phases are those of its kernels. The time in which the device computed
+nothing is then another part.
 """
 
 from collections import defaultdict
@@ -28,24 +30,42 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import PASSES, PHASES, step_phase
 from lflops.profile.series import summed
 
-IN_MODULES = ("useful", "recompute", "memory_bound", "below_roof")  # the parts of a module's own time, in this order
+IN_MODULES = (
+    "useful",
+    "recompute",
+    "memory_bound",
+    "below_roof",
+    # the parts of a module's own time, in this order
+)
 
-# Work is divided by pass: a fused backward's second product has no separate time. `_BOTH` is used where forward and backward cannot be
-# separated.
+# Work is divided by pass: a fused backward's second product has no separate time. `_BOTH` is used
+# where forward and backward cannot be separated.
 _BOTH = ""
-_NOISE = 1e-9  # share of a step that is rounding error of sums of floats
+# share of a step that is rounding error of sums of floats
+_NOISE = 1e-9
 
 
 class Budget(Struct, frozen=True, kw_only=True):
     """Shares of the summed clean steps."""
 
-    seconds: float  # of the mean clean step
-    # By name, adding up to 1: those of `IN_MODULES`, each phase outside modules, and the activities of a traced device. `forward` and
-    # `backward` are the time of these phases that is in no module of the profile.
+    # of the mean clean step
+    seconds: float
+    # By name, adding up to 1: those of `IN_MODULES`, each phase outside modules, and the activities
+    # of a traced device. `forward` and `backward` are the time of these phases that is in no module
+    # of the profile.
     parts: Mapping[str, float]
-    modules: Mapping[str, Mapping[str, float]]  # the parts of `IN_MODULES` by module, of its self time; `parts` has their sums
-    idle: Mapping[str, float]  # of a traced device, shares of forward and backward in which it computed nothing
-    inside_rest: tuple[str, ...]  # parts that are unknown, and so are within `below_roof`: `idle`, `memory_bound`
+    modules: Mapping[
+        str, Mapping[str, float]
+        # the parts of `IN_MODULES` by module, of its self time; `parts` has their sums
+    ]
+    idle: Mapping[
+        str, float
+        # of a traced device, shares of forward and backward in which it computed nothing
+    ]
+    inside_rest: tuple[
+        str, ...
+        # parts that are unknown, and so are within `below_roof`: `idle`, `memory_bound`
+    ]
 
 
 class _Need(Struct, frozen=True, gc=False):
@@ -56,7 +76,11 @@ class _Need(Struct, frozen=True, gc=False):
     memory_bound: float = 0.0
 
     def __add__(self, other: "_Need") -> "_Need":
-        return _Need(self.useful + other.useful, self.recompute + other.recompute, self.memory_bound + other.memory_bound)
+        return _Need(
+            self.useful + other.useful,
+            self.recompute + other.recompute,
+            self.memory_bound + other.memory_bound,
+        )
 
 
 class _StepParts(NamedTuple):
@@ -64,19 +88,34 @@ class _StepParts(NamedTuple):
 
     seconds: Mapping[str, float]
     own: Mapping[tuple[str, str], float]
-    idle: Mapping[str, float] = {}  # of a device, by pass
+    # of a device, by pass
+    idle: Mapping[str, float] = {}
 
     def scaled_to(self, seconds: float) -> "_StepParts":
-        """The same parts, scaled to add up to a step's seconds; one part where nothing is separated."""
+        """The same parts, scaled to add up to a step's seconds.
+
+        One part where nothing is separated.
+        """
         factor = seconds / total if (total := sum(self.seconds.values())) else 0.0
-        parts = {name: part_seconds * factor for name, part_seconds in self.seconds.items()} if factor else {_BOTH: seconds}
-        return self._replace(seconds=parts, own={key: own * factor for key, own in self.own.items()})
+        parts = (
+            {name: part_seconds * factor for name, part_seconds in self.seconds.items()}
+            if factor
+            else {_BOTH: seconds}
+        )
+        return self._replace(
+            seconds=parts, own={key: own * factor for key, own in self.own.items()}
+        )
 
 
-def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: float = 1.0) -> Budget | None:
-    """Divide the mean clean step, whose phases are the first cut; `share` is the share of the counts that one rank did.
+def budget(
+    profile: Profile, chip: Hardware | None, times: StepTimes, *, share: float = 1.0
+) -> Budget | None:
+    """Divide the mean clean step, whose phases are the first cut.
 
-    `None` where the time, or the peak of a dtype in which something was multiplied, is unknown, and where nothing was counted.
+    `share` is the share of the counts that one rank did.
+
+    `None` where the time, or the peak of a dtype in which something was multiplied, is unknown, and
+    where nothing was counted.
     """
     seconds = times.mean
     needs = _needs(profile, chip, share) if chip and profile.cells else None
@@ -84,11 +123,17 @@ def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: 
         return None
     step = (_of_device(profile, times) or _of_phases(profile, times)).scaled_to(seconds)
     parts: defaultdict[str, float] = defaultdict(float)
-    modules: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(IN_MODULES, 0.0))
+    modules: defaultdict[str, dict[str, float]] = defaultdict(
+        lambda: dict.fromkeys(IN_MODULES, 0.0)
+    )
     for name, part_seconds in step.seconds.items():
         for module, took, need in _by_module(name, part_seconds, needs, step.own):
             # What is no module's and has none of its operators in it is a part by its own name.
-            for part, cut in _divide(took, need) if module is not None or need != _Need() else [(name or "below_roof", took)]:
+            for part, cut in (
+                _divide(took, need)
+                if module is not None or need != _Need()
+                else [(name or "below_roof", took)]
+            ):
                 parts[part] += cut / seconds
                 if module is not None:
                     modules[module][part] += cut / seconds
@@ -108,7 +153,9 @@ def budget(profile: Profile, chip: Hardware | None, times: StepTimes, *, share: 
 def _divide(seconds: float, need: _Need) -> Iterator[tuple[str, float]]:
     """Each part clipped to the time that the parts before it left."""
     left = seconds
-    for part, needed in zip(IN_MODULES, (need.useful, need.recompute, need.memory_bound, seconds), strict=True):
+    for part, needed in zip(
+        IN_MODULES, (need.useful, need.recompute, need.memory_bound, seconds), strict=True
+    ):
         cut = min(needed, left)
         left -= cut
         yield part, cut
@@ -127,17 +174,29 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
         compute = 2 * cell.executed_macs * share / peak if peak else 0.0
         moving = cell.bytes_moved * share / bandwidth if bandwidth else 0.0
         key, beyond = (cell.module, when), max(moving - compute, 0.0)
-        needed = _Need(0.0, compute, beyond) if cell.phase == "recompute" else _Need(compute, 0.0, beyond)
+        needed = (
+            _Need(0.0, compute, beyond)
+            if cell.phase == "recompute"
+            else _Need(compute, 0.0, beyond)
+        )
         needs[key] = needs.get(key, _Need()) + needed
     return needs
 
 
 def _by_module(
-    name: str, seconds: float, needs: Mapping[tuple[str, str], _Need], own: Mapping[tuple[str, str], float]
+    name: str,
+    seconds: float,
+    needs: Mapping[tuple[str, str], _Need],
+    own: Mapping[tuple[str, str], float],
 ) -> Iterator[tuple[str | None, float, _Need]]:
     """The seconds of a part by module, with what each needed; time of no module comes last."""
-    # A module without a time, as those within a compiled one, ran in that of the nearest above it that has one
-    times = {module: took for (module, when), took in own.items() if when == name and name in {*PASSES, _BOTH}}
+    # A module without a time, as those within a compiled one, ran in that of the nearest above it
+    # that has one
+    times = {
+        module: took
+        for (module, when), took in own.items()
+        if when == name and name in {*PASSES, _BOTH}
+    }
     needed: defaultdict[str | None, _Need] = defaultdict(_Need)
     for (module, when), need in needs.items():
         if name in {when, _BOTH}:
@@ -153,7 +212,10 @@ def _by_module(
 
 
 def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
-    """The phases of the clean steps, and the own seconds of modules. The time in which they communicate is a separate part."""
+    """The phases of the clean steps, and the own seconds of modules.
+
+    The time in which they communicate is a separate part.
+    """
     parts, own = dict(times.parts), _by_pass(profile, "own_seconds")
     for (name, when), seconds in times.communicating.items():
         cut = _move(parts, seconds, "communication", when)
@@ -163,7 +225,10 @@ def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
 
 
 def _move(parts: dict[str, float], seconds: float, to: str, *places: str) -> float:
-    """Move so many seconds to another part, out of the first place that has some; returns how many there were."""
+    """Move so many seconds to another part, out of the first place that has some.
+
+    Returns how many there were.
+    """
     moved = 0.0
     for place in places:
         cut = min(seconds - moved, parts.get(place, 0.0))
@@ -175,19 +240,26 @@ def _move(parts: dict[str, float], seconds: float, to: str, *places: str) -> flo
 
 
 def _of_device(profile: Profile, times: StepTimes) -> _StepParts | None:
-    """The phases of the clean steps, of whose forward and backward a traced device computed a part; `None` without such a trace."""
-    # Tracing makes the host slower and not the device's work, so what this leaves of the two phases is idle time. Copies and communication
-    # that nothing hides are taken out of what they are in.
+    """The phases of the clean steps, of whose forward and backward a traced device computed a part.
+
+    `None` without such a trace.
+    """
+    # Tracing makes the host slower and not the device's work, so what this leaves of the two phases
+    # is idle time. Copies and communication that nothing hides are taken out of what they are in.
     trace = profile.trace
     if trace is None or trace.device_compute_seconds is None:
         return None
     steps = (trace.batches or 1) / (profile.run.accumulation or 1)
     inclusive, computing = _by_pass(profile, "device_seconds"), trace.device_compute_seconds / steps
-    for each in profile.communication:  # its kernels are among those of the modules
+    # its kernels are among those of the modules
+    for each in profile.communication:
         for key in ((above, step_phase(each.phase)) for above in ancestry(each.module)):
             inclusive[key] = max(inclusive.get(key, 0.0) - (each.seconds or 0.0), 0.0)
     total = sum(inclusive.get(("", name), 0.0) for name in (*PASSES, "optimizer"))
-    factor = min(computing / total, 1.0) if total else 0.0  # kernels are recorded per step, and on streams that overlap
+    factor = (
+        min(computing / total, 1.0) if total else 0.0
+        # kernels are recorded per step, and on streams that overlap
+    )
     own = {key: took * factor for key, took in inclusive.items()}
     for (name, when), took in inclusive.items():
         if name and (above := (name.rpartition(".")[0], when)) in own:
@@ -195,17 +267,34 @@ def _of_device(profile: Profile, times: StepTimes) -> _StepParts | None:
     parts = dict(times.parts) or {_BOTH: times.mean or 0.0}
     if not factor:
         parts[_BOTH] = sum(parts.pop(name, 0.0) for name in (*PASSES, _BOTH))
-    busy = {when: inclusive.get(("", when), 0.0) * factor for when in PASSES} if factor else {_BOTH: computing}
+    busy = (
+        {when: inclusive.get(("", when), 0.0) * factor for when in PASSES}
+        if factor
+        else {_BOTH: computing}
+    )
     idle = {name: max(parts.get(name, 0.0) - took, 0.0) for name, took in busy.items()}
     for name, left in idle.items():
         _move(parts, left, "idle", name)
-    _move(parts, (trace.exposed_copy_seconds or 0.0) / steps - parts.get("transfer", 0.0), "copy", "other", "idle")
+    _move(
+        parts,
+        (trace.exposed_copy_seconds or 0.0) / steps - parts.get("transfer", 0.0),
+        "copy",
+        "other",
+        "idle",
+    )
     _move(parts, (trace.exposed_comm_seconds or 0.0) / steps, "communication", "idle", "other")
     return _StepParts(parts, own, idle)
 
 
 def _by_pass(profile: Profile, field: str) -> dict[tuple[str, str], float]:
     """Medians by module, those of the phases of one pass added up; the unknown left out."""
-    works = ((name, phase, module.work(phase)) for phase, (name, module) in product(PHASES, profile.modules.items()))
+    works = (
+        (name, phase, module.work(phase))
+        for phase, (name, module) in product(PHASES, profile.modules.items())
+    )
     spreads = ((name, phase, getattr(work, field)) for name, phase, work in works)
-    return summed(((name, step_phase(phase)), spread.median) for name, phase, spread in spreads if spread is not None)
+    return summed(
+        ((name, step_phase(phase)), spread.median)
+        for name, phase, spread in spreads
+        if spread is not None
+    )

@@ -1,4 +1,7 @@
-"""The modules of a profile as rows: a tree that folds what repeats, or a flat list by own work; and the places that take most time."""
+"""The modules of a profile as rows.
+
+A tree that folds what repeats, or a flat list by own work; and the places that take most time.
+"""
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +22,10 @@ from lflops.profile.series import sum_known, summed, sums
 
 
 class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
-    """Work in one phase. The fields mean what those of `Work` mean, inclusive or own as the row says."""
+    """Work in one phase.
+
+    The fields mean what those of `Work` mean, inclusive or own as the row says.
+    """
 
     calls: int = 0
     macs: int = 0
@@ -28,7 +34,9 @@ class WorkCounts(Struct, frozen=True, kw_only=True, gc=False):
     bytes_moved: int = 0
 
     def __add__(self, other: "WorkCounts") -> "WorkCounts":
-        return WorkCounts(**{field: getattr(self, field) + getattr(other, field) for field in _COUNTS})
+        return WorkCounts(
+            **{field: getattr(self, field) + getattr(other, field) for field in _COUNTS}
+        )
 
     def __mul__(self, times: int) -> "WorkCounts":
         return WorkCounts(**{field: getattr(self, field) * times for field in _COUNTS})
@@ -43,30 +51,48 @@ class Repeat(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One module, or a run of identical siblings: then every count is that of ONE of them, and a time is the mean of all.
+    """One module, or a run of identical siblings.
 
-    For a layer in a run of 12 identical blocks that is the mean over all 12. The shares are of the root's MACs in the phase asked for, or
-    of its FLOPs where the root has no MACs in it, as `share_of` says, and of its time.
+    Then every count is that of ONE of them, and a time is the mean of all.
+
+    For a layer in a run of 12 identical blocks that is the mean over all 12. The shares are of the
+    root's MACs in the phase asked for, or of its FLOPs where the root has no MACs in it, as
+    `share_of` says, and of its time.
     """
 
-    name: str  # the dotted path; of the first one where the row is a run
-    label: str  # its last part
-    names: tuple[str, ...]  # every module that the row represents, within the row above
-    repeat: Repeat | None  # the run, `None` where the row is a single module
-    depth: int  # 0 for the root
-    own: bool  # whether figures and parameters are without what is below it
+    # the dotted path; of the first one where the row is a run
+    name: str
+    # its last part
+    label: str
+    # every module that the row represents, within the row above
+    names: tuple[str, ...]
+    # the run, `None` where the row is a single module
+    repeat: Repeat | None
+    # 0 for the root
+    depth: int
+    # whether figures and parameters are without what is below it
+    own: bool
     kind: str
-    calls: int  # how often it was called in forward
+    # how often it was called in forward
+    calls: int
     compiled: bool
     owner: str | None
     parameters: int
-    trainable_parameters: int | None  # `None` where only the inclusive number is known. So is `parameter_bytes`.
+    trainable_parameters: (
+        int | None
+        # `None` where only the inclusive number is known. So is `parameter_bytes`.
+    )
     parameter_bytes: int | None
-    phases: Mapping[Phase, WorkCounts]  # the work of each phase
-    seconds: Mapping[Phase, float | None]  # the median time of each phase; `None` where it is unknown
+    # the work of each phase
+    phases: Mapping[Phase, WorkCounts]
+    seconds: Mapping[
+        Phase, float | None
+        # the median time of each phase; `None` where it is unknown
+    ]
     share: float | None
     time_share: float | None
-    children: tuple["Row", ...] = ()  # the rows below, where there is a tree
+    # the rows below, where there is a tree
+    children: tuple["Row", ...] = ()
 
     @property
     def times(self) -> int:
@@ -82,12 +108,20 @@ class Row(Struct, frozen=True, kw_only=True):
         return self.one(phase) * self.times
 
     def time(self, phase: Phase | None) -> float | None:
-        """Seconds of one of the row's modules; `phase=None` adds up those of `TIMED_PHASES` that are known."""
+        """Seconds of one of the row's modules.
+
+        `phase=None` adds up those of `TIMED_PHASES` that are known.
+        """
         return _added_up(self.seconds, phase)
 
     def flops_per_second(self, phase: Phase | None) -> float | None:
-        """2 x MACs over the time of the phases that they ran in; `None` where one of these has no time."""
-        ran = [each for each in _phases(phase) if self.phases[each].macs] or list(_phases(phase))[:1]
+        """2 x MACs over the time of the phases that they ran in.
+
+        `None` where one of these has no time.
+        """
+        ran = [each for each in _phases(phase) if self.phases[each].macs] or list(_phases(phase))[
+            :1
+        ]
         return flops_per_second(self.one(phase).macs, sum_known(self.seconds[name] for name in ran))
 
 
@@ -96,11 +130,14 @@ _ORDERS: dict[str, Callable[[Row, Phase | None], Any]] = {
     "flops": lambda row, phase: -row.all(phase).flops,
     "parameters": lambda row, _: -row.parameters * row.times,
     "bytes": lambda row, phase: -row.all(phase).bytes_moved,
-    "name": lambda row, _: [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", row.name))],
+    "name": lambda row, _: [
+        int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", row.name))
+    ],
     "time": lambda row, phase: (row.time(phase) is None, -(row.time(phase) or 0) * row.times),
 }
 
-SORT_KEYS = tuple(_ORDERS)  # sort keys of rows: the name, or a metric, largest first
+# sort keys of rows: the name, or a metric, largest first
+SORT_KEYS = tuple(_ORDERS)
 
 _COUNTS = WorkCounts.__struct_fields__
 
@@ -115,19 +152,28 @@ def tree(
     below: Mapping[str, Sequence[str]] | None = None,
     groups: Mapping[str, int] | None = None,
 ) -> tuple[Row, ...]:
-    """The modules by name, inclusive: the root, and in each row the rows below it. A `ValueError` where an argument has a wrong value.
+    """The modules by name, inclusive: the root, and in each row the rows below it.
 
-    `depth` is how many levels below the root are shown, -1 for all. With `fold`, consecutive siblings with the same kinds, labels and
-    counts all the way down share a row. Siblings are sorted by one of `SORT_KEYS`, a run by the sum of its modules; `None` keeps the
-    model's order. `share` and `sort` are about the `phase`, `None` for all phases together. `below` is what `children` returns, `groups`
-    what `identical_subtrees` returns, where they are known.
+    A `ValueError` where an argument has a wrong value.
+
+    `depth` is how many levels below the root are shown, -1 for all. With `fold`, consecutive
+    siblings with the same kinds, labels and counts all the way down share a row. Siblings are
+    sorted by one of `SORT_KEYS`, a run by the sum of its modules; `None` keeps the model's order.
+    `share` and `sort` are about the `phase`, `None` for all phases together. `below` is what
+    `children` returns, `groups` what `identical_subtrees` returns, where they are known.
     """
     _check_sort(profile, sort, phase)
     if depth < -1:
-        raise ValueError(f"depth={depth}: give -1 for all levels, 0 for the model alone, or how many to show below it")
+        raise ValueError(
+            f"depth={depth}: give -1 for all levels, 0 for the model alone, or how many to show below it"
+        )
     below = below or children(profile.modules)
     if groups is None:
-        groups = identical_subtrees(profile, below) if fold else {name: index for index, name in enumerate(below)}
+        groups = (
+            identical_subtrees(profile, below)
+            if fold
+            else {name: index for index, name in enumerate(below)}
+        )
 
     def rows(siblings: Iterable[tuple[str, ...]], level: int) -> tuple[Row, ...]:
         """Rows of siblings; each comes with the names of its counterparts in the other modules of the run above."""
@@ -135,8 +181,16 @@ def tree(
         for _, group in groupby(siblings, key=lambda sibling: groups[sibling[0]]):
             run = tuple(group)
             folded = [name for sibling in run for name in sibling]
-            row = _row(profile, tuple(sibling[0] for sibling in run), folded, own=False, phase=phase)
-            made.append(row if level == depth else replace(row, children=rows(zip(*(below[n] for n in folded), strict=True), level + 1)))
+            row = _row(
+                profile, tuple(sibling[0] for sibling in run), folded, own=False, phase=phase
+            )
+            made.append(
+                row
+                if level == depth
+                else replace(
+                    row, children=rows(zip(*(below[n] for n in folded), strict=True), level + 1)
+                )
+            )
         return _sorted(made, sort, phase)
 
     return rows([("",)], 0)
@@ -149,10 +203,19 @@ def walk(rows: Iterable[Row]) -> Iterator[Row]:
         yield from walk(row.children)
 
 
-def flat(profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward") -> tuple[Row, ...]:
-    """Every module by its own work; `sort` is by MACs unless given. It and the phase are as in `tree`, and raise the same."""
+def flat(
+    profile: Profile, *, sort: str | None = None, phase: Phase | None = "forward"
+) -> tuple[Row, ...]:
+    """Every module by its own work.
+
+    `sort` is by MACs unless given. It and the phase are as in `tree`, and raise the same.
+    """
     _check_sort(profile, sort, phase)
-    return _sorted([_row(profile, (name,), (name,), own=True, phase=phase) for name in profile.modules], sort or "macs", phase)
+    return _sorted(
+        [_row(profile, (name,), (name,), own=True, phase=phase) for name in profile.modules],
+        sort or "macs",
+        phase,
+    )
 
 
 def totals(profile: Profile) -> dict[Phase, WorkCounts]:
@@ -161,9 +224,12 @@ def totals(profile: Profile) -> dict[Phase, WorkCounts]:
 
 def unsharded_macs(profile: Profile) -> dict[str, int | None]:
     """The model's MACs in each phase that has any; empty where this rank does all of them."""
-    # A phase is `None` where they are unknown: the ranks are known to share a batch, or each to hold a part of the parameters.
+    # A phase is `None` where they are unknown: the ranks are known to share a batch, or each to
+    # hold a part of the parameters.
     root, tensor_parallel = profile.modules[""], profile.run.tensor_parallel_size
-    works: dict[str, Work] = {phase: work for phase in PHASES if (work := root.work(phase)).macs or work.logical_macs}
+    works: dict[str, Work] = {
+        phase: work for phase in PHASES if (work := root.work(phase)).macs or work.logical_macs
+    }
     logical: dict[str, int | None] = {phase: work.logical_macs for phase, work in works.items()}
     is_sharded = root.local_parameters != root.parameters or tensor_parallel not in {None, 1}
     differs = any(macs is not None and macs != works[phase].macs for phase, macs in logical.items())
@@ -171,14 +237,25 @@ def unsharded_macs(profile: Profile) -> dict[str, int | None]:
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
-    """The metric that shares in a phase are of: MACs, or FLOPs where there are no MACs, as in the optimizer."""
+    """The metric that shares in a phase are of.
+
+    MACs, or FLOPs where there are no MACs, as in the optimizer.
+    """
     root = [profile.modules[""].work(each) for each in _phases(phase)]
-    return "flops" if any(work.flops for work in root) and not any(work.macs for work in root) else "macs"
+    return (
+        "flops"
+        if any(work.flops for work in root) and not any(work.macs for work in root)
+        else "macs"
+    )
 
 
 def has_times(profile: Profile, phase: Phase | None) -> bool:
     """Whether any module has a time in that phase, or in any of them."""
-    return any(module.work(each).seconds is not None for module in profile.modules.values() for each in _phases(phase))
+    return any(
+        module.work(each).seconds is not None
+        for module in profile.modules.values()
+        for each in _phases(phase)
+    )
 
 
 def _check_sort(profile: Profile, sort: str | None, phase: Phase | None) -> None:
@@ -186,14 +263,23 @@ def _check_sort(profile: Profile, sort: str | None, phase: Phase | None) -> None
         raise ValueError(f"sort={sort!r}: give one of {', '.join(SORT_KEYS)}")
     if sort == "time" and not has_times(profile, phase):
         where = "in any phase" if phase is None else f"in {phase}"
-        raise ValueError(f"sort='time': no module of this profile has a time {where}; give one of {', '.join(SORT_KEYS[:-1])}")
+        raise ValueError(
+            f"sort='time': no module of this profile has a time {where}; give one of {', '.join(SORT_KEYS[:-1])}"
+        )
 
 
 def _sorted(rows: list[Row], sort: str | None, phase: Phase | None) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: _ORDERS[sort](row, phase))) if sort else tuple(rows)
 
 
-def _row(profile: Profile, names: tuple[str, ...], folded: Sequence[str], *, own: bool, phase: Phase | None) -> Row:
+def _row(
+    profile: Profile,
+    names: tuple[str, ...],
+    folded: Sequence[str],
+    *,
+    own: bool,
+    phase: Phase | None,
+) -> Row:
     """The row of the first name, with the mean time of all folded modules, without children."""
     module = profile.modules[names[0]]
     phases = _by_phase(module, own=own)
@@ -219,7 +305,9 @@ def _row(profile: Profile, names: tuple[str, ...], folded: Sequence[str], *, own
         parameter_bytes=None if own else module.parameter_bytes,
         phases=phases,
         seconds=seconds,
-        share=sum(getattr(phases[each], metric) for each in _phases(phase)) / total if total else None,
+        share=sum(getattr(phases[each], metric) for each in _phases(phase)) / total
+        if total
+        else None,
         time_share=time / total_time if total_time and time is not None else None,
     )
 
@@ -235,14 +323,26 @@ def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase
 
 
 def _added_up(seconds: Mapping[Phase, float | None], phase: Phase | None) -> float | None:
-    """The seconds of one phase, or of all phases; a phase whose time is unknown hides none of the others."""
-    known = [each for name in ((phase,) if phase else TIMED_PHASES) if (each := seconds[name]) is not None]
+    """The seconds of one phase, or of all phases.
+
+    A phase whose time is unknown hides none of the others.
+    """
+    known = [
+        each
+        for name in ((phase,) if phase else TIMED_PHASES)
+        if (each := seconds[name]) is not None
+    ]
     return sum(known) if known else None
 
 
 def _by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:
     prefix = "own_" if own else ""
-    return {phase: WorkCounts(**{field: getattr(module.work(phase), prefix + field) for field in _COUNTS}) for phase in PHASES}
+    return {
+        phase: WorkCounts(
+            **{field: getattr(module.work(phase), prefix + field) for field in _COUNTS}
+        )
+        for phase in PHASES
+    }
 
 
 def _phases(phase: Phase | None) -> tuple[Phase, ...]:
@@ -257,28 +357,46 @@ class BusyModules(Struct, frozen=True, kw_only=True):
     """The modules at one place of the model, without the modules below them."""
 
     pattern: str
-    name: str  # the pattern; where only some at that place have a time, the names of these
+    # the pattern; where only some at that place have a time, the names of these
+    name: str
     kind: str
     modules: int
-    seconds: float  # total time of all of them in a step
-    macs: int  # of forward and backward, of all of them
+    # total time of all of them in a step
+    seconds: float
+    # of forward and backward, of all of them
+    macs: int
 
 
 def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
-    """Forward, backward, recompute, and the optimizer if known; `None` if no phase has a time. `own`: without the modules below."""
+    """Forward, backward, recompute, and the optimizer if known.
+
+    `None` if no phase has a time. `own`: without the modules below.
+    """
     # A phase whose time is unknown is left out, so that it does not hide the others.
     works = [module.work(phase) for phase in TIMED_PHASES]
-    known = [spread.median for work in works if (spread := work.own_seconds if own else work.seconds) is not None]
+    known = [
+        spread.median
+        for work in works
+        if (spread := work.own_seconds if own else work.seconds) is not None
+    ]
     return sum(known) if known else None
 
 
 def busiest(
-    profile: Profile, patterns: Mapping[str, str], communicating: Mapping[tuple[str, str], float] | None = None
+    profile: Profile,
+    patterns: Mapping[str, str],
+    communicating: Mapping[tuple[str, str], float] | None = None,
 ) -> tuple[BusyModules, ...]:
-    """All places with a time, the one with the most time first; seconds of communication are no work of the module."""
+    """All places with a time, the one with the most time first.
+
+    Seconds of communication are no work of the module.
+    """
     without = summed((name, seconds) for (name, _), seconds in (communicating or {}).items())
     # A module that never ran, as a list of layers, has no time.
-    own = {name: (total_seconds(module, own=True) or 0.0) - without.get(name, 0.0) for name, module in profile.modules.items()}
+    own = {
+        name: (total_seconds(module, own=True) or 0.0) - without.get(name, 0.0)
+        for name, module in profile.modules.items()
+    }
     timed = {name: seconds for name, seconds in own.items() if seconds > 0}
     found = []
     for label, names in fold_repeats(timed, lambda name: (name,), patterns):
@@ -298,33 +416,66 @@ def busiest(
 
 _COMPARED = (*COUNTS, *(f"own_{count}" for count in COUNTS), "logical_macs", "own_logical_macs")
 _FACTS = (
-    *("kind", "calls", "compiled", "parameters", "trainable_parameters", "parameter_bytes", "trainable_parameter_bytes"),
+    *(
+        "kind",
+        "calls",
+        "compiled",
+        "parameters",
+        "trainable_parameters",
+        "parameter_bytes",
+        "trainable_parameter_bytes",
+    ),
     *("own_parameters", "local_parameters", "local_parameter_bytes"),
 )
 
-_FACTS_OF, _WORKS_OF, _COUNTS_OF = attrgetter(*_FACTS), attrgetter(*PHASES), attrgetter(*_COMPARED)  # five times as fast as loops
+_FACTS_OF, _WORKS_OF, _COUNTS_OF = (
+    attrgetter(*_FACTS),
+    attrgetter(*PHASES),
+    attrgetter(*_COMPARED),
+    # five times as fast as loops
+)
 _BOUNDS: tuple[Bound, ...] = ("compute", "memory")
 _WORST_FIRST: tuple[AboveRoofReason, ...] = ("error", "cache_unknown", "compiled", "cache")
 
 
 def identical_subtrees(profile: Profile, below: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """A number for each module; two modules have the same where their counts are equal, and the labels and counts of all below them."""
+    """A number for each module.
+
+    Two modules have the same where their counts are equal, and the labels and counts of all below
+    them.
+    """
     return numbered(below, lambda name: _counts(profile.modules[name]))
 
 
 def numbered(below: Mapping[str, Sequence[str]], key: Callable[[str], Hashable]) -> dict[str, int]:
-    """A number for each module; two modules have the same where their keys are equal, and the labels and keys of all below them."""
+    """A number for each module.
+
+    Two modules have the same where their keys are equal, and the labels and keys of all below them.
+    """
     numbers: dict[str, int] = {}
     seen: dict[Hashable, int] = {}
-    for name in sorted(below, key=len, reverse=True):  # longer names first: children before their parents
+    for name in sorted(
+        below,
+        key=len,
+        reverse=True,
+        # longer names first: children before their parents
+    ):
         children = tuple((child.rpartition(".")[2], numbers[child]) for child in below[name])
         numbers[name] = seen.setdefault((key(name), children), len(seen))
     return numbers
 
 
 def _counts(module: ModuleProfile) -> tuple[Any, ...]:
-    """The values that identical modules share: neither times nor the peak, which depend on when a module runs."""
-    return (module.owner is None, _FACTS_OF(module), *map(_COUNTS_OF, _WORKS_OF(module)), frozenset(module.dtypes.items()))
+    """The values that identical modules share.
+
+    Neither times nor the peak, which depend on when a module runs.
+    """
+    return (
+        module.owner is None,
+        _FACTS_OF(module),
+        *map(_COUNTS_OF, _WORKS_OF(module)),
+        frozenset(module.dtypes.items()),
+    )
 
 
 class Repeats(NamedTuple):
@@ -345,7 +496,10 @@ class Repeats(NamedTuple):
 
     @property
     def point(self) -> Point:
-        """Their sum. Its bound is that of most of its time. It is above its roof if one of them is."""
+        """Their sum.
+
+        Its bound is that of most of its time. It is above its roof if one of them is.
+        """
         first, *others = self.parts
         if not others:
             return point_of(first)
@@ -353,7 +507,12 @@ class Repeats(NamedTuple):
         total = Total(
             **sums([part.total for part in self.parts], "calls", "flops", "bytes_moved"),
             seconds=self.roof_seconds,
-            bound=max(_BOUNDS, key=lambda bound: sum(part.roof_seconds or 0.0 for part in self.parts if part.total.bound == bound)),
+            bound=max(
+                _BOUNDS,
+                key=lambda bound: sum(
+                    part.roof_seconds or 0.0 for part in self.parts if part.total.bound == bound
+                ),
+            ),
             costs=(),
         )
         fused = sum_known(part.fused_bytes for part in self.parts)

@@ -1,1 +1,4 @@
-"""Which module and which phase is running now: hooks on modules, autograd's sequence numbers, optimizer steps, user scopes."""
+"""Which module and which phase is running now.
+
+Hooks on modules, autograd's sequence numbers, optimizer steps, user scopes.
+"""

@@ -1,17 +1,23 @@
-"""Which module and which phase is running: the one answer that counting, time spans and traces share.
+"""Which module and which phase is running.
 
-Forward: a stack of the modules entered, one for each thread, kept by global module hooks, which write nothing on the modules.
-Backward: torch numbers the autograd nodes of a thread in the order they are built. The number at each module boundary divides them into
-segments, each with its row; in backward the number of the node that is running says in which segment it was built. Nothing depends on
-what the modules take or return.
+The one answer that counting, time spans and traces share.
+
+Forward: a stack of the modules entered, one for each thread, kept by global module hooks, which
+    write nothing on the modules.
+Backward: torch numbers the autograd nodes of a thread in the order they are built. The number at
+    each module boundary divides them into
+segments, each with its row; in backward the number of the node that is running says in which
+segment it was built. Nothing depends on what the modules take or return.
 
     forward     enter q   mm   leave q   enter k   mm   leave k       boundaries: 5 q, 6 root, 6 k, 7 root
     number                5                        6
     backward    node 6: k, node 5: q
 
-On a device backward runs on the device's thread, which numbers from 0 itself. What activation checkpointing builds there again is run by a
-pass within the pass, on that thread (`in_inner_backward`), and gone with it. What a differentiated backward builds there lasts, and so does
-what a second thread builds in forward. Then nodes are claimed. Where that is not enough, the root has the work, with a note (`ambiguous`).
+On a device backward runs on the device's thread, which numbers from 0 itself. What activation
+checkpointing builds there again is run by a pass within the pass, on that thread
+(`in_inner_backward`), and gone with it. What a differentiated backward builds there lasts, and so
+does what a second thread builds in forward. Then nodes are claimed. Where that is not enough, the
+root has the work, with a note (`ambiguous`).
 """
 
 import threading
@@ -27,7 +33,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lflops.attribution.hooks import LISTENERS, install_hooks
-from lflops.attribution.python_stack import caller, checkpoint_is_running, in_inner_backward, is_running
+from lflops.attribution.python_stack import (
+    caller,
+    checkpoint_is_running,
+    in_inner_backward,
+    is_running,
+)
 from lflops.error_guard import Guard, Undo, unguarded
 from lflops.inputs.tensors import nodes_of, tensors_in
 from lflops.model.module_tree import ModuleTree
@@ -47,8 +58,8 @@ class AutogradSegments:
     """The numbering of one thread, divided at the boundaries of modules."""
 
     def __init__(self, start: int) -> None:
-        # Whether the thread built nodes that a later backward pass can meet. One that only recomputes builds nodes too, but they are gone
-        # when the pass is.
+        # Whether the thread built nodes that a later backward pass can meet. One that only
+        # recomputes builds nodes too, but they are gone when the pass is.
         self.lasting = False
         self._starts: list[int] = []
         self._rows: list[str] = []
@@ -84,9 +95,12 @@ class AutogradSegments:
 
 
 class Claims:
-    """Marks on the nodes themselves, made only when several threads build nodes: their numberings overlap and a node knows no thread.
+    """Marks on the nodes themselves, made only when several threads build nodes.
 
-    The marks are entries in `Node.metadata`, which is there for that; `release` takes them off again.
+    Their numberings overlap and a node knows no thread.
+
+    The marks are entries in `Node.metadata`, which is there for that; `release` takes them off
+    again.
     """
 
     def __init__(self) -> None:
@@ -115,7 +129,8 @@ class Claims:
 class Frame:
     """Something entered and not yet left."""
 
-    key: int  # the identity by which it is left
+    # the identity by which it is left
+    key: int
 
 
 AnyFrame = TypeVar("AnyFrame", bound=Frame)
@@ -142,10 +157,14 @@ class FrameStack(list[AnyFrame]):
 class TrackedFrame(Frame):
     """A module or scope that a `ModuleTracker` follows."""
 
-    row: str  # its row in the tree of names
-    module_row: str  # the nearest row at or above it that is a module's
-    backward: int  # the backward pass in which it was entered
-    # The Python frame that entered a module. Once that is gone, so is this: after an interrupt torch calls no hook.
+    # its row in the tree of names
+    row: str
+    # the nearest row at or above it that is a module's
+    module_row: str
+    # the backward pass in which it was entered
+    backward: int
+    # The Python frame that entered a module. Once that is gone, so is this: after an interrupt
+    # torch calls no hook.
     caller: FrameType | None
 
 
@@ -156,15 +175,27 @@ class ThreadState:
         self.stack: FrameStack[TrackedFrame] = FrameStack()
         self.segments: AutogradSegments | None = None
         self.calls: Counter[str] = Counter()
-        # The last backward pass seen here with gradients on, and whether it is one that is itself differentiated
+        # The last backward pass seen here with gradients on, and whether it is one that is itself
+        # differentiated
         self.backward = NO_BACKWARD
         self.differentiated = False
-        self.writes_gradient = False  # whether the node that ran last in backward was one that writes `.grad`
-        self.recomputed_round = -1  # the last round of forward in whose backward modules were entered here
-        # Whether the next operator has to begin a segment: nodes were built in backward, or a frame was found abandoned
+        self.writes_gradient = (
+            # whether the node that ran last in backward was one that writes `.grad`
+            False
+        )
+        self.recomputed_round = (
+            -1
+            # the last round of forward in whose backward modules were entered here
+        )
+        # Whether the next operator has to begin a segment: nodes were built in backward, or a frame
+        # was found abandoned
         self.detour = False
-        self.unfollow: Callable[[], None] | None = None  # what to call when the thread has left the tree's modules
-        # The optimizer steps that are running, each with the backward pass that it began in; `None` for a step's closure
+        self.unfollow: Callable[[], None] | None = (
+            # what to call when the thread has left the tree's modules
+            None
+        )
+        # The optimizer steps that are running, each with the backward pass that it began in; `None`
+        # for a step's closure
         self.steps: list[tuple[Optimizer | None, int]] = []
 
 
@@ -178,14 +209,28 @@ class ThreadLocal(threading.local):
 class ModuleTracker:
     """Follows the modules of a tree through forward, backward, recompute and the optimizer, between `start` and `stop`."""
 
-    def __init__(self, tree: ModuleTree, *, phase: Phase = "other", follow: Callable[[], Callable[[], None]] | None = None) -> None:
+    def __init__(
+        self,
+        tree: ModuleTree,
+        *,
+        phase: Phase = "other",
+        follow: Callable[[], Callable[[], None]] | None = None,
+    ) -> None:
         self.tree = tree
         self.ambiguous = 0
-        self._phase = phase  # what an operator outside of every module is, until the first module is called
-        self._follow = follow  # called when another thread enters a module of the tree; returns what to call when it has left
+        self._phase = (
+            # what an operator outside of every module is, until the first module is called
+            phase
+        )
+        # called when another thread enters a module of the tree; returns what to call when it has
+        # left
+        self._follow = follow
         self._round = 0
         self._local = ThreadLocal()
-        self._threads: list[AutogradSegments] = []  # the first thread's own comes first: `start` sees to it
+        self._threads: list[
+            AutogradSegments
+            # the first thread's own comes first: `start` sees to it
+        ] = []
         self._calls: list[Counter[str]] = []
         self._claims = Claims()
         self._hooks = Undo()
@@ -205,10 +250,14 @@ class ModuleTracker:
         """Hook out, and take the claims off nodes that live on."""
         self._hooks.close()
         self._claims.release()
-        self._follow = None  # else it and its followers would keep each other, and the model, alive
+        # else it and its followers would keep each other, and the model, alive
+        self._follow = None
 
     def outside(self, phase: Phase) -> None:
-        """Say what an operator outside of every module is from now on; a module's forward and any backward change that."""
+        """Say what an operator outside of every module is from now on.
+
+        A module's forward and any backward change that.
+        """
         self._phase = phase
 
     @property
@@ -234,8 +283,11 @@ class ModuleTracker:
         elif backward != NO_BACKWARD:
             return self._in_backward(backward)
         else:
-            # What can be differentiated is part of a forward; the others are clipping, averages, metrics.
-            differentiable = torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(operands))
+            # What can be differentiated is part of a forward; the others are clipping, averages,
+            # metrics.
+            differentiable = torch.is_grad_enabled() and any(
+                each.requires_grad for each in tensors_in(operands)
+            )
             row, phase = "", "forward" if differentiable else self._phase
         if state.detour:
             self._segments().extend(next_sequence_number(), row)
@@ -245,21 +297,36 @@ class ModuleTracker:
     def current_of_view(self, operands: Any) -> tuple[str, Phase]:
         """The same for a view, to whose row nothing is added: in backward it is not looked for."""
         state = self._local.state
-        if backward_id() == NO_BACKWARD or state.stack or state.steps or len(self._threads) > 1 or torch.is_grad_enabled():
+        if (
+            backward_id() == NO_BACKWARD
+            or state.stack
+            or state.steps
+            or len(self._threads) > 1
+            or torch.is_grad_enabled()
+        ):
             return self.current(operands)
         self._phase = "other"
         return "", "backward"
 
     def stepping(self) -> Optimizer | None:
-        """The optimizer whose operator is running. Call it only after `current` returned the phase "optimizer"."""
+        """The optimizer whose operator is running.
+
+        Call it only after `current` returned the phase "optimizer".
+        """
         return self._local.state.steps[-1][0]
 
     def writes_gradient(self) -> bool:
-        """Whether the running node writes a gradient. Call it only after `current` returned the phase "backward"."""
+        """Whether the running node writes a gradient.
+
+        Call it only after `current` returned the phase "backward".
+        """
         return self._local.state.writes_gradient
 
     def between(self) -> tuple[str, Phase]:
-        """The row and the phase that Python code between operators belongs to; outside of every module it is in no pass."""
+        """The row and the phase that Python code between operators belongs to.
+
+        Outside of every module it is in no pass.
+        """
         backward = backward_id()
         top = self._top(backward)
         if self.optimizer is not None:
@@ -292,7 +359,12 @@ class ModuleTracker:
         if module not in self.tree:
             return
         outermost = self._pop(id(module))
-        if outermost and len(self._threads) > 1 and sum(each.lasting for each in self._threads) > 1 and backward_id() == NO_BACKWARD:
+        if (
+            outermost
+            and len(self._threads) > 1
+            and sum(each.lasting for each in self._threads) > 1
+            and backward_id() == NO_BACKWARD
+        ):
             if threading.get_ident() != self.home:
                 self._claims.claim(nodes_of(values[:-1]), self._threads[0])
             self._claims.claim(nodes_of(values[-1]), self._segments())
@@ -306,7 +378,10 @@ class ModuleTracker:
         self._pop(key)
 
     def enter_row(self, key: int, row: str) -> None:
-        """Push a frame for a row of any name. It is no call of a module, and changes no phase outside of modules."""
+        """Push a frame for a row of any name.
+
+        It is no call of a module, and changes no phase outside of modules.
+        """
         state, backward = self._local.state, backward_id()
         self._top(backward)
         state.stack.append(TrackedFrame(key, row, self.tree.nearest(row), backward, None))
@@ -334,7 +409,11 @@ class ModuleTracker:
 
     def follows_this_thread(self) -> bool:
         """Whether this thread is the first, is within a module or goes backward."""
-        inside = threading.get_ident() == self.home or bool(self._local.state.stack) or backward_id() != NO_BACKWARD
+        inside = (
+            threading.get_ident() == self.home
+            or bool(self._local.state.stack)
+            or backward_id() != NO_BACKWARD
+        )
         return inside and self._is_mine()
 
     def _is_mine(self) -> bool:
@@ -344,7 +423,10 @@ class ModuleTracker:
 
     def _push(self, key: int, row: str, module_row: str, caller: FrameType | None) -> None:
         state, backward = self._local.state, backward_id()
-        if backward == NO_BACKWARD and not state.stack:  # what an exception left was taken off just before
+        if (
+            backward == NO_BACKWARD and not state.stack
+            # what an exception left was taken off just before
+        ):
             self._round += 1
             if self.optimizer is None:
                 self._phase = "forward"
@@ -352,7 +434,10 @@ class ModuleTracker:
                 state.unfollow = self._follow()
         state.stack.append(TrackedFrame(key, row, module_row, backward, caller))
         self._boundary(row, backward)
-        if backward == NO_BACKWARD and key not in self.tree.wrappers:  # a call of a wrapper is one of what it wraps
+        if (
+            backward == NO_BACKWARD and key not in self.tree.wrappers
+            # a call of a wrapper is one of what it wraps
+        ):
             state.calls[row] += 1
 
     def _pop(self, key: int) -> bool:
@@ -360,7 +445,10 @@ class ModuleTracker:
         state = self._local.state
         if not state.stack.cut(key):
             return False
-        self._segments().close(next_sequence_number())  # else in recompute what the frame built would go to what runs around it
+        self._segments().close(
+            next_sequence_number()
+            # else in recompute what the frame built would go to what runs around it
+        )
         self._boundary(self._running()[0], backward_id())
         if not state.stack and state.unfollow is not None:
             unfollow, state.unfollow = state.unfollow, None
@@ -370,7 +458,8 @@ class ModuleTracker:
     def _top(self, backward: int) -> TrackedFrame | None:
         state = self._local.state
         stack = state.stack
-        # A pass is numbered above the one it runs within: a frame of a higher one was left by an exception.
+        # A pass is numbered above the one it runs within: a frame of a higher one was left by an
+        # exception.
         while stack and (stack[-1].backward > backward or not is_running(stack[-1].caller)):
             stack.pop()
             state.detour = True
@@ -410,7 +499,9 @@ class ModuleTracker:
         if owner is not None:
             return owner.row(number)
         lasting = [each for each in self._threads if each.lasting]
-        rows = {each.row(number) for each in lasting if each.spans(number)} or {lasting[0].row(number)}
+        rows = {each.row(number) for each in lasting if each.spans(number)} or {
+            lasting[0].row(number)
+        }
         if len(rows) > 1:
             self.ambiguous += 1
             return ""
@@ -419,7 +510,10 @@ class ModuleTracker:
     def _segments(self) -> AutogradSegments:
         state = self._local.state
         if state.segments is None:
-            state.segments = AutogradSegments(next_sequence_number() - 1)  # the operator that is about to run has its node already
+            state.segments = AutogradSegments(
+                next_sequence_number() - 1
+                # the operator that is about to run has its node already
+            )
             self._threads.append(state.segments)
             self._calls.append(state.calls)
         return state.segments

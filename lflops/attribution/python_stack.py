@@ -1,4 +1,7 @@
-"""What the Python frames of this thread say: who called a hook, and which of torch's functions an operator runs in."""
+"""What the Python frames of this thread say.
+
+Who called a hook, and which of torch's functions an operator runs in.
+"""
 
 import sys
 from itertools import takewhile
@@ -15,9 +18,14 @@ _AROUND_HOOKS = ("lflops/error_guard.py", "lflops/timing/measure.py", "torch/_dy
 """Files whose functions may stand between torch's call of a hook and `ModuleTracker`."""
 
 BUCKET: Any = getattr(distributed, "GradBucket", None)
-"""What DDP gives a communication hook; there is none where torch was built without distributed training."""
+"""What DDP gives a communication hook.
 
-ENGINE = "_engine_run_backward"  # the function from which autograd's engine is called. Where it runs nodes on its own thread there is none.
+There is none where torch was built without distributed training.
+"""
+
+# the function from which autograd's engine is called. Where it runs nodes on its own thread there
+# is none.
+ENGINE = "_engine_run_backward"
 
 MODE = "__torch_dispatch__"
 
@@ -31,8 +39,12 @@ def caller() -> FrameType | None:
 
 
 def is_running(caller: FrameType | None) -> bool:
-    """Whether the Python frame is on this thread's stack; taken to be so where there is none to look for."""
-    # It is looked for below the nearest three frames, which are ours: Python makes an object of each frame that is looked at.
+    """Whether the Python frame is on this thread's stack.
+
+    Taken to be so where there is none to look for.
+    """
+    # It is looked for below the nearest three frames, which are ours: Python makes an object of
+    # each frame that is looked at.
     if caller is None:
         return True
     frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - as `inspect.currentframe`, in half the time, for every operator
@@ -59,7 +71,8 @@ def in_inner_backward() -> bool:
 
 def in_communication_hook() -> bool:
     """Whether the operator, within a node that writes a gradient, was called by a communication hook of DDP, such as PowerSGD."""
-    # It is no module's backward then. The nearest three frames are ours, and what a frame holds takes long to ask.
+    # It is no module's backward then. The nearest three frames are ours, and what a frame holds
+    # takes long to ask.
     if BUCKET is None:
         return False
     frame = sys._getframe(3).f_back  # noqa: SLF001 - the public way makes a list of all frames
@@ -72,11 +85,17 @@ def in_communication_hook() -> bool:
 
 def sums_gradients(args: Any, kwargs: Any) -> bool:
     """Whether an addition in backward is one of the engine's, which it makes in place where no dispatch mode is on."""
-    # The engine calls it without a frame of Python in between. The formulas of a few operators' gradients look the same.
+    # The engine calls it without a frame of Python in between. The formulas of a few operators'
+    # gradients look the same.
     if kwargs or len(args) != 2 or torch.is_grad_enabled():
         return False
     first, second = args
-    if not isinstance(first, Tensor) or not isinstance(second, Tensor) or first.shape != second.shape or first.dtype != second.dtype:
+    if (
+        not isinstance(first, Tensor)
+        or not isinstance(second, Tensor)
+        or first.shape != second.shape
+        or first.dtype != second.dtype
+    ):
         return False
     if first.numel() * first.element_size() != first.untyped_storage().nbytes():
         return False

@@ -1,4 +1,8 @@
-"""The command line. Exit status 0 is fine, 1 a limit that was set and is broken, 2 wrong usage or an unreadable file, in one line."""
+"""The command line.
+
+Exit status 0 is fine, 1 a limit that was set and is broken, 2 wrong usage or an unreadable file, in
+one line.
+"""
 
 import os
 import sys
@@ -21,15 +25,43 @@ from lflops.report.explanation import FORMAT, Explanation
 from lflops.version import __version__
 
 
-def schema(*, of_why: Annotated[bool, typer.Option("--why", help="That of what `lflops why --format json` prints.")] = False) -> None:
+def schema(
+    *,
+    of_why: Annotated[
+        bool, typer.Option("--why", help="That of what `lflops why --format json` prints.")
+    ] = False,
+) -> None:
     """Print the JSON schema of a profile's file."""
-    write_json(json_schema(Explanation, f"An explanation of lflops, format {FORMAT}") if of_why else json_schema())
+    write_json(
+        json_schema(Explanation, f"An explanation of lflops, format {FORMAT}")
+        if of_why
+        else json_schema()
+    )
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
-for command in (show, why, what_if, diff, html, estimate, roofline, hardware, ledger, window, selftest, schema):
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (
+    show,
+    why,
+    what_if,
+    diff,
+    html,
+    estimate,
+    roofline,
+    hardware,
+    ledger,
+    window,
+    selftest,
+    schema,
+):
     app.command()(command)
-app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
+    run
+)
 for add_commands in offered("add_commands", "the command line"):
     add_commands(app)
 
@@ -39,12 +71,17 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         status = typer.main.get_command(app).main(args, prog_name="lflops", standalone_mode=False)
         sys.stdout.flush()
-    except OSError as error:  # of writing: reading a file raises a ProfileError
+    except OSError as error:
+        # of writing: reading a file raises a ProfileError
         # What is left in the buffer must not fail once more while Python shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0 if isinstance(error, BrokenPipeError) else _refused(f"cannot write: {error.strerror}")
+        return (
+            0 if isinstance(error, BrokenPipeError) else _refused(f"cannot write: {error.strerror}")
+        )
     except UsageError as error:
-        return _refused(f"{error.format_message()} ({error.ctx.command_path if error.ctx else 'lflops'} --help)")
+        return _refused(
+            f"{error.format_message()} ({error.ctx.command_path if error.ctx else 'lflops'} --help)"
+        )
     except LflopsError as error:
         return _refused(str(error))
     return status or 0
@@ -58,7 +95,13 @@ def _print_version(*, wanted: bool) -> None:
 
 @app.callback()
 def lflops(
-    *, _version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")] = False
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
 ) -> None:
     """Where the FLOPs and bytes of a PyTorch training step go, module by module."""
 

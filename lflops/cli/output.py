@@ -1,4 +1,7 @@
-"""What every command writes through: tables in the terminal's width and colours, JSON, and the error of a wrong call."""
+"""What every command writes through.
+
+Tables in the terminal's width and colours, JSON, and the error of a wrong call.
+"""
 
 import os
 import sys
@@ -14,12 +17,18 @@ from rich.console import Console, RenderableType
 from lflops.extras import needed
 from lflops.profile.profile import Profile
 
-WIDTH = 120  # of what is not a terminal, unless COLUMNS says another
+# of what is not a terminal, unless COLUMNS says another
+WIDTH = 120
 
-BYTES = {"B": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)}  # by the units of a size
+BYTES = {"B": 1} | {
+    f"{prefix}B": 1000**power
+    for power, prefix in enumerate("kMGT", 1)
+    # by the units of a size
+}
 BYTES |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 
-# What typer raises on wrong usage: it exports no other of these by name, and which package they live in depends on its version.
+# What typer raises on wrong usage: it exports no other of these by name, and which package they
+# live in depends on its version.
 UsageError: Any = typer.BadParameter.__bases__[0]
 
 
@@ -64,5 +73,6 @@ def write_json(value: object) -> None:
 
 
 def _write(content: bytes) -> None:
-    sys.stdout.flush()  # what a program that calls our `main` has printed comes first
+    # what a program that calls our `main` has printed comes first
+    sys.stdout.flush()
     sys.stdout.buffer.write(content)

@@ -1,4 +1,7 @@
-"""`lflops run`: a script as Python runs it, with every training in it watched; `ledger` and `window` are of its folder."""
+"""`lflops run`: a script as Python runs it, with every training in it watched.
+
+`ledger` and `window` are of its folder.
+"""
 
 import os
 import secrets
@@ -21,28 +24,41 @@ HELP = help_of(__file__)
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="SCRIPT [ARGUMENT]...", help=HELP["command"])],
+    command: Annotated[
+        list[str], typer.Argument(metavar="SCRIPT [ARGUMENT]...", help=HELP["command"])
+    ],
     *,
-    folder: Annotated[Path | None, typer.Option("--dir", metavar="DIR", help=HELP["folder"])] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", metavar="DIR", help=HELP["folder"])
+    ] = None,
 ) -> None:
-    """Run a Python script, and keep the ledger of every training in it: Lightning, transformers, or its own loop.
+    """Run a Python script, and keep the ledger of every training in it.
 
-    Python runs the script itself, with the variable LFLOPS set. If something cost time, five lines at the end say what.
+    Lightning, transformers, or its own loop.
+
+    Python runs the script itself, with the variable LFLOPS set. If something cost time, five lines
+    at the end say what.
     """
     if not entry_points(group="torch.backends", name="lflops"):
-        raise UsageError(f"lflops is not installed for {sys.executable}, so torch does not load it: pip install lflops")
+        raise UsageError(
+            f"lflops is not installed for {sys.executable}, so torch does not load it: pip install lflops"
+        )
     settings = settings_line()
     if folder is not None or "dirpath" not in (settings or ""):
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         where = (folder or Path("lflops_runs", name)).absolute()
         settings = ",".join(filter(None, [settings, f"dirpath={where}"]))
     os.environ[VARIABLE] = settings or "1"
-    is_python = command[0].startswith("-") or command[0].endswith(".py") or Path(command[0]).exists()
+    is_python = (
+        command[0].startswith("-") or command[0].endswith(".py") or Path(command[0]).exists()
+    )
     arguments = [sys.executable, *command] if is_python else command
     try:
         os.execvp(arguments[0], arguments)  # noqa: S606 - what the user asks for
     except OSError as error:
-        raise UsageError(f"{arguments[0]}: {error.strerror}: give a Python script, or a command") from error
+        raise UsageError(
+            f"{arguments[0]}: {error.strerror}: give a Python script, or a command"
+        ) from error
 
 
 def ledger(
@@ -67,7 +83,10 @@ def ledger(
 
 
 def window(running: Annotated[Path, typer.Argument(metavar="DIR", help=HELP["running"])]) -> None:
-    """Ask a running training for a window. It opens at the next step that all ranks can meet, and its profile comes to the run's folder."""
+    """Ask a running training for a window.
+
+    It opens at the next step that all ranks can meet, and its profile comes to the run's folder.
+    """
     ended = load_run(running).starts[-1].ended
     if ended != "running":
         raise UsageError(f"{running}: the run there is not going on: {ended}")

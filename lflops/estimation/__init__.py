@@ -1,1 +1,4 @@
-"""A step that is never run: counts and peak memory from fake tensors, and the largest batch that fits."""
+"""A step that is never run.
+
+Counts and peak memory from fake tensors, and the largest batch that fits.
+"""

@@ -1,4 +1,7 @@
-"""Changes to a model that is to be estimated, as options name them: dtype, autocast, adapters, checkpointing, the loss, and offloading."""
+"""Changes to a model that is to be estimated, as options name them.
+
+Dtype, autocast, adapters, checkpointing, the loss, and offloading.
+"""
 
 import contextlib
 from collections import Counter
@@ -14,7 +17,11 @@ from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.functional import cross_entropy, linear
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from lflops.errors import CountError
 from lflops.estimation.estimate import Subject
@@ -29,27 +36,56 @@ POLICIES: tuple[Policy, ...] = ("none", "selective", "full")
 EVERY_POLICY: tuple[Policy, ...] = ("none", "selective", "selective-op", "full")
 """Also torchtitan's per-operator policy, which recomputes every second product that `selective` keeps."""
 
-_ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+_ATTENTION = (
+    "flash_attention",
+    "efficient_attention",
+    "cudnn_attention",
+    "flash_attention_for_cpu",
+)
 KEPT = ("mm", "addmm", "convolution", *(f"_scaled_dot_product_{name}" for name in _ATTENTION))
-"""ATen operators whose results a block keeps under the policy `selective`: linear layers, convolutions and fused attention."""
+"""ATen operators whose results a block keeps under the policy `selective`.
 
-SCALE = 2.0  # what the adapter's result is multiplied by: alpha over rank. Its value changes neither work nor memory.
+Linear layers, convolutions and fused attention.
+"""
+
+# what the adapter's result is multiplied by: alpha over rank. Its value changes neither work nor
+# memory.
+SCALE = 2.0
 
 
 QUANTIZED = ("nf4", "nf4-dq")
-"""bitsandbytes' weights of 4 bits: with a scale in float32 for 64 of them, or with scales that are quantized to 8 bits themselves."""
+"""bitsandbytes' weights of 4 bits.
+
+With a scale in float32 for 64 of them, or with scales that are quantized to 8 bits themselves.
+"""
 
 
 class FourBit(nn.Module):
-    """A frozen linear layer as bitsandbytes holds it under `QUANTIZED`. Only shapes are right, no values."""
+    """A frozen linear layer as bitsandbytes holds it under `QUANTIZED`.
+
+    Only shapes are right, no values.
+    """
 
     def __init__(self, layer: nn.Linear, kind: str) -> None:
         super().__init__()
-        self.shape, self.bias, scales = layer.weight.shape, layer.bias, -(-layer.weight.numel() // 64)
-        self.weight = nn.Parameter(torch.empty((layer.weight.numel() + 1) // 2, 1, dtype=torch.uint8), requires_grad=False)
-        self.scales = nn.Buffer(torch.empty(scales, dtype=torch.uint8 if kind == "nf4-dq" else torch.float32))
-        # The 16 values; of quantized scales also the scales of 256, their 256 values and their mean.
-        self.values = nn.Buffer(torch.empty(16 if kind == "nf4" else 16 + -(-scales // 256) + 256 + 1, dtype=torch.float32))
+        self.shape, self.bias, scales = (
+            layer.weight.shape,
+            layer.bias,
+            -(-layer.weight.numel() // 64),
+        )
+        self.weight = nn.Parameter(
+            torch.empty((layer.weight.numel() + 1) // 2, 1, dtype=torch.uint8), requires_grad=False
+        )
+        self.scales = nn.Buffer(
+            torch.empty(scales, dtype=torch.uint8 if kind == "nf4-dq" else torch.float32)
+        )
+        # The 16 values; of quantized scales also the scales of 256, their 256 values and their
+        # mean.
+        self.values = nn.Buffer(
+            torch.empty(
+                16 if kind == "nf4" else 16 + -(-scales // 256) + 256 + 1, dtype=torch.float32
+            )
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """The product with a whole weight, which is made anew in forward and in backward."""
@@ -63,8 +99,12 @@ class Adapted(nn.Module):
     def __init__(self, base: nn.Linear, rank: int, quantized: str | None = None) -> None:
         super().__init__()
         self.base = base if quantized is None else FourBit(base, quantized)
-        self.down = nn.Linear(base.in_features, rank, bias=False, device=base.weight.device, dtype=base.weight.dtype)
-        self.up = nn.Linear(rank, base.out_features, bias=False, device=base.weight.device, dtype=base.weight.dtype)
+        self.down = nn.Linear(
+            base.in_features, rank, bias=False, device=base.weight.device, dtype=base.weight.dtype
+        )
+        self.up = nn.Linear(
+            rank, base.out_features, bias=False, device=base.weight.device, dtype=base.weight.dtype
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.base(x) + self.up(self.down(x)) * SCALE
@@ -72,22 +112,38 @@ class Adapted(nn.Module):
 
 
 def add_adapters(caller: str, model: nn.Module, rank: int, quantized: str | None = None) -> None:
-    """Freeze a model, quantize the linear layers of its blocks, and give each an adapter; without any, a `CountError`."""
+    """Freeze a model, quantize the linear layers of its blocks, and give each an adapter.
+
+    Without any, a `CountError`.
+    """
     model.requires_grad_(requires_grad=False)
     found = 0
     for block in blocks_in(model).values():
-        layers = {name: layer for name, layer in block.named_modules() if name and isinstance(layer, nn.Linear)}
+        layers = {
+            name: layer
+            for name, layer in block.named_modules()
+            if name and isinstance(layer, nn.Linear)
+        }
         for name, layer in layers.items():
             container, _, attribute = name.rpartition(".")
             setattr(block.get_submodule(container), attribute, Adapted(layer, rank, quantized))
         found += len(layers)
     if not found:
-        raise CountError(f"{caller}: {type(model).__name__} has no blocks with linear layers to adapt: give the model with its adapters")
+        raise CountError(
+            f"{caller}: {type(model).__name__} has no blocks with linear layers to adapt: give the model with its adapters"
+        )
 
 
 def recomputable(caller: str, model: nn.Module) -> dict[str, nn.Module]:
-    """The blocks that are made of modules, as a single operator would save nothing by recomputing; without any, a `CountError`."""
-    blocks = {name: block for name, block in blocks_in(model).items() if next(block.children(), None) is not None}
+    """The blocks that are made of modules, as a single operator would save nothing by recomputing.
+
+    Without any, a `CountError`.
+    """
+    blocks = {
+        name: block
+        for name, block in blocks_in(model).items()
+        if next(block.children(), None) is not None
+    }
     if not blocks:
         raise CountError(
             f"{caller}: {type(model).__name__} has no blocks: those are modules made of others, in a ModuleList or Sequential, as layers.0"
@@ -109,14 +165,21 @@ def recompute(block: nn.Module, policy: Policy) -> None:
 
 
 def _every_second_product(kept: frozenset[Any]) -> Any:
-    """The contexts of one checkpointed forward: as `selective`, but of the products (`mm`) only the first, the third and so on are kept."""
+    """The contexts of one checkpointed forward.
+
+    As `selective`, but of the products (`mm`) only the first, the third and so on are kept.
+    """
     products: Counter[bool] = Counter()
 
     def policy(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
         is_product = operator is torch.ops.aten.mm.default
         products[context.is_recompute] += is_product
         skipped = is_product and not products[context.is_recompute] % 2
-        return CheckpointPolicy.MUST_SAVE if operator in kept and not skipped else CheckpointPolicy.PREFER_RECOMPUTE
+        return (
+            CheckpointPolicy.MUST_SAVE
+            if operator in kept and not skipped
+            else CheckpointPolicy.PREFER_RECOMPUTE
+        )
 
     return create_selective_checkpoint_contexts(policy)
 
@@ -124,7 +187,10 @@ def _every_second_product(kept: frozenset[Any]) -> Any:
 @contextlib.contextmanager
 def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]) -> Iterator[None]:
     """A context in which blocks recompute; afterwards their forwards are what they were."""
-    before = {name: {key: value for key, value in vars(blocks[name]).items() if key == "forward"} for name in policies}
+    before = {
+        name: {key: value for key, value in vars(blocks[name]).items() if key == "forward"}
+        for name in policies
+    }
     try:
         for name, policy in policies.items():
             recompute(blocks[name], policy)
@@ -136,7 +202,10 @@ def checkpointed(blocks: Mapping[str, nn.Module], policies: Mapping[str, Policy]
 
 
 class CompiledLoss(Function):
-    """The cross-entropy as inductor compiles it: nothing is as large as the logits but their gradient, in the same dtype."""
+    """The cross-entropy as inductor compiles it.
+
+    Nothing is as large as the logits but their gradient, in the same dtype.
+    """
 
     @staticmethod
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
@@ -150,9 +219,16 @@ class CompiledLoss(Function):
 
 
 def divide_loss(caller: str, subject: Subject, chunks: int, *, compiled: bool) -> None:
-    """Let a language model of transformers compute its logits and loss in parts of the sequence; several are recomputed in backward."""
+    """Let a language model of transformers compute its logits and loss in parts of the sequence.
+
+    Several are recomputed in backward.
+    """
     model: Any = subject.model
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") and "labels" in subject.kwargs else None
+    head = (
+        model.get_output_embeddings()
+        if hasattr(model, "get_output_embeddings") and "labels" in subject.kwargs
+        else None
+    )
     if head is None:
         raise CountError(
             f"{caller}: {type(model).__name__} is no language model of transformers with labels: give its configuration,"
@@ -176,11 +252,15 @@ def _part(head: nn.Module, states: Tensor, labels: Tensor, *, compiled: bool) ->
     return cross_entropy(head(states).float().flatten(0, 1), labels.flatten(), reduction="sum")
 
 
-LEAST_OFFLOADED = 1024  # bytes: what is smaller stays on the chip, as torchtune has it
+# bytes: what is smaller stays on the chip, as torchtune has it
+LEAST_OFFLOADED = 1024
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Let go of what backward needs of forward, until it needs it; the model's parameters and views of them stay."""
+    """Let go of what backward needs of forward, until it needs it.
+
+    The model's parameters and views of them stay.
+    """
     forward = model.forward
 
     def offloading(*args: Any, **kwargs: Any) -> Any:
@@ -231,14 +311,28 @@ def mixed_precision(compute: str | None, reduce: str | None) -> MixedPrecisionPo
 class Changes:
     """What is changed."""
 
-    dtype: str | None = None  # of parameters and floating arguments, a name that `dtype_of` takes; `None` leaves them
-    precision: str | None = None  # `bf16-mixed` or `16-mixed` for autocast; `None` for none
-    adapter_rank: int | None = None  # of low-rank adapters; `None` for none
-    quantized: str | None = None  # how the weights below adapters are held, one of `QUANTIZED`; `None` as they are
-    policy: Policy = "none"  # what every block recomputes
-    chunks: int | None = None  # parts of the sequence in which logits and loss are computed; `None` for all of it at once
-    compiled_loss: bool = False  # whether the loss is compiled, and the rest is not
-    offload: bool = False  # whether activations that backward needs are on the host meanwhile
+    dtype: str | None = (
+        # of parameters and floating arguments, a name that `dtype_of` takes; `None` leaves them
+        None
+    )
+    # `bf16-mixed` or `16-mixed` for autocast; `None` for none
+    precision: str | None = None
+    # of low-rank adapters; `None` for none
+    adapter_rank: int | None = None
+    quantized: str | None = (
+        # how the weights below adapters are held, one of `QUANTIZED`; `None` as they are
+        None
+    )
+    # what every block recomputes
+    policy: Policy = "none"
+    chunks: int | None = (
+        # parts of the sequence in which logits and loss are computed; `None` for all of it at once
+        None
+    )
+    # whether the loss is compiled, and the rest is not
+    compiled_loss: bool = False
+    # whether activations that backward needs are on the host meanwhile
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -249,16 +343,22 @@ class Changes:
             ("ac", self.policy, EVERY_POLICY),
         ):
             if value is not None and value not in known:
-                raise CountError(f"{name}={value!r}: give one of {', '.join(known)}{', best' if name == 'ac' else ''}")
+                raise CountError(
+                    f"{name}={value!r}: give one of {', '.join(known)}{', best' if name == 'ac' else ''}"
+                )
         if self.quantized is not None and self.adapter_rank is None:
-            raise CountError(f"quantize={self.quantized!r} is for the frozen layers below adapters: give lora as well")
+            raise CountError(
+                f"quantize={self.quantized!r} is for the frozen layers below adapters: give lora as well"
+            )
 
     def applied(self, caller: str, subject: Subject) -> Subject:
         """The subject, its model changed; a `CountError` where the model has no blocks to change."""
         if self.dtype is not None:
             dtype = dtype_of("dtype", self.dtype)
             subject = subject._replace(
-                model=subject.model.to(dtype), args=tuple(_cast(subject.args, dtype)), kwargs=dict(_cast(subject.kwargs, dtype))
+                model=subject.model.to(dtype),
+                args=tuple(_cast(subject.args, dtype)),
+                kwargs=dict(_cast(subject.kwargs, dtype)),
             )
         if self.adapter_rank is not None:
             add_adapters(caller, subject.model, self.adapter_rank, self.quantized)
@@ -272,7 +372,11 @@ class Changes:
         return subject
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.precision is None else torch.autocast("cpu", MIXED[self.precision])
+        return (
+            contextlib.nullcontext()
+            if self.precision is None
+            else torch.autocast("cpu", MIXED[self.precision])
+        )
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -280,4 +384,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):
         return {name: _cast(each, dtype) for name, each in value.items()}
-    return type(value)(_cast(each, dtype) for each in value) if type(value) in {list, tuple} else value
+    return (
+        type(value)(_cast(each, dtype) for each in value) if type(value) in {list, tuple} else value
+    )

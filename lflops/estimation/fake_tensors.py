@@ -1,6 +1,9 @@
-"""Fake tensors: made from real ones, and swapped into a model; and errors that name the line of code that they cannot run.
+"""Fake tensors: made from real ones, and swapped into a model.
 
-On a chip, attention and dropout use the kernels that torch takes there: the first enabled one, in torch's order, that supports the call.
+And errors that name the line of code that they cannot run.
+
+On a chip, attention and dropout use the kernels that torch takes there: the first enabled one, in
+torch's order, that supports the call.
 """
 
 import contextlib
@@ -34,10 +37,19 @@ from lflops.inputs.tensors import DEEPEST
 from lflops.profile.notes import Note
 from lflops.torch_private.dispatch_modes import on_stack, without_modes
 from lflops.torch_private.operators import attention_kernels
-from lflops.torch_private.tensors import NEEDS_VALUES, NO_FAKE_KERNEL, FakeTensor, fake_mode, local_part, only_shapes_run
+from lflops.torch_private.tensors import (
+    NEEDS_VALUES,
+    NO_FAKE_KERNEL,
+    FakeTensor,
+    fake_mode,
+    local_part,
+    only_shapes_run,
+)
 
-CALL = nn.Module.__call__.__code__  # the code object of every call of a module
-OBJECTS_IN = "distributed_c10d.py"  # the name of the file in which torch sends Python objects
+# the code object of every call of a module
+CALL = nn.Module.__call__.__code__
+# the name of the file in which torch sends Python objects
+OBJECTS_IN = "distributed_c10d.py"
 
 NO_CUDA = re.compile(
     "not compiled with CUDA|not linked with support for cuda|CUDA is not available|Found no NVIDIA driver"
@@ -49,9 +61,14 @@ KEEPERS = (
     ("DistributedDataParallel", "buckets as large as the gradients", "mesh={'replica': ranks}"),
     ("FullyShardedDataParallel", "parameters", "mesh={'data': ranks} for FSDP2"),
 )
-"""Wrappers whose memory is outside of what fake tensors can replace: what that is, and the mesh to give."""
+"""Wrappers whose memory is outside of what fake tensors can replace.
 
-_TORCHS, _OURS = (f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
+What that is, and the mesh to give.
+"""
+
+_TORCHS, _OURS = (
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2])
+)
 """Folders whose lines a user does not change."""
 
 
@@ -63,30 +80,44 @@ def refuse_what_keeps_tensors(module: nn.Module) -> None:
     """Check that a module has its tensors as attributes, where they can be replaced by fake ones."""
     kinds = {kind.__name__ for kind in type(module).__mro__}
     if isinstance(module, torch.jit.ScriptModule):
-        raise CountError("estimate: a scripted module keeps its tensors to itself: give the one that it was made from")
+        raise CountError(
+            "estimate: a scripted module keeps its tensors to itself: give the one that it was made from"
+        )
     for kind, kept, mesh in KEEPERS:
         if kind in kinds:
             raise CountError(
                 f"estimate: {type(module).__name__} keeps {kept} to itself: give the module that it wraps, or a function that builds that "
                 f"module and {mesh}"
             )
-    if "FSDPModule" in kinds and any(type(local_part(each)) is not FakeTensor for each in module.parameters()):
+    if "FSDPModule" in kinds and any(
+        type(local_part(each)) is not FakeTensor for each in module.parameters()
+    ):
         raise CountError(
             "estimate: fully_shard keeps a module's parameters to itself: give a function that builds the module and shards it"
         )
 
 
 def refuse_real_optimizer(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Check that an optimizer that makes a step in an estimate has fake parameters. Other threads may train real ones."""
+    """Check that an optimizer that makes a step in an estimate has fake parameters.
+
+    Other threads may train real ones.
+    """
     # A frozen one may have whole numbers, as packed weights, which keep their values.
-    parameters = (each for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
-    if only_shapes_run(()) and not all(isinstance(local_part(each), FakeTensor) for each in parameters):
+    parameters = (
+        each for group in optimizer.param_groups for each in group["params"] if each.requires_grad
+    )
+    if only_shapes_run(()) and not all(
+        isinstance(local_part(each), FakeTensor) for each in parameters
+    ):
         raise RealOptimizerError
 
 
 @contextlib.contextmanager
 def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator[None]:
-    """Turn the errors of fake tensors into a `CountError` that names the line and what to do. `step_of` is the optimizer that steps."""
+    """Turn the errors of fake tensors into a `CountError` that names the line and what to do.
+
+    `step_of` is the optimizer that steps.
+    """
     try:
         yield
     except LflopsError:
@@ -100,7 +131,9 @@ def values_refused(caller: str, *, step_of: Optimizer | None = None) -> Iterator
         if step_of is not None:
             asked = wrong.partition(";")[0].removeprefix("it ")
             advice = "give one that does not and has as much state, or lflops.counting around a real step"
-            raise CountError(f"{caller}: the step of {type(step_of).__name__} {asked}: {advice}") from error
+            raise CountError(
+                f"{caller}: the step of {type(step_of).__name__} {asked}: {advice}"
+            ) from error
         raise CountError(": ".join(filter(None, (caller, location, wrong)))) from error
 
 
@@ -131,7 +164,9 @@ def _asked_for(error: Exception) -> str | None:
         if any(each.filename == grad_scaler.__file__ for each in frames):
             return "a GradScaler asks whether all gradients are finite: leave it out, and lflops.estimate(grad_scaler=True) takes them so"
         asked: object = error.func
-    elif isinstance(error, RuntimeError | TypeError) and any(each in str(error) for each in ("tensor subclasses", "FakeTensor.__format__")):
+    elif isinstance(error, RuntimeError | TypeError) and any(
+        each in str(error) for each in ("tensor subclasses", "FakeTensor.__format__")
+    ):
         asked = error
     else:
         return None
@@ -140,14 +175,25 @@ def _asked_for(error: Exception) -> str | None:
 
 
 def _location(error: Exception) -> str:
-    """The innermost called module and the innermost line that is neither torch's nor ours; empty if there is neither."""
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not frame.f_code.co_filename.startswith(_OURS)]
+    """The innermost called module and the innermost line that is neither torch's nor ours.
+
+    Empty if there is neither.
+    """
+    frames = [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith(_OURS)
+    ]
     called = [frame.f_locals["self"] for frame, _ in frames if frame.f_code is CALL]
     parts = [f"in {_named(called[-1], called[0])}"] if called else []
-    for frame, line in [each for each in frames if not each[0].f_code.co_filename.startswith(_TORCHS)][-1:]:
+    for frame, line in [
+        each for each in frames if not each[0].f_code.co_filename.startswith(_TORCHS)
+    ][-1:]:
         code = frame.f_code
         text = linecache.getline(code.co_filename, line).strip()
-        parts.append(f"{code.co_filename}:{line}, in {code.co_name}" + (f": `{text}`" if text else ""))
+        parts.append(
+            f"{code.co_filename}:{line}, in {code.co_name}" + (f": `{text}`" if text else "")
+        )
     return ", ".join(parts)
 
 
@@ -156,11 +202,17 @@ def _named(module: nn.Module, root: nn.Module) -> str:
     return f"{name.replace('_orig_mod.', '') or 'the model'} ({type(module).__name__})"
 
 
-HOST = torch.device("cpu")  # the device of fake tensors for tensors on `meta`. Code that branches on the device runs as on a real one.
+HOST = torch.device(
+    "cpu"
+    # the device of fake tensors for tensors on `meta`. Code that branches on the device runs as on a
+    # real one.
+)
 
 
 class Fakes:
-    """Fake tensors for real ones, always the same one for the same tensor. Small integer tensors are copied with their values.
+    """Fake tensors for real ones, always the same one for the same tensor.
+
+    Small integer tensors are copied with their values.
 
     `on_host` is for a step of this CPU, and not of a chip.
     """
@@ -168,11 +220,17 @@ class Fakes:
     def __init__(self, *, on_host: bool = True) -> None:
         self._on_host = on_host
         self._mode = fake_mode()
-        self._made: dict[int, tuple[Any, Any]] = {}  # each with its original, so that no other object gets its id
+        self._made: dict[
+            int, tuple[Any, Any]
+            # each with its original, so that no other object gets its id
+        ] = {}
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A context in which new tensors are fake. Values are known only if they follow from numbers and small integer tensors."""
+        """A context in which new tensors are fake.
+
+        Values are known only if they follow from numbers and small integer tensors.
+        """
         known, log = KnownValues(on_host=self._on_host), logging.getLogger(FakeTensor.__module__)
         with contextlib.ExitStack() as undo:
             log.addFilter(_is_no_traceback)
@@ -187,13 +245,19 @@ class Fakes:
         self._made.clear()
 
     def of(self, value: Any, depth: int = DEEPEST) -> Any:
-        """The same structure with fake tensors. Lists, tuples, sets and dictionaries are copied, other objects are not."""
+        """The same structure with fake tensors.
+
+        Lists, tuples, sets and dictionaries are copied, other objects are not.
+        """
         known = self._made.get(id(value))
         if known is not None:
             return known[1]
         made = value
         if isinstance(value, Tensor):
-            with torch.inference_mode(mode=False):  # what is made in inference mode takes no gradient later
+            with torch.inference_mode(
+                mode=False
+                # what is made in inference mode takes no gradient later
+            ):
                 made = self._tensor(value)
         elif depth and type(value) is dict:
             made = {key: self.of(part, depth - 1) for key, part in value.items()}
@@ -207,11 +271,18 @@ class Fakes:
 
     @contextlib.contextmanager
     def swapped_into(self, model: nn.Module) -> Iterator[None]:
-        """Replace all tensors of a model by fake ones. The end restores them, and attributes that its code sets, as a cache."""
+        """Replace all tensors of a model by fake ones.
+
+        The end restores them, and attributes that its code sets, as a cache.
+        """
         for module in model.modules():
             refuse_what_keeps_tensors(module)
         held = [(module, dict(vars(module))) for module in model.modules()]
-        fakes = [self.of(attributes) for _, attributes in held]  # copies of torch's tables among them
+        fakes = [
+            self.of(attributes)
+            for _, attributes in held
+            # copies of torch's tables among them
+        ]
         try:
             for (module, _), attributes in zip(held, fakes, strict=True):
                 vars(module).update(attributes)
@@ -224,12 +295,17 @@ class Fakes:
             raise CountError(
                 "estimate: a parameter has no shape yet: run a lazy module once before, on its real batch or on the meta device"
             )
-        if isinstance(local_part(tensor), FakeTensor):  # the model was built in the fake mode
+        # the model was built in the fake mode
+        if isinstance(local_part(tensor), FakeTensor):
             return tensor
-        whole = type(tensor) is Tensor and not (tensor.is_meta or tensor.is_floating_point() or tensor.is_complex())
-        if whole and tensor.numel() <= LARGEST:  # its values are known
+        whole = type(tensor) is Tensor and not (
+            tensor.is_meta or tensor.is_floating_point() or tensor.is_complex()
+        )
+        # its values are known
+        if whole and tensor.numel() <= LARGEST:
             with without_modes():
-                return tensor.clone()  # for code that writes to it
+                # for code that writes to it
+                return tensor.clone()
         with self._mode:
             fake = _like(tensor) if local_part(tensor) is tensor else like_sharded(tensor)
         if isinstance(tensor, nn.Parameter):
@@ -244,11 +320,18 @@ class Answers(TorchFunctionMode):
         super().__init__()
         self._answers = answers
 
-    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._answers[function] if function in self._answers else function(*args, **(kwargs or {}))
+    def __torch_function__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return (
+            self._answers[function]
+            if function in self._answers
+            else function(*args, **(kwargs or {}))
+        )
 
 
-def _is_no_traceback(record: logging.LogRecord) -> bool:  # of an error that is raised anyway
+# of an error that is raised anyway
+def _is_no_traceback(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("failed while attempting to run meta")
 
 
@@ -259,7 +342,10 @@ def _restore(held: list[tuple[nn.Module, dict[str, Any]]]) -> None:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """An empty tensor of the same shape. Torch's own conversion to a fake tensor would keep a reference to the real one."""
+    """An empty tensor of the same shape.
+
+    Torch's own conversion to a fake tensor would keep a reference to the real one.
+    """
     device = HOST if tensor.is_meta else tensor.device
     if tensor.layout is not torch.strided:
         return torch.empty_like(tensor, device=device)
@@ -269,21 +355,40 @@ def _like(tensor: Tensor) -> Tensor:
 def like_sharded(tensor: Any) -> Tensor:
     """An empty DTensor with the same shards."""
     unsharded = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
-    sharded: Tensor = type(tensor).from_local(_like(local_part(tensor)), tensor.device_mesh, tensor.placements, **unsharded)
+    sharded: Tensor = type(tensor).from_local(
+        _like(local_part(tensor)), tensor.device_mesh, tensor.placements, **unsharded
+    )
     return sharded
 
 
 ATTENTION = frozenset(
-    {F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default}
+    {
+        F.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention,
+        torch.ops.aten.scaled_dot_product_attention.default,
+    }
 )
 """The functions and operators that stand for attention."""
 
 HALF = (torch.float16, torch.bfloat16)
-WIDEST_FLASH, WIDTHS, MASK_ROWS = 256, 8, 16  # flash attention's widest heads; it pads heads, and efficient attention masks, to multiples
+WIDEST_FLASH, WIDTHS, MASK_ROWS = (
+    256,
+    8,
+    16,
+    # flash attention's widest heads; it pads heads, and efficient attention masks, to multiples
+)
 
 _ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-_CALLERS = (F.multi_head_attention_forward, Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-"""Torch's Python functions that may run attention; backward runs checkpointed code. They dispatch to modes themselves."""
+_CALLERS = (
+    F.multi_head_attention_forward,
+    Tensor.backward,
+    torch.autograd.backward,
+    torch.autograd.grad,
+)
+"""Torch's Python functions that may run attention; backward runs checkpointed code.
+
+They dispatch to modes themselves.
+"""
 
 
 class Attention(NamedTuple):
@@ -307,13 +412,19 @@ class Attention(NamedTuple):
         cast: dict[str, Any] = {
             name: each.to(dtype)
             for name, each in self._asdict().items()
-            if isinstance(each, Tensor) and each.is_floating_point() and each.dtype is not torch.float64
+            if isinstance(each, Tensor)
+            and each.is_floating_point()
+            and each.dtype is not torch.float64
         }
         return self._replace(**cast)
 
     def kernel(self, *, ampere: bool, family: str = "") -> tuple[str, Any] | None:
-        """Name and operator of the kernel that torch chooses; `None` if no enabled kernel supports the call."""
-        # One rule is left out: the smaller chips of a generation do not train heads wider than 192 with dropout
+        """Name and operator of the kernel that torch chooses.
+
+        `None` if no enabled kernel supports the call.
+        """
+        # One rule is left out: the smaller chips of a generation do not train heads wider than 192
+        # with dropout
         fused = self._may_be_fused()
         halved = fused and ampere and self.query.dtype in HALF
         width, of_values, mask = self.query.shape[-1], self.value.shape[-1], self.attn_mask
@@ -325,23 +436,38 @@ class Attention(NamedTuple):
             "cudnn_attention": halved and self._suits_cudnn(family),
             "attention_math": True,
         }
-        return next((each for each in attention_kernels(cudnn_first=prefers_cudnn(family)).items() if takes[each[0]]), None)
+        return next(
+            (
+                each
+                for each in attention_kernels(cudnn_first=prefers_cudnn(family)).items()
+                if takes[each[0]]
+            ),
+            None,
+        )
 
     def run(self, name: str, operator: Any) -> Tensor:
         """Run one of the kernels, after the same preparation of the arguments as in torch."""
         query, key, value, mask, *how, scale, grouped = self
         if mask is not None and mask.dtype is torch.bool:
-            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(
+                mask.logical_not(), -math.inf
+            )
         if name == "attention_math":
             return operator(query, key, value, mask, *how, scale=scale, enable_gqa=grouped)[0]  # type: ignore[no-any-return]
         if name == "flash_attention":
             missing = -query.shape[-1] % WIDTHS
-            query, key, value = (F.pad(each, (0, missing)) if missing else each for each in self[:3])
-            out: Tensor = operator(query, key, value, *how, scale=scale or 1 / math.sqrt(self.query.shape[-1]))[0]
+            query, key, value = (
+                F.pad(each, (0, missing)) if missing else each for each in self[:3]
+            )
+            out: Tensor = operator(
+                query, key, value, *how, scale=scale or 1 / math.sqrt(self.query.shape[-1])
+            )[0]
             return out[..., : self.query.shape[-1]] if missing else out
         if mask is not None and name == "efficient_attention":
             if mask.stride(-1) != 1 or any(stride % MASK_ROWS for stride in mask.stride()[:-1]):
-                mask = F.pad(mask, (0, MASK_ROWS - mask.shape[-1] % MASK_ROWS))[..., : mask.shape[-1]]
+                mask = F.pad(mask, (0, MASK_ROWS - mask.shape[-1] % MASK_ROWS))[
+                    ..., : mask.shape[-1]
+                ]
             mask = mask.expand(*query.shape[:3], key.shape[-2])
         goes_backward = torch.is_grad_enabled() and any(each.requires_grad for each in self[:3])
         return operator(query, key, value, mask, goes_backward, *how, scale=scale)[0]  # type: ignore[no-any-return]
@@ -349,22 +475,49 @@ class Attention(NamedTuple):
     def _may_be_fused(self) -> bool:
         if any(each.dim() != 4 or not each.shape[-2] or each.stride(-1) != 1 for each in self[:3]):
             return False
-        same = all(each.dtype is self.query.dtype and each.shape[0] == self.query.shape[0] for each in self[:3])
+        same = all(
+            each.dtype is self.query.dtype and each.shape[0] == self.query.shape[0]
+            for each in self[:3]
+        )
         heads, of_values = self.key.shape[1], self.value.shape[1]
-        fits = self._has_all_heads() or (self.enable_gqa and heads == of_values and self.query.shape[1] % heads == 0)
+        fits = self._has_all_heads() or (
+            self.enable_gqa and heads == of_values and self.query.shape[1] % heads == 0
+        )
         return same and fits and self.query.shape[-1] == self.key.shape[-1]
 
     def _has_all_heads(self) -> bool:
         return self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
 
-    def _suits_cudnn(self, family: str) -> bool:  # as in sdp_utils.cpp, which pull requests 161210, 172621 and 174245 changed
-        widths, mask, release = (self.query.shape[-1], self.value.shape[-1]), self.attn_mask, torch.__version__
+    def _suits_cudnn(
+        self,
+        family: str,
+        # as in sdp_utils.cpp, which pull requests 161210, 172621 and 174245 changed
+    ) -> bool:
+        widths, mask, release = (
+            (self.query.shape[-1], self.value.shape[-1]),
+            self.attn_mask,
+            torch.__version__,
+        )
         widest = 256 if family in HOPPER and release >= "2.9" else 128
-        fit = max(widths) <= widest or (widths == (192, 128) and family in BLACKWELL and release >= "2.11")
+        fit = max(widths) <= widest or (
+            widths == (192, 128) and family in BLACKWELL and release >= "2.11"
+        )
         may_mask = mask is None or (mask.dim() in (2, 4) and not mask.requires_grad)
-        may_drop = not self.dropout_p or (self.query.shape[-2] > 1 and (release < "2.12" or self.dropout_p * 16 % 1 == 0))
-        may_vary = not torch.are_deterministic_algorithms_enabled() or torch.is_deterministic_algorithms_warn_only_enabled()
-        return fit and not any(each % 8 for each in widths) and may_mask and may_drop and may_vary and self.key.shape[-2] > 1
+        may_drop = not self.dropout_p or (
+            self.query.shape[-2] > 1 and (release < "2.12" or self.dropout_p * 16 % 1 == 0)
+        )
+        may_vary = (
+            not torch.are_deterministic_algorithms_enabled()
+            or torch.is_deterministic_algorithms_warn_only_enabled()
+        )
+        return (
+            fit
+            and not any(each % 8 for each in widths)
+            and may_mask
+            and may_drop
+            and may_vary
+            and self.key.shape[-2] > 1
+        )
 
     def _suits_efficient(self, *, ampere: bool) -> bool:
         dtypes = (*HALF, torch.float32) if ampere else (torch.float16, torch.float32)
@@ -375,19 +528,36 @@ class Attention(NamedTuple):
 
 
 def prefers_cudnn(family: str) -> bool:
-    """Whether torch tries cuDNN's attention first on chips whose names begin so. A torch without CUDA stands for its wheel on PyPI."""
-    # By aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: in 2.9 with cuDNN 9.9 on compute capability 9.0 and 10.0, since 2.10 also on
-    # 10.3, but with a cuDNN later than 9.15.0 (pull requests 162073, 170800 and 171627).
+    """Whether torch tries cuDNN's attention first on chips whose names begin so.
+
+    A torch without CUDA stands for its wheel on PyPI.
+    """
+    # By aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: in 2.9 with cuDNN 9.9 on compute
+    # capability 9.0 and 10.0, since 2.10 also on 10.3, but with a cuDNN later than 9.15.0 (pull
+    # requests 162073, 170800 and 171627).
     release = torch.__version__
-    cudnn = (torch.backends.cudnn.version() if torch.version.cuda else None) or (91002 if release < "2.11" else 91900)
-    families, least = ((*HOPPER, "B200", "GB200"), 90900) if release < "2.10" else (HOPPER + BLACKWELL, 91501)
-    return family in families and cudnn >= least and release >= "2.9" and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+    cudnn = (torch.backends.cudnn.version() if torch.version.cuda else None) or (
+        91002 if release < "2.11" else 91900
+    )
+    families, least = (
+        ((*HOPPER, "B200", "GB200"), 90900) if release < "2.10" else (HOPPER + BLACKWELL, 91501)
+    )
+    return (
+        family in families
+        and cudnn >= least
+        and release >= "2.9"
+        and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+    )
 
 
 @contextlib.contextmanager
 def attention_on(chip: Hardware | None) -> Iterator[list[Note]]:
-    """A context in which attention runs as on an NVIDIA chip of the table. At the end, a note lists the kernels."""
-    # Without CUDA, autocast for CUDA is an error in it. Torch only warns and ignores autocast, which is right for no chip.
+    """A context in which attention runs as on an NVIDIA chip of the table.
+
+    At the end, a note lists the kernels.
+    """
+    # Without CUDA, autocast for CUDA is an error in it. Torch only warns and ignores autocast,
+    # which is right for no chip.
     notes: list[Note] = []
     if chip is None or vendor_of(chip.name) != "NVIDIA":
         yield notes
@@ -406,7 +576,9 @@ class _Choice(TorchFunctionMode):
         self._bodies = {caller: _body(caller) for caller in _CALLERS}
         self.calls: Counter[str] = Counter()
 
-    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if function in ATTENTION:
             return self._attend(function, Attention(*args, **kwargs))
@@ -415,33 +587,48 @@ class _Choice(TorchFunctionMode):
         body = self._bodies.get(function)
         if body is None:
             return function(*args, **kwargs)
-        with self:  # a mode is off while it handles a call, but must see the calls of the body
+        # a mode is off while it handles a call, but must see the calls of the body
+        with self:
             return body(*args, **kwargs)
 
     def _attend(self, function: Any, call: Attention) -> Tensor:
         if call.query.is_nested or call.query.device != HOST:
             return function(**call._asdict())  # type: ignore[no-any-return]
         call = call.autocast()
-        found = call.kernel(ampere="bf16" in self._chip.peak_flops_per_second, family=self._chip.name.split()[0])
+        found = call.kernel(
+            ampere="bf16" in self._chip.peak_flops_per_second, family=self._chip.name.split()[0]
+        )
         if found is None:
-            raise CountError(f"no kernel of attention that sdpa_kernel leaves on takes this call on {self._chip.name}: leave on MATH")
+            raise CountError(
+                f"no kernel of attention that sdpa_kernel leaves on takes this call on {self._chip.name}: leave on MATH"
+            )
         self.calls[found[0]] += 1
         with torch.autocast(call.query.device.type, enabled=False):
             return call.run(*found)
 
 
 def _dropped(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - torch's own
-    """Dropout as CUDA's kernel makes it: its mask has a byte an element. A CPU keeps the noise in the dtype of the input."""
+    """Dropout as CUDA's kernel makes it: its mask has a byte an element.
+
+    A CPU keeps the noise in the dtype of the input.
+    """
     if training and 0 < p < 1 and not inplace and x.device == HOST:
         return torch.native_dropout(x, p, train=True)[0]
     return F.dropout(x, p, training, inplace)
 
 
 def _body(function: Any) -> FunctionType:
-    """The same function without its dispatch to modes. With a mode active, the original would only hand the call to the mode again."""
+    """The same function without its dispatch to modes.
+
+    With a mode active, the original would only hand the call to the mode again.
+    """
     plain = dict.fromkeys(_ASKS, lambda *_: False)
     copy = FunctionType(
-        function.__code__, {**function.__globals__, **plain}, function.__name__, function.__defaults__, function.__closure__
+        function.__code__,
+        {**function.__globals__, **plain},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy

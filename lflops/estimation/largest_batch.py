@@ -16,9 +16,14 @@ from lflops.inputs.arguments import check_memory, describe
 from lflops.memory.peak import TIGHT, Room, room, room_for
 from lflops.profile.profile import Profile
 
-MAX_BATCH = 1 << 30  # the largest number of samples that is tried. If it fits, the peak does not depend on the batch.
-LARGEST = 1 << 62  # a number of bytes beyond any memory
-FURTHER = 64  # the factor of the next try while the peak does not change
+MAX_BATCH = (
+    1 << 30
+    # the largest number of samples that is tried. If it fits, the peak does not depend on the batch.
+)
+# a number of bytes beyond any memory
+LARGEST = 1 << 62
+# the factor of the next try while the peak does not change
+FURTHER = 64
 
 
 def largest_batch(
@@ -38,14 +43,19 @@ def largest_batch(
 
     Args:
         model: A module, or a function that builds one, as in `estimate`.
-        make_args: From a number of samples to the model's arguments: a tuple, a lone tensor, or a mapping of keyword arguments.
-        memory_bytes: The available memory in bytes. No estimate includes the workspaces of kernels or the allocator's fragmentation, so
-            leave some room for them. `None` is the memory of `hardware`: the step `fits` there, with room for all of these.
-        loss: From the output to a scalar. With it or an optimizer, a training step is estimated; without both, a forward pass.
+        make_args: From a number of samples to the model's arguments: a tuple, a lone tensor, or a
+            mapping of keyword arguments.
+        memory_bytes: The available memory in bytes. No estimate includes the workspaces of kernels
+            or the allocator's fragmentation, so leave some room for them. `None` is the memory of
+            `hardware`: the step `fits` there, with room for all of these.
+        loss: From the output to a scalar. With it or an optimizer, a training step is estimated;
+            without both, a forward pass.
         optimizer: A name, or a function from a list of parameters, as in `estimate`.
         hardware: The chip, as in `estimate`.
-        mesh: Ranks by dimension, as in `estimate`; of a built model only. The samples are those of one rank.
-        round_to: The size of each tensor is rounded up to a multiple of so many bytes, as in `estimate`.
+        mesh: Ranks by dimension, as in `estimate`; of a built model only. The samples are those of
+            one rank.
+        round_to: The size of each tensor is rounded up to a multiple of so many bytes, as in
+            `estimate`.
 
     Returns:
         0 if not even one sample fits.
@@ -56,12 +66,24 @@ def largest_batch(
     """
     caller = "largest_batch"
     if not callable(make_args):
-        raise CountError(f"{caller}: make_args={describe(make_args)}: give a function from a number of samples to the arguments")
+        raise CountError(
+            f"{caller}: make_args={describe(make_args)}: give a function from a number of samples to the arguments"
+        )
     training = loss is not None or optimizer is not None
     held = checked_model(caller, model, (), None, loss, backward=training, mesh=mesh)
     ranks = checked_mesh(caller, mesh)
-    estimator = Estimator(caller=caller, backward=training, optimizer=optimizer, hardware=hardware, mesh=ranks, round_to=round_to)
-    make = partial(built, model) if ranks else cache(partial(built, model))  # what is sharded is built for each estimate
+    estimator = Estimator(
+        caller=caller,
+        backward=training,
+        optimizer=optimizer,
+        hardware=hardware,
+        mesh=ranks,
+        round_to=round_to,
+    )
+    make = (
+        partial(built, model) if ranks else cache(partial(built, model))
+        # what is sharded is built for each estimate
+    )
 
     def subject(samples: int) -> Subject:
         return Subject(make(), *batch_of(caller, make_args(samples)), loss)
@@ -70,9 +92,16 @@ def largest_batch(
 
 
 def search_batch(
-    estimator: Estimator, make: Callable[[int], Subject], memory_bytes: float | None, *, held: Iterable[Tensor] = ()
+    estimator: Estimator,
+    make: Callable[[int], Subject],
+    memory_bytes: float | None,
+    *,
+    held: Iterable[Tensor] = (),
 ) -> tuple[int, Profile]:
-    """The most samples of the step that an estimator runs, and its profile; if none fits, that of one. `held` is as in `Estimator.run`."""
+    """The most samples of the step that an estimator runs, and its profile; if none fits, that of one.
+
+    `held` is as in `Estimator.run`.
+    """
     profiles: dict[int, Profile] = {}
     if memory_bytes is None:
         limit = int(empty_room(estimator).usable_bytes * (1 - TIGHT))
@@ -93,19 +122,25 @@ def search_batch(
 
 
 def empty_room(estimator: Estimator) -> Room:
-    """What an estimator's chip has, and needs without any tensor; without a chip whose memory is known, a `CountError`."""
+    """What an estimator's chip has, and needs without any tensor.
+
+    Without a chip whose memory is known, a `CountError`.
+    """
     chip = named(estimator.hardware) if isinstance(estimator.hardware, str) else estimator.hardware
     empty = room(0, chip, ranks=prod(estimator.mesh.values()))
     if empty is None:
-        raise CountError(f"{estimator.caller}: give memory_bytes, or the hardware whose memory is known")
+        raise CountError(
+            f"{estimator.caller}: give memory_bytes, or the hardware whose memory is known"
+        )
     return empty
 
 
 def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> int:
     """The largest number of samples whose peak fits."""
-    # The peak is nearly linear in the samples. So the next try is where the line through the last two points reaches the memory. Every
-    # third try is the middle of the remaining interval, which bounds the number of tries for any curve.
-    low, high = 0, MAX_BATCH + 1  # `low` fits; `high` does not, or is out of range
+    # The peak is nearly linear in the samples. So the next try is where the line through the last
+    # two points reaches the memory. Every third try is the middle of the remaining interval, which
+    # bounds the number of tries for any curve. `low` fits; `high` does not, or is out of range
+    low, high = 0, MAX_BATCH + 1
     points: list[tuple[int, int]] = []
     samples = 1
     while high - low > 1:
@@ -116,7 +151,9 @@ def _largest(caller: str, needed: Callable[[int], int], memory_bytes: int) -> in
             high = samples
         samples = min(max(_next(points, memory_bytes, low, high), low + 1), high - 1)
     if low == MAX_BATCH:
-        raise CountError(f"{caller}: {low} samples fit, and more: does make_args make a batch of the size that it is given?")
+        raise CountError(
+            f"{caller}: {low} samples fit, and more: does make_args make a batch of the size that it is given?"
+        )
     return low
 
 

@@ -1,6 +1,7 @@
 """A model parallelized as one rank of a mesh has it, in a group whose other ranks do not exist.
 
-Torch's own wrappers run on fake tensors, except for DistributedDataParallel, whose buckets lflops makes itself.
+Torch's own wrappers run on fake tensors, except for DistributedDataParallel, whose buckets lflops
+makes itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,9 +15,19 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from lflops.errors import CountError
 from lflops.estimation.fake_tensors import like_sharded
@@ -29,11 +40,19 @@ from lflops.torch_private.self_check import check_fake_group
 from lflops.torch_private.tensors import local_part
 
 DIMENSIONS = ("pipeline", "replica", "data", "tensor")
-"""In the order of the mesh: stages of a pipeline, which the user's code makes; replicas of what FSDP2 shards over `data`; `tensor`
-divides each part. Replicas alone are DDP's."""
+"""In the order of the mesh: stages of a pipeline, which the user's code makes; replicas of what FSDP2 shards over `data`;
+
+`tensor`
+divides each part. Replicas alone are DDP's.
+"""
 
 _ALL_GATHER = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
-_REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)  # torch 2.13 has renamed both
+_REDUCE_SCATTER = getattr(
+    distributed,
+    "reduce_scatter_single",
+    distributed.reduce_scatter_tensor,
+    # torch 2.13 has renamed both
+)
 
 STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
@@ -55,19 +74,27 @@ def checked_mesh(caller: str, mesh: Any) -> dict[str, int]:
         raise CountError(f"{caller}: mesh={describe(mesh)}: {taken}")
     for name, ranks in mesh.items():
         if not is_whole(ranks, 1):
-            raise CountError(f"{caller}: mesh[{name!r}]={describe(ranks)}: give a whole number of ranks, 1 or more")
+            raise CountError(
+                f"{caller}: mesh[{name!r}]={describe(ranks)}: give a whole number of ranks, 1 or more"
+            )
     if "replica" in mesh and "tensor" in mesh and "data" not in mesh:
         wrong = "mesh has 'replica' and 'tensor' without 'data': DistributedDataParallel takes no DTensors"
         raise CountError(f"{caller}: {wrong}, give 'data' for 'replica'")
     if "pipeline" in mesh and "replica" in mesh and "data" not in mesh:
-        raise CountError(f"{caller}: mesh has 'pipeline' and 'replica': DistributedDataParallel of a stage is not estimated, give 'data'")
+        raise CountError(
+            f"{caller}: mesh has 'pipeline' and 'replica': DistributedDataParallel of a stage is not estimated, give 'data'"
+        )
     return {name: mesh[name] for name in DIMENSIONS if name in mesh}
 
 
 def checked_rank(caller: str, rank: Any, mesh: Mapping[str, int]) -> int:
     """The rank, which the mesh has."""
     if not is_whole(rank) or rank >= prod(mesh.values()):
-        taken = f"mesh={dict(mesh)} has ranks 0 to {prod(mesh.values()) - 1}" if mesh else "give a mesh, whose rank it is"
+        taken = (
+            f"mesh={dict(mesh)} has ranks 0 to {prod(mesh.values()) - 1}"
+            if mesh
+            else "give a mesh, whose rank it is"
+        )
         raise CountError(f"{caller}: rank={describe(rank)}: {taken}")
     return int(rank)
 
@@ -85,12 +112,23 @@ def mesh_group(caller: str, mesh: Mapping[str, int], rank: int = 0) -> AbstractC
 
 
 def parallelize(
-    caller: str, model: nn.Module, mesh: Mapping[str, int], mixed: MixedPrecisionPolicy | None = None, *, offload: bool = False
+    caller: str,
+    model: nn.Module,
+    mesh: Mapping[str, int],
+    mixed: MixedPrecisionPolicy | None = None,
+    *,
+    offload: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Divide a model over a mesh: tensor parallelism by its plan, then FSDP2 of each block and of the rest; or replicas of DDP."""
-    # A model that is divided already is not changed. FSDP2 computes and reduces in the dtypes of `mixed`. If it `offload`s, shards and
-    # their gradients are on the host. Returns DDP's buckets, which no module holds.
-    if any(local_part(each) is not each for each in model.parameters()) or set(mesh) == {"pipeline"}:
+    """Divide a model over a mesh.
+
+    Tensor parallelism by its plan, then FSDP2 of each block and of the rest; or replicas of DDP.
+    """
+    # A model that is divided already is not changed. FSDP2 computes and reduces in the dtypes of
+    # `mixed`. If it `offload`s, shards and their gradients are on the host. Returns DDP's buckets,
+    # which no module holds.
+    if any(local_part(each) is not each for each in model.parameters()) or set(mesh) == {
+        "pipeline"
+    }:
         return ()
     if set(mesh) == {"replica"}:
         trained = (each for each in model.parameters() if each.requires_grad)
@@ -100,20 +138,36 @@ def parallelize(
         parallelize_module(model, devices["tensor"], _plan(caller, model))
     sharded = tuple(name for name in ("replica", "data") if name in mesh)
     if sharded:
-        policy, place = mixed or MixedPrecisionPolicy(), CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy()
-        # A cast to another dtype makes the shard's copy that is gathered. Without one, the copy on the device is gathered itself.
-        copies = offload and all(policy.param_dtype in (None, each.dtype) for each in model.parameters())
+        policy, place = (
+            mixed or MixedPrecisionPolicy(),
+            CPUOffloadPolicy(pin_memory=False) if offload else OffloadPolicy(),
+        )
+        # A cast to another dtype makes the shard's copy that is gathered. Without one, the copy on
+        # the device is gathered itself.
+        copies = offload and all(
+            policy.param_dtype in (None, each.dtype) for each in model.parameters()
+        )
         for part in (*blocks_in(model).values(), model):
-            shards: Any = fully_shard(part, mesh=devices[sharded], mp_policy=policy, offload_policy=place)
-            shards.set_custom_all_gather(_Collective(_ALL_GATHER, 1, copy_for=mesh["data"] if copies else None))
-            shards.set_custom_reduce_scatter(_Collective(_REDUCE_SCATTER, 0, 2))  # its input is of the stream that computes
+            shards: Any = fully_shard(
+                part, mesh=devices[sharded], mp_policy=policy, offload_policy=place
+            )
+            shards.set_custom_all_gather(
+                _Collective(_ALL_GATHER, 1, copy_for=mesh["data"] if copies else None)
+            )
+            shards.set_custom_reduce_scatter(
+                _Collective(_REDUCE_SCATTER, 0, 2)
+                # its input is of the stream that computes
+            )
         for parameter in (each for each in model.parameters() if offload and each.requires_grad):
             parameter.register_post_accumulate_grad_hook(_to_host)
     return ()
 
 
 def _to_host(parameter: Any) -> None:
-    """Put a gradient on the host. What it was reduced to on the device is freed when those of its block are there."""
+    """Put a gradient on the host.
+
+    What it was reduced to on the device is freed when those of its block are there.
+    """
     with on_stream(ON_HOST):
         parameter.grad = like_sharded(parameter.grad)
 
@@ -151,7 +205,9 @@ def _plan(caller: str, model: nn.Module) -> dict[str, ParallelStyle]:
         raise CountError(f"{caller}: {type(model).__name__} has no tp_plan: {instead}")
     unknown = {style for style in plan.values() if style not in STYLES}
     if unknown:
-        raise CountError(f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}: of these {', '.join(STYLES)} are known")
+        raise CountError(
+            f"{caller}: the model's tp_plan has {min(map(str, unknown))!r}: of these {', '.join(STYLES)} are known"
+        )
     return {name: STYLES[style]() for name, style in plan.items()}
 
 
@@ -159,7 +215,12 @@ def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
     """The profile of one of a mesh's ranks."""
     if not mesh:
         return profile
-    strategy = {"pipeline": "pipeline", "replica": "hsdp" if "data" in mesh else "ddp", "data": "fsdp2", "tensor": "tensor parallel"}
+    strategy = {
+        "pipeline": "pipeline",
+        "replica": "hsdp" if "data" in mesh else "ddp",
+        "data": "fsdp2",
+        "tensor": "tensor parallel",
+    }
     names = [strategy[name] for name in mesh if not (name == "data" and "replica" in mesh)]
     run = replace(
         profile.run,
@@ -172,11 +233,17 @@ def with_mesh(profile: Profile, mesh: Mapping[str, int]) -> Profile:
 
 
 FIRST, LATER = 1 << 20, 25 << 20
-"""The bytes from which a bucket is full: the first one's, and those of all others. They are torch's defaults."""
+"""The bytes from which a bucket is full: the first one's, and those of all others.
+
+They are torch's defaults.
+"""
 
 
 def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters of each bucket, from the last to the first, as their gradients become ready. A bucket has one dtype."""
+    """The parameters of each bucket, from the last to the first, as their gradients become ready.
+
+    A bucket has one dtype.
+    """
     full: list[list[nn.Parameter]] = []
     filling: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in reversed(list(parameters)):
@@ -190,8 +257,17 @@ def assigned(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 def _bucket(parameters: list[nn.Parameter], ranks: int) -> Tensor:
     """One bucket, and hooks that copy each gradient there, reduce the bucket when it is full, and copy the results back."""
     # As with torch's default settings, a gradient and its place in a bucket are separate memory
-    bucket = torch.empty(sum(each.numel() for each in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
-    places = [place.view(each.shape) for place, each in zip(bucket.split([each.numel() for each in parameters]), parameters, strict=True)]
+    bucket = torch.empty(
+        sum(each.numel() for each in parameters),
+        dtype=parameters[0].dtype,
+        device=parameters[0].device,
+    )
+    places = [
+        place.view(each.shape)
+        for place, each in zip(
+            bucket.split([each.numel() for each in parameters]), parameters, strict=True
+        )
+    ]
     waiting: set[int] = set()
 
     def fill(index: int, parameter: Tensor) -> None:

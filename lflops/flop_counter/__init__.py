@@ -1,1 +1,4 @@
-"""MACs, FLOPs, bytes and live memory of a step, by module: the dispatch mode that sees every operator, and what it adds up."""
+"""MACs, FLOPs, bytes and live memory of a step, by module.
+
+The dispatch mode that sees every operator, and what it adds up.
+"""

@@ -32,7 +32,8 @@ from lflops.profile.profile import (
 from lflops.profile.records import PHASES, ModulePhase
 from lflops.profile.series import dtype_of, gathered, grouped, sum_known, sums
 
-LONGEST_DETAIL = 200  # characters of a module's `extra_repr`
+# characters of a module's `extra_repr`
+LONGEST_DETAIL = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +44,20 @@ class CountedPass:
     calls: Counter[str]
     totals: Totals
     memory: Memory | None
-    peaks: Mapping[str, int] = field(default_factory=dict)  # the most bytes alive while each row ran
-    ignored: frozenset[str] = frozenset()  # rows whose own work is left out
+    peaks: Mapping[str, int] = field(
+        default_factory=dict
+        # the most bytes alive while each row ran
+    )
+    # rows whose own work is left out
+    ignored: frozenset[str] = frozenset()
     notes: tuple[Note, ...] = ()
 
 
 def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
-    """The profile; on a chip with TF32, with the float32 that torch lets it multiply so. Its dtype is that of most MACs."""
+    """The profile; on a chip with TF32, with the float32 that torch lets it multiply so.
+
+    Its dtype is that of most MACs.
+    """
     totals = collected.totals
     for row, module in _scripted(collected.tree):
         calls = collected.calls[row]
@@ -61,7 +69,11 @@ def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
             module=row,
             operator=operator,
             phase=phase,
-            dtype="tf32" if narrow and dtype is torch.float32 and counts.macs else "" if dtype is None else dtype_name(dtype),
+            dtype="tf32"
+            if narrow and dtype is torch.float32 and counts.macs
+            else ""
+            if dtype is None
+            else dtype_name(dtype),
             **{name: getattr(counts, name) for name in CELL_COUNTS},
         )
         for (row, operator, phase, dtype), counts in totals.cells.items()
@@ -74,7 +86,14 @@ def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
         if row not in collected.ignored
     )
     communication = tuple(
-        Communication(module=row, phase=phase, collective=collective, group=group, group_size=group_size, **asdict(transfers))
+        Communication(
+            module=row,
+            phase=phase,
+            collective=collective,
+            group=group,
+            group_size=group_size,
+            **asdict(transfers),
+        )
         for (row, phase, collective, group, group_size), transfers in totals.collectives.items()
         if row not in collected.ignored
     )
@@ -99,21 +118,29 @@ def _scripted(tree: ModuleTree) -> Iterator[tuple[str, nn.Module]]:
             yield row, module
 
 
-def _modules(collected: CountedPass, communication: Iterable[Communication]) -> dict[str, ModuleProfile]:
+def _modules(
+    collected: CountedPass, communication: Iterable[Communication]
+) -> dict[str, ModuleProfile]:
     tree = collected.tree
     own: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
     for (row, _, phase, _), counts in collected.totals.cells.items():
         if row not in collected.ignored:
             own[ModulePhase(row, phase)].add(counts)
     for each in communication:
-        own[ModulePhase(each.module, each.phase)].add(Counts(calls=each.calls, comm_bytes=each.bytes))
+        own[ModulePhase(each.module, each.phase)].add(
+            Counts(calls=each.calls, comm_bytes=each.bytes)
+        )
     inclusive: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
     for key, counts in own.items():
         for above in ancestry(key.row):
             inclusive[ModulePhase(above, key.phase)].add(counts)
     difference, own_difference = _logical_differences(collected)
     parameters, owners = _parameters(tree)
-    rows = {above: None for row in (*tree.modules, *collected.calls, *collected.totals.rows()) for above in reversed(ancestry(row))}
+    rows = {
+        above: None
+        for row in (*tree.modules, *collected.calls, *collected.totals.rows())
+        for above in reversed(ancestry(row))
+    }
     return {
         row: _module(
             row,
@@ -121,7 +148,9 @@ def _modules(collected: CountedPass, communication: Iterable[Communication]) -> 
             parameters.get(row, []),
             owners.get(row),
             {
-                str(phase): _work(inclusive[key], own[key], difference.get(key, 0), own_difference.get(key, 0))
+                str(phase): _work(
+                    inclusive[key], own[key], difference.get(key, 0), own_difference.get(key, 0)
+                )
                 for phase, key in ((phase, ModulePhase(row, phase)) for phase in PHASES)
             },
         )
@@ -130,7 +159,11 @@ def _modules(collected: CountedPass, communication: Iterable[Communication]) -> 
 
 
 def _module(
-    row: str, collected: CountedPass, parameters: Sequence[ParameterSize], owner: str | None, work: Mapping[str, Work]
+    row: str,
+    collected: CountedPass,
+    parameters: Sequence[ParameterSize],
+    owner: str | None,
+    work: Mapping[str, Work],
 ) -> ModuleProfile:
     """The row with the parameters here and below."""
     module = collected.tree.modules.get(row)
@@ -148,8 +181,13 @@ def _module(
         trainable_parameter_bytes=_bytes(trainable),
         own_parameters=_elements(each for each in parameters if each.row == row),
         local_parameters=sum(each.local_elements for each in parameters),
-        local_parameter_bytes=sum(each.local_elements * each.stored_in.element_size() for each in parameters),
-        dtypes={dtype: DtypeShare(parameters=_elements(those), bytes=_bytes(those)) for dtype, those in by_dtype.items()},
+        local_parameter_bytes=sum(
+            each.local_elements * each.stored_in.element_size() for each in parameters
+        ),
+        dtypes={
+            dtype: DtypeShare(parameters=_elements(those), bytes=_bytes(those))
+            for dtype, those in by_dtype.items()
+        },
         peak_bytes=collected.peaks.get(row),
         detail="" if module is None else _detail(module),
         **work,
@@ -173,27 +211,53 @@ def _detail(module: nn.Module) -> str:
 
 
 def _kind_without_module(row: str, collected: CountedPass) -> str:
-    """The kind of a row without a module: a named scope, or a container above a further name of a shared module."""
+    """The kind of a row without a module.
+
+    A named scope, or a container above a further name of a shared module.
+    """
     inside = (name for name in collected.tree.modules if name.startswith(f"{row}."))
     return "" if not row or any(inside) else "scope"
 
 
-def _logical_differences(collected: CountedPass) -> tuple[dict[ModulePhase, int | None], dict[ModulePhase, int | None]]:
+def _logical_differences(
+    collected: CountedPass,
+) -> tuple[dict[ModulePhase, int | None], dict[ModulePhase, int | None]]:
     """Logical MACs less counted MACs: of each row with all rows below it, and of each row alone."""
-    own = {key: macs for key, macs in collected.totals.logical_difference.items() if key.row not in collected.ignored}
-    inclusive = gathered((ModulePhase(above, phase), macs) for (row, phase), macs in own.items() for above in ancestry(row))
+    own = {
+        key: macs
+        for key, macs in collected.totals.logical_difference.items()
+        if key.row not in collected.ignored
+    }
+    inclusive = gathered(
+        (ModulePhase(above, phase), macs)
+        for (row, phase), macs in own.items()
+        for above in ancestry(row)
+    )
     return {key: sum_known(macs) for key, macs in inclusive.items()}, own
 
 
-def _work(inclusive: Counts, own: Counts, difference: int | None, own_difference: int | None) -> Work:
-    counts = {name: getattr(inclusive, name) for name in COUNTS} | {f"own_{name}": getattr(own, name) for name in COUNTS}
-    logical_macs, own_logical_macs = sum_known((inclusive.macs, difference)), sum_known((own.macs, own_difference))
+def _work(
+    inclusive: Counts, own: Counts, difference: int | None, own_difference: int | None
+) -> Work:
+    counts = {name: getattr(inclusive, name) for name in COUNTS} | {
+        f"own_{name}": getattr(own, name) for name in COUNTS
+    }
+    logical_macs, own_logical_macs = (
+        sum_known((inclusive.macs, difference)),
+        sum_known((own.macs, own_difference)),
+    )
     return Work(**counts, logical_macs=logical_macs, own_logical_macs=own_logical_macs)
 
 
 def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[str, str]]:
-    parameters = gathered((row, size) for size in parameter_sizes(tree) for row in ancestry(size.row))
-    owned = ((row, tree.owner(parameter)) for row, module in tree.modules.items() for parameter in module.parameters(recurse=False))
+    parameters = gathered(
+        (row, size) for size in parameter_sizes(tree) for row in ancestry(size.row)
+    )
+    owned = (
+        (row, tree.owner(parameter))
+        for row, module in tree.modules.items()
+        for parameter in module.parameters(recurse=False)
+    )
     return parameters, {row: owner for row, owner in owned if owner != row}
 
 
@@ -221,14 +285,24 @@ def _notes_of_operators(totals: Totals) -> Iterable[Note]:
         yield Note(code="counted_inside", subject=operator, values={"calls": calls})
 
 
-BELOW = ("prim::mkldnn_", "prim::MKLDNN", "prim::TensorExpr", "prim::CudaFusion", "prim::FusionGroup", "prim::StaticSubgraph")
+BELOW = (
+    "prim::mkldnn_",
+    "prim::MKLDNN",
+    "prim::TensorExpr",
+    "prim::CudaFusion",
+    "prim::FusionGroup",
+    "prim::StaticSubgraph",
+)
 """How the names of nodes begin that call kernels at once."""
 
 PACKED = "prim::ConstantMKLDNNTensor"
 
 
 def _below_dispatcher(block: Any) -> Iterator[tuple[str, int]]:
-    """Each such node of a scripted module's graph: its name, and the bytes of the weights that are known to it."""
+    """Each such node of a scripted module's graph.
+
+    Its name, and the bytes of the weights that are known to it.
+    """
     for node in block.nodes():
         name = node.kind()
         if name.startswith(BELOW):

@@ -1,9 +1,13 @@
-"""Compiled code in a counted step: each call of a compiled graph, with the inputs that it was given.
+"""Compiled code in a counted step.
 
-Compiled code runs compiled. The dispatch mode sees only those of its operators that are no generated kernels. So the calls are written
-down here, without their tensors, and afterwards `graph_counts.py` counts the operators of their graphs.
+Each call of a compiled graph, with the inputs that it was given.
 
-While a graph runs, the row is a separate one below the row that calls it. Its name has a mark that no module's name has.
+Compiled code runs compiled. The dispatch mode sees only those of its operators that are no
+generated kernels. So the calls are written down here, without their tensors, and afterwards
+`graph_counts.py` counts the operators of their graphs.
+
+While a graph runs, the row is a separate one below the row that calls it. Its name has a mark that
+no module's name has.
 """
 
 import contextlib
@@ -20,7 +24,13 @@ from lflops.error_guard import Guard, unguarded
 from lflops.flop_counter.known_values import LARGEST
 from lflops.inputs.tensors import nodes_of, tensors_in
 from lflops.profile.records import Phase
-from lflops.torch_private.autograd import ACCUMULATES_GRADIENT, next_sequence_number, node_name, nodes_behind, sequence_number
+from lflops.torch_private.autograd import (
+    ACCUMULATES_GRADIENT,
+    next_sequence_number,
+    node_name,
+    nodes_behind,
+    sequence_number,
+)
 from lflops.torch_private.dispatch_modes import without_modes
 from lflops.torch_private.modules import Compilations
 from lflops.torch_private.tensors import PLAIN, version_of
@@ -31,7 +41,8 @@ if TYPE_CHECKING:
 MARK = "\0"
 SEES_ALL = frozenset({"eager", "aot_eager", "aot_eager_decomp_partition"})
 """Backends that generate no kernels: the dispatch mode sees all of their operators."""
-ONE_NODE = "CompiledFunctionBackward"  # the autograd node of a compiled graph
+# the autograd node of a compiled graph
+ONE_NODE = "CompiledFunctionBackward"
 
 
 class GivenTensor(NamedTuple):
@@ -43,27 +54,44 @@ class GivenTensor(NamedTuple):
     device: torch.device
     requires_grad: bool
     is_leaf: bool
-    values: Tensor | None  # a copy on the host, of a small tensor of integers or truth values; else `None`
-    owner: str | None  # the row that counts it, if it is a parameter of the tree
+    values: (
+        Tensor | None
+        # a copy on the host, of a small tensor of integers or truth values; else `None`
+    )
+    # the row that counts it, if it is a parameter of the tree
+    owner: str | None
 
 
 @dataclass
 class RegionCall:
     """One call of a compiled graph."""
 
-    graph: "CapturedGraph | None"  # `None` if it is not known
-    scope: str  # its separate row
-    row: str  # the row that called it
-    phase: Phase  # in which it was called
-    given: list[Any] | None  # what it was given, in order; `None` where a tensor is of a class that cannot be stood in for
-    same: list[int]  # for each of these, the place of the first that is the same object
+    # `None` if it is not known
+    graph: "CapturedGraph | None"
+    # its separate row
+    scope: str
+    # the row that called it
+    row: str
+    # in which it was called
+    phase: Phase
+    given: (
+        list[Any] | None
+        # what it was given, in order; `None` where a tensor is of a class that cannot be stood in for
+    )
+    # for each of these, the place of the first that is the same object
+    same: list[int]
     grad: bool
-    autocast: dict[str, torch.dtype]  # the dtype by device type, where autocast was on
-    bytes: int = 0  # of the tensors that it was given and that it returned
-    # What its control flow did, in order: which branch, or how many trips. Only seen with some backends.
+    # the dtype by device type, where autocast was on
+    autocast: dict[str, torch.dtype]
+    # of the tensors that it was given and that it returned
+    bytes: int = 0
+    # What its control flow did, in order: which branch, or how many trips. Only seen with some
+    # backends.
     decisions: list[int] = field(default_factory=list)
-    went_backward: bool = False  # whether its autograd node ran
-    is_one_node: bool = True  # whether autograd has one node for it. If not, the operators of backward are seen one by one
+    # whether its autograd node ran
+    went_backward: bool = False
+    # whether autograd has one node for it. If not, the operators of backward are seen one by one
+    is_one_node: bool = True
 
     @property
     def sees_all(self) -> bool:
@@ -77,12 +105,18 @@ def row_of_region(row: str) -> str:
 
 
 def number_of_region(row: str) -> int | None:
-    """The number of the call whose own row it is, among the calls of a step; `None` for any other row."""
+    """The number of the call whose own row it is, among the calls of a step.
+
+    `None` for any other row.
+    """
     return int(row.partition(MARK)[2].partition(".")[0]) if MARK in row else None
 
 
 class CompiledRegions:
-    """Writes down the calls of compiled graphs on the threads that are counted; `guard` keeps our errors from the code that calls them."""
+    """Writes down the calls of compiled graphs on the threads that are counted.
+
+    `guard` keeps our errors from the code that calls them.
+    """
 
     def __init__(self, scopes: ModuleTracker, guard: Guard = unguarded) -> None:
         self.calls: list[RegionCall] = []
@@ -106,7 +140,10 @@ class CompiledRegions:
         self._open.clear()
 
     def decide(self, scope: str, phase: Phase) -> int | None:
-        """Keep a place for what control flow does in a graph; `None` outside of graphs, and in backward."""
+        """Keep a place for what control flow does in a graph.
+
+        `None` outside of graphs, and in backward.
+        """
         call = self._open.get(scope)
         if call is None or phase == "backward":
             return None
@@ -126,8 +163,13 @@ class CompiledRegions:
         """It ends, with what it returns; by an exception, with nothing."""
         self._guard(self._ends)(begun, out)
 
-    def _begins(self, graph: "CapturedGraph | None", args: tuple[Any, ...]) -> tuple[RegionCall, int] | None:
-        """Write down a call that begins. Returns it, with the number of the autograd node that comes next."""
+    def _begins(
+        self, graph: "CapturedGraph | None", args: tuple[Any, ...]
+    ) -> tuple[RegionCall, int] | None:
+        """Write down a call that begins.
+
+        Returns it, with the number of the autograd node that comes next.
+        """
         if not self._scopes.follows_this_thread():
             return None
         try:
@@ -162,10 +204,16 @@ class CompiledRegions:
             scope=scope,
             row=row,
             phase=phase,
-            given=[self._given(each) for each in args] if all(map(_can_be_stood_in_for, args)) else None,
+            given=[self._given(each) for each in args]
+            if all(map(_can_be_stood_in_for, args))
+            else None,
             same=same,
             grad=torch.is_grad_enabled(),
-            autocast={each: torch.get_autocast_dtype(each) for each in devices if torch.is_autocast_enabled(each)},
+            autocast={
+                each: torch.get_autocast_dtype(each)
+                for each in devices
+                if torch.is_autocast_enabled(each)
+            },
             bytes=sum(map(_bytes, tensors_in(args))),
         )
         self.calls.append(call)
@@ -182,7 +230,12 @@ class CompiledRegions:
             value.device,
             value.requires_grad,
             value.is_leaf,
-            None if value.is_meta or value.is_floating_point() or value.is_complex() or value.numel() > LARGEST else self._copy(value),
+            None
+            if value.is_meta
+            or value.is_floating_point()
+            or value.is_complex()
+            or value.numel() > LARGEST
+            else self._copy(value),
             owner or None,
         )
 
@@ -215,7 +268,11 @@ class _Replaced:
         self._lock = threading.RLock()
         self._listeners: list[CompiledRegions] = []
         self._functions: dict[str, tuple[CompiledCode, Any, Any]] = {}
-        self._compilations = Compilations(lambda: None, self._replace)  # before the code that was compiled runs
+        self._compilations = Compilations(
+            lambda: None,
+            self._replace,
+            # before the code that was compiled runs
+        )
 
     def add(self, listener: CompiledRegions) -> None:
         with self._lock:
@@ -238,7 +295,8 @@ class _Replaced:
     def _replace(self) -> None:
         from lflops.torch_private import dynamo
 
-        with contextlib.suppress(Exception), self._lock:  # called out of the user's compilation
+        # called out of the user's compilation
+        with contextlib.suppress(Exception), self._lock:
             for code in dynamo.compiled_code():
                 if code.name not in self._functions:
                     function = code.function
@@ -269,13 +327,22 @@ def _nodes_since(nodes: Iterable[Any], first: int) -> list[Any]:
     def is_new(node: Any) -> bool:
         return first <= sequence_number(node) < ACCUMULATES_GRADIENT
 
-    return [node for node in nodes_behind(nodes, lambda node: is_new(node) and node_name(node) != ONE_NODE) if is_new(node)]
+    return [
+        node
+        for node in nodes_behind(nodes, lambda node: is_new(node) and node_name(node) != ONE_NODE)
+        if is_new(node)
+    ]
 
 
 def _can_be_stood_in_for(value: Any) -> bool:
     if not isinstance(value, Tensor):
         return True
-    return type(value) in PLAIN and value.layout is torch.strided and not value.is_quantized and not value.is_nested
+    return (
+        type(value) in PLAIN
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_nested
+    )
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -48,18 +48,21 @@ def count(
 ) -> Profile:
     """Run one real pass and count the work in it, module by module; nothing is timed.
 
-    Compiled modules run eagerly for this pass. Afterwards the model's gradients, buffers, mode and the random numbers are what they were.
-    Hooks of the user's run as in any pass: one that steps an optimizer steps it.
+    Compiled modules run eagerly for this pass. Afterwards the model's gradients, buffers, mode and
+    the random numbers are what they were. Hooks of the user's run as in any pass: one that steps an
+    optimizer steps it.
 
     Args:
         model: In the training mode to count; the caller's grad mode and autocast apply.
         args: Its positional arguments; a lone tensor stands for itself.
         kwargs: Its keyword arguments.
         backward: Whether to go backward from `loss(output)`.
-        loss: Output to a scalar; without it, the sum of the floating outputs, which itself is not counted.
-        ignore: Names or classes of modules whose own work is left out of every total, and listed as left out.
-        logical: The profile of the unsharded model on the same arguments, by `count` or `estimate`. It gives the logical MACs where the
-            sharded tensors do not.
+        loss: Output to a scalar; without it, the sum of the floating outputs, which itself is not
+            counted.
+        ignore: Names or classes of modules whose own work is left out of every total, and listed as
+            left out.
+        logical: The profile of the unsharded model on the same arguments, by `count` or `estimate`.
+            It gives the logical MACs where the sharded tensors do not.
 
     Raises:
         CountError: An argument is wrong, or this torch is not one that lflops knows.
@@ -72,16 +75,21 @@ def count(
 
 def counted(call: ModelCall, ignore: Ignored, logical: Profile | None = None) -> Profile:
     batch = (call.args, call.kwargs)
-    counting = Counting({"": call.model}, phase="forward", ignore=ignore, logical=logical, batch=batch, eager=True)
+    counting = Counting(
+        {"": call.model}, phase="forward", ignore=ignore, logical=logical, batch=batch, eager=True
+    )
     with counting:
         call.run()
     return counting.profile
 
 
-def counting(*modules: nn.Module, ignore: Ignored = (), logical: Profile | None = None) -> "Counting":
+def counting(
+    *modules: nn.Module, ignore: Ignored = (), logical: Profile | None = None
+) -> "Counting":
     """Count all that runs inside of a `with`: your own loop, with its loss, backward and optimizer.
 
-    One module is the root of the profile; of several each is a row below the root, named by its class.
+    One module is the root of the profile; of several each is a row below the root, named by its
+    class.
 
     Args:
         modules: The models whose modules get rows. Work outside of them is the root's own.
@@ -100,7 +108,10 @@ def counting(*modules: nn.Module, ignore: Ignored = (), logical: Profile | None 
 
 
 class Counting:
-    """A count in progress, on this thread and others that enter its modules. `profile` is there at its end; partial after an exception."""
+    """A count in progress, on this thread and others that enter its modules.
+
+    `profile` is there at its end; partial after an exception.
+    """
 
     def __init__(
         self,
@@ -119,13 +130,15 @@ class Counting:
     ) -> None:
         """Name the modules; nothing of theirs is touched until the `with` is entered.
 
-        With `eager`, compiled code runs eagerly meanwhile. No training may depend on such a pass: it has other random numbers, and may need
-        more memory. `tf32` says whether the chip has TF32; without it the device is asked. `guard` keeps our errors from the training.
+        With `eager`, compiled code runs eagerly meanwhile. No training may depend on such a pass:
+        it has other random numbers, and may need more memory. `tf32` says whether the chip has
+        TF32; without it the device is asked. `guard` keeps our errors from the training.
         """
         check()
         self._tree = ModuleTree(roots)
         self._ignore = _each(ignore)
-        ignored_rows(self._tree, self._ignore)  # a wrong name is an error now, not after the pass
+        # a wrong name is an error now, not after the pass
+        ignored_rows(self._tree, self._ignore)
         self._logical = logical
         self._batch = batch
         self._scopes = tracker(self._tree, phase=phase, follow=self._follow)
@@ -142,10 +155,16 @@ class Counting:
 
     def __enter__(self) -> Self:
         if self._entered:
-            raise CountError("counting: this count was entered before, and counts once: make another")
+            raise CountError(
+                "counting: this count was entered before, and counts once: make another"
+            )
         self._entered = True
-        if not self._counter.fake and only_shapes_run([*(each for each, _ in self._tree.parameters()), *tensors_in(self._batch)]):
-            raise CountError("counting: tensors are fake here, and nothing would be counted: use device='meta', or lflops.estimate")
+        if not self._counter.fake and only_shapes_run(
+            [*(each for each, _ in self._tree.parameters()), *tensors_in(self._batch)]
+        ):
+            raise CountError(
+                "counting: tensors are fake here, and nothing would be counted: use device='meta', or lflops.estimate"
+            )
         try:
             self._begin()
         except BaseException:
@@ -169,16 +188,33 @@ class Counting:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._undo.close()
-        with gc_paused():  # several objects for each operator
+        # several objects for each operator
+        with gc_paused():
             self._label()
             self._profile = self._assemble(self._resolve(), partial=kind is not None)
-        del self._tree, self._scopes, self._counter, self._batch  # what was counted may be freed while the profile is read
-        failed = [f"{note.subject} ({note.values['error']})" for note in self._profile.notes if note.code == "formula_failed"]
+        del (
+            self._tree,
+            self._scopes,
+            self._counter,
+            self._batch,
+            # what was counted may be freed while the profile is read
+        )
+        failed = [
+            f"{note.subject} ({note.values['error']})"
+            for note in self._profile.notes
+            if note.code == "formula_failed"
+        ]
         if failed:
-            warnings.warn(f"count: the formula failed, so no call is counted: {', '.join(failed)}", stacklevel=3)
+            warnings.warn(
+                f"count: the formula failed, so no call is counted: {', '.join(failed)}",
+                stacklevel=3,
+            )
 
     def outside(self, phase: Phase) -> None:
-        """Say what work outside of every module is from now on; a module's forward and any backward change that."""
+        """Say what work outside of every module is from now on.
+
+        A module's forward and any backward change that.
+        """
         self._scopes.outside(phase)
 
     @property
@@ -194,7 +230,10 @@ class Counting:
         return sum(counts.macs for counts in cells), sum(counts.flops for counts in cells)
 
     def stop(self) -> None:
-        """Take everything off. It can be called again, and then with what was counted there is a profile."""
+        """Take everything off.
+
+        It can be called again, and then with what was counted there is a profile.
+        """
         self._undo.close()
 
     def _prepare_compiled(self, undo: Undo) -> None:
@@ -207,7 +246,8 @@ class Counting:
         if self._eager:
             undo.enter(force_eager())
             undo.enter(with_control_flow_compiled())
-        else:  # of what eager control flow calls, the graph is what runs
+        else:
+            # of what eager control flow calls, the graph is what runs
             self._graphs.start()
         self._counter.regions = regions = CompiledRegions(self._scopes, self._guard)
         undo.add(regions.stop)
@@ -241,7 +281,10 @@ class Counting:
     def _label(self) -> None:
         memory = self._counter.memory
         if memory is not None:
-            memory.relabel((each.grad for each, _ in self._tree.parameters() if each.grad is not None), "gradients")
+            memory.relabel(
+                (each.grad for each, _ in self._tree.parameters() if each.grad is not None),
+                "gradients",
+            )
             memory.relabel(self._counter.optimizer_state(), "optimizer_state")
             memory.stop()
 
@@ -254,15 +297,20 @@ class Counting:
             totals=resolved.totals,
             memory=None if memory is None else memory.result(),
             peaks={} if memory is None else memory.peak_of_rows(),
-            ignored=ignored_rows(self._tree, self._ignore),  # a shared module has more rows by now
+            # a shared module has more rows by now
+            ignored=ignored_rows(self._tree, self._ignore),
             notes=(*self._notes(), *resolved.notes),
         )
-        profile = build_profile(collected, run, tf32=has_tf32(run.device_type) if self._tf32 is None else self._tf32)
+        profile = build_profile(
+            collected, run, tf32=has_tf32(run.device_type) if self._tf32 is None else self._tf32
+        )
         return profile if self._logical is None else with_logical(profile, self._logical)
 
     def _notes(self) -> Iterable[Note]:
         if self._scopes.ambiguous:
-            yield Note(code="ambiguous_threads", subject="", values={"calls": self._scopes.ambiguous})
+            yield Note(
+                code="ambiguous_threads", subject="", values={"calls": self._scopes.ambiguous}
+            )
         if self._tree.compiled and (self._eager or self._counter.regions is None):
             yield Note(code="compiled_ran_eager", subject=str(len(self._tree.compiled)), values={})
 
@@ -280,11 +328,18 @@ def _named(modules: tuple[nn.Module, ...]) -> dict[str, nn.Module]:
 
 
 def _each(ignore: Ignored) -> list[Any]:
-    return [ignore] if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable) else list(ignore)
+    return (
+        [ignore]
+        if isinstance(ignore, str | nn.Module) or not isinstance(ignore, Iterable)
+        else list(ignore)
+    )
 
 
 def ignored_rows(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
-    """The rows that the names and classes of `ignore` mean; a `CountError` where one is no name of a module, and no class."""
+    """The rows that the names and classes of `ignore` mean.
+
+    A `CountError` where one is no name of a module, and no class.
+    """
     rows: set[str] = set()
     for each in _each(ignore):
         if isinstance(each, str):
@@ -294,6 +349,8 @@ def ignored_rows(tree: ModuleTree, ignore: Ignored) -> frozenset[str]:
         else:
             raise CountError(f"ignore: {each!r} is neither a module's name nor a module class")
         if not found and isinstance(each, str):
-            raise CountError(f"ignore: there is no module {each!r}; the names are those of model.named_modules()")
+            raise CountError(
+                f"ignore: there is no module {each!r}; the names are those of model.named_modules()"
+            )
         rows |= found
     return frozenset(rows)

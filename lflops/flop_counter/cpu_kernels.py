@@ -1,9 +1,11 @@
 """Corrections of fake results whose strides or memory differ from those of the CPU's kernels.
 
-The next operators copy a result, or do not, by its layout, so a wrong layout makes the peak wrong. `benchmarks/strides.py` runs torch's own
-samples of every operator, contiguous and not, and lists the differences. `cpu_kernels.toml` has all that it listed.
+The next operators copy a result, or do not, by its layout, so a wrong layout makes the peak wrong.
+`benchmarks/strides.py` runs torch's own samples of every operator, contiguous and not, and lists
+the differences. `cpu_kernels.toml` has all that it listed.
 
-`SCRATCH` has bytes that a kernel takes for its own use and frees before it returns: they are no operator's result, and may make the peak.
+`SCRATCH` has bytes that a kernel takes for its own use and frees before it returns: they are no
+operator's result, and may make the peak.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +21,18 @@ from lflops.memory.allocator.simulation import rounded_up
 from lflops.torch_private.distributed import wait_operator
 from lflops.torch_private.operators import OpOverload
 
-LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default  # one layer in one direction, by oneDNN
+# one layer in one direction, by oneDNN
+LSTM_LAYER: Any = torch.ops.aten.mkldnn_rnn_layer.default
 
 Rule = Callable[[Tensor, Sequence[Any]], Tensor | None]
 """From a fake result and the operator's arguments to the result that the kernel gives."""
 
 
 class Correction(Struct, frozen=True, forbid_unknown_fields=True):
-    """How the fake results of some operators are corrected: a row of `cpu_kernels.toml`, which explains the fields."""
+    """How the fake results of some operators are corrected.
+
+    A row of `cpu_kernels.toml`, which explains the fields.
+    """
 
     operators: str
     results: tuple[int, ...]
@@ -35,7 +41,10 @@ class Correction(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
-    """The results of an operator with the layout that the kernel gives them; `out` are its fake ones, and the fake mode is still active."""
+    """The results of an operator with the layout that the kernel gives them.
+
+    `out` are its fake ones, and the fake mode is still active.
+    """
     correction = _TABLE.get(function)
     if correction is None:
         return out
@@ -49,15 +58,21 @@ def corrected(function: OpOverload, args: Sequence[Any], out: Any) -> Any:
 def _with_strides_of(result: Tensor, model: Tensor) -> Tensor:
     if result.stride() == model.stride():
         return result
-    return torch.empty_strided(result.shape, model.stride(), dtype=result.dtype, device=result.device)
+    return torch.empty_strided(
+        result.shape, model.stride(), dtype=result.dtype, device=result.device
+    )
 
 
 def _in_format_of(position: int) -> Rule:
     """Channels last if the argument is, else contiguous."""
 
     def rule(result: Tensor, args: Sequence[Any]) -> Tensor:
-        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(args[position].dim(), torch.contiguous_format)
-        is_last = not args[position].is_contiguous() and args[position].is_contiguous(memory_format=last)
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(
+            args[position].dim(), torch.contiguous_format
+        )
+        is_last = not args[position].is_contiguous() and args[position].is_contiguous(
+            memory_format=last
+        )
         return result.contiguous(memory_format=last if is_last else torch.contiguous_format)
 
     return rule
@@ -68,18 +83,28 @@ def _like(position: int) -> Rule:
 
 
 def _element_by_element(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """The strides of the sum of the first two arguments: all kernels of this kind share one iterator."""
+    """The strides of the sum of the first two arguments.
+
+    All kernels of this kind share one iterator.
+    """
     operands = [each for each in args[:2] if isinstance(each, Tensor)]
-    return _with_strides_of(result, torch.add(*operands) if len(operands) > 1 else torch.neg(operands[0]))
+    return _with_strides_of(
+        result, torch.add(*operands) if len(operands) > 1 else torch.neg(operands[0])
+    )
 
 
 def _if_in_mask(rule: Rule) -> Rule:
     """The gradient of the input only if the output mask, the only list among the arguments, includes it."""
-    return lambda result, args: rule(result, args) if next(each for each in args if isinstance(each, list))[0] else None
+    return lambda result, args: (
+        rule(result, args) if next(each for each in args if isinstance(each, list))[0] else None
+    )
 
 
 def _reduced_in_place(result: Tensor, args: Sequence[Any]) -> Tensor:
-    """A scalar in the storage of the terms that it was reduced from. Without reduction the terms keep their layout."""
+    """A scalar in the storage of the terms that it was reduced from.
+
+    Without reduction the terms keep their layout.
+    """
     if result.dim():
         return _element_by_element(result, args)
     terms = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
@@ -94,11 +119,17 @@ def _workspace(result: Tensor, args: Sequence[Any]) -> Tensor:
     steps, batch, width = x.shape
     each, widest = x.element_size(), max(width, hidden)
     gates, states = (steps * batch * leading(size, each) * each for size in (4 * hidden, hidden))
-    rows = 2 * (steps + 1) * batch  # of the layer's input and output, before the first step and after each
+    rows = (
+        2 * (steps + 1) * batch
+        # of the layer's input and output, before the first step and after each
+    )
     layer, cell = rows * leading(widest, each) * each, rows * hidden * each
-    gradient = rows * leading(widest, FLOAT) * FLOAT  # gradients are always float32
+    # gradients are always float32
+    gradient = rows * leading(widest, FLOAT) * FLOAT
     parts = (gates, states, layer, cell, gradient, gradient, rows * hidden * FLOAT)
-    return torch.empty(sum(rounded_up(part, PAGE) for part in parts), dtype=torch.uint8, device=x.device)
+    return torch.empty(
+        sum(rounded_up(part, PAGE) for part in parts), dtype=torch.uint8, device=x.device
+    )
 
 
 _RULES: Mapping[str, Rule] = {
@@ -110,16 +141,27 @@ _RULES: Mapping[str, Rule] = {
     "format of the second argument, if its gradient is asked for": _if_in_mask(_in_format_of(1)),
     "reduced in place": _reduced_in_place,
     "element by element": _element_by_element,
-    "element by element, the second argument first": lambda result, args: _element_by_element(result, (args[1], args[0])),
-    "element by element, the second argument contiguous": lambda result, args: _element_by_element(result, (args[0], args[1].contiguous())),
+    "element by element, the second argument first": lambda result, args: _element_by_element(
+        result, (args[1], args[0])
+    ),
+    "element by element, the second argument contiguous": lambda result, args: _element_by_element(
+        result, (args[0], args[1].contiguous())
+    ),
     "workspace": _workspace,
     "a tensor for each": lambda result, _: torch.empty_like(result),
     "what was waited for": lambda _, args: args[0],
 }
 
-CORRECTIONS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[Correction, ...]])["corrections"]
+CORRECTIONS = msgspec.toml.decode(
+    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[Correction, ...]]
+)["corrections"]
 
-WAIT = Correction("wait_tensor", (0,), "what was waited for", "a collective's result is what was waited for; the fake one is a copy")
+WAIT = Correction(
+    "wait_tensor",
+    (0,),
+    "what was waited for",
+    "a collective's result is what was waited for; the fake one is a copy",
+)
 """Of collectives, and no operator of ATen's."""
 
 
@@ -137,12 +179,20 @@ def _table() -> dict[Any, Correction]:
 _TABLE = _table()
 
 FLOAT, LINE, PAGE, ALIASING = 4, 64, 4096, 256
-"""Bytes of a float32, a cache line and a page. Rows of a multiple of `ALIASING` elements get one more line."""
+"""Bytes of a float32, a cache line and a page.
 
-REGISTRY = 568  # bytes that oneDNN adds to the scratchpad of an LSTM, measured with oneDNN 3, besides a page for alignment
+Rows of a multiple of `ALIASING` elements get one more line.
+"""
+
+# bytes that oneDNN adds to the scratchpad of an LSTM, measured with oneDNN 3, besides a page for
+# alignment
+REGISTRY = 568
 
 INPUT, INPUT_WEIGHT, OUT_GRADIENT = 0, 1, 10
-"""Places among the arguments of an LSTM layer; of its backward, also the place of the result's gradient."""
+"""Places among the arguments of an LSTM layer.
+
+Of its backward, also the place of the result's gradient.
+"""
 
 
 def leading(elements: int, each: int) -> int:
@@ -152,11 +202,15 @@ def leading(elements: int, each: int) -> int:
 
 
 def _lstm(args: Sequence[Any]) -> int:
-    """The forward of a layer: the sum of its biases, its weights in oneDNN's layout, and the scratchpad."""
+    """The forward of a layer.
+
+    The sum of its biases, its weights in oneDNN's layout, and the scratchpad.
+    """
     steps, batch, width = args[INPUT].shape
     gates, hidden = args[INPUT_WEIGHT].shape[0], args[INPUT_WEIGHT].shape[0] // 4
     if args[INPUT].dtype is not torch.float32:
-        return 0  # other layouts, not measured
+        # other layouts, not measured
+        return 0
     weights = (width + hidden) * leading(gates, FLOAT) * FLOAT
     sums = rounded_up(steps * batch * leading(gates, FLOAT) * FLOAT, PAGE)
     states = 2 * rounded_up(batch * leading(max(width, hidden), FLOAT) * FLOAT, PAGE)
@@ -170,12 +224,20 @@ def _lstm_backward(args: Sequence[Any]) -> int:
     if not forward:
         return 0
     gates, width = args[INPUT_WEIGHT].shape
-    padded = sum(leading(size, FLOAT) for size in (width, gates // 4) if leading(size, FLOAT) != size)
+    padded = sum(
+        leading(size, FLOAT) for size in (width, gates // 4) if leading(size, FLOAT) != size
+    )
     gradient = args[OUT_GRADIENT]
     copied = 0 if gradient is None or gradient.is_contiguous() else gradient.numel() * FLOAT
     total: int = forward + gates * padded * FLOAT + copied
     return total
 
 
-SCRATCH: Mapping[str, Callable[[Sequence[Any]], int]] = {"mkldnn_rnn_layer": _lstm, "mkldnn_rnn_layer_backward": _lstm_backward}
-"""From an operator's name to the bytes for its arguments. Other kernels' are not known; on a CPU they are small."""
+SCRATCH: Mapping[str, Callable[[Sequence[Any]], int]] = {
+    "mkldnn_rnn_layer": _lstm,
+    "mkldnn_rnn_layer_backward": _lstm_backward,
+}
+"""From an operator's name to the bytes for its arguments.
+
+Other kernels' are not known; on a CPU they are small.
+"""

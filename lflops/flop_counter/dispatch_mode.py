@@ -14,7 +14,14 @@ from lflops.flop_counter.live_memory import LiveMemory
 from lflops.flop_counter.operators import Kind, Operator, is_sharded, known_operators
 from lflops.flop_counter.traffic import tensors_of
 from lflops.profile.records import Phase
-from lflops.torch_private.dispatch_modes import OwnMode, end_mode, is_tracing, on_stack, push_mode, route_higher_order_operators
+from lflops.torch_private.dispatch_modes import (
+    OwnMode,
+    end_mode,
+    is_tracing,
+    on_stack,
+    push_mode,
+    route_higher_order_operators,
+)
 from lflops.torch_private.modules import never_compiled
 from lflops.torch_private.operators import decompose, nested_kernel, python_kernel, run_kernel
 from lflops.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
@@ -22,12 +29,19 @@ from lflops.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
-DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})  # those of which values decide what they call, and how often
-ADD = "add"  # the operator by which autograd adds up the gradients of a tensor that is used more than once
+DECIDES = frozenset(
+    {"cond", "while_loop", "while_loop_stack_output"}
+    # those of which values decide what they call, and how often
+)
+# the operator by which autograd adds up the gradients of a tensor that is used more than once
+ADD = "add"
 
 
 class RealParameterError(Exception):
-    """An operator took a real parameter and a fake tensor: its fake gradient would be written to the real parameter."""
+    """An operator took a real parameter and a fake tensor.
+
+    Its fake gradient would be written to the real parameter.
+    """
 
 
 class OperatorCounter(OperatorAccumulator):
@@ -47,7 +61,8 @@ class OperatorCounter(OperatorAccumulator):
 class CountingMode(OwnMode):
     """Reports the operators of one thread to an accumulator."""
 
-    supports_higher_order_operators = True  # torch 2.8 does not ask: `route_higher_order_operators`
+    # torch 2.8 does not ask: `route_higher_order_operators`
+    supports_higher_order_operators = True
 
     def __init__(self, counter: OperatorAccumulator) -> None:
         super().__init__()
@@ -55,7 +70,10 @@ class CountingMode(OwnMode):
         never_compiled(type(self).__torch_dispatch__)
         self._counter = counter
         self._scopes = counter.scopes
-        self._current, self._current_of_view = counter.scopes.current, counter.scopes.current_of_view
+        self._current, self._current_of_view = (
+            counter.scopes.current,
+            counter.scopes.current_of_view,
+        )
         self._memory = counter.memory
         self._partial_tensors = counter.partial_tensors
         self._fake = counter.fake
@@ -69,24 +87,36 @@ class CountingMode(OwnMode):
         """Let torch.compile compile and run under the mode as without it."""
         return True
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if self.is_off:
             return function(*args, **kwargs)
         for kind in types:
             if issubclass(kind, FakeTensor):
                 if not self._fake:
-                    return function(*args, **kwargs)  # somebody's shape inference
+                    # somebody's shape inference
+                    return function(*args, **kwargs)
             elif kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 # A wrapper class: the operators on the tensors inside of it are the ones that run.
-                return self._run_sharded(function, args, kwargs) if any(map(is_sharded, types)) else NotImplemented
+                return (
+                    self._run_sharded(function, args, kwargs)
+                    if any(map(is_sharded, types))
+                    else NotImplemented
+                )
         if self._fake:
             _refuse_real_parameters(args)
-        if (self._fake and is_tracing()) or (self._partial_tensors.active and self._counter.infers_shapes(args, kwargs)):
+        if (self._fake and is_tracing()) or (
+            self._partial_tensors.active and self._counter.infers_shapes(args, kwargs)
+        ):
             return function(*args, **kwargs)
-        known = self._operators.get(id(function))  # its own hash is written in Python
+        # its own hash is written in Python
+        known = self._operators.get(id(function))
         operator = known[1] if known is not None else self._new_operator(function)
-        if operator.runs_as_it_is and not (operator.has_nested_kernel and nested_kernel(function, args)):
+        if operator.runs_as_it_is and not (
+            operator.has_nested_kernel and nested_kernel(function, args)
+        ):
             return self._run(operator, operator.run, args, kwargs)
         return self._run_otherwise(operator, function, args, kwargs)
 
@@ -98,13 +128,17 @@ class CountingMode(OwnMode):
         """Run an operator that may have others within it: these are seen."""
         if operator.is_control_flow and not self._fake and not is_tracing():
             return self._run_control_flow(function, args, kwargs)
-        if operator.kind is DECOMPOSED or (operator.has_nested_kernel and nested_kernel(function, args)):
+        if operator.kind is DECOMPOSED or (
+            operator.has_nested_kernel and nested_kernel(function, args)
+        ):
             with on_stack(self):
                 return decompose(function, args, kwargs)
         kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
         return self._run(operator, function, args, kwargs, kernel)
 
-    def see_function(self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool) -> None:
+    def see_function(
+        self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool
+    ) -> None:
         """Report a function of a package that ran on this thread, and that shows no operator."""
         row, phase = self._scopes.current(args)
         if phase == "backward" and again_in_backward:
@@ -112,7 +146,10 @@ class CountingMode(OwnMode):
         self._counter.record(operator, row, phase, (args, kwargs, out))
 
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator on sharded tensors. It arrives a second time, and is then left to DTensor."""
+        """Run an operator on sharded tensors.
+
+        It arrives a second time, and is then left to DTensor.
+        """
         if self._counter.in_sharded_operator:
             return NotImplemented
         known = self._operators.get(id(function))
@@ -128,7 +165,11 @@ class CountingMode(OwnMode):
         """Run `torch.cond` or a loop, and see the operators of what it calls."""
         row, phase = self._scopes.current(args)
         regions = self._counter.regions
-        place = None if regions is None or function.name() not in DECIDES else regions.decide(row, phase)
+        place = (
+            None
+            if regions is None or function.name() not in DECIDES
+            else regions.decide(row, phase)
+        )
         calls: Counter[int] = Counter()
 
         def seen(part: Any, number: int) -> Any:
@@ -139,21 +180,38 @@ class CountingMode(OwnMode):
 
             return run
 
-        out = function(*(seen(each, number) if callable(each) else each for number, each in enumerate(args)), **kwargs)
-        if regions is not None:  # of a condition and two branches the second is the one for yes; of a loop it is the body
+        out = function(
+            *(seen(each, number) if callable(each) else each for number, each in enumerate(args)),
+            **kwargs,
+        )
+        if (
+            regions is not None
+            # of a condition and two branches the second is the one for yes; of a loop it is the body
+        ):
             regions.decided(row, place, calls[1])
         return out
 
-    def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any, kernel: Any = None) -> Any:  # noqa: C901 - a call costs
-        """Run an operator and report it. A small model's step is thousands of these, so that each call in here is seen in its time."""
+    def _run(  # noqa: C901
+        self, operator: Operator, function: Any, args: Any, kwargs: Any, kernel: Any = None
+    ) -> Any:
+        """Run an operator and report it.
+
+        A small model's step is thousands of these, so that each call in here is seen in its time.
+        """
         counter, memory, is_view = self._counter, self._memory, operator.is_view
         try:
-            row, phase = self._current_of_view(args) if is_view and not operator.waits else self._current(args)
+            row, phase = (
+                self._current_of_view(args)
+                if is_view and not operator.waits
+                else self._current(args)
+            )
             if operator.waits:
                 counter.wait(row, phase)
             if not is_view:
                 if memory is not None:
-                    memory.before(operator.name, row_of_region(row) if self._calls_of_regions else row, phase)
+                    memory.before(
+                        operator.name, row_of_region(row) if self._calls_of_regions else row, phase
+                    )
             elif phase == "optimizer":
                 counter.see_view(args)
         except BaseException as error:  # noqa: BLE001 - the guard raises it, or has ended the count
@@ -161,7 +219,11 @@ class CountingMode(OwnMode):
             is_view = True
         if is_view:
             return function(*args, **kwargs)
-        out = function(*args, **kwargs) if kernel is None else self._run_inside(operator, function, kernel, args, kwargs)
+        out = (
+            function(*args, **kwargs)
+            if kernel is None
+            else self._run_inside(operator, function, kernel, args, kwargs)
+        )
         try:
             if self._partial_tensors.active and not counter.in_sharded_operator:
                 self._partial_tensors.follow(operator, row, args, kwargs, out)
@@ -173,20 +235,31 @@ class CountingMode(OwnMode):
             self._fail(error)
         return out
 
-    def _see_storages(self, memory: LiveMemory, operator: Operator, row: str, phase: Phase, given: Given) -> None:
+    def _see_storages(
+        self, memory: LiveMemory, operator: Operator, row: str, phase: Phase, given: Given
+    ) -> None:
         counter, name, (args, kwargs, out) = self._counter, operator.name, given
         if self._calls_of_regions:
             row = row_of_region(row)
         if not operator.makes_storage:
             memory.filled(name, row, phase, tensors_of((kwargs["out"],)))
-        elif name == ADD and phase == "backward" and not counter.in_sharded_operator and sums_gradients(args, kwargs):
+        elif (
+            name == ADD
+            and phase == "backward"
+            and not counter.in_sharded_operator
+            and sums_gradients(args, kwargs)
+        ):
             memory.after_sum(name, row, phase, out, args[0])
         else:
-            memory.after(name, counter.owner(row, phase) if phase == "optimizer" else row, phase, out)
+            memory.after(
+                name, counter.owner(row, phase) if phase == "optimizer" else row, phase, out
+            )
             if name in SCRATCH and counter.scratch:
                 memory.scratch(name, row, phase, SCRATCH[name](args))
 
-    def _run_inside(self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
+    def _run_inside(
+        self, operator: Operator, function: Any, kernel: Any, args: Any, kwargs: Any
+    ) -> Any:
         """Run an operator that is written in Python, and see the operators that it calls."""
 
         def run() -> Any:
@@ -196,7 +269,8 @@ class CountingMode(OwnMode):
             except NEEDS_VALUES:
                 if not self._fake:
                     raise
-            return function(*args, **kwargs)  # it says itself what its results look like
+            # it says itself what its results look like
+            return function(*args, **kwargs)
 
         return self._counter.run_inside(operator, self._scopes.current(args), run, args, kwargs)
 

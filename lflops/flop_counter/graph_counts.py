@@ -1,8 +1,11 @@
-"""What compiled graphs do, counted after the step: their operators run on fake tensors, each in the row of its module.
+"""What compiled graphs do, counted after the step.
 
-The graphs are those that dynamo handed to its backend. No code of the user's runs. What a graph was given is stood in for by fake tensors
-of the same shape, and small tensors of integers by copies. A graph whose backward ran goes backward here as well, so what is recomputed
-is seen as it is without torch.compile.
+Their operators run on fake tensors, each in the row of its module.
+
+The graphs are those that dynamo handed to its backend. No code of the user's runs. What a graph was
+given is stood in for by fake tensors of the same shape, and small tensors of integers by copies. A
+graph whose backward ran goes backward here as well, so what is recomputed is seen as it is without
+torch.compile.
 """
 
 import contextlib
@@ -17,7 +20,12 @@ from torch.utils.checkpoint import checkpoint
 
 from lflops.attribution.module_tracker import ModuleTracker
 from lflops.flop_counter.accumulator import Extent
-from lflops.flop_counter.compiled_regions import GivenTensor, RegionCall, number_of_region, row_of_region
+from lflops.flop_counter.compiled_regions import (
+    GivenTensor,
+    RegionCall,
+    number_of_region,
+    row_of_region,
+)
 from lflops.flop_counter.dispatch_mode import OperatorCounter
 from lflops.flop_counter.known_values import KnownValues
 from lflops.flop_counter.totals import Counts, Resolved, Totals, Transfers
@@ -30,24 +38,35 @@ from lflops.torch_private.dynamo import MODULES, CapturedGraph
 from lflops.torch_private.operators import HigherOrderOperator
 from lflops.torch_private.tensors import fake_mode
 
-COMPILED = "torch.compile"  # the name under which a graph of unknown work is listed
+# the name under which a graph of unknown work is listed
+COMPILED = "torch.compile"
 PHASES_OF_BACKWARD = frozenset({"backward", "recompute"})
 
-INLINED = frozenset({"wrap", "wrap_activation_checkpoint", "hints_wrapper"})  # operators that run the graph that is their first argument
+INLINED = frozenset(
+    {"wrap", "wrap_activation_checkpoint", "hints_wrapper"}
+    # operators that run the graph that is their first argument
+)
 
 
 class UncountableError(Exception):
     """What a graph does depends on values that were not seen, or is done by an operator that cannot run on fake tensors."""
 
 
-def count_graph(call: RegionCall, tree: ModuleTree, *, traffic: bool = True) -> tuple[Totals, Counter[str]]:
-    """Count what a call of a graph did, and which modules it called; an `UncountableError` where that cannot be known."""
+def count_graph(
+    call: RegionCall, tree: ModuleTree, *, traffic: bool = True
+) -> tuple[Totals, Counter[str]]:
+    """Count what a call of a graph did, and which modules it called.
+
+    An `UncountableError` where that cannot be known.
+    """
     if call.graph is None:
         raise UncountableError("it was compiled before lflops watched")
     if call.given is None:
         raise UncountableError("it was given tensors of an unknown class")
     scopes = ModuleTracker(tree)
-    counter = OperatorCounter(scopes, Extent(traffic=traffic, memory=False, fake=True, scratch=False))
+    counter = OperatorCounter(
+        scopes, Extent(traffic=traffic, memory=False, fake=True, scratch=False)
+    )
     with _apart_from_training(call), contextlib.ExitStack() as undo:
         mode = fake_mode()
         passed, leaves = _stand_ins(call, mode)
@@ -67,7 +86,9 @@ def count_graph(call: RegionCall, tree: ModuleTree, *, traffic: bool = True) -> 
         except UncountableError:
             raise
         except Exception as error:
-            raise UncountableError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
+            raise UncountableError(
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            ) from error
     return counter.total(), run.calls
 
 
@@ -84,7 +105,11 @@ def _apart_from_training(call: RegionCall) -> Iterator[None]:
         for device in {"cpu", "cuda"} | call.autocast.keys():
             on = device in call.autocast
             if on or torch.is_autocast_enabled(device):
-                undo.enter_context(torch.autocast(device, call.autocast.get(device), enabled=on, cache_enabled=False))
+                undo.enter_context(
+                    torch.autocast(
+                        device, call.autocast.get(device), enabled=on, cache_enabled=False
+                    )
+                )
         yield
 
 
@@ -103,13 +128,16 @@ def _stand_in(each: Any, leaves: list[Tensor]) -> Any:
         return each
     if each.values is not None:
         with without_modes():
-            return torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=each.device).copy_(each.values)
+            return torch.empty_strided(
+                each.shape, each.stride, dtype=each.dtype, device=each.device
+            ).copy_(each.values)
     made = torch.empty_strided(each.shape, each.stride, dtype=each.dtype, device=each.device)
     if not each.requires_grad:
         return made
     leaves.append(made.requires_grad_())
     with torch.enable_grad():
-        return made if each.is_leaf else made.clone()  # it may be written to, which a leaf may not
+        # it may be written to, which a leaf may not
+        return made if each.is_leaf else made.clone()
 
 
 def _go_backward(out: Any, leaves: Sequence[Tensor], counter: OperatorCounter) -> None:
@@ -122,9 +150,18 @@ def _go_backward(out: Any, leaves: Sequence[Tensor], counter: OperatorCounter) -
 
 
 def _rows_of_modules(call: RegionCall, tree: ModuleTree) -> dict[str, str | None]:
-    names = dict.fromkeys((name, kind) for modules in _stacks(call.graph) for _, name, kind in modules)
-    owners = frozenset(each.owner for each in call.given or () if isinstance(each, GivenTensor) and each.owner is not None)
-    return {name: row for (name, _), row in zip(names, rows_of(list(names), call.row, tree, owners), strict=True)}
+    names = dict.fromkeys(
+        (name, kind) for modules in _stacks(call.graph) for _, name, kind in modules
+    )
+    owners = frozenset(
+        each.owner
+        for each in call.given or ()
+        if isinstance(each, GivenTensor) and each.owner is not None
+    )
+    return {
+        name: row
+        for (name, _), row in zip(names, rows_of(list(names), call.row, tree, owners), strict=True)
+    }
 
 
 def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
@@ -136,9 +173,15 @@ def _stacks(graph: Any) -> Iterator[tuple[tuple[str, str, str], ...]]:
 
 
 class _Run:
-    def __init__(self, call: RegionCall, scopes: ModuleTracker, rows: Mapping[str, str | None]) -> None:
+    def __init__(
+        self, call: RegionCall, scopes: ModuleTracker, rows: Mapping[str, str | None]
+    ) -> None:
         self.calls: Counter[str] = Counter()
-        self._base, self._rows = call.row, rows  # the row of the compiled function, and those of the modules that its graph names
+        self._base, self._rows = (
+            call.row,
+            rows,
+            # the row of the compiled function, and those of the modules that its graph names
+        )
         self._decisions = iter(call.decisions)
         self._scopes = scopes
         self._called: set[str] = set()
@@ -202,16 +245,25 @@ class _Run:
             raise UncountableError("its user chooses what is recomputed")
         if not torch.is_grad_enabled():
             return self.graph(graph, args)
-        return checkpoint(lambda *each: self.graph(graph, each), *args, use_reentrant=False, preserve_rng_state=False)
+        return checkpoint(
+            lambda *each: self.graph(graph, each),
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
 
     def _invoke_subgraph(self, graph: CapturedGraph, _name: Any, *args: Any, **_: Any) -> Any:
         return self.graph(graph, args)
 
-    def _cond(self, condition: Any, yes: CapturedGraph, no: CapturedGraph, operands: Any = ()) -> Any:
+    def _cond(
+        self, condition: Any, yes: CapturedGraph, no: CapturedGraph, operands: Any = ()
+    ) -> Any:
         seen = next(self._decisions, None)
         return self.graph(yes if (bool(condition) if seen is None else seen) else no, operands)
 
-    def _while_loop(self, condition: CapturedGraph, body: CapturedGraph, carried: Any, further: Any = ()) -> Any:
+    def _while_loop(
+        self, condition: CapturedGraph, body: CapturedGraph, carried: Any, further: Any = ()
+    ) -> Any:
         seen = next(self._decisions, None)
         for trip in itertools.count():
             answer = self.graph(condition, (*carried, *further))
@@ -221,7 +273,10 @@ class _Run:
         return carried
 
     def _map_impl(self, body: CapturedGraph, mapped: Any, further: Any = ()) -> Any:
-        results = [self.graph(body, (*(each[trip] for each in mapped), *further)) for trip in range(len(mapped[0]))]
+        results = [
+            self.graph(body, (*(each[trip] for each in mapped), *further))
+            for trip in range(len(mapped[0]))
+        ]
         return tuple(torch.stack(each) for each in zip(*results, strict=True))
 
     def _scan(self, body: CapturedGraph, carried: Any, scanned: Any, further: Any = ()) -> Any:
@@ -233,7 +288,9 @@ class _Run:
         return (*carried, *(torch.stack(each) for each in zip(*results, strict=True)))
 
 
-def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, traffic: bool = True) -> Resolved:
+def resolve(
+    totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, traffic: bool = True
+) -> Resolved:
     """Count the graphs, whose calls have a separate row each, and put them in the place of those of their operators that were seen."""
     outside, inside = _divided(totals)
     resolved = Resolved(outside)
@@ -241,7 +298,9 @@ def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, 
     different: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for number, call in enumerate(regions):
         seen = inside.pop(number, Totals())
-        call.went_backward |= not call.is_one_node and any(phase == "backward" for _, _, phase, _ in seen.cells)
+        call.went_backward |= not call.is_one_node and any(
+            phase == "backward" for _, _, phase, _ in seen.cells
+        )
         resolved.is_memory_known &= call.sees_all
         try:
             found, calls = count_graph(call, tree, traffic=traffic)
@@ -252,7 +311,9 @@ def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, 
             continue
         at = call.phase
         if at != "forward":
-            found = found.moved(lambda row, phase, at=at: (row, at if phase == "forward" else phase))  # type: ignore[misc]
+            found = found.moved(
+                lambda row, phase, at=at: (row, at if phase == "forward" else phase)
+            )  # type: ignore[misc]
         macs, most = _macs(seen, of_backward=False), _macs(found, of_backward=False)
         if call.sees_all and macs != most:
             resolved.totals.merge(_as_seen(seen, call))
@@ -267,9 +328,14 @@ def resolve(totals: Totals, regions: Sequence[RegionCall], tree: ModuleTree, *, 
             resolved.calls.update(calls)
     for rest in inside.values():
         resolved.totals.merge(_as_seen(rest, None))
-    resolved.notes += [Note(code="compiled_uncounted", subject=why, values={"calls": calls}) for why, calls in unknown.items()]
+    resolved.notes += [
+        Note(code="compiled_uncounted", subject=why, values={"calls": calls})
+        for why, calls in unknown.items()
+    ]
     for row, (macs, most) in different.items():
-        resolved.notes.append(Note(code="compiled_differs", subject=row, values={"seen": macs, "counted": most}))
+        resolved.notes.append(
+            Note(code="compiled_differs", subject=row, values={"seen": macs, "counted": most})
+        )
     return resolved
 
 
@@ -297,7 +363,10 @@ def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
 
 
 def _add_recompute(found: Totals, seen: Totals, row: str) -> None:
-    """Add the products that ran in backward, and that are not in the graph: compiled code computes them again."""
+    """Add the products that ran in backward, and that are not in the graph.
+
+    Compiled code computes them again.
+    """
     macs = _macs(seen, of_backward=True) - _macs(found, of_backward=True)
     if macs > 0:
         dtypes = Counter[Any]()
@@ -308,4 +377,8 @@ def _add_recompute(found: Totals, seen: Totals, row: str) -> None:
 
 
 def _macs(totals: Totals, *, of_backward: bool) -> int:
-    return sum(counts.macs for (_, _, phase, _), counts in totals.cells.items() if (phase in PHASES_OF_BACKWARD) == of_backward)
+    return sum(
+        counts.macs
+        for (_, _, phase, _), counts in totals.cells.items()
+        if (phase in PHASES_OF_BACKWARD) == of_backward
+    )

@@ -1,4 +1,7 @@
-"""Small tensors with known values among fake ones: integers, masks, and results that depend on them alone."""
+"""Small tensors with known values among fake ones.
+
+Integers, masks, and results that depend on them alone.
+"""
 
 import os
 import weakref
@@ -19,19 +22,23 @@ from lflops.torch_private.distributed import is_pipeline_vote, receive_operator
 from lflops.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
 from lflops.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
 
-LARGEST = 1 << 20  # the most elements of a tensor whose values are kept
+# the most elements of a tensor whose values are kept
+LARGEST = 1 << 20
 
-_MADE_OF_NUMBERS = frozenset(getattr(torch.ops.aten, name) for name in ("arange", "linspace", "logspace"))
+_MADE_OF_NUMBERS = frozenset(
+    getattr(torch.ops.aten, name) for name in ("arange", "linspace", "logspace")
+)
 """Operators that make floating tensors whose values code may need, such as the rates of stochastic depth."""
 
 
-_VALIDATORS = frozenset(f"{name}.__init__" for name in ("Distribution", "Geometric", "ContinuousBernoulli", "Uniform")) | {
-    "Distribution._validate_sample"
-}
+_VALIDATORS = frozenset(
+    f"{name}.__init__" for name in ("Distribution", "Geometric", "ContinuousBernoulli", "Uniform")
+) | {"Distribution._validate_sample"}
 """Functions of `torch.distributions` that check arguments, and raise if one is invalid."""
 
 _TORCH, _OURS, _DISTRIBUTIONS = (
-    f"{Path(each).parent}{os.sep}" for each in (torch.__file__, Path(__file__).parent, torch.distributions.__file__)
+    f"{Path(each).parent}{os.sep}"
+    for each in (torch.__file__, Path(__file__).parent, torch.distributions.__file__)
 )
 
 
@@ -42,24 +49,38 @@ class NoCudaError(Exception):
 class KnownValues(OwnMode):
     """Runs operators on real tensors for real, inside a mode that makes all other results fake.
 
-    Code branches on such values: whether a batch has padding, whether it is packed, how many of its tokens count. With known values it
-    takes the same branch as in a real step.
+    Code branches on such values: whether a batch has padding, whether it is packed, how many of its
+    tokens count. With known values it takes the same branch as in a real step.
     """
 
-    supports_higher_order_operators = True  # as torch asks since 2.9
+    # as torch asks since 2.9
+    supports_higher_order_operators = True
 
     def __init__(self, *, on_host: bool = True) -> None:
         super().__init__()
-        self._on_host = on_host  # whether the CPU's kernels would run; on a chip the size of an LSTM's workspace is unknown
+        # whether the CPU's kernels would run; on a chip the size of an LSTM's workspace is unknown
+        self._on_host = on_host
         route_higher_order_operators(type(self))
         self._receive = receive_operator()
-        self._stale: dict[int, weakref.ref[Any]] = {}  # by storage key, while the storage is alive: keys are reused
+        self._stale: dict[
+            int, weakref.ref[Any]
+            # by storage key, while the storage is alive: keys are reused
+        ] = {}
 
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run the operator for real if the values of its arguments are known and its result is small."""
         kwargs = kwargs or {}
-        if (device := kwargs.get("device")) is not None and device.type == "cuda" and not torch.cuda.is_available():
-            raise NoCudaError("no such device")  # a fake tensor on CUDA would end the process in backward
+        if (
+            (device := kwargs.get("device")) is not None
+            and device.type == "cuda"
+            and not torch.cuda.is_available()
+        ):
+            raise NoCudaError(
+                "no such device"
+                # a fake tensor on CUDA would end the process in backward
+            )
         given = list(tensors_of((*args, *kwargs.values())))
         known = isinstance(function, OpOverload) and all(map(self.knows_values_of, given))
         if _changes_shape_alone(function, args, given):
@@ -69,7 +90,9 @@ class KnownValues(OwnMode):
             args = (args[0], self._numbered(args[1]))
         if function is GROUPED_MM and args[0].dtype is not torch.bfloat16:
             # The fake kernel refuses other dtypes, which the kernels take; the shape is the same.
-            return function(*(each.to(torch.bfloat16) for each in args[:2]), *args[2:], **kwargs).to(args[0].dtype)
+            return function(
+                *(each.to(torch.bfloat16) for each in args[:2]), *args[2:], **kwargs
+            ).to(args[0].dtype)
         try:
             out = function(*args, **kwargs)
         except NEEDS_VALUES:
@@ -84,7 +107,9 @@ class KnownValues(OwnMode):
         if not isinstance(function, OpOverload):
             return out
         self._forget(function, args, kwargs)
-        return out if function is LSTM_LAYER and not self._on_host else corrected(function, args, out)
+        return (
+            out if function is LSTM_LAYER and not self._on_host else corrected(function, args, out)
+        )
 
     def _numbered(self, indices: list[Tensor | None]) -> list[Tensor | None]:
         """The same indices with the selected positions in place of each known mask, so that their number is known."""
@@ -99,14 +124,23 @@ class KnownValues(OwnMode):
 
     def knows_values_of(self, tensor: Tensor) -> bool:
         """Whether a tensor has the numbers that it would have in a real step."""
-        if type(tensor) is not Tensor or tensor.is_meta or tensor.requires_grad or tensor.numel() > LARGEST:
+        if (
+            type(tensor) is not Tensor
+            or tensor.is_meta
+            or tensor.requires_grad
+            or tensor.numel() > LARGEST
+        ):
             return False
         return not self._stale or storage_key(tensor)[1] not in self._stale
 
     def _receive_values(self, tensors: list[Tensor]) -> None:
-        """Write what a rank that does not exist has sent: the vote of a pipeline's stage. The values of anything else are unknown."""
+        """Write what a rank that does not exist has sent: the vote of a pipeline's stage.
+
+        The values of anything else are unknown.
+        """
         for each in (tensor for tensor in tensors if type(tensor) is Tensor):
-            if is_pipeline_vote():  # the others are taken to have them: 1 says so
+            # the others are taken to have them: 1 says so
+            if is_pipeline_vote():
                 with without_modes():
                     each.fill_(1)
             else:
@@ -144,17 +178,27 @@ def _changes_shape_alone(function: Any, args: Any, given: list[Tensor]) -> bool:
 
 
 def _taken_for_granted(asked: list[Tensor]) -> bool | None:
-    """The answer to a check of values whose other answer would raise; `None` if the code asks for anything else."""
-    # `torch.nn.init` checks whether a drawn number is out of bounds, and the answer is no. `torch.distributions` checks whether arguments
-    # and samples are valid, and the answer is yes.
+    """The answer to a check of values whose other answer would raise.
+
+    `None` if the code asks for anything else.
+    """
+    # `torch.nn.init` checks whether a drawn number is out of bounds, and the answer is no.
+    # `torch.distributions` checks whether arguments and samples are valid, and the answer is yes.
     if len(asked) != 1 or asked[0].dtype is not torch.bool:
         return None
     running = [frame.f_code for frame, _ in walk_stack(currentframe())]
     if any(code.co_filename == nn.init.__file__ for code in running):
         return False
-    others = (each for each in running if each.co_filename.startswith(_DISTRIBUTIONS) or not each.co_filename.startswith((_OURS, _TORCH)))
+    others = (
+        each
+        for each in running
+        if each.co_filename.startswith(_DISTRIBUTIONS)
+        or not each.co_filename.startswith((_OURS, _TORCH))
+    )
     caller = next(others, None)
     if caller is None or not caller.co_filename.startswith(_DISTRIBUTIONS):
         return None
-    is_check = caller.co_filename == torch.distributions.constraints.__file__ and caller.co_name == "check"
+    is_check = (
+        caller.co_filename == torch.distributions.constraints.__file__ and caller.co_name == "check"
+    )
     return True if is_check or caller.co_qualname in _VALIDATORS else None

@@ -1,6 +1,9 @@
-"""Live bytes after each operator: storages are born as results of operators, and die when they are freed.
+"""Live bytes after each operator.
 
-The same allocations and frees, of several steps, are requests for the simulation of the caching allocator.
+Storages are born as results of operators, and die when they are freed.
+
+The same allocations and frees, of several steps, are requests for the simulation of the caching
+allocator.
 """
 
 import heapq
@@ -23,7 +26,10 @@ from lflops.profile.series import extremes, summed
 from lflops.torch_private.tensors import PLAIN, FakeTensor, local_part, storage_key
 
 STREAM: ContextVar[int] = ContextVar("stream", default=0)
-"""The stream on which memory is allocated, where code says that it takes another on CUDA. The allocator does not reuse it on others."""
+"""The stream on which memory is allocated, where code says that it takes another on CUDA.
+
+The allocator does not reuse it on others.
+"""
 
 ON_HOST = -1
 """The stream for what is in the host's memory, and so in none of the device's."""
@@ -40,10 +46,14 @@ def on_stream(number: int) -> Iterator[None]:
 
 
 class AllocationLog:
-    """Requests to the allocator. A storage that outlives a step is one allocation; nothing is kept alive."""
+    """Requests to the allocator.
+
+    A storage that outlives a step is one allocation; nothing is kept alive.
+    """
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []  # allocations and frees, from the first step on
+        # allocations and frees, from the first step on
+        self.requests: list[Request] = []
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._made = 0
         self._replaced: tuple[int, int] | None = None
@@ -76,7 +86,12 @@ class AllocationLog:
         self._alive.clear()
 
 
-NO_STORAGE = (NotImplementedError, RuntimeError, ValueError)  # a sparse tensor has none, a lazy one has none yet
+NO_STORAGE = (
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    # a sparse tensor has none, a lazy one has none yet
+)
 LARGEST = 50
 LONGEST_TIMELINE = 20_000
 BORN_IN: dict[Phase, str] = {
@@ -113,17 +128,21 @@ class _Followed(weakref.ref[Any]):
 class _Replaced(NamedTuple):
     """A storage that a sum of gradients may take the place of, until the next operator."""
 
-    key: int  # the storage's key
-    place: int  # where the sum's allocation is among the events
-    live: int  # live bytes with both
-    row: str  # the module at work
+    # the storage's key
+    key: int
+    # where the sum's allocation is among the events
+    place: int
+    # live bytes with both
+    live: int
+    # the module at work
+    row: str
 
 
 class LiveMemory:
     """Follows storages from birth to death, and keeps none of them alive.
 
-    Births and deaths go into one list of events, which is replayed at the end, up to the peak. Copying the live set at each new peak would
-    double the cost of counting.
+    Births and deaths go into one list of events, which is replayed at the end, up to the peak.
+    Copying the live set at each new peak would double the cost of counting.
     """
 
     def __init__(
@@ -134,12 +153,19 @@ class LiveMemory:
         survivors: Survivors | None = None,
         host: Iterable[Tensor] = (),
     ) -> None:
-        self._longest = moments  # the most operators of the timeline; of more the extremes are kept
-        self._round_to = round_to  # the size of each storage is rounded up to a multiple of so many bytes
+        # the most operators of the timeline; of more the extremes are kept
+        self._longest = moments
+        self._round_to = (
+            # the size of each storage is rounded up to a multiple of so many bytes
+            round_to
+        )
         self._births: list[Birth] = []
         self._events: list[int] = []
         self._alive: dict[int, _Followed] = {}
-        self._dead: list[_Followed] = []  # filled without a line of ours: Python drops an interrupt in a callback
+        self._dead: list[
+            _Followed
+            # filled without a line of ours: Python drops an interrupt in a callback
+        ] = []
         self._died = self._dead.append
         self._live = 0
         self._peak = 0
@@ -152,9 +178,12 @@ class LiveMemory:
         self._resized: dict[int, Any] = {}
         self._replaced: _Replaced | None = None
         self._log = log
-        # Storages that the last step left: this one begins with those still alive, and at its end puts its own there.
+        # Storages that the last step left: this one begins with those still alive, and at its end
+        # puts its own there.
         self._survivors = survivors
-        self._on_host = {key: weakref.ref(storage) for storage, key in filter(None, map(storage_of, host))}
+        self._on_host = {
+            key: weakref.ref(storage) for storage, key in filter(None, map(storage_of, host))
+        }
 
     def hold(self, tensors: Iterable[Tensor], category: str, row: str) -> None:
         """Add tensors that exist before the first operator."""
@@ -162,7 +191,10 @@ class LiveMemory:
             self._bear(tensor, category, "", row, "other")
 
     def hold_survivors(self) -> None:
-        """Add what an earlier step made and something still keeps: the buffers of a pipeline's schedule, for one."""
+        """Add what an earlier step made and something still keeps.
+
+        The buffers of a pipeline's schedule, for one.
+        """
         for key, reference, birth in self._survivors or ():
             storage = reference()
             if storage is not None and key not in self._alive:
@@ -190,12 +222,16 @@ class LiveMemory:
 
     def after_sum(self, operator: str, row: str, phase: Phase, out: Tensor, term: Tensor) -> None:
         """Record the sum of two gradients, which autograd writes over one of them."""
-        # It does so unless a dispatch mode is on: then the sum gets its own storage, and the term is freed right after. So the term is
-        # taken to be freed before the sum is allocated. If something else keeps the term, autograd does not write over it, and both are
-        # alive.
+        # It does so unless a dispatch mode is on: then the sum gets its own storage, and the term
+        # is freed right after. So the term is taken to be freed before the sum is allocated. If
+        # something else keeps the term, autograd does not write over it, and both are alive.
         self._see_deaths()
         before, (_, sum_key), (_, term_key) = self._live, storage_key(out), storage_key(term)
-        if sum_key in self._alive or term_key not in self._alive or out.untyped_storage().nbytes() != term.untyped_storage().nbytes():
+        if (
+            sum_key in self._alive
+            or term_key not in self._alive
+            or out.untyped_storage().nbytes() != term.untyped_storage().nbytes()
+        ):
             self.after(operator, row, phase, out)
             return
         place = len(self._events)
@@ -212,7 +248,11 @@ class LiveMemory:
         if replaced.live > self._highest.get(replaced.row, -1):
             self._highest[replaced.row] = replaced.live
         if replaced.live > self._peak:
-            self._peak, self._peak_event, self._peak_index = replaced.live, replaced.place + 1, max(len(self._moments) - 1, 0)
+            self._peak, self._peak_event, self._peak_index = (
+                replaced.live,
+                replaced.place + 1,
+                max(len(self._moments) - 1, 0),
+            )
 
     def scratch(self, operator: str, row: str, phase: Phase, nbytes: int) -> None:
         """Record bytes that a kernel allocated besides its results, and freed before it returned."""
@@ -223,7 +263,11 @@ class LiveMemory:
         self._events.append(serial)
         self._highest[row] = max(self._highest.get(row, -1), live)
         if live > self._peak:
-            self._peak, self._peak_event, self._peak_index = live, len(self._events), max(len(self._moments) - 1, 0)
+            self._peak, self._peak_event, self._peak_index = (
+                live,
+                len(self._events),
+                max(len(self._moments) - 1, 0),
+            )
         self._events.append(~serial)
 
     def filled(self, operator: str, row: str, phase: Phase, tensors: Iterable[Tensor]) -> None:
@@ -250,7 +294,12 @@ class LiveMemory:
     def add_earlier(self, tensors: Iterable[tuple[Tensor, str]], category: str) -> None:
         """Add tensors, each with its row, that are found late but have existed from the beginning."""
         self._see_deaths()
-        before, peak, peak_event, peak_index = self._events, self._peak, self._peak_event, self._peak_index
+        before, peak, peak_event, peak_index = (
+            self._events,
+            self._peak,
+            self._peak_event,
+            self._peak_index,
+        )
         self._events = []
         for tensor, row in tensors:
             self._bear(tensor, category, "", row, "other")
@@ -260,8 +309,15 @@ class LiveMemory:
         self._events = born + before + died
         if not born:
             return
-        self._peak, self._peak_event, self._peak_index = peak + more, peak_event + len(born), peak_index
-        self._moments = [(operator, row, phase, live + more, event + len(born)) for operator, row, phase, live, event in self._moments]
+        self._peak, self._peak_event, self._peak_index = (
+            peak + more,
+            peak_event + len(born),
+            peak_index,
+        )
+        self._moments = [
+            (operator, row, phase, live + more, event + len(born))
+            for operator, row, phase, live, event in self._moments
+        ]
         self._highest = {row: highest + more for row, highest in self._highest.items()}
 
     def relabel(self, tensors: Iterable[Tensor], category: str) -> None:
@@ -280,7 +336,11 @@ class LiveMemory:
         if self._survivors is not None:
             labels = self._relabelled
             # An optimizer's parameters lead to its state.
-            alive = [each for each in self._alive.values() if labels.get(each.serial) != "optimizer_state"]
+            alive = [
+                each
+                for each in self._alive.values()
+                if labels.get(each.serial) != "optimizer_state"
+            ]
             self._survivors[:] = [(each.key, each, self._births[each.serial]) for each in alive]
         self._alive.clear()
 
@@ -301,10 +361,16 @@ class LiveMemory:
             source="counted" if self._fake.isdisjoint(serial for serial, _ in at_peak) else "fake",
             peak_bytes=self._peak,
             peak_index=self._peak_index,
-            by_category=dict.fromkeys(CATEGORIES, 0) | summed((category, birth.nbytes) for category, birth in alive),
+            by_category=dict.fromkeys(CATEGORIES, 0)
+            | summed((category, birth.nbytes) for category, birth in alive),
             by_module=summed((birth.row, birth.nbytes) for _, birth in alive),
-            activations_by_module=summed((birth.row, birth.nbytes) for category, birth in alive if category == "activations"),
-            alive=tuple(Allocation(category, birth.operator, birth.row, birth.phase, birth.nbytes) for category, birth in largest),
+            activations_by_module=summed(
+                (birth.row, birth.nbytes) for category, birth in alive if category == "activations"
+            ),
+            alive=tuple(
+                Allocation(category, birth.operator, birth.row, birth.phase, birth.nbytes)
+                for category, birth in largest
+            ),
             timeline=tuple(timeline),
             most_by_category=most,
         )
@@ -318,11 +384,24 @@ class LiveMemory:
         except NO_STORAGE:
             return
         if key not in self._alive and (nbytes := storage.nbytes()):
-            birth = Birth(rounded_up(nbytes, self._round_to) if self._round_to > 1 else nbytes, category, operator, row, phase)
-            self._bear_storage(storage, key, birth, fake=tensor.is_meta or (not is_plain and type(tensor) is FakeTensor))
+            birth = Birth(
+                rounded_up(nbytes, self._round_to) if self._round_to > 1 else nbytes,
+                category,
+                operator,
+                row,
+                phase,
+            )
+            self._bear_storage(
+                storage,
+                key,
+                birth,
+                fake=tensor.is_meta or (not is_plain and type(tensor) is FakeTensor),
+            )
 
     def _bear_storage(self, storage: Any, key: int, birth: Birth, *, fake: bool) -> None:
-        if self._on_host and (STREAM.get() == ON_HOST or (key in self._on_host and self._on_host[key]() is storage)):
+        if self._on_host and (
+            STREAM.get() == ON_HOST or (key in self._on_host and self._on_host[key]() is storage)
+        ):
             self._on_host[key] = weakref.ref(storage)
             return
         if self._log is not None:
@@ -336,7 +415,11 @@ class LiveMemory:
             self._fake.add(serial)
         self._live = live = self._live + birth.nbytes
         if live > self._peak:
-            self._peak, self._peak_event, self._peak_index = live, len(self._events), max(len(self._moments) - 1, 0)
+            self._peak, self._peak_event, self._peak_index = (
+                live,
+                len(self._events),
+                max(len(self._moments) - 1, 0),
+            )
 
     def _see_deaths(self) -> None:
         dead = self._dead
@@ -344,7 +427,8 @@ class LiveMemory:
             while dead:
                 self._die(dead.pop(0))
         except IndexError:
-            return  # another thread has taken the last one
+            # another thread has taken the last one
+            return
 
     def _die(self, storage: _Followed) -> None:
         if self._alive.pop(storage.key, None) is None:
@@ -358,7 +442,10 @@ class LiveMemory:
         self._live -= self._births[serial].nbytes
 
     def _timeline(self) -> tuple[list[Moment], dict[str, int]]:
-        """The moments that are kept, each with the live bytes by final category; and the most of each category."""
+        """The moments that are kept, each with the live bytes by final category.
+
+        And the most of each category.
+        """
         live = dict.fromkeys(CATEGORIES, 0)
         most = dict(live)
         kept = extremes([moment[3] for moment in self._moments], self._longest, [self._peak_index])
@@ -374,7 +461,10 @@ class LiveMemory:
         return timeline, most
 
     def _replay(self, events: Iterable[int], live: dict[str, int], most: dict[str, int]) -> int:
-        """Apply allocations and frees to the live bytes. Returns the most that were alive in all."""
+        """Apply allocations and frees to the live bytes.
+
+        Returns the most that were alive in all.
+        """
         total = highest = sum(live.values())
         for each in events:
             serial = each if each >= 0 else ~each
@@ -398,7 +488,10 @@ class LiveMemory:
 
 
 def storage_of(tensor: Tensor) -> tuple[Any, int] | None:
-    """The storage of this rank's part of a tensor, and its key; `None` if the tensor has no storage."""
+    """The storage of this rank's part of a tensor, and its key.
+
+    `None` if the tensor has no storage.
+    """
     try:
         return storage_key(tensor if type(tensor) in PLAIN else local_part(tensor))
     except NO_STORAGE:

@@ -1,11 +1,16 @@
-"""Costs of operators as they were called: from the formulas' shapes, from the tensors themselves, or from what a user registered.
+"""Costs of operators as they were called.
 
-A few formulas ask for the integers in a tensor: where packed sequences begin, where groups end. Only a counted step reads them: on CUDA
-that waits for the device, and a counted step is never timed.
+From the formulas' shapes, from the tensors themselves, or from what a user registered.
 
-A mask divides the square of all tokens into those of packed sequences. A dense mask of fused attention separates sequences, or nothing. Of
-flex attention, the squares that its mask divides tokens into are counted, and the blocks that it lets run are executed. A causal mask or a
-window divides nothing: each token is connected with the next one. Of packed weights only the packing knows the kernel's shape.
+A few formulas ask for the integers in a tensor: where packed sequences begin, where groups end.
+Only a counted step reads them: on CUDA that waits for the device, and a counted step is never
+timed.
+
+A mask divides the square of all tokens into those of packed sequences. A dense mask of fused
+attention separates sequences, or nothing. Of flex attention, the squares that its mask divides
+tokens into are counted, and the blocks that it lets run are executed. A causal mask or a window
+divides nothing: each token is connected with the next one. Of packed weights only the packing knows
+the kernel's shape.
 """
 
 import inspect
@@ -17,7 +22,11 @@ import torch
 from torch import Tensor
 
 from lflops.errors import CountError
-from lflops.formulas.attention.fused import Scores, attention_backward_of_scores, attention_of_scores
+from lflops.formulas.attention.fused import (
+    Scores,
+    attention_backward_of_scores,
+    attention_of_scores,
+)
 from lflops.formulas.table import FORMULAS, READS, Cost, Formula, SparseShape, Values
 from lflops.torch_private.dispatch_modes import open_modes, without_modes
 from lflops.torch_private.operators import (
@@ -31,10 +40,15 @@ from lflops.torch_private.operators import (
 )
 from lflops.torch_private.tensors import FakeTensor, local_part, stored_elements
 
-SPARSE = frozenset((torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc))
+SPARSE = frozenset(
+    (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+)
 """Layouts that store only some of the elements."""
 
-CallCost = Callable[[Any, Any, Any], Cost]  # from the arguments, keyword arguments and result of a call
+CallCost = Callable[
+    [Any, Any, Any], Cost
+    # from the arguments, keyword arguments and result of a call
+]
 
 _COSTS: dict[str, CallCost] = {}
 _USERS: dict[str, Formula] = {}
@@ -51,23 +65,36 @@ def cost_of_call(*operators: str) -> Callable[[CallCost], CallCost]:
 
 
 def register_formula(operator: Any, formula: Formula) -> None:
-    """Say what an operator costs, in MACs; the last formula given for an operator is the one that counts.
+    """Say what an operator costs, in MACs.
+
+    The last formula given for an operator is the one that counts.
 
     Args:
-        operator: `torch.ops.my.op`, one of its overloads, what `torch.library.custom_op` made, or a higher-order operator.
-        formula: Called as the operator was, with shapes in place of tensors, and `out=`, the result's shape. Returns MACs; or
-            `lflops.Cost(macs=..., other_flops=...)`, where there is work that is no multiply-accumulate.
+        operator: `torch.ops.my.op`, one of its overloads, what `torch.library.custom_op` made, or a
+            higher-order operator.
+        formula: Called as the operator was, with shapes in place of tensors, and `out=`, the
+            result's shape. Returns MACs; or `lflops.Cost(macs=..., other_flops=...)`, where there
+            is work that is no multiply-accumulate.
 
     Raises:
-        CountError: One of the two is something else, or the operator is never counted itself, but what torch makes it of.
+        CountError: One of the two is something else, or the operator is never counted itself, but
+            what torch makes it of.
     """
     if not callable(formula):  # type: ignore[redundant-expr,unused-ignore]
-        raise CountError(f"register_formula: formula={formula!r} cannot be called: give a function of shapes that returns MACs")
+        raise CountError(
+            f"register_formula: formula={formula!r} cannot be called: give a function of shapes that returns MACs"
+        )
     packet, overloads = isinstance(operator, OpOverloadPacket), overloads_of(operator)
     if not packet and not overloads:
-        raise CountError(f"register_formula: operator={operator!r} is no operator: give one of torch.ops, as torch.ops.my.op")
+        raise CountError(
+            f"register_formula: operator={operator!r} is no operator: give one of torch.ops, as torch.ops.my.op"
+        )
     name = str(operator).replace(".", "::", 1) if packet else qualified_name(overloads[0])
-    if name.startswith("aten::") and name.split(".")[0] not in FORMULAS and _is_taken_apart(overloads):
+    if (
+        name.startswith("aten::")
+        and name.split(".")[0] not in FORMULAS
+        and _is_taken_apart(overloads)
+    ):
         raise CountError(
             f"register_formula: {operator} is decomposed before it is counted: register formulas for the operators in its decomposition"
         )
@@ -78,8 +105,15 @@ def register_formula(operator: Any, formula: Formula) -> None:
 
 
 def _is_taken_apart(overloads: list[Any]) -> bool:
-    """Whether all of them arrive as other operators. The operator's name alone does not mean the overload that writes into an `out`."""
-    meant = [each for each in overloads if not written_arguments(each)] if len(overloads) > 1 else overloads
+    """Whether all of them arrive as other operators.
+
+    The operator's name alone does not mean the overload that writes into an `out`.
+    """
+    meant = (
+        [each for each in overloads if not written_arguments(each)]
+        if len(overloads) > 1
+        else overloads
+    )
     return all(map(decomposes, meant or overloads)) and bool(overloads)
 
 
@@ -108,9 +142,17 @@ def is_pure(operator: Any) -> bool:
 def shapes(value: Any) -> Any:
     """The same structure with a shape in place of each tensor."""
     if isinstance(value, Tensor):
-        return SparseShape(value.shape, stored_elements(value)) if value.layout in SPARSE else tuple(value.shape)
+        return (
+            SparseShape(value.shape, stored_elements(value))
+            if value.layout in SPARSE
+            else tuple(value.shape)
+        )
     if isinstance(value, list | tuple):
-        return [shapes(each) for each in value] if isinstance(value, list) else tuple(shapes(each) for each in value)
+        return (
+            [shapes(each) for each in value]
+            if isinstance(value, list)
+            else tuple(shapes(each) for each in value)
+        )
     return value
 
 
@@ -121,7 +163,10 @@ def values_or_shape(value: Any) -> Any:
 
 
 def bind(function: Formula, operator: OpOverload) -> CallCost:
-    """Fit a formula to its operator: the first arguments by position, those it names as keywords from wherever the call has them."""
+    """Fit a formula to its operator.
+
+    The first arguments by position, those it names as keywords from wherever the call has them.
+    """
     parameters = inspect.signature(function).parameters.values()
     positional = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
     wanted = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
@@ -134,8 +179,14 @@ def bind(function: Formula, operator: OpOverload) -> CallCost:
     ]
 
     def cost(args: Any, kwargs: Any, out: Any) -> Cost:
-        given = [shapes(args[place] if place < len(args) else kwargs.get(name)) for place, (name, _) in enumerate(schema[:positional])]
-        named = {name: of(args[place] if place < len(args) else kwargs.get(name, default)) for place, name, default, of in keywords}
+        given = [
+            shapes(args[place] if place < len(args) else kwargs.get(name))
+            for place, (name, _) in enumerate(schema[:positional])
+        ]
+        named = {
+            name: of(args[place] if place < len(args) else kwargs.get(name, default))
+            for place, name, default, of in keywords
+        }
         if "out" in wanted:
             named["out"] = shapes(out)
         found = _cost(function(*given, **named))
@@ -148,14 +199,20 @@ def bind(function: Formula, operator: OpOverload) -> CallCost:
 def _in_reals(cost: Cost) -> Cost:
     """A complex multiply-accumulate is four real ones, a complex addition two."""
     executed = None if cost.executed_macs is None else 4 * cost.executed_macs
-    return cost._replace(macs=4 * cost.macs, executed_macs=executed, other_flops=2 * cost.other_flops if cost.macs else cost.other_flops)
+    return cost._replace(
+        macs=4 * cost.macs,
+        executed_macs=executed,
+        other_flops=2 * cost.other_flops if cost.macs else cost.other_flops,
+    )
 
 
 def _as_called(function: Formula) -> CallCost:
     def cost(args: Any, kwargs: Any, out: Any) -> Cost:
         named = {name: shapes(value) for name, value in kwargs.items()}
         found = _cost(function(*shapes(tuple(args)), **{**named, "out": shapes(out)}))
-        if not all(_is_whole(each) for each in (found.macs, found.other_flops, found.executed_macs or 0)):
+        if not all(
+            _is_whole(each) for each in (found.macs, found.other_flops, found.executed_macs or 0)
+        ):
             raise TypeError(f"a formula's Cost has whole numbers, not {found!r}")
         return found
 
@@ -174,15 +231,22 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-KNOWS_VALUES = "knows_values_of"  # the method of a mode that says whether a real tensor has the numbers that it would have in a real step
+# the method of a mode that says whether a real tensor has the numbers that it would have in a real
+# step
+KNOWS_VALUES = "knows_values_of"
 
 
 def known(tensor: Tensor) -> Tensor | None:
-    """A plain tensor with the same numbers; `None` where they are unknown: on the meta device, and for tensors that are shapes alone."""
+    """A plain tensor with the same numbers.
+
+    `None` where they are unknown: on the meta device, and for tensors that are shapes alone.
+    """
     local: Any = local_part(tensor)
     if local.is_meta or isinstance(local, FakeTensor) or local.shape != tensor.shape:
         return None
-    if not all(getattr(mode, KNOWS_VALUES)(local) for mode in open_modes() if hasattr(mode, KNOWS_VALUES)):
+    if not all(
+        getattr(mode, KNOWS_VALUES)(local) for mode in open_modes() if hasattr(mode, KNOWS_VALUES)
+    ):
         return None
     return local  # type: ignore[no-any-return]
 
@@ -203,34 +267,60 @@ MASK_AT = {
     "_scaled_dot_product_fused_attention_overrideable": (3, "attn_bias"),
 }
 """The mask's place and name in fused attention."""
-MOST_READ = 1 << 24  # elements of a mask; a larger mask is not read
-COUNTS, INDICES = 3, 4  # dimensions of a tensor of block counts: batch, heads, rows of blocks. Of one of block indices: the same, blocks.
-MOST_EVALUATED = 1 << 26  # pairs of a query and a key for which the mask is evaluated; where it is more, what the mask divides is not known
+# elements of a mask; a larger mask is not read
+MOST_READ = 1 << 24
+COUNTS, INDICES = (
+    3,
+    4,
+    # dimensions of a tensor of block counts: batch, heads, rows of blocks. Of one of block indices: the
+    # same, blocks.
+)
+MOST_EVALUATED = (
+    1 << 26
+    # pairs of a query and a key for which the mask is evaluated; where it is more, what the mask
+    # divides is not known
+)
 
 
 class MaskedScores(NamedTuple):
-    """Scores of one call whose dense mask separates sequences: of the whole squares, and those of two tokens of one sequence."""
+    """Scores of one call whose dense mask separates sequences.
+
+    Of the whole squares, and those of two tokens of one sequence.
+    """
 
     computed: int
     within: int
 
 
 def squares(first: Tensor, last: Tensor, undivided: int) -> int:
-    """Queries times keys of each part that sees nothing of the others; `undivided` if there is one part only."""
+    """Queries times keys of each part that sees nothing of the others.
+
+    `undivided` if there is one part only.
+    """
     # `first` and `last` are the keys that each query sees; for one that sees none, the last is -1.
-    spans = sorted((begin, end) for begin, end in zip(first.tolist(), last.tolist(), strict=True) if end >= 0)
-    parts: list[list[int]] = []  # queries, first key, last key
+    spans = sorted(
+        (begin, end) for begin, end in zip(first.tolist(), last.tolist(), strict=True) if end >= 0
+    )
+    # queries, first key, last key
+    parts: list[list[int]] = []
     for begin, end in spans:
         if parts and begin <= parts[-1][2]:
             parts[-1][0] += 1
             parts[-1][2] = max(parts[-1][2], end)
         else:
             parts.append([1, begin, end])
-    return undivided if len(parts) <= 1 else sum(queries * (end - begin + 1) for queries, begin, end in parts)
+    return (
+        undivided
+        if len(parts) <= 1
+        else sum(queries * (end - begin + 1) for queries, begin, end in parts)
+    )
 
 
 def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
-    """The scores of a call of fused attention; `None` if it has no mask, or a mask that separates nothing or is unknown."""
+    """The scores of a call of fused attention.
+
+    `None` if it has no mask, or a mask that separates nothing or is unknown.
+    """
     if operator not in MASK_AT:
         return None
     place, name = MASK_AT[operator]
@@ -246,10 +336,12 @@ def masked_scores(operator: str, args: Any, kwargs: Any) -> MaskedScores | None:
 
 
 def _separated(mask: Tensor, heads: int, keys: int) -> MaskedScores | None:
-    for dimension in range(mask.dim() - 2):  # one for all batches or heads
+    # one for all batches or heads
+    for dimension in range(mask.dim() - 2):
         if not mask.stride(dimension):
             mask = mask.narrow(dimension, 0, 1)
-    mask = mask.reshape(-1, *mask.shape[-2:])[..., :keys]  # kernels may need longer rows
+    # kernels may need longer rows
+    mask = mask.reshape(-1, *mask.shape[-2:])[..., :keys]
     count, rows, columns = mask.shape
     if not mask.numel() or mask.numel() > MOST_READ:
         return None
@@ -263,11 +355,19 @@ def _separated(mask: Tensor, heads: int, keys: int) -> MaskedScores | None:
 
 
 class _Blocks(NamedTuple):
-    counts: list[Tensor]  # of blocks a row of blocks: those that the mask cuts through, and where there are any those that it leaves whole
-    indices: list[Tensor]  # their columns, likewise
-    sizes: tuple[int, int]  # rows and columns of a block
-    mask: Any  # from batch, head, query and key to whether the query sees the key
-    buffers: tuple[Any, ...]  # further arguments of the mask
+    counts: list[
+        Tensor
+        # of blocks a row of blocks: those that the mask cuts through, and where there are any those
+        # that it leaves whole
+    ]
+    # their columns, likewise
+    indices: list[Tensor]
+    # rows and columns of a block
+    sizes: tuple[int, int]
+    # from batch, head, query and key to whether the query sees the key
+    mask: Any
+    # further arguments of the mask
+    buffers: tuple[Any, ...]
 
 
 @cost_of_call("flex_attention")
@@ -281,14 +381,18 @@ def flex_attention(args: Any, kwargs: Any, out: Any) -> Cost:
 def flex_attention_backward(args: Any, kwargs: Any, out: Any) -> Cost:
     """Backward, with the scores once more."""
     query, key, value = (tuple(each.shape) for each in args[:3])
-    return attention_backward_of_scores(_scores(query, key, _blocks(args, kwargs, 9)), query[-1], value[-1])
+    return attention_backward_of_scores(
+        _scores(query, key, _blocks(args, kwargs, 9)), query[-1], value[-1]
+    )
 
 
 def _blocks(args: Any, kwargs: Any, place: int) -> _Blocks:
     mask = args[place] if len(args) > place else kwargs["block_mask"]
     buffers = args[place + 4] if len(args) > place + 4 else kwargs.get("mask_mod_other_buffers", ())
     tensors = [each for each in mask if isinstance(each, Tensor)]
-    counts, indices = ([each for each in tensors if each.dim() == dimensions] for dimensions in (COUNTS, INDICES))
+    counts, indices = (
+        [each for each in tensors if each.dim() == dimensions] for dimensions in (COUNTS, INDICES)
+    )
     # The same follow for the backward's columns; queries come first.
     counts, indices = counts[: len(counts) // 2], indices[: len(indices) // 2]
     rows, columns = [each for each in mask if isinstance(each, int)][-2:]
@@ -317,16 +421,25 @@ def _divided(blocks: _Blocks, rows: int, columns: int) -> int:
     batches, heads = blocks.counts[0].shape[:2]
     if getattr(blocks.mask, "__name__", "") == "noop_mask":
         return batches * heads * rows * columns
-    evaluated = int(blocks.counts[0].sum()) * min(blocks.sizes[0], rows) * min(blocks.sizes[1], columns)
+    evaluated = (
+        int(blocks.counts[0].sum()) * min(blocks.sizes[0], rows) * min(blocks.sizes[1], columns)
+    )
     if evaluated > MOST_EVALUATED:
         raise ValueError(f"{evaluated} pairs of a query and a key")
-    return sum(squares(*_seen(blocks, (batch, head), rows, columns), rows * columns) for batch in range(batches) for head in range(heads))
+    return sum(
+        squares(*_seen(blocks, (batch, head), rows, columns), rows * columns)
+        for batch in range(batches)
+        for head in range(heads)
+    )
 
 
 def _seen(blocks: _Blocks, at: tuple[int, int], rows: int, columns: int) -> tuple[Tensor, Tensor]:
     """The first and the last key that each query sees; of one that sees none the last is -1."""
     device = blocks.counts[0].device
-    first, last = torch.full((rows,), columns, device=device), torch.full((rows,), -1, device=device)
+    first, last = (
+        torch.full((rows,), columns, device=device),
+        torch.full((rows,), -1, device=device),
+    )
     for is_whole, row, column in _places(blocks, at):
         height, width = blocks.sizes
         queries = torch.arange(row * height, min((row + 1) * height, rows), device=device)
@@ -350,9 +463,18 @@ def _places(blocks: _Blocks, at: tuple[int, int]) -> Iterator[tuple[bool, int, i
             yield from ((bool(kind), row, column) for column in columns_of_rows[row][:count])
 
 
-@cost_of_call(*(f"quantized::conv{dimensions}d{kind}" for dimensions in (1, 2, 3) for kind in ("", "_relu", "_dynamic")))
+@cost_of_call(
+    *(
+        f"quantized::conv{dimensions}d{kind}"
+        for dimensions in (1, 2, 3)
+        for kind in ("", "_relu", "_dynamic")
+    )
+)
 def packed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
-    """A kernel's products at each position of the output; only the packed weight itself knows the kernel."""
+    """A kernel's products at each position of the output.
+
+    Only the packed weight itself knows the kernel.
+    """
     weight, _ = args[1].unpack()
     return Cost(out.numel() // out.shape[1] * weight.numel())
 
@@ -363,7 +485,13 @@ def packed_convolution_with_addition(args: Any, kwargs: Any, out: Any) -> Cost:
     return packed_convolution([args[0], *args[2:]], kwargs, out)
 
 
-@cost_of_call(*(f"quantized::conv_transpose{dimensions}d{kind}" for dimensions in (1, 2, 3) for kind in ("", "_dynamic")))
+@cost_of_call(
+    *(
+        f"quantized::conv_transpose{dimensions}d{kind}"
+        for dimensions in (1, 2, 3)
+        for kind in ("", "_dynamic")
+    )
+)
 def packed_transposed_convolution(args: Any, kwargs: Any, out: Any) -> Cost:
     """A kernel's products at each position of the input."""
     weight, _ = args[1].unpack()

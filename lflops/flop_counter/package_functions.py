@@ -1,7 +1,10 @@
-"""Functions of other packages that the dispatcher does not see: watched while a step is counted, and then as they were.
+"""Functions of other packages that the dispatcher does not see.
 
-A package's own function, in C++ or launching Triton, shows no operator. While a count is running those in `formulas.table.FUNCTIONS` are
-wrapped, in the modules in which their callers look them up. Triton tells of each launch, so that one without a formula is listed.
+Watched while a step is counted, and then as they were.
+
+A package's own function, in C++ or launching Triton, shows no operator. While a count is running
+those in `formulas.table.FUNCTIONS` are wrapped, in the modules in which their callers look them up.
+Triton tells of each launch, so that one without a formula is listed.
 """
 
 import contextlib
@@ -29,12 +32,16 @@ class _Covered(threading.local):
 
 _LOCK = threading.RLock()
 _COVERED = _Covered()
-_COUNTS: list[object] = []  # the counts that are running
+# the counts that are running
+_COUNTS: list[object] = []
 _undo = Undo()
 
 
 def watch(count: object) -> None:
-    """Watch the functions of the packages that are loaded, until `unwatch`. Counts that overlap share the wraps."""
+    """Watch the functions of the packages that are loaded, until `unwatch`.
+
+    Counts that overlap share the wraps.
+    """
     with _LOCK:
         _COUNTS.append(count)
         if len(_COUNTS) == 1:
@@ -56,16 +63,25 @@ def _install() -> None:
         *parents, last = path.split(".")
         for parent in parents:
             owner = getattr(owner, parent, None)
-        function = vars(owner).get(last) if owner is not None and hasattr(owner, "__dict__") else None
+        function = (
+            vars(owner).get(last) if owner is not None and hasattr(owner, "__dict__") else None
+        )
         if callable(function):
             wrapped = _wrapper(name, function, entry)
-            with contextlib.suppress(AttributeError, TypeError):  # where it cannot be set, the function stays unseen
+            with contextlib.suppress(
+                AttributeError,
+                TypeError,
+                # where it cannot be set, the function stays unseen
+            ):
                 replace_attribute(_undo, owner, last, wrapped)
     _watch_triton()
 
 
 def _watchers() -> list[Any]:
-    """The modes of this thread that count: within an operator with a formula none is on the stack, so nothing counts twice."""
+    """The modes of this thread that count.
+
+    Within an operator with a formula none is on the stack, so nothing counts twice.
+    """
     return [mode for mode in open_modes() if hasattr(mode, "see_function")]
 
 
@@ -84,13 +100,17 @@ def _wrapper(name: str, function: Callable[..., Any], entry: FunctionFormula) ->
             _COVERED.depth -= 1
         for watcher in watchers:
             for given in _calls(entry, function, args, kwargs):
-                watcher.see_function(operator, given, {}, out, again_in_backward=entry.again_in_backward)
+                watcher.see_function(
+                    operator, given, {}, out, again_in_backward=entry.again_in_backward
+                )
         return out
 
     return watched_function
 
 
-def _calls(entry: FunctionFormula, function: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, ...]]:
+def _calls(
+    entry: FunctionFormula, function: Any, args: Any, kwargs: Any
+) -> Iterator[tuple[Any, ...]]:
     """The arguments in their order; one call for each tensor of the lists, if there are lists."""
     given = _in_order(function, args, kwargs)
     place = entry.tensors_at
@@ -103,7 +123,10 @@ def _calls(entry: FunctionFormula, function: Any, args: Any, kwargs: Any) -> Ite
 
 
 def _in_order(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """Positional arguments, then those by keyword where the function's signature has them; a function in C++ has none."""
+    """Positional arguments, then those by keyword where the function's signature has them.
+
+    A function in C++ has none.
+    """
     if not kwargs:
         return tuple(args)
     try:
@@ -121,25 +144,44 @@ def _cost_of(entry: FunctionFormula) -> Callable[[Any, Any, Any], Cost]:
 
     def cost(args: Any, _kwargs: Any, _out: Any) -> Cost:
         given = args if takes_all else args[: len(names)]
-        reads = [entry.reads == {"*"} or (place < len(names) and names[place] in entry.reads) for place in range(len(given))]
-        found = entry.formula(*(_given(each, read=read) for each, read in zip(given, reads, strict=True)))
+        reads = [
+            entry.reads == {"*"} or (place < len(names) and names[place] in entry.reads)
+            for place in range(len(given))
+        ]
+        found = entry.formula(
+            *(_given(each, read=read) for each, read in zip(given, reads, strict=True))
+        )
         return found if isinstance(found, Cost) else Cost(found)
 
     return cost
 
 
 def _given(value: Any, *, read: bool) -> Any:
-    """Make of an argument what a formula gets: the shape of a tensor, and of what has a size as tensors have."""
+    """Make of an argument what a formula gets.
+
+    The shape of a tensor, and of what has a size as tensors have.
+    """
     if isinstance(value, Tensor):
-        return values_or_shape(value) if read and not value.is_floating_point() and value.dim() == 1 else shapes(value)
+        return (
+            values_or_shape(value)
+            if read and not value.is_floating_point() and value.dim() == 1
+            else shapes(value)
+        )
     if isinstance(value, list):
         return [_given(each, read=False) for each in value]
     size = getattr(value, "size", None)
-    return tuple(size()) if callable(size) and not isinstance(value, type) and hasattr(value, "dtype") else value
+    return (
+        tuple(size())
+        if callable(size) and not isinstance(value, type) and hasattr(value, "dtype")
+        else value
+    )
 
 
 def _watch_triton() -> None:
-    """Have Triton tell of each launch, where it is loaded: by its list of hooks, or by its only one in older releases."""
+    """Have Triton tell of each launch, where it is loaded.
+
+    By its list of hooks, or by its only one in older releases.
+    """
     triton: Any = sys.modules.get("triton")
     knobs = getattr(getattr(triton, "knobs", None), "runtime", None)
     if knobs is None:
@@ -150,13 +192,15 @@ def _watch_triton() -> None:
     if hasattr(before, "add") and hasattr(before, "remove"):
         _undo.add(_remove_from, before)
         before.add(_launched)
-    elif before is None:  # one that is there is somebody's profiler
+    elif before is None:
+        # one that is there is somebody's profiler
         _undo.add(setattr, knobs, "launch_enter_hook", None)
         knobs.launch_enter_hook = _launched
 
 
 def _remove_from(hooks: Any) -> None:
-    with contextlib.suppress(KeyError, ValueError):  # it was removed before
+    # it was removed before
+    with contextlib.suppress(KeyError, ValueError):
         hooks.remove(_launched)
 
 
@@ -165,7 +209,11 @@ def _launched(metadata: Any) -> None:
         return
     watchers = _watchers()
     if watchers:
-        known = metadata.get() if hasattr(metadata, "get") and not isinstance(metadata, dict) else metadata
+        known = (
+            metadata.get()
+            if hasattr(metadata, "get") and not isinstance(metadata, dict)
+            else metadata
+        )
         name = known.get("name", "kernel") if isinstance(known, dict) else "kernel"
         operator = Operator.of_function(f"triton::{name}", None)
         for watcher in watchers:

@@ -13,9 +13,14 @@ from lflops.profile.notes import Note
 from lflops.profile.records import ModulePhase, Phase
 from lflops.profile.series import sum_known, summed
 
-CellKey = tuple[str, str, Phase, "torch.dtype | None"]  # row, operator, phase, dtype
-UncountedKey = tuple[str, str, Phase]  # row, operator, phase
-CollectiveKey = tuple[str, Phase, str, str, "int | None"]  # row, phase, collective, process group, the group's size
+# row, operator, phase, dtype
+CellKey = tuple[str, str, Phase, "torch.dtype | None"]
+# row, operator, phase
+UncountedKey = tuple[str, str, Phase]
+CollectiveKey = tuple[
+    str, Phase, str, str, "int | None"
+    # row, phase, collective, process group, the group's size
+]
 
 
 class Sums(Struct, gc=False):
@@ -45,7 +50,10 @@ class Transfers(Sums, gc=False):
 
 
 class DenseMasks(Sums, gc=False):
-    """Calls of attention whose dense mask separates sequences: the scores computed, and those within a sequence."""
+    """Calls of attention whose dense mask separates sequences.
+
+    The scores computed, and those within a sequence.
+    """
 
     calls: int = 0
     computed: int = 0
@@ -57,17 +65,33 @@ class Totals:
     """Sums by row and phase."""
 
     cells: defaultdict[CellKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
-    uncounted: defaultdict[UncountedKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
-    collectives: defaultdict[CollectiveKey, Transfers] = field(default_factory=lambda: defaultdict(Transfers))
+    uncounted: defaultdict[UncountedKey, Transfers] = field(
+        default_factory=lambda: defaultdict(Transfers)
+    )
+    collectives: defaultdict[CollectiveKey, Transfers] = field(
+        default_factory=lambda: defaultdict(Transfers)
+    )
     waits: set[ModulePhase] = field(default_factory=set)
-    failures: dict[str, str] = field(default_factory=dict)  # the error of each formula that failed, by operator
-    upper_bounds: Counter[str] = field(default_factory=Counter)  # operator to calls whose cost is the most that it can be
+    failures: dict[str, str] = field(
+        default_factory=dict
+        # the error of each formula that failed, by operator
+    )
+    upper_bounds: Counter[str] = field(
+        default_factory=Counter
+        # operator to calls whose cost is the most that it can be
+    )
     # Operator to its calls with a dense mask that separates packed sequences
-    dense_masks: defaultdict[str, DenseMasks] = field(default_factory=lambda: defaultdict(DenseMasks))
-    counted_inside: Counter[str] = field(default_factory=Counter)  # operator to calls that were counted by the operators inside of it
-    calls_in_hooks: int = 0  # operator calls in communication hooks
-    # Logical MACs less the MACs counted here; negative where several ranks compute the same. `None` where the logical MACs are unknown. A
-    # row and phase that is not in it has no difference.
+    dense_masks: defaultdict[str, DenseMasks] = field(
+        default_factory=lambda: defaultdict(DenseMasks)
+    )
+    counted_inside: Counter[str] = field(
+        default_factory=Counter
+        # operator to calls that were counted by the operators inside of it
+    )
+    # operator calls in communication hooks
+    calls_in_hooks: int = 0
+    # Logical MACs less the MACs counted here; negative where several ranks compute the same. `None`
+    # where the logical MACs are unknown. A row and phase that is not in it has no difference.
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: CellKey, cost: Cost, moved: int) -> None:
@@ -79,8 +103,14 @@ class Totals:
         cell.bytes_moved += moved
 
     def add_logical(self, local: "Totals", key: ModulePhase, logical: Cost | None) -> None:
-        """Add the logical work of an operator on sharded tensors: `local` is what this rank ran; `None` is an unknown cost."""
-        local_macs = summed((ModulePhase(row, phase), counts.macs) for (row, _, phase, _), counts in local.cells.items())
+        """Add the logical work of an operator on sharded tensors.
+
+        `local` is what this rank ran; `None` is an unknown cost.
+        """
+        local_macs = summed(
+            (ModulePhase(row, phase), counts.macs)
+            for (row, _, phase, _), counts in local.cells.items()
+        )
         logical_macs: dict[ModulePhase, int] = {}
         if logical is not None:
             logical_macs[key] = logical.macs
@@ -88,7 +118,9 @@ class Totals:
                 logical_macs[ModulePhase(key.row, "recompute")] = logical.recompute.macs
         for each in local_macs.keys() | logical_macs.keys():
             macs = local_macs.get(each, 0)
-            self.add_difference(each, logical_macs.get(each, 0) - macs if logical is not None or not macs else None)
+            self.add_difference(
+                each, logical_macs.get(each, 0) - macs if logical is not None or not macs else None
+            )
 
     def add_unknown_logical(self, row: str, phase: Phase, cost: Cost) -> None:
         """Note that the logical work of an operator is unknown, which costs this much here."""
@@ -139,7 +171,9 @@ class Totals:
 
     def rows(self) -> Iterator[str]:
         """Every row that has any sum, with repetitions."""
-        yield from (key[0] for keys in (self.cells, self.uncounted, self.collectives) for key in keys)
+        yield from (
+            key[0] for keys in (self.cells, self.uncounted, self.collectives) for key in keys
+        )
 
 
 @dataclass
@@ -147,6 +181,8 @@ class Resolved:
     """A step with its compiled graphs."""
 
     totals: Totals
-    calls: Counter[str] = field(default_factory=Counter)  # calls of modules inside of the graphs
+    # calls of modules inside of the graphs
+    calls: Counter[str] = field(default_factory=Counter)
     notes: list[Note] = field(default_factory=list)
-    is_memory_known: bool = True  # whether every allocation of the step was seen
+    # whether every allocation of the step was seen
+    is_memory_known: bool = True

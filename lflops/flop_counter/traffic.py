@@ -1,8 +1,10 @@
 """The bytes of one call: the least traffic of an operator, and the payload of a collective.
 
-The least traffic is each distinct input read once and each result written once. A view moves nothing, and an expanded dimension (stride 0)
-counts once. A gather reads the rows that it takes, not all of the table. A scatter in place writes as many elements as it is given, and
-reads them first if it adds to them. An argument that is overwritten, or needed only for its shape, is not read.
+The least traffic is each distinct input read once and each result written once. A view moves
+nothing, and an expanded dimension (stride 0) counts once. A gather reads the rows that it takes,
+not all of the table. A scatter in place writes as many elements as it is given, and reads them
+first if it adds to them. An argument that is overwritten, or needed only for its shape, is not
+read.
 """
 
 import contextlib
@@ -21,15 +23,23 @@ if TYPE_CHECKING:
 
 GATHERS_RESULT = ("embedding", "gather", "index", "index_select", "take", "_unsafe_index")
 GATHERED: dict[str, Callable[[Any], int]] = {
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), lambda args: _rows(args[0], args[1])),
+    **dict.fromkeys(
+        ("_embedding_bag", "_embedding_bag_forward_only"), lambda args: _rows(args[0], args[1])
+    ),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), lambda args: int(args[1].numel())),
 }
 """Elements that a gather reads of its first argument."""
 
 SCATTERED: dict[str, Callable[[Any], int]] = {
-    **dict.fromkeys(("index_put_", "_index_put_impl_"), lambda args: _indexed(args[0], args[1], args[2])),
-    **dict.fromkeys(("index_add_", "index_copy_", "index_reduce_"), lambda args: int(args[3].numel())),
-    **dict.fromkeys(("scatter_", "scatter_add_", "scatter_reduce_"), lambda args: int(args[2].numel())),
+    **dict.fromkeys(
+        ("index_put_", "_index_put_impl_"), lambda args: _indexed(args[0], args[1], args[2])
+    ),
+    **dict.fromkeys(
+        ("index_add_", "index_copy_", "index_reduce_"), lambda args: int(args[3].numel())
+    ),
+    **dict.fromkeys(
+        ("scatter_", "scatter_add_", "scatter_reduce_"), lambda args: int(args[2].numel())
+    ),
     "masked_scatter_": lambda args: min(args[1].numel(), args[2].numel()),
     "index_fill_": lambda args: args[0].numel() // max(args[0].shape[args[1]], 1) * args[2].numel(),
     "put_": lambda args: int(args[1].numel()),
@@ -37,26 +47,75 @@ SCATTERED: dict[str, Callable[[Any], int]] = {
 }
 """Elements that a scatter writes of its first argument."""
 
-ADDS = frozenset(("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_", "embedding_renorm_"))
+ADDS = frozenset(
+    ("index_add_", "index_reduce_", "scatter_add_", "scatter_reduce_", "embedding_renorm_")
+)
 ADDS_IF_ASKED = frozenset(("index_put_", "_index_put_impl_", "put_"))
 
-LIKE = ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones", "new_full")
-FILLS = ("fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_")
+LIKE = (
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+)
+FILLS = (
+    "fill_",
+    "zero_",
+    "normal_",
+    "uniform_",
+    "random_",
+    "bernoulli_",
+    "exponential_",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+)
 COPIES = ("copy_", "fsdp::copy_", "_foreach_copy_", "_foreach_zero_", "_fill_mem_eff_dropout_mask_")
-POOLS = ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+POOLS = (
+    "avg_pool2d",
+    "avg_pool3d",
+    "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool3d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+)
 UNREAD = {
     **dict.fromkeys((*GATHERS_RESULT, *GATHERED, *SCATTERED, *LIKE, *FILLS, *COPIES), 0),
-    **dict.fromkeys((f"{pool}_backward" for pool in (*POOLS, "max_pool2d_with_indices", "max_pool3d_with_indices")), 1),
-    **dict.fromkeys((f"{kind}_pad{each}d_backward" for kind in ("reflection", "replication") for each in (1, 2, 3)), 1),
+    **dict.fromkeys(
+        (
+            f"{pool}_backward"
+            for pool in (*POOLS, "max_pool2d_with_indices", "max_pool3d_with_indices")
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        (
+            f"{kind}_pad{each}d_backward"
+            for kind in ("reflection", "replication")
+            for each in (1, 2, 3)
+        ),
+        1,
+    ),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), 1),
 }
 """Position of the argument that is overwritten, needed only for its shape, or read in part."""
 
 
 def bytes_moved(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
-    """Bytes read and written by one call. If a rule of the tables fails on the call, the general rule applies."""
+    """Bytes read and written by one call.
+
+    If a rule of the tables fails on the call, the general rule applies.
+    """
     if operator.known_as in UNREAD:
-        with contextlib.suppress(Exception):  # or the formula would be blamed, and the call not counted at all
+        with contextlib.suppress(
+            Exception
+            # or the formula would be blamed, and the call not counted at all
+        ):
             return _moved(operator, operator.known_as, args, kwargs, out)
     return _moved(operator, "", args, kwargs, out)
 
@@ -100,8 +159,16 @@ def _written(operator: "Operator", args: Any, kwargs: Any, out: Any) -> int:
     if returned or not operator.written:
         return sum(map(size, returned))
     # A fused optimizer writes gradients only where it has to unscale them.
-    unwritten = "grads" if operator.known_as.startswith("_fused_") and kwargs.get("grad_scale") is None else ""
-    written = [args[at] if at < len(args) else kwargs.get(name) for name, at in operator.written.items() if name != unwritten]
+    unwritten = (
+        "grads"
+        if operator.known_as.startswith("_fused_") and kwargs.get("grad_scale") is None
+        else ""
+    )
+    written = [
+        args[at] if at < len(args) else kwargs.get(name)
+        for name, at in operator.written.items()
+        if name != unwritten
+    ]
     return sum(map(size, tensors_of(written)))
 
 
@@ -110,12 +177,17 @@ def _rows(table: Tensor, indices: Tensor) -> int:
 
 
 def _indexed(x: Tensor, indices: Any, values: Tensor) -> int:
-    """Elements that `x[indices] = values` writes. A mask selects at least as many as there are values."""
+    """Elements that `x[indices] = values` writes.
+
+    A mask selects at least as many as there are values.
+    """
     named = [each for each in indices if each is not None]
     if any(each.dtype in (torch.bool, torch.uint8) for each in named):
         return values.numel()
     selected = torch.broadcast_shapes(*(each.shape for each in named))
-    unindexed = [extent for dim, extent in enumerate(x.shape) if dim >= len(indices) or indices[dim] is None]
+    unindexed = [
+        extent for dim, extent in enumerate(x.shape) if dim >= len(indices) or indices[dim] is None
+    ]
     return int(selected.numel()) * prod(unindexed)
 
 
@@ -140,19 +212,35 @@ def _sparse_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return ()
 
 
-Collective = tuple[str, str, int | None, int]  # name, process group, the group's size, bytes of the payload
+Collective = tuple[
+    str, str, int | None, int
+    # name, process group, the group's size, bytes of the payload
+]
 
 
 def collective_of(name: str, args: Any, kwargs: Any, out: Any) -> Collective:
-    """What a collective transfers: the larger of the bytes that this rank gives and those that it receives."""
+    """What a collective transfers.
+
+    The larger of the bytes that this rank gives and those that it receives.
+    """
     # An argument may be an output buffer, so each is counted on its own.
     payload = max(sum(map(size, tensors_of((each,)))) for each in (*args, *kwargs.values(), out))
-    group = next((found for found in map(_group, (*args, *kwargs.values())) if found is not None), None)
-    return name.rpartition("::")[2], "" if group is None else group.group_name, None if group is None else group.size(), payload
+    group = next(
+        (found for found in map(_group, (*args, *kwargs.values())) if found is not None), None
+    )
+    return (
+        name.rpartition("::")[2],
+        "" if group is None else group.group_name,
+        None if group is None else group.size(),
+        payload,
+    )
 
 
 def is_deferred(name: str, args: Any, kwargs: Any) -> bool:
-    """Whether a collective of backward is begun as DDP begins those of gradients: they are awaited when all nodes have run."""
+    """Whether a collective of backward is begun as DDP begins those of gradients.
+
+    They are awaited when all nodes have run.
+    """
     asynchronous = kwargs.get("async_op", args[4] if len(args) > 4 else True)
     return name.rpartition("::")[2] == "allreduce_" and asynchronous is not False
 

@@ -1,4 +1,7 @@
-"""The convention for all that is no multiply-accumulate. `conventions.toml` explains it, and lists the operators."""
+"""The convention for all that is no multiply-accumulate.
+
+`conventions.toml` explains it, and lists the operators.
+"""
 
 from pathlib import Path
 
@@ -7,7 +10,10 @@ from msgspec import Struct
 
 
 class _Tables(Struct, forbid_unknown_fields=True):
-    """The tables of `conventions.toml`: names of operators as words, and by how many operations they are."""
+    """The tables of `conventions.toml`.
+
+    Names of operators as words, and by how many operations they are.
+    """
 
     free: str
     moves: str

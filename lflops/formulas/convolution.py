@@ -4,7 +4,10 @@ from math import prod
 
 from lflops.formulas.table import Cost, Shape, adapted, formula
 
-Mask = tuple[bool, bool, bool]  # which gradients a backward gives: of the input, of the weight, of the bias
+Mask = tuple[
+    bool, bool, bool
+    # which gradients a backward gives: of the input, of the weight, of the bias
+]
 
 
 @formula(
@@ -14,8 +17,13 @@ Mask = tuple[bool, bool, bool]  # which gradients a backward gives: of the input
     miopen_depthwise_convolution
     """
 )
-def convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, transposed: bool = False) -> Cost:
-    """A kernel's products at each position: of the output, or of the input where that is spread out (transposed)."""
+def convolution(
+    x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, transposed: bool = False
+) -> Cost:
+    """A kernel's products at each position.
+
+    Of the output, or of the input where that is spread out (transposed).
+    """
     positions = prod((x if transposed else out)[2:])
     return Cost(x[0] * positions * prod(weight), other_flops=prod(out) if bias is not None else 0)
 
@@ -27,24 +35,44 @@ def convolution_time_first(x: Shape, weight: Shape, bias: Shape, *, out: Shape) 
 
 
 @formula("cudnn_convolution_relu", "cudnn_convolution_add_relu")
-def activated_convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, z: Shape | None = None) -> Cost:
+def activated_convolution(
+    x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None, z: Shape | None = None
+) -> Cost:
     """A convolution with a ReLU behind it; `z` is scaled and added before."""
     plain = convolution(x, weight, out=out, bias=bias)
     return plain._replace(other_flops=plain.other_flops + prod(out) * (1 if z is None else 3))
 
 
-@formula("cudnn_convolution_transpose", "miopen_convolution_transpose", "slow_conv_transpose2d", "slow_conv_transpose3d")
-def transposed_convolution(x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None) -> Cost:
+@formula(
+    "cudnn_convolution_transpose",
+    "miopen_convolution_transpose",
+    "slow_conv_transpose2d",
+    "slow_conv_transpose3d",
+)
+def transposed_convolution(
+    x: Shape, weight: Shape, *, out: Shape, bias: Shape | None = None
+) -> Cost:
     """A kernel's products at each position of the input."""
     return convolution(x, weight, out=out, bias=bias, transposed=True)
 
 
 @formula("convolution_backward", "convolution_backward_overrideable")
-def convolution_backward(grad: Shape, x: Shape, weight: Shape, *, output_mask: Mask, transposed: bool = False) -> Cost:
-    """The forward's MACs once for each gradient asked for: of the input, of the weight. The bias costs a sum and no product."""
+def convolution_backward(
+    grad: Shape, x: Shape, weight: Shape, *, output_mask: Mask, transposed: bool = False
+) -> Cost:
+    """The forward's MACs once for each gradient asked for: of the input, of the weight.
+
+    The bias costs a sum and no product.
+    """
     positions = prod((x if transposed else grad)[2:])
     of_input, of_weight, of_bias = output_mask
-    return Cost(x[0] * positions * prod(weight) * (of_input + of_weight), other_flops=prod(grad) if of_bias else 0)
+    return Cost(
+        x[0] * positions * prod(weight) * (of_input + of_weight),
+        other_flops=prod(grad) if of_bias else 0,
+    )
 
 
-formula("_slow_conv2d_backward")(adapted(convolution_backward, without="transposed"))  # what the CPU falls back to
+formula("_slow_conv2d_backward")(
+    adapted(convolution_backward, without="transposed")
+    # what the CPU falls back to
+)

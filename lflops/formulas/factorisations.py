@@ -1,8 +1,11 @@
-"""Factorisations, what solves with them, and Fourier transforms: FLOPs by the leading terms of the textbook, and no MACs.
+"""Factorisations, what solves with them, and Fourier transforms.
 
-Each step of a factorisation needs those before it, so a matrix unit's peak is no measure of it. The terms are those of Golub and Van Loan,
-"Matrix Computations" (fourth edition), for real [m, n] matrices. Where an iteration decides, as for eigenvalues, they are its usual number
-of sweeps. What LAPACK does in blocks may be a few per cent more.
+FLOPs by the leading terms of the textbook, and no MACs.
+
+Each step of a factorisation needs those before it, so a matrix unit's peak is no measure of it. The
+terms are those of Golub and Van Loan, "Matrix Computations" (fourth edition), for real [m, n]
+matrices. Where an iteration decides, as for eigenvalues, they are its usual number of sweeps. What
+LAPACK does in blocks may be a few per cent more.
 
 | operator | FLOPs a matrix, k right-hand sides |
 |---|---|
@@ -38,13 +41,19 @@ def _tall(shape: Shape) -> tuple[int, int]:
 
 @formula("linalg_solve_triangular")
 def solve_triangular(a: Shape, b: Shape, *, out: Shape, unitriangular: bool = False) -> Cost:
-    """[n, n] with k right-hand sides: n (n - 1) / 2 multiplications, as many subtractions and n divisions for each of them."""
-    # Together n * n operations a side; n fewer where the diagonal is ones, which nothing is divided by
+    """[n, n] with k right-hand sides.
+
+    N (n - 1) / 2 multiplications, as many subtractions and n divisions for each of them.
+    """
+    # Together n * n operations a side; n fewer where the diagonal is ones, which nothing is divided
+    # by
     return Cost(other_flops=prod(out) * (a[-1] - unitriangular))
 
 
 @formula("triangular_solve")
-def triangular_solve(b: Shape, a: Shape, *, out: Sequence[Shape], unitriangular: bool = False) -> Cost:
+def triangular_solve(
+    b: Shape, a: Shape, *, out: Sequence[Shape], unitriangular: bool = False
+) -> Cost:
     """`solve_triangular` by its old name."""
     return solve_triangular(a, b, out=out[0], unitriangular=unitriangular)
 
@@ -58,11 +67,16 @@ def _cubic(operations: Fraction | int) -> Formula:
 
 
 _CUBIC: Mapping[str, Fraction | int] = {
-    "linalg_cholesky_ex cholesky linalg_ldl_factor_ex": _THIRD,  # half of an LU
-    "linalg_inv_ex": 2,  # an LU, and n right-hand sides
-    "cholesky_inverse": 2 * _THIRD,  # from the factor
-    "linalg_eig": 25,  # Hessenberg, then implicit QR steps, with the vectors
-    "_linalg_eigvals": 10,  # without them
+    # half of an LU
+    "linalg_cholesky_ex cholesky linalg_ldl_factor_ex": _THIRD,
+    # an LU, and n right-hand sides
+    "linalg_inv_ex": 2,
+    # from the factor
+    "cholesky_inverse": 2 * _THIRD,
+    # Hessenberg, then implicit QR steps, with the vectors
+    "linalg_eig": 25,
+    # without them
+    "_linalg_eigvals": 10,
 }
 for operators, operations in _CUBIC.items():
     formula(operators)(_cubic(operations))
@@ -100,14 +114,20 @@ def _householder(m: int, n: int) -> Fraction:
 
 def _product_of_reflections(m: int, columns: int, reflections: int) -> Fraction:
     """The first columns of Q."""
-    return 4 * m * columns * reflections - 2 * (m + columns) * reflections**2 + 4 * reflections**3 * _THIRD
+    return (
+        4 * m * columns * reflections
+        - 2 * (m + columns) * reflections**2
+        + 4 * reflections**3 * _THIRD
+    )
 
 
 @formula("linalg_qr")
 def qr(a: Shape, *, out: Sequence[Shape], mode: str = "reduced") -> Cost:
     """Reflections, and Q where it is asked for."""
     tall, m = _householder(*_tall(a)), a[-2]
-    return _each(a[:-2], tall if mode == "r" else tall + _product_of_reflections(m, out[0][-1], min(a[-2:])))
+    return _each(
+        a[:-2], tall if mode == "r" else tall + _product_of_reflections(m, out[0][-1], min(a[-2:]))
+    )
 
 
 @formula("geqrf")

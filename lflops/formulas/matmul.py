@@ -1,4 +1,6 @@
-"""Matrix products: every output element is a dot product over the inner dimension. A bias adds one operation an element.
+"""Matrix products: every output element is a dot product over the inner dimension.
+
+A bias adds one operation an element.
 
 Distances and forms between all pairs of rows, and products of three tensors, are here too.
 """
@@ -29,8 +31,13 @@ def reduced_mm(a: Shape, b: Shape, reduce: str) -> Cost:
 
 
 @formula("_sparse_mm_reduce_impl_backward")
-def reduced_mm_backward(a: Shape, grad: Shape, weight: Shape, reduce: str, *, output_mask: Sequence[bool]) -> Cost:
-    """The gradients of the matrices that are asked for; of the largest or smallest products only one in each place has any."""
+def reduced_mm_backward(
+    a: Shape, grad: Shape, weight: Shape, reduce: str, *, output_mask: Sequence[bool]
+) -> Cost:
+    """The gradients of the matrices that are asked for.
+
+    Of the largest or smallest products only one in each place has any.
+    """
     stored = a.stored if isinstance(a, SparseShape) else prod(a)
     if reduce in ("sum", "mean"):
         return Cost(stored * grad[-1] * sum(output_mask))
@@ -39,15 +46,21 @@ def reduced_mm_backward(a: Shape, grad: Shape, weight: Shape, reduce: str, *, ou
 
 @formula("quantized::matmul", "transformers::grouped_mm_fallback")
 def matmul(a: Shape, b: Shape) -> int:
-    """[..., n, k] x [..., k, m]. Where torch or the chip has no grouped product, transformers runs [rows, k] x [groups, k, m]."""
+    """[..., n, k] x [..., k, m].
+
+    Where torch or the chip has no grouped product, transformers runs [rows, k] x [groups, k, m].
+    """
     return prod(a) * b[-1]
 
 
-formula("mkldnn_linear_backward_input")(adapted(matmul, "size"))  # [..., m] x [m, k]
+# [..., m] x [m, k]
+formula("mkldnn_linear_backward_input")(adapted(matmul, "size"))
 
 
 @formula("mkldnn_linear_backward_weights")
-def packed_linear_backward_weights(grad: Shape, x: Shape, weight: Shape, *, bias_defined: bool) -> Cost:
+def packed_linear_backward_weights(
+    grad: Shape, x: Shape, weight: Shape, *, bias_defined: bool
+) -> Cost:
     """[m, ...] x [..., k], and a sum for the bias."""
     return Cost(prod(grad) * x[-1], other_flops=prod(grad) if bias_defined else 0)
 
@@ -121,7 +134,10 @@ def dot(x: Shape, y: Shape) -> int:
 
 @formula("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", reads="offs")
 def grouped_mm(a: Shape, b: Shape, *, offs: Values | Shape | None = None) -> Cost:
-    """Each group times its own matrix; what the groups divide is 2-d: rows of `a`, columns of `b`, or the inner dimension of both."""
+    """Each group times its own matrix.
+
+    What the groups divide is 2-d: rows of `a`, columns of `b`, or the inner dimension of both.
+    """
     # Groups may end before what they divide does: the rest is not multiplied
     each = a[1:] if len(a) > len(b) else a
     macs = prod(each) * b[-1]
@@ -151,7 +167,8 @@ def cdist(x: Shape, y: Shape) -> Cost:
     return Cost(pairs * x[-1], other_flops=pairs * (x[-1] + 1))
 
 
-formula("_cdist_backward")(adapted(cdist, "grad"))  # a difference, scaled and added to the gradient
+# a difference, scaled and added to the gradient
+formula("_cdist_backward")(adapted(cdist, "grad"))
 
 
 @formula("_pdist_forward")
@@ -165,9 +182,22 @@ formula("_pdist_backward")(adapted(pdist, "grad"))
 
 
 @formula("_trilinear")
-def trilinear(a: Shape, b: Shape, c: Shape, *, expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int]) -> Cost:
-    """The product of three tensors over all dimensions together: a multiplication, and a multiply-accumulate into the sum."""
-    expanded = [_expand(shape, places) for shape, places in ((a, expand1), (b, expand2), (c, expand3))]
+def trilinear(
+    a: Shape,
+    b: Shape,
+    c: Shape,
+    *,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+) -> Cost:
+    """The product of three tensors over all dimensions together.
+
+    A multiplication, and a multiply-accumulate into the sum.
+    """
+    expanded = [
+        _expand(shape, places) for shape, places in ((a, expand1), (b, expand2), (c, expand3))
+    ]
     elements = prod(map(max, zip(*expanded, strict=True)))
     return Cost(elements, other_flops=elements)
 

@@ -1,4 +1,7 @@
-"""Products with packed weights: the packing hides the weight's shape, but not the input's and the result's."""
+"""Products with packed weights.
+
+The packing hides the weight's shape, but not the input's and the result's.
+"""
 
 from math import prod
 
@@ -43,9 +46,17 @@ def packed_half_sparse_mm(weight: Shape, x: Shape, bias: Shape | None, *, out: S
     return Cost(prod(out) * x[0] // 2, other_flops=prod(out) if bias is not None else 0)
 
 
-@formula("onednn::qconv_pointwise", "onednn::qconv1d_pointwise", "onednn::qconv2d_pointwise", "onednn::qconv3d_pointwise")
+@formula(
+    "onednn::qconv_pointwise",
+    "onednn::qconv1d_pointwise",
+    "onednn::qconv2d_pointwise",
+    "onednn::qconv3d_pointwise",
+)
 def packed_convolution(x: Shape, *, qw: Shape, out: Shape) -> int:
-    """A kernel's products at each position of the output, [batch, channels, *positions]; the packing keeps the weight's size."""
+    """A kernel's products at each position of the output, [batch, channels, *positions].
+
+    The packing keeps the weight's size.
+    """
     return prod(out) // out[1] * prod(qw)
 
 
@@ -58,10 +69,27 @@ def quantized_embedding_bag(weight: object, indices: Shape, *, out: Shape) -> Co
 @formula(
     *(f"quantized::{kind}_{scalar}relu" for kind in ("add", "mul") for scalar in ("", "scalar_")),
     *(f"quantized::{kind}_scalar" for kind in ("add", "mul")),
-    *(f"quantized::batch_norm{dimensions}{kind}" for dimensions in ("", "1d", "2d", "3d") for kind in ("", "_relu")),
-    *(f"quantized::{kind}" for kind in ("layer_norm", "group_norm", "instance_norm", "softmax", "prelu")),
+    *(
+        f"quantized::batch_norm{dimensions}{kind}"
+        for dimensions in ("", "1d", "2d", "3d")
+        for kind in ("", "_relu")
+    ),
+    *(
+        f"quantized::{kind}"
+        for kind in ("layer_norm", "group_norm", "instance_norm", "softmax", "prelu")
+    ),
     *(f"onednn::{kind}" for kind in ("qadd", "qadd_relu", "qmul", "qbatch_norm2d")),
-    *(f"quantized::{kind}_prepack" for kind in ("linear", "conv1d", "conv2d", "conv3d", "embedding_bag_byte", "embedding_bag_4bit")),
+    *(
+        f"quantized::{kind}_prepack"
+        for kind in (
+            "linear",
+            "conv1d",
+            "conv2d",
+            "conv3d",
+            "embedding_bag_byte",
+            "embedding_bag_4bit",
+        )
+    ),
     *(f"quantized::conv_transpose{dimensions}d_prepack" for dimensions in (1, 2, 3)),
     *(f"quantized::{kind}" for kind in ("embedding_byte", "embedding_4bit")),
     "onednn::qlinear_prepack",

@@ -1,4 +1,7 @@
-"""Sums over windows and over indices: one operation an element that goes in, two where it is weighted."""
+"""Sums over windows and over indices.
+
+One operation an element that goes in, two where it is weighted.
+"""
 
 from math import prod
 from typing import Any
@@ -11,7 +14,10 @@ def _pool(dimensions: int) -> Formula:
 
     def cost(x: Shape, kernel: Shape, *, out: Any) -> Cost:
         pooled: Shape = out if not out or isinstance(out[0], int) else out[0]
-        return Cost(other_flops=prod(pooled) * (kernel[0] ** dimensions if len(kernel) == 1 else prod(kernel)))
+        return Cost(
+            other_flops=prod(pooled)
+            * (kernel[0] ** dimensions if len(kernel) == 1 else prod(kernel))
+        )
 
     cost.__name__ = f"pool{dimensions}d"
     return cost
@@ -32,12 +38,22 @@ def scatter_add(x: Shape, dim: int, index: Shape, source: Shape) -> Cost:
 
 
 # One addition an element of the source, and one a target.
-formula("index_add index_add_ index_reduce index_reduce_")(adapted(per_element(1), "into dim index"))
+formula("index_add index_add_ index_reduce index_reduce_")(
+    adapted(per_element(1), "into dim index")
+)
 formula("nll_loss_forward nll_loss2d_forward")(adapted(per_element(1), "scores"))
-formula("nll_loss_backward nll_loss2d_backward")(adapted(per_element(1), "grad scores"))  # all other elements are zero
+formula("nll_loss_backward nll_loss2d_backward")(
+    adapted(per_element(1), "grad scores")
+    # all other elements are zero
+)
 
 
-@formula("_embedding_bag", "_embedding_bag_forward_only", "_embedding_bag_backward", "_embedding_bag_dense_backward")
+@formula(
+    "_embedding_bag",
+    "_embedding_bag_forward_only",
+    "_embedding_bag_backward",
+    "_embedding_bag_dense_backward",
+)
 def embedding_bag(rows: Shape, indices: Shape) -> Cost:
     """One addition an element of the rows gathered: of the weight, or backward of the gradient."""
     return Cost(other_flops=prod(indices) * rows[-1])
@@ -62,13 +78,18 @@ def grid_sample(x: Shape, grid: Shape, interpolation: int, *, out: Shape) -> Cos
 
 
 @formula("grid_sampler_2d_backward", "grid_sampler_3d_backward")
-def grid_sample_backward(grad: Shape, x: Shape, grid: Shape, interpolation: int, *, output_mask: tuple[bool, bool]) -> Cost:
+def grid_sample_backward(
+    grad: Shape, x: Shape, grid: Shape, interpolation: int, *, output_mask: tuple[bool, bool]
+) -> Cost:
     """The forward once for each gradient asked for: of the input, of the places."""
     return Cost(other_flops=prod(grad) * 2 * _neighbours(grid, interpolation) * sum(output_mask))
 
 
 def _neighbours(grid: Shape, interpolation: int) -> int:
-    """Neighbours by torch's number of the method: linear weighs 2 in each dimension, nearest takes one and weighs none, cubic weighs 4."""
+    """Neighbours by torch's number of the method.
+
+    Linear weighs 2 in each dimension, nearest takes one and weighs none, cubic weighs 4.
+    """
     linear, nearest = 0, 1
     if interpolation == nearest:
         return 0

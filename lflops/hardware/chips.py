@@ -1,8 +1,10 @@
 """What chips can do: peaks by dtype, bandwidth and memory, looked up by the name that a driver reports.
 
-A name is found whole or not at all: an unknown chip is `None`, never its nearest relative, because a wrong peak looks like a right one.
-Chips of the user's own file replace those of the shipped table that have the same name. It is the file in the variable `LFLOPS_CHIPS`, else
-`lflops/chips.toml` in the folder of settings (`XDG_CONFIG_HOME`, else `~/.config`). Every error names the file, the chip and the key.
+A name is found whole or not at all: an unknown chip is `None`, never its nearest relative, because
+a wrong peak looks like a right one. Chips of the user's own file replace those of the shipped table
+that have the same name. It is the file in the variable `LFLOPS_CHIPS`, else `lflops/chips.toml` in
+the folder of settings (`XDG_CONFIG_HOME`, else `~/.config`). Every error names the file, the chip
+and the key.
 """
 
 import datetime as dt
@@ -22,8 +24,13 @@ from typing import Any
 from lflops.errors import HardwareError
 from lflops.files import write_whole
 
-HOPPER, BLACKWELL = ("H100", "H200", "H800", "H20", "GH200"), ("B200", "GB200", "B300", "GB300")  # first words of names; of data centers
-DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")  # what a peak can be of
+HOPPER, BLACKWELL = (
+    ("H100", "H200", "H800", "H20", "GH200"),
+    ("B200", "GB200", "B300", "GB300"),
+    # first words of names; of data centers
+)
+# what a peak can be of
+DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 
 VARIABLE = "LFLOPS_CHIPS"
 
@@ -43,21 +50,31 @@ def own_file() -> Path:
     """Where the user's table of chips is, or would be."""
     if given := os.environ.get(VARIABLE):
         return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "lflops" / "chips.toml"
+    return (
+        Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+        / "lflops"
+        / "chips.toml"
+    )
 
 
 def _rows_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The chips of a file, each after its vendor. The comment at the top of `chips.toml` explains the keys."""
+    """The chips of a file, each after its vendor.
+
+    The comment at the top of `chips.toml` explains the keys.
+    """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}: give a TOML file of chips") from error
-    except ValueError as error:  # no TOML, or no UTF-8
+    except ValueError as error:
+        # no TOML, or no UTF-8
         raise HardwareError(f"{path}: is no TOML file: {error}") from error
     rows: list[tuple[str, dict[str, Any]]] = []
     for vendor, chips in table.items():
         if not isinstance(chips, list) or not all(isinstance(chip, dict) for chip in chips):
-            raise HardwareError(f"{path}: {vendor} = {_short(chips)}: write a chip below [[{vendor}]], with a name and peaks")
+            raise HardwareError(
+                f"{path}: {vendor} = {_short(chips)}: write a chip below [[{vendor}]], with a name and peaks"
+            )
         for number, chip in enumerate(chips, start=1):
             _check_row(f"{path}: [[{vendor}]] number {number}", chip)
             rows.append((vendor, chip))
@@ -69,7 +86,9 @@ def _check_row(place: str, chip: Mapping[str, Any]) -> None:
         place = f"{place}, {chip['name']!r}"
     for key, value in chip.items():
         if key not in _KEYS:
-            raise HardwareError(f"{place}: the key {key!r} is unknown: give some of {', '.join(_KEYS)}")
+            raise HardwareError(
+                f"{place}: the key {key!r} is unknown: give some of {', '.join(_KEYS)}"
+            )
         if problem := _problem(key, value):
             raise HardwareError(f"{place}: {key} = {_short(value)}: give {problem}")
     for key in ("name", "peaks"):
@@ -87,12 +106,20 @@ def _problem(key: str, value: object) -> str | None:
     if key in {"name", "source"}:
         return None if isinstance(value, str) and value.strip() else "a text"
     if key == "names":
-        is_names = isinstance(value, list) and all(isinstance(name, str) and name.strip() for name in value)
+        is_names = isinstance(value, list) and all(
+            isinstance(name, str) and name.strip() for name in value
+        )
         return None if is_names else "a list of texts: the names that drivers report"
     if key == "peaks":
-        return None if isinstance(value, dict) and value else "FLOP/s by dtype, as { bf16 = 312e12 }"
+        return (
+            None if isinstance(value, dict) and value else "FLOP/s by dtype, as { bf16 = 312e12 }"
+        )
     if key == "date":
-        return None if isinstance(value, dt.date) and not isinstance(value, dt.datetime) else "a date without quotes, as 2026-11-20"
+        return (
+            None
+            if isinstance(value, dt.date) and not isinstance(value, dt.datetime)
+            else "a date without quotes, as 2026-11-20"
+        )
     return None if _is_positive(value) else "a positive number"
 
 
@@ -113,23 +140,32 @@ def _text(value: str) -> str:
 GPU_VENDORS = {"NVIDIA": {"nvidia", "tesla", "geforce"}, "AMD": {"amd", "instinct"}}
 """Vendors of GPUs, with the words of their names that only some drivers and people write."""
 _VENDORS = set[str]().union(*GPU_VENDORS.values())
-_Table = Mapping[frozenset[str], tuple[str, "Hardware"]]  # a vendor and its chip by the words of each name that the chip has
-_given: dict[Path, _Table] = {}  # tables that were given as a file's path, since the process began
+_Table = Mapping[
+    frozenset[str], tuple[str, "Hardware"]
+    # a vendor and its chip by the words of each name that the chip has
+]
+# tables that were given as a file's path, since the process began
+_given: dict[Path, _Table] = {}
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What one device can do. Give your own where the table does not know a chip, or knows it wrong.
+    """What one device can do.
+
+    Give your own where the table does not know a chip, or knows it wrong.
 
     Attributes:
         name: A name of your choice.
-        peak_flops_per_second: FLOP/s without sparsity by dtype, the names of `DTYPES`; of int8, OP/s.
+        peak_flops_per_second: FLOP/s without sparsity by dtype, the names of `DTYPES`; of int8,
+            OP/s.
         bandwidth_bytes_per_second: Of the device's memory, bytes/s; `None` is unknown.
         memory_bytes: Bytes; `None` is unknown.
         source: Where the figures are from.
         cache_bytes: Of its last level of cache, bytes; `None` is unknown.
-        usable_bytes: What a process sees as the device's memory, which is less than is sold, bytes; `None` is unknown.
-        link_bytes_per_second: Of the link to the other devices of a host, as NVLink, in one direction, bytes/s; `None` is unknown.
+        usable_bytes: What a process sees as the device's memory, which is less than is sold, bytes;
+            `None` is unknown.
+        link_bytes_per_second: Of the link to the other devices of a host, as NVLink, in one
+            direction, bytes/s; `None` is unknown.
     """
 
     name: str
@@ -144,18 +180,29 @@ class Hardware:
     def __post_init__(self) -> None:
         _check_text("name", self.name)
         _check_text("source", self.source, empty=True)
-        for argument in ("bandwidth_bytes_per_second", "memory_bytes", "cache_bytes", "usable_bytes", "link_bytes_per_second"):
+        for argument in (
+            "bandwidth_bytes_per_second",
+            "memory_bytes",
+            "cache_bytes",
+            "usable_bytes",
+            "link_bytes_per_second",
+        ):
             if getattr(self, argument) is not None:
                 _check_positive(argument, getattr(self, argument))
         # A copy: what the caller does to theirs later is not done to ours.
-        object.__setattr__(self, "peak_flops_per_second", _checked_peaks(self.peak_flops_per_second))
+        object.__setattr__(
+            self, "peak_flops_per_second", _checked_peaks(self.peak_flops_per_second)
+        )
 
 
 def lookup(name: str) -> Hardware | None:
-    """The chip of that name, in the user's own tables or in the shipped one; `None` for a chip that no table has.
+    """The chip of that name, in the user's own tables or in the shipped one.
 
-    The name is as `torch.cuda.get_device_name()` or `names()` gives it. Letter case and the order of the words do not matter, nor do the
-    words NVIDIA, Tesla, GeForce, AMD and Instinct. Every other word does: a laptop's chip, or a MIG slice, is not the desktop chip.
+    `None` for a chip that no table has.
+
+    The name is as `torch.cuda.get_device_name()` or `names()` gives it. Letter case and the order
+    of the words do not matter, nor do the words NVIDIA, Tesla, GeForce, AMD and Instinct. Every
+    other word does: a laptop's chip, or a MIG slice, is not the desktop chip.
 
     Raises:
         HardwareError: The user's table of chips cannot be read.
@@ -165,11 +212,17 @@ def lookup(name: str) -> Hardware | None:
 
 
 USUAL = {"H100": "H100 SXM", "A100": "A100 SXM 80GB", "V100": "V100 SXM2 32GB"}
-"""What people mean by a short name. Only names that people give are looked up here: a driver's name is whole."""
+"""What people mean by a short name.
+
+Only names that people give are looked up here: a driver's name is whole.
+"""
 
 
 def named(name: str) -> Hardware:
-    """The chip of that name, or the one in the TOML file at that path. Of a family the usual chip is taken, as `H100 SXM` for `H100`."""
+    """The chip of that name, or the one in the TOML file at that path.
+
+    Of a family the usual chip is taken, as `H100 SXM` for `H100`.
+    """
     if name.endswith(".toml"):
         return _only_chip(Path(name))
     found = lookup(name) or lookup(USUAL.get(name.strip().upper(), ""))
@@ -199,7 +252,11 @@ def chips() -> Mapping[str, tuple[Hardware, ...]]:
     listed: dict[str, list[Hardware]] = {}
     for table in reversed([*_tables()]):
         for words, (vendor, chip) in table.items():
-            if words == _words(chip.name) and _found(chip.name) == (vendor, chip):  # no other table replaces it
+            if words == _words(chip.name) and _found(chip.name) == (
+                vendor,
+                chip,
+                # no other table replaces it
+            ):
                 listed.setdefault(vendor, []).append(chip)
     return {vendor: tuple(of_vendor) for vendor, of_vendor in listed.items()}
 
@@ -215,14 +272,25 @@ def save(name: str, measured: Hardware) -> Path:
     has_name = lookup(measured.name) is not None or _words(measured.name) == _words(name)
     lines = [f"[[{vendor}]]", f"name = {_text(name)}"]
     lines += [] if has_name else [f"names = [{_text(measured.name)}]"]
-    lines.append(f"peaks = {{ {', '.join(f'{dtype} = {float(peak)!r}' for dtype, peak in measured.peak_flops_per_second.items())} }}")
-    lines += [f"{key} = {value / unit!r}" for key, (field, unit) in _NUMBERS.items() if (value := getattr(measured, field)) is not None]
+    lines.append(
+        f"peaks = {{ {', '.join(f'{dtype} = {float(peak)!r}' for dtype, peak in measured.peak_flops_per_second.items())} }}"
+    )
+    lines += [
+        f"{key} = {value / unit!r}"
+        for key, (field, unit) in _NUMBERS.items()
+        if (value := getattr(measured, field)) is not None
+    ]
     lines += [f"source = {_text(measured.source)}"] if measured.source else []
     path = own_file()
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, "\n".join([*([before.rstrip("\n"), ""] if before.strip() else []), *lines, ""]).encode())
+        write_whole(
+            path,
+            "\n".join(
+                [*([before.rstrip("\n"), ""] if before.strip() else []), *lines, ""]
+            ).encode(),
+        )
     except OSError as error:
         raise HardwareError(f"{path}: {error.strerror}: the chip {name!r} was not saved") from error
     return path
@@ -240,7 +308,11 @@ def hint(name: str) -> str:
 def unknown(name: str) -> str:
     """Say that the table does not have a chip, and which ones are near."""
     near = ", ".join(_nearest(name))
-    known = f"is not in the table of chips (nearest: {near})" if near else "is not in the table of chips"
+    known = (
+        f"is not in the table of chips (nearest: {near})"
+        if near
+        else "is not in the table of chips"
+    )
     why = ", a MIG slice being only a part of its chip" if "mig" in _words(name) else ""
     return f"{name!r} {known}{why}"
 
@@ -250,7 +322,9 @@ def check_new(name: str) -> None:
     if not _words(name):
         raise HardwareError(f"save={name!r}: give a name with letters or digits")
     if lookup(name) is not None:
-        raise HardwareError(f"save={name!r}: there is a chip of that name; give another name, or remove the chip if it is in {own_file()}")
+        raise HardwareError(
+            f"save={name!r}: there is a chip of that name; give another name, or remove the chip if it is in {own_file()}"
+        )
 
 
 def _only_chip(path: Path) -> Hardware:
@@ -258,8 +332,11 @@ def _only_chip(path: Path) -> Hardware:
     found = {chip.name: chip for _, chip in table.values()}
     if len(found) != 1:
         listed = f"the chips {', '.join(found)}" if found else "no chip"
-        raise HardwareError(f"hardware={str(path)!r} has {listed}: give a file with one, or set {VARIABLE} to the file and give a name")
-    _given[path] = table  # so that what is known of the vendor's chips is known of this one
+        raise HardwareError(
+            f"hardware={str(path)!r} has {listed}: give a file with one, or set {VARIABLE} to the file and give a name"
+        )
+    # so that what is known of the vendor's chips is known of this one
+    _given[path] = table
     return next(iter(found.values()))
 
 
@@ -276,7 +353,9 @@ def _tables() -> Iterator[_Table]:
         stat = path.stat()
     except OSError as error:
         if os.environ.get(VARIABLE):
-            raise HardwareError(f"{VARIABLE}={str(path)!r}: {error.strerror}: give a TOML file of chips") from error
+            raise HardwareError(
+                f"{VARIABLE}={str(path)!r}: {error.strerror}: give a TOML file of chips"
+            ) from error
     else:
         yield _own(path, stat.st_mtime_ns, stat.st_size)
     yield _shipped()
@@ -290,7 +369,9 @@ def _own(path: Path, _changed_ns: int, _size: int) -> _Table:
 
 @functools.cache
 def _shipped() -> _Table:
-    with importlib.resources.as_file(importlib.resources.files("lflops.hardware") / "chips.toml") as path:
+    with importlib.resources.as_file(
+        importlib.resources.files("lflops.hardware") / "chips.toml"
+    ) as path:
         return _table_of(path)
 
 
@@ -299,7 +380,9 @@ def _table_of(path: Path) -> _Table:
     for vendor, row in _rows_in(path):
         dated = f" ({row['date']})" if "date" in row else ""
         numbers = {field: row[key] * unit for key, (field, unit) in _NUMBERS.items() if key in row}
-        chip = Hardware(row["name"], row["peaks"], source=f"{row.get('source') or path}{dated}", **numbers)
+        chip = Hardware(
+            row["name"], row["peaks"], source=f"{row.get('source') or path}{dated}", **numbers
+        )
         for name in (row["name"], *row.get("names", ())):
             if table.setdefault(_words(name), (vendor, chip)) != (vendor, chip):
                 raise HardwareError(f"{path}: two chips have the name {name!r}: give each its own")
@@ -315,7 +398,10 @@ def _split(name: str) -> list[str]:
 
 
 def _nearest(name: str) -> list[str]:
-    """Up to four chips that share the most words with a number in them; else those whose names are spelled much like it."""
+    """Up to four chips that share the most words with a number in them.
+
+    Else those whose names are spelled much like it.
+    """
     asked = {word for word in _words(name) if any(letter.isdigit() for letter in word)}
     shared: dict[str, int] = {}
     every = {words: chip for table in _tables() for words, (_, chip) in table.items()}
@@ -334,10 +420,14 @@ def _joined(name: str) -> str:
 
 def _checked_peaks(peaks: object) -> dict[str, float]:
     if not isinstance(peaks, Mapping) or not peaks:
-        raise HardwareError(f"peak_flops_per_second={peaks!r}: give FLOP/s by dtype, as {{'bf16': 312e12}}")
+        raise HardwareError(
+            f"peak_flops_per_second={peaks!r}: give FLOP/s by dtype, as {{'bf16': 312e12}}"
+        )
     for dtype, peak in peaks.items():
         if dtype not in DTYPES:
-            raise HardwareError(f"peak_flops_per_second has {dtype!r}: give some of {', '.join(DTYPES)}")
+            raise HardwareError(
+                f"peak_flops_per_second has {dtype!r}: give some of {', '.join(DTYPES)}"
+            )
         _check_positive(f"peak_flops_per_second[{dtype!r}]", peak)
     return dict(peaks)
 

@@ -17,14 +17,24 @@ _FAMILIES: Mapping[str, str] = {"float8": "fp8", "float4": "fp4", "tf32": "tf32"
 
 
 def chip_of(profile: Profile, hardware: Hardware | str | None) -> Hardware | None:
-    """The hardware that is given, or that of this name, or else what the run says it is; an unknown name is a `HardwareError`."""
+    """The hardware that is given, or that of this name, or else what the run says it is.
+
+    An unknown name is a `HardwareError`.
+    """
     return (named(hardware) if isinstance(hardware, str) else hardware) or profile.run.hardware
 
 
 def name_of_peak(dtype: str | None, chip: Hardware | None = None) -> str | None:
-    """The peak's name of a dtype of torch, or of `tf32`. A chip without TF32 multiplies float32 in full."""
+    """The peak's name of a dtype of torch, or of `tf32`.
+
+    A chip without TF32 multiplies float32 in full.
+    """
     name = None if dtype is None else _PEAKS.get(dtype) or _FAMILIES.get(dtype.partition("_")[0])
-    return "fp32" if name == "tf32" and chip is not None and name not in chip.peak_flops_per_second else name
+    return (
+        "fp32"
+        if name == "tf32" and chip is not None and name not in chip.peak_flops_per_second
+        else name
+    )
 
 
 def peak_of(dtype: str | None, chip: Hardware | None) -> float | None:

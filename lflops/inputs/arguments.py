@@ -1,4 +1,7 @@
-"""Checks of a caller's arguments, before anything runs. An error names the argument, the given value, and what to give."""
+"""Checks of a caller's arguments, before anything runs.
+
+An error names the argument, the given value, and what to give.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +14,13 @@ from lflops.torch_private.self_check import check
 from lflops.torch_private.tensors import only_shapes_run
 
 
-def check_arguments(caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any) -> None:
-    """Check the arguments of a public function, with whose name errors begin; `loss` is a function from the output to a scalar."""
+def check_arguments(
+    caller: str, model: Any, args: Any, kwargs: Any, loss: Any, *, backward: Any
+) -> None:
+    """Check the arguments of a public function, with whose name errors begin.
+
+    `loss` is a function from the output to a scalar.
+    """
     check_module(caller, model)
     check_pass(caller, args, kwargs, loss, backward=backward)
     check()
@@ -29,22 +37,33 @@ def check_pass(caller: str, args: Any, kwargs: Any, loss: Any, *, backward: Any)
             f"{caller}: args is a {type(args).__name__}: give kwargs=batch, or args=(batch,) if the model takes the dict itself"
         )
     if isinstance(args, list):
-        raise CountError(f"{caller}: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several")
+        raise CountError(
+            f"{caller}: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several"
+        )
     if not isinstance(args, tuple):
-        raise CountError(f"{caller}: args={describe(args)}: give a tuple of the model's positional arguments, or one tensor")
-    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)):
+        raise CountError(
+            f"{caller}: args={describe(args)}: give a tuple of the model's positional arguments, or one tensor"
+        )
+    if kwargs is not None and not (
+        isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
+    ):
         taken = "give a mapping from names to the model's keyword arguments; of several positional ones, args=(x, y)"
         raise CountError(f"{caller}: kwargs={describe(kwargs)}: {taken}")
     if not isinstance(backward, bool):
         raise CountError(f"{caller}: backward={describe(backward)}: give True or False")
     if loss is not None and not callable(loss):
-        raise CountError(f"{caller}: loss={describe(loss)}: give a function from the output to a scalar")
+        raise CountError(
+            f"{caller}: loss={describe(loss)}: give a function from the output to a scalar"
+        )
     if loss is not None and not backward:
         raise CountError(f"{caller}: loss is given, but backward=False: give backward=True as well")
 
 
 def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
-    """Check that a value is a module; errors name a function that builds one where the caller takes that as well."""
+    """Check that a value is a module.
+
+    Errors name a function that builds one where the caller takes that as well.
+    """
     if isinstance(module, type) and issubclass(module, nn.Module):
         name = module.__name__
         builds = f", or lambda: {name}(...), which builds it without memory" if may_build else ""
@@ -55,12 +74,20 @@ def check_module(caller: str, module: Any, *, may_build: bool = False) -> None:
 
 def check_whole(caller: str, name: str, value: Any, *, least: int) -> None:
     if not is_whole(value, least):
-        raise CountError(f"{caller}: {name}={describe(value)}: give a whole number, at least {least}")
+        raise CountError(
+            f"{caller}: {name}={describe(value)}: give a whole number, at least {least}"
+        )
 
 
 def check_memory(caller: str, memory_bytes: Any) -> None:
-    if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int | float) or not memory_bytes > 0:
-        raise CountError(f"{caller}: memory_bytes={describe(memory_bytes)}: give a positive number of bytes")
+    if (
+        isinstance(memory_bytes, bool)
+        or not isinstance(memory_bytes, int | float)
+        or not memory_bytes > 0
+    ):
+        raise CountError(
+            f"{caller}: memory_bytes={describe(memory_bytes)}: give a positive number of bytes"
+        )
 
 
 def is_whole(value: Any, least: int = 0) -> bool:

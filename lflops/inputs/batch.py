@@ -1,12 +1,14 @@
 """The batch: how many samples and tokens it has, and a batch that is made from a shape.
 
-`BatchReader` finds the tensors of one batch after the other, in mappings, sequences and dataclasses. Where the tensors are in a batch is
-remembered, so that in the next one of the same structure nothing else is looked at:
+`BatchReader` finds the tensors of one batch after the other, in mappings, sequences and
+dataclasses. Where the tensors are in a batch is remembered, so that in the next one of the same
+structure nothing else is looked at:
 
     batch                                   remembered
     {"ids": Tensor, "texts": ["a", …]}      dict of 2: ids is a Tensor, texts is a list without tensors
 
-A batch with a plain object of the user's, or with more values than are worth a look in each step, is not read.
+A batch with a plain object of the user's, or with more values than are worth a look in each step,
+is not read.
 """
 
 import contextlib
@@ -21,15 +23,35 @@ from torch import Tensor, nn
 
 from lflops.errors import CountError
 from lflops.inputs.arguments import describe, is_whole
-from lflops.inputs.tensors import DEEPEST, Storage, device_of, is_tensor, may_hold_tensors, storage_of
+from lflops.inputs.tensors import (
+    DEEPEST,
+    Storage,
+    device_of,
+    is_tensor,
+    may_hold_tensors,
+    storage_of,
+)
 from lflops.torch_private.dispatch_modes import without_modes
 from lflops.torch_private.tensors import is_integer, shape_key, without_overrides
 
-MOST_VALUES = 1_000  # values of a batch that are looked at
-LONG, PROBED = 64, 32  # a container with more entries than the first is one of plain data if so many of them hold no tensor
-MOST_STRUCTURES = 64  # structures that are remembered
-SHORT, MOST_ROWS, MOST_FEATURES = 8, 64, 16  # padding is looked for in rows of so many positions or more, in so many of them, and features
-MOST_MARKS = 16  # different integers in a batch of marks, as of segments; one of tokens has more
+# values of a batch that are looked at
+MOST_VALUES = 1_000
+LONG, PROBED = (
+    64,
+    32,
+    # a container with more entries than the first is one of plain data if so many of them hold no
+    # tensor
+)
+# structures that are remembered
+MOST_STRUCTURES = 64
+SHORT, MOST_ROWS, MOST_FEATURES = (
+    8,
+    64,
+    16,
+    # padding is looked for in rows of so many positions or more, in so many of them, and features
+)
+# different integers in a batch of marks, as of segments; one of tokens has more
+MOST_MARKS = 16
 
 
 class BatchTensors(NamedTuple):
@@ -39,7 +61,10 @@ class BatchTensors(NamedTuple):
     tensors: list[Tensor]
 
     def shapes(self) -> Hashable:
-        """The shapes by name: two batches where they are equal are the same work. `None` where a tensor does not give its shape."""
+        """The shapes by name: two batches where they are equal are the same work.
+
+        `None` where a tensor does not give its shape.
+        """
         try:
             with without_overrides():
                 return self.names, tuple(map(shape_key, self.tensors))
@@ -52,15 +77,25 @@ class _Unreadable(Exception):  # noqa: N818 - it is caught in this file
 
 
 class _Structure(NamedTuple):
-    size: int  # its number of entries
-    keys: tuple[Any, ...] | None  # of a mapping or a dataclass; `None` for a sequence
+    # its number of entries
+    size: int
+    # of a mapping or a dataclass; `None` for a sequence
+    keys: tuple[Any, ...] | None
     # The type of each entry, and its structure: `_TENSOR` is taken, `None` holds no tensor.
     entries: tuple[tuple[type, "_Structure | bool | None"], ...]
 
 
 _TENSOR, _UNREADABLE = True, False
 _IS_PLAIN = partial(is_, Tensor)
-_PLAIN = {type(None), bool, int, float, str, bytes}  # types of which one may stand in place of another
+_PLAIN = {
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+    bytes,
+    # types of which one may stand in place of another
+}
 
 
 class BatchReader:
@@ -91,13 +126,17 @@ class BatchReader:
     def shapes(self, batch: Any) -> Hashable:
         """The shapes of a batch's tensors by name; `None` where they are unknown."""
         kind = type(batch)
-        if kind is list or kind is tuple:  # as a loader collates rows; in short, for it is done in each step
+        if (
+            kind is list or kind is tuple
+            # as a loader collates rows; in short, for it is done in each step
+        ):
             names, _ = self._known.get((kind, len(batch)), ((), None))
             if len(names) == len(batch) and all(map(_IS_PLAIN, map(type, batch))):
                 try:
                     with without_overrides():
                         return names, tuple(map(Tensor.size, batch))
-                except RuntimeError:  # a nested tensor of the older layout
+                except RuntimeError:
+                    # a nested tensor of the older layout
                     pass
         found = self.read(batch)
         return None if found is None else found.shapes()
@@ -127,7 +166,9 @@ def _follow(value: Any, storage: Storage | None, structure: Any, found: list[Ten
     parts: Any = storage
     if parts is None or len(parts) != size or (keys is None) is (type(parts) is dict):
         return False
-    for part, (kind, inner) in zip(parts if keys is None else map(parts.get, keys), entries, strict=True):
+    for part, (kind, inner) in zip(
+        parts if keys is None else map(parts.get, keys), entries, strict=True
+    ):
         if type(part) is not kind and not (kind in _PLAIN and type(part) in _PLAIN):
             return False
         if inner is _TENSOR:
@@ -144,7 +185,10 @@ class _Search:
         self._left = MOST_VALUES
 
     def structure_of(self, value: Any, name: str, depth: int) -> "_Structure | bool | None":
-        """The structure of a value, whose tensors are added to those that were found. Unreadable if it may hold others."""
+        """The structure of a value, whose tensors are added to those that were found.
+
+        Unreadable if it may hold others.
+        """
         self._left -= 1
         if is_tensor(value):
             self.names.append(name)
@@ -162,10 +206,19 @@ class _Search:
         if len(storage) > self._left:
             raise _Unreadable
         pairs = storage.items() if type(storage) is dict else enumerate(storage)
-        entries = tuple([(type(part), self.structure_of(part, _path(name, key), depth + 1)) for key, part in pairs])
+        entries = tuple(
+            [
+                (type(part), self.structure_of(part, _path(name, key), depth + 1))
+                for key, part in pairs
+            ]
+        )
         if type(storage) is dict:
             return _Structure(len(storage), tuple(storage), entries)
-        return _Structure(len(storage), None, entries) if not entries or any(structure is not None for _, structure in entries) else None
+        return (
+            _Structure(len(storage), None, entries)
+            if not entries or any(structure is not None for _, structure in entries)
+            else None
+        )
 
     def _is_plain(self, storage: Storage, depth: int) -> bool:
         """Whether the first entries of a long container hold no tensor."""
@@ -180,7 +233,10 @@ class _Search:
 
 
 def _path(name: str, key: Any) -> str:
-    """The path of an entry. A key that is an object of the user's is unreadable: to look it up again would run its code."""
+    """The path of an entry.
+
+    A key that is an object of the user's is unreadable: to look it up again would run its code.
+    """
     if isinstance(key, Enum):
         key = key.name
     if type(key) not in (str, int, bool):
@@ -199,19 +255,31 @@ def units_of(caller: str, units: Any, args: Any, kwargs: Any) -> dict[str, int]:
     try:
         given = units(*args, **kwargs) if callable(units) else units
     except Exception as error:
-        raise CountError(f"{caller}: units failed on the batch: {type(error).__name__}: {error}") from error
-    if not isinstance(given, Mapping) or not given.keys() <= {"samples", "tokens"} or not all(map(is_whole, given.values())):
-        raise CountError(f"{caller}: units gave {describe(given)}: give {{'samples': n, 'tokens': n}} or a function that returns it")
+        raise CountError(
+            f"{caller}: units failed on the batch: {type(error).__name__}: {error}"
+        ) from error
+    if (
+        not isinstance(given, Mapping)
+        or not given.keys() <= {"samples", "tokens"}
+        or not all(map(is_whole, given.values()))
+    ):
+        raise CountError(
+            f"{caller}: units gave {describe(given)}: give {{'samples': n, 'tokens': n}} or a function that returns it"
+        )
     return {f"{name}_per_step": int(number) for name, number in given.items()}
 
 
 def samples_and_tokens(tensors: Iterable[Tensor]) -> tuple[int | None, int | None]:
-    """Samples: the size of dimension 0 of most tensors; tokens: that of the first 2-d integer tensor. Some tensors do not give a shape."""
+    """Samples: the size of dimension 0 of most tensors; tokens: that of the first 2-d integer tensor.
+
+    Some tensors do not give a shape.
+    """
     first: list[int] = []
     tokens: int | None = None
     with without_overrides():
         for tensor in tensors:
-            with contextlib.suppress(Exception):  # a tensor of the user's class may raise anything
+            # a tensor of the user's class may raise anything
+            with contextlib.suppress(Exception):
                 dimensions = Tensor.dim(tensor)
                 first += [int(Tensor.size(tensor, 0))] * bool(dimensions)
                 if tokens is None and dimensions == 2 and is_integer(tensor):
@@ -220,16 +288,29 @@ def samples_and_tokens(tensors: Iterable[Tensor]) -> tuple[int | None, int | Non
 
 
 def padded_share(batch: BatchTensors | None) -> float | None:
-    """The share of a batch's positions that is padding: by its mask, else by the value that its rows end with. `None` if nothing tells."""
+    """The share of a batch's positions that is padding: by its mask, else by the value that its rows end with.
+
+    `None` if nothing tells.
+    """
     # A bounded part of the batch is read. On a device that waits for the device.
     by_mask, by_rows = [], []
     with without_modes(), without_overrides(), torch.no_grad():
         for path, tensor in () if batch is None else zip(*batch, strict=True):
-            with contextlib.suppress(Exception):  # a batch may hold anything
+            # a batch may hold anything
+            with contextlib.suppress(Exception):
                 name = path.rpartition(".")[2].lower()
-                if type(tensor) is not Tensor or tensor.device.type == "meta" or tensor.dim() not in {2, 3} or tensor.shape[1] < SHORT:
+                if (
+                    type(tensor) is not Tensor
+                    or tensor.device.type == "meta"
+                    or tensor.dim() not in {2, 3}
+                    or tensor.shape[1] < SHORT
+                ):
                     continue
-                part = tensor[:MOST_ROWS] if tensor.dim() == 2 else tensor[:MOST_ROWS, :, :MOST_FEATURES]
+                part = (
+                    tensor[:MOST_ROWS]
+                    if tensor.dim() == 2
+                    else tensor[:MOST_ROWS, :, :MOST_FEATURES]
+                )
                 if name.endswith("mask") and part.dim() == 2:
                     there = (part != 0).double().mean().item()
                     by_mask.append(there if "padding" in name else 1 - there)
@@ -248,10 +329,18 @@ def _trailing(is_equal: Tensor) -> float:
 
 def tensor_of_shape(caller: str, model: nn.Module, shape: Any) -> Tensor:
     """A tensor of random numbers from 0 to 1, on the model's device, in the dtype of its first floating parameter, by its own generator."""
-    if not isinstance(shape, tuple | list) or not shape or not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise CountError(f"{caller}: input_shape={describe(shape)}: give the sizes of one tensor, as (8, 3, 224, 224)")
+    if (
+        not isinstance(shape, tuple | list)
+        or not shape
+        or not all(isinstance(size, int) and size >= 0 for size in shape)
+    ):
+        raise CountError(
+            f"{caller}: input_shape={describe(shape)}: give the sizes of one tensor, as (8, 3, 224, 224)"
+        )
     tensors = [*model.parameters(), *model.buffers()]
-    dtype = next((each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype())
+    dtype = next(
+        (each.dtype for each in tensors if each.is_floating_point()), torch.get_default_dtype()
+    )
     device = device_of(tensors)
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)

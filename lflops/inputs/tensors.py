@@ -1,7 +1,8 @@
 """Tensors inside of arguments and results: their device, dtypes and shapes.
 
-Structures are read from their storage: no property, `__getitem__` or `__iter__` of the user's is run. A mapping that loads what it is asked
-for, or a batch that refers to its data set, costs nothing unless the training itself reads it.
+Structures are read from their storage: no property, `__getitem__` or `__iter__` of the user's is
+run. A mapping that loads what it is asked for, or a batch that refers to its data set, costs
+nothing unless the training itself reads it.
 """
 
 import contextlib
@@ -23,13 +24,31 @@ from lflops.torch_private.tensors import node_of, without_overrides
 
 Storage = dict[Any, Any] | list[Any] | tuple[Any, ...]
 
-_VALUES = (str, bytes, bytearray, int, float, complex, type, Enum, PurePath, UUID, Fraction, Decimal, torch.Size)
+_VALUES = (
+    str,
+    bytes,
+    bytearray,
+    int,
+    float,
+    complex,
+    type,
+    Enum,
+    PurePath,
+    UUID,
+    Fraction,
+    Decimal,
+    torch.Size,
+)
 """Kinds of values without tensors, also where the class is written in Python."""
 
 _UNREAD = (set, frozenset, deque, Mapping)
-"""Kinds of containers that are not looked into: they have no order, or reading them may run the user's code."""
+"""Kinds of containers that are not looked into.
 
-_WRITTEN_IN_PYTHON = 1 << 9  # the flag of a type that a `class` statement made
+They have no order, or reading them may run the user's code.
+"""
+
+# the flag of a type that a `class` statement made
+_WRITTEN_IN_PYTHON = 1 << 9
 
 
 def is_tensor(value: Any) -> bool:
@@ -39,7 +58,8 @@ def is_tensor(value: Any) -> bool:
 
 def storage_of(value: Any) -> Storage | None:
     """The storage of a mapping, a sequence or a dataclass; `None` for all else."""
-    # Mappings are dictionaries, classes derived from them, and `UserDict`. Of a dataclass these are the fields that an instance has.
+    # Mappings are dictionaries, classes derived from them, and `UserDict`. Of a dataclass these are
+    # the fields that an instance has.
     kind = type(value)
     if kind is dict or kind is list or kind is tuple:
         return value  # type: ignore[no-any-return]
@@ -52,7 +72,11 @@ def storage_of(value: Any) -> Storage | None:
     if issubclass(kind, UserDict):
         data = attributes_of(value).get("data")
         return storage_of(data) if issubclass(type(data), dict) else None
-    return attributes_of(value) if any("__dataclass_fields__" in each.__dict__ for each in kind.__mro__) else None
+    return (
+        attributes_of(value)
+        if any("__dataclass_fields__" in each.__dict__ for each in kind.__mro__)
+        else None
+    )
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -75,7 +99,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
     for name, slot in slots.items():
         try:
             found[name] = slot.__get__(value)
-        except AttributeError:  # the slot is empty
+        except AttributeError:
+            # the slot is empty
             continue
     return found
 
@@ -89,17 +114,22 @@ def may_hold_tensors(value: Any) -> bool:
         return bool(value)
     if any(issubclass(kind, each) for each in _UNREAD):
         return True
-    return bool(kind.__flags__ & _WRITTEN_IN_PYTHON) and not any("__call__" in each.__dict__ for each in kind.__mro__)
+    return bool(kind.__flags__ & _WRITTEN_IN_PYTHON) and not any(
+        "__call__" in each.__dict__ for each in kind.__mro__
+    )
 
 
-DEEPEST = 12  # levels of nesting that are searched; a structure that contains itself ends there
-MOST_VALUES = 1_000  # values other than tensors that are searched
+# levels of nesting that are searched; a structure that contains itself ends there
+DEEPEST = 12
+# values other than tensors that are searched
+MOST_VALUES = 1_000
 
 
 def tensors_in(value: Any) -> Iterable[Tensor]:
     """Every tensor in nested lists, tuples, sets, mappings, dataclasses and plain objects, in order."""
-    # What objects store is read, and nothing of the user's is run. After `MOST_VALUES` values that are no tensors the search ends: an
-    # output that refers to a data set must not be searched for all that is in it.
+    # What objects store is read, and nothing of the user's is run. After `MOST_VALUES` values that
+    # are no tensors the search ends: an output that refers to a data set must not be searched for
+    # all that is in it.
     return (value,) if is_tensor(value) else (tensor for _, tensor in named_tensors_in(value))
 
 
@@ -118,7 +148,10 @@ def named_tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
 class _Search:
     def __init__(self) -> None:
         self._left = MOST_VALUES
-        self._seen: dict[int, Any] = {}  # keeps them alive, so that no other object gets the id of one
+        self._seen: dict[
+            int, Any
+            # keeps them alive, so that no other object gets the id of one
+        ] = {}
 
     def tensors(self, name: str, value: Any, depth: int) -> Iterator[tuple[str, Tensor]]:
         if is_tensor(value):
@@ -134,7 +167,11 @@ class _Search:
         for key, part in parts.items() if type(parts) is dict else enumerate(parts):
             if self._left < 0:
                 return
-            yield from self.tensors((f"{name}.{key}" if name else str(key)) if type(key) in (str, int) else name, part, depth - 1)
+            yield from self.tensors(
+                (f"{name}.{key}" if name else str(key)) if type(key) in (str, int) else name,
+                part,
+                depth - 1,
+            )
 
 
 def _parts(value: Any) -> Storage | None:
@@ -148,7 +185,10 @@ def _parts(value: Any) -> Storage | None:
 
 
 def changed(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The same lists, tuples and dictionaries with something else in place of each object of a kind. What has none of them is itself."""
+    """The same lists, tuples and dictionaries with something else in place of each object of a kind.
+
+    What has none of them is itself.
+    """
     if isinstance(value, kind):
         return change(value)
     if type(value) is not dict and not isinstance(value, list | tuple):
@@ -167,15 +207,22 @@ def cut_off(tensor: Tensor) -> Tensor:
     if tensor.is_leaf:
         return tensor
     with torch.inference_mode(mode=False), torch.enable_grad():
-        return tensor.detach().requires_grad_().clone()  # a model may write to this copy in place, unlike to a leaf
+        return (
+            tensor.detach().requires_grad_().clone()
+            # a model may write to this copy in place, unlike to a leaf
+        )
 
 
 def shapes_of(args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in the arguments, by position or name. A tensor that does not give its shape is left out."""
+    """The shape of every tensor in the arguments, by position or name.
+
+    A tensor that does not give its shape is left out.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     with without_overrides():
         for name, tensor in named_tensors_in({**dict(enumerate(args)), **kwargs}):
-            with contextlib.suppress(Exception):  # a tensor of the user's class may raise anything
+            # a tensor of the user's class may raise anything
+            with contextlib.suppress(Exception):
                 shapes[name] = tuple((tensor.values() if tensor.is_nested else tensor).shape)
     return shapes
 

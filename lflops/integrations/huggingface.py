@@ -26,22 +26,26 @@ with needed_by("lflops.huggingface"):
 class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
     """Tells where a training step's FLOPs, bytes and milliseconds go, as `FlopsMonitor` does under Lightning.
 
-    Files are below `args.output_dir`. Where `report_to` has "tensorboard" or "wandb", their writer and run get curves, text and tables;
-    every other reporter gets the curves. `log_history`, the progress bar and your own callbacks see nothing of it.
+    Files are below `args.output_dir`. Where `report_to` has "tensorboard" or "wandb", their writer
+    and run get curves, text and tables; every other reporter gets the curves. `log_history`, the
+    progress bar and your own callbacks see nothing of it.
 
     Args:
         log: Is called with the summary of each window, on the main process.
         settings: The arguments of `FlopsMonitor`, as `schedule`, `trace` or `dirpath`.
 
     Raises:
-        CountError: A setting is not known, or is wrong; the message names it, its value and what is taken.
+        CountError: A setting is not known, or is wrong; the message names it, its value and what is
+            taken.
 
     Attributes:
-        profiles: A profile for each window closed in the last training, on the main process; of more than 32, the last 32.
+        profiles: A profile for each window closed in the last training, on the main process; of
+            more than 32, the last 32.
 
     Example::
 
-        trainer = transformers.Trainer(model, args, train_dataset=dataset, callbacks=[FlopsCallback()])
+        trainer = transformers.Trainer(model, args, train_dataset=dataset,
+        callbacks=[FlopsCallback()])
     """
 
     def __init__(self, *, log: Callable[[str], None] = print, **settings: Any) -> None:
@@ -61,19 +65,30 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
     @property
     def ledger(self) -> Ledger | None:
-        """Every second of the last training so far, by category; `None` before it, and where no ledger is kept."""
+        """Every second of the last training so far, by category.
+
+        `None` before it, and where no ledger is kept.
+        """
         return self._account if self._monitor is None else self._monitor.ledger
 
     def request_window(self) -> None:
-        """Ask for a window now, on every rank: the next scheduled one, or one more. A handler of a signal may call it, and any thread."""
+        """Ask for a window now, on every rank: the next scheduled one, or one more.
+
+        A handler of a signal may call it, and any thread.
+        """
         if self._monitor is not None:
             self._monitor.request_window()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to watch the Trainer that calls. Callbacks are given its model and its loaders, but never the Trainer."""
+        """Begin to watch the Trainer that calls.
+
+        Callbacks are given its model and its loaders, but never the Trainer.
+        """
         trainer = running_trainer()
         if self not in getattr(getattr(trainer, "callback_handler", None), "callbacks", ()):
-            raise CountError("FlopsCallback: on_train_begin was not called by a transformers.Trainer: give it in Trainer(callbacks=[...])")
+            raise CountError(
+                "FlopsCallback: on_train_begin was not called by a transformers.Trainer: give it in Trainer(callbacks=[...])"
+            )
         self._begin(trainer)
 
     def join(self, trainer: Any) -> None:
@@ -85,7 +100,8 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
                 pass
 
     def _begin(self, trainer: Any) -> LoopMonitor:
-        self.close(None)  # of a training that was left by an exception
+        # of a training that was left by an exception
+        self.close(None)
         args, state = trainer.args, trainer.state
         settings = {"dirpath": f"{args.output_dir}/lflops"} | self._settings
         loggers, self._writer = _loggers_of(trainer) if state.is_world_process_zero else ([], None)
@@ -136,13 +152,16 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             "_save_checkpoint": partial(_within, partial(watched.within, "checkpoint_save")),
             "log": partial(_within, partial(watched.within, "logging")),
             "evaluation_loop": partial(_within, partial(stage, "validate")),
-            "_run_epoch": self._run_epoch,  # the Trainer calls no callback when its loop is left by an exception
+            # the Trainer calls no callback when its loop is left by an exception
+            "_run_epoch": self._run_epoch,
         }
         for name, function in around.items():
             if hasattr(trainer, name):
                 wrap(watched.undo, trainer, name, function)
 
-    def _training_step(self, watched: LoopMonitor, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _training_step(
+        self, watched: LoopMonitor, call: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         self._batch = watched.step(_inputs_in(args, kwargs))
         self._batch.__enter__()
         with watched.phase("forward"):
@@ -163,11 +182,15 @@ class FlopsCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             watched.__exit__(None if error is None else type(error), error, None)
             self._account = watched.ledger
         if writer is not None:
-            writer.close()  # the Trainer closed it at its end, and the last window was written after that
+            # the Trainer closed it at its end, and the last window was written after that
+            writer.close()
 
 
 class _Reporter:
-    """A reporter of transformers as a logger, which hears of our figures alone, and by itself: no flag and no history of the Trainer's."""
+    """A reporter of transformers as a logger, which hears of our figures alone, and by itself.
+
+    No flag and no history of the Trainer's.
+    """
 
     def __init__(self, trainer: Any, callback: Any) -> None:
         self._trainer = trainer
@@ -184,13 +207,22 @@ def _loggers_of(trainer: Any) -> tuple[list[Any], Any]:
     loggers: list[Any] = []
     writer = None
     for callback in trainer.callback_handler.callbacks:
-        names = {base.__name__ for base in type(callback).__mro__ if base.__module__.startswith("transformers.integrations")}
+        names = {
+            base.__name__
+            for base in type(callback).__mro__
+            if base.__module__.startswith("transformers.integrations")
+        }
         if "TensorBoardCallback" in names and callback.tb_writer is not None:
             writer = callback.tb_writer
             loggers += loggers_of(writer)
         elif "WandbCallback" in names and getattr(callback._wandb, "run", None) is not None:  # noqa: SLF001 - there is no public one
             loggers += loggers_of(callback._wandb.run)  # noqa: SLF001
-        elif names and "on_log" in {name for base in type(callback).__mro__ if base is not TrainerCallback for name in vars(base)}:
+        elif names and "on_log" in {
+            name
+            for base in type(callback).__mro__
+            if base is not TrainerCallback
+            for name in vars(base)
+        }:
             loggers.append(_Reporter(trainer, callback))
     return loggers, writer
 
@@ -200,7 +232,9 @@ def _within(context: Callable[[], Any], call: Callable[..., Any], *args: Any, **
         return call(*args, **kwargs)
 
 
-def _prediction_step(watched: LoopMonitor, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _prediction_step(
+    watched: LoopMonitor, call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     with watched.step(_inputs_in(args, kwargs)), watched.phase("forward"):
         return call(*args, **kwargs)
 
@@ -212,5 +246,16 @@ def _inputs_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def running_trainer() -> Any:
     """The innermost Trainer of those whose methods are running; `None` outside of all."""
-    callers = (frame.f_locals.get("self") for frame, _ in walk_stack(currentframe()) if "self" in frame.f_code.co_varnames)
-    return next((each for each in callers if hasattr(type(each), "training_step") and hasattr(each, "callback_handler")), None)
+    callers = (
+        frame.f_locals.get("self")
+        for frame, _ in walk_stack(currentframe())
+        if "self" in frame.f_code.co_varnames
+    )
+    return next(
+        (
+            each
+            for each in callers
+            if hasattr(type(each), "training_step") and hasattr(each, "callback_handler")
+        ),
+        None,
+    )

@@ -1,1 +1,4 @@
-"""The ledger: every second of a run in one category, the cause of each slow step, in a file that survives the process. No torch."""
+"""The ledger: every second of a run in one category, the cause of each slow step, in a file that survives the process.
+
+No torch.
+"""

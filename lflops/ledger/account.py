@@ -1,4 +1,7 @@
-"""The ledger as a value: the seconds of a run by category, its slow steps, and the starts that it was made in."""
+"""The ledger as a value.
+
+The seconds of a run by category, its slow steps, and the starts that it was made in.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,57 +12,83 @@ from msgspec import Struct
 
 from lflops.profile.series import summed
 
-_NAMES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, dict[str, str]])
+_NAMES = msgspec.toml.decode(
+    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, dict[str, str]]
+)
 
 CATEGORIES = _NAMES["categories"]
-"""The categories, and how they are called. `training` is divided by phase and `slow` by cause: `training/forward`, `slow/loader`."""
+"""The categories, and how they are called.
 
-NO_LOSS = {"training", "warm_up"}  # what is not lost of a run's time
-CAUSES = _NAMES["causes"]  # the causes of slow steps, and what each means
+`training` is divided by phase and `slow` by cause: `training/forward`, `slow/loader`.
+"""
+
+# what is not lost of a run's time
+NO_LOSS = {"training", "warm_up"}
+# the causes of slow steps, and what each means
+CAUSES = _NAMES["causes"]
 
 
 class SlowStep(Struct, frozen=True, kw_only=True, tag_field="kind", tag="slow"):
     """A step that took longer than is usual for its size."""
 
     step: int
-    end: float  # seconds from the begin of its start to the end of the step
+    # seconds from the begin of its start to the end of the step
+    end: float
     seconds: float
-    usual: float  # seconds that such a step takes, a median
-    cost: float  # seconds that it took longer
-    cause: str  # one of `CAUSES`
-    phase: str  # the phase, or the category, that most of the cost was in
+    # seconds that such a step takes, a median
+    usual: float
+    # seconds that it took longer
+    cost: float
+    # one of `CAUSES`
+    cause: str
+    # the phase, or the category, that most of the cost was in
+    phase: str
 
 
 class Span(Struct, frozen=True, kw_only=True):
     """A part of a run."""
 
-    begin: float  # Unix time in seconds
-    seconds: float  # how long it is. `spent` adds up to it
-    steps: int  # how many steps were done by its end, as the loggers count
+    # Unix time in seconds
+    begin: float
+    # how long it is. `spent` adds up to it
+    seconds: float
+    # how many steps were done by its end, as the loggers count
+    steps: int
     spent: Mapping[str, float]
-    memory: int | None = None  # bytes of the process in main memory at its end; `None` where that was not read
+    memory: int | None = (
+        # bytes of the process in main memory at its end; `None` where that was not read
+        None
+    )
 
 
 class Start(Struct, frozen=True, kw_only=True):
     """One start of a run's process, from the begin of the process to its last moment in the file."""
 
-    begin: float  # Unix time in seconds
+    # Unix time in seconds
+    begin: float
     seconds: float
-    first_step: int  # how many steps earlier starts had done, as the loggers count
-    last_step: int  # how many were done when it ended
-    # "finished", the class of the exception that ended it, "exit" of a program that did not close its run, "killed", or "running".
+    # how many steps earlier starts had done, as the loggers count
+    first_step: int
+    # how many were done when it ended
+    last_step: int
+    # "finished", the class of the exception that ended it, "exit" of a program that did not close
+    # its run, "killed", or "running".
     ended: str
 
 
 class Ledger(Struct, frozen=True, kw_only=True):
-    """Every second of a run, by category. `monitor.ledger` has that of a running one; `lflops.load_run` reads a folder.
+    """Every second of a run, by category.
+
+    `monitor.ledger` has that of a running one; `lflops.load_run` reads a folder.
 
     Attributes:
-        seconds: By category; a category is divided by phase or cause after a slash. The sum is `total`.
+        seconds: By category; a category is divided by phase or cause after a slash. The sum is
+            `total`.
         total: Seconds from the begin of the first process to the end of the last.
         steps: How many steps the run has done.
         slow_steps: The costliest ones, in the order in which they happened.
-        starts: The starts of its process, one after the other. More than one is a run that was resumed.
+        starts: The starts of its process, one after the other. More than one is a run that was
+            resumed.
         spans: The run in parts, fine lately and coarse before.
         rank: Of the process.
         ranks: How many there are.
@@ -78,7 +107,12 @@ class Ledger(Struct, frozen=True, kw_only=True):
 
     def by_group(self) -> dict[str, float]:
         """Seconds by category, without phases and causes, the most first."""
-        return dict(sorted(summed((group_of(name), value) for name, value in self.seconds.items()).items(), key=lambda item: -item[1]))
+        return dict(
+            sorted(
+                summed((group_of(name), value) for name, value in self.seconds.items()).items(),
+                key=lambda item: -item[1],
+            )
+        )
 
 
 def group_of(category: str) -> str:
@@ -90,12 +124,20 @@ QUARTERS, GROWN, LEAST_GROWN = 4, 0.1, 1 << 28
 """Memory creeps where each quarter of the last start has more than the one before, and the last this share and so many bytes more."""
 
 FEWEST_SPANS = 20
-GROWING = {"start_up", "warm_up", "compilation"}  # in which memory grows in any run
+# in which memory grows in any run
+GROWING = {"start_up", "warm_up", "compilation"}
 
 
 def memory_growth(ledger: Ledger) -> float | None:
-    """Bytes an hour by which the process grows, from the first to the last quarter of its last start; `None` where it does not."""
-    usable = (one for one in ledger.spans if one.begin >= ledger.starts[-1].begin and one.spent.keys().isdisjoint(GROWING))
+    """Bytes an hour by which the process grows, from the first to the last quarter of its last start.
+
+    `None` where it does not.
+    """
+    usable = (
+        one
+        for one in ledger.spans
+        if one.begin >= ledger.starts[-1].begin and one.spent.keys().isdisjoint(GROWING)
+    )
     spans = [one for one in usable if one.memory is not None]
     if len(spans) < FEWEST_SPANS:
         return None

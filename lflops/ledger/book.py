@@ -1,4 +1,7 @@
-"""The account of one start from its marks: nanoseconds by category, and slow steps, compared with the last ones of their size."""
+"""The account of one start from its marks.
+
+Nanoseconds by category, and slow steps, compared with the last ones of their size.
+"""
 
 import math
 import statistics
@@ -9,13 +12,16 @@ from typing import Any, NamedTuple
 
 from lflops.ledger.account import CATEGORIES, NO_LOSS, SlowStep, group_of
 
-REMEMBERED, FEWEST = 64, 8  # steps that tell what is usual, at most and at least
+# steps that tell what is usual, at most and at least
+REMEMBERED, FEWEST = 64, 8
 
 LEAST, SHARE, SPREADS = 50_000_000, 0.25, 8
 """A slow step takes longer than usual by so many nanoseconds, by this share of the usual, and by so many times the spread."""
 
-LONG_WAIT = 250_000_000  # nanoseconds without a core that make a step slow. Less is usual where programs share a machine.
-MANY_FAULTS = 50  # pages that were read from disk in a step, from which on they explain its time
+# nanoseconds without a core that make a step slow. Less is usual where programs share a machine.
+LONG_WAIT = 250_000_000
+# pages that were read from disk in a step, from which on they explain its time
+MANY_FAULTS = 50
 
 SIZES_PER_DOUBLING, MOST_SIZES = 4, 64
 MUCH_LARGER = 1.2
@@ -24,21 +30,33 @@ MUCH_LARGER = 1.2
 class StepEnd(NamedTuple):
     """A mark at the end of a step. It does not change the category."""
 
-    step: int  # how many steps were done, as the loggers count
-    ran: int  # nanoseconds of the thread on a core so far
-    schedule: bytes | None  # when it ran and waited for a core, as the system counted it not long ago
-    usage: Any  # what it had used by then, as `getrusage` says: pages read from disk, and time in the system
-    shapes: Hashable  # those of its batch, where they are known
-    touched: bool  # whether lflops counted, timed or traced the step
+    # how many steps were done, as the loggers count
+    step: int
+    # nanoseconds of the thread on a core so far
+    ran: int
+    schedule: (
+        bytes | None
+        # when it ran and waited for a core, as the system counted it not long ago
+    )
+    # what it had used by then, as `getrusage` says: pages read from disk, and time in the system
+    usage: Any
+    # those of its batch, where they are known
+    shapes: Hashable
+    # whether lflops counted, timed or traced the step
+    touched: bool
 
 
 class Evidence(NamedTuple):
     """What the system and Python have counted in a step; times are in nanoseconds."""
 
-    waiting: int = 0  # ready to run, or stopped, while the thread had no core
-    computing: int = 0  # on a core, and not in the system
-    faults: int = 0  # pages that were read from disk
-    retries: int = 0  # times that the CUDA allocator freed its cache and tried again
+    # ready to run, or stopped, while the thread had no core
+    waiting: int = 0
+    # on a core, and not in the system
+    computing: int = 0
+    # pages that were read from disk
+    faults: int = 0
+    # times that the CUDA allocator freed its cache and tried again
+    retries: int = 0
 
 
 class StepSpent(NamedTuple):
@@ -47,7 +65,8 @@ class StepSpent(NamedTuple):
     phases: Mapping[str, int]
     total: int
     evidence: Evidence
-    elements: int | None  # of its batch
+    # of its batch
+    elements: int | None
 
     @property
     def net(self) -> int:
@@ -60,9 +79,11 @@ class Verdict(NamedTuple):
 
     usual: int
     cost: int
-    by_phase: Mapping[str, int]  # adds up to the cost
+    # adds up to the cost
+    by_phase: Mapping[str, int]
     cause: str
-    phase: str  # the one with the most of the cost
+    # the one with the most of the cost
+    phase: str
 
 
 class Usual:
@@ -73,7 +94,11 @@ class Usual:
         self._all = _Recent()
 
     def judge(self, step: StepSpent) -> Verdict | None:
-        """Whether a step is slow: `None` where it is not, or where that is not known yet. It is remembered for those that follow."""
+        """Whether a step is slow.
+
+        `None` where it is not, or where that is not known yet. It is remembered for those that
+        follow.
+        """
         size = round(SIZES_PER_DOUBLING * math.log2(step.elements)) if step.elements else None
         recent = self._by_size.setdefault(size, _Recent())
         is_new_size = not recent.knows
@@ -82,7 +107,13 @@ class Usual:
         if compared.knows and (cost := compared.cost_of(step)):
             by_phase = _excess(step, compared, cost)
             phase = max(by_phase, key=by_phase.__getitem__)
-            cause = _cause(step, compared, cost, phase, is_larger=is_new_size and compared.is_exceeded(step.elements))
+            cause = _cause(
+                step,
+                compared,
+                cost,
+                phase,
+                is_larger=is_new_size and compared.is_exceeded(step.elements),
+            )
             verdict = Verdict(compared.totals.median, cost, by_phase, cause, phase)
         recent.add(step)
         self._all.add(step)
@@ -109,8 +140,11 @@ class Usual:
 
 def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larger: bool) -> str:
     """The first cause that explains half of the cost."""
-    more = Evidence(*(value - usual for value, usual in zip(step.evidence, recent.usual_evidence, strict=True)))
-    # A thread that computes more, or often waits for the disk, waits more often for a core as well, on a busy machine.
+    more = Evidence(
+        *(value - usual for value, usual in zip(step.evidence, recent.usual_evidence, strict=True))
+    )
+    # A thread that computes more, or often waits for the disk, waits more often for a core as well,
+    # on a busy machine.
     reads_disk = more.faults >= MANY_FAULTS and 2 * more.computing < cost and phase != "data"
     waits_anyway = reads_disk or (is_larger and 4 * more.computing >= cost)
     causes = {
@@ -126,11 +160,16 @@ def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larg
 
 
 def _excess(step: StepSpent, recent: "_Recent", cost: int) -> dict[str, int]:
-    """The cost divided over the phases that took longer than usual. No phase gives more than it has."""
+    """The cost divided over the phases that took longer than usual.
+
+    No phase gives more than it has.
+    """
     usual = recent.usual_phases
     longer = {phase: max(spent - usual.get(phase, 0), 0) for phase, spent in step.phases.items()}
     together = sum(longer.values()) or 1
-    shares = {phase: min(cost * spent // together, step.phases[phase]) for phase, spent in longer.items()}
+    shares = {
+        phase: min(cost * spent // together, step.phases[phase]) for phase, spent in longer.items()
+    }
     for phase in sorted(shares, key=lambda each: (-shares[each], -step.phases[each])):
         shares[phase] += min(cost - sum(shares.values()), step.phases[phase] - shares[phase])
     return {phase: share for phase, share in shares.items() if share}
@@ -141,7 +180,11 @@ class _Recent:
 
     def __init__(self) -> None:
         self.steps: deque[StepSpent] = deque()
-        self.totals, self._net = _Times(), _Times()  # as they were, and without what the thread waited for a core
+        self.totals, self._net = (
+            _Times(),
+            _Times(),
+            # as they were, and without what the thread waited for a core
+        )
 
     def add(self, step: StepSpent) -> None:
         """Remember a step, and forget the oldest of many."""
@@ -152,8 +195,8 @@ class _Recent:
 
     def cost_of(self, step: StepSpent) -> int:
         """Nanoseconds that a slow step costs; 0 for one that is not slow."""
-        # Other processes let steps vary, which hides what else makes them slow. So a step has to be slow without its waits for a core,
-        # unless these are long.
+        # Other processes let steps vary, which hides what else makes them slow. So a step has to be
+        # slow without its waits for a core, unless these are long.
         cost, net = self.totals.beyond(step.total), self._net.beyond(step.net)
         return (cost or net) if net or cost >= LONG_WAIT else 0
 
@@ -165,11 +208,17 @@ class _Recent:
     @property
     def usual_phases(self) -> dict[str, int]:
         names = {phase for step in self.steps for phase in step.phases}
-        return {name: int(statistics.median(step.phases.get(name, 0) for step in self.steps)) for name in names}
+        return {
+            name: int(statistics.median(step.phases.get(name, 0) for step in self.steps))
+            for name in names
+        }
 
     @property
     def usual_evidence(self) -> Iterator[int]:
-        return (int(statistics.median(kind)) for kind in zip(*(step.evidence for step in self.steps), strict=True))
+        return (
+            int(statistics.median(kind))
+            for kind in zip(*(step.evidence for step in self.steps), strict=True)
+        )
 
     def is_exceeded(self, size: int | None) -> bool:
         """Whether a batch is much larger than these are."""
@@ -194,7 +243,9 @@ class _Times(list[int]):
     @property
     def tolerance(self) -> int:
         """How much more than the median is not yet slow: many steps that vary make it large."""
-        return max(LEAST, int(SHARE * self.median), SPREADS * (self[len(self) * 4 // 5] - self.median))
+        return max(
+            LEAST, int(SHARE * self.median), SPREADS * (self[len(self) * 4 // 5] - self.median)
+        )
 
     def beyond(self, time: int) -> int:
         """How much more than the median, if that is more than the tolerance; else 0."""
@@ -205,38 +256,67 @@ class _Times(list[int]):
 def elements(shapes: Any) -> int | None:
     """Elements of a batch's tensors, from its shapes; `None` where those are unknown."""
     try:
-        return sum(int(shape[1] if shape and shape[0] == "nested" else math.prod(shape)) for shape in shapes[1])
+        return sum(
+            int(shape[1] if shape and shape[0] == "nested" else math.prod(shape))
+            for shape in shapes[1]
+        )
     except (TypeError, IndexError):
         return None
 
 
-COLD = 2  # so many steps at the beginning are the warm-up
+# so many steps at the beginning are the warm-up
+COLD = 2
 
-INTERRUPTIONS = {"compilation": "compilation", "checkpoint_save": "checkpoint", "validation": "validation", "logging": "logging"}
+INTERRUPTIONS = {
+    "compilation": "compilation",
+    "checkpoint_save": "checkpoint",
+    "validation": "validation",
+    "logging": "logging",
+}
 """Categories that make a step slow without a part in it, and the cause that each is."""
 
-FLUSHING = {"between_epochs", "after_run"}  # what is running when a step was given up that had only waited for the loader's end
+FLUSHING = {
+    "between_epochs",
+    "after_run",
+    # what is running when a step was given up that had only waited for the loader's end
+}
 
 LONGEST_FREEZES = 100
 
-COLLECTING = "gc"  # a phase and a category: what Python's garbage collector takes of the others
+# a phase and a category: what Python's garbage collector takes of the others
+COLLECTING = "gc"
 
 
 class Book:
     """Reads the marks of a start.
 
-    `collections` are the moments at which Python's garbage collector began and ended, in turn. `retries` says how often the device's
-    allocator has freed its cache and tried again, so far.
+    `collections` are the moments at which Python's garbage collector began and ended, in turn.
+    `retries` says how often the device's allocator has freed its cache and tried again, so far.
     """
 
-    def __init__(self, begin: int, collections: deque[int], retries: Callable[[], int] = lambda: 0) -> None:
-        self.begin = self.until = begin  # the account has every nanosecond from the one to the other
-        self.spent = Counter[str]()  # by category, since it was taken
-        self.slow: list[SlowStep] = []  # those since they were taken
-        self.lost, self.slow_steps = 0, 0  # nanoseconds and slow steps of all that was taken
-        self.steps: int | None = None  # that were done, as the loggers count; `None` before the first
-        self.first_step: int | None = None  # how many earlier starts had done
-        self.freezes: deque[tuple[int, int]] = deque(maxlen=LONGEST_FREEZES)  # in which no thread of the process ran
+    def __init__(
+        self, begin: int, collections: deque[int], retries: Callable[[], int] = lambda: 0
+    ) -> None:
+        self.begin = self.until = (
+            # the account has every nanosecond from the one to the other
+            begin
+        )
+        # by category, since it was taken
+        self.spent = Counter[str]()
+        # those since they were taken
+        self.slow: list[SlowStep] = []
+        # nanoseconds and slow steps of all that was taken
+        self.lost, self.slow_steps = 0, 0
+        self.steps: int | None = (
+            # that were done, as the loggers count; `None` before the first
+            None
+        )
+        # how many earlier starts had done
+        self.first_step: int | None = None
+        self.freezes: deque[tuple[int, int]] = deque(
+            maxlen=LONGEST_FREEZES
+            # in which no thread of the process ran
+        )
         self._collections = collections
         self._retries, self._retried, self._new_retries = retries, 0, 0
         self._current = "start_up"
@@ -248,7 +328,10 @@ class Book:
 
     @property
     def open(self) -> dict[str, int]:
-        """Nanoseconds of the step that is going on, by phase: part of the account, and perhaps to be judged otherwise at its end."""
+        """Nanoseconds of the step that is going on, by phase.
+
+        Part of the account, and perhaps to be judged otherwise at its end.
+        """
         return {_category_of(phase): spent for phase, spent in self._step.items() if spent}
 
     @property
@@ -282,7 +365,8 @@ class Book:
         return taken
 
     def _charge(self, at: int) -> None:
-        # A mark may be older than the last look at the clock, which another thread took: the difference goes back to where it belongs.
+        # A mark may be older than the last look at the clock, which another thread took: the
+        # difference goes back to where it belongs.
         begin, self.until = self.until, at
         spent = at - begin
         if self._current in CATEGORIES:
@@ -299,7 +383,12 @@ class Book:
         between, self._between = self._between, Counter()
         evidence = self._evidence(at, end)
         self._step_begin = at
-        step = StepSpent({phase: spent for phase, spent in phases.items() if spent}, sum(phases.values()), evidence, elements(end.shapes))
+        step = StepSpent(
+            {phase: spent for phase, spent in phases.items() if spent},
+            sum(phases.values()),
+            evidence,
+            elements(end.shapes),
+        )
         if self.first_step is None:
             self.first_step = max(end.step - 1, 0)
         self.steps = end.step
@@ -314,7 +403,12 @@ class Book:
         for name in between.keys() & INTERRUPTIONS.keys():
             if between[name] > self._usual.tolerance:
                 took = step.total + sum(between.values())
-                self._note_slow(end.step, at, took, Verdict(self._usual.median, between[name], {}, INTERRUPTIONS[name], name))
+                self._note_slow(
+                    end.step,
+                    at,
+                    took,
+                    Verdict(self._usual.median, between[name], {}, INTERRUPTIONS[name], name),
+                )
 
     def _judged(self, step: StepSpent, end: StepEnd, at: int) -> tuple[dict[str, int], str]:
         """Judge a step: its nanoseconds that were no training, by phase, and the category that they belong to."""
@@ -328,19 +422,40 @@ class Book:
         return dict(verdict.by_phase), f"slow/{verdict.cause}"
 
     def _note_slow(self, step: int, at: int, took: int, why: Verdict) -> None:
-        end, seconds, usual, cost = (each / 1e9 for each in (at - self.begin, took, why.usual, why.cost))
-        self.slow.append(SlowStep(step=step, end=end, seconds=seconds, usual=usual, cost=cost, cause=why.cause, phase=why.phase))
+        end, seconds, usual, cost = (
+            each / 1e9 for each in (at - self.begin, took, why.usual, why.cost)
+        )
+        self.slow.append(
+            SlowStep(
+                step=step,
+                end=end,
+                seconds=seconds,
+                usual=usual,
+                cost=cost,
+                cause=why.cause,
+                phase=why.phase,
+            )
+        )
 
     def _evidence(self, at: int, end: StepEnd) -> Evidence:
         before, self._last = self._last or end, end
         running, waiting = end.ran - before.ran, 0
-        if before.schedule and end.schedule:  # the second figure has the nanoseconds in which the thread was ready to run and had no core
+        if (
+            before.schedule and end.schedule
+            # the second figure has the nanoseconds in which the thread was ready to run and had no core
+        ):
             waiting = int(end.schedule.split()[1]) - int(before.schedule.split()[1])
-        if any(stop > self._step_begin and start < at for start, stop in self.freezes):  # of which only the end is known
+        if any(
+            stop > self._step_begin and start < at
+            for start, stop in self.freezes
+            # of which only the end is known
+        ):
             waiting = max(at - self._step_begin - running, waiting)
         computing = max(running - int(1e9 * (end.usage.ru_stime - before.usage.ru_stime)), 0)
         faults = end.usage.ru_majflt - before.usage.ru_majflt
-        return Evidence(waiting=waiting, computing=computing, faults=faults, retries=self._new_retries)
+        return Evidence(
+            waiting=waiting, computing=computing, faults=faults, retries=self._new_retries
+        )
 
     def _collected(self, begin: int, at: int) -> int:
         """Nanoseconds of Python's garbage collector from one moment to another."""

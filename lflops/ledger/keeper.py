@@ -1,4 +1,6 @@
-"""Keeps the ledger of this process: the training appends marks, a thread reads them once a second and writes a line every three seconds.
+"""Keeps the ledger of this process.
+
+The training appends marks, a thread reads them once a second and writes a line every three seconds.
 
     keeper = Keeper()
     keeper.start(folder)              # the account has every second since the process began
@@ -9,11 +11,12 @@ A mark has a moment, and is made whenever another category begins, and at the en
 
     marks    |start_up.......|data...|forward...|backward..|optimizer|other|step|lflops|data...
 
-What a step touches has left the processor's caches since the last one, so the less code runs in it, the better. A loop that is found by
-hooks does not even mark: it notes calls on a `Tape`, and the thread makes them.
+What a step touches has left the processor's caches since the last one, so the less code runs in it,
+the better. A loop that is found by hooks does not even mark: it notes calls on a `Tape`, and the
+thread makes them.
 
-No step waits for an account or a file. Each moment belongs to the last mark before it: the account adds up to the clock by construction,
-and an interrupt between two marks loses nothing.
+No step waits for an account or a file. Each moment belongs to the last mark before it: the account
+adds up to the clock by construction, and an interrupt between two marks loses nothing.
 """
 
 import atexit
@@ -34,9 +37,15 @@ from lflops.ledger.account import Ledger
 from lflops.ledger.book import Book, StepEnd
 from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 
-OTHER = "other"  # the phase of what is in no phase
-IDLE = 2_000_000  # nanoseconds off its core after which it is asked what kept the training's thread; to ask takes as long as ten marks
-LONGEST = 1 << 21  # words of the tape that are kept, should the thread not read them: of some 40,000 steps
+# the phase of what is in no phase
+OTHER = "other"
+# nanoseconds off its core after which it is asked what kept the training's thread; to ask takes as
+# long as ten marks
+IDLE = 2_000_000
+LONGEST = (
+    1 << 21
+    # words of the tape that are kept, should the thread not read them: of some 40,000 steps
+)
 
 
 def unknown() -> None:
@@ -48,20 +57,30 @@ class Tape:
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.runs = False
-        self.error: Exception | None = None  # what has ended it
+        # what has ended it
+        self.error: Exception | None = None
         self.clock = clock
-        # Moment, function, how many values it is given, these. What Python's garbage collector follows, as a tuple, would let it run.
+        # Moment, function, how many values it is given, these. What Python's garbage collector
+        # follows, as a tuple, would let it run.
         self._notes: deque[Any] = deque()
         self._lock = threading.RLock()
-        self._moment: int | None = None  # that of the note which is played
-        self._player: int | None = None  # the thread that plays
+        # that of the note which is played
+        self._moment: int | None = None
+        # the thread that plays
+        self._player: int | None = None
 
     def note(self, call: Callable[..., object], *given: Any) -> None:
-        """Let a function be called with this. Nothing may be an object that is new, or that a training would free."""
+        """Let a function be called with this.
+
+        Nothing may be an object that is new, or that a training would free.
+        """
         if self.runs:
             if len(self._notes) > LONGEST:
                 self._notes.clear()
-            self._notes.extend((self.clock(), call, len(given), *given))  # at once, also where other threads note
+            self._notes.extend(
+                (self.clock(), call, len(given), *given)
+                # at once, also where other threads note
+            )
         else:
             call(*given)
 
@@ -114,16 +133,23 @@ class Tape:
 
 
 class Recorder:
-    """Appends the marks of one process; what begins within a category ends before it. `schedule` reads when its thread ran and waited."""
+    """Appends the marks of one process; what begins within a category ends before it.
+
+    `schedule` reads when its thread ran and waited.
+    """
 
     def __init__(self, tape: Tape, schedule: Callable[[], bytes | None] = unknown) -> None:
         self.marks: deque[tuple[int, str | StepEnd]] = deque(maxlen=LONGEST // 8)
-        self.last_end: tuple[int, int] | None = None  # the moment at which the last step ended, and its number
+        self.last_end: tuple[int, int] | None = (
+            # the moment at which the last step ended, and its number
+            None
+        )
         self._clock, self._clock_itself = tape.now, tape.clock
         self._schedule = schedule
         self._running: list[str] = []
         self._base = "start_up"
-        # What the system had counted when it was last asked, and nanoseconds that the thread had been off its core by then.
+        # What the system had counted when it was last asked, and nanoseconds that the thread had
+        # been off its core by then.
         self._counted: tuple[bytes | None, Any] = None, None
         self._idle = -1 << 62
 
@@ -158,7 +184,13 @@ class Recorder:
     def move(self, nanoseconds: int, phase: str, category: str) -> None:
         """So many of this step's phase belonged to this category, as is known only now."""
         now = self._clock()
-        self.marks.extend([(now, phase), (now - nanoseconds, category), (now, self._running[-1] if self._running else self._base)])
+        self.marks.extend(
+            [
+                (now, phase),
+                (now - nanoseconds, category),
+                (now, self._running[-1] if self._running else self._base),
+            ]
+        )
 
     def rest(self, category: str) -> None:
         """From here on, time that is in no other category belongs to this one."""
@@ -169,7 +201,8 @@ class Recorder:
     def stop(self) -> None:
         """All that is running ends, and what follows is after the run."""
         self._running.clear()
-        self._schedule = unknown  # its file is open
+        # its file is open
+        self._schedule = unknown
         self.rest("after_run")
 
     def enter_phase(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
@@ -180,14 +213,22 @@ class Recorder:
         self.marks.append((self._clock(), phase))
 
     def read(self, step: int) -> tuple[int, int, bytes | None, Any]:
-        """What is known of a step only as it ends: its number, and what the thread that makes it has run and waited until now."""
+        """What is known of a step only as it ends.
+
+        Its number, and what the thread that makes it has run and waited until now.
+        """
         now, ran = self._clock_itself(), time.thread_time_ns()
-        if now - ran - self._idle >= IDLE:  # a thread that has run all the time was not kept from it
+        if (
+            now - ran - self._idle >= IDLE
+            # a thread that has run all the time was not kept from it
+        ):
             self._counted, self._idle = (self._schedule(), getrusage(RUSAGE_THREAD)), now - ran
         self.last_end = now, step
         return step, ran, *self._counted
 
-    def step_ends(self, read: tuple[int, int, bytes | None, Any], shapes: Hashable, *, touched: bool) -> None:
+    def step_ends(
+        self, read: tuple[int, int, bytes | None, Any], shapes: Hashable, *, touched: bool
+    ) -> None:
         """A step has ended of which that was read."""
         self.marks.append((self._clock(), StepEnd(*read, shapes, touched)))
 
@@ -204,12 +245,14 @@ class TrainPhases:
 class Collections:
     """The moments at which Python's garbage collector begins and ends.
 
-    Python discards an exception of a function in `gc.callbacks`, a Ctrl-C among them. So the callback is made of functions written in C,
-    in which no signal is handled: `property.__get__` calls `next` with its first argument, and that appends the clock's time.
+    Python discards an exception of a function in `gc.callbacks`, a Ctrl-C among them. So the
+    callback is made of functions written in C, in which no signal is handled: `property.__get__`
+    calls `next` with its first argument, and that appends the clock's time.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self.moments: deque[int] = deque(maxlen=4096)  # begin, end, begin, end, …
+        # begin, end, begin, end, …
+        self.moments: deque[int] = deque(maxlen=4096)
         append = map(self.moments.append, iter(clock, None))
         self._callback: Any = property(partial(next, append)).__get__
 
@@ -222,7 +265,10 @@ class Collections:
 
 
 def process_age() -> float:
-    """Seconds since this process began, to a hundredth, as Linux counts; since this file was loaded where it does not say."""
+    """Seconds since this process began, to a hundredth, as Linux counts.
+
+    Since this file was loaded where it does not say.
+    """
     try:
         with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - as the process begins
             ticks = int(file.read().rpartition(b")")[2].split()[19])
@@ -234,12 +280,20 @@ def process_age() -> float:
 _LOADED = time.monotonic()
 
 
-LOOK, WRITE = 1.0, 3.0  # seconds between two looks at the marks, and between two rows
-HEAR = 0.1  # seconds between two looks for requests, where this process alone answers them
-AT_ONCE = 200  # notes after which their marks are read. To hold thousands would let Python's garbage collector run,
-BREATH = 0.001  # and as long as the thread computes, Python lets the training's run every 5 ms alone: so it waits, for so many seconds
-LATE = 50_000_000  # nanoseconds that a look may be late. Later means that no thread of the process ran.
-PATIENCE = 2.0  # seconds that the end of a run waits for the thread, at most
+# seconds between two looks at the marks, and between two rows
+LOOK, WRITE = 1.0, 3.0
+# seconds between two looks for requests, where this process alone answers them
+HEAR = 0.1
+# notes after which their marks are read. To hold thousands would let Python's garbage collector
+# run,
+AT_ONCE = 200
+# and as long as the thread computes, Python lets the training's run every 5 ms alone: so it waits,
+# for so many seconds
+BREATH = 0.001
+# nanoseconds that a look may be late. Later means that no thread of the process ran.
+LATE = 50_000_000
+# seconds that the end of a run waits for the thread, at most
+PATIENCE = 2.0
 
 
 class Keeper:
@@ -249,24 +303,39 @@ class Keeper:
         self,
         rank: int = 0,
         ranks: int = 1,
-        tape: Tape | None = None,  # calls of the training's that the thread makes
+        # calls of the training's that the thread makes
+        tape: Tape | None = None,
         *,
-        retries: Callable[[], int] = lambda: 0,  # how often the device's allocator has freed its cache and tried again, so far
-        schedule: Callable[[], bytes | None] = unknown,  # reads when the training's thread ran and waited for a core
-        hear: Callable[[], None] | None = None,  # is called every `HEAR` seconds
+        retries: Callable[[], int] = lambda: (
+            0
+            # how often the device's allocator has freed its cache and tried again, so far
+        ),
+        schedule: Callable[
+            [], bytes | None
+            # reads when the training's thread ran and waited for a core
+        ] = unknown,
+        # is called every `HEAR` seconds
+        hear: Callable[[], None] | None = None,
     ) -> None:
         global _latest  # noqa: PLW0603 - one process, one account
-        self.error: Exception | None = None  # what has ended it before its time
+        # what has ended it before its time
+        self.error: Exception | None = None
         self._tape = tape or Tape()
         self.recorder = Recorder(self._tape, schedule)
-        self.is_first = _latest is None  # of this process, so that its account begins with the process
+        self.is_first = (
+            _latest is None
+            # of this process, so that its account begins with the process
+        )
         begin, now = _begin_of_account(), time.perf_counter_ns()
         self._collections = Collections()
         self._book = Book(begin, self._collections.moments, retries)
-        self._segment = Segment(Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid()))
+        self._segment = Segment(
+            Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid())
+        )
         self._hear = hear
         self._ended: str | None = None
-        self._lock = threading.RLock()  # an interrupt may come between taking it and giving it back
+        # an interrupt may come between taking it and giving it back
+        self._lock = threading.RLock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lflops: the ledger", daemon=True)
         _latest = self
@@ -275,12 +344,17 @@ class Keeper:
         """Begin to listen, and to write to a file in this folder, if there is one."""
         head = self._segment.head
         if folder is not None:
-            self._segment.path = folder / f"rank{head.rank}-{head.begin // 1_000_000}-{head.pid}{ENDING}"
+            self._segment.path = (
+                folder / f"rank{head.rank}-{head.begin // 1_000_000}-{head.pid}{ENDING}"
+            )
         self._collections.start()
         self._thread.start()
 
     def stop(self, ended: str) -> None:
-        """The run has ended: "finished", or the class of an exception. What follows is after it. It can be called again."""
+        """The run has ended.
+
+        "finished", or the class of an exception. What follows is after it. It can be called again.
+        """
         self._tape.stop()
         self.error, self._tape.error = self.error or self._tape.error, None
         self.recorder.stop()
@@ -298,7 +372,10 @@ class Keeper:
         return self._book.until
 
     def _finish(self, ended: str) -> None:
-        """Write what is left. A file system that hangs in the thread does not hold the program: then the rest is given up."""
+        """Write what is left.
+
+        A file system that hangs in the thread does not hold the program: then the rest is given up.
+        """
         if not self._lock.acquire(timeout=PATIENCE):
             self.error = TimeoutError(f"the file was not written within {PATIENCE:g} s")
             return
@@ -316,7 +393,11 @@ class Keeper:
     def curves(self) -> dict[str, float]:
         """Figures of this start until the last row, a few seconds ago; none before the first."""
         rows = self._segment.rows
-        return {"lost_share": self._book.lost / rows[-1].end, "slow_steps": self._book.slow_steps} if rows else {}
+        return (
+            {"lost_share": self._book.lost / rows[-1].end, "slow_steps": self._book.slow_steps}
+            if rows
+            else {}
+        )
 
     def ledger(self) -> Ledger:
         with self._lock:
@@ -366,7 +447,11 @@ class Keeper:
     def _read(self, pause: float = 0.0) -> None:
         while True:
             self._tape.play(AT_ONCE)
-            now, more = time.perf_counter_ns(), self._tape.next  # in this order: no mark to come is older
+            now, more = (
+                time.perf_counter_ns(),
+                self._tape.next,
+                # in this order: no mark to come is older
+            )
             self._book.read(self.recorder.marks, now if more is None else min(now, more))
             if more is None or (pause and self._is_over.wait(pause)):
                 return
@@ -379,7 +464,15 @@ class Keeper:
         book = self._book
         spent, slow = book.take()
         end, memory = book.until - book.begin, _resident()
-        row = Row(end=end, spent=spent, open=book.open, step=book.steps, first=book.first_step, memory=memory, ended=self._ended)
+        row = Row(
+            end=end,
+            spent=spent,
+            open=book.open,
+            step=book.steps,
+            first=book.first_step,
+            memory=memory,
+            ended=self._ended,
+        )
         try:
             self._segment.open()
             self._segment.add(row, slow)
@@ -388,13 +481,17 @@ class Keeper:
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_latest: Keeper | None = None  # the last one of this process. It accounts for the time until the next one begins.
+_latest: Keeper | None = (
+    # the last one of this process. It accounts for the time until the next one begins.
+    None
+)
 
 
 def _begin_of_account() -> int:
     """The moment from which no other ledger of this process accounts for the time."""
     now = time.perf_counter_ns()
-    if _latest is None or _latest.process != os.getpid():  # a fork begins anew
+    # a fork begins anew
+    if _latest is None or _latest.process != os.getpid():
         return now - int(process_age() * 1e9)
     return now if _latest._ended is None else _latest.end()  # noqa: SLF001 - the two are one
 

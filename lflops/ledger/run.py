@@ -1,7 +1,10 @@
-"""A run's ledger, over the starts of its process: what `lflops.load_run` reads, and what `monitor.ledger` has.
+"""A run's ledger, over the starts of its process.
 
-A start of a run has a file: a line of JSON for each few seconds, fewer for what is long ago. A killed process leaves a whole file, but for
-its last line. The file is replaced at once when it has become long.
+What `lflops.load_run` reads, and what `monitor.ledger` has.
+
+A start of a run has a file: a line of JSON for each few seconds, fewer for what is long ago. A
+killed process leaves a whole file, but for its last line. The file is replaced at once when it has
+become long.
 """
 
 import itertools
@@ -21,11 +24,18 @@ from lflops.profile.records import ready_for_threads
 from lflops.profile.series import summed
 
 ENDING = ".ledger.jsonl"
-REQUEST = "window.request"  # a file in the folder of a running ledger that asks for a window
+# a file in the folder of a running ledger that asks for a window
+REQUEST = "window.request"
 
 VERSION = 1
-MOST_LINES, MOST_SLOW = 1500, 200  # lines that a file may have, and slow steps that it keeps then: the costliest
-SHARE_OF_AGE = 0.02  # a row may be so long, as a share of the time since: three seconds of the last minutes, half an hour of yesterday
+MOST_LINES, MOST_SLOW = (
+    1500,
+    200,
+    # lines that a file may have, and slow steps that it keeps then: the costliest
+)
+# a row may be so long, as a share of the time since: three seconds of the last minutes, half an
+# hour of yesterday
+SHARE_OF_AGE = 0.02
 
 LARGEST_FILE = 1 << 24
 
@@ -43,13 +53,20 @@ class Head(Struct, frozen=True, tag_field="kind", tag="head"):
 class Row(Struct, frozen=True, tag_field="kind", tag="row"):
     """A part of the account."""
 
-    end: int  # nanoseconds from the begin
-    spent: dict[str, int]  # nanoseconds by category since the row before
-    open: dict[str, int] = {}  # those of the step that was going on, which a later row has again
-    step: int | None = None  # how many steps were done; `None` before the first
-    first: int | None = None  # how many earlier starts had done; `None` before the first step
-    memory: int | None = None  # bytes of the process in main memory
-    ended: str | None = None  # how the run ended, in the row that ends it
+    # nanoseconds from the begin
+    end: int
+    # nanoseconds by category since the row before
+    spent: dict[str, int]
+    # those of the step that was going on, which a later row has again
+    open: dict[str, int] = {}
+    # how many steps were done; `None` before the first
+    step: int | None = None
+    # how many earlier starts had done; `None` before the first step
+    first: int | None = None
+    # bytes of the process in main memory
+    memory: int | None = None
+    # how the run ended, in the row that ends it
+    ended: str | None = None
 
 
 Line = Head | Row | SlowStep
@@ -60,7 +77,13 @@ ready_for_threads(Line)
 class Segment:
     """The lines of one start, the first being its head, and their file if there is one."""
 
-    def __init__(self, head: Head, path: Path | None = None, rows: Sequence[Row] = (), slow: Sequence[SlowStep] = ()) -> None:
+    def __init__(
+        self,
+        head: Head,
+        path: Path | None = None,
+        rows: Sequence[Row] = (),
+        slow: Sequence[SlowStep] = (),
+    ) -> None:
         self.head = head
         self.rows: list[Row] = [*rows]
         self.slow: list[SlowStep] = [*slow]
@@ -70,11 +93,17 @@ class Segment:
 
     def open(self) -> None:
         """Begin the file, or go on with it, unless somebody has removed it since."""
-        if self.path is None or self._file is not None or (self._has_begun and not self.path.exists()):
+        if (
+            self.path is None
+            or self._file is not None
+            or (self._has_begun and not self.path.exists())
+        ):
             return
         if not self._has_begun:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._file = os.open(
+            self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
+        )
         if not self._has_begun:
             self._has_begun = True
             os.write(self._file, _encoded([self.head]))
@@ -96,7 +125,9 @@ class Segment:
 
     def _shorten(self) -> None:
         self.rows = coarser(self.rows)
-        kept = set(sorted(range(len(self.slow)), key=lambda place: -self.slow[place].cost)[:MOST_SLOW])
+        kept = set(
+            sorted(range(len(self.slow)), key=lambda place: -self.slow[place].cost)[:MOST_SLOW]
+        )
         self.slow = [each for place, each in enumerate(self.slow) if place in kept]
         if self._file is not None and self.path is not None:
             written = self.path.with_suffix(f".{self.head.pid}.tmp")
@@ -122,11 +153,17 @@ def coarser(rows: Sequence[Row]) -> list[Row]:
 def _joined(first: Row, second: Row) -> Row:
     spent = summed([*first.spent.items(), *second.spent.items()])
     memory = max((each for each in (first.memory, second.memory) if each is not None), default=None)
-    return msgspec.structs.replace(second, spent=spent, memory=memory, ended=second.ended or first.ended)
+    return msgspec.structs.replace(
+        second, spent=spent, memory=memory, ended=second.ended or first.ended
+    )
 
 
 def read_segment(path: Path) -> Segment | None:
-    """A start's file; `None` where its first line is not there. A line that cannot be read is left out: the process died in it."""
+    """A start's file.
+
+    `None` where its first line is not there. A line that cannot be read is left out: the process
+    died in it.
+    """
     # A `ProfileError` where the file is none of a ledger, or of another version of lflops.
     if path.stat().st_size > LARGEST_FILE:
         raise ProfileError(f"{path}: larger than {LARGEST_FILE} bytes: no ledger")
@@ -137,7 +174,9 @@ def read_segment(path: Path) -> Segment | None:
     if not isinstance(head, Head):
         raise ProfileError(f"{path}: the first line is not that of a ledger")
     if head.version != VERSION:
-        raise ProfileError(f"{path}: a ledger of version {head.version}; this lflops reads version {VERSION}")
+        raise ProfileError(
+            f"{path}: a ledger of version {head.version}; this lflops reads version {VERSION}"
+        )
     rows = [each for each in others if isinstance(each, Row)]
     return Segment(head, path, rows, [each for each in others if isinstance(each, SlowStep)])
 
@@ -148,15 +187,18 @@ def _decoded(lines: Iterable[bytes]) -> Iterable[Line]:
             yield msgspec.json.decode(line, type=Line)
 
 
-# Nanoseconds that a start may begin before the end of the one before: the system's clock is set while a process counts on.
+# Nanoseconds that a start may begin before the end of the one before: the system's clock is set
+# while a process counts on.
 CLOCKS_DIFFER = 1_000_000_000
-ALIVE = 30.0  # seconds since the last row of a start without an end, within which its process may be running
+# seconds since the last row of a start without an end, within which its process may be running
+ALIVE = 30.0
 
 
 def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
     """Read the ledger of the last run in a folder, over its restarts.
 
-    A start belongs to the run of the one before if it goes on from a step, or if the one before was killed or failed.
+    A start belongs to the run of the one before if it goes on from a step, or if the one before was
+    killed or failed.
 
     Args:
         path: The folder of a run's files, or one above it; or one file of a ledger.
@@ -173,7 +215,9 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
         raise ProfileError(f"{os.fspath(path)}: {error.strerror or error}") from error
     of_rank = [each for each in segments if each.head.rank == rank or given.is_file()]
     if not of_rank:
-        raise ProfileError(f"{os.fspath(path)}: no ledger of rank {rank} is there: give the folder of a run, watched with ledger=True")
+        raise ProfileError(
+            f"{os.fspath(path)}: no ledger of rank {rank} is there: give the folder of a run, watched with ledger=True"
+        )
     run = starts_of_a_run(of_rank)
     return msgspec.structs.replace(ledger_of(run), others=len(of_rank) - len(run))
 
@@ -181,21 +225,34 @@ def load_run(path: str | PathLike[str], rank: int = 0) -> Ledger:
 def newest_file(path: str | PathLike[str], rank: int = 0) -> Path:
     """The file of the last start of a rank in a folder that has one."""
     given = Path(path)
-    return max(given.rglob(f"rank{rank}-*{ENDING}"), key=lambda file: file.stat().st_mtime) if given.is_dir() else given
+    return (
+        max(given.rglob(f"rank{rank}-*{ENDING}"), key=lambda file: file.stat().st_mtime)
+        if given.is_dir()
+        else given
+    )
 
 
 def starts_of_a_run(segments: Iterable[Segment]) -> list[Segment]:
     """Choose the starts of the run that began last, one after the other."""
     run: list[Segment] = []
     for each in sorted(segments, key=lambda segment: segment.head.begin):
-        is_next = bool(run) and _end(run[-1]) - CLOCKS_DIFFER <= each.head.begin and _goes_on(run[-1], each)
+        is_next = (
+            bool(run)
+            and _end(run[-1]) - CLOCKS_DIFFER <= each.head.begin
+            and _goes_on(run[-1], each)
+        )
         run = [*run, each] if is_next else [each]
     return run
 
 
 def _goes_on(before: Segment, segment: Segment) -> bool:
-    """Whether a start goes on with the run of the one before: from a step, after a failure, or with a test in the same process."""
-    is_same_process = before.head.pid == segment.head.pid and all(row.step is None for row in segment.rows)
+    """Whether a start goes on with the run of the one before.
+
+    From a step, after a failure, or with a test in the same process.
+    """
+    is_same_process = before.head.pid == segment.head.pid and all(
+        row.step is None for row in segment.rows
+    )
     return _first(segment) > 0 or _ended(before) != "finished" or is_same_process
 
 
@@ -207,8 +264,20 @@ def ledger_of(segments: Sequence[Segment], now: float | None = None) -> Ledger:
             before = segments[place - 1]
             down = max(segment.head.begin - _end(before), 0) / 1e9
             last = spans[-1]
-            spans.append(Span(begin=last.begin + last.seconds, seconds=down, steps=last.steps, spent={"down": down}))
-        again_from = [each.first for later in segments[place + 1 :] for each in later.rows if each.first is not None]
+            spans.append(
+                Span(
+                    begin=last.begin + last.seconds,
+                    seconds=down,
+                    steps=last.steps,
+                    spent={"down": down},
+                )
+            )
+        again_from = [
+            each.first
+            for later in segments[place + 1 :]
+            for each in later.rows
+            if each.first is not None
+        ]
         spans += _spans(segment, min(again_from, default=None))
     moment = time.time() if now is None else now
     starts = tuple(_start(each, moment if each is segments[-1] else None) for each in segments)
@@ -230,17 +299,26 @@ def _spans(segment: Segment, lost_after: int | None) -> Iterator[Span]:
     before, steps, is_over = 0, _first(segment), False
     for row in segment.rows:
         is_last = row is segment.rows[-1]
-        spent: dict[str, float] = summed([*row.spent.items(), *(row.open.items() if is_last else ())])
+        spent: dict[str, float] = summed(
+            [*row.spent.items(), *(row.open.items() if is_last else ())]
+        )
         done = steps if row.step is None else row.step
         if lost_after is not None and not is_over and done > lost_after:
             share = (lost_after - steps) / (done - steps) if steps < lost_after else 0.0
             spent, is_over = _lost(spent, share), True
         elif is_over:
             spent = _lost(spent, 0.0)
-        # A step that is going on is in its row, and again in the one that has its end: the spans have the time once.
+        # A step that is going on is in its row, and again in the one that has its end: the spans
+        # have the time once.
         seconds = sum(spent.values())
         begin = (segment.head.begin + before) / 1e9
-        yield Span(begin=begin, seconds=seconds / 1e9, steps=done, spent={name: ns / 1e9 for name, ns in spent.items()}, memory=row.memory)
+        yield Span(
+            begin=begin,
+            seconds=seconds / 1e9,
+            steps=done,
+            spent={name: ns / 1e9 for name, ns in spent.items()},
+            memory=row.memory,
+        )
         before, steps = before + int(seconds), done
 
 
@@ -254,7 +332,13 @@ def _start(segment: Segment, now: float | None) -> Start:
     ended = _ended(segment) or ("running" if now is not None and now - last < ALIVE else "killed")
     first = _first(segment)
     steps = next((row.step for row in reversed(segment.rows) if row.step is not None), first)
-    return Start(begin=begin, seconds=segment.rows[-1].end / 1e9, first_step=first, last_step=steps, ended=ended)
+    return Start(
+        begin=begin,
+        seconds=segment.rows[-1].end / 1e9,
+        first_step=first,
+        last_step=steps,
+        ended=ended,
+    )
 
 
 def _end(segment: Segment) -> int:

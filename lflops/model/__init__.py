@@ -1,1 +1,4 @@
-"""One call of a model, forward and backward, that leaves the model as it was: its tree of modules, parameters, random numbers."""
+"""One call of a model, forward and backward, that leaves the model as it was.
+
+Its tree of modules, parameters, random numbers.
+"""

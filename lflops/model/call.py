@@ -1,4 +1,7 @@
-"""A call of a model: forward and backward, once or often. Afterwards gradients, buffers, mode and random numbers are what they were."""
+"""A call of a model: forward and backward, once or often.
+
+Afterwards gradients, buffers, mode and random numbers are what they were.
+"""
 
 import contextlib
 import random
@@ -51,12 +54,25 @@ def untouched(model: nn.Module, inputs: Iterable[Tensor], gradients: Gradients) 
     with contextlib.ExitStack() as undo:
         inputs = list(inputs)
         with torch.no_grad():
-            contents = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not is_lazy(buffer)]
+            contents = [
+                (buffer, buffer.detach().clone())
+                for buffer in model.buffers()
+                if not is_lazy(buffer)
+            ]
         undo.enter_context(same_random_numbers((*model.parameters(), *model.buffers(), *inputs)))
         # A frozen script has no training mode.
-        undo.callback(_restore_modes, [(module, module.training) for module in model.modules() if hasattr(module, "training")])
+        undo.callback(
+            _restore_modes,
+            [
+                (module, module.training)
+                for module in model.modules()
+                if hasattr(module, "training")
+            ],
+        )
         undo.callback(_restore_contents, contents)
-        undo.callback(_restore_buffers, [(module, dict(buffers_of(module))) for module in model.modules()])
+        undo.callback(
+            _restore_buffers, [(module, dict(buffers_of(module))) for module in model.modules()]
+        )
         undo.callback(gradients.put_back)
         gradients.put_aside((*model.parameters(), *inputs))
         yield
@@ -71,8 +87,11 @@ def _restore_modes(modes: list[tuple[nn.Module, bool]]) -> None:
 def _restore_buffers(registered: list[tuple[nn.Module, dict[str, Tensor | None]]]) -> None:
     for module, before in registered:
         buffers = buffers_of(module)
-        now = dict(buffers.items())  # of a scripted module it is no dict: its `keys()` is a list
-        if now.keys() != before.keys() or any(now[name] is not buffer for name, buffer in before.items()):
+        # of a scripted module it is no dict: its `keys()` is a list
+        now = dict(buffers.items())
+        if now.keys() != before.keys() or any(
+            now[name] is not buffer for name, buffer in before.items()
+        ):
             buffers.clear()
             buffers.update(before)
 
@@ -82,14 +101,18 @@ def _restore_contents(buffers: list[tuple[Tensor, Tensor]]) -> None:
         for buffer, copy in buffers:
             if not _same(buffer, copy):
                 with torch.inference_mode(mode=buffer.is_inference()):
-                    # By `data`, which autograd does not see: a graph that saved the buffer can still go backward.
+                    # By `data`, which autograd does not see: a graph that saved the buffer can
+                    # still go backward.
                     buffer.data.copy_(copy)
 
 
 def _same(buffer: Tensor, copy: Tensor) -> bool:
     try:
-        return buffer.device.type == "meta" or (buffer.shape == copy.shape and bool(torch.equal(buffer, copy)))
-    except RuntimeError:  # sparse, or of a dtype without comparison
+        return buffer.device.type == "meta" or (
+            buffer.shape == copy.shape and bool(torch.equal(buffer, copy))
+        )
+    except RuntimeError:
+        # sparse, or of a dtype without comparison
         return False
 
 
@@ -104,7 +127,12 @@ class _States:
     def now(cls, devices: Iterable[torch.device]) -> Self:
         numpy: Any = sys.modules.get("numpy")
         of_devices = {device: random_state(device) for device in devices}
-        return cls(random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state(), of_devices)
+        return cls(
+            random.getstate(),
+            numpy.random.get_state() if numpy else None,
+            torch.get_rng_state(),
+            of_devices,
+        )
 
     def restore(self) -> None:
         random.setstate(self.python)
@@ -128,8 +156,8 @@ _running: list[_Pass] = []
 @contextlib.contextmanager
 def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Restore all generators at the end, also those of the tensors' devices."""
-    # All threads of a process share them. If the first of two passes in two threads ends first, the second one restores what was there
-    # before both.
+    # All threads of a process share them. If the first of two passes in two threads ends first, the
+    # second one restores what was there before both.
     devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
     with _lock:
         mine = _Pass(_States.now(devices))
@@ -146,7 +174,8 @@ def same_random_numbers(tensors: Iterable[Tensor]) -> Iterator[None]:
                 mine.states.restore()
 
 
-ASIDE = "aside"  # the name of a part of a pass that is lflops' own work, and in no time
+# the name of a part of a pass that is lflops' own work, and in no time
+ASIDE = "aside"
 
 Divide = Callable[..., None]
 """What a pass calls where its next part begins, with the name of that, and for backward with the tensors that it starts from."""
@@ -156,24 +185,40 @@ Divide = Callable[..., None]
 class ModelCall:
     """A model with its arguments."""
 
-    caller: str  # the name of the public function, with which errors begin
+    # the name of the public function, with which errors begin
+    caller: str
     model: nn.Module
-    args: tuple[Any, ...]  # the positional arguments, detached from any graph, as `kwargs` are
+    # the positional arguments, detached from any graph, as `kwargs` are
+    args: tuple[Any, ...]
     kwargs: dict[str, Any]
     backward: bool
-    # From the output to a scalar. `None` is the sum of the floating outputs, which is not counted as work of the model.
+    # From the output to a scalar. `None` is the sum of the floating outputs, which is not counted
+    # as work of the model.
     loss: Callable[[Any], Tensor] | None
     _given: tuple[tuple[Any, ...], dict[str, Any]]
-    step: Callable[..., object] | None = None  # runs in place of the call, the loss and backward. It is given the model and the arguments
+    step: Callable[..., object] | None = (
+        # runs in place of the call, the loss and backward. It is given the model and the arguments
+        None
+    )
     _gradients: Gradients = field(default_factory=Gradients)
 
     @classmethod
-    def of(cls, caller: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any) -> "ModelCall":
+    def of(
+        cls, caller: str, model: Any, args: Any, kwargs: Any, *, backward: Any, loss: Any
+    ) -> "ModelCall":
         args = (args,) if isinstance(args, Tensor) else args
         check_arguments(caller, model, args, kwargs, loss, backward=backward)
         given: tuple[tuple[Any, ...], dict[str, Any]] = tuple(args), dict(kwargs or {})
         args, kwargs = changed(given, Tensor, cut_off)
-        return cls(caller=caller, model=model, args=args, kwargs=kwargs, backward=backward, loss=loss, _given=given)
+        return cls(
+            caller=caller,
+            model=model,
+            args=args,
+            kwargs=kwargs,
+            backward=backward,
+            loss=loss,
+            _given=given,
+        )
 
     def inputs(self) -> Iterable[Tensor]:
         return tensors_in((self.args, self.kwargs))
@@ -187,14 +232,19 @@ class ModelCall:
         self._gradients.put_aside((*self.model.parameters(), *self.inputs()))
 
     def prepare(self) -> None:
-        """Prepare another pass: drop the gradients of the last one, and copy the arguments anew, in case the model wrote to them."""
+        """Prepare another pass.
+
+        Drop the gradients of the last one, and copy the arguments anew, in case the model wrote to
+        them.
+        """
         self._gradients.clear()
         self.args, self.kwargs = changed(self._given, Tensor, cut_off)
 
     def run(self, divide: Divide = lambda *_: None) -> None:
         """One pass. `divide` is called after forward, before backward and after backward."""
         with contextlib.ExitStack() as modes:
-            if self.backward:  # forward alone has the caller's grad mode
+            # forward alone has the caller's grad mode
+            if self.backward:
                 modes.enter_context(torch.inference_mode(mode=False))
                 modes.enter_context(torch.enable_grad())
             if self.step is not None:
@@ -207,11 +257,18 @@ class ModelCall:
                 divide(ASIDE)
                 self._gradients.put_aside(autograd.leaves(results))
                 with without_modes():
-                    # Expanded from one number where torch can do that. The methods of a fake tensor are fake without its mode.
-                    ones = [torch.ones_like(each) if each.is_nested else each.detach().new_ones(()).expand_as(each) for each in results]
+                    # Expanded from one number where torch can do that. The methods of a fake tensor
+                    # are fake without its mode.
+                    ones = [
+                        torch.ones_like(each)
+                        if each.is_nested
+                        else each.detach().new_ones(()).expand_as(each)
+                        for each in results
+                    ]
                 divide("backward", results)
                 torch.autograd.backward(results, ones)
-                divide(ASIDE)  # freeing the graph is no part of backward
+                # freeing the graph is no part of backward
+                divide(ASIDE)
 
     def _results(self, output: Any) -> list[Tensor]:
         if self.loss is None:
@@ -223,5 +280,7 @@ class ModelCall:
             return found
         value: Any = self.loss(output)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-            raise CountError(f"{self.caller}: loss gave {describe(value)}: it has to give a tensor of one element that requires a gradient")
+            raise CountError(
+                f"{self.caller}: loss gave {describe(value)}: it has to give a tensor of one element that requires a gradient"
+            )
         return [value]

@@ -1,5 +1,8 @@
-"""One run of a training that is watched: what the drivers for Lightning, Hugging Face and plain loops share.
+"""One run of a training that is watched.
 
-`inputs/training.py` has the two values that a driver makes of its loop. `session.py` follows one stage, step by step; `results.py` takes
-the windows that it closes. Nothing here knows whose loop it is.
+What the drivers for Lightning, Hugging Face and plain loops share.
+
+`inputs/training.py` has the two values that a driver makes of its loop. `session.py` follows one
+stage, step by step; `results.py` takes the windows that it closes. Nothing here knows whose loop it
+is.
 """

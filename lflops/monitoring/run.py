@@ -1,4 +1,6 @@
-"""One run of a training as a monitor sees it: a session for each stage, and nothing of ours that could end the training.
+"""One run of a training as a monitor sees it.
+
+A session for each stage, and nothing of ours that could end the training.
 
 Its ledger has what the training, torch.compile and the session itself mark.
 
@@ -46,41 +48,77 @@ class RunLedger:
     """Marks what one run does, from its set-up to its end."""
 
     def __init__(self, rank: int, ranks: int, requests: WindowRequests, tape: Tape) -> None:
-        self._device: torch.device | None = None  # of the training, once it has begun
-        self._keeper = Keeper(rank, ranks, tape, retries=self._allocator_retries, schedule=ThreadSchedule().read, hear=requests.hears)
+        # of the training, once it has begun
+        self._device: torch.device | None = None
+        self._keeper = Keeper(
+            rank,
+            ranks,
+            tape,
+            retries=self._allocator_retries,
+            schedule=ThreadSchedule().read,
+            hear=requests.hears,
+        )
         self.recorder = recorder = self._keeper.recorder
         self.requests = requests
-        self._compilations = Compilations(*(partial(tape.note, each, "compilation") for each in (recorder.enter, recorder.leave_last)))
+        self._compilations = Compilations(
+            *(
+                partial(tape.note, each, "compilation")
+                for each in (recorder.enter, recorder.leave_last)
+            )
+        )
         self.reader = BatchReader()
-        self._ends_step: Callable[[], bool] | None = None  # of the training's batches, once it has begun
+        self._ends_step: Callable[[], bool] | None = (
+            # of the training's batches, once it has begun
+            None
+        )
         self._logged_step: Callable[[], int] = int
         self.curves = self._keeper.curves
         self.enter, self.leave_last = self.recorder.enter, self.recorder.leave_last
-        self.epoch_ends = partial(self.recorder.rest, "between_epochs")  # what follows is between two epochs, until a batch is asked for
+        self.epoch_ends = partial(
+            self.recorder.rest,
+            "between_epochs",
+            # what follows is between two epochs, until a batch is asked for
+        )
 
     def install(self, phases: Phases, folder: Path | None, boundary: Boundary, undo: Undo) -> None:
-        """Listen from here on, until `undo` is closed. The folder gets the file; `None` for no file."""
+        """Listen from here on, until `undo` is closed.
+
+        The folder gets the file; `None` for no file.
+        """
         undo.add(self.stop, "interrupted")
         self._keeper.start(folder)
         boundary.passes = phases.tape.plays_here
         undo.add(self.requests.stop)
         self.requests.start(self._keeper.step_after)
-        if self._keeper.is_first:  # of the process, whose compilations until now no one has heard
+        # of the process, whose compilations until now no one has heard
+        if self._keeper.is_first:
             self.recorder.note_past("compilation", min(compile_seconds(), process_age()))
         undo.add(self._compilations.stop)
         self._compilations.listen(boundary.guard)
         undo.add(phases.listen("train", TrainPhases(self.recorder), boundary.guard))
         undo.add(phases.listen(RUN, self.recorder, boundary.guard))
-        undo.add(phases.tape.stop)  # while all of these still listen
+        # while all of these still listen
+        undo.add(phases.tape.stop)
 
     def begin_training(self, training: Training, stage: Stage) -> None:
         """The stage begins whose steps are those of the ledger."""
-        self._ends_step, self._logged_step, self._device = stage.ends_step, training.logged_step, training.device
+        self._ends_step, self._logged_step, self._device = (
+            stage.ends_step,
+            training.logged_step,
+            training.device,
+        )
 
     def batch_ends(self, batch: Any, *, touched: bool) -> None:
-        """A batch of the training ends, and perhaps its step. `touched` is whether lflops counted, timed or traced it."""
+        """A batch of the training ends, and perhaps its step.
+
+        `touched` is whether lflops counted, timed or traced it.
+        """
         if self._ends_step is not None and self._ends_step():
-            self.step_ends(self.recorder.read(self._logged_step() + 1), self.reader.shapes(batch), touched=touched)
+            self.step_ends(
+                self.recorder.read(self._logged_step() + 1),
+                self.reader.shapes(batch),
+                touched=touched,
+            )
 
     def step_ends(self, read: Any, shapes: Hashable, *, touched: bool) -> None:
         """A step has ended, of which its recorder has read that."""
@@ -88,7 +126,11 @@ class RunLedger:
         self.recorder.step_ends(read, shapes, touched=touched)
 
     def stop(self, ended: str) -> None:
-        """End the run: "finished", or the class of the exception. It can be called again. An `OSError` if the file could not be written."""
+        """End the run.
+
+        "finished", or the class of the exception. It can be called again. An `OSError` if the file
+        could not be written.
+        """
         self._ends_step, self._logged_step = None, int
         self._keeper.stop(ended)
         error, self._keeper.error = self._keeper.error, None
@@ -96,7 +138,8 @@ class RunLedger:
             try:
                 raise error
             finally:
-                del error  # which has this frame, and with it the training's
+                # which has this frame, and with it the training's
+                del error
 
     @property
     def account(self) -> Ledger:
@@ -105,62 +148,104 @@ class RunLedger:
 
     def _allocator_retries(self) -> int:
         """How often the allocator of the training's device has freed its cache and tried again."""
-        return 0 if self._device is None else allocator_stats(self._device).get("num_alloc_retries", 0)
+        return (
+            0 if self._device is None else allocator_stats(self._device).get("num_alloc_retries", 0)
+        )
 
 
-OPEN: "WeakSet[MonitoredRun]" = WeakSet()  # the runs of this process that are watched now
+# the runs of this process that are watched now
+OPEN: "WeakSet[MonitoredRun]" = WeakSet()
 
 _RUNS = itertools.count()
-"""Numbers the runs on several ranks in this process: a process group outlives them, and what they left in its store."""
+"""Numbers the runs on several ranks in this process.
+
+A process group outlives them, and what they left in its store.
+"""
 
 
 class MonitoredRun:
     """Begins when a run is set up, and ends however the run does."""
 
-    begun = 0  # how many of them this process has begun
+    # how many of them this process has begun
+    begun = 0
 
     def __init__(self, settings: Settings) -> None:
-        self.sessions: dict[str, Session | None] = dict.fromkeys(STAGES)  # by stage; `None` is one that has not begun, or is over
+        self.sessions: dict[str, Session | None] = dict.fromkeys(
+            STAGES
+            # by stage; `None` is one that has not begun, or is over
+        )
         self._begun: set[str] = set()
-        self.profiles: list[Profile] = []  # the windows that are closed, on the main process; of more than 32, the last 32
+        self.profiles: list[
+            Profile
+            # the windows that are closed, on the main process; of more than 32, the last 32
+        ] = []
         self._settings = settings
-        self.log_dir: str | None = None  # the run's folder; `None` where it has none
-        self.store: Any = None  # that all ranks reach; `None` where they have none, or there is one rank
+        # the run's folder; `None` where it has none
+        self.log_dir: str | None = None
+        self.store: Any = (
+            # that all ranks reach; `None` where they have none, or there is one rank
+            None
+        )
         self._training: Training | None = None
         self._results: Results | None = None
         self._history: MemoryHistory | None = None
         self._monitor = 1
         self._failed = False
-        self.boundary = Boundary(self.fail)  # all that the training calls of ours goes through it
-        self.undo = Undo()  # takes off what the driver has installed, at the end of the run
+        # all that the training calls of ours goes through it
+        self.boundary = Boundary(self.fail)
+        # takes off what the driver has installed, at the end of the run
+        self.undo = Undo()
         self._graphs = KeptGraphs()
         self._tracking = CompileTracking()
         self._ledger: RunLedger | None = None
         self._requests: WindowRequests | None = None
-        self._read_training: Callable[[], tuple[Training, Stage]] | None = None  # reads the training off its loop, once it has begun
-        self._trained: Stage | None = None  # its stage, where one was read
+        self._read_training: Callable[[], tuple[Training, Stage]] | None = (
+            # reads the training off its loop, once it has begun
+            None
+        )
+        # its stage, where one was read
+        self._trained: Stage | None = None
         self._next_window = 0
 
     def keep_ledger(self, phases: Phases, rank: int, ranks: int, *, is_kept: bool) -> None:
-        """Account for the time of this process from here on, if the loop leaves that to this run. The file is in the run's folder."""
+        """Account for the time of this process from here on, if the loop leaves that to this run.
+
+        The file is in the run's folder.
+        """
         paths = OutputPaths.of(self.log_dir, self._settings.dirpath, 1)
         folder = None if paths is None else paths.profiles
-        self._requests = WindowRequests(rank, ranks, self.store, folder, lambda: (own := self.sessions["train"]) is None or own.can_open)
+        self._requests = WindowRequests(
+            rank,
+            ranks,
+            self.store,
+            folder,
+            lambda: (own := self.sessions["train"]) is None or own.can_open,
+        )
         if is_kept:
             self._ledger = RunLedger(rank, ranks, self._requests, phases.tape)
             self._ledger.install(phases, folder, self.boundary, self.undo)
 
     def request_window(self) -> None:
-        """Ask for a window, on every rank, as soon as all can meet. Any thread may do so, and a handler of a signal."""
+        """Ask for a window, on every rank, as soon as all can meet.
+
+        Any thread may do so, and a handler of a signal.
+        """
         if self.store is not None and self._ledger is None:
-            warn("request_window: no window opens: the ledger finds the step that all ranks can meet, and this monitor keeps none")
+            warn(
+                "request_window: no window opens: the ledger finds the step that all ranks can meet, and this monitor keeps none"
+            )
         elif self._requests is not None:
             self._requests.ask()
 
     @property
     def lone_ledger(self) -> RunLedger | None:
         """The ledger where nothing but it listens to the training, and nothing else is about to."""
-        others = self._failed or self._requests is None or self._requests.due is not None or any(self.sessions.values())
+        others = (
+            self._failed
+            or self._requests is None
+            or self._requests.due is not None
+            or any(self.sessions.values())
+        )
         return None if others or not self._begun.issuperset(self._settings.stages) else self._ledger
 
     @property
@@ -192,7 +277,9 @@ class MonitoredRun:
                 self._ledger.epoch_ends()
 
     def open(self, name: str, ranks: int) -> None:
-        """The run is about to begin: graphs that are compiled from here on are kept, and tracked if that is asked for.
+        """The run is about to begin.
+
+        Graphs that are compiled from here on are kept, and tracked if that is asked for.
 
         All ranks call this with the same name, which no other of the loop's monitors has.
         """
@@ -202,19 +289,30 @@ class MonitoredRun:
         if self._settings.looks_inside_compiled:
             self._tracking.start()
         if ranks > 1:
-            self.store = shared_store(f"lflops/{name}/{next(_RUNS)}", timeout=self._settings.gather_timeout)
+            self.store = shared_store(
+                f"lflops/{name}/{next(_RUNS)}", timeout=self._settings.gather_timeout
+            )
 
-    def begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int = 1) -> None:
-        """A stage begins, or comes again. A `LflopsError` says that an argument is not for this model, or these ranks.
+    def begin(
+        self,
+        name: str,
+        training: Callable[[], Training],
+        stage: Callable[[], Stage],
+        monitor: int = 1,
+    ) -> None:
+        """A stage begins, or comes again.
 
-        `training` reads the run off its loop when its first stage begins, `stage` the stage when it begins for the first time; `monitor`
-        says which of the loop's monitors it is for, from 1.
+        A `LflopsError` says that an argument is not for this model, or these ranks.
+
+        `training` reads the run off its loop when its first stage begins, `stage` the stage when it
+        begins for the first time; `monitor` says which of the loop's monitors it is for, from 1.
         """
         if self._failed or (name != "train" and name not in self._settings.stages):
             return
         self.enters("lflops")
         with self.boundary:
-            self._graphs.start()  # torch.compile may have been loaded since
+            # torch.compile may have been loaded since
+            self._graphs.start()
         if name in self._begun:
             self.guarded(name, Session.resume)
         elif name in self._settings.stages:
@@ -235,19 +333,32 @@ class MonitoredRun:
                 self.undo.add(self._history.stop)
                 self._history.start()
         if name == "train" and not self._failed:
-            self._monitor, self._read_training = monitor, lambda: (self._training or training(), self._trained or stage())
+            self._monitor, self._read_training = (
+                monitor,
+                lambda: (self._training or training(), self._trained or stage()),
+            )
             if self._ledger is not None:
                 with self.boundary:
                     self._ledger.begin_training(*self._read_training())
         self.leaves("lflops")
 
-    def _begin(self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int) -> None:
+    def _begin(
+        self, name: str, training: Callable[[], Training], stage: Callable[[], Stage], monitor: int
+    ) -> None:
         if self._training is None:
             self._training, self._monitor = training(), monitor
         watched = self._guarded_stage(stage())
-        session = Session(self._settings, self._training, watched, results=self._results_of(self._training), guard=self.boundary.guard)
+        session = Session(
+            self._settings,
+            self._training,
+            watched,
+            results=self._results_of(self._training),
+            guard=self.boundary.guard,
+        )
         if self._tracking.refusal is not None:
-            session.notes.append(Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal}))
+            session.notes.append(
+                Note(code="compiled_unopened", subject="", values={"error": self._tracking.refusal})
+            )
         self.sessions[name] = session
         if name == "train":
             self._trained = watched
@@ -259,7 +370,9 @@ class MonitoredRun:
 
     def _results_of(self, training: Training) -> Results:
         if self._results is None:
-            self._results = Results(training, self._settings, self.log_dir, monitor=self._monitor, store=self.store)
+            self._results = Results(
+                training, self._settings, self.log_dir, monitor=self._monitor, store=self.store
+            )
             self._results.profiles = self.profiles
             if self._ledger is not None:
                 self._results.run_curves = self._ledger.curves
@@ -267,7 +380,8 @@ class MonitoredRun:
 
     def batch_begins(self, name: str, batch: Any) -> None:
         if self._failed:
-            sweep_modes()  # one that counted may have been taken off within a backward pass
+            # one that counted may have been taken off within a backward pass
+            sweep_modes()
         if (session := self.sessions[name]) is not None:
             with self.boundary:
                 if self._ledger is None or session.is_plain:
@@ -299,7 +413,10 @@ class MonitoredRun:
             self.leaves("lflops")
 
     def _open_window(self, requests: WindowRequests, session: Session | None, due: int) -> None:
-        """Open a window that was asked for, if its step has come: the next scheduled one, or one more. A running one is waited for."""
+        """Open a window that was asked for, if its step has come: the next scheduled one, or one more.
+
+        A running one is waited for.
+        """
         if self._read_training is None or self._failed:
             requests.due = None
             return
@@ -311,8 +428,10 @@ class MonitoredRun:
             warn(
                 f"the window that was asked for opens after step {done} on rank {training.rank}, which had passed step {due} of the others"
             )
-        requests.due = 0  # a running window is waited for
-        if self._training is None:  # no window was scheduled
+        # a running window is waited for
+        requests.due = 0
+        # no window was scheduled
+        if self._training is None:
             self._training, self._trained = training, self._guarded_stage(stage)
         if session is not None and not session.bring_forward():
             if session.next_window is None:
@@ -323,9 +442,14 @@ class MonitoredRun:
         requests.due = None
         if session is None:
             once = replace(self._settings.schedule, skip_first=0, wait=0, repeat=1)
-            asked, endless = replace(self._settings, schedule=once), replace(self._trained or stage, batches_left=math.inf)
+            asked, endless = (
+                replace(self._settings, schedule=once),
+                replace(self._trained or stage, batches_left=math.inf),
+            )
             results, guard = self._results_of(training), self.boundary.guard
-            session = Session(asked, training, endless, results=results, guard=guard, number=self._next_window)
+            session = Session(
+                asked, training, endless, results=results, guard=guard, number=self._next_window
+            )
             self.sessions["train"] = session
             session.begin()
 
@@ -370,14 +494,25 @@ class MonitoredRun:
         self._history = None
         try:
             paths = OutputPaths.of(self.log_dir, self._settings.dirpath, self._monitor)
-            if error is not None and ran_out_of_memory(error) and training is not None and paths is not None:
+            if (
+                error is not None
+                and ran_out_of_memory(error)
+                and training is not None
+                and paths is not None
+            ):
                 last = self.profiles[-1] if self.profiles else None
-                training.say(f"FlopsMonitor: out of memory, explained in {write_report(error, training, last, paths.profiles)}")
+                training.say(
+                    f"FlopsMonitor: out of memory, explained in {write_report(error, training, last, paths.profiles)}"
+                )
         except Exception as mistake:  # noqa: BLE001 - the training's own error is what its user has to see
             warn(f"FlopsMonitor: the report on memory failed: {type(mistake).__name__}: {mistake}")
 
     def fail(self, error: BaseException) -> None:
-        """Take everything off. After an error of ours, also warn once and watch no more; after an interrupt the run can still be closed."""
+        """Take everything off.
+
+        After an error of ours, also warn once and watch no more; after an interrupt the run can
+        still be closed.
+        """
         failed_before, self._failed = self._failed, True
         try:
             self.take_off()
@@ -391,15 +526,26 @@ class MonitoredRun:
         if self._settings.on_error == "raise":
             raise error
         if not failed_before:
-            warn(f"FlopsMonitor has failed and is off from here on; the training goes on: {type(error).__name__}: {error}")
+            warn(
+                f"FlopsMonitor has failed and is off from here on; the training goes on: {type(error).__name__}: {error}"
+            )
 
     def take_off(self) -> None:
         """Take off every hook, wrapper and mode of this run. It can be called again."""
         sessions = [each for each in self.sessions.values() if each is not None]
         parts = [part for each in sessions for part in (each.detach, each.leave_annotations)]
-        parts += [sweep_modes, self._graphs.stop, self._tracking.stop, self.undo.close, partial(OPEN.discard, self)]
+        parts += [
+            sweep_modes,
+            self._graphs.stop,
+            self._tracking.stop,
+            self.undo.close,
+            partial(OPEN.discard, self),
+        ]
         call_each([*parts, partial(self.sessions.update, dict.fromkeys(STAGES))])
 
 
-NO_RUN = MonitoredRun(Settings(hardware=None))  # in place of one where none is set up: as an interrupted one, it does nothing
+NO_RUN = MonitoredRun(
+    Settings(hardware=None)
+    # in place of one where none is set up: as an interrupted one, it does nothing
+)
 NO_RUN.fail(KeyboardInterrupt())

@@ -1,4 +1,7 @@
-"""What becomes of a window that is closed: it is put together with those of all ranks, saved, logged and kept."""
+"""What becomes of a window that is closed.
+
+It is put together with those of all ranks, saved, logged and kept.
+"""
 
 import contextlib
 import shlex
@@ -31,33 +34,52 @@ from lflops.ranks.merge.merge import merge
 
 Result = TypeVar("Result")
 
-_FOLDER = "folder"  # the key of the ranks' store under which the main process says where files go
+# the key of the ranks' store under which the main process says where files go
+_FOLDER = "folder"
 
 LARGE = 5_000
 """Modules and operators of a profile, from which on the page and what loggers are given are made in a thread: of less it takes 50 ms."""
 
-KEPT = 32  # windows of a run that are kept in memory: one of a large model has a few MB, and a schedule may repeat without end
-LONGEST = 30.0  # seconds that the end of a training waits for pages that are being written
+# windows of a run that are kept in memory: one of a large model has a few MB, and a schedule may
+# repeat without end
+KEPT = 32
+# seconds that the end of a training waits for pages that are being written
+LONGEST = 30.0
 
 
 def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
     """The samples and tokens of all ranks over those of this rank; what is unknown is left out."""
     here = {(step.index, step.kind): step for step in own}
-    pairs = [(step, here[step.index, step.kind]) for step in merged if (step.index, step.kind) in here]
+    pairs = [
+        (step, here[step.index, step.kind]) for step in merged if (step.index, step.kind) in here
+    ]
     shares = {}
     for name in ("samples", "tokens"):
-        units = [(getattr(everywhere, name), getattr(own_step, name)) for everywhere, own_step in pairs]
-        known = [(everywhere, own_units) for everywhere, own_units in units if everywhere is not None and own_units]
+        units = [
+            (getattr(everywhere, name), getattr(own_step, name)) for everywhere, own_step in pairs
+        ]
+        known = [
+            (everywhere, own_units)
+            for everywhere, own_units in units
+            if everywhere is not None and own_units
+        ]
         if known:
-            shares[name] = sum(everywhere for everywhere, _ in known) / sum(own_units for _, own_units in known)
+            shares[name] = sum(everywhere for everywhere, _ in known) / sum(
+                own_units for _, own_units in known
+            )
     return shares
 
 
 def _ended(profile: Profile, *, cut_short: bool) -> str:
-    """How the window's end was not the planned one. That a rank's report is missing does not cut it short."""
+    """How the window's end was not the planned one.
+
+    That a rank's report is missing does not cut it short.
+    """
     missing = ", ".join(note.subject for note in notes_with("ranks_missing", profile.notes))
     failed = any(rank.status == "failed" for rank in profile.ranks)
-    early = " before its end" if cut_short or failed or (profile.run.partial and not missing) else ""
+    early = (
+        " before its end" if cut_short or failed or (profile.run.partial and not missing) else ""
+    )
     return early + (f" without the reports of ranks {missing}" if missing else "")
 
 
@@ -65,32 +87,59 @@ class _Closed(NamedTuple):
     """A window that is closed, and has yet to be logged."""
 
     analysis: Analysis
-    message: str  # what the log says of it first
-    files: list[Path]  # those that are already written
-    step: int  # the loggers' x-axis
-    is_first: bool  # of the run
+    # what the log says of it first
+    message: str
+    # those that are already written
+    files: list[Path]
+    # the loggers' x-axis
+    step: int
+    # of the run
+    is_first: bool
 
 
 class Results:
-    """The windows of one monitor in one run of the Trainer, of all stages. Every process makes one, for they have to agree.
+    """The windows of one monitor in one run of the Trainer, of all stages.
 
-    `monitor` says which of the loop's monitors it is for, from 1; the `store` is one that all ranks reach, `None` where they have none. A
-    `CountError` says that what the user says of the ranks cannot be.
+    Every process makes one, for they have to agree.
+
+    `monitor` says which of the loop's monitors it is for, from 1; the `store` is one that all ranks
+    reach, `None` where they have none. A `CountError` says that what the user says of the ranks
+    cannot be.
     """
 
-    def __init__(self, training: Training, settings: Settings, log_dir: str | None, *, monitor: int, store: Any) -> None:
-        # The last windows, `KEPT` at most, those of all ranks together, on the main process. Earlier ones are in their files.
+    def __init__(
+        self,
+        training: Training,
+        settings: Settings,
+        log_dir: str | None,
+        *,
+        monitor: int,
+        store: Any,
+    ) -> None:
+        # The last windows, `KEPT` at most, those of all ranks together, on the main process.
+        # Earlier ones are in their files.
         self.profiles: list[Profile] = []
-        self._closed = 0  # how many windows there were
-        self._last: dict[str | None, Profile] = {}  # by stage
+        # how many windows there were
+        self._closed = 0
+        # by stage
+        self._last: dict[str | None, Profile] = {}
         self._traces: list[Path] = []
-        # By stage, how many times the samples and the tokens of this rank all ranks have together, as the last window had them.
+        # By stage, how many times the samples and the tokens of this rank all ranks have together,
+        # as the last window had them.
         self.shares: dict[str, Mapping[str, float]] = {}
-        self.run_curves: Callable[[], dict[str, float]] = dict  # figures of the whole run, for each point of the training's curves
+        self.run_curves: Callable[[], dict[str, float]] = (
+            # figures of the whole run, for each point of the training's curves
+            dict
+        )
         self._training = training
-        self._saved: tuple[Profile, Path] | None = None  # the last that was
-        self._own: dict[tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]] = {}  # this rank's, until all are merged
-        self._compared: dict[str, RankComparison] = {}  # by stage, the last that was looked at
+        # the last that was
+        self._saved: tuple[Profile, Path] | None = None
+        self._own: dict[
+            tuple[str | None, int | None], tuple[bool, tuple[Step, ...]]
+            # this rank's, until all are merged
+        ] = {}
+        # by stage, the last that was looked at
+        self._compared: dict[str, RankComparison] = {}
         self._accused: set[Hashable] = set()
         self._in_background: deque[tuple[_Closed, Future[PreparedWindow]]] = deque()
         self.topology = topology_of(
@@ -102,21 +151,40 @@ class Results:
             sampler=training.sampler,
             node=training.node,
         )
-        self._gather = None if store is None else Gather(store, training.rank, self.topology, timeout=settings.gather_timeout)
+        self._gather = (
+            None
+            if store is None
+            else Gather(store, training.rank, self.topology, timeout=settings.gather_timeout)
+        )
         self.failures = Failures(raised=settings.on_error == "raise")
         # Where results go; `None` on all processes but the main one.
-        self.outlets = Outlets(training, settings, monitor, self.failures) if training.is_main else None
-        paths = OutputPaths.of(log_dir, settings.dirpath, monitor)  # `None` for no files
-        self._folder = None if paths is None else paths.profiles  # that the run has a part of
+        self.outlets = (
+            Outlets(training, settings, monitor, self.failures) if training.is_main else None
+        )
+        # `None` for no files
+        paths = OutputPaths.of(log_dir, settings.dirpath, monitor)
+        # that the run has a part of
+        self._folder = None if paths is None else paths.profiles
         if paths is not None:
             paths = paths.within(_part_of(paths.profiles, training, store, settings.gather_timeout))
         self.paths = paths
-        self.compares_ranks = self._gather is not None  # whether the clean steps of all ranks come together
+        self.compares_ranks = (
+            self._gather is not None
+            # whether the clean steps of all ranks come together
+        )
         # Whether this rank's windows are of use to anybody.
-        self.wants_windows = self.compares_ranks or self.outlets is not None or self.paths is not None
+        self.wants_windows = (
+            self.compares_ranks or self.outlets is not None or self.paths is not None
+        )
         if self._gather is None and self.topology.world_size > 1 and self.outlets is not None:
-            kept = "there is no folder for what the others have" if paths is None else f"each keeps its own in {paths.profiles}"
-            warn(f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; lflops.merge makes one profile of them")
+            kept = (
+                "there is no folder for what the others have"
+                if paths is None
+                else f"each keeps its own in {paths.profiles}"
+            )
+            warn(
+                f"FlopsMonitor: the ranks have no store to reach each other by: {kept}; lflops.merge makes one profile of them"
+            )
 
     @property
     def pending(self) -> bool:
@@ -129,7 +197,10 @@ class Results:
         return bool(self._in_background) or (self._gather is not None and self._gather.busy)
 
     def add(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...]) -> None:
-        """A window of this rank is closed; `steps` has the own seconds of modules in each of its hooked steps."""
+        """A window of this rank is closed.
+
+        `steps` has the own seconds of modules in each of its hooked steps.
+        """
         if self.outlets is not None:
             self._own[profile.run.stage, profile.run.window] = profile.run.partial, profile.steps
         if self._gather is not None:
@@ -143,19 +214,33 @@ class Results:
                 self._report(merge({self._training.rank: alone}))
 
     def share(self, stage: str, steps: Iterable[Step]) -> None:
-        """Hand in the clean steps of this rank since the last time. On the main process see what those of all ranks say."""
+        """Hand in the clean steps of this rank since the last time.
+
+        On the main process see what those of all ranks say.
+        """
         if self._gather is not None:
             self._gather.share(stage, steps)
             self._compare_ranks()
 
     def _compare_ranks(self, *, is_last: bool = False) -> None:
-        """Name the ranks that make the others wait, if no window has named them. At the end the last window names them, too."""
+        """Name the ranks that make the others wait, if no window has named them.
+
+        At the end the last window names them, too.
+        """
         outlets = self.outlets
-        for stage, compared in {} if self._gather is None or outlets is None else self._gather.comparisons.items():
+        for stage, compared in (
+            {} if self._gather is None or outlets is None else self._gather.comparisons.items()
+        ):
             window = self._last.get(stage)
-            if window is None or outlets is None or (compared is self._compared.get(stage) and not is_last):
+            if (
+                window is None
+                or outlets is None
+                or (compared is self._compared.get(stage) and not is_last)
+            ):
                 continue
-            if compared.steps <= (0 if window.clean_comparison is None else window.clean_comparison.steps):
+            if compared.steps <= (
+                0 if window.clean_comparison is None else window.clean_comparison.steps
+            ):
                 continue
             self._compared[stage] = compared
             profile = replace(window, clean_comparison=compared)
@@ -163,12 +248,18 @@ class Results:
             found = outlets.slow_ranks(analysis)
             for culprit in [each for each in found if each not in self._accused]:
                 self._accused.add(culprit)
-                self._training.say(f"lflops: in the last {compared.steps} undisturbed steps {found[culprit]}")
+                self._training.say(
+                    f"lflops: in the last {compared.steps} undisturbed steps {found[culprit]}"
+                )
             if is_last:
                 self.profiles[:] = [profile if each is window else each for each in self.profiles]
                 self._last[stage] = profile
                 path = None if self.paths is None else self.paths.profile(profile.run)
-                if path is not None and found.keys() != outlets.slow_ranks(analyze(window)).keys() and self.save(profile, path):
+                if (
+                    path is not None
+                    and found.keys() != outlets.slow_ranks(analyze(window)).keys()
+                    and self.save(profile, path)
+                ):
                     outlets.save_page(analysis, path)
 
     def report_ready(self) -> bool:
@@ -179,7 +270,10 @@ class Results:
         return self._log_prepared() or bool(ready)
 
     def finish(self, *, failed: bool) -> None:
-        """No more windows come: tell of those that are on their way. After a failure no rank is waited for."""
+        """No more windows come: tell of those that are on their way.
+
+        After a failure no rank is waited for.
+        """
         try:
             for profile in [] if self._gather is None else self._gather.finish(failed=failed):
                 self._report(profile)
@@ -194,8 +288,12 @@ class Results:
                 release(self._folder, self._training.loop)
 
     def save(self, profile: Profile, path: Path, outlet: str = "the profile's file") -> bool:
-        """Write a window's file and the folders above it, unless it was the last that was written: the annotation of a trace reads it."""
-        # Returns whether it is there. `outlet` is what the file is called where it cannot be written.
+        """Write a window's file and the folders above it, unless it was the last that was written.
+
+        The annotation of a trace reads it.
+        """
+        # Returns whether it is there. `outlet` is what the file is called where it cannot be
+        # written.
         if self._saved is None or self._saved[0] is not profile or self._saved[1] != path:
             self._saved = None
             with self.failures.contained(outlet):
@@ -205,7 +303,11 @@ class Results:
 
     def _save_of_rank(self, profile: Profile) -> None:
         if self.paths is not None:
-            self.save(profile, self.paths.of_rank(profile.run, self._training.rank), "the file of this rank's profile")
+            self.save(
+                profile,
+                self.paths.of_rank(profile.run, self._training.rank),
+                "the file of this rank's profile",
+            )
 
     def _report(self, profile: Profile) -> None:
         if self.outlets is None:
@@ -233,7 +335,9 @@ class Results:
         else:
             # One after the other: each is compared with the last, and texts are appended.
             before = [call for _, call in self._in_background]
-            self._in_background.append((closed, in_background(prepare, f"lflops: {run.stage} window {run.window}", before)))
+            self._in_background.append(
+                (closed, in_background(prepare, f"lflops: {run.stage} window {run.window}", before))
+            )
 
     def _log(self, closed: _Closed, prepared: PreparedWindow) -> None:
         if self.outlets is None:
@@ -241,10 +345,17 @@ class Results:
         files = [*closed.files, *prepared.files]
         more = list(_where(files, self.outlets.where())) if closed.is_first else []
         others = [str(file) for file in files if not any(str(file) in line for line in more)]
-        message = [closed.message, prepared.text, *_labelled("files", others), *_labelled("to see more", more)]
+        message = [
+            closed.message,
+            prepared.text,
+            *_labelled("files", others),
+            *_labelled("to see more", more),
+        ]
         self.outlets.log(prepared)
         if closed.analysis.utilization.is_peak_too_low and forget(closed.analysis.chip):
-            message.append("lflops: this step exceeds the peak that was measured, so the next run measures it again")
+            message.append(
+                "lflops: this step exceeds the peak that was measured, so the next run measures it again"
+            )
         self._training.say("\n".join(filter(None, message)))
         self.outlets.window_scalars(closed.analysis, closed.step)
         self.outlets.module_scalars(closed.analysis, closed.step)
@@ -260,11 +371,20 @@ class Results:
             self._log(closed, PreparedWindow("", [], []))
             if seconds:
                 run = closed.analysis.profile.run
-                into = "" if self.paths is None else f" in {self.paths.profile(run).with_suffix('.html')}"
-                warn(f"FlopsMonitor: the page{into} and the summary were not done in {seconds:g} s, and are left out; all else goes on")
+                into = (
+                    ""
+                    if self.paths is None
+                    else f" in {self.paths.profile(run).with_suffix('.html')}"
+                )
+                warn(
+                    f"FlopsMonitor: the page{into} and the summary were not done in {seconds:g} s, and are left out; all else goes on"
+                )
 
     def _log_prepared(self) -> bool:
-        """Log the windows that the background is done with, in their order. Returns whether there were any."""
+        """Log the windows that the background is done with, in their order.
+
+        Returns whether there were any.
+        """
         logged = False
         while self._in_background and self._in_background[0][1].done():
             closed, call = self._in_background.popleft()
@@ -290,11 +410,17 @@ def _where(files: Sequence[Path], logged: Sequence[str]) -> Iterator[str]:
 
 
 def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> str:
-    """The part of a folder that the run's files go to. The main process claims it, and the others hear of it."""
+    """The part of a folder that the run's files go to.
+
+    The main process claims it, and the others hear of it.
+    """
     if training.is_main:
         part = claim(folder, training.loop)
         if store is not None:
-            with contextlib.suppress(Exception):  # the others take the whole folder then, where their files have unique names
+            with contextlib.suppress(
+                Exception
+                # the others take the whole folder then, where their files have unique names
+            ):
                 store.set(_FOLDER, part)
         return part
     with contextlib.suppress(Exception):
@@ -303,8 +429,13 @@ def _part_of(folder: Path, training: Training, store: Any, timeout: float) -> st
     return ""
 
 
-def in_background(function: Callable[[], Result], name: str, after: Sequence[Future[Any]] = ()) -> Future[Result]:
-    """Call it after others, in a thread that ends with the interpreter: a hanging file system holds no exit. It renames whole files."""
+def in_background(
+    function: Callable[[], Result], name: str, after: Sequence[Future[Any]] = ()
+) -> Future[Result]:
+    """Call it after others, in a thread that ends with the interpreter: a hanging file system holds no exit.
+
+    It renames whole files.
+    """
     future: Future[Result] = Future()
 
     def call() -> None:

@@ -1,6 +1,9 @@
-"""Windows that are asked for while a run goes on: by its program, or by a file that `lflops window` leaves in its folder.
+"""Windows that are asked for while a run goes on.
 
-Several ranks meet at a step that the first one names. A thread of each takes part in that, on its own connection, and no step waits:
+By its program, or by a file that `lflops window` leaves in its folder.
+
+Several ranks meet at a step that the first one names. A thread of each takes part in that, on its
+own connection, and no step waits:
 
     rank 0     hears of a request, and asks.....................names the last of these steps
     others     wait in the store...........answer with the first step that they can meet.....open the window after that one
@@ -20,28 +23,52 @@ from lflops.ledger.run import REQUEST
 from lflops.monitoring.inputs.messages import warn
 from lflops.ranks.collect.store import poll, wait_for
 
-LISTEN = 0.06  # seconds between two looks of the first rank for a request. With `NOTICE` they are less than a step of 100 ms.
-NOTICE = 0.03  # seconds after which each rank knows the step that was named
-ANSWER, STOP = 1.0, 2.0  # seconds that the first rank waits for answers, and that the end of a run waits for the thread, at most
-ASKS, ENDS = "?", ""  # messages of the first rank; any other is the step that it names
+# seconds between two looks of the first rank for a request. With `NOTICE` they are less than a step
+# of 100 ms.
+LISTEN = 0.06
+# seconds after which each rank knows the step that was named
+NOTICE = 0.03
+ANSWER, STOP = (
+    1.0,
+    2.0,
+    # seconds that the first rank waits for answers, and that the end of a run waits for the thread, at
+    # most
+)
+# messages of the first rank; any other is the step that it names
+ASKS, ENDS = "?", ""
 
 
 class WindowRequests:
     """The requests of one run, on one rank. A `store` is what several ranks share."""
 
-    def __init__(self, rank: int, ranks: int, store: Any, folder: Path | None, can_open: Callable[[], bool] = lambda: True) -> None:
-        # After how many steps, as the loggers count, the next window is to open; `None` where none was asked for
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        store: Any,
+        folder: Path | None,
+        can_open: Callable[[], bool] = lambda: True,
+    ) -> None:
+        # After how many steps, as the loggers count, the next window is to open; `None` where none
+        # was asked for
         self.due: int | None = None
         self._rank, self._ranks = rank, ranks
         self._store = store
-        self._file = str(folder / REQUEST) if rank == 0 and folder is not None else ""  # that the shell leaves
-        self._can_open = can_open  # whether none is open here. The first rank's is the last to be reported, so then all ranks can meet
+        self._file = (
+            str(folder / REQUEST) if rank == 0 and folder is not None else ""
+            # that the shell leaves
+        )
+        # whether none is open here. The first rank's is the last to be reported, so then all ranks
+        # can meet
+        self._can_open = can_open
         self._asked = False
-        self._message = 0  # the number of the first rank's last one
+        # the number of the first rank's last one
+        self._message = 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lflops: requests", daemon=True)
         self._step_after: Callable[[float], int] = lambda _: 0
-        # What looks for a request of the shell; `None` where the thread here does so, or no file can be left
+        # What looks for a request of the shell; `None` where the thread here does so, or no file
+        # can be left
         self.hears = self._hear if store is None and self._file else None
 
     def ask(self) -> None:
@@ -49,11 +76,17 @@ class WindowRequests:
         if self._store is None:
             self.due = 0
         elif not self._thread.is_alive():
-            warn("request_window: no window opens: the first rank has ended, or the store that the ranks share does not answer")
+            warn(
+                "request_window: no window opens: the first rank has ended, or the store that the ranks share does not answer"
+            )
         self._asked = True
 
     def start(self, step_after: Callable[[float], int]) -> None:
-        """Begin to hear. `step_after` returns the first step, as the loggers count, that ends later than so many seconds from now."""
+        """Begin to hear.
+
+        `step_after` returns the first step, as the loggers count, that ends later than so many
+        seconds from now.
+        """
         self._step_after = step_after
         with suppress(OSError):
             os.unlink(self._file)  # noqa: PTH108 - one that an earlier run did not hear
@@ -66,14 +99,17 @@ class WindowRequests:
         self._is_over.set()
         if self._thread.is_alive():
             try:
-                threading.Thread(target=self._wake, daemon=True).start()  # a store may hang
-            except RuntimeError:  # Python ends
+                # a store may hang
+                threading.Thread(target=self._wake, daemon=True).start()
+            except RuntimeError:
+                # Python ends
                 self._wake()
             self._thread.join(STOP)
         _LISTENING.discard(self)
 
     def _hear(self) -> None:
-        if self._file and os.access(self._file, os.F_OK):  # which takes a tenth of an exception
+        # which takes a tenth of an exception
+        if self._file and os.access(self._file, os.F_OK):
             with suppress(OSError):
                 os.unlink(self._file)  # noqa: PTH108 - many times a second
                 self.ask()
@@ -84,7 +120,8 @@ class WindowRequests:
             self._store.set(_key(self._rank, self._message), ENDS)
 
     def _run(self) -> None:
-        with suppress(Exception):  # the store is gone, and with it some rank
+        # the store is gone, and with it some rank
+        with suppress(Exception):
             store = self._store.clone()
             if self._rank:
                 self._follow(store)
@@ -95,13 +132,22 @@ class WindowRequests:
                     self._asked = False
                     self._ask_ranks(store)
             self._send(store, ENDS)
-            store.check([ENDS])  # is answered after the messages, without which no one would wake those who wait
+            store.check(
+                [ENDS]
+                # is answered after the messages, without which no one would wake those who wait
+            )
 
     def _ask_ranks(self, store: Any) -> None:
         self._send(store, ASKS)
         answers = [f"at/{_key(rank, self._message)}" for rank in range(1, self._ranks)]
-        latest = time.monotonic() + ANSWER  # a rank may have ended
-        poll(lambda: store.check(answers), self._is_over.wait, lambda: self._is_over.is_set() or time.monotonic() > latest, 0.01)
+        # a rank may have ended
+        latest = time.monotonic() + ANSWER
+        poll(
+            lambda: store.check(answers),
+            self._is_over.wait,
+            lambda: self._is_over.is_set() or time.monotonic() > latest,
+            0.01,
+        )
         known = [int(store.get(each)) for each in answers if store.check([each])]
         self.due = max([self._step_after(NOTICE), *known])
         self._send(store, str(self.due))

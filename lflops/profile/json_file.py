@@ -1,4 +1,7 @@
-"""A profile's JSON file: written atomically, and checked when it is read; every failure is a `ProfileError`. Its JSON schema."""
+"""A profile's JSON file: written atomically, and checked when it is read; every failure is a `ProfileError`.
+
+Its JSON schema.
+"""
 
 import inspect
 import os
@@ -30,7 +33,10 @@ DEEPEST_NESTING = 100
 LARGEST_SHOWN = 10**1000
 _GZIP, _BEGIN = b"\x1f\x8b", 1 << 16
 _TRACE = "is a trace of torch.profiler: lflops trace show reads it"
-_inclusive_counts, _own_counts = attrgetter(*COUNTS), attrgetter(*(f"own_{count}" for count in COUNTS))
+_inclusive_counts, _own_counts = (
+    attrgetter(*COUNTS),
+    attrgetter(*(f"own_{count}" for count in COUNTS)),
+)
 
 # Quoted content comes from an untrusted file.
 _short = reprlib.Repr()
@@ -46,7 +52,8 @@ def load(path: str | PathLike[str]) -> Profile:
     """Read a profile's file.
 
     Raises:
-        ProfileError: The file cannot be read; the message names it and, where there is one, the module and the field.
+        ProfileError: The file cannot be read; the message names it and, where there is one, the
+            module and the field.
     """
     with _naming(path, "give a file as Profile.save writes it"):
         return _checked(_content(Path(path)))
@@ -55,7 +62,8 @@ def load(path: str | PathLike[str]) -> Profile:
 def save(profile: Profile, path: str | PathLike[str]) -> None:
     """Write a profile's file and the folders above it, atomically.
 
-    A `ProfileError` where a number is NaN or infinite, `load` would refuse the profile for another reason, or the file cannot be written.
+    A `ProfileError` where a number is NaN or infinite, `load` would refuse the profile for another
+    reason, or the file cannot be written.
     """
     with _naming(path, "nothing was written"):
         _replace(Path(path), _encoded(profile))
@@ -68,12 +76,18 @@ def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
     try:
         yield
     except ProfileError as error:
-        tail = "" if isinstance(error, _OtherVersionError) and remark.startswith("give") else f"; {remark}"
+        tail = (
+            ""
+            if isinstance(error, _OtherVersionError) and remark.startswith("give")
+            else f"; {remark}"
+        )
         raise ProfileError(f"{name}: {error}{tail}") from None
     except OSError as error:
         raise ProfileError(f"{name}: {error.strerror or error}; {remark}") from error
     except (RuntimeError, ValueError, TypeError, MemoryError) as error:
-        raise ProfileError(f"{name}: {_short.repr(str(error) or type(error).__name__)}; {remark}") from error
+        raise ProfileError(
+            f"{name}: {_short.repr(str(error) or type(error).__name__)}; {remark}"
+        ) from error
     except HardwareError as error:
         raise ProfileError(f"{name}: run.hardware: {error}; {remark}") from error
 
@@ -81,7 +95,8 @@ def _naming(path: str | PathLike[str], remark: str) -> Iterator[None]:
 def _content(path: Path) -> bytes:
     """All bytes of a regular file: reading a pipe or a device could block."""
     if not path.is_file():
-        path.stat()  # where nothing is there, the system says so
+        # where nothing is there, the system says so
+        path.stat()
         raise ProfileError("is a folder, a pipe or a device")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -92,14 +107,19 @@ def _content(path: Path) -> bytes:
         raise ProfileError("is empty")
     if text.startswith(_GZIP):
         begin = b""
-        with suppress(zlib.error):  # damaged
+        # damaged
+        with suppress(zlib.error):
             begin = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(text, _BEGIN)
-        raise ProfileError(_TRACE if b'"traceEvents"' in begin else "is packed by gzip: unpack it first")
+        raise ProfileError(
+            _TRACE if b'"traceEvents"' in begin else "is packed by gzip: unpack it first"
+        )
     try:
         # All of it, because msgspec does not look into the strings of fields that it ignores.
         text.decode()
     except UnicodeDecodeError as error:
-        raise ProfileError(f"{_path_at_byte(text, error.start)}byte {error.start} is not UTF-8") from None
+        raise ProfileError(
+            f"{_path_at_byte(text, error.start)}byte {error.start} is not UTF-8"
+        ) from None
     return text
 
 
@@ -120,12 +140,18 @@ def _check_version(given: bytes) -> None:
     """Checked first, so that a file of another version is not reported as damaged."""
     version = re.fullmatch(rb'"([0-9]{1,9})\.([0-9]{1,9})"', given)
     if not version:
-        problem = f'is {_short.repr(given.decode())[1:-1]}, "major.minor" is taken' if given else "is missing"
+        problem = (
+            f'is {_short.repr(given.decode())[1:-1]}, "major.minor" is taken'
+            if given
+            else "is missing"
+        )
         raise ProfileError(f"not an lflops profile: schema_version {problem}")
     major, read_major = int(version[1]), int(SCHEMA_VERSION.partition(".")[0])
     if major != read_major:
         needed = "a later" if major > read_major else "an earlier"
-        raise _OtherVersionError(f"schema_version is {given.decode()}, this lflops reads {read_major}.x: {needed} one is needed")
+        raise _OtherVersionError(
+            f"schema_version is {given.decode()}, this lflops reads {read_major}.x: {needed} one is needed"
+        )
 
 
 def _check_rows(modules: Mapping[str, ModuleProfile]) -> None:
@@ -134,31 +160,49 @@ def _check_rows(modules: Mapping[str, ModuleProfile]) -> None:
     for name, row in modules.items():
         above = name.rpartition(".")[0]
         if above not in modules:
-            raise ProfileError(f"{_spelled(['modules', name])} has no row above it, {_short.repr(above)} is missing")
+            raise ProfileError(
+                f"{_spelled(['modules', name])} has no row above it, {_short.repr(above)} is missing"
+            )
         if row.depth != (modules[above].depth + 1 if name else 0):
-            raise ProfileError(f"{_spelled(['modules', name, 'depth'])} is {_short.repr(row.depth)}, which is not how deep its name is")
+            raise ProfileError(
+                f"{_spelled(['modules', name, 'depth'])} is {_short.repr(row.depth)}, which is not how deep its name is"
+            )
         if row.owner is not None and row.owner not in modules:
-            raise ProfileError(f"{_spelled(['modules', name, 'owner'])} is {_short.repr(row.owner)}, which is no row of modules")
+            raise ProfileError(
+                f"{_spelled(['modules', name, 'owner'])} is {_short.repr(row.owner)}, which is no row of modules"
+            )
 
 
 def _check_references(profile: Profile) -> None:
-    tables: dict[str, Sequence[Any]] = {table: getattr(profile, table) for table in ("cells", "uncounted", "communication", "rank_stats")}
+    tables: dict[str, Sequence[Any]] = {
+        table: getattr(profile, table)
+        for table in ("cells", "uncounted", "communication", "rank_stats")
+    }
     if profile.memory:
         tables |= {"memory.alive": profile.memory.alive, "memory.timeline": profile.memory.timeline}
         for module in profile.memory.by_module:
             if module not in profile.modules:
-                raise ProfileError(f"memory.by_module has {_short.repr(module)}, which is no row of modules")
+                raise ProfileError(
+                    f"memory.by_module has {_short.repr(module)}, which is no row of modules"
+                )
     for table, rows in tables.items():
         for index, row in enumerate(rows):
             if row.module not in profile.modules:
-                raise ProfileError(f"{table}[{index}].module is {_short.repr(row.module)}, which is no row of modules")
+                raise ProfileError(
+                    f"{table}[{index}].module is {_short.repr(row.module)}, which is no row of modules"
+                )
     for index, wait in enumerate(profile.waits):
         if wait.phase not in PHASES:
-            raise ProfileError(f"waits[{index}][1] is {_short.repr(wait.phase)}, which is no phase of the model")
+            raise ProfileError(
+                f"waits[{index}][1] is {_short.repr(wait.phase)}, which is no phase of the model"
+            )
 
 
 def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
-    """Each row's inclusive counts are its own and those of the rows right below it; the last rows first, so mostly the deepest."""
+    """Each row's inclusive counts are its own and those of the rows right below it.
+
+    The last rows first, so mostly the deepest.
+    """
     sums = {name: _own_counts(work) for name, work in works.items()}
     for name, work in works.items():
         if name:
@@ -167,10 +211,14 @@ def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
     for name in reversed(sums):
         counts = _inclusive_counts(works[name])
         if counts != sums[name]:
-            count, given, summed = next(each for each in zip(COUNTS, counts, sums[name], strict=True) if each[1] != each[2])
+            count, given, summed = next(
+                each for each in zip(COUNTS, counts, sums[name], strict=True) if each[1] != each[2]
+            )
             path = _spelled(["modules", name, phase, count])
             total = _short.repr(summed) if summed < LARGEST_SHOWN else "more"
-            raise ProfileError(f"{path} is {_short.repr(given)}, own_{count} and the rows right below add up to {total}")
+            raise ProfileError(
+                f"{path} is {_short.repr(given)}, own_{count} and the rows right below add up to {total}"
+            )
 
 
 def _decoded(text: bytes, kind: Any) -> Any:
@@ -194,15 +242,23 @@ def _misfit(text: bytes, error: str) -> str:
     try:
         keys, given, kind = _misfitting(text, path)
     except (msgspec.MsgspecError, LookupError):
-        # A key that is there twice: msgspec stumbled over the first, and only the last can be asked for.
+        # A key that is there twice: msgspec stumbled over the first, and only the last can be asked
+        # for.
         return f"{path.strip('.`')}: {_short.repr(reason)}"
     value = "" if given[:1] in b"{[" else f" is {_short.repr(given.decode())[1:-1]}"
-    taken = f"one of {', '.join(get_args(kind))} is taken" if get_origin(kind) is Literal else reason[0].lower() + reason[1:]
+    taken = (
+        f"one of {', '.join(get_args(kind))} is taken"
+        if get_origin(kind) is Literal
+        else reason[0].lower() + reason[1:]
+    )
     return f"{_spelled(keys)}{value}: {taken}"
 
 
 def _misfitting(text: bytes, path: str) -> tuple[list[Key], bytes, Any]:
-    """Follows msgspec's path, trying the values of a mapping one by one: the keys, and the JSON and the type at the end."""
+    """Follows msgspec's path, trying the values of a mapping one by one.
+
+    The keys, and the JSON and the type at the end.
+    """
     keys: list[Key] = []
     kind: Any = Profile
     for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
@@ -210,7 +266,11 @@ def _misfitting(text: bytes, path: str) -> tuple[list[Key], bytes, Any]:
             kind = get_args(kind)[0]
         if index.isdigit():
             key: Key = int(index)
-            kind = get_args(kind)[0] if get_origin(kind) is tuple else [*get_type_hints(kind, include_extras=True).values()][int(index)]
+            kind = (
+                get_args(kind)[0]
+                if get_origin(kind) is tuple
+                else [*get_type_hints(kind, include_extras=True).values()][int(index)]
+            )
             text = bytes(msgspec.json.decode(text, type=list[Raw])[int(index)])
         else:
             kind = get_type_hints(kind, include_extras=True)[name] if name else get_args(kind)[1]
@@ -235,7 +295,10 @@ _TOKEN = re.compile(rb'"(?P<string>[^"\\]*+(?:\\.[^"\\]*+)*+)"?\s*+(?P<colon>:?)
 
 
 def _path_at_byte(text: bytes, byte: int) -> str:
-    """The path to a byte of a text that is no JSON or too deep, with a colon; nothing at the top, or where it would take minutes."""
+    """The path to a byte of a text that is no JSON or too deep, with a colon.
+
+    Nothing at the top, or where it would take minutes.
+    """
     keys: list[Key | None] = []
     if byte > LARGEST_SEARCH:
         return ""
@@ -268,7 +331,10 @@ def _encoded(profile: Profile) -> bytes:
 
 
 def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
-    """Raise for a value that cannot be written: msgspec names no path, and writes NaN and infinity as null."""
+    """Raise for a value that cannot be written.
+
+    Msgspec names no path, and writes NaN and infinity as null.
+    """
     items: Iterable[tuple[Key, object]] = ()
     match value:
         case Struct():
@@ -280,9 +346,13 @@ def _check_leaves(value: object, keys: tuple[Key, ...] = ()) -> None:
         case tuple() | list():
             items = enumerate(value)
         case float() if not isfinite(value):
-            raise ProfileError(f"{_spelled(keys)} is {value}: finite numbers are taken, and None where one is unknown")
+            raise ProfileError(
+                f"{_spelled(keys)} is {value}: finite numbers are taken, and None where one is unknown"
+            )
         case _ if type(value) not in {str, int, float, bool, NoneType}:
-            raise ProfileError(f"{_spelled(keys)} is a {type(value).__qualname__}: plain numbers, strings and None are taken")
+            raise ProfileError(
+                f"{_spelled(keys)} is a {type(value).__qualname__}: plain numbers, strings and None are taken"
+            )
     for key, inner in items:
         _check_leaves(inner, (*keys, key))
 
@@ -295,10 +365,18 @@ def _replace(path: Path, text: bytes) -> None:
 
 
 def _spelled(keys: Sequence[Key], end: str = "") -> str:
-    """`["modules", "encoder.0", "forward"]` as `modules['encoder.0'].forward`; the end only after something."""
+    """`["modules", "encoder.0", "forward"]` as `modules['encoder.0'].forward`.
+
+    The end only after something.
+    """
     spelled = ""
     for key in keys[:10]:
-        if isinstance(key, str) and key.isidentifier() and len(key) <= _short.maxstring and spelled != "modules":
+        if (
+            isinstance(key, str)
+            and key.isidentifier()
+            and len(key) <= _short.maxstring
+            and spelled != "modules"
+        ):
             spelled += f".{key}" if spelled else key
         else:
             spelled += f"[{_short.repr(key)}]"
@@ -308,10 +386,16 @@ def _spelled(keys: Sequence[Key], end: str = "") -> str:
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
-def json_schema(value: type = model.Profile, title: str = f"A profile of lflops, schema_version {model.SCHEMA_VERSION}") -> dict[str, Any]:
-    """The schema of a value, in JSON Schema's draft 2020-12; each object and field with its description.
+def json_schema(
+    value: type = model.Profile,
+    title: str = f"A profile of lflops, schema_version {model.SCHEMA_VERSION}",
+) -> dict[str, Any]:
+    """The schema of a value, in JSON Schema's draft 2020-12.
 
-    It takes the files of every minor version of its major one: fields that it does not know are allowed.
+    Each object and field with its description.
+
+    It takes the files of every minor version of its major one: fields that it does not know are
+    allowed.
     """
     schema = msgspec.json.schema(value)
     for name, definition in schema["$defs"].items():
@@ -321,11 +405,16 @@ def json_schema(value: type = model.Profile, title: str = f"A profile of lflops,
 
 def _describe(name: str, definition: dict[str, Any]) -> None:
     """Divide a docstring: its text stays the object's, each line of "Attributes" goes to its field."""
-    text, _, attributes = inspect.cleandoc(definition.get("description", "")).partition("Attributes:\n")
+    text, _, attributes = inspect.cleandoc(definition.get("description", "")).partition(
+        "Attributes:\n"
+    )
     if text:
         definition["description"] = " ".join(text.split())
     fields = definition.get("properties", {})
-    if "prefixItems" in definition:  # an array, whose items are the fields of a tuple or of a struct
+    if (
+        "prefixItems" in definition
+        # an array, whose items are the fields of a tuple or of a struct
+    ):
         kind = getattr(model, name, None) or getattr(timeline, name)
         names = kind._fields if issubclass(kind, tuple) else kind.__struct_fields__
         fields = dict(zip(names, definition["prefixItems"], strict=True))

@@ -1,4 +1,7 @@
-"""Dotted names of modules: what is above and below a name, and which names repeat, as those of 48 layers."""
+"""Dotted names of modules.
+
+What is above and below a name, and which names repeat, as those of 48 layers.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -29,18 +32,28 @@ def children(names: Iterable[str]) -> dict[str, list[str]]:
     return below
 
 
-def patterns(modules: Mapping[str, tuple[str, int | None]], below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
-    """Each name with `*` for the numbers of what repeats, as `layers.*.mlp.0`; modules of one class at the same place have the same.
+def patterns(
+    modules: Mapping[str, tuple[str, int | None]], below: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, str]:
+    """Each name with `*` for the numbers of what repeats, as `layers.*.mlp.0`.
 
-    A module repeats where the sibling before or after it has a number too and is the same. The 48 blocks of a stack do; the first and the
-    third layer of a `Sequential` do not. A star stands for all numbers there are; where it does not, they are listed: `layers.{0-2,4}.mlp`.
+    Modules of one class at the same place have the same.
 
-    Siblings are the same where they have one class; those without any module below them also need as many parameters.
+    A module repeats where the sibling before or after it has a number too and is the same. The 48
+    blocks of a stack do; the first and the third layer of a `Sequential` do not. A star stands for
+    all numbers there are; where it does not, they are listed: `layers.{0-2,4}.mlp`.
 
-    `modules` has by name its class and parameters; `below` what `children` returns, where it is known.
+    Siblings are the same where they have one class; those without any module below them also need
+    as many parameters.
+
+    `modules` has by name its class and parameters; `below` what `children` returns, where it is
+    known.
     """
     below = below or children(modules)
-    same = {name: (kind, None if below[name] else parameters) for name, (kind, parameters) in modules.items()}
+    same = {
+        name: (kind, None if below[name] else parameters)
+        for name, (kind, parameters) in modules.items()
+    }
     found = {"": ""}
     waiting = [[""]]
     for parents in waiting:
@@ -48,16 +61,26 @@ def patterns(modules: Mapping[str, tuple[str, int | None]], below: Mapping[str, 
         numbers = 0
         for parent in parents:
             numbered = {each for each in below[parent] if each.rpartition(".")[2].isdecimal()}
-            pairs = (pair for pair in pairwise(below[parent]) if numbered.issuperset(pair) and same[pair[0]] == same[pair[1]])
+            pairs = (
+                pair
+                for pair in pairwise(below[parent])
+                if numbered.issuperset(pair) and same[pair[0]] == same[pair[1]]
+            )
             repeated = {each for pair in pairs for each in pair}
             numbers += len(numbered)
             for each in below[parent]:
-                places["*" if each in repeated else each.rpartition(".")[2], modules[each][0]].append(each)
+                places[
+                    "*" if each in repeated else each.rpartition(".")[2], modules[each][0]
+                ].append(each)
         above, taken = found[parents[0]], set[str]()
         for (label, _), names in places.items():
             is_whole = len(names) == (numbers if label == "*" else len(parents))
             pattern = (f"{above}.{label}" if above else label) if is_whole else spelled_out(names)
-            found |= dict.fromkeys(names, pattern) if pattern not in taken else {name: name for name in names}
+            found |= (
+                dict.fromkeys(names, pattern)
+                if pattern not in taken
+                else {name: name for name in names}
+            )
             taken.add(pattern)
             waiting.append(names)
     return found
@@ -65,23 +88,36 @@ def patterns(modules: Mapping[str, tuple[str, int | None]], below: Mapping[str, 
 
 def spelled_out(names: Iterable[str]) -> str:
     """Names that differ in numbers as one, as `layers.{0-2,4}.mlp`; of one name itself."""
-    labels = [list(dict.fromkeys(same)) for same in zip(*(name.split(".") for name in names), strict=True)]
-    return ".".join(each[0] if len(each) == 1 else f"{{{_ranges(sorted(map(int, each)))}}}" for each in labels)
+    labels = [
+        list(dict.fromkeys(same)) for same in zip(*(name.split(".") for name in names), strict=True)
+    ]
+    return ".".join(
+        each[0] if len(each) == 1 else f"{{{_ranges(sorted(map(int, each)))}}}" for each in labels
+    )
 
 
 def _ranges(numbers: Sequence[int]) -> str:
     known = {*numbers}
     starts = [number for number in numbers if number - 1 not in known]
     ends = [number for number in numbers if number + 1 not in known]
-    return ",".join(f"{start}-{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True))
+    return ",".join(
+        f"{start}-{end}" if end > start else f"{start}"
+        for start, end in zip(starts, ends, strict=True)
+    )
 
 
 def fold_repeats(
-    items: Iterable[Item], key: Callable[[Item], tuple[str, *tuple[Hashable, ...]]], patterns: Mapping[str, str]
+    items: Iterable[Item],
+    key: Callable[[Item], tuple[str, *tuple[Hashable, ...]]],
+    patterns: Mapping[str, str],
 ) -> list[tuple[str, list[Item]]]:
-    """Group items of repeated modules, as the 48 layers of a stack: labels and items, in the order of the first items."""
-    # The label is the names' pattern where the group has all modules of that pattern; else their own names, spelled out. The key is an
-    # item's module, then all else that has to be equal within a group. A name without a pattern stands for itself.
+    """Group items of repeated modules, as the 48 layers of a stack.
+
+    Labels and items, in the order of the first items.
+    """
+    # The label is the names' pattern where the group has all modules of that pattern; else their
+    # own names, spelled out. The key is an item's module, then all else that has to be equal within
+    # a group. A name without a pattern stands for itself.
     modules = Counter(patterns.values())
 
     def place(item: Item) -> tuple[Hashable, ...]:
@@ -92,7 +128,10 @@ def fold_repeats(
         names = dict.fromkeys(key(item)[0] for item in group)
         return pattern if 1 < len(names) == modules[pattern] else spelled_out(names)
 
-    return [(label(str(pattern), group), group) for (pattern, *_), group in grouped(items, place).items()]
+    return [
+        (label(str(pattern), group), group)
+        for (pattern, *_), group in grouped(items, place).items()
+    ]
 
 
 def added_up(values: Mapping[str, float], patterns: Mapping[str, str]) -> dict[str, float]:

@@ -1,7 +1,11 @@
-"""The notes of a profile: a row of notes.toml for each code, with its sentence, its cause, its remedy and the types of its values.
+"""The notes of a profile.
 
-A note says something that a reader of the numbers has to know. It holds a code and values; the reports print its sentence.
-A new note is a row of notes.toml, and a `Note(code=...)` where it arises.
+A row of notes.toml for each code, with its sentence, its cause, its remedy and the types of its
+values.
+
+A note says something that a reader of the numbers has to know. It holds a code and values; the
+reports print its sentence. A new note is a row of notes.toml, and a `Note(code=...)` where it
+arises.
 """
 
 import functools
@@ -35,11 +39,20 @@ class Note(Struct, frozen=True, kw_only=True):
 class Kind(NamedTuple):
     """What all notes of one code have in common."""
 
-    sentence: str | Callable[[Note], str]  # a template for `_Words`, or a function where the sentence's form depends on the values
-    cause: str  # why there is such a note, for the documentation
-    remedy: str = "none."  # what the reader can do, for the documentation
-    reasons: Mapping[str, str] = MappingProxyType({})  # by the subject
-    values: Mapping[str, type] = MappingProxyType({})  # the type of each value, by its name; `*` stands for names that depend on the run
+    sentence: (
+        str | Callable[[Note], str]
+        # a template for `_Words`, or a function where the sentence's form depends on the values
+    )
+    # why there is such a note, for the documentation
+    cause: str
+    # what the reader can do, for the documentation
+    remedy: str = "none."
+    # by the subject
+    reasons: Mapping[str, str] = MappingProxyType({})
+    values: Mapping[str, type] = MappingProxyType(
+        {}
+        # the type of each value, by its name; `*` stands for names that depend on the run
+    )
 
 
 def sentence(note: Note) -> str:
@@ -52,7 +65,8 @@ def notes_with(code: str, notes: Iterable[Note]) -> Iterator[Note]:
     return (note for note in notes if note.code == code)
 
 
-_FAR = 2  # beyond this factor the modules' times are no measure any more
+# beyond this factor the modules' times are no measure any more
+_FAR = 2
 
 
 def are_times_far_off(notes: Iterable[Note]) -> bool:
@@ -62,7 +76,12 @@ def are_times_far_off(notes: Iterable[Note]) -> bool:
 
 def time_factors(notes: Iterable[Note]) -> list[float]:
     """The factors that the modules' times were scaled by."""
-    return [value for note in notes_with("time_scaled", notes) for value in note.values.values() if not isinstance(value, str)]
+    return [
+        value
+        for note in notes_with("time_scaled", notes)
+        for value in note.values.values()
+        if not isinstance(value, str)
+    ]
 
 
 _UNITS: Mapping[str, Callable[[float | None], str]] = {
@@ -75,9 +94,13 @@ _UNITS: Mapping[str, Callable[[float | None], str]] = {
 
 
 class _Words(string.Formatter):
-    """Fills a template: `{macs}` is a count, `{bytes:size}` is in a unit of `units`, `{calls:call}` a count with its noun.
+    """Fills a template.
 
-    A noun takes an s in the plural; another plural stands after a slash. A value that is missing is a dash.
+    `{macs}` is a count, `{bytes:size}` is in a unit of `units`, `{calls:call}` a count with its
+    noun.
+
+    A noun takes an s in the plural; another plural stands after a slash. A value that is missing is
+    a dash.
     """
 
     def format_field(self, value: float | str | None, format_spec: str) -> str:
@@ -98,29 +121,43 @@ def filled(template: str, names: Mapping[str, float | str | None]) -> str:
 
 def _fill(template: str, note: Note) -> str:
     """The template with the values of a note, its `subject`, and as `row` its subject as a module's name."""
-    return filled(template, {**note.values, "subject": note.subject, "row": note.subject or "the model itself"})
+    return filled(
+        template,
+        {**note.values, "subject": note.subject, "row": note.subject or "the model itself"},
+    )
 
 
 def _ignored(note: Note) -> str:
     took = ", {seconds:duration}" if "seconds" in note.values else ""
-    return _fill(f"{{row}} is left out of every total, as asked: {{macs}} MACs and {{flops}} FLOPs in {{calls:operator call}}{took}", note)
+    return _fill(
+        f"{{row}} is left out of every total, as asked: {{macs}} MACs and {{flops}} FLOPs in {{calls:operator call}}{took}",
+        note,
+    )
 
 
 def _dense_mask(note: Note) -> str:
     within, computed = note.values.get("within"), note.values.get("computed")
-    share = within / computed if isinstance(within, int) and isinstance(computed, int) and computed else None
+    share = (
+        within / computed
+        if isinstance(within, int) and isinstance(computed, int) and computed
+        else None
+    )
     scores = f"{units.percent(share)} of the scores are within a sequence, and all are computed"
     calls = _fill("{calls:call} of {subject} separate packed sequences by a dense mask", note)
     return f"{calls}: {scores}; varlen_attn or flex attention skips the others"
 
 
 def _compiled_ran_eager(note: Note) -> str:
-    modules = "1 compiled module was" if note.subject == "1" else f"{note.subject} compiled modules were"
+    modules = (
+        "1 compiled module was" if note.subject == "1" else f"{note.subject} compiled modules were"
+    )
     return f"{modules} counted eagerly: the work is that of the code as written, not as compiled"
 
 
 def _time_scaled(note: Note) -> str:
-    factors = ", ".join(f"{phase} by {_WORDS.format_field(factor, '')}" for phase, factor in note.values.items())
+    factors = ", ".join(
+        f"{phase} by {_WORDS.format_field(factor, '')}" for phase, factor in note.values.items()
+    )
     known = [abs(each - 1) for each in note.values.values() if isinstance(each, float | int)]
     rough = f" (± {round(100 * max(known))} %)" if known else ""
     doubt = "; so far off, do not rely on them" if are_times_far_off([note]) else ""
@@ -128,13 +165,26 @@ def _time_scaled(note: Note) -> str:
 
 
 def _no_timed_events(note: Note) -> str:
-    waits = "lflops waits for the device at the end of each step" if note.values.get("waits") else "steps are timed by the host's clock"
-    return _fill("torch cannot time events on {subject}: ", note) + f"{waits}, and the phases of a step are the host's"
+    waits = (
+        "lflops waits for the device at the end of each step"
+        if note.values.get("waits")
+        else "steps are timed by the host's clock"
+    )
+    return (
+        _fill("torch cannot time events on {subject}: ", note)
+        + f"{waits}, and the phases of a step are the host's"
+    )
 
 
 def _schedule_shrunk(note: Note) -> str:
-    left = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in note.values.items() if name != "batches")
-    return _fill("the schedule is shortened to the run's {batches:batch/batches}, in steps: ", note) + (left or units.UNKNOWN)
+    left = ", ".join(
+        f"{name.replace('_', ' ')} {number}"
+        for name, number in note.values.items()
+        if name != "batches"
+    )
+    return _fill(
+        "the schedule is shortened to the run's {batches:batch/batches}, in steps: ", note
+    ) + (left or units.UNKNOWN)
 
 
 def _no_trace(note: Note) -> str:
@@ -143,7 +193,11 @@ def _no_trace(note: Note) -> str:
 
 
 def _not_counted(note: Note) -> str:
-    why = ": under this torch compiled code would run otherwise in a counted step; count it with lflops.count" if note.subject else ""
+    why = (
+        ": under this torch compiled code would run otherwise in a counted step; count it with lflops.count"
+        if note.subject
+        else ""
+    )
     return f"no step was counted: there are times, and no work{why}"
 
 
@@ -153,19 +207,31 @@ def _ended_early(note: Note) -> str:
 
 def _ranks_differ(note: Note) -> str:
     leading = note.values.get("leading_rank", units.UNKNOWN)
-    others = _fill(", {rows_of_others} rows are other ranks'", note) if note.values.get("rows_of_others") else ""
-    return _fill("ranks differ: {least_macs} to {most_macs} MACs", note) + f"; the counts are those of rank {leading}{others}"
+    others = (
+        _fill(", {rows_of_others} rows are other ranks'", note)
+        if note.values.get("rows_of_others")
+        else ""
+    )
+    return (
+        _fill("ranks differ: {least_macs} to {most_macs} MACs", note)
+        + f"; the counts are those of rank {leading}{others}"
+    )
 
 
 def _only_on(note: Note) -> str:
-    first, last, number = (note.values.get(each, units.UNKNOWN) for each in ("first", "last", "modules"))
+    first, last, number = (
+        note.values.get(each, units.UNKNOWN) for each in ("first", "last", "modules")
+    )
     modules = first if number == 1 else f"{first} to {last}, " + _fill("{modules} modules", note)
     who = f"rank {note.subject} has" if note.subject.isdecimal() else f"ranks {note.subject} have"
     return f"only {who} {modules}"
 
 
 def _attention_on_cuda(note: Note) -> str:
-    calls = ", ".join(f"{name.replace('_', ' ')} {calls} time{'' if calls == 1 else 's'}" for name, calls in note.values.items())
+    calls = ", ".join(
+        f"{name.replace('_', ' ')} {calls} time{'' if calls == 1 else 's'}"
+        for name, calls in note.values.items()
+    )
     return f"scaled_dot_product_attention is the kernel that torch picks on {note.subject}: {calls}"
 
 
@@ -187,6 +253,12 @@ def kinds() -> Mapping[str, Kind]:
     """Every kind of note by its code."""
     types = {"int": int, "float": float, "str": str}
     rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    values = {code: {name: types[kind] for name, kind in row.pop("values", {}).items()} for code, row in rows.items()}
+    values = {
+        code: {name: types[kind] for name, kind in row.pop("values", {}).items()}
+        for code, row in rows.items()
+    }
     # Where the form of a sentence depends on the values, a function above has the code's name.
-    return {code: Kind(**{"sentence": globals().get(f"_{code}"), **row}, values=values[code]) for code, row in rows.items()}
+    return {
+        code: Kind(**{"sentence": globals().get(f"_{code}"), **row}, values=values[code])
+        for code, row in rows.items()
+    }

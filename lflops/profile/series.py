@@ -1,4 +1,7 @@
-"""Series: sums in which some may be unknown, or by field or key; groups by key; a long series made short without losing its extremes."""
+"""Series: sums in which some may be unknown, or by field or key.
+
+Groups by key; a long series made short without losing its extremes.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -40,7 +43,10 @@ def sum_known(values: Iterable[Number | None]) -> Number | None:
 
 
 def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
-    """At most `most` indices of a series: minimum and maximum of equal buckets, the first, the last and those of `keep`; or all."""
+    """At most `most` indices of a series.
+
+    Minimum and maximum of equal buckets, the first, the last and those of `keep`; or all.
+    """
     if len(values) <= most:
         return list(range(len(values)))
     kept = {0, len(values) - 1, *keep}
@@ -53,5 +59,9 @@ def extremes(values: Sequence[int], most: int, keep: Iterable[int] = ()) -> list
 
 def dtype_of(cells: Iterable[Any]) -> str | None:
     """The dtype of most MACs of forward and backward; `None` where there are none."""
-    macs = summed((cell.dtype, cell.macs) for cell in cells if cell.phase in {"forward", "backward"} and cell.macs)
+    macs = summed(
+        (cell.dtype, cell.macs)
+        for cell in cells
+        if cell.phase in {"forward", "backward"} and cell.macs
+    )
     return max(macs, key=macs.__getitem__, default=None)

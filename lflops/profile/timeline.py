@@ -1,4 +1,7 @@
-"""One step of one rank in time: slices of modules, operators and kernels. All times are integer nanoseconds since the step began."""
+"""One step of one rank in time: slices of modules, operators and kernels.
+
+All times are integer nanoseconds since the step began.
+"""
 
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
@@ -9,7 +12,8 @@ from msgspec import Struct
 from lflops.profile.module_names import ancestry
 from lflops.profile.records import Count
 
-MOST_RANKS = 8  # a merged profile has the timelines of so many ranks, the first ones
+# a merged profile has the timelines of so many ranks, the first ones
+MOST_RANKS = 8
 
 MOST_SLICES, MOST_WORK = 2_000, 1_500
 """A timeline has so many slices of modules, operators and kernels at most, each the longest of their kind."""
@@ -33,7 +37,10 @@ class ModuleSlice(Struct, frozen=True, array_like=True, gc=False):
 
 
 class TimedWork(Struct, frozen=True, array_like=True, gc=False):
-    """An operator on a thread, or a kernel on a stream; `lane` is the number of the thread or the stream."""
+    """An operator on a thread, or a kernel on a stream.
+
+    `lane` is the number of the thread or the stream.
+    """
 
     name: str
     start: Count
@@ -48,7 +55,8 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
     """One step of one rank.
 
     Attributes:
-        source: Whether it is a traced step or one with hooks on its modules. Only a traced step has operators and kernels.
+        source: Whether it is a traced step or one with hooks on its modules. Only a traced step has
+            operators and kernels.
         length: Of the step.
         left_out: The number of shorter slices, operators and kernels that are not in it.
     """
@@ -73,12 +81,16 @@ class OwnTime(NamedTuple):
 
 def nested(stretches: Iterable[OwnTime], lane: int = 0) -> Iterator[ModuleSlice]:
     """Slices of modules, each around those of the modules below it, of the stretches of one thread in the order of time."""
-    # A slice ends where its module is followed by one that is not below it. So two calls of a module in a row are one slice. In backward,
-    # the engine's own time between two nodes ends none.
-    open_slices: list[OwnTime] = []  # the outermost first
+    # A slice ends where its module is followed by one that is not below it. So two calls of a
+    # module in a row are one slice. In backward, the engine's own time between two nodes ends none.
+    # the outermost first
+    open_slices: list[OwnTime] = []
     for stretch in _without_engine(stretches):
         path = ancestry(stretch.row)[::-1]
-        goes_on = ((each.row, each.phase) == (row, stretch.phase) for each, row in zip(open_slices, path, strict=False))
+        goes_on = (
+            (each.row, each.phase) == (row, stretch.phase)
+            for each, row in zip(open_slices, path, strict=False)
+        )
         common = sum(takewhile(bool, goes_on))
         while len(open_slices) > common:
             yield _slice(open_slices.pop(), len(open_slices), lane)
@@ -93,26 +105,49 @@ def _without_engine(stretches: Iterable[OwnTime]) -> Iterator[OwnTime]:
     given = list(stretches)
     for before, each, after in zip([None, *given], given, [*given[1:], None], strict=False):
         phases = {each.phase, before and before.phase, after and after.phase}
-        is_between = before is not None and before.row and after is not None and after.row and phases == {"backward"}
+        is_between = (
+            before is not None
+            and before.row
+            and after is not None
+            and after.row
+            and phases == {"backward"}
+        )
         if each.row or not is_between:
             yield each
 
 
 def _slice(stretch: OwnTime, depth: int, lane: int) -> ModuleSlice:
-    return ModuleSlice(stretch.row, stretch.phase, stretch.start, stretch.end - stretch.start, depth, lane)
+    return ModuleSlice(
+        stretch.row, stretch.phase, stretch.start, stretch.end - stretch.start, depth, lane
+    )
 
 
 def longest(
-    source: Source, length: int, slices: Iterable[ModuleSlice], operators: Iterable[TimedWork] = (), kernels: Iterable[TimedWork] = ()
+    source: Source,
+    length: int,
+    slices: Iterable[ModuleSlice],
+    operators: Iterable[TimedWork] = (),
+    kernels: Iterable[TimedWork] = (),
 ) -> StepTimeline:
-    """A timeline of the longest slices, operators and kernels, in the order of time. The slice around one is no shorter."""
+    """A timeline of the longest slices, operators and kernels, in the order of time.
+
+    The slice around one is no shorter.
+    """
     modules = sorted(slices, key=lambda each: (-each.length, each.depth, each.start))
-    works = [sorted(each, key=lambda work: (-work.length, work.start)) for each in (operators, kernels)]
+    works = [
+        sorted(each, key=lambda work: (-work.length, work.start)) for each in (operators, kernels)
+    ]
     return StepTimeline(
         source=source,
         length=length,
-        slices=tuple(sorted(modules[:MOST_SLICES], key=lambda each: (each.lane, each.start, each.depth))),
+        slices=tuple(
+            sorted(modules[:MOST_SLICES], key=lambda each: (each.lane, each.start, each.depth))
+        ),
         operators=tuple(sorted(works[0][:MOST_WORK], key=lambda work: (work.lane, work.start))),
         kernels=tuple(sorted(works[1][:MOST_WORK], key=lambda work: (work.lane, work.start))),
-        left_out=(max(len(modules) - MOST_SLICES, 0), max(len(works[0]) - MOST_WORK, 0), max(len(works[1]) - MOST_WORK, 0)),
+        left_out=(
+            max(len(modules) - MOST_SLICES, 0),
+            max(len(works[0]) - MOST_WORK, 0),
+            max(len(works[1]) - MOST_WORK, 0),
+        ),
     )

@@ -1,1 +1,4 @@
-"""Several ranks: collect their profiles, merge them into one, and find stragglers. Only `collect/` imports torch."""
+"""Several ranks: collect their profiles, merge them into one, and find stragglers.
+
+Only `collect/` imports torch.
+"""

@@ -1,1 +1,4 @@
-"""From results to what a person reads: lines, tables, a terminal, the log, and the payload that the page draws."""
+"""From results to what a person reads.
+
+Lines, tables, a terminal, the log, and the payload that the page draws.
+"""

@@ -9,25 +9,42 @@ from lflops.analysis.compare.significance import CHANGED, Doubt, Timing
 
 _LISTED = 5
 _NAMED = 3
-_NO_SMALL_CHANGE = 0.1  # of the step: so much is not the same, however wide the interval is
-_TIMES = 2.0  # from this ratio on a change reads as a multiple: 4.0 times, and not 300 % more
+# of the step: so much is not the same, however wide the interval is
+_NO_SMALL_CHANGE = 0.1
+# from this ratio on a change reads as a multiple: 4.0 times, and not 300 % more
+_TIMES = 2.0
 
 
 def headline(diff: Diff) -> tuple[str, ...]:
     """The verdict on the step, then a sentence for each change, the largest first."""
     found, batch = causes(diff), batch_change(diff)
     timed = [cause for cause in found if cause.seconds is not None]
-    several, whole = [*map(_cause, timed[:_LISTED]), *_others(timed[_LISTED:])], [*_whole(diff, found)]
+    several, whole = (
+        [*map(_cause, timed[:_LISTED]), *_others(timed[_LISTED:])],
+        [*_whole(diff, found)],
+    )
     most = abs(timed[0].seconds or 0.0) if timed else 0.0
-    is_first = diff.whole is not None and abs(diff.whole.ratio - 1) * (diff.step.before or 0.0) > most
+    is_first = (
+        diff.whole is not None and abs(diff.whole.ratio - 1) * (diff.step.before or 0.0) > most
+    )
     largest_first = (*whole, *several) if is_first else (*several, *whole)
-    return (_verdict(diff), *_batch(diff, batch), *largest_first, *_work(diff, batch), *_names(diff, found))
+    return (
+        _verdict(diff),
+        *_batch(diff, batch),
+        *largest_first,
+        *_work(diff, batch),
+        *_names(diff, found),
+    )
 
 
 def is_news(diff: Diff) -> bool:
     """Whether anything changed beyond noise: a time, the work, the memory or the modules."""
     step = diff.step.verdict in CHANGED or bool(causes(diff))
-    return step or diff.peak_bytes.differs or any(module.own.differs or is_renamed(module) for module in diff.modules)
+    return (
+        step
+        or diff.peak_bytes.differs
+        or any(module.own.differs or is_renamed(module) for module in diff.modules)
+    )
 
 
 def _verdict(diff: Diff) -> str:
@@ -67,11 +84,19 @@ def _cause(cause: Cause) -> str:
     if cause.kind == "work":
         if cause.ratio is None:
             return f"{name} does other work{cost}."
-        more = f"{cause.ratio:.1f}× the work" if cause.ratio >= _TIMES else f"{_share(cause.ratio)} work"
+        more = (
+            f"{cause.ratio:.1f}× the work"
+            if cause.ratio >= _TIMES
+            else f"{_share(cause.ratio)} work"
+        )
         return f"{name} does {more}{cost}."
     if cause.kind in ("added", "removed"):
         return f"{name} was {cause.kind}{cost}."
-    bounds = "" if cause.low is None or cause.high is None else f" ({signed(cause.low)} to {signed(cause.high)})"
+    bounds = (
+        ""
+        if cause.low is None or cause.high is None
+        else f" ({signed(cause.low)} to {signed(cause.high)})"
+    )
     return f"{name} is {_pace(cause.ratio)}{bounds}{cost}."
 
 
@@ -80,7 +105,11 @@ def _named(cause: Cause) -> str:
 
 
 def _cost(seconds: float | None) -> str:
-    return "" if seconds is None else f": {'+' if seconds > 0 else '−'}{units.duration(abs(seconds))} a step"
+    return (
+        ""
+        if seconds is None
+        else f": {'+' if seconds > 0 else '−'}{units.duration(abs(seconds))} a step"
+    )
 
 
 def _others(causes: Sequence[Cause]) -> Iterator[str]:
@@ -123,7 +152,11 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
         yield f"The {name} of a step went from {unit(change.before)} to {unit(change.after)}, {signed(change.ratio)}."
     elif not changed:
         moved = any(module.own.differs for module in diff.modules) or diff.added or diff.removed
-        yield "The total work is the same, but not module by module." if moved else "The work is the same, to the last FLOP and byte."
+        yield (
+            "The total work is the same, but not module by module."
+            if moved
+            else "The work is the same, to the last FLOP and byte."
+        )
     if diff.peak_bytes.differs:
         peak = diff.peak_bytes
         yield f"Peak live memory went from {units.size(peak.before)} to {units.size(peak.after)}, {signed(peak.ratio)}."
@@ -131,7 +164,9 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
 
 def _names(diff: Diff, found: Sequence[Cause]) -> Iterator[str]:
     for kind in ("added", "removed"):
-        if untimed := [_named(cause) for cause in found if cause.kind == kind and cause.seconds is None]:
+        if untimed := [
+            _named(cause) for cause in found if cause.kind == kind and cause.seconds is None
+        ]:
             yield f"{kind.capitalize()}: {_few(untimed)}."
     if renamed := [module_name(module) for module in diff.modules if is_renamed(module)]:
         yield f"Renamed: {_few(renamed)}."
@@ -152,7 +187,11 @@ def is_renamed(module: ModuleDiff) -> bool:
 
 def interval(time: Timing) -> str:
     """The interval of a time's ratio, as what it adds."""
-    return units.UNKNOWN if time.low is None or time.high is None else f"{signed(time.low)} to {signed(time.high)}"
+    return (
+        units.UNKNOWN
+        if time.low is None or time.high is None
+        else f"{signed(time.low)} to {signed(time.high)}"
+    )
 
 
 def signed(ratio: float | None) -> str:
@@ -177,8 +216,12 @@ def _pace(ratio: float | None) -> str:
 
 def _share(ratio: float) -> str:
     shown = units.percent(abs(ratio - 1))
-    return "the same" if shown in {"0 %", "<0.1 %"} else f"{shown} {'more' if ratio > 1 else 'less'}"
+    return (
+        "the same" if shown in {"0 %", "<0.1 %"} else f"{shown} {'more' if ratio > 1 else 'less'}"
+    )
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return ", ".join(names[:_NAMED]) + (
+        f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    )

@@ -1,19 +1,41 @@
-"""A run's ledger as lines of text: five for the log at the run's end, and all of it for the command line."""
+"""A run's ledger as lines of text.
+
+Five for the log at the run's end, and all of it for the command line.
+"""
 
 import shlex
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from lflops import units
-from lflops.ledger.account import CATEGORIES, CAUSES, NO_LOSS, Ledger, SlowStep, group_of, memory_growth
+from lflops.ledger.account import (
+    CATEGORIES,
+    CAUSES,
+    NO_LOSS,
+    Ledger,
+    SlowStep,
+    group_of,
+    memory_growth,
+)
 from lflops.profile.series import summed
 from lflops.report.text import counted
 
-LEAST_SHARE, LEAST = 0.01, 1.0  # a loss costs this share of the run and so many seconds; less is not worth a line
-SHORT_RUN = 60.0  # seconds: of a shorter run only slow steps are worth a line, since every program starts
+LEAST_SHARE, LEAST = (
+    0.01,
+    1.0,
+    # a loss costs this share of the run and so many seconds; less is not worth a line
+)
+SHORT_RUN = (
+    # seconds: of a shorter run only slow steps are worth a line, since every program starts
+    60.0
+)
 
-WAITS = {"training/data": "waiting for data", "training/wait": "waiting for other ranks in backward"}
-LONG_WAIT = 0.1  # of the run: as much of it is a loss, though it is in the usual steps
+WAITS = {
+    "training/data": "waiting for data",
+    "training/wait": "waiting for other ranks in backward",
+}
+# of the run: as much of it is a loss, though it is in the usual steps
+LONG_WAIT = 0.1
 
 MOST_LOSSES, MOST_SLOW, MOST_CATEGORIES = 3, 10, 4
 
@@ -23,7 +45,8 @@ class Loss(NamedTuple):
 
     name: str
     seconds: float
-    steps: tuple[SlowStep, ...]  # the slow ones that it is the cause of, as far as they are kept
+    # the slow ones that it is the cause of, as far as they are kept
+    steps: tuple[SlowStep, ...]
 
 
 def losses(ledger: Ledger) -> list[Loss]:
@@ -33,9 +56,23 @@ def losses(ledger: Ledger) -> list[Loss]:
     found = []
     for name, seconds in ledger.seconds.items():
         group, _, cause = name.partition("/")
-        is_loss = seconds >= LONG_WAIT * ledger.total if name in WAITS else group not in NO_LOSS and (group == "slow" or not is_short)
+        is_loss = (
+            seconds >= LONG_WAIT * ledger.total
+            if name in WAITS
+            else group not in NO_LOSS and (group == "slow" or not is_short)
+        )
         if is_loss and seconds >= least:
-            found.append(Loss(name, seconds, tuple(each for each in ledger.slow_steps if group == "slow" and each.cause == cause)))
+            found.append(
+                Loss(
+                    name,
+                    seconds,
+                    tuple(
+                        each
+                        for each in ledger.slow_steps
+                        if group == "slow" and each.cause == cause
+                    ),
+                )
+            )
     return sorted(found, key=lambda loss: -loss.seconds)
 
 
@@ -45,9 +82,18 @@ def end_lines(ledger: Ledger, where: str | None) -> list[str]:
     growth = memory_growth(ledger)
     if not lost and growth is None:
         return []
-    parts = [f"{CATEGORIES[group]} {units.percent(seconds / ledger.total)}" for group, seconds in ledger.by_group().items()]
-    more = f", {counted(len(parts) - MOST_CATEGORIES, 'other')}" if len(parts) > MOST_CATEGORIES else ""
-    lines = [f"lflops: the run's {units.long_duration(ledger.total)}: {', '.join(parts[:MOST_CATEGORIES])}{more}"]
+    parts = [
+        f"{CATEGORIES[group]} {units.percent(seconds / ledger.total)}"
+        for group, seconds in ledger.by_group().items()
+    ]
+    more = (
+        f", {counted(len(parts) - MOST_CATEGORIES, 'other')}"
+        if len(parts) > MOST_CATEGORIES
+        else ""
+    )
+    lines = [
+        f"lflops: the run's {units.long_duration(ledger.total)}: {', '.join(parts[:MOST_CATEGORIES])}{more}"
+    ]
     lines += [f"  {units.long_duration(loss.seconds):>8}  {_text_of(loss)}" for loss in lost]
     if growth is not None:
         lines.append(f"  memory of the process grows by {units.size(growth)} an hour")
@@ -57,7 +103,11 @@ def end_lines(ledger: Ledger, where: str | None) -> list[str]:
 def headline(ledger: Ledger) -> str:
     """How long the run is, and whose account it is."""
     starts = counted(len(ledger.starts), "start")
-    others = f"; {counted(ledger.others, 'start')} of other runs or loops in this folder, each in its file" if ledger.others else ""
+    others = (
+        f"; {counted(ledger.others, 'start')} of other runs or loops in this folder, each in its file"
+        if ledger.others
+        else ""
+    )
     return f"{units.long_duration(ledger.total)} in {starts}, {counted(ledger.steps, 'step')}, rank {ledger.rank} of {ledger.ranks}{others}"
 
 
@@ -68,9 +118,15 @@ def ledger_lines(ledger: Ledger) -> Iterator[str]:
     groups = ledger.by_group()
     for group, seconds in groups.items():
         yield _row(CATEGORIES[group], seconds, ledger.total)
-        parts = {name.partition("/")[2]: value for name, value in ledger.seconds.items() if group_of(name) == group and "/" in name}
+        parts = {
+            name.partition("/")[2]: value
+            for name, value in ledger.seconds.items()
+            if group_of(name) == group and "/" in name
+        }
         for part, value in sorted(parts.items(), key=lambda item: -item[1]):
-            yield _row(f"  {CAUSES.get(part, part) if group == 'slow' else part}", value, ledger.total)
+            yield _row(
+                f"  {CAUSES.get(part, part) if group == 'slow' else part}", value, ledger.total
+            )
     if len(ledger.starts) > 1:
         yield ""
         for number, start in enumerate(ledger.starts, 1):

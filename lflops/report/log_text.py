@@ -1,4 +1,7 @@
-"""What a window writes to the log: the verdict, the step, the modules with the most time, memory, ranks; in about 40 lines at most."""
+"""What a window writes to the log.
+
+The verdict, the step, the modules with the most time, memory, ranks; in about 40 lines at most.
+"""
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -17,22 +20,35 @@ from lflops.report.verdict import verdict_lines
 _MARGIN = 16
 _MODULES = 5
 _NAME, _LEAST_NAME = 60, 30
-_MOST = {"note": 3, "not counted": 3}  # of the remarks with these labels; the first few lines of each, and how many more there are
+_MOST = {
+    "note": 3,
+    "not counted": 3,
+    # of the remarks with these labels; the first few lines of each, and how many more there are
+}
 _SUBJECT = frozenset({"profiled", "device", "inputs"})
 _MODEL = frozenset({"parameters", "peak live memory"})
-_LEFT_OUT = frozenset({"achieved", "CPU time", "observer"})  # of the facts about speed, those that only lflops show has
+_LEFT_OUT = frozenset(
+    {"achieved", "CPU time", "observer"}
+    # of the facts about speed, those that only lflops show has
+)
 _LINES_OF_RANKS = 4
-_CHANGES = 2  # sentences about what changed since the window before
+# sentences about what changed since the window before
+_CHANGES = 2
 
 _Lines = Iterable[tuple[str, str]]
 
 
 def log_text(analysis: Analysis, before: Profile | None = None) -> str:
-    """The text of a window, compared with the one before it: labels, and behind each of them a line or more."""
+    """The text of a window, compared with the one before it.
+
+    Labels, and behind each of them a line or more.
+    """
     report = report_of(analysis)
     parts: list[_Lines] = [
         verdict_lines(report.verdict),
-        (("since the last", line) for line in headline(diff(before, analysis.profile))[:_CHANGES]) if before is not None else (),
+        (("since the last", line) for line in headline(diff(before, analysis.profile))[:_CHANGES])
+        if before is not None
+        else (),
         ((fact.label, fact.text) for fact in report.subject if fact.name in _SUBJECT),
         speed_lines([fact for fact in report.speed if fact.name not in _LEFT_OUT]),
         _modules(analysis),
@@ -54,13 +70,20 @@ def _modules(analysis: Analysis) -> Iterator[tuple[str, str]]:
     named = [(_named(each), each) for each in listed]
     width = max(len(name) for name, _ in named)
     for name, each in named:
-        rate = f"  {units.rate(flops_per_second(each.macs, each.seconds), 'FLOP/s')}" if each.macs else ""
+        rate = (
+            f"  {units.rate(flops_per_second(each.macs, each.seconds), 'FLOP/s')}"
+            if each.macs
+            else ""
+        )
         share = units.percent(times.share(each.seconds))
         yield "most time", f"{name:<{width}}  {units.duration(each.seconds):>8}  {share:>6}{rate}"
     if others:
         left = sum(each.seconds for each in others)
         name = counted(sum(each.modules for each in others), "other module")
-        yield "most time", f"{name:<{width}}  {units.duration(left):>8}  {units.percent(times.share(left)):>6}"
+        yield (
+            "most time",
+            f"{name:<{width}}  {units.duration(left):>8}  {units.percent(times.share(left)):>6}",
+        )
 
 
 def _named(each: BusyModules) -> str:

@@ -1,4 +1,7 @@
-"""The ranks of a run as lines: which reported, which are slow and in which modules, how they communicate, and which wait for data."""
+"""The ranks of a run as lines.
+
+Which reported, which are slow and in which modules, how they communicate, and which wait for data.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -13,13 +16,19 @@ from lflops.report.text import WORDS, counted, plain
 
 _WORST = 3
 _LISTED = 12
-_MUCH = 0.05  # of the step: a rank that costs so much is in the first sentences
-_FACTOR = 10.0  # from this many times on, a factor is printed and not a share
-_OUTSIDE = WORDS["outside"]  # the phases of a step that are in no module
+# of the step: a rank that costs so much is in the first sentences
+_MUCH = 0.05
+# from this many times on, a factor is printed and not a share
+_FACTOR = 10.0
+# the phases of a step that are in no module
+_OUTSIDE = WORDS["outside"]
 
 
 def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    """Label and value of each line; one without a label goes on with the line above. Of a run of one rank, only its collectives."""
+    """Label and value of each line; one without a label goes on with the line above.
+
+    Of a run of one rank, only its collectives.
+    """
     listed = analysis.profile.ranks
     if len(listed) < 2:
         yield from _communication(analysis)
@@ -27,13 +36,20 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
     yield "ranks", "; ".join(_statuses(listed))
     macs = [rank.macs for rank in listed if rank.macs is not None]
     if any(macs):
-        uneven = f", {units.count(min(macs))} to {units.count(max(macs))} on each" if min(macs) != max(macs) else ""
+        uneven = (
+            f", {units.count(min(macs))} to {units.count(max(macs))} on each"
+            if min(macs) != max(macs)
+            else ""
+        )
         yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
     yield from _imbalance(analysis)
     yield from _communication(analysis)
     if analysis.imbalance.too_few_steps is None:
         yield from _labelled("waiting", map(_waiting, analysis.imbalance.waits[:_WORST]))
-    yield from _by_rank(listed, {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu})
+    yield from _by_rank(
+        listed,
+        {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu},
+    )
 
 
 def _statuses(each: Sequence[Rank]) -> Iterator[str]:
@@ -62,7 +78,9 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
     if len(found.rows) > _WORST:
         hosts = _hosts(analysis)
         on = {hosts.get(row.slow_rank, "") for row in found.rows}
-        culprits.append(f"{len(found.rows) - _WORST} more{', all of them' + on.pop() if len(on) == 1 and '' not in on else ''}")
+        culprits.append(
+            f"{len(found.rows) - _WORST} more{', all of them' + on.pop() if len(on) == 1 and '' not in on else ''}"
+        )
     yield from _labelled("slow ranks", culprits or [_nobody(found, analysis)])
     mean = analysis.step_times.mean
     if found.lost_share is not None and (found.rows or found.take_turns):
@@ -73,7 +91,10 @@ def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
 
 def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
     """A sentence about each of the worst culprits, by its rank and what it is slow in."""
-    return {(row.slow_rank, row.module, row.phase, row.cause): _sentence(row, analysis) for row in analysis.imbalance.rows[:_WORST]}
+    return {
+        (row.slow_rank, row.module, row.phase, row.cause): _sentence(row, analysis)
+        for row in analysis.imbalance.rows[:_WORST]
+    }
 
 
 def _nobody(found: Imbalance, analysis: Analysis) -> str:
@@ -82,9 +103,17 @@ def _nobody(found: Imbalance, analysis: Analysis) -> str:
     if found.busy_machine:
         return "cannot tell: this machine was busy, and the system preempted the processes of all ranks"
     if found.take_turns:
-        why = "the lengths of their batches differ" if found.lengths_differ else "no rank is the slow one in most of the steps"
+        why = (
+            "the lengths of their batches differ"
+            if found.lengths_differ
+            else "no rank is the slow one in most of the steps"
+        )
         return f"none for itself: ranks take turns in coming last: {why}"
-    if not analysis.is_staged and found.step_seconds and any(wait.seconds >= _MUCH * found.step_seconds for wait in found.waits):
+    if (
+        not analysis.is_staged
+        and found.step_seconds
+        and any(wait.seconds >= _MUCH * found.step_seconds for wait in found.waits)
+    ):
         return "cannot tell: ranks wait for each other, and in no place is one of them slower by more than noise"
     return "none: no rank is slower than the others by more than noise"
 
@@ -97,11 +126,18 @@ def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]
 def _hosts(analysis: Analysis) -> dict[int, str]:
     """Each rank's host as ` on node7`; empty where all ranks are on one."""
     hosts = {rank.rank: rank.host for rank in analysis.profile.ranks if rank.host}
-    return {rank: plain(f" on {host}") for rank, host in hosts.items()} if len(set(hosts.values())) > 1 else {}
+    return (
+        {rank: plain(f" on {host}") for rank, host in hosts.items()}
+        if len(set(hosts.values())) > 1
+        else {}
+    )
 
 
 def slowest_rank(analysis: Analysis, seconds: float) -> str | None:
-    """A sentence about the worst culprit, which costs a step so many seconds; `None` if its share is small."""
+    """A sentence about the worst culprit, which costs a step so many seconds.
+
+    `None` if its share is small.
+    """
     found = analysis.imbalance
     if found.worst_share is None or found.worst_share < _MUCH:
         return None
@@ -118,7 +154,13 @@ def _sentence(row: Row, analysis: Analysis) -> str:
     """As `rank 3 on node7 is 12.0 % slower than the other ranks in layers.0.mlp forward, in 10 of 10 steps: costs 4.00 ms a step`."""
     often = "" if row.steps is None else f", in {row.slow_steps} of {counted(row.steps, 'step')}"
     often += "" if row.since is None else f", from step {row.since} on"
-    where = _where(row.module, row.phase) if row.phase != "all" else "no single place" if row.cause == "preempted" else "everything"
+    where = (
+        _where(row.module, row.phase)
+        if row.phase != "all"
+        else "no single place"
+        if row.cause == "preempted"
+        else "everything"
+    )
     number = f" ({row.modules} modules)" if row.modules > 1 else ""
     costs = f"costs {units.duration(row.seconds_lost)} a step"
     rank = f"rank {row.slow_rank}{_hosts(analysis).get(row.slow_rank, '')}"
@@ -149,26 +191,39 @@ def _slower(ratio: float | None) -> str:
 def _waiting(wait: RankWait) -> str:
     """As `7 ranks wait 50.00 ms a step for rank 1 in the model's own backward`."""
     who = f"rank {wait.longest_rank} waits" if wait.ranks == 1 else f"{wait.ranks} ranks wait"
-    traced = "" if wait.traced_seconds is None else f", in the traces {units.duration(wait.traced_seconds)}"
+    traced = (
+        ""
+        if wait.traced_seconds is None
+        else f", in the traces {units.duration(wait.traced_seconds)}"
+    )
     return f"{who} {units.duration(wait.seconds)} a step for rank {wait.for_rank} in {_where(wait.module, wait.phase)}{traced}"
 
 
 def _communication(analysis: Analysis) -> Iterator[tuple[str, str]]:
     found = analysis.communication
     twice = Counter((each.kind, each.group_size) for each in found)
-    sentences = [_collective(each, in_group=twice[each.kind, each.group_size] > 1) for each in found[:_WORST]]
+    sentences = [
+        _collective(each, in_group=twice[each.kind, each.group_size] > 1) for each in found[:_WORST]
+    ]
     if len(found) > _WORST:
         sentences.append(f"{len(found) - _WORST} more")
     yield from _labelled("communication", sentences)
 
 
 def _collective(each: Collective, *, in_group: bool) -> str:
-    """As `all-reduce over 8 ranks: 3 calls and 1.20 GiB a step, 12.0 ms, of these 3.00 ms exposed, bus bandwidth 320 GB/s`."""
+    """As `all-reduce over 8 ranks.
+
+    3 calls and 1.20 GiB a step, 12.0 ms, of these 3.00 ms exposed, bus bandwidth 320 GB/s`.
+    """
     over = "" if each.group_size is None else f" over {counted(each.group_size, 'rank')}"
     group = f" (group {plain(each.group)})" if in_group else ""
     parts = [f"{counted(each.calls, 'call')} and {units.size(each.bytes)} a step"]
     if each.seconds is not None:
-        exposed = "" if each.exposed_seconds is None else f", of these {units.duration(each.exposed_seconds)} exposed"
+        exposed = (
+            ""
+            if each.exposed_seconds is None
+            else f", of these {units.duration(each.exposed_seconds)} exposed"
+        )
         parts.append(f"{units.duration(each.seconds)}{exposed}")
     if each.bus_bytes_per_second is not None:
         least = "at least " if each.holds_waiting else ""
@@ -187,10 +242,15 @@ def _where(module: str, phase: str) -> str:
     return plain(f"{own} {phase}")
 
 
-def _by_rank(each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], Spread | None]]) -> Iterator[tuple[str, str]]:
+def _by_rank(
+    each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], Spread | None]]
+) -> Iterator[tuple[str, str]]:
     """The minimum, and the maximum with its rank."""
     for label, of in lines.items():
         known = [(spread.median, rank.rank) for rank in each if (spread := of(rank)) is not None]
         if len(known) > 1:
             (least, _), (most, rank) = min(known), max(known)
-            yield label, f"{units.duration(least)} to {units.duration(most)}, the most on rank {rank}"
+            yield (
+                label,
+                f"{units.duration(least)} to {units.duration(most)}, the most on rank {rank}",
+            )

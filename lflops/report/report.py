@@ -1,7 +1,10 @@
-"""The report of a profile: every fact of the first screen once, by a name, with its number, its text and what it rests on.
+"""The report of a profile.
 
-Terminal, log, page, DeepSpeed's text and loggers draw this value and compute nothing of it again. So a fact reads the same wherever it is,
-and parts add up to their whole in every view: shares are of the summed clean steps, seconds of the mean one.
+Every fact of the first screen once, by a name, with its number, its text and what it rests on.
+
+Terminal, log, page, DeepSpeed's text and loggers draw this value and compute nothing of it again.
+So a fact reads the same wherever it is, and parts add up to their whole in every view: shares are
+of the summed clean steps, seconds of the mean one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,22 +42,37 @@ _TEXT: Mapping[Unit, Callable[[float | None], str]] = {
 _KINDS = WORDS["kinds"]
 _LISTED = 12
 _LEADING_MODULES = 3
-_FASTER = 0.9  # timing modules makes no step faster
-_IN_TRUST = {"not_counted", "time_scaled", "few_clean_steps"}  # remarks that the line of trust makes in other words
+# timing modules makes no step faster
+_FASTER = 0.9
+_IN_TRUST = {
+    "not_counted",
+    "time_scaled",
+    "few_clean_steps",
+    # remarks that the line of trust makes in other words
+}
 
 
 class Fact(Struct, frozen=True, kw_only=True):
     """One fact."""
 
-    name: str  # what programs ask for it by
-    label: str  # what readers see
-    value: float | None = None  # in SI units; `None` is unknown, and what is no number
-    unit: Unit = "text"  # what the value is in
-    text: str  # the value as every drawing writes it
-    remark: str = ""  # what it rests on, and its spread
-    of: str = ""  # the name of the fact that this is a part of
-    share: float | None = None  # of the summed clean steps
-    doubt: bool = False  # whether it makes the figures less reliable
+    # what programs ask for it by
+    name: str
+    # what readers see
+    label: str
+    # in SI units; `None` is unknown, and what is no number
+    value: float | None = None
+    # what the value is in
+    unit: Unit = "text"
+    # the value as every drawing writes it
+    text: str
+    # what it rests on, and its spread
+    remark: str = ""
+    # the name of the fact that this is a part of
+    of: str = ""
+    # of the summed clean steps
+    share: float | None = None
+    # whether it makes the figures less reliable
+    doubt: bool = False
 
     @property
     def said(self) -> str:
@@ -65,30 +83,56 @@ class Fact(Struct, frozen=True, kw_only=True):
 class Part(Struct, frozen=True, kw_only=True):
     """A part of the step."""
 
-    name: str  # of the budget's part
-    label: str  # what readers see
-    seconds: float  # of the mean clean step
-    share: float  # of the summed clean steps
-    text: str  # both
-    what: str  # what it is, as the rest of "20 % of the step is", and where
-    advice: str  # what usually shortens it
-    # The modules that have the most of it, repeated ones as their pattern, with their shares of the step
+    # of the budget's part
+    name: str
+    # what readers see
+    label: str
+    # of the mean clean step
+    seconds: float
+    # of the summed clean steps
+    share: float
+    # both
+    text: str
+    # what it is, as the rest of "20 % of the step is", and where
+    what: str
+    # what usually shortens it
+    advice: str
+    # The modules that have the most of it, repeated ones as their pattern, with their shares of the
+    # step
     modules: tuple[tuple[str, float], ...] = ()
 
 
 class Report(Struct, frozen=True, kw_only=True):
     """What is known of a step, in the order in which it is read."""
 
-    verdict: Verdict  # how fast, why, what next, and how far to trust it
-    subject: tuple[Fact, ...]  # what was profiled, on what, and its parameters
-    speed: tuple[Fact, ...]  # the step with its phases, rates, MFU, and what the observer cost; empty where no step was timed
-    model: tuple[Fact, ...]  # memory, parameters and MACs, and of a plan its least time and whether it fits
-    budget: tuple[Part, ...]  # the parts of the step, the largest first; empty where the peak is unknown
-    why_no_budget: str  # why it is
-    remarks: tuple[Fact, ...]  # all that is in no figure: the allocator, ranks, uncounted operators, uncalled modules, notes
+    # how fast, why, what next, and how far to trust it
+    verdict: Verdict
+    # what was profiled, on what, and its parameters
+    subject: tuple[Fact, ...]
+    speed: tuple[
+        Fact, ...
+        # the step with its phases, rates, MFU, and what the observer cost; empty where no step was
+        # timed
+    ]
+    model: tuple[
+        Fact, ...
+        # memory, parameters and MACs, and of a plan its least time and whether it fits
+    ]
+    budget: tuple[
+        Part, ...
+        # the parts of the step, the largest first; empty where the peak is unknown
+    ]
+    # why it is
+    why_no_budget: str
+    remarks: tuple[
+        Fact, ...
+        # all that is in no figure: the allocator, ranks, uncounted operators, uncalled modules, notes
+    ]
 
     def fact(self, name: str) -> Fact | None:
-        return next((fact for fact in (*self.speed, *self.model, *self.subject) if fact.name == name), None)
+        return next(
+            (fact for fact in (*self.speed, *self.model, *self.subject) if fact.name == name), None
+        )
 
     def value(self, name: str) -> float | None:
         """The number of a fact; `None` where it is unknown."""
@@ -107,7 +151,9 @@ def report_of(analysis: Analysis) -> Report:
         budget = tuple(_budget(analysis))
         remarks = tuple(_remarks(analysis))
         made = _MADE[analysis] = Report(
-            verdict=verdict(analysis, sum(remark.doubt and remark.name not in _IN_TRUST for remark in remarks)),
+            verdict=verdict(
+                analysis, sum(remark.doubt and remark.name not in _IN_TRUST for remark in remarks)
+            ),
             subject=tuple(_subject(analysis.profile)),
             speed=tuple(_speed(analysis)),
             model=tuple(_model(analysis)),
@@ -119,7 +165,19 @@ def report_of(analysis: Analysis) -> Report:
 
 
 def _fact(name: str, value: float | None, unit: Unit, remark: str = "", **more: Any) -> Fact:
-    return Fact(**({"name": name, "label": name, "value": value, "unit": unit, "text": _TEXT[unit](value), "remark": remark} | more))
+    return Fact(
+        **(
+            {
+                "name": name,
+                "label": name,
+                "value": value,
+                "unit": unit,
+                "text": _TEXT[unit](value),
+                "remark": remark,
+            }
+            | more
+        )
+    )
 
 
 def _text(label: str, text: str, *, doubt: bool = False) -> Fact:
@@ -136,22 +194,45 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
         return
     yield _fact(one, times.mean, "s", _rests_on(analysis, one, several))
     yield from _phases(times, one)
-    for name, rate in (("samples/s", times.samples_per_second), ("tokens/s", times.tokens_per_second)):
+    for name, rate in (
+        ("samples/s", times.samples_per_second),
+        ("tokens/s", times.tokens_per_second),
+    ):
         if rate is not None:
             yield _fact(name, rate, "/s")
     yield from _reached(analysis)
     if times.cpu_seconds is not None:
-        in_kernel = f", {units.duration(times.system_seconds.median)} of it in the kernel" if times.system_seconds else ""
-        factor = _TEXT["factor"](times.cpu_seconds.median / times.seconds.median if times.seconds.median else None)
-        yield _fact("CPU time", times.cpu_seconds.median, "s", f"{factor} the time of the median {one}{in_kernel}")
+        in_kernel = (
+            f", {units.duration(times.system_seconds.median)} of it in the kernel"
+            if times.system_seconds
+            else ""
+        )
+        factor = _TEXT["factor"](
+            times.cpu_seconds.median / times.seconds.median if times.seconds.median else None
+        )
+        yield _fact(
+            "CPU time",
+            times.cpu_seconds.median,
+            "s",
+            f"{factor} the time of the median {one}{in_kernel}",
+        )
     if run.observer_ratio is not None:
-        faster = "; something else slowed the undisturbed ones" if run.observer_ratio < _FASTER else ""
+        faster = (
+            "; something else slowed the undisturbed ones" if run.observer_ratio < _FASTER else ""
+        )
         remark = f"{several} timed by module over undisturbed {several}{faster}"
         yield _fact("observer", run.observer_ratio, "factor", remark, label="cost of timing")
 
 
 def _rests_on(analysis: Analysis, one: str, several: str) -> str:
-    times, numbers = analysis.step_times, [step.index for step in analysis.profile.steps if step.is_clean and step.seconds is not None]
+    times, numbers = (
+        analysis.step_times,
+        [
+            step.index
+            for step in analysis.profile.steps
+            if step.is_clean and step.seconds is not None
+        ],
+    )
     if times.seconds is None or times.steps == 1:
         return f"of one undisturbed {one}"
     spread = f" ± {plus_minus(times.spread)}" if times.spread is not None else ""
@@ -160,18 +241,32 @@ def _rests_on(analysis: Analysis, one: str, several: str) -> str:
 
 
 def _phases(times: StepTimes, one: str) -> Iterator[Fact]:
-    """The parts of the mean step with their shares, which add up to it; those of a forward below it."""
+    """The parts of the mean step with their shares, which add up to it.
+
+    Those of a forward below it.
+    """
     for name, seconds in times.parts.items():
         yield _phase(times, name, seconds, of=one)
         for part in WITHIN_FORWARD if name == "forward" else ():
             if part in times.phases:
                 yield _phase(times, part, times.phases[part], of=name)
         if name == "backward" and times.waiting:
-            yield _fact("waiting", times.waiting, "s", "for gradients of other ranks", of=name, share=times.share(times.waiting))
+            yield _fact(
+                "waiting",
+                times.waiting,
+                "s",
+                "for gradients of other ranks",
+                of=name,
+                share=times.share(times.waiting),
+            )
 
 
 def _phase(times: StepTimes, name: str, seconds: float, *, of: str) -> Fact:
-    host = f"{units.duration(times.host_phases[name])} on the host" if name in times.host_phases else ""
+    host = (
+        f"{units.duration(times.host_phases[name])} on the host"
+        if name in times.host_phases
+        else ""
+    )
     return _fact(name, seconds, "s", host, of=of, share=times.share(seconds))
 
 
@@ -179,14 +274,18 @@ def _reached(analysis: Analysis) -> Iterator[Fact]:
     reached, root = analysis.utilization, analysis.profile.modules[""]
     ran = " and ".join(phase for phase in MODEL_PHASES if root.work(phase).macs) or "forward"
     rate = reached.flops_per_second
-    yield _fact("achieved", rate, "FLOP/s", "nothing was counted" if rate is None else f"2 × MACs of {ran}")
+    yield _fact(
+        "achieved", rate, "FLOP/s", "nothing was counted" if rate is None else f"2 × MACs of {ran}"
+    )
     yield _fact("MFU", reached.mfu, "of peak", _peak(reached, analysis.profile))
     if units.percent(reached.hfu) != units.percent(reached.mfu):
         yield _fact("HFU", reached.hfu, "of peak", "with recomputed MACs")
     if units.percent(reached.executed) != units.percent(reached.hfu):
         known = "without the MACs that masks skip, each at the peak of its dtype"
         unknown = "some MACs are in a dtype without a known peak"
-        yield _fact("executed", reached.executed, "of peak", unknown if reached.executed is None else known)
+        yield _fact(
+            "executed", reached.executed, "of peak", unknown if reached.executed is None else known
+        )
 
 
 def _peak(reached: Utilization, profile: Profile) -> str:
@@ -206,11 +305,18 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
     if (bound := analysis.lower_bound) is not None and analysis.step_times.seconds is None:
         yield _fact("least time", bound.seconds, "s", f"a step can take on {bound.hardware}")
     room = analysis.room
-    fits = "" if room is None else f"{room.verdict}: {room.chip} has {units.size(room.usable_bytes)}"
+    fits = (
+        "" if room is None else f"{room.verdict}: {room.chip} has {units.size(room.usable_bytes)}"
+    )
     if room is not None and profile.run.kind == "estimate":
         yield _fact("memory needed", room.needed_bytes, "bytes", fits)
         fits = ""
-    yield _fact("peak live memory", analysis.peak_bytes, "bytes", "; ".join(filter(None, (_by_category(profile), fits))))
+    yield _fact(
+        "peak live memory",
+        analysis.peak_bytes,
+        "bytes",
+        "; ".join(filter(None, (_by_category(profile), fits))),
+    )
     sized = f"{units.count(root.parameters)} in {units.size(root.parameter_bytes)}"
     yield _fact("parameters", root.parameters, "count", ", ".join(_parameters(root)), text=sized)
     if profile.is_counted:
@@ -222,7 +328,9 @@ def _model(analysis: Analysis) -> Iterator[Fact]:
 def _by_category(profile: Profile) -> str:
     held = {} if profile.memory is None else profile.memory.by_category
     largest = sorted(held.items(), key=lambda item: -item[1])
-    held_by = ", ".join(f"{category.replace('_', ' ')} {units.size(size)}" for category, size in largest if size)
+    held_by = ", ".join(
+        f"{category.replace('_', ' ')} {units.size(size)}" for category, size in largest if size
+    )
     return f"of these {held_by}" if held_by else ""
 
 
@@ -235,7 +343,10 @@ def _parameters(root: ModuleProfile) -> Iterator[str]:
     if len(root.dtypes) == 1:
         yield f"all {next(iter(root.dtypes))}"
     else:
-        yield from (f"{units.count(share.parameters)} {dtype} in {units.size(share.bytes)}" for dtype, share in root.dtypes.items())
+        yield from (
+            f"{units.count(share.parameters)} {dtype} in {units.size(share.bytes)}"
+            for dtype, share in root.dtypes.items()
+        )
     if root.local_parameters != root.parameters:
         yield f"{units.count(root.local_parameters)} in {units.size(root.local_parameter_bytes)} on this rank"
 
@@ -259,10 +370,19 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
 
 
 def _modules_of(analysis: Analysis, budget: Budget, part: str) -> list[tuple[str, float]]:
-    """The modules with the largest shares of the step in a part of the budget; none where their times are no measure."""
+    """The modules with the largest shares of the step in a part of the budget.
+
+    None where their times are no measure.
+    """
     modules = {} if are_times_far_off(analysis.profile.notes) else budget.modules
-    shares = {module: parts[part] for module, parts in modules.items() if part in IN_MODULES and parts[part]}
-    return sorted(added_up(shares, analysis.patterns).items(), key=lambda item: -item[1])[:_LEADING_MODULES]
+    shares = {
+        module: parts[part]
+        for module, parts in modules.items()
+        if part in IN_MODULES and parts[part]
+    }
+    return sorted(added_up(shares, analysis.patterns).items(), key=lambda item: -item[1])[
+        :_LEADING_MODULES
+    ]
 
 
 def _why_no_budget(analysis: Analysis) -> str:
@@ -278,20 +398,37 @@ def _why_no_budget(analysis: Analysis) -> str:
 
 def _subject(profile: Profile) -> Iterator[Fact]:
     run = profile.run
-    when = [f"{name} {at}" for name, at in (("step", run.step), ("window", run.window)) if at is not None]
+    when = [
+        f"{name} {at}"
+        for name, at in (("step", run.step), ("window", run.window))
+        if at is not None
+    ]
     ranks = counted(run.world_size, "rank") if run.world_size > 1 else None
     # Positional inputs are named by their number, which would read as one more size.
-    shapes = [f"{'' if name.isdecimal() else name} {'×'.join(map(str, shape)) or 'scalar'}".strip() for name, shape in run.shapes.items()]
+    shapes = [
+        f"{'' if name.isdecimal() else name} {'×'.join(map(str, shape)) or 'scalar'}".strip()
+        for name, shape in run.shapes.items()
+    ]
     units_of_batch = ((run.samples_per_step, "sample"), (run.tokens_per_step, "token"))
     batch = [f"{n:,} {unit}{'' if n == 1 else 's'}" for n, unit in units_of_batch if n is not None]
-    yield _text("profiled", _listed(_root(profile), _passes(profile), *when, "partial" if run.partial else None))
+    yield _text(
+        "profiled",
+        _listed(_root(profile), _passes(profile), *when, "partial" if run.partial else None),
+    )
     yield _text("device", _listed(_device(profile), run.dtype, run.precision, ranks))
-    yield _text("created", run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"))
-    yield _text("inputs", "; ".join(_listed(*part) for part in (shapes, batch) if part) or units.UNKNOWN)
+    yield _text(
+        "created", run.created.replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC")
+    )
+    yield _text(
+        "inputs", "; ".join(_listed(*part) for part in (shapes, batch) if part) or units.UNKNOWN
+    )
 
 
 def _device(profile: Profile) -> str:
-    """Name the device of the figures: an estimate ran on none, and its figures are those of the chip that it was asked for."""
+    """Name the device of the figures.
+
+    An estimate ran on none, and its figures are those of the chip that it was asked for.
+    """
     run = profile.run
     if run.kind != "estimate":
         return f"{' and '.join(_chips(profile))} on {run.host}"
@@ -300,20 +437,32 @@ def _device(profile: Profile) -> str:
 
 def _chips(profile: Profile) -> list[str]:
     """The chips of all ranks, each once."""
-    return list(dict.fromkeys(rank.device for rank in profile.ranks if rank.device)) or [profile.run.device_name]
+    return list(dict.fromkeys(rank.device for rank in profile.ranks if rank.device)) or [
+        profile.run.device_name
+    ]
 
 
 def _root(profile: Profile) -> str:
     """The root's class; where the root is no module, the classes directly below it."""
-    kinds = list(dict.fromkeys(module.kind for name, module in profile.modules.items() if name and "." not in name))
+    kinds = list(
+        dict.fromkeys(
+            module.kind for name, module in profile.modules.items() if name and "." not in name
+        )
+    )
     if kind := profile.modules[""].kind:
         return kind
-    named = [*kinds[:_LISTED], *([f"{len(kinds) - _LISTED} more kinds"] if len(kinds) > _LISTED else [])]
+    named = [
+        *kinds[:_LISTED],
+        *([f"{len(kinds) - _LISTED} more kinds"] if len(kinds) > _LISTED else []),
+    ]
     return " and ".join(filter(None, [", ".join(named[:-1]), *named[-1:]]))
 
 
 def _passes(profile: Profile) -> str:
-    """How it was profiled. A root with another number of calls than one was counted over as many passes."""
+    """How it was profiled.
+
+    A root with another number of calls than one was counted over as many passes.
+    """
     if profile.run.kind == "training" and profile.run.stage not in {None, "train"}:
         return f"training, {profile.run.stage}"
     calls = profile.modules[""].calls
@@ -343,29 +492,52 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
 
 
 def uncounted(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bool]]:
-    """A line for each operator without a formula, and whether it makes the totals less reliable; the first few, then the others."""
+    """A line for each operator without a formula, and whether it makes the totals less reliable.
+
+    The first few, then the others.
+    """
     rows = analysis.uncounted
     if not rows:
         yield "nothing: every operator that ran has a formula", False
     longest = max((len(row.operator) for row in rows[:most]), default=0)
     for row in rows[:most]:
-        where = counted(len(row.modules), "module") if len(row.modules) > 1 else row.modules[0] or "the model itself"
+        where = (
+            counted(len(row.modules), "module")
+            if len(row.modules) > 1
+            else row.modules[0] or "the model itself"
+        )
         took = "" if row.seconds is None else f", {units.duration(row.seconds)}"
-        yield f"{row.operator:<{longest}}  {counted(row.calls, 'call')} in {where}, {units.size(row.bytes)}{took}", True
+        yield (
+            f"{row.operator:<{longest}}  {counted(row.calls, 'call')} in {where}, {units.size(row.bytes)}{took}",
+            True,
+        )
     if left := rows[most:]:
-        calls, moved = counted(sum(row.calls for row in left), "call"), units.size(sum(row.bytes for row in left))
+        calls, moved = (
+            counted(sum(row.calls for row in left), "call"),
+            units.size(sum(row.bytes for row in left)),
+        )
         yield f"and {counted(len(left), 'more operator')}  {calls}, {moved}", True
 
 
 def _never_called(analysis: Analysis) -> str:
     """The uppermost modules, repeated ones as their pattern; those below them only as a number."""
     uncalled = set(analysis.uncalled)
-    top = [name for name in analysis.uncalled if not name or name.rpartition(".")[0] not in uncalled]
+    top = [
+        name for name in analysis.uncalled if not name or name.rpartition(".")[0] not in uncalled
+    ]
     labels: list[str] = []
     for label, names in fold_repeats(top, lambda name: (name,), analysis.patterns):
-        is_spelled_out = len(names) == 1 or set(label) <= {"*", "."}  # a pattern without a word in it would say nothing
+        is_spelled_out = len(names) == 1 or set(label) <= {
+            "*",
+            ".",
+            # a pattern without a word in it would say nothing
+        }
         kind = analysis.profile.modules[""].kind
-        labels += [name or kind or "all of it" for name in names] if is_spelled_out else [f"{label} ×{len(names)}"]
+        labels += (
+            [name or kind or "all of it" for name in names]
+            if is_spelled_out
+            else [f"{label} ×{len(names)}"]
+        )
     below = len(uncalled) - len(top)
     ends = [
         f"{len(labels) - _LISTED} more" if len(labels) > _LISTED else "",

@@ -1,4 +1,7 @@
-"""Words and sentences that several reports share. Names of modules, operators and files come from the user and may hold anything."""
+"""Words and sentences that several reports share.
+
+Names of modules, operators and files come from the user and may hold anything.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,17 +15,24 @@ from lflops.analysis.roofline import Ceiling, Fusion
 from lflops.memory.peak import Saving, savings as savings_of
 from lflops.profile.profile import Run
 
-WORDS = msgspec.toml.decode(Path(__file__).with_name("words.toml").read_bytes(), type=dict[str, dict[str, str]])
+WORDS = msgspec.toml.decode(
+    Path(__file__).with_name("words.toml").read_bytes(), type=dict[str, dict[str, str]]
+)
 
-_NUMBER = re.compile(r"…[*{\d]")  # what is left of a name that was cut before a number
+# what is left of a name that was cut before a number
+_NUMBER = re.compile(r"…[*{\d]")
 _PARAMETERS = re.compile(r"\([^()]*(?:\([^()]*\)[^()]*)*\)( const)?$")
-_NOISE = re.compile(r"\bvoid |at::native::|\(anonymous namespace\)::|(?:\bat::)?<unnamed>::|\bat::cuda::|\bc10::|\bstd::")
+_NOISE = re.compile(
+    r"\bvoid |at::native::|\(anonymous namespace\)::|(?:\bat::)?<unnamed>::|\bat::cuda::|\bc10::|\bstd::"
+)
 _WRAPPED = re.compile(r"^cutlass\w*::Kernel2?<(\w+)>$")
 
 
 def plain(content: str) -> str:
     """The content without control characters: a module's name does not drive the terminal."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in content)
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in content
+    )
 
 
 def shortened(name: str, width: int) -> str:
@@ -34,7 +44,10 @@ def shortened(name: str, width: int) -> str:
 
 
 def shortened_name(name: str, width: int) -> str:
-    """A module's name, without its first parts where it is longer than the width: the last ones say most."""
+    """A module's name, without its first parts where it is longer than the width.
+
+    The last ones say most.
+    """
     parts = name.split(".")
     while len(parts) > 1 and (len(name) > width or _NUMBER.match(name)):
         parts = parts[1:]
@@ -52,8 +65,15 @@ def kernel_name(name: str) -> str:
 
 
 def itself_of(kind: str) -> str:
-    """Name what is in no module below the root, by the root's class. Several models are in a `ModuleDict`, which no user wrote."""
-    return "the code around the models" if kind == "ModuleDict" else f"{plain(kind) or 'the model'} itself, outside its layers"
+    """Name what is in no module below the root, by the root's class.
+
+    Several models are in a `ModuleDict`, which no user wrote.
+    """
+    return (
+        "the code around the models"
+        if kind == "ModuleDict"
+        else f"{plain(kind) or 'the model'} itself, outside its layers"
+    )
 
 
 def plus_minus(spread: float) -> str:
@@ -84,20 +104,38 @@ def why_no_roof(run: Run, ceilings: Sequence[Ceiling]) -> str:
 
 
 def saved_by_fusion(phases: Sequence[Fusion]) -> str:
-    """Say what compiled code moves, in place of what its operators move as dispatched; empty where that is unknown."""
-    moved, fused = sum(each.bytes_moved for each in phases), sum(each.fused_bytes for each in phases)
+    """Say what compiled code moves, in place of what its operators move as dispatched.
+
+    Empty where that is unknown.
+    """
+    moved, fused = (
+        sum(each.bytes_moved for each in phases),
+        sum(each.fused_bytes for each in phases),
+    )
     if not moved:
         return ""
-    by_phase = ", ".join(f"{each.phase} {units.percent(1 - each.fused_bytes / each.bytes_moved)}" for each in phases if each.bytes_moved)
+    by_phase = ", ".join(
+        f"{each.phase} {units.percent(1 - each.fused_bytes / each.bytes_moved)}"
+        for each in phases
+        if each.bytes_moved
+    )
     unknown = max(each.unknown_modules for each in phases)
-    left_out = f"; {unknown} module{'' if unknown == 1 else 's'} with kernels of unknown bytes left out" if unknown else ""
-    sentence = f"compiled code moves {units.size(fused)} in place of {units.size(moved)} as dispatched"
+    left_out = (
+        f"; {unknown} module{'' if unknown == 1 else 's'} with kernels of unknown bytes left out"
+        if unknown
+        else ""
+    )
+    sentence = (
+        f"compiled code moves {units.size(fused)} in place of {units.size(moved)} as dispatched"
+    )
     return f"{sentence}: fusion saves {units.percent(1 - fused / moved)} ({by_phase}){left_out}"
 
 
 def savings(analysis: Analysis) -> Iterator[tuple[str, int, str]]:
     """List what to do, the bytes that it saves at the most, and its cost."""
-    for each in savings_of(analysis.profile.memory, analysis.peak_moment, analysis.checkpointed, analysis.patterns):
+    for each in savings_of(
+        analysis.profile.memory, analysis.peak_moment, analysis.checkpointed, analysis.patterns
+    ):
         yield _what(each), each.bytes, _cost(each, analysis)
 
 
@@ -115,4 +153,6 @@ def _cost(saving: Saving, analysis: Analysis) -> str:
     total = sum(counts.macs for counts in analysis.totals.values())
     if not saving.macs or not total:
         return ""
-    return f"{units.count(saving.macs)} MACs more, {units.percent(saving.macs / total)} of the step's"
+    return (
+        f"{units.count(saving.macs)} MACs more, {units.percent(saving.macs / total)} of the step's"
+    )

@@ -1,4 +1,7 @@
-"""What `lflops.tensorboard` is reached for: `log`. It is loaded when it is used, because TensorBoard loads the tab from in here."""
+"""What `lflops.tensorboard` is reached for.
+
+`log`. It is loaded when it is used, because TensorBoard loads the tab from in here.
+"""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,7 @@
-"""A payload in an event file: deflated JSON, and the version of its format as the plugin's metadata."""
+"""A payload in an event file.
+
+Deflated JSON, and the version of its format as the plugin's metadata.
+"""
 
 import json
 import math
@@ -8,15 +11,22 @@ from typing import Any
 
 from lflops.report.payload.columns import VERSION
 
-PLUGIN = "lflops"  # the name under which TensorBoard stores our summaries
-LARGEST = 1 << 26  # bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused.
+# the name under which TensorBoard stores our summaries
+PLUGIN = "lflops"
+LARGEST = (
+    1 << 26
+    # bytes of a payload: one of 20,000 modules has a tenth of them. What inflates to more is refused.
+)
 
 _FOREIGN = "is no summary of lflops"
 _DAMAGED = "is unreadable: it is not deflated, or damaged"
 _CUT = "is unreadable: its end is missing"
 _START = re.compile(rb'\{"lflops":\s*(\d{1,9})')
 _HEAD = b'{"lflops":%d,"head":' % VERSION
-_BEGINNING = 1 << 16  # bytes of a payload that are inflated for a list of windows: its head is shorter
+_BEGINNING = (
+    1 << 16
+    # bytes of a payload that are inflated for a list of windows: its head is shorter
+)
 _WORDS = ("when", "kind", "device", "strategy", "dtype")
 _NUMBERS = ("step", "ranks")
 
@@ -47,13 +57,18 @@ def inflated(value: object) -> bytes:
 
 
 def head(value: object) -> dict[str, Any]:
-    """Read a list's entry of a summary's value, inflating its beginning; `None` for other types. A `ValueError` says what is wrong."""
+    """Read a list's entry of a summary's value, inflating its beginning.
+
+    `None` for other types. A `ValueError` says what is wrong.
+    """
     beginning, inflating = _begin(value, _BEGINNING)
     if not inflating.eof and not inflating.unconsumed_tail and len(beginning) < _BEGINNING:
         raise ValueError(_CUT)
     _check_start(beginning)
     try:
-        given, _ = json.JSONDecoder(parse_int=float).raw_decode(beginning.removeprefix(_HEAD).decode(errors="replace"))
+        given, _ = json.JSONDecoder(parse_int=float).raw_decode(
+            beginning.removeprefix(_HEAD).decode(errors="replace")
+        )
     except (ValueError, RecursionError):
         return {}
     return _known(given) if beginning.startswith(_HEAD) and isinstance(given, dict) else {}
@@ -78,13 +93,19 @@ def _check_start(payload: bytes) -> None:
 def _known(given: dict[str, Any]) -> dict[str, Any]:
     words = {name: given[name] for name in _WORDS if isinstance(given.get(name), str)}
     numbers = {name: int(given[name]) for name in _NUMBERS if _is_number(given.get(name))}
-    figures, ranges = (each if isinstance(each := given.get(name), dict) else {} for name in ("figures", "ranges"))
+    figures, ranges = (
+        each if isinstance(each := given.get(name), dict) else {} for name in ("figures", "ranges")
+    )
     return {
         **words,
         **numbers,
         "partial": given.get("partial") is True,
         "figures": {label: figure for label, figure in figures.items() if _is_number(figure)},
-        "ranges": {name: pair for name, pair in ranges.items() if isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))},
+        "ranges": {
+            name: pair
+            for name, pair in ranges.items()
+            if isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
+        },
     }
 
 
@@ -94,5 +115,7 @@ def _is_number(value: object) -> bool:
 
 def _version_problem(version: str) -> str:
     return (
-        "" if version == str(VERSION) else f"has format {version}, and this lflops reads {VERSION}: show it with the lflops that wrote it"
+        ""
+        if version == str(VERSION)
+        else f"has format {version}, and this lflops reads {VERSION}: show it with the lflops that wrote it"
     )

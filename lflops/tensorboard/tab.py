@@ -1,6 +1,7 @@
 """The LFLOPS tab: the server's answers to the page, from the event files and from the traces that they name.
 
-TensorBoard loads this file when it starts, outside of any `try`. So it imports nothing but TensorBoard, and reads data only on a request.
+TensorBoard loads this file when it starts, outside of any `try`. So it imports nothing but
+TensorBoard, and reads data only on a request.
 """
 
 import json
@@ -19,17 +20,34 @@ from tensorboard.backend import experiment_id  # type: ignore[import-untyped]
 from tensorboard.data.provider import RunTagFilter  # type: ignore[import-untyped]
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBPlugin  # type: ignore[import-untyped]
 
-from lflops.tensorboard.payload_event import PLUGIN, head, inflated, metadata_problem, packed, unpacked
+from lflops.tensorboard.payload_event import (
+    PLUGIN,
+    head,
+    inflated,
+    metadata_problem,
+    packed,
+    unpacked,
+)
 
-_ENTRY, _STYLE = "/entry/tensorboard.js", "/shell/style.css"  # of the page: its script, which has all that it imports, and its style sheet
-_ALL = 1_000_000  # steps of a summary: as many as TensorBoard has kept
-_CHUNK = 1 << 20  # bytes of a trace that are sent at once
-_PARTS = 2  # what is logged of a window: its payload, and its timeline if it has one
+_ENTRY, _STYLE = (
+    "/entry/tensorboard.js",
+    "/shell/style.css",
+    # of the page: its script, which has all that it imports, and its style sheet
+)
+# steps of a summary: as many as TensorBoard has kept
+_ALL = 1_000_000
+# bytes of a trace that are sent at once
+_CHUNK = 1 << 20
+# what is logged of a window: its payload, and its timeline if it has one
+_PARTS = 2
 _NOT_FOUND = "TensorBoard keeps no such window"
 
 _Answer = Iterable[bytes]
 _Start = Callable[[str, list[tuple[str, str]]], object]
-_Status = tuple[str, dict[str, Any]]  # why a window cannot be shown, or empty; and what the list shows of it
+_Status = tuple[
+    str, dict[str, Any]
+    # why a window cannot be shown, or empty; and what the list shows of it
+]
 
 
 class Tab(TBPlugin):  # type: ignore[misc]
@@ -44,8 +62,20 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> dict[str, Callable[[dict[str, Any], _Start], _Answer]]:
         files = {_ENTRY: _script, _STYLE: _style}
-        parts = {"/window": partial(self._part, 0, unpacked), "/timeline": partial(self._part, 1, inflated)}
-        return files | parts | {"/windows": self._windows, "/compare": self._compare, "/trace": self._trace, "/ledger": self._ledger}
+        parts = {
+            "/window": partial(self._part, 0, unpacked),
+            "/timeline": partial(self._part, 1, inflated),
+        }
+        return (
+            files
+            | parts
+            | {
+                "/windows": self._windows,
+                "/compare": self._compare,
+                "/trace": self._trace,
+                "/ledger": self._ledger,
+            }
+        )
 
     def is_active(self) -> bool:
         """TensorBoard itself sees from the data whether there is something to show."""
@@ -61,13 +91,28 @@ class Tab(TBPlugin):  # type: ignore[misc]
             if problem:
                 problems.append(f"{_title(run, tag, datum)} {problem}")
             elif datum is not None:
-                windows.append({"run": run, "tag": tag, "step": datum.step, "wall_time": datum.wall_time, "head": shown})
+                windows.append(
+                    {
+                        "run": run,
+                        "tag": tag,
+                        "step": datum.step,
+                        "wall_time": datum.wall_time,
+                        "head": shown,
+                    }
+                )
         windows.sort(key=lambda each: each["wall_time"])
-        return _answer(start, "200 OK", "application/json", json.dumps({"windows": windows, "problems": problems}).encode())
+        return _answer(
+            start,
+            "200 OK",
+            "application/json",
+            json.dumps({"windows": windows, "problems": problems}).encode(),
+        )
 
     def _logged(self, environ: dict[str, Any]) -> Iterator[tuple[str, str, Any, _Status]]:
         experiment = environ.get(experiment_id.WSGI_ENVIRON_KEY, "")
-        listed = self._data.list_tensors(request_context.from_environ(environ), experiment_id=experiment, plugin_name=PLUGIN)
+        listed = self._data.list_tensors(
+            request_context.from_environ(environ), experiment_id=experiment, plugin_name=PLUGIN
+        )
         for run, tags in sorted(listed.items()):
             for tag, series in sorted(tags.items()):
                 if problem := metadata_problem(series.plugin_content):
@@ -75,24 +120,36 @@ class Tab(TBPlugin):  # type: ignore[misc]
                     continue
                 for _, datum in self._read(environ, run, tag):
                     key = experiment, run, tag, datum.step, datum.wall_time
-                    if key not in self._statuses:  # reading it once is enough
+                    # reading it once is enough
+                    if key not in self._statuses:
                         self._statuses[key] = _status(datum)
                     yield run, tag, datum, self._statuses[key]
 
-    def _part(self, index: int, inflate: Callable[[Any], bytes], environ: dict[str, Any], start: _Start) -> _Answer:
+    def _part(
+        self, index: int, inflate: Callable[[Any], bytes], environ: dict[str, Any], start: _Start
+    ) -> _Answer:
         """The payload of one window, or its timeline, deflated as it is stored where the browser takes that."""
         window = self._requested(environ, _parameters(environ))
         value = None if window is None else _value(window[1], index)
         if window is None or (index and value is None):
-            return _refused(start, "404 Not Found", _NOT_FOUND if window is None else "it has no timeline")
+            return _refused(
+                start, "404 Not Found", _NOT_FOUND if window is None else "it has no timeline"
+            )
         try:
             return _json(environ, start, inflate(value), value)
         except ValueError as error:
             return _refused(start, "422 Unprocessable Entity", f"it {error}")
 
     def _compare(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """The comparison of two windows: `before_run`, `before_tag` and `before_step` of the one, `run`, `tag` and `step` of the other."""
-        from lflops.report.payload.compare import compared_windows  # loads msgspec, which starting TensorBoard does not need
+        """The comparison of two windows.
+
+        `before_run`, `before_tag` and `before_step` of the one, `run`, `tag` and `step` of the
+        other.
+        """
+        from lflops.report.payload.compare import (
+            compared_windows,
+            # loads msgspec, which starting TensorBoard does not need
+        )
 
         parameters = _parameters(environ)
         payloads = []
@@ -104,7 +161,11 @@ class Tab(TBPlugin):  # type: ignore[misc]
             try:
                 payloads.append(unpacked(_value(window[1])))
             except ValueError as error:
-                return _refused(start, "422 Unprocessable Entity", f"{_title(asked['run'], asked['tag'], window[1])} {error}")
+                return _refused(
+                    start,
+                    "422 Unprocessable Entity",
+                    f"{_title(asked['run'], asked['tag'], window[1])} {error}",
+                )
         try:
             comparison = compared_windows(*payloads)
         except ValueError as error:
@@ -115,42 +176,73 @@ class Tab(TBPlugin):  # type: ignore[misc]
         """The ledger of a run, from the files that lie in its folder now."""
         from lflops.errors import ProfileError
         from lflops.ledger.run import ENDING
-        from lflops.report.payload.payload import encoded_run  # these load msgspec, which starting TensorBoard does not need
+        from lflops.report.payload.payload import (
+            encoded_run,
+            # these load msgspec, which starting TensorBoard does not need
+        )
 
         window = self._requested(environ, _parameters(environ))
         if window is None or self._logdir is None:
             return _refused(start, "404 Not Found", f"{_NOT_FOUND}, or has no log directory")
         folder, root = self._logdir / window[0] / "lflops", self._logdir.resolve()
-        if not all(each.resolve().is_relative_to(root) for each in (folder, *folder.glob(f"*{ENDING}"))):
-            return _refused(start, "403 Forbidden", "the ledger does not lie below the log directory")
+        if not all(
+            each.resolve().is_relative_to(root) for each in (folder, *folder.glob(f"*{ENDING}"))
+        ):
+            return _refused(
+                start, "403 Forbidden", "the ledger does not lie below the log directory"
+            )
         try:
             return _json(environ, start, encoded_run(folder))
         except ProfileError as error:
             return _refused(start, "404 Not Found", str(error))
 
     def _trace(self, environ: dict[str, Any], start: _Start) -> _Answer:
-        """A trace that a window's payload names. The request has its number, and no part of its path."""
+        """A trace that a window's payload names.
+
+        The request has its number, and no part of its path.
+        """
         parameters = _parameters(environ)
         window = self._requested(environ, parameters)
         if window is None or self._logdir is None:
             return _refused(start, "404 Not Found", f"{_NOT_FOUND}, or has no log directory")
         run, datum = window
         try:
-            trace = opened(unpacked(_value(datum)), parameters.get("index", ""), self._logdir / run, self._logdir)
+            trace = opened(
+                unpacked(_value(datum)),
+                parameters.get("index", ""),
+                self._logdir / run,
+                self._logdir,
+            )
         except LookupError as error:
             return _refused(start, "404 Not Found", str(error))
         except ValueError as error:
             return _refused(start, "403 Forbidden", str(error))
-        _begin(start, "200 OK", "application/octet-stream", trace.size, ("Content-Disposition", f'attachment; filename="{trace.name}"'))
+        _begin(
+            start,
+            "200 OK",
+            "application/octet-stream",
+            trace.size,
+            ("Content-Disposition", f'attachment; filename="{trace.name}"'),
+        )
         return FileWrapper(trace.file, _CHUNK)
 
-    def _requested(self, environ: dict[str, Any], asked: Mapping[str, str]) -> tuple[str, Any] | None:
-        """A run as TensorBoard calls it, and what was logged in it under that tag at that step; `None` where nothing was."""
+    def _requested(
+        self, environ: dict[str, Any], asked: Mapping[str, str]
+    ) -> tuple[str, Any] | None:
+        """A run as TensorBoard calls it, and what was logged in it under that tag at that step.
+
+        `None` where nothing was.
+        """
         logged = self._read(environ, asked.get("run", ""), asked.get("tag", ""))
-        return next(((run, datum) for run, datum in logged if str(datum.step) == asked.get("step")), None)
+        return next(
+            ((run, datum) for run, datum in logged if str(datum.step) == asked.get("step")), None
+        )
 
     def _read(self, environ: dict[str, Any], run: str, tag: str) -> list[tuple[str, Any]]:
-        """Read what was logged under a tag, step by step, each with the run; nothing where there is no such tag."""
+        """Read what was logged under a tag, step by step, each with the run.
+
+        Nothing where there is no such tag.
+        """
         logged = self._data.read_tensors(
             request_context.from_environ(environ),
             experiment_id=environ.get(experiment_id.WSGI_ENVIRON_KEY, ""),
@@ -162,7 +254,12 @@ class Tab(TBPlugin):  # type: ignore[misc]
 
 
 def _parameters(environ: dict[str, Any]) -> dict[str, str]:
-    return {name: values[-1] for name, values in parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True).items()}
+    return {
+        name: values[-1]
+        for name, values in parse_qs(
+            environ.get("QUERY_STRING", ""), keep_blank_values=True
+        ).items()
+    }
 
 
 def _value(datum: Any, index: int = 0) -> Any:
@@ -181,9 +278,14 @@ def _title(run: str, tag: str, datum: Any) -> str:
 
 
 def _script(_environ: dict[str, Any], start: _Start) -> _Answer:
-    from lflops.report.payload.page_script import page_script  # which starting TensorBoard does not need
+    from lflops.report.payload.page_script import (
+        page_script,
+        # which starting TensorBoard does not need
+    )
 
-    return _answer(start, "200 OK", "text/javascript; charset=utf-8", page_script("entry/tensorboard").encode())
+    return _answer(
+        start, "200 OK", "text/javascript; charset=utf-8", page_script("entry/tensorboard").encode()
+    )
 
 
 def _style(_environ: dict[str, Any], start: _Start) -> _Answer:
@@ -191,15 +293,25 @@ def _style(_environ: dict[str, Any], start: _Start) -> _Answer:
     return _answer(start, "200 OK", "text/css; charset=utf-8", sheet.read_bytes())
 
 
-def _answer(start: _Start, status: str, kind: str, body: bytes, *headers: tuple[str, str]) -> _Answer:
+def _answer(
+    start: _Start, status: str, kind: str, body: bytes, *headers: tuple[str, str]
+) -> _Answer:
     _begin(start, status, kind, len(body), *headers)
     return [body]
 
 
-def _json(environ: dict[str, Any], start: _Start, body: bytes, deflated: bytes | None = None) -> _Answer:
+def _json(
+    environ: dict[str, Any], start: _Start, body: bytes, deflated: bytes | None = None
+) -> _Answer:
     """JSON, deflated where the browser takes that."""
     if "deflate" in environ.get("HTTP_ACCEPT_ENCODING", ""):
-        return _answer(start, "200 OK", "application/json", packed(body) if deflated is None else deflated, ("Content-Encoding", "deflate"))
+        return _answer(
+            start,
+            "200 OK",
+            "application/json",
+            packed(body) if deflated is None else deflated,
+            ("Content-Encoding", "deflate"),
+        )
     return _answer(start, "200 OK", "application/json", body)
 
 
@@ -224,22 +336,37 @@ class Opened(NamedTuple):
 
 
 def opened(payload: bytes, index: str, run: Path, logdir: Path) -> Opened:
-    """The trace that a payload names under this index, as it is reached from the run's folder: to be read and closed.
+    """The trace that a payload names under this index, as it is reached from the run's folder.
 
-    A `LookupError` says that the payload names no such trace, or that it does not exist; a `ValueError` that it is no trace, or that it is
-    elsewhere, directly or through a link.
+    To be read and closed.
+
+    A `LookupError` says that the payload names no such trace, or that it does not exist; a
+    `ValueError` that it is no trace, or that it is elsewhere, directly or through a link.
     """
     file = _named(payload, index)
     try:
         path = (run / file).resolve(strict=True)
         inside = path.is_relative_to(logdir.resolve())
-    except (OSError, RuntimeError, ValueError):  # it is not there, or its links go round, or no path could be called so
-        raise LookupError("the trace is not there, or not yet: it is written in the background") from None
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        # it is not there, or its links go round, or no path could be called so
+    ):
+        raise LookupError(
+            "the trace is not there, or not yet: it is written in the background"
+        ) from None
     if not inside or not _NAME.fullmatch(path.name):
         raise ValueError("the trace does not lie below the log directory")
     try:
         # If the file is replaced meanwhile, a link is not followed and a pipe does not block.
-        number = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        number = os.open(
+            path,
+            os.O_RDONLY
+            | getattr(os, "O_NOFOLLOW", 0)
+            | getattr(os, "O_NONBLOCK", 0)
+            | getattr(os, "O_BINARY", 0),
+        )
     except OSError as error:
         raise LookupError(f"the trace cannot be read: {error.strerror}") from None
     status = os.fstat(number)

@@ -1,1 +1,4 @@
-"""Seconds of modules and phases: clocks, timestamps at module boundaries, the hooks' own overhead, and scaling to clean steps."""
+"""Seconds of modules and phases.
+
+Clocks, timestamps at module boundaries, the hooks' own overhead, and scaling to clean steps.
+"""

@@ -1,6 +1,7 @@
 """Clocks: the process's own on a CPU, events of the stream on other devices, and in tests one that the test advances.
 
-A mark is cheap and waits for nothing. The seconds between two marks are asked later, after one `settle`.
+A mark is cheap and waits for nothing. The seconds between two marks are asked later, after one
+`settle`.
 """
 
 import os
@@ -19,7 +20,9 @@ import torch
 from lflops.errors import CountError
 from lflops.inputs.devices import runtime, with_index
 
-MUCH = 0.05  # share of the time that a thread could have run: where others took more, they are left out of what it took
+# share of the time that a thread could have run: where others took more, they are left out of what
+# it took
+MUCH = 0.05
 
 
 class Clock(Protocol):
@@ -56,7 +59,10 @@ class OwnMark(NamedTuple):
 
 
 class OwnClock:
-    """The host's, which stands still while another thread has the core of the one that made it. A mark takes 3 µs, none of it counts."""
+    """The host's, which stands still while another thread has the core of the one that made it.
+
+    A mark takes 3 µs, none of it counts.
+    """
 
     def __init__(self) -> None:
         self._schedule = ThreadSchedule()
@@ -69,7 +75,8 @@ class OwnClock:
 
     def now(self) -> bytes | None:
         """What the system has counted of the thread until this moment."""
-        thread_time()  # without it, Linux counts a thread that runs up to its last tick
+        # without it, Linux counts a thread that runs up to its last tick
+        thread_time()
         return self._schedule.read()
 
     def mark(self) -> OwnMark:
@@ -90,7 +97,10 @@ class OwnClock:
 
 
 class StreamMark(NamedTuple):
-    """An event and its stream. Where the mark before it is on another stream, also that mark's stream and an event there now."""
+    """An event and its stream.
+
+    Where the mark before it is on another stream, also that mark's stream and an event there now.
+    """
 
     event: torch.Event
     stream: torch.Stream
@@ -102,10 +112,13 @@ class StreamMark(NamedTuple):
 
 
 class StreamClock:
-    """Events on a device's current stream: between two of them is the stream's time, however far ahead the host is.
+    """Events on a device's current stream.
 
-    Events of two devices cannot be subtracted. So the device is given, whichever one is current where a moment is marked. What runs on a
-    second stream ends there, not where the first one goes on.
+    Between two of them is the stream's time, however far ahead the host is.
+
+    Events of two devices cannot be subtracted. So the device is given, whichever one is current
+    where a moment is marked. What runs on a second stream ends there, not where the first one goes
+    on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -117,7 +130,9 @@ class StreamClock:
         """An event after everything that is queued on the device's current stream."""
         last, stream = self._stream, self._runtime.current_stream(self.device)
         self._stream = stream
-        return StreamMark(self._event(stream), stream, last, None if stream == last else self._event(last))
+        return StreamMark(
+            self._event(stream), stream, last, None if stream == last else self._event(last)
+        )
 
     def _event(self, stream: torch.Stream) -> torch.Event:
         event = torch.Event(self.device, enable_timing=True)
@@ -131,7 +146,12 @@ class StreamClock:
     def seconds(self, start: StreamMark, end: StreamMark) -> float:
         """Events tell milliseconds."""
         other = end.on_last_stream
-        return start.event.elapsed_time(end.event if other is None or end.last_stream != start.stream else other) / 1e3
+        return (
+            start.event.elapsed_time(
+                end.event if other is None or end.last_stream != start.stream else other
+            )
+            / 1e3
+        )
 
 
 class WaitingClock:
@@ -157,22 +177,35 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def device_clock(device: torch.device) -> DeviceClock:
-    """The clock of a device that is no CPU; a `CountError` where torch cannot wait for such a device."""
+    """The clock of a device that is no CPU.
+
+    A `CountError` where torch cannot wait for such a device.
+    """
     try:
-        return WaitingClock(device) if event_seconds(with_index(device)) is None else StreamClock(device)
-    except (RuntimeError, AssertionError) as error:  # of CUDA where torch was built without it
+        return (
+            WaitingClock(device)
+            if event_seconds(with_index(device)) is None
+            else StreamClock(device)
+        )
+    except (RuntimeError, AssertionError) as error:
+        # of CUDA where torch was built without it
         where = "times are taken on 'cpu' and where torch can wait for the device; lflops.count works on all"
         raise CountError(f"the tensors are on {device.type!r}: {where}") from error
 
 
 @cache
 def event_seconds(device: torch.device) -> float | None:
-    """What an event costs, the host or the stream; `None` if the time between two cannot be read. It waits for the device, once."""
+    """What an event costs, the host or the stream.
+
+    `None` if the time between two cannot be read. It waits for the device, once.
+    """
     clock, host = StreamClock(device), HostClock()
     try:
         trials = [(host.mark(), clock.mark(), clock.mark(), host.mark()) for _ in range(8)]
         trials[-1][2].event.synchronize()
-        return min(max((done - begun) / 2, clock.seconds(start, end)) for begun, start, end, done in trials)
+        return min(
+            max((done - begun) / 2, clock.seconds(start, end)) for begun, start, end, done in trials
+        )
     except RuntimeError:
         return None
 
@@ -188,28 +221,40 @@ def seconds_of(clock: Clock, run: Callable[[], object], calls: int = 1) -> float
 
 
 cpu_usage = partial(resource.getrusage, resource.RUSAGE_SELF)
-"""What this process has used of the CPU, all its threads together, as the system tells it: no Python runs in the call."""
+"""What this process has used of the CPU, all its threads together, as the system tells it.
+
+No Python runs in the call.
+"""
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """Seconds of the CPU that this process has used, all its threads together: its own, and the system's for it."""
+    """Seconds of the CPU that this process has used, all its threads together.
+
+    Its own, and the system's for it.
+    """
     usage = cpu_usage()
     return usage.ru_utime, usage.ru_stime
 
 
 class CpuWatch:
-    """What other processes take of this process's CPU time from now on, as Linux counts it. Making one reads a file for each thread.
+    """What other processes take of this process's CPU time from now on, as Linux counts it.
 
-    Involuntary context switches do not tell that: a hundred of them cost 3 ms on an idle machine, and 400 ms on a busy one.
+    Making one reads a file for each thread.
+
+    Involuntary context switches do not tell that: a hundred of them cost 3 ms on an idle machine,
+    and 400 ms on a busy one.
     """
 
     def __init__(self) -> None:
         self._start, self._used, self._waited = perf_counter(), sum(cpu_seconds()), _waited()
 
     def lost(self) -> float | None:
-        """Seconds until now in which threads were ready to run, and a CPU ran another process's. `None` where the system does not say."""
-        # Where threads wait for each other, as 8 of them on 2 CPUs, nothing is lost. So it is never more than what this process left
-        # unused.
+        """Seconds until now in which threads were ready to run, and a CPU ran another process's.
+
+        `None` where the system does not say.
+        """
+        # Where threads wait for each other, as 8 of them on 2 CPUs, nothing is lost. So it is never
+        # more than what this process left unused.
         waited = _waited()
         if self._waited is None or waited is None:
             return None
@@ -223,12 +268,17 @@ class CpuWatch:
 
 
 class ThreadSchedule:
-    """When the thread that makes it is on a core, and when another one has its core, as Linux counts it. To read it takes 2 µs."""
+    """When the thread that makes it is on a core, and when another one has its core, as Linux counts it.
+
+    To read it takes 2 µs.
+    """
 
     def __init__(self) -> None:
         self._file: int | None = None
         with suppress(OSError):
-            self._file = os.open(_THREADS / str(threading.get_native_id()) / "schedstat", os.O_RDONLY)
+            self._file = os.open(
+                _THREADS / str(threading.get_native_id()) / "schedstat", os.O_RDONLY
+            )
             self._close = weakref.finalize(self, os.close, self._file)
 
     def close(self) -> None:
@@ -261,7 +311,8 @@ def _waited() -> float | None:
     nanoseconds = 0
     try:
         for thread in _THREADS.iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            # the thread has ended
+            with suppress(FileNotFoundError, ProcessLookupError):
                 nanoseconds += int((thread / "schedstat").read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return None

@@ -1,8 +1,12 @@
-"""`measure`: one pass is counted, others are timed. Text generation likewise: what the prompt costs, and what each further token does.
+"""`measure`: one pass is counted, others are timed.
 
-`CountAndTime` counts and times one pass, for callers that have only one. Counting takes most of the time then. So the pass is stamped
-around every operator and every hook, and what counting took is left out. What torch itself takes to call a hook or a mode is in no stamp;
-a trial measures it, and it is taken off. What remains is close to the truth on a CPU. `observer_ratio` says how much longer the pass took.
+Text generation likewise: what the prompt costs, and what each further token does.
+
+`CountAndTime` counts and times one pass, for callers that have only one. Counting takes most of the
+time then. So the pass is stamped around every operator and every hook, and what counting took is
+left out. What torch itself takes to call a hook or a mode is in no stamp; a trial measures it, and
+it is taken off. What remains is close to the truth on a CPU. `observer_ratio` says how much longer
+the pass took.
 """
 
 import functools
@@ -38,7 +42,14 @@ from lflops.profile.records import PASS_PHASES, ModulePhase
 from lflops.profile.steps import Step
 from lflops.ranks.collect.topology import check_logical
 from lflops.timing.clock import Clock, CpuWatch, HostClock, clock_of, cpu_seconds, seconds_of
-from lflops.timing.module_hooks import LEAVES, Chain, ModuleTimer, hook_overhead, median_overhead, of_module_calls
+from lflops.timing.module_hooks import (
+    LEAVES,
+    Chain,
+    ModuleTimer,
+    hook_overhead,
+    median_overhead,
+    of_module_calls,
+)
 from lflops.timing.module_times import (
     ENTERS,
     NO_OVERHEAD,
@@ -56,7 +67,11 @@ from lflops.torch_private.autograd import NO_BACKWARD, backward_id
 
 @dataclass(frozen=True)
 class Pass:
-    """How to run one pass: `run` calls its argument where a further part begins, `first` names the first. `prepare` is not timed."""
+    """How to run one pass.
+
+    `run` calls its argument where a further part begins, `first` names the first. `prepare` is not
+    timed.
+    """
 
     run: Callable[[Divide], None]
     first: str
@@ -78,22 +93,30 @@ class _Timed:
     parts: list[str]
     marks: list[Any]
     cpu: tuple[tuple[float, float], tuple[float, float]]
-    stamps: Mapping[str, list[Stamp]] | None  # of a hooked pass
+    # of a hooked pass
+    stamps: Mapping[str, list[Stamp]] | None
     cpu_lost: float | None
 
 
-def time_passes(one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, repeats: int) -> TimedPasses:
+def time_passes(
+    one: Pass, timer: ModuleTimer, clock: Clock, *, warmup: int, repeats: int
+) -> TimedPasses:
     """Run `warmup` passes untimed, then `repeats` clean ones, half of them before and half after as many hooked ones."""
-    # So a machine that slows down slows both. A clean pass comes first: what is compiled is compiled without hooks. The first pass after
-    # the hooked ones has their caches, so it is thrown away. The marks are read at the end: nothing waits for a device.
+    # So a machine that slows down slows both. A clean pass comes first: what is compiled is
+    # compiled without hooks. The first pass after the hooked ones has their caches, so it is thrown
+    # away. The marks are read at the end: nothing waits for a device.
     _thrown_away(one, warmup)
     before = [_run(one, clock) for _ in range((repeats + 1) // 2)]
     hooked = [_run(one, clock, timer) for _ in range(repeats)]
     _thrown_away(one, min(repeats // 2, 1))
     after = [_run(one, clock) for _ in range(repeats // 2)]
     clock.settle()
-    steps = tuple(_step(index, each, clock) for index, each in enumerate([*before, *hooked, *after]))
-    return TimedPasses(steps=steps, hooked=tuple(timer.pass_times(each.stamps or {}) for each in hooked))
+    steps = tuple(
+        _step(index, each, clock) for index, each in enumerate([*before, *hooked, *after])
+    )
+    return TimedPasses(
+        steps=steps, hooked=tuple(timer.pass_times(each.stamps or {}) for each in hooked)
+    )
 
 
 def _thrown_away(one: Pass, times: int) -> None:
@@ -125,11 +148,17 @@ def _run(one: Pass, clock: Clock, timer: ModuleTimer | None = None) -> _Timed:
         one.run(divide)
         stamps = None if timer is None else timer.end()
         marks.append(clock.mark())
-        return _Timed(parts, marks, (before, cpu_seconds()), stamps, None if watch is None else watch.lost())
+        return _Timed(
+            parts, marks, (before, cpu_seconds()), stamps, None if watch is None else watch.lost()
+        )
 
 
 def _step(index: int, given: _Timed, clock: Clock) -> Step:
-    phases = {part: clock.seconds(*ends) for part, ends in zip(given.parts, itertools.pairwise(given.marks), strict=True) if part != ASIDE}
+    phases = {
+        part: clock.seconds(*ends)
+        for part, ends in zip(given.parts, itertools.pairwise(given.marks), strict=True)
+        if part != ASIDE
+    }
     before, after = given.cpu
     return Step(
         index=index,
@@ -156,7 +185,9 @@ def measure(
     units: Units | None = None,
     logical: Profile | None = None,
 ) -> Profile:
-    """Count one pass, then time others: clean ones for the total, hooked ones to divide it over the modules.
+    """Count one pass, then time others.
+
+    Clean ones for the total, hooked ones to divide it over the modules.
 
     Afterwards the model's gradients, buffers, mode and the random numbers are what they were.
 
@@ -169,10 +200,10 @@ def measure(
         warmup: Passes that are thrown away first.
         repeats: Clean passes, and hooked ones, that are kept.
         ignore: Names or classes of modules whose own work and time are left out of every total.
-        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else a chip by name or in a TOML file, your
-            own figures, or `None`.
-        units: Samples and tokens of the batch, as `{"samples": 8, "tokens": 1024}` or a function of the model's arguments that gives
-            that; `None` finds them in the shapes.
+        hardware: What the device can do: `"auto"` looks its name up, `"measure"` measures it, else
+            a chip by name or in a TOML file, your own figures, or `None`.
+        units: Samples and tokens of the batch, as `{"samples": 8, "tokens": 1024}` or a function of
+            the model's arguments that gives that; `None` finds them in the shapes.
         logical: As in `count`.
 
     Raises:
@@ -193,12 +224,17 @@ def measure(
         return _timed(profile, run, call.model, clock, warmup=warmup, repeats=repeats)
 
 
-def _timed(profile: Profile, run: Pass, model: nn.Module, clock: Clock, *, warmup: int, repeats: int) -> Profile:
+def _timed(
+    profile: Profile, run: Pass, model: nn.Module, clock: Clock, *, warmup: int, repeats: int
+) -> Profile:
     """A counted profile with the time that runs of the same take."""
     timer, overhead = ModuleTimer(ModuleTree({"": model}), clock), hook_overhead(clock)
     facts = replace(profile.run, kind="measure")
     passes = time_passes(run, timer, clock, warmup=warmup, repeats=repeats)
-    steps = tuple(replace(step, samples=facts.samples_per_step, tokens=facts.tokens_per_step) for step in passes.steps)
+    steps = tuple(
+        replace(step, samples=facts.samples_per_step, tokens=facts.tokens_per_step)
+        for step in passes.steps
+    )
     return attach_module_times(replace(profile, run=facts, steps=steps), passes.hooked, overhead)[0]
 
 
@@ -213,13 +249,18 @@ def measure_generate(
 ) -> Profile:
     """What `measure` does, of `model.generate(*args, **kwargs)`.
 
-    Prefill is all up to the end of the first call of the model itself, decode is the rest. A note has the work of both, each step has
-    the time. A model that is called only once has neither.
+    Prefill is all up to the end of the first call of the model itself, decode is the rest. A note
+    has the work of both, each step has the time. A model that is called only once has neither.
     """
     call = ModelCall.of("measure_generate", model, args, kwargs, backward=False, loss=None)
     clock = clock_of(device_of([*model.parameters(), *model.buffers(), *call.inputs()]))
     generate: Callable[..., Any] = model.generate  # type: ignore[assignment]
-    called = getattr(generate, "__self__", model)  # a module that torch.compile wrapped calls itself, not the wrapper
+    called = getattr(
+        generate,
+        "__self__",
+        model,
+        # a module that torch.compile wrapped calls itself, not the wrapper
+    )
 
     def run(divide: Divide) -> None:
         calls = itertools.count(1)
@@ -227,15 +268,28 @@ def measure_generate(
             generate(*call.args, **call.kwargs)
 
     with call.untouched():
-        counting = Counting({"": model}, phase="forward", ignore=ignore, batch=(call.args, call.kwargs), eager=True)
+        counting = Counting(
+            {"": model}, phase="forward", ignore=ignore, batch=(call.args, call.kwargs), eager=True
+        )
         work_after_calls: list[tuple[int, int]] = []
         with counting, after_each_call(called, lambda: work_after_calls.append(counting.so_far())):
             generate(*call.args, **call.kwargs)
-        generated, passes = _with_generated(counting.profile, work_after_calls), Pass(run, first="prefill", prepare=call.prepare)
+        generated, passes = (
+            _with_generated(counting.profile, work_after_calls),
+            Pass(run, first="prefill", prepare=call.prepare),
+        )
         profile = _timed(generated, passes, model, clock, warmup=warmup, repeats=repeats)
     # All of generating is forward; prefill and decode stay where there are both.
-    phases = [{"forward": sum(step.phases.values()), **(step.phases if len(work_after_calls) > 1 else {})} for step in profile.steps]
-    return replace(profile, steps=tuple(replace(step, phases=each) for step, each in zip(profile.steps, phases, strict=True)))
+    phases = [
+        {"forward": sum(step.phases.values()), **(step.phases if len(work_after_calls) > 1 else {})}
+        for step in profile.steps
+    ]
+    return replace(
+        profile,
+        steps=tuple(
+            replace(step, phases=each) for step, each in zip(profile.steps, phases, strict=True)
+        ),
+    )
 
 
 def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -> Profile:
@@ -244,7 +298,11 @@ def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -
         return profile
     macs, flops = work_after_calls[0]
     samples = profile.run.samples_per_step
-    run = replace(profile.run, tokens_per_step=None if samples is None else samples * len(work_after_calls))  # one a call for each sample
+    run = replace(
+        profile.run,
+        tokens_per_step=None if samples is None else samples * len(work_after_calls),
+        # one a call for each sample
+    )
     forward = profile.modules[""].forward
     values = {
         "prefill_macs": macs,
@@ -253,7 +311,9 @@ def _with_generated(profile: Profile, work_after_calls: list[tuple[int, int]]) -
         "decode_flops": forward.flops - flops,
         "decode_calls": len(work_after_calls) - 1,
     }
-    return replace(profile, run=run, notes=(*profile.notes, Note(code="generated", subject="", values=values)))
+    return replace(
+        profile, run=run, notes=(*profile.notes, Note(code="generated", subject="", values=values))
+    )
 
 
 OUTSIDE = ModulePhase("", "other")
@@ -262,14 +322,25 @@ OUTSIDE = ModulePhase("", "other")
 class CountAndTime:
     """Counts and times everything that runs inside of a `with`. `profile` is there when it is left.
 
-    Without a clock it is that of the model's device. Without an overhead, what hooks and modes take outside of the stamps is measured.
+    Without a clock it is that of the model's device. Without an overhead, what hooks and modes take
+    outside of the stamps is measured.
     """
 
-    def __init__(self, model: nn.Module, *, ignore: Ignored = (), clock: Clock | None = None, overhead: HookOverhead | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        ignore: Ignored = (),
+        clock: Clock | None = None,
+        overhead: HookOverhead | None = None,
+    ) -> None:
         self._clock = clock or clock_of(device_of([*model.parameters(), *model.buffers()]))
         self._overhead = overhead
         self._counting = Counting(
-            {"": model}, ignore=ignore, tracker=self._make_tracker, counter=lambda _, extent: _StampingCounter(self._tracker, extent)
+            {"": model},
+            ignore=ignore,
+            tracker=self._make_tracker,
+            counter=lambda _, extent: _StampingCounter(self._tracker, extent),
         )
         self._stamps: list[Stamp] = []
         self._batch: tuple[int | None, int | None] | None = None
@@ -281,12 +352,18 @@ class CountAndTime:
         self._tracker.resume()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             self._tracker.pause()
             self._stamps, self._batch = self._tracker.stamps, self._tracker.batch
         finally:
-            del self._tracker  # the model may be freed while the profile is read
+            # the model may be freed while the profile is read
+            del self._tracker
             self._counting.__exit__(kind, error, trace)
 
     @property
@@ -295,7 +372,9 @@ class CountAndTime:
         profile = self._counting.profile
         samples, tokens = self._batch or (None, None)
         run = replace(profile.run, kind="measure", samples_per_step=samples, tokens_per_step=tokens)
-        return _with_times(replace(profile, run=run), self.pass_times, self._overhead or NO_OVERHEAD)
+        return _with_times(
+            replace(profile, run=run), self.pass_times, self._overhead or NO_OVERHEAD
+        )
 
     @property
     def pass_times(self) -> PassTimes:
@@ -309,14 +388,22 @@ class CountAndTime:
 
 
 class _StampingTracker(ModuleTracker):
-    """Also stamps when the model runs, and when the observer does: hooks, and the counting of operators."""
+    """Also stamps when the model runs, and when the observer does.
+
+    Hooks, and the counting of operators.
+    """
 
     def __init__(self, clock: Clock, tree: ModuleTree, **options: Any) -> None:
         super().__init__(tree, **options)
-        self.stamps: list[Stamp] = []  # those of the thread that entered, and of backward
-        self.batch: tuple[int | None, int | None] | None = None  # samples and tokens that the model itself was first called with
+        # those of the thread that entered, and of backward
+        self.stamps: list[Stamp] = []
+        self.batch: tuple[int | None, int | None] | None = (
+            # samples and tokens that the model itself was first called with
+            None
+        )
         self._mark = clock.mark
-        self._backward = NO_BACKWARD  # in which the last stamp was made
+        # in which the last stamp was made
+        self._backward = NO_BACKWARD
 
     def pause(self, why: str = "") -> None:
         """From here on the observer runs."""
@@ -340,7 +427,10 @@ class _StampingTracker(ModuleTracker):
     def leave_module(self, module: nn.Module, *values: Any) -> None:
         self.pause()
         super().leave_module(module, *values)
-        if self.batch is None and len(values) == 3 and module is self.tree.modules[""]:  # an exception leaves no keyword arguments
+        if (
+            self.batch is None and len(values) == 3 and module is self.tree.modules[""]
+            # an exception leaves no keyword arguments
+        ):
             self.batch = samples_and_tokens(tensors_in(values[:2]))
         self.resume()
 
@@ -353,11 +443,16 @@ class _StampingTracker(ModuleTracker):
         self.resume()
 
     def _end_backward(self) -> None:
-        """No hook says when a backward pass ends: what followed its last operator was no part of it if by now it is over."""
+        """No hook says when a backward pass ends.
+
+        What followed its last operator was no part of it if by now it is over.
+        """
         now = backward_id()
         if self._backward not in {NO_BACKWARD, now}:
             mark, _, why = self.stamps.pop()
-            self.stamps.append((mark, OUTSIDE if now > self._backward else ModulePhase(*self.between()), why))
+            self.stamps.append(
+                (mark, OUTSIDE if now > self._backward else ModulePhase(*self.between()), why)
+            )
 
     def _stamps_this_thread(self) -> bool:
         """Two threads at once would cut each other's time short."""
@@ -380,16 +475,24 @@ class _StampingMode(CountingMode):
         super().__init__(counter)
         self._tracker = counter.tracker
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if self._tracker.between() == OUTSIDE:
-            return function(*args, **(kwargs or {}))  # outside of the model: another model's, perhaps
+            return function(
+                *args,
+                **(kwargs or {}),
+                # outside of the model: another model's, perhaps
+            )
         self._tracker.pause(OPERATOR)
         try:
             return super().__torch_dispatch__(function, types, args, kwargs)
         finally:
             self._tracker.resume()
 
-    def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any, _kernel: Any = None) -> Any:
+    def _run(
+        self, operator: Operator, function: Any, args: Any, kwargs: Any, _kernel: Any = None
+    ) -> Any:
         return super()._run(operator, partial(self._timed, function), args, kwargs)
 
     def _timed(self, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -402,17 +505,37 @@ class _StampingMode(CountingMode):
 
 def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> Profile:
     ignored = frozenset(note.subject for note in profile.notes if note.code == "ignored")
-    if all(seconds <= times.overhead(each, overhead) for each, seconds in times.own.items() if each != OUTSIDE):
-        overhead = NO_OVERHEAD  # what leaves nothing was measured while the machine was busy
+    if all(
+        seconds <= times.overhead(each, overhead)
+        for each, seconds in times.own.items()
+        if each != OUTSIDE
+    ):
+        # what leaves nothing was measured while the machine was busy
+        overhead = NO_OVERHEAD
     timed = with_times(profile, scale_to_clean([{"": times}], {}, overhead, ignored))
-    phases: dict[str, float] = {phase: spread.median for phase in PASS_PHASES if (spread := timed.modules[""].work(phase).seconds)}
+    phases: dict[str, float] = {
+        phase: spread.median
+        for phase in PASS_PHASES
+        if (spread := timed.modules[""].work(phase).seconds)
+    }
     overheads = {each: times.overhead(each, overhead) for each in times.own}
-    update = sum(max(seconds - overheads[each], 0.0) for each, seconds in times.own.items() if each.phase == "optimizer")
+    update = sum(
+        max(seconds - overheads[each], 0.0)
+        for each, seconds in times.own.items()
+        if each.phase == "optimizer"
+    )
     phases |= {"optimizer": update} if update else {}
     seconds = sum(phases.values())
     with_observer = seconds + times.observer + sum(overheads.values())
     run = replace(profile.run, observer_ratio=with_observer / seconds if seconds else None)
-    step = Step(index=0, kind="counted", seconds=seconds, phases=phases, samples=run.samples_per_step, tokens=run.tokens_per_step)
+    step = Step(
+        index=0,
+        kind="counted",
+        seconds=seconds,
+        phases=phases,
+        samples=run.samples_per_step,
+        tokens=run.tokens_per_step,
+    )
     return replace(timed, run=run, steps=(step,))
 
 
@@ -435,6 +558,8 @@ def _overhead() -> HookOverhead:
         products = Chain(torch.ones(8, 8, device="cpu", dtype=torch.float32))
         clean, times = seconds_of(clock, partial(products.root, x)), timed(products, x)
         extra = sum(times.own.values()) - clean - LEAVES * (inside + outside)
-        return HookOverhead(inside=inside, outside=outside, operator=extra / sum(times.operators.values()))
+        return HookOverhead(
+            inside=inside, outside=outside, operator=extra / sum(times.operators.values())
+        )
 
     return median_overhead(trial, trials=5)

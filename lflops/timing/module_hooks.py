@@ -1,14 +1,19 @@
-"""Which module runs when: stamps at the boundaries of modules, in forward and in backward; and what torch takes to call the hooks.
+"""Which module runs when.
 
-Forward: hooks before and after every module. Backward: at each boundary the newest autograd node that the tensors crossing it lead to
-gets a hook. The engine runs the nodes of a thread from the newest to the oldest. So backward runs forward's segments in reverse order,
-and the hook runs where its segment begins:
+Stamps at the boundaries of modules, in forward and in backward; and what torch takes to call the
+hooks.
+
+Forward: hooks before and after every module. Backward: at each boundary the newest autograd node
+    that the tensors crossing it lead to
+gets a hook. The engine runs the nodes of a thread from the newest to the oldest. So backward runs
+forward's segments in reverse order, and the hook runs where its segment begins:
 
     forward     root | q | root | k | root          nodes built in q, in k, and in the root after them
     backward    root (from its newest node) | k (from k's newest) | q
 
-Some nodes are reached by no crossing tensor: those of a gate that is computed early and used late. They are looked for when the module is
-left. What a checkpoint computes again within backward is stamped as recompute.
+Some nodes are reached by no crossing tensor: those of a gate that is computed early and used late.
+They are looked for when the module is left. What a checkpoint computes again within backward is
+stamped as recompute.
 """
 
 import functools
@@ -30,22 +35,47 @@ from lflops.inputs.tensors import nodes_of
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.records import ModulePhase, Phase
 from lflops.timing.clock import Clock, DeviceClock, HostClock, device_clock, seconds_of
-from lflops.timing.module_times import ENTERS, NO_OVERHEAD, SEGMENT, HookOverhead, PassTimes, Stamp, pass_times
-from lflops.torch_private.autograd import NO_BACKWARD, after_backward, backward_id, next_sequence_number, sequence_number
+from lflops.timing.module_times import (
+    ENTERS,
+    NO_OVERHEAD,
+    SEGMENT,
+    HookOverhead,
+    PassTimes,
+    Stamp,
+    pass_times,
+)
+from lflops.torch_private.autograd import (
+    NO_BACKWARD,
+    after_backward,
+    backward_id,
+    next_sequence_number,
+    sequence_number,
+)
 from lflops.torch_private.dispatch_modes import isolated
 from lflops.torch_private.modules import OwnModule
 
-MOST_NODES = 2000  # autograd nodes that are searched for those of a segment that no crossing tensor leads to
-_Ranges = list[tuple[int, int, str]]  # numbers of nodes without a hook, from and up to, and the row that built them
+MOST_NODES = (
+    # autograd nodes that are searched for those of a segment that no crossing tensor leads to
+    2000
+)
+_Ranges = list[
+    tuple[int, int, str]
+    # numbers of nodes without a hook, from and up to, and the row that built them
+]
 
 
 @dataclass(slots=True)
 class _TimedFrame(Frame):
     """A module or scope that is running."""
 
-    module_phase: ModulePhase  # what its time belongs to
-    module_row: str | None  # the nearest row at or above it that is a module's; `None` where that has to be looked up
-    unhooked: _Ranges = field(default_factory=list)  # its nodes that no crossing tensor led to
+    # what its time belongs to
+    module_phase: ModulePhase
+    module_row: (
+        str | None
+        # the nearest row at or above it that is a module's; `None` where that has to be looked up
+    )
+    # its nodes that no crossing tensor led to
+    unhooked: _Ranges = field(default_factory=list)
 
 
 class _PassStack:
@@ -55,11 +85,15 @@ class _PassStack:
         self.phase = phase
         self.outside = _TimedFrame(0, ModulePhase("", outside), None)
         self.frames: FrameStack[_TimedFrame] = FrameStack([self.outside])
-        self.segment = 0  # the number of its first node
+        # the number of its first node
+        self.segment = 0
 
 
 class ModuleTimer:
-    """Stamps what runs while its hooks are installed; passes one after the other, each between `begin` and `end`."""
+    """Stamps what runs while its hooks are installed.
+
+    Passes one after the other, each between `begin` and `end`.
+    """
 
     def __init__(self, tree: ModuleTree, clock: Clock) -> None:
         self.tree = tree
@@ -69,13 +103,20 @@ class ModuleTimer:
         self._stamps: list[Stamp] = []
         self._parts: dict[str, list[Stamp]] = {}
         self._paused = False
-        self._ends_backward = False  # whether the engine calls `_end_segments` after this backward
-        self._forward, self._recompute = _PassStack("forward", "forward"), _PassStack("recompute", "backward")
+        # whether the engine calls `_end_segments` after this backward
+        self._ends_backward = False
+        self._forward, self._recompute = (
+            _PassStack("forward", "forward"),
+            _PassStack("recompute", "backward"),
+        )
         self._handles: list[Any] = []
         self._guard: Guard = unguarded
 
     def install(self, undo: Undo, guard: Guard = unguarded) -> None:
-        """Install the hooks, on the thread that is the first, until `undo` is closed; that also removes those on autograd nodes."""
+        """Install the hooks, on the thread that is the first, until `undo` is closed.
+
+        That also removes those on autograd nodes.
+        """
         self.home = threading.get_ident()
         self._guard = guard
         undo.add(self._release)
@@ -86,7 +127,10 @@ class ModuleTimer:
         self._paused = False
         self._stamps = []
         self._parts = {"forward": self._stamps}
-        self._forward, self._recompute = _PassStack("forward", "forward"), _PassStack("recompute", "backward")
+        self._forward, self._recompute = (
+            _PassStack("forward", "forward"),
+            _PassStack("recompute", "backward"),
+        )
         self._forward.segment = next_sequence_number()
         self._stamps.append((self._mark(), self._forward.outside.module_phase, ""))
 
@@ -125,7 +169,9 @@ class ModuleTimer:
 
     def follows_this_thread(self) -> bool:
         """Whether a part runs that is not set aside, and this thread is the first, or goes backward."""
-        return not self._paused and (threading.get_ident() == self.home or backward_id() != NO_BACKWARD)
+        return not self._paused and (
+            threading.get_ident() == self.home or backward_id() != NO_BACKWARD
+        )
 
     def enter_module(self, module: nn.Module, args: Any) -> None:
         if module in self.tree and self.follows_this_thread():
@@ -143,7 +189,9 @@ class ModuleTimer:
         stack = self._stack()
         above = stack.frames[-1]
         row = f"{above.module_phase.row}.{name}" if above.module_phase.row else name
-        self._push(stack, _TimedFrame(key, ModulePhase(row, stack.phase), self._module_row(above)), None)
+        self._push(
+            stack, _TimedFrame(key, ModulePhase(row, stack.phase), self._module_row(above)), None
+        )
 
     def leave_scope(self, key: int) -> None:
         self._pop(key, _NO_OUTPUT)
@@ -152,11 +200,18 @@ class ModuleTimer:
         return self._forward if backward_id() == NO_BACKWARD else self._recompute
 
     def _module_row(self, frame: _TimedFrame) -> str:
-        return self.tree.nearest(frame.module_phase.row) if frame.module_row is None else frame.module_row
+        return (
+            self.tree.nearest(frame.module_phase.row)
+            if frame.module_row is None
+            else frame.module_row
+        )
 
     def _push(self, stack: _PassStack, frame: _TimedFrame, crossing: Any) -> None:
         above = stack.frames[-1]
-        if above is not self._recompute.outside:  # its segments are those of forward, and have their hooks
+        if (
+            above is not self._recompute.outside
+            # its segments are those of forward, and have their hooks
+        ):
             self._end_segment(stack, crossing, above)
         stack.frames.append(frame)
         stack.segment = next_sequence_number()
@@ -173,7 +228,8 @@ class ModuleTimer:
         self._end_segment(stack, output, frame)
         if frame.unhooked:
             self._hook_unhooked(frame.unhooked, output)
-            if output is _NO_OUTPUT:  # the output of what is left next may lead there
+            # the output of what is left next may lead there
+            if output is _NO_OUTPUT:
                 above.unhooked.extend(frame.unhooked)
         stack.segment = next_sequence_number()
         self._stamps.append((self._mark(), above.module_phase, ""))
@@ -214,7 +270,11 @@ class ModuleTimer:
             self._hook(node, unhooked[index][2])
 
     def _hook(self, node: Any, row: str) -> None:
-        self._handles.append(node.register_prehook(self._guard(partial(self._begin_segment, ModulePhase(row, "backward")))))
+        self._handles.append(
+            node.register_prehook(
+                self._guard(partial(self._begin_segment, ModulePhase(row, "backward")))
+            )
+        )
 
     def _begin_segment(self, module_phase: ModulePhase, _gradients: Any) -> None:
         if not self._paused:
@@ -237,14 +297,20 @@ class ModuleTimer:
         self._handles.clear()
 
 
-_NO_OUTPUT = object()  # passed to `_pop` when a scope ends without an output
+# passed to `_pop` when a scope ends without an output
+_NO_OUTPUT = object()
 
 
 def _newest(crossing: Any, start: int, end: int) -> tuple[Any, int]:
-    """The newest node numbered within, and its number; `None` and the number before the first where there is none."""
+    """The newest node numbered within, and its number.
+
+    `None` and the number before the first where there is none.
+    """
     newest, best = None, start - 1
     for value in crossing if type(crossing) is tuple else (crossing,):
-        for node in (value.grad_fn,) if type(value) is Tensor else () if value is None else nodes_of(value):
+        for node in (
+            (value.grad_fn,) if type(value) is Tensor else () if value is None else nodes_of(value)
+        ):
             if node is not None and best < (number := sequence_number(node)) < end:
                 newest, best = node, number
     return newest, best
@@ -256,7 +322,10 @@ view_as = Tensor.view_as
 
 
 class Chain:
-    """Modules one after the other, in a module. Each chain has its own classes, and so its own hooks."""
+    """Modules one after the other, in a module.
+
+    Each chain has its own classes, and so its own hooks.
+    """
 
     def __init__(self, weight: Tensor | None = None) -> None:
 
@@ -266,7 +335,8 @@ class Chain:
         class Leaf(Own):
             """One product where it has a weight, one autograd node where a gradient is asked for, else nothing.
 
-            No layer of torch's: making one would draw random numbers. No function of torch's that users replace.
+            No layer of torch's: making one would draw random numbers. No function of torch's that
+            users replace.
             """
 
             def forward(self, x: Tensor) -> Tensor:
@@ -307,12 +377,20 @@ def median_overhead(trial: Callable[[], HookOverhead], *, trials: int) -> HookOv
     """Medians of so many trials, none below 0. Nothing of the user's sees what they run."""
     with isolated():
         tried = [trial() for _ in range(trials)]
-    medians = {each.name: statistics.median(getattr(one, each.name) for one in tried) for each in fields(HookOverhead)}
+    medians = {
+        each.name: statistics.median(getattr(one, each.name) for one in tried)
+        for each in fields(HookOverhead)
+    }
     return HookOverhead(**{name: max(seconds, 0.0) for name, seconds in medians.items()})
 
 
-def of_module_calls(clock: Clock, timed: Callable[[Chain, Tensor], PassTimes]) -> tuple[float, float]:
-    """The overhead of a call in the module and in its caller, from calls of modules that do nothing. `timed` runs a pass with hooks."""
+def of_module_calls(
+    clock: Clock, timed: Callable[[Chain, Tensor], PassTimes]
+) -> tuple[float, float]:
+    """The overhead of a call in the module and in its caller, from calls of modules that do nothing.
+
+    `timed` runs a pass with hooks.
+    """
     chain, x = Chain(), torch.ones((), device="cpu", dtype=torch.float32)
     clean, own = seconds_of(clock, partial(chain.root, x)), timed(chain, x).own
     in_leaves = sum(seconds for (row, _), seconds in own.items() if row.startswith("leaves."))
@@ -325,7 +403,9 @@ def _of_timer(device: torch.device | None) -> HookOverhead:
     clock = HostClock() if device is None else device_clock(device)
 
     def trial() -> HookOverhead:
-        inside, outside = of_module_calls(clock, lambda chain, x: _timed(clock, chain, x)["forward"])
+        inside, outside = of_module_calls(
+            clock, lambda chain, x: _timed(clock, chain, x)["forward"]
+        )
         chain, x = Chain(), torch.ones((), requires_grad=True, device="cpu", dtype=torch.float32)
         clean = seconds_of(clock, partial(backward, chain.root(x)))
         hooked = sum(_timed(clock, chain, x, with_backward=True)["backward"].own.values())
@@ -334,7 +414,9 @@ def _of_timer(device: torch.device | None) -> HookOverhead:
     return median_overhead(trial, trials=15)
 
 
-def _timed(clock: Clock, chain: Chain, x: Tensor, *, with_backward: bool = False) -> dict[str, PassTimes]:
+def _timed(
+    clock: Clock, chain: Chain, x: Tensor, *, with_backward: bool = False
+) -> dict[str, PassTimes]:
     """Times of a pass in which a timer's hooks are called for the chain's modules, and for no others in the process."""
     timer = ModuleTimer(ModuleTree({"": chain.root}), clock)
     chain.hooked(timer)

@@ -4,9 +4,11 @@
     other         ^^^^^^^^                            ^                                 ^^^^^
     optimizer              ^^^^^^^^^^^^^^              ^              ^^        ^^^^^^^^
 
-A phase has the time from a mark at its beginning to one at its end, less that of the phases within it; what is in none of them is other.
-What is in none of them between backward and the optimizer has a name: a user's own loop clips gradients there, and no hook says so.
-Marks are read later: on a device they are events on the stream, so a phase is the time in which the stream had nothing else to go on with.
+A phase has the time from a mark at its beginning to one at its end, less that of the phases within
+it; what is in none of them is other. What is in none of them between backward and the optimizer has
+a name: a user's own loop clips gradients there, and no hook says so. Marks are read later: on a
+device they are events on the stream, so a phase is the time in which the stream had nothing else to
+go on with.
 """
 
 from collections.abc import Iterable
@@ -14,36 +16,56 @@ from typing import Any
 
 from lflops.timing.clock import Clock
 
-OTHER = "other"  # what is in no phase
-SYNC = "sync"  # Lightning's own collectives, in which ranks wait for each other
+# what is in no phase
+OTHER = "other"
+# Lightning's own collectives, in which ranks wait for each other
+SYNC = "sync"
 
 WAIT = "wait"
-"""The end of backward, where every node has run: DDP waits in it for the gradients of the other ranks. It is a part of backward."""
+"""The end of backward, where every node has run:
 
-BETWEEN = "before_optimizer"  # what is in no phase, from the end of backward to the optimizer's step
+DDP waits in it for the gradients of the other ranks. It is a part of backward.
+"""
+
+BETWEEN = (
+    # what is in no phase, from the end of backward to the optimizer's step
+    "before_optimizer"
+)
 
 ORDER = ("data", "transfer", "forward", "backward", "clip", BETWEEN, "optimizer", OTHER, SYNC)
 """The order of a training step's phases; others follow."""
 
 
 PhaseMarks = tuple[list[Any], list[str], Any]
-"""A step as it was marked: when a phase became the innermost one, which phase, and the end of the last. Plain, as every step makes one."""
+"""A step as it was marked: when a phase became the innermost one, which phase, and the end of the last.
+
+Plain, as every step makes one.
+"""
 
 
 class StepPhases:
-    """Follows one thread in and out of phases. It does so some twenty times in a step: what can wait is left to who reads the marks."""
+    """Follows one thread in and out of phases.
+
+    It does so some twenty times in a step: what can wait is left to who reads the marks.
+    """
 
     def __init__(self, clock: Clock, within: Clock | None = None, every: int = 1) -> None:
-        """Of one step in `every` the phases are marked. `within` marks them where `clock` may not; its seconds have to be the same."""
+        """Of one step in `every` the phases are marked.
+
+        `within` marks them where `clock` may not; its seconds have to be the same.
+        """
         self._clock = clock
-        self.mark = clock.mark  # marks a moment between two steps
+        # marks a moment between two steps
+        self.mark = clock.mark
         self._mark = (within or clock).mark
         self._every = every
-        self._unmarked = 0  # steps since the last one whose phases were marked
-        self.is_marked = True  # whether those of the step that is running are
+        # steps since the last one whose phases were marked
+        self._unmarked = 0
+        # whether those of the step that is running are
+        self.is_marked = True
         self._running: list[str] = [OTHER]
-        # When a phase became the innermost one, since the last step that was handed out; always the same list. A moment that was not marked
-        # is `None`.
+        # When a phase became the innermost one, since the last step that was handed out; always the
+        # same list. A moment that was not marked is `None`.
         self.marks: list[Any] = []
         self._phases: list[str] = []
 
@@ -55,14 +77,18 @@ class StepPhases:
 
     def leave(self) -> None:
         running = self._running
-        if len(running) > 1:  # the first is what is in no phase
+        # the first is what is in no phase
+        if len(running) > 1:
             running.pop()
         if self.is_marked:
             self.marks.append(self._mark())
             self._phases.append(running[-1])
 
     def drop(self) -> None:
-        """The innermost phase is left by an exception. No moment is marked, so that nothing of ours can go wrong on its way."""
+        """The innermost phase is left by an exception.
+
+        No moment is marked, so that nothing of ours can go wrong on its way.
+        """
         if len(self._running) > 1:
             self._running.pop()
         self.marks.append(None)
@@ -84,17 +110,26 @@ class StepPhases:
         return self.cut([(len(self.marks), self.mark())])[0]
 
     def cut(self, ends: Iterable[tuple[int, Any]]) -> list[PhaseMarks]:
-        """Steps whose ends somebody else has noted: the length of `marks` when each ended, and a mark of that moment."""
+        """Steps whose ends somebody else has noted.
+
+        The length of `marks` when each ended, and a mark of that moment.
+        """
         steps, marks, phases, place = [], self.marks[:], self._phases, 0
-        first: PhaseMarks = [], [], None  # what the step that is going on has of the one before
+        # what the step that is going on has of the one before
+        first: PhaseMarks = [], [], None
         for length, end in ends:
             step = first[0] + marks[place:length], first[1] + phases[place:length], end
-            first, place = ([end], step[1][-1:] if self.is_marked else self._running[-1:], None), length
+            first, place = (
+                ([end], step[1][-1:] if self.is_marked else self._running[-1:], None),
+                length,
+            )
             if self._every > 1:
                 self._unmarked = (self._unmarked + 1) % self._every
                 self.is_marked = not self._unmarked
             # A step without what was not marked: its time is that of the phase before.
-            known = [(mark, phase) for mark, phase in zip(*step[:2], strict=True) if mark is not None]
+            known = [
+                (mark, phase) for mark, phase in zip(*step[:2], strict=True) if mark is not None
+            ]
             steps.append(([mark for mark, _ in known], [phase for _, phase in known], end))
         self.marks[:], self._phases = first[0] + marks[place:], first[1] + phases[place:]
         return steps
@@ -113,9 +148,13 @@ class StepPhases:
         marks, innermost, end = step
         innermost = ["backward" if phase == WAIT else phase for phase in innermost]
         around = zip(["", *innermost], innermost, [*innermost[1:], ""], strict=False)
-        innermost = [BETWEEN if each == ("backward", OTHER, "optimizer") else each[1] for each in around]
+        innermost = [
+            BETWEEN if each == ("backward", OTHER, "optimizer") else each[1] for each in around
+        ]
         ran = set(innermost)
-        phases = dict.fromkeys([*(phase for phase in ORDER if phase in ran), *sorted(ran.difference(ORDER))], 0.0)
+        phases = dict.fromkeys(
+            [*(phase for phase in ORDER if phase in ran), *sorted(ran.difference(ORDER))], 0.0
+        )
         for start, phase, stop in zip(marks, innermost, [*marks[1:], end], strict=True):
             phases[phase] += self._clock.seconds(start, stop)
         return phases
@@ -126,4 +165,6 @@ class StepPhases:
         if WAIT not in innermost:
             return None
         between = zip(marks, innermost, [*marks[1:], end], strict=True)
-        return sum(self._clock.seconds(start, stop) for start, phase, stop in between if phase == WAIT)
+        return sum(
+            self._clock.seconds(start, stop) for start, phase, stop in between if phase == WAIT
+        )

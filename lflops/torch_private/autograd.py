@@ -18,15 +18,28 @@ with known_torch():
     from torch._C import _current_autograd_node, _current_graph_task_id
     from torch.autograd import _get_sequence_nr, _profiler_enabled  # type: ignore[attr-defined]
 
-NO_BACKWARD = -1  # `backward_id()` outside of a backward pass
-ACCUMULATES_GRADIENT = 1 << 62  # nodes that write `.grad` have sequence numbers from here on. No forward operator built them.
-next_sequence_number: Callable[[], int] = _get_sequence_nr  # the number of the next autograd node that this thread builds
+# `backward_id()` outside of a backward pass
+NO_BACKWARD = -1
+ACCUMULATES_GRADIENT = (
+    1 << 62
+    # nodes that write `.grad` have sequence numbers from here on. No forward operator built them.
+)
+next_sequence_number: Callable[[], int] = (
+    # the number of the next autograd node that this thread builds
+    _get_sequence_nr
+)
 
 backward_id: Callable[[], int] = _current_graph_task_id
 """The number of the backward pass that this thread is running; later passes have higher numbers."""
 
-current_node: Callable[[], Any] = _current_autograd_node  # the autograd node that this thread is evaluating, or `None`
-profiler_is_recording: Callable[[], bool] = _profiler_enabled  # whether one of torch's profilers is recording
+current_node: Callable[[], Any] = (
+    # the autograd node that this thread is evaluating, or `None`
+    _current_autograd_node
+)
+profiler_is_recording: Callable[[], bool] = (
+    # whether one of torch's profilers is recording
+    _profiler_enabled
+)
 
 
 def hear_profilers(undo: Undo, call: Callable[[], None]) -> None:
@@ -43,8 +56,9 @@ def hear_profilers(undo: Undo, call: Callable[[], None]) -> None:
 
 def hear_backward(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any], Any]) -> None:
     """Call a function with the tensors that a backward pass begins with, if it writes gradients, and one after it with what it returned."""
-    # The second is not called where the first returned nothing, or after an exception. torch has no hook for that. So the function that
-    # calls the engine is replaced by one that goes on to it, until `undo` is closed.
+    # The second is not called where the first returned nothing, or after an exception. torch has no
+    # hook for that. So the function that calls the engine is replaced by one that goes on to it,
+    # until `undo` is closed.
     with known_torch():
         run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
@@ -78,12 +92,21 @@ def node_name(node: Any) -> str:
 def leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors whose `.grad` a backward pass from these tensors would write."""
     nodes = nodes_behind(tensor.grad_fn for tensor in tensors)
-    writing = (node for node in nodes if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable"))
+    writing = (
+        node
+        for node in nodes
+        if sequence_number(node) >= ACCUMULATES_GRADIENT and hasattr(node, "variable")
+    )
     return [*(tensor for tensor in tensors if tensor.is_leaf), *(node.variable for node in writing)]
 
 
-def nodes_behind(nodes: Iterable[Any], is_passed: Callable[[Any], bool] | None = None) -> Iterator[Any]:
-    """These autograd nodes and all that they lead back to, each once. The walk goes on from a node only if `is_passed` returns true."""
+def nodes_behind(
+    nodes: Iterable[Any], is_passed: Callable[[Any], bool] | None = None
+) -> Iterator[Any]:
+    """These autograd nodes and all that they lead back to, each once.
+
+    The walk goes on from a node only if `is_passed` returns true.
+    """
     waiting, seen = list(nodes), set[Any]()
     while waiting:
         node = waiting.pop()

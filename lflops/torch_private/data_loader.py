@@ -11,13 +11,16 @@ with known_torch():
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
-def hear_fetches(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any, Any, Any], Any]) -> None:
+def hear_fetches(
+    undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any, Any, Any], Any]
+) -> None:
     """Call one function with the iterator of any `DataLoader` before it fetches, and one after it.
 
     The second gets what the first returned, the iterator, and the batch or what was raised.
 
-    torch has no hook for that. So the method of their iterators is replaced, until `undo` is closed. One that somebody else has put in its
-    place since stays, and goes on to call the functions.
+    torch has no hook for that. So the method of their iterators is replaced, until `undo` is
+    closed. One that somebody else has put in its place since stays, and goes on to call the
+    functions.
     """
     fetch = _BaseDataLoaderIter.__next__
 

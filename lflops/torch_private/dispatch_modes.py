@@ -15,20 +15,36 @@ with known_torch():
     from torch.utils import _python_dispatch
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
+without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = (
+    _python_dispatch._disable_current_modes
+)
 """A context in which no mode sees the operators that run."""
 
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Run a trial of ours in the user's process: on this thread no mode, default device or saved-tensor hook of theirs takes part."""
-    # Gradients are recorded, and autocast on the CPU is off. What is set for the whole process stays, for other threads train meanwhile: a
-    # default dtype, anomaly mode, deterministic algorithms. So a trial names the dtype of its tensors, and runs operators that any of these
+    """Run a trial of ours in the user's process.
+
+    On this thread no mode, default device or saved-tensor hook of theirs takes part.
+    """
+    # Gradients are recorded, and autocast on the CPU is off. What is set for the whole process
+    # stays, for other threads train meanwhile: a default dtype, anomaly mode, deterministic
+    # algorithms. So a trial names the dtype of its tensors, and runs operators that any of these
     # leave alone.
-    with DisableTorchFunction(), without_modes(), torch.inference_mode(mode=False), torch.enable_grad(), contextlib.ExitStack() as stack:
+    with (
+        DisableTorchFunction(),
+        without_modes(),
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+        contextlib.ExitStack() as stack,
+    ):
         stack.enter_context(torch.autocast("cpu", enabled=False))
-        with contextlib.suppress(RuntimeError):  # where such hooks are forbidden, there are none
-            stack.enter_context(saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))  # the innermost alone are called
+        # where such hooks are forbidden, there are none
+        with contextlib.suppress(RuntimeError):
+            stack.enter_context(
+                saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+                # the innermost alone are called
+            )
         yield
 
 
@@ -40,12 +56,18 @@ class OwnMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Do not wrap the mode in a frame that dynamo skips: it loads dynamo and doubles the cost of each operator."""
+        """Do not wrap the mode in a frame that dynamo skips.
+
+        It loads dynamo and doubles the cost of each operator.
+        """
         return False
 
 
 def open_modes() -> list[Any]:
-    """The modes on this thread's stack, the innermost last; one that is handling an operator is not on it."""
+    """The modes on this thread's stack, the innermost last.
+
+    One that is handling an operator is not on it.
+    """
     return list(_python_dispatch._get_current_dispatch_mode_stack())
 
 
@@ -53,7 +75,12 @@ def route_higher_order_operators(kind: type[TorchDispatchMode]) -> None:
     """Let modes of a class see higher-order operators, also in a torch that asks each operator for a rule and not the mode."""
     if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
         for each in torch._ops._higher_order_ops.values():
-            each.python_key_table.setdefault(kind, lambda mode, *args, _of=each, **kwargs: mode.__torch_dispatch__(_of, (), args, kwargs))
+            each.python_key_table.setdefault(
+                kind,
+                lambda mode, *args, _of=each, **kwargs: mode.__torch_dispatch__(
+                    _of, (), args, kwargs
+                ),
+            )
 
 
 def passes_dynamo() -> bool:
@@ -68,7 +95,10 @@ def is_tracing() -> bool:
 
 
 def push_mode(mode: TorchDispatchMode) -> None:
-    """Put a mode on top of this thread's stack. Its `__enter__` would also mark it for dynamo, which then skips the frames that it saw."""
+    """Put a mode on top of this thread's stack.
+
+    Its `__enter__` would also mark it for dynamo, which then skips the frames that it saw.
+    """
     _python_dispatch._push_mode(mode)
 
 
@@ -84,8 +114,9 @@ def on_stack(mode: TorchDispatchMode) -> Iterator[None]:
 
 def end_mode(mode: Any) -> None:
     """Take a mode off for good. It can be called again."""
-    # After a backward pass torch puts back the stack of modes that was there before it. So a mode that is taken off within one is marked,
-    # and does nothing from then on; `sweep_modes` takes it off once the pass is over.
+    # After a backward pass torch puts back the stack of modes that was there before it. So a mode
+    # that is taken off within one is marked, and does nothing from then on; `sweep_modes` takes it
+    # off once the pass is over.
     mode.is_off = True
     sweep_modes()
 
@@ -98,7 +129,10 @@ def sweep_modes() -> None:
 
 
 def _pop_mode(mode: TorchDispatchMode) -> None:
-    """Take a mode off this thread's stack, at any position: two observers need not end in reverse order."""
+    """Take a mode off this thread's stack, at any position.
+
+    Two observers need not end in reverse order.
+    """
     above = []
     while (top := _python_dispatch._pop_mode()) is not mode:
         above.append(top)

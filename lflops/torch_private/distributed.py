@@ -14,20 +14,29 @@ from torch import Tensor, nn
 class FlatPart(NamedTuple):
     """One parameter of the user's inside a flat parameter of the first FSDP."""
 
-    stored_in: Tensor  # the parameter itself, or the flat parameter that has its elements
-    module: nn.Module  # that owns it
+    # the parameter itself, or the flat parameter that has its elements
+    stored_in: Tensor
+    # that owns it
+    module: nn.Module
     elements: int
-    local_elements: int  # on this rank
+    # on this rank
+    local_elements: int
 
 
 def flat_parts(module: Any) -> Iterable[FlatPart]:
-    """The user's parameters inside a module's flat parameter. Empty unless the module is wrapped by the first FSDP."""
+    """The user's parameters inside a module's flat parameter.
+
+    Empty unless the module is wrapped by the first FSDP.
+    """
     flat = getattr(getattr(module, "_handle", None), "flat_param", None)
     if flat is None or type(module).__name__ != "FullyShardedDataParallel":
         return ()
     local = (each.numel_in_shard or 0 for each in flat._shard_param_infos)
     owners = (each.module for each in flat._param_infos)
-    return map(FlatPart._make, zip(flat._params or [flat] * len(flat._numels), owners, flat._numels, local, strict=True))
+    return map(
+        FlatPart._make,
+        zip(flat._params or [flat] * len(flat._numels), owners, flat._numels, local, strict=True),
+    )
 
 
 def group_named(name: str) -> Any:
@@ -43,11 +52,17 @@ def wait_operator() -> Any:
 
 
 def receive_operator() -> Any:
-    """The operator that receives tensors of another rank, and writes them; `None` in a torch without process groups."""
+    """The operator that receives tensors of another rank, and writes them.
+
+    `None` in a torch without process groups.
+    """
     return getattr(getattr(torch.ops.c10d, "recv_", None), "default", None)
 
 
-_VOTES, _STAGES = ("_warmup_forward_vote", "_warmup_backward_result"), str(Path("distributed", "pipelining", "stage.py"))
+_VOTES, _STAGES = (
+    ("_warmup_forward_vote", "_warmup_backward_result"),
+    str(Path("distributed", "pipelining", "stage.py")),
+)
 """Functions in which the stages of a pipeline vote, and their file."""
 
 
@@ -66,10 +81,16 @@ def group_store() -> Any:
 
 @contextlib.contextmanager
 def fake_group(world_size: int, rank: int = 0) -> Iterator[None]:
-    """A process group of one rank and others that do not exist: collectives return at once, with results of the right shape."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+    """A process group of one rank and others that do not exist.
 
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    Collectives return at once, with results of the right shape.
+    """
+    # registers the backend
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group(
+        "fake", store=FakeStore(), rank=rank, world_size=world_size
+    )
     try:
         yield
     finally:

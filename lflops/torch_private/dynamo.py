@@ -1,4 +1,6 @@
-"""Dynamo, which makes the graphs of torch.compile: each graph as it is handed to a backend, and where its compiled code is called from.
+"""Dynamo, which makes the graphs of torch.compile.
+
+Each graph as it is handed to a backend, and where its compiled code is called from.
 
 Import it within a function only, once dynamo is loaded or needed: to load it takes a second.
 """
@@ -24,18 +26,29 @@ with known_torch():
     from torch._higher_order_ops import utils as operators_with_code
 
 PREFIX = "__compiled_fn"
-MODULES = "nn_module_stack"  # the meta data of a node that has the modules around it
-RECOMPUTES_SOME = "_checkpoint_context_fn"  # marks the graph of a checkpointed region whose user chooses what is recomputed
+# the meta data of a node that has the modules around it
+MODULES = "nn_module_stack"
+# marks the graph of a checkpointed region whose user chooses what is recomputed
+RECOMPUTES_SOME = "_checkpoint_context_fn"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedGraph:
-    """A graph as dynamo handed it to its backend. No tensor of the model or of a batch is kept alive."""
+    """A graph as dynamo handed it to its backend.
 
-    graph: fx.Graph  # a copy. Of the nodes' meta data only the modules are kept: names and classes, outermost first
-    attributes: Mapping[str, Any]  # what its `get_attr` nodes name: other graphs, or anything else that is no tensor
-    backend: str  # the backend's name
-    chooses: bool = False  # whether the user chooses which of its results are kept for backward
+    No tensor of the model or of a batch is kept alive.
+    """
+
+    # a copy. Of the nodes' meta data only the modules are kept: names and classes, outermost first
+    graph: fx.Graph
+    attributes: Mapping[
+        str, Any
+        # what its `get_attr` nodes name: other graphs, or anything else that is no tensor
+    ]
+    # the backend's name
+    backend: str
+    # whether the user chooses which of its results are kept for backward
+    chooses: bool = False
 
     @classmethod
     def of(cls, module: fx.GraphModule, backend: str) -> "CapturedGraph":
@@ -44,12 +57,24 @@ class CapturedGraph:
         for node in module.graph.nodes:
             made = copied[node] = graph.node_copy(node, copied.__getitem__)
             made.meta = {MODULES: _modules(node)}
-        attributes = {str(node.target): _attribute(module, node.target, backend) for node in module.graph.nodes if node.op == "get_attr"}
-        return cls(graph=graph, attributes=attributes, backend=backend, chooses=RECOMPUTES_SOME in module.meta)
+        attributes = {
+            str(node.target): _attribute(module, node.target, backend)
+            for node in module.graph.nodes
+            if node.op == "get_attr"
+        }
+        return cls(
+            graph=graph,
+            attributes=attributes,
+            backend=backend,
+            chooses=RECOMPUTES_SOME in module.meta,
+        )
 
     def module(self) -> fx.GraphModule:
         """A module that runs the graph, for operators that take one."""
-        attributes = {name: each.module() if isinstance(each, CapturedGraph) else each for name, each in self.attributes.items()}
+        attributes = {
+            name: each.module() if isinstance(each, CapturedGraph) else each
+            for name, each in self.attributes.items()
+        }
         return fx.GraphModule(attributes, self.graph)
 
 
@@ -73,11 +98,17 @@ _GRAPHS: dict[str, CapturedGraph] = {}
 
 _LOCK = threading.RLock()
 _USERS: dict[int, weakref.ref[Any]] = {}
-"""Those that need the graphs, by identity. While there are any, dynamo's call of its backend is replaced."""
+"""Those that need the graphs, by identity.
+
+While there are any, dynamo's call of its backend is replaced.
+"""
 
 
 def keep_graphs(user: object) -> None:
-    """Copy each graph that is compiled, until `release_graphs` or the user's death; it is known until its code is gone."""
+    """Copy each graph that is compiled, until `release_graphs` or the user's death.
+
+    It is known until its code is gone.
+    """
     with _LOCK:
         _USERS[id(user)] = weakref.ref(user, partial(_release, id(user)))
         original: Any = OutputGraph.call_user_compiler
@@ -105,12 +136,16 @@ def _release(user: int, _reference: object = None) -> None:
 
 
 def graph_of(code: CompiledCode, function: Any) -> CapturedGraph | None:
-    """The graph of a compiled function; `None` for one that was compiled before anybody kept graphs."""
+    """The graph of a compiled function.
+
+    `None` for one that was compiled before anybody kept graphs.
+    """
     known = _GRAPHS.get(code.name)
     if known is None:
         runs = getattr(function, "_torchdynamo_orig_callable", function)
         module = getattr(runs, "__self__", runs)
-        if isinstance(module, fx.GraphModule):  # the backend `eager` compiles nothing
+        # the backend `eager` compiles nothing
+        if isinstance(module, fx.GraphModule):
             with contextlib.suppress(Exception):
                 known = _GRAPHS[code.name] = CapturedGraph.of(module, "eager")
     return known
@@ -119,7 +154,11 @@ def graph_of(code: CompiledCode, function: Any) -> CapturedGraph | None:
 def compiled_code() -> list[CompiledCode]:
     """Every compiled function that is alive. Graphs of others are forgotten."""
     hooks = [hook for each in list(CleanupManager.instance.values.values()) for hook in each]
-    found = [CompiledCode(hook.scope, hook.name) for hook in hooks if hook.name.startswith(PREFIX) and hook.name in hook.scope]
+    found = [
+        CompiledCode(hook.scope, hook.name)
+        for hook in hooks
+        if hook.name.startswith(PREFIX) and hook.name in hook.scope
+    ]
     for gone in _GRAPHS.keys() - {each.name for each in found}:
         del _GRAPHS[gone]
     return found
@@ -160,7 +199,10 @@ def _keep(module: fx.GraphModule, output: Any) -> None:
 def _modules(node: fx.Node) -> tuple[tuple[str, str, str], ...]:
     """Each module around a node, outermost first: dynamo's key of the call, its name, its class."""
     stack = node.meta.get(MODULES) or {}
-    return tuple((str(key), str(name), kind if isinstance(kind, str) else kind.__name__) for key, (name, kind) in stack.items())
+    return tuple(
+        (str(key), str(name), kind if isinstance(kind, str) else kind.__name__)
+        for key, (name, kind) in stack.items()
+    )
 
 
 def _attribute(module: fx.GraphModule, name: Any, backend: str) -> Any:
@@ -168,5 +210,6 @@ def _attribute(module: fx.GraphModule, name: Any, backend: str) -> Any:
     if isinstance(value, fx.GraphModule):
         return CapturedGraph.of(value, backend)
     if isinstance(value, Tensor):
-        raise TypeError("a tensor is part of the graph")  # it would be kept alive
+        # it would be kept alive
+        raise TypeError("a tensor is part of the graph")
     return value

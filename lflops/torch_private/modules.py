@@ -38,29 +38,51 @@ def child_modules(module: nn.Module) -> Iterable[tuple[str, nn.Module | None]]:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The module's own registry of buffers; `named_buffers` leaves out those that are still `None`."""
+    """The module's own registry of buffers.
+
+    `named_buffers` leaves out those that are still `None`.
+    """
     return module._buffers
 
 
 def own_parts(module: nn.Module) -> tuple[list[Any], ...]:
-    """The registered children, and the parameters, by no method of the module's class; none of a module that is not whole."""
+    """The registered children, and the parameters, by no method of the module's class.
+
+    None of a module that is not whole.
+    """
     registries = (vars(module).get(name, {}) for name in ("_modules", "_parameters"))
-    return tuple([part for part in registry.values() if part is not None] for registry in registries)
+    return tuple(
+        [part for part in registry.values() if part is not None] for registry in registries
+    )
 
 
 def packed_parameters(module: nn.Module) -> list[Tensor]:
     """The weights and biases of a quantized module, which are inside of objects of C++ and not among its parameters."""
-    return [tensor for value in vars(module).values() if isinstance(value, torch.ScriptObject) for tensor in _unpacked(value)]
+    return [
+        tensor
+        for value in vars(module).values()
+        if isinstance(value, torch.ScriptObject)
+        for tensor in _unpacked(value)
+    ]
 
 
 def _unpacked(packed: Any) -> list[Tensor]:
     """The tensors that an object holds; a recurrent cell holds further objects."""
     if packed._has_method("unpack"):
         tensors = packed.unpack()
-        return [each.detach() for each in (tensors if isinstance(tensors, tuple | list) else [tensors]) if isinstance(each, Tensor)]
+        return [
+            each.detach()
+            for each in (tensors if isinstance(tensors, tuple | list) else [tensors])
+            if isinstance(each, Tensor)
+        ]
     state = packed.__getstate__() if packed._has_method("__getstate__") else ()
     inner = state[0][-1] if state and isinstance(state[0], tuple) else ()
-    return [tensor for each in inner if isinstance(each, torch.ScriptObject) for tensor in _unpacked(each)]
+    return [
+        tensor
+        for each in inner
+        if isinstance(each, torch.ScriptObject)
+        for tensor in _unpacked(each)
+    ]
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -78,33 +100,52 @@ def compiles_its_hooks(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None
 
 
-def without_global_hooks(function: Any, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None) -> Any:
+def without_global_hooks(
+    function: Any, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
+) -> Any:
     """A method of `nn.Module` in which torch's global hooks, the user's among them, are not there, but these of ours are."""
-    # It is torch's own code, with registries of ours in place of torch's. So a call takes as long as one with global hooks, and neither the
-    # user's hooks nor other threads have any part in it. `after` takes keyword arguments and is always called.
+    # It is torch's own code, with registries of ours in place of torch's. So a call takes as long
+    # as one with global hooks, and neither the user's hooks nor other threads have any part in it.
+    # `after` takes keyword arguments and is always called.
     registries: dict[str, Any] = {
-        name: None if value is None else type(value)() for name, value in _NAMES.items() if name.startswith("_global_")
+        name: None if value is None else type(value)()
+        for name, value in _NAMES.items()
+        if name.startswith("_global_")
     }
     if before is not None:
         registries["_global_forward_pre_hooks"][0] = before
     if after is not None:
         registries["_global_forward_hooks"][1] = after
-        registries["_global_forward_hooks_with_kwargs"][1] = registries["_global_forward_hooks_always_called"][1] = True
+        registries["_global_forward_hooks_with_kwargs"][1] = registries[
+            "_global_forward_hooks_always_called"
+        ][1] = True
     function = inspect.unwrap(function)
-    apart = FunctionType(function.__code__, {**_NAMES, **registries}, function.__name__, function.__defaults__, function.__closure__)
+    apart = FunctionType(
+        function.__code__,
+        {**_NAMES, **registries},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
     apart.__kwdefaults__ = function.__kwdefaults__
     return apart
 
 
 class OwnModule(nn.Module):
-    """A module of ours for trials in the user's process. Making and calling it runs no global hook, but those of `hooked`."""
+    """A module of ours for trials in the user's process.
+
+    Making and calling it runs no global hook, but those of `hooked`.
+    """
 
     def __init__(self, **children: nn.Module) -> None:
         super().__init__()
-        self._modules.update(children)  # past the user's hooks on that
+        # past the user's hooks on that
+        self._modules.update(children)
 
     @classmethod
-    def hooked(cls, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None) -> None:
+    def hooked(
+        cls, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
+    ) -> None:
         """From here on, call these for each module of the class."""
         cls._call_impl = without_global_hooks(_CALL, before, after)  # type: ignore[method-assign]
 
@@ -112,13 +153,19 @@ class OwnModule(nn.Module):
 
 
 def compilations() -> int:
-    """How many graphs torch.compile has compiled in this process. It does not load torch.compile."""
+    """How many graphs torch.compile has compiled in this process.
+
+    It does not load torch.compile.
+    """
     loaded: Any = sys.modules.get("torch._dynamo.utils")
     return 0 if loaded is None else loaded.counters["stats"]["unique_graphs"]
 
 
 def graph_breaks() -> int:
-    """In how many places torch.compile has left its graphs in this process. It does not load torch.compile."""
+    """In how many places torch.compile has left its graphs in this process.
+
+    It does not load torch.compile.
+    """
     loaded: Any = sys.modules.get("torch._dynamo.utils")
     return 0 if loaded is None else sum(loaded.counters["graph_break"].values())
 
@@ -126,14 +173,24 @@ def graph_breaks() -> int:
 def compile_seconds() -> float:
     """How long torch.compile has compiled in this process. It does not load torch.compile."""
     loaded: Any = sys.modules.get("torch._dynamo.utils")
-    return 0.0 if loaded is None else sum(loaded.compilation_time_metrics.get("_compile.compile_inner", ()))
+    return (
+        0.0
+        if loaded is None
+        else sum(loaded.compilation_time_metrics.get("_compile.compile_inner", ()))
+    )
 
 
 class Compilations:
     """Tells when torch.compile begins to compile something, anywhere in the process, and when it has ended, if that is asked for."""
 
-    def __init__(self, tell: Callable[[], None], tell_end: Callable[[], None] = lambda: None) -> None:
-        self._tell, self._tell_end = (lambda *_: tell()), (lambda *_: tell_end())  # torch says what it compiles
+    def __init__(
+        self, tell: Callable[[], None], tell_end: Callable[[], None] = lambda: None
+    ) -> None:
+        self._tell, self._tell_end = (
+            (lambda *_: tell()),
+            (lambda *_: tell_end()),
+            # torch says what it compiles
+        )
         self._heard, self._heard_end = self._tell, self._tell_end
 
     @property
@@ -161,26 +218,39 @@ class Compilations:
 
     @property
     def _handler(self) -> Any:
-        """What torch.compile calls as it begins and ends to compile; `None` where it is not loaded."""
+        """What torch.compile calls as it begins and ends to compile.
+
+        `None` where it is not loaded.
+        """
         return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
 
 def remove_hook(hook: Callable[..., Any], owner: nn.Module | Optimizer | None = None) -> None:
-    """Remove a hook wherever torch has it. A handle would be lost in an interrupt right after the hook was installed."""
+    """Remove a hook wherever torch has it.
+
+    A handle would be lost in an interrupt right after the hook was installed.
+    """
     for registry in _registries(owner):
         for number in [number for number, each in list(registry.items()) if each is hook]:
             registry.pop(number, None)
             for marks in (_global_forward_hooks_with_kwargs, _global_forward_hooks_always_called):
-                marks.pop(number, None)  # torch leaves the first of these
+                # torch leaves the first of these
+                marks.pop(number, None)
 
 
 def is_called_last(hook: Callable[..., Any]) -> bool:
-    """Whether a global hook on the ends of optimizers' steps is the last one. It alone may add and remove such hooks as it is called."""
+    """Whether a global hook on the ends of optimizers' steps is the last one.
+
+    It alone may add and remove such hooks as it is called.
+    """
     return next(reversed(_global_optimizer_post_hooks.values()), None) is hook
 
 
 def call_last(hook: Callable[..., Any]) -> None:
-    """Let it be the last one from here on, until another one is added. To be called while none of them runs."""
+    """Let it be the last one from here on, until another one is added.
+
+    To be called while none of them runs.
+    """
     for number in [number for number, each in _global_optimizer_post_hooks.items() if each is hook]:
         _global_optimizer_post_hooks[number] = _global_optimizer_post_hooks.pop(number)
 
@@ -190,21 +260,30 @@ def _registries(owner: nn.Module | Optimizer | None) -> tuple[dict[int, Any], ..
         return owner._forward_pre_hooks, owner._forward_hooks
     if isinstance(owner, Optimizer):
         return owner._optimizer_step_pre_hooks, owner._optimizer_step_post_hooks
-    return _global_forward_pre_hooks, _global_forward_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    return (
+        _global_forward_pre_hooks,
+        _global_forward_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    )
 
 
 def never_compiled(function: Callable[..., Any], *, within: bool = True) -> None:
     """Let dynamo never look into calls of a function, and `within` not into what it calls."""
-    # Code that dynamo does not compile runs under its eye all the same: of a module that is compiled in place, the hooks do. It costs a
-    # call nothing, and adds no frame, as `torch.compiler.disable` does.
+    # Code that dynamo does not compile runs under its eye all the same: of a module that is
+    # compiled in place, the hooks do. It costs a call nothing, and adds no frame, as
+    # `torch.compiler.disable` does.
     skip, usual = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
-    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip if within else usual))
+    eval_frame.set_code_exec_strategy(
+        function.__code__, eval_frame._FrameExecStrategy(skip, skip if within else usual)
+    )
 
 
 class HiddenHooks:
     """Takes global module hooks off whenever torch.compile begins to compile, and puts them back when it has ended.
 
-    Dynamo would compile them with the modules. A module that is called on another thread meanwhile is not hooked.
+    Dynamo would compile them with the modules. A module that is called on another thread meanwhile
+    is not hooked.
     """
 
     def __init__(self, hooks: Iterable[Callable[..., Any]]) -> None:
@@ -232,8 +311,16 @@ class HiddenHooks:
     def _show(self) -> None:
         for each, was in zip(self._registries, self._before, strict=False):
             now = dict(each)
-            each.clear()  # users' hooks are called in their order, ours among them
-            each.update({number: hook for number, hook in was.items() if number in now or id(hook) in self._hooks} | now)
+            # users' hooks are called in their order, ours among them
+            each.clear()
+            each.update(
+                {
+                    number: hook
+                    for number, hook in was.items()
+                    if number in now or id(hook) in self._hooks
+                }
+                | now
+            )
         self._before.clear()
 
 
@@ -242,7 +329,9 @@ def scripted_without(undo: Undo, is_ours: Callable[[Any], bool]) -> None:
 
     def stubs(call: Callable[..., Any], module: nn.Module) -> Any:
         hooks = module._forward_pre_hooks
-        module._forward_pre_hooks = OrderedDict(each for each in hooks.items() if not is_ours(each[1]))
+        module._forward_pre_hooks = OrderedDict(
+            each for each in hooks.items() if not is_ours(each[1])
+        )
         try:
             return call(module)
         finally:

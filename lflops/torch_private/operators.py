@@ -9,14 +9,21 @@ from lflops.torch_private.known_torch import known_torch
 from lflops.torch_private.tensors import PLAIN
 
 with known_torch():
-    from torch._ops import HigherOrderOperator as HigherOrderOperator, OpOverload as OpOverload, OpOverloadPacket as OpOverloadPacket
+    from torch._ops import (
+        HigherOrderOperator as HigherOrderOperator,
+        OpOverload as OpOverload,
+        OpOverloadPacket as OpOverloadPacket,
+    )
 
     _KEY = torch._C.DispatchKey
     _ANY_DEVICE = _KEY.CompositeImplicitAutogradNestedTensor
     GROUPED_MM: Any = torch.ops.aten._grouped_mm.default
     """The product of tokens with the weights of their experts."""
 
-COMPOSITE = _KEY.CompositeImplicitAutograd  # the dispatch key of operators that are written in terms of others
+COMPOSITE = (
+    _KEY.CompositeImplicitAutograd
+    # the dispatch key of operators that are written in terms of others
+)
 DEVICES = (_KEY.CPU, _KEY.CUDA)
 NESTED = {"cpu": (_KEY.NestedTensorCPU, _ANY_DEVICE), "cuda": (_KEY.NestedTensorCUDA, _ANY_DEVICE)}
 """The dispatch keys of kernels for nested tensors, by device."""
@@ -28,19 +35,28 @@ def qualified_name(operator: Any) -> str:
 
 
 def overloads_of(operator: Any) -> list[Any]:
-    """The overloads of an operator of any kind, without those that only scripts call. Empty for anything else."""
+    """The overloads of an operator of any kind, without those that only scripts call.
+
+    Empty for anything else.
+    """
     if isinstance(operator, OpOverloadPacket):
         overloads = (getattr(operator, each) for each in operator.overloads())
         return [each for each in overloads if torch._C._dispatch_has_kernel(each.name())]
-    only = getattr(operator, "_opoverload", operator)  # of `torch.library.custom_op`
+    # of `torch.library.custom_op`
+    only = getattr(operator, "_opoverload", operator)
     return [only] if isinstance(only, OpOverload | HigherOrderOperator) else []
 
 
 def decomposes(operator: Any) -> bool:
     """Whether the operator is written in terms of others and arrived undecomposed, as it does under inference mode."""
-    # Only the dispatcher's kernels count. Torch also has Python decompositions of a few kernels (`upsample_nearest2d`), which do not run
-    # here. An operator with a kernel for a device does not decompose there (`silu_backward`).
-    return isinstance(operator, OpOverload) and _has_kernel(operator, COMPOSITE) and not any(_has_kernel(operator, key) for key in DEVICES)
+    # Only the dispatcher's kernels count. Torch also has Python decompositions of a few kernels
+    # (`upsample_nearest2d`), which do not run here. An operator with a kernel for a device does not
+    # decompose there (`silu_backward`).
+    return (
+        isinstance(operator, OpOverload)
+        and _has_kernel(operator, COMPOSITE)
+        and not any(_has_kernel(operator, key) for key in DEVICES)
+    )
 
 
 def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
@@ -49,19 +65,31 @@ def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
 
 
 def nested_kernel(operator: OpOverload, args: Any) -> Any:
-    """The dispatch key of the kernel that calls other operators on nested tensors; `None` if no argument is one."""
+    """The dispatch key of the kernel that calls other operators on nested tensors.
+
+    `None` if no argument is one.
+    """
     for each in args:
         if type(each) in PLAIN and each.is_nested and each.layout is torch.strided:
-            return next((key for key in NESTED.get(each.device.type, ()) if _has_kernel(operator, key)), None)
+            return next(
+                (key for key in NESTED.get(each.device.type, ()) if _has_kernel(operator, key)),
+                None,
+            )
     return None
 
 
 def python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
-    """The dispatch key of the kernel that these arguments go to, if it is written in Python; else `None`."""
-    # Such a kernel calls other operators: what `torch.library.custom_op` or `Library.impl` registered
+    """The dispatch key of the kernel that these arguments go to, if it is written in Python.
+
+    Else `None`.
+    """
+    # Such a kernel calls other operators: what `torch.library.custom_op` or `Library.impl`
+    # registered
     if not isinstance(operator, OpOverload):
         return None
-    device = next((each.device.type for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), "")
+    device = next(
+        (each.device.type for each in (*args, *kwargs.values()) if isinstance(each, Tensor)), ""
+    )
     name = operator.name().replace("::", "/", 1)
     written = (device.upper(), "CompositeExplicitAutograd")
     found = next((key for key in written if f"{name}/{key}" in torch.library._impls), None)
@@ -90,12 +118,19 @@ def _has_kernel(operator: OpOverload, key: Any) -> bool:
 def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
     """Names and positions of the arguments that the operator writes to."""
     arguments = operator._schema.arguments
-    return tuple((one.name, at) for at, one in enumerate(arguments) if one.alias_info is not None and one.alias_info.is_write)
+    return tuple(
+        (one.name, at)
+        for at, one in enumerate(arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    )
 
 
 def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:
     """Names and defaults of all arguments, in the order of the schema."""
-    return tuple((each.name, each.default_value if each.has_default_value() else None) for each in operator._schema.arguments)
+    return tuple(
+        (each.name, each.default_value if each.has_default_value() else None)
+        for each in operator._schema.arguments
+    )
 
 
 def makes_storage(operator: OpOverload) -> bool:
@@ -104,7 +139,10 @@ def makes_storage(operator: OpOverload) -> bool:
 
 
 def attention_kernels(*, cudnn_first: bool = False) -> dict[str, Any]:
-    """The kernels that attention chooses from on CUDA, best first: those that this torch has and the user did not switch off."""
+    """The kernels that attention chooses from on CUDA, best first.
+
+    Those that this torch has and the user did not switch off.
+    """
     cuda = torch.backends.cuda
     switches: dict[str, Any] = {
         "attention_math": cuda.math_sdp_enabled,
@@ -112,8 +150,19 @@ def attention_kernels(*, cudnn_first: bool = False) -> dict[str, Any]:
         "efficient_attention": cuda.mem_efficient_sdp_enabled,
         "cudnn_attention": cuda.cudnn_sdp_enabled,
     }
-    order = [list(switches)[number] for number in torch._C._get_sdp_priority_order() if number < len(switches)]
-    if cudnn_first and order[-1] == "cudnn_attention":  # torch's own order for most chips; one of the user's stays
+    order = [
+        list(switches)[number]
+        for number in torch._C._get_sdp_priority_order()
+        if number < len(switches)
+    ]
+    if (
+        cudnn_first and order[-1] == "cudnn_attention"
+        # torch's own order for most chips; one of the user's stays
+    ):
         order.insert(0, order.pop())
-    operators = {each: getattr(torch.ops.aten, f"_scaled_dot_product_{each}", None) for each in order if switches[each]()}
+    operators = {
+        each: getattr(torch.ops.aten, f"_scaled_dot_product_{each}", None)
+        for each in order
+        if switches[each]()
+    }
     return {each: operator.default for each, operator in operators.items() if operator is not None}

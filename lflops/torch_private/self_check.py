@@ -1,4 +1,7 @@
-"""The self-check tries each private name of torch where the right answer is known: a changed torch is an error, not wrong numbers."""
+"""The self-check tries each private name of torch where the right answer is known.
+
+A changed torch is an error, not wrong numbers.
+"""
 
 import functools
 import sys
@@ -11,10 +14,21 @@ from torch import nn
 from torch.autograd import backward, grad
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from lflops.error_guard import Undo
-from lflops.torch_private import autograd, cuda_memory, dispatch_modes, distributed, modules, operators, tensors
+from lflops.torch_private import (
+    autograd,
+    cuda_memory,
+    dispatch_modes,
+    distributed,
+    modules,
+    operators,
+    tensors,
+)
 from lflops.torch_private.known_torch import differs, known_torch
 
 aten = torch.ops.aten
@@ -30,7 +44,10 @@ def check() -> None:
 
 @functools.cache
 def check_fake_tensors() -> None:
-    """Check the same of fake tensors, which load a large part of torch: only an estimate needs them."""
+    """Check the same of fake tensors, which load a large part of torch.
+
+    Only an estimate needs them.
+    """
     check()
     with known_torch(), dispatch_modes.without_modes(), tensors.fake_mode():
         fake = torch.zeros(2, 2, device="cpu")
@@ -50,7 +67,10 @@ def check_fake_tensors() -> None:
 
 @functools.cache
 def check_fake_group() -> None:
-    """Check the process group of ranks that do not exist, where there is no other: estimates of a mesh need it."""
+    """Check the process group of ranks that do not exist, where there is no other.
+
+    Estimates of a mesh need it.
+    """
     with known_torch(), dispatch_modes.without_modes(), distributed.fake_group(2):
         ranks = torch.distributed.get_world_size()
         gathered = [torch.zeros(3, device="cpu") for _ in range(2)]
@@ -61,7 +81,9 @@ def check_fake_group() -> None:
     _raise_if_wrong(
         {
             "a fake group has other ranks": ranks == 2,
-            "collectives are not waited for": distributed.wait_operator().name().endswith("wait_tensor"),
+            "collectives are not waited for": distributed.wait_operator()
+            .name()
+            .endswith("wait_tensor"),
             "received tensors are not seen": distributed.receive_operator() in receives.seen,
             "every received tensor is a vote of a pipeline's stage": not distributed.is_pipeline_vote(),
             "a fake group stays open": not torch.distributed.is_initialized(),
@@ -71,7 +93,10 @@ def check_fake_group() -> None:
 
 @functools.cache
 def check_inductor() -> None:
-    """Check the names of inductor, which takes seconds to load: only a monitor that looks into compiled code needs them."""
+    """Check the names of inductor, which takes seconds to load.
+
+    Only a monitor that looks into compiled code needs them.
+    """
     from lflops.torch_private import inductor
 
     with known_torch():
@@ -79,12 +104,16 @@ def check_inductor() -> None:
         restore = inductor.record_graphs()
         during = inductor.is_recording()
         restore()
-        names = inductor.recorded_names('{"cppCodeToPost": {"extern_kernels.mm:1": ["mm"]}, "lflops": {"modules": []}}')
+        names = inductor.recorded_names(
+            '{"cppCodeToPost": {"extern_kernels.mm:1": ["mm"]}, "lflops": {"modules": []}}'
+        )
     _raise_if_wrong(
         {
             "graphs are not recorded": during and not before,
             "inductor's settings are not restored": not inductor.is_recording(),
-            "calls of kernels are not numbered": inductor.kernel_calls("    # [Provenance debug handles] cpp_fused_add_0:12\n")
+            "calls of kernels are not numbered": inductor.kernel_calls(
+                "    # [Provenance debug handles] cpp_fused_add_0:12\n"
+            )
             == ("cpp_fused_add_0:12",),
             "kernels have no nodes": names == ({"extern_kernels.mm:1": ["mm"]}, {"modules": []}),
             "compiled graphs cannot be listed": not list(inductor.compiled_graphs(())),
@@ -95,22 +124,33 @@ def check_inductor() -> None:
 
 @functools.cache
 def check_data_loader() -> None:
-    """Check that fetches are heard, by a loader of nothing: only the watching of a loop that was found needs it."""
+    """Check that fetches are heard, by a loader of nothing.
+
+    Only the watching of a loop that was found needs it.
+    """
     from lflops.torch_private.data_loader import hear_fetches
 
     heard: list[object] = []
-    iterator = iter(torch.utils.data.DataLoader(torch.empty(0, device="cpu"), generator=torch.Generator("cpu")))  # type: ignore[arg-type]
+    iterator = iter(
+        torch.utils.data.DataLoader(torch.empty(0, device="cpu"), generator=torch.Generator("cpu"))
+    )  # type: ignore[arg-type]
     with known_torch(), Undo() as undo:
         hear_fetches(undo, heard.append, lambda *got: heard.append(got[-1]))
         next(iterator, None)
     next(iterator, None)
-    _raise_if_wrong({"data loaders fetch unheard": len(heard) == 2 and isinstance(heard[1], StopIteration)})
+    _raise_if_wrong(
+        {"data loaders fetch unheard": len(heard) == 2 and isinstance(heard[1], StopIteration)}
+    )
 
 
 @functools.cache
 def check_cuda_memory(device: torch.device) -> None:
-    """Check the names that record the memory of a CUDA device: only a report about missing memory needs them."""
-    # If the user records already, that recording goes on, and only the snapshot's segments are checked
+    """Check the names that record the memory of a CUDA device.
+
+    Only a report about missing memory needs them.
+    """
+    # If the user records already, that recording goes on, and only the snapshot's segments are
+    # checked
     with known_torch(), dispatch_modes.without_modes():
         is_users = cuda_memory.is_recording_memory()
         if not is_users:
@@ -136,13 +176,23 @@ def check_cuda_memory(device: torch.device) -> None:
 
 def _of_snapshot(snapshot: Any) -> tuple[bool, bool]:
     """Whether a snapshot has a block that is in use, and an allocation with its line of code, each with the parts that lflops reads."""
-    blocks = (block for segment in snapshot.get("segments", ()) for block in segment.get("blocks", ()))
+    blocks = (
+        block for segment in snapshot.get("segments", ()) for block in segment.get("blocks", ())
+    )
     entries = (entry for trace in snapshot.get("device_traces", ()) for entry in trace)
-    block_parts, entry_parts, frame_parts = {"size", "requested_size", "state"}, {"addr", "size", "frames"}, {"filename", "line", "name"}
+    block_parts, entry_parts, frame_parts = (
+        {"size", "requested_size", "state"},
+        {"addr", "size", "frames"},
+        {"filename", "line", "name"},
+    )
     return (
-        any(block.keys() >= block_parts and block["state"] == "active_allocated" for block in blocks),
         any(
-            entry.get("action") == "alloc" and entry.keys() >= entry_parts and any(frame.keys() >= frame_parts for frame in entry["frames"])
+            block.keys() >= block_parts and block["state"] == "active_allocated" for block in blocks
+        ),
+        any(
+            entry.get("action") == "alloc"
+            and entry.keys() >= entry_parts
+            and any(frame.keys() >= frame_parts for frame in entry["frames"])
             for entry in entries
         ),
     )
@@ -166,7 +216,9 @@ class _Operators(dispatch_modes.TorchDispatchMode):
         self.seen: list[Any] = []
         self.products: list[int] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.seen.append(function)
         node = autograd.current_node()
         if function is aten.mm.default and node is not None:
@@ -178,7 +230,9 @@ def _numbering() -> dict[str, bool]:
     """Two products of one input: their gradient is the case that naive attribution gets wrong."""
     ran = _Operators()
     dispatch_modes.route_higher_order_operators(_Operators)
-    x, w = (torch.zeros(2, 2, device="cpu", dtype=torch.float32, requires_grad=True) for _ in range(2))
+    x, w = (
+        torch.zeros(2, 2, device="cpu", dtype=torch.float32, requires_grad=True) for _ in range(2)
+    )
     before = autograd.next_sequence_number()
     first = x.mm(w)
     between = autograd.next_sequence_number()
@@ -195,19 +249,26 @@ def _numbering() -> dict[str, bool]:
     dispatch_modes.sweep_modes()
     heard: list[int] = []
     with Undo() as undo:
-        autograd.hear_backward(undo, lambda losses: 6 + len(losses), lambda *begun: heard.extend(begun))
+        autograd.hear_backward(
+            undo, lambda losses: 6 + len(losses), lambda *begun: heard.extend(begun)
+        )
         backward((x * 1).sum())
     backward((x * 1).sum())
     return {
         "modes do not end": ran not in dispatch_modes.open_modes(),
-        "autograd nodes are not numbered in the order they are built": before <= between - 1 and between <= after - 1,
-        "a node's number does not survive to backward": ran.products == [after - 1] * 2 + [between - 1] * 2,
+        "autograd nodes are not numbered in the order they are built": before <= between - 1
+        and between <= after - 1,
+        "a node's number does not survive to backward": ran.products
+        == [after - 1] * 2 + [between - 1] * 2,
         "backward passes cannot be distinguished": outside == autograd.NO_BACKWARD,
         "the end of a backward pass is not reported": ended == [4] and heard == [7],
-        "operators have other names": "aten::mm" in [operators.qualified_name(each) for each in ran.seen],
+        "operators have other names": "aten::mm"
+        in [operators.qualified_name(each) for each in ran.seen],
         "nodes have no names": "MmBackward" in autograd.node_name((x * 1).mm(w).grad_fn),
-        "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])} == {id(x), id(w)},
-        "a graph's nodes are not found": len([*autograd.nodes_behind([(x * 1).mm(w).grad_fn])]) == 4,
+        "a graph's leaves are not found": {id(each) for each in autograd.leaves([(x * 1).mm(w)])}
+        == {id(x), id(w)},
+        "a graph's nodes are not found": len([*autograd.nodes_behind([(x * 1).mm(w).grad_fn])])
+        == 4,
         "a recording profiler is not seen": autograd.profiler_is_recording() in (True, False),
         "profilers get ready unseen": _are_profilers_seen(),
     }
@@ -221,7 +282,9 @@ def _are_profilers_seen() -> bool:
         autograd.hear_profilers(undo, _no_op)
         within = kind._prepare_trace
     callers = (kind.__enter__, torch.profiler.profile.prepare_trace)
-    return within is not before is kind._prepare_trace and all("_prepare_trace" in each.__code__.co_names for each in callers)
+    return within is not before is kind._prepare_trace and all(
+        "_prepare_trace" in each.__code__.co_names for each in callers
+    )
 
 
 def _of_operators() -> dict[str, bool]:
@@ -229,17 +292,30 @@ def _of_operators() -> dict[str, bool]:
     x = torch.ones(1, 2, device="cpu", dtype=torch.float32)
     return {
         "views are not marked": aten.t.default.is_view and not matmul.is_view,
-        "composite operators are not marked": operators.decomposes(linear) and not operators.decomposes(matmul),
+        "composite operators are not marked": operators.decomposes(linear)
+        and not operators.decomposes(matmul),
         "composite operators do not decompose": operators.decompose(linear, (x, x), {}).item() == 2,
         "written arguments are not marked": operators.written_arguments(add_) == (("self", 0),),
-        "fresh results are not marked": operators.makes_storage(matmul) and not operators.makes_storage(add_),
-        "an operator calls nothing else": operators.direct_call(matmul)(x, x.t()).item() == 2 and operators.direct_call(len) is len,
-        "arguments have other names": [name for name, _ in operators.argument_names(matmul)] == ["self", "mat2"],
-        "an operator's overloads are not listed": matmul in operators.overloads_of(aten.mm) and operators.overloads_of("mm") == [],
-        "kernels for nested tensors are not marked": operators.has_nested_kernel(aten.matmul.default),
+        "fresh results are not marked": operators.makes_storage(matmul)
+        and not operators.makes_storage(add_),
+        "an operator calls nothing else": operators.direct_call(matmul)(x, x.t()).item() == 2
+        and operators.direct_call(len) is len,
+        "arguments have other names": [name for name, _ in operators.argument_names(matmul)]
+        == ["self", "mat2"],
+        "an operator's overloads are not listed": matmul in operators.overloads_of(aten.mm)
+        and operators.overloads_of("mm") == [],
+        "kernels for nested tensors are not marked": operators.has_nested_kernel(
+            aten.matmul.default
+        ),
         "a plain tensor is taken for a nested one": operators.nested_kernel(matmul, (x, x)) is None,
-        "a kernel of torch's is taken for one in Python": operators.python_kernel(matmul, (x, x), {}) is None,
-        "a kernel cannot be run at once": operators.run_kernel(matmul, torch._C.DispatchKey.CPU, (x, x.t()), {}).item() == 2,
+        "a kernel of torch's is taken for one in Python": operators.python_kernel(
+            matmul, (x, x), {}
+        )
+        is None,
+        "a kernel cannot be run at once": operators.run_kernel(
+            matmul, torch._C.DispatchKey.CPU, (x, x.t()), {}
+        ).item()
+        == 2,
         "attention's kernels are not listed": operators.attention_kernels().keys()
         <= {"attention_math", "flash_attention", "efficient_attention", "cudnn_attention"},
     }
@@ -251,15 +327,31 @@ def _of_tensors() -> dict[str, bool]:
     sparse = torch.eye(3, device="cpu", dtype=torch.float32).to_sparse()
     indices, values = tensors.sparse_parts(sparse)
     with tensors.without_overrides():
-        given = (tensors.shape_key(x), tensors.is_integer(x), tensors.is_integer(indices), tensors.nested_offsets(x), tensors.node_of(x))
+        given = (
+            tensors.shape_key(x),
+            tensors.is_integer(x),
+            tensors.is_integer(indices),
+            tensors.nested_offsets(x),
+            tensors.node_of(x),
+        )
     return {
-        "a storage has no key": key == tensors.storage_key(x.view(4))[1] and storage.nbytes() == x.nbytes,
-        "a sparse tensor has other parts": (*indices.shape, *values.shape, tensors.stored_elements(sparse)) == (2, 3, 3, 3),
+        "a storage has no key": key == tensors.storage_key(x.view(4))[1]
+        and storage.nbytes() == x.nbytes,
+        "a sparse tensor has other parts": (
+            *indices.shape,
+            *values.shape,
+            tensors.stored_elements(sparse),
+        )
+        == (2, 3, 3, 3),
         "a tensor's own attributes are not read": given == ((2, 2), False, True, None, None),
         "a plain tensor has a local part": tensors.local_part(x) is x,
         "modes cannot be listed": not tensors.only_shapes_run([x]),
-        "writes to a tensor are not numbered": tensors.version_of(torch.zeros(1, device="cpu").add_(1)) == 1,
-        "tracing is seen where there is none": not dispatch_modes.is_tracing() and dispatch_modes.passes_dynamo() in (True, False),
+        "writes to a tensor are not numbered": tensors.version_of(
+            torch.zeros(1, device="cpu").add_(1)
+        )
+        == 1,
+        "tracing is seen where there is none": not dispatch_modes.is_tracing()
+        and dispatch_modes.passes_dynamo() in (True, False),
     }
 
 
@@ -274,8 +366,14 @@ def _hears_compilations() -> bool:
 
 def _are_hooks_found(module: nn.Module) -> bool:
     """Try it with hooks that do nothing: on a module and an optimizer of ours, and for all."""
-    optimizer = Optimizer.__new__(Optimizer)  # to make one in the usual way would load torch.compile
-    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+    optimizer = Optimizer.__new__(
+        Optimizer
+        # to make one in the usual way would load torch.compile
+    )
+    optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = (
+        OrderedDict(),
+        OrderedDict(),
+    )
     owners: list[tuple[Any, list[Callable[..., Any]]]] = [
         (module, [module.register_forward_pre_hook, module.register_forward_hook]),
         (optimizer, [optimizer.register_step_pre_hook, optimizer.register_step_post_hook]),
@@ -288,7 +386,11 @@ def _are_hooks_found(module: nn.Module) -> bool:
             undo.add(modules.remove_hook, _no_op, owner)
             handles = [register(_no_op) for register in registers]
             modules.call_last(_no_op)
-            found = found and (owner is not None or modules.is_called_last(_no_op) == (registers[-1] is register_optimizer_step_post_hook))
+            found = found and (
+                owner is not None
+                or modules.is_called_last(_no_op)
+                == (registers[-1] is register_optimizer_step_post_hook)
+            )
         for handle in handles:
             registry = handle.hooks_dict_ref()
             found = found and registry is not None and handle.id not in registry
@@ -305,7 +407,8 @@ def _hides_hooks(module: nn.Module) -> bool:
     with Undo() as undo:
         undo.add(hidden.stop)
         hidden.start()
-        module._forward_pre_hooks[0] = _no_op  # of a module that is only tried
+        # of a module that is only tried
+        module._forward_pre_hooks[0] = _no_op
         modules.scripted_without(undo, lambda hook: hook is _no_op)
         is_heard = handler is None or len(handler.start_callbacks) == len(before) + 1
         are_off = is_heard and torch.jit._recursive.get_hook_stubs(module) == ([], [])
@@ -320,7 +423,10 @@ def _are_own_hooks_called() -> bool:
         def forward(self, x: int) -> int:
             return x + 1
 
-    Own.hooked(lambda _, args: called.append(args), lambda _, args, kwargs, output: called.append((*args, kwargs, output)))
+    Own.hooked(
+        lambda _, args: called.append(args),
+        lambda _, args, kwargs, output: called.append((*args, kwargs, output)),
+    )
     return Own()(1) == 2 and called == [(1,), (1, {}, 2)]
 
 
@@ -333,7 +439,9 @@ def _of_modules() -> dict[str, bool]:
         "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
         "parts are registered elsewhere": modules.own_parts(parent) == ([child], []),
         "buffers are registered elsewhere": modules.buffers_of(parent) == {"buffer": None},
-        "a plain module is taken for a compiled one": not (modules.is_compiled(parent) or modules.compiles_its_hooks(parent)),
+        "a plain module is taken for a compiled one": not (
+            modules.is_compiled(parent) or modules.compiles_its_hooks(parent)
+        ),
         "a plain module wraps another one": modules.unwrapped(parent) is parent,
         "a plain module has packed parameters": modules.packed_parameters(parent) == [],
         "compilations are not numbered": modules.compilations() >= 0,
@@ -345,5 +453,6 @@ def _of_modules() -> dict[str, bool]:
         "modules of ours call other hooks": _are_own_hooks_called(),
         "a plain module is taken for a sharded one": not list(distributed.flat_parts(parent)),
         "process groups are not found by name": distributed.group_named("no such group") is None,
-        "the default group has no store": distributed.group_store() is None or torch.distributed.is_initialized(),
+        "the default group has no store": distributed.group_store() is None
+        or torch.distributed.is_initialized(),
     }

@@ -21,7 +21,10 @@ with known_torch():
     from torch.utils import _python_dispatch
 
 PLAIN = frozenset((Tensor, nn.Parameter))
-"""The classes of nearly all tensors. Asking one of them for a missing attribute takes as long as a small operator."""
+"""The classes of nearly all tensors.
+
+Asking one of them for a missing attribute takes as long as a small operator.
+"""
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 """Errors of fake tensors where code needs their values, or a shape that depends on values."""
@@ -36,9 +39,22 @@ def version_of(tensor: Tensor) -> int:
 
 
 without_overrides: Callable[[], contextlib.AbstractContextManager[Any]] = DisableTorchFunction
-"""A context in which no `__torch_function__` runs, neither of a tensor's class nor of a mode; `torch.set_default_device` is such a mode."""
+"""A context in which no `__torch_function__` runs, neither of a tensor's class nor of a mode;
 
-_INTEGERS = {torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64}
+`torch.set_default_device` is such a mode.
+"""
+
+_INTEGERS = {
+    torch.bool,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+}
 
 _size: Callable[[Tensor], Hashable] = Tensor.size
 _base: Any = Tensor
@@ -46,15 +62,22 @@ _layout: Callable[[Tensor], Any] = _base.layout.__get__
 _dtype: Callable[[Tensor], Any] = _base.dtype.__get__
 _is_nested: Callable[[Tensor], bool] = _base.is_nested.__get__
 
-node_of: Callable[[Tensor], Any] = _base.grad_fn.__get__  # the autograd node that computed a tensor; `None` where there is none
+node_of: Callable[[Tensor], Any] = (
+    _base.grad_fn.__get__
+    # the autograd node that computed a tensor; `None` where there is none
+)
 
 
 def shape_key(tensor: Tensor) -> Hashable:
-    """What two tensors of one shape have in common; of a nested tensor its number of elements. Takes no attribute of a user's class."""
+    """What two tensors of one shape have in common; of a nested tensor its number of elements.
+
+    Takes no attribute of a user's class.
+    """
     if type(tensor) is Tensor:
         try:
             return _size(tensor)
-        except RuntimeError:  # a nested tensor of the older layout
+        except RuntimeError:
+            # a nested tensor of the older layout
             return "nested", Tensor.numel(tensor)
     if _layout(tensor) is torch.jagged:
         return "nested", Tensor.numel(vars(tensor)["_values"])
@@ -62,17 +85,29 @@ def shape_key(tensor: Tensor) -> Hashable:
 
 
 def is_integer(tensor: Tensor) -> bool:
-    """Whether a tensor holds integers or truth values, each element at its place: it is not sparse, not nested and not quantized."""
-    return _layout(tensor) is torch.strided and _dtype(tensor) in _INTEGERS and not _is_nested(tensor)
+    """Whether a tensor holds integers or truth values, each element at its place.
+
+    It is not sparse, not nested and not quantized.
+    """
+    return (
+        _layout(tensor) is torch.strided and _dtype(tensor) in _INTEGERS and not _is_nested(tensor)
+    )
 
 
 def nested_offsets(tensor: Tensor) -> Tensor | None:
     """Where the parts of a jagged tensor begin; `None` for any other."""
-    return vars(tensor)["_offsets"] if type(tensor) is not Tensor and _layout(tensor) is torch.jagged else None
+    return (
+        vars(tensor)["_offsets"]
+        if type(tensor) is not Tensor and _layout(tensor) is torch.jagged
+        else None
+    )
 
 
 def storage_key(tensor: Tensor) -> tuple[Any, int]:
-    """A tensor's storage, which takes weak references, and its key. Two storages that are alive never share a key."""
+    """A tensor's storage, which takes weak references, and its key.
+
+    Two storages that are alive never share a key.
+    """
     storage = tensor.untyped_storage()
     return storage, storage._cdata
 
@@ -88,18 +123,23 @@ def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stored_elements(tensor: Tensor) -> int:
-    return (sparse_parts(tensor)[1] if tensor.layout is torch.sparse_coo else tensor.values()).numel()
+    return (
+        sparse_parts(tensor)[1] if tensor.layout is torch.sparse_coo else tensor.values()
+    ).numel()
 
 
 def only_shapes_run(tensors: Iterable[Tensor]) -> bool:
     """Whether operators compute shapes and no values: a tensor is fake, or a fake mode is active."""
     modes = _python_dispatch._get_current_dispatch_mode_stack()
-    return any(isinstance(mode, FakeTensorMode) for mode in modes) or any(isinstance(local_part(each), FakeTensor) for each in tensors)
+    return any(isinstance(mode, FakeTensorMode) for mode in modes) or any(
+        isinstance(local_part(each), FakeTensor) for each in tensors
+    )
 
 
 def fake_mode() -> FakeTensorMode:
     """A mode in which new tensors are fake, and operators take real tensors as if they were fake."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    # It would keep a weak reference to each result, and then `model.to(bfloat16)` fails: a module converts no parameter that has one.
+    # It would keep a weak reference to each result, and then `model.to(bfloat16)` fails: a module
+    # converts no parameter that has one.
     mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
     return mode

@@ -1,1 +1,4 @@
-"""Traces of torch.profiler: as values, as files, annotated and converted. Recording is in `record/`, explaining in `analysis/`."""
+"""Traces of torch.profiler: as values, as files, annotated and converted.
+
+Recording is in `record/`, explaining in `analysis/`.
+"""

@@ -1,6 +1,9 @@
-"""Adds to a Chrome trace what torch does not write into it: each call of a module with its work, FLOP/s and memory as curves, the rank.
+"""Adds to a Chrome trace what torch does not write into it.
 
-The trace is never parsed as a whole: what is added is put behind its last event, and all else stays as it was, to the byte.
+Each call of a module with its work, FLOP/s and memory as curves, the rank.
+
+The trace is never parsed as a whole: what is added is put behind its last event, and all else stays
+as it was, to the byte.
 """
 
 import shutil
@@ -18,12 +21,21 @@ from lflops.profile.series import summed
 from lflops.trace.files import DAMAGE, as_trace, decoded, write_head, written_whole
 from lflops.trace.recorded import microseconds, span
 
-PROCESS = "lflops modules"  # what the rows of modules are called in a viewer
-PROCESS_ID = 10_000_000  # larger than any that Linux gives
-MODULE = "lflops_module"  # the category of their slices
-MEMORY = b'"[memory]"'  # the name of the events that say what is allocated
+# what the rows of modules are called in a viewer
+PROCESS = "lflops modules"
+# larger than any that Linux gives
+PROCESS_ID = 10_000_000
+# the category of their slices
+MODULE = "lflops_module"
+# the name of the events that say what is allocated
+MEMORY = b'"[memory]"'
 
-TRACKS: tuple[Phase, ...] = ("forward", "recompute", "backward")  # one for each of these on each thread
+TRACKS: tuple[Phase, ...] = (
+    "forward",
+    "recompute",
+    "backward",
+    # one for each of these on each thread
+)
 
 
 Thread = TypeVar("Thread")
@@ -50,10 +62,13 @@ class _Memory(Struct):
 
 
 def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None = None) -> list[str]:
-    """Write the trace, which is as torch wrote it and unpacked, with the calls in it: packed, whole or not at all.
+    """Write the trace, which is as torch wrote it and unpacked, with the calls in it.
 
-    The profile says how much a call computes. Without it, or where a row is not in it, a slice has its name alone. A `ProfileError` names a
-    trace that is not one of torch's. Returns what is wrong with each event that the curves of memory leave out.
+    Packed, whole or not at all.
+
+    The profile says how much a call computes. Without it, or where a row is not in it, a slice has
+    its name alone. A `ProfileError` names a trace that is not one of torch's. Returns what is wrong
+    with each event that the curves of memory leave out.
     """
     damage: list[str] = []
     text = trace.read_bytes()
@@ -64,10 +79,14 @@ def annotate(trace: Path, calls: Calls, into: Path, *, profile: Profile | None =
         count = len(msgspec.json.decode(events, type=list[Raw]))
         curves = list(_memory(events, damage)) if MEMORY in text else []
     added = msgspec.json.encode([*_names(calls.calls), *_slices(calls, base, profile), *curves])
-    parts.setdefault("distributedInfo", Raw(msgspec.json.encode({"rank": calls.rank, "world_size": calls.world_size})))
+    parts.setdefault(
+        "distributedInfo",
+        Raw(msgspec.json.encode({"rank": calls.rank, "world_size": calls.world_size})),
+    )
     with written_whole(into) as file:
         write_head(file, parts)
-        file.write(memoryview(events)[:-1])  # without the bracket behind the last
+        # without the bracket behind the last
+        file.write(memoryview(events)[:-1])
         file.write((b",\n" if count else b"") + added[1:] + b"}\n")
     return damage
 
@@ -81,9 +100,14 @@ def pack(trace: Path, into: Path) -> None:
 def _names(calls: Iterable[Call]) -> Iterator[dict[str, Any]]:
     yield about("process_name", PROCESS_ID, name=PROCESS)
     yield about("process_sort_index", PROCESS_ID, sort_index=-1)
-    for thread, phase in sorted({(call.thread, call.phase) for call in calls}, key=lambda each: (each[0], TRACKS.index(each[1]))):
+    for thread, phase in sorted(
+        {(call.thread, call.phase) for call in calls},
+        key=lambda each: (each[0], TRACKS.index(each[1])),
+    ):
         track = _track(thread, phase)
-        yield about("thread_name", PROCESS_ID, track, name=f"{phase} (thread {thread})" if thread else phase)
+        yield about(
+            "thread_name", PROCESS_ID, track, name=f"{phase} (thread {thread})" if thread else phase
+        )
         yield about("thread_sort_index", PROCESS_ID, track, sort_index=track)
 
 
@@ -96,8 +120,13 @@ def _track(thread: int, phase: Phase) -> int:
     return len(TRACKS) * thread + TRACKS.index(phase)
 
 
-def threads_of_tracks(slices: Iterable[tuple[int, int]], nodes: Mapping[int, Thread]) -> dict[int, Thread]:
-    """The threads by the tracks that the slices have: where a stretch of backward begins, a node of backward does."""
+def threads_of_tracks(
+    slices: Iterable[tuple[int, int]], nodes: Mapping[int, Thread]
+) -> dict[int, Thread]:
+    """The threads by the tracks that the slices have.
+
+    Where a stretch of backward begins, a node of backward does.
+    """
     # Slices are tracks and moments, `nodes` the threads by the moments at which nodes begin.
     found = Counter((track, nodes[start]) for track, start in slices if start in nodes)
     return {track: thread for (track, thread), _ in reversed(found.most_common())}
@@ -133,17 +162,30 @@ def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[s
 
 
 def _point(name: str, moment: Raw, value: float) -> dict[str, Any]:
-    return {"ph": "C", "name": name, "pid": PROCESS_ID, "tid": 0, "ts": moment, "args": {name: value}}
+    return {
+        "ph": "C",
+        "name": name,
+        "pid": PROCESS_ID,
+        "tid": 0,
+        "ts": moment,
+        "args": {name: value},
+    }
 
 
-def _work(calls: Calls, profile: Profile | None) -> Callable[[Call], tuple[float | None, float | None]]:
+def _work(
+    calls: Calls, profile: Profile | None
+) -> Callable[[Call], tuple[float | None, float | None]]:
     """Make the function from a call to its MACs and its FLOP/s, `None` where these cannot be known."""
-    # A step's work is taken to be the same for all calls of a row, and in backward in proportion to time: there the rate is the row's. On a
-    # device time is the device's: what the host takes to ask for the work says nothing.
+    # A step's work is taken to be the same for all calls of a row, and in backward in proportion to
+    # time: there the rate is the row's. On a device time is the device's: what the host takes to
+    # ask for the work says nothing.
     steps = calls.batches / ((profile.run.accumulation if profile else None) or 1)
     on_device = any(call.device for call in calls.calls)
     number = Counter((call.row, call.phase) for call in calls.calls)
-    took = summed(((call.row, call.phase), call.device if on_device else call.end - call.start) for call in calls.calls)
+    took = summed(
+        ((call.row, call.phase), call.device if on_device else call.end - call.start)
+        for call in calls.calls
+    )
 
     def of(call: Call) -> tuple[float | None, float | None]:
         if profile is None or call.row not in profile.modules:

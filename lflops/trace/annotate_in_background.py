@@ -1,4 +1,6 @@
-"""Annotates a recorded trace in its own process, without torch, so that training goes on; the trace is there in the end.
+"""Annotates a recorded trace in its own process, without torch, so that training goes on.
+
+The trace is there in the end.
 
 The process runs `python -m lflops.trace.annotate_in_background TRACE CALLS INTO [PROFILE]`.
 """
@@ -19,20 +21,25 @@ from lflops.profile.json_file import load
 from lflops.trace.annotate import Calls, annotate, pack
 from lflops.trace.convert import compat, is_wanted
 
-PARTLY = 3  # the exit status where events were left out that cannot be read
-NO_COPY = 2  # the exit status where only the copy for torch-tb-profiler is missing
-LONGEST = 60.0  # seconds that the end of a training waits for a trace to be annotated
+# the exit status where events were left out that cannot be read
+PARTLY = 3
+# the exit status where only the copy for torch-tb-profiler is missing
+NO_COPY = 2
+# seconds that the end of a training waits for a trace to be annotated
+LONGEST = 60.0
 
 
 class AnnotationProcess:
     """A trace that is being annotated. The process goes on by itself if this one ends first.
 
-    The `trace`, as torch wrote it, is taken away when the packed one is there, `into`. The file `profile` says how much a call computes.
+    The `trace`, as torch wrote it, is taken away when the packed one is there, `into`. The file
+    `profile` says how much a call computes.
     """
 
     def __init__(self, trace: Path, into: Path, calls: Calls, profile: Path | None = None) -> None:
         self._trace, self.into = trace, into
-        self.lacks = "the modules"  # what there is not, where `finish` says why
+        # what there is not, where `finish` says why
+        self.lacks = "the modules"
         self._calls_file = trace.with_name(f"{trace.name}.calls")
         self._failure: str | None = None
         self._calls_file.write_bytes(msgspec.json.encode(calls))
@@ -41,12 +48,23 @@ class AnnotationProcess:
         home = str(Path(__file__).parents[2])
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own program, on our own files
-                [sys.executable, "-m", "lflops.trace.annotate_in_background", *(str(path.absolute()) for path in paths)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))},
+                [
+                    sys.executable,
+                    "-m",
+                    "lflops.trace.annotate_in_background",
+                    *(str(path.absolute()) for path in paths),
+                ],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(
+                        filter(None, [home, os.environ.get("PYTHONPATH")])
+                    ),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._said,
-                start_new_session=True,  # Ctrl-C in the terminal is meant for the training
+                # Ctrl-C in the terminal is meant for the training
+                start_new_session=True,
             )
         except BaseException:
             self._said.close()
@@ -69,7 +87,10 @@ class AnnotationProcess:
             last = self._said.read().strip().rpartition("\n")[2]
             self._said.close()
             self._failure = last or f"exit status {status}" if status else None
-            self.lacks = {NO_COPY: "a copy for torch-tb-profiler", PARTLY: "what cannot be read"}.get(status, self.lacks)
+            self.lacks = {
+                NO_COPY: "a copy for torch-tb-profiler",
+                PARTLY: "what cannot be read",
+            }.get(status, self.lacks)
         if self._trace.exists():
             pack(self._trace, self.into)
             self._trace.unlink()
@@ -77,24 +98,32 @@ class AnnotationProcess:
         return self._failure
 
     def leave(self) -> None:
-        """Leave the process to itself: it goes on and writes the trace, and why it fails is not read."""
-        # A thread waits for it, so that it does not stay a zombie. The thread does not keep the interpreter from ending.
+        """Leave the process to itself.
+
+        It goes on and writes the trace, and why it fails is not read.
+        """
+        # A thread waits for it, so that it does not stay a zombie. The thread does not keep the
+        # interpreter from ending.
         self._said.close()
         if not self.is_done:
-            threading.Thread(target=self._process.wait, name=f"lflops: {self.into.name}", daemon=True).start()
+            threading.Thread(
+                target=self._process.wait, name=f"lflops: {self.into.name}", daemon=True
+            ).start()
 
 
 def main(arguments: Sequence[str]) -> int:
     """Annotate a trace, pack it as it is where that fails, and copy it for torch-tb-profiler where that is installed."""
-    # What it read is taken away. The status is 0, or 1 where the trace is there but not annotated, or `NO_COPY`, or `PARTLY`; the reason is
-    # on stderr.
+    # What it read is taken away. The status is 0, or 1 where the trace is there but not annotated,
+    # or `NO_COPY`, or `PARTLY`; the reason is on stderr.
     trace, told, into = map(Path, arguments[:3])
     failure: Exception | None = None
     damage: list[str] = []
     status = 0
     try:
         calls = msgspec.json.decode(told.read_bytes(), type=Calls)
-        damage = annotate(trace, calls, into, profile=load(arguments[3]) if len(arguments) > 3 else None)
+        damage = annotate(
+            trace, calls, into, profile=load(arguments[3]) if len(arguments) > 3 else None
+        )
     except (ProfileError, msgspec.MsgspecError, OSError) as error:
         failure, status = error, 1
         pack(trace, into)
@@ -115,5 +144,6 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     with contextlib.suppress(OSError):
-        os.nice(10)  # here and not in `main`, which may be called in a process that has more to do
+        # here and not in `main`, which may be called in a process that has more to do
+        os.nice(10)
     sys.exit(main(sys.argv[1:]))

@@ -1,10 +1,11 @@
 """A copy of a trace for torch-tb-profiler 0.4.3, which reads traces as torch wrote them years ago.
 
-What it does not know is given the names that it knows, and modules become what it takes for modules. To any other reader that would be
-wrong, so the copy lies in a separate folder.
+What it does not know is given the names that it knows, and modules become what it takes for
+modules. To any other reader that would be wrong, so the copy lies in a separate folder.
 
-torch's arrows from forward to backward stay unchanged: with them 0.4.3 takes all of backward that is in no module out of its tables.
-Instead the stretches of backward are modules too, below one that is called so.
+torch's arrows from forward to backward stay unchanged: with them 0.4.3 takes all of backward that
+is in no module out of its tables. Instead the stretches of backward are modules too, below one that
+is called so.
 """
 
 import importlib.util
@@ -29,21 +30,28 @@ LOADERS = "enumerate(DataLoader)#", "enumerate(DataPipe)#"
 CATEGORIES = {
     "cuda_runtime": "runtime",
     "cuda_driver": "runtime",
-    "gpu_user_annotation": "gpu_annotation",  # each step and each collective would be there twice
-    "python_function": "python_frame",  # their numbers are not those of our modules
+    # each step and each collective would be there twice
+    "gpu_user_annotation": "gpu_annotation",
+    # their numbers are not those of our modules
+    "python_function": "python_frame",
 }
 """What 0.4.3 calls them. The last two names it does not know: it draws them, and that is all."""
 
-NAMES = {"nccl:_all_gather_base": "nccl:all_gather", "nccl:_reduce_scatter_base": "nccl:reduce_scatter"}
+NAMES = {
+    "nccl:_all_gather_base": "nccl:all_gather",
+    "nccl:_reduce_scatter_base": "nccl:reduce_scatter",
+}
 """What it calls collectives: others than these and their namesakes are in none of its tables."""
 
 FINE = 1024
 """Parts of a microsecond that its times are in. 0.4.3 adds floats, and leaves an event out of every table if it ends a rounding after the
-one around it. Such parts are finer than nanoseconds, so no two times become one, and a sum of them is exact below 2^43 µs, 101 days.
-Kineto's times begin with the quarter."""
+one around it. Such parts are finer than nanoseconds, so no two times become one, and a sum of them
+is exact below 2^43 µs, 101 days. Kineto's times begin with the quarter.
+"""
 
 
-Thread = tuple[Any, Any]  # process and thread, as the trace calls them
+# process and thread, as the trace calls them
+Thread = tuple[Any, Any]
 
 
 class _Call(NamedTuple):
@@ -70,7 +78,10 @@ class _Event(Struct):
 
     @property
     def span(self) -> tuple[int, int]:
-        """Start and end in parts of a microsecond. What comes first still does, and what ends together too."""
+        """Start and end in parts of a microsecond.
+
+        What comes first still does, and what ends together too.
+        """
         start, end = span(self.ts, self.dur)
         return start * FINE // 1000, end * FINE // 1000
 
@@ -89,29 +100,38 @@ def is_wanted() -> bool:
 
 
 def place(trace: Path) -> Path:
-    """Where the copy of a trace belongs: of a folder's traces in one folder, so that they are one run, and before theirs in a list."""
+    """Where the copy of a trace belongs.
+
+    Of a folder's traces in one folder, so that they are one run, and before theirs in a list.
+    """
     folder = trace.absolute().parent
     return folder.with_name(f"compat-{folder.name}") / f"{trace.name.removesuffix('.gz')}.gz"
 
 
 def compat(trace: Path) -> tuple[Path, list[str]]:
-    """Write the copy of one trace, packed or not, with the modules if it is annotated: packed, whole or not at all.
+    """Write the copy of one trace, packed or not, with the modules if it is annotated.
 
-    Returns its place, and what is wrong with each event that cannot be read, which is left out. A `ProfileError` names a trace of which
-    nothing can be read.
+    Packed, whole or not at all.
+
+    Returns its place, and what is wrong with each event that cannot be read, which is left out. A
+    `ProfileError` names a trace of which nothing can be read.
     """
     parts: dict[str, Raw] = read(trace, dict[str, Raw])
-    parts.pop("Framework", None)  # a name of Lightning's here turns the modules off
+    # a name of Lightning's here turns the modules off
+    parts.pop("Framework", None)
     into = place(trace)
     with as_trace(trace):
-        given, damage = msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw]), list[str]()
+        given, damage = (
+            msgspec.json.decode(parts.pop("traceEvents", Raw(b"null")), type=list[Raw]),
+            list[str](),
+        )
         events = list(_readable(given, damage))
         if damage and not events:
             raise ValueError(damage[0])
         into.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(into) as file:
-            # Behind all else, for 0.4.3 puts what it adds before the last bracket; the modules first, for of two events with the same
-            # times the first is the outer one.
+            # Behind all else, for 0.4.3 puts what it adds before the last bracket; the modules
+            # first, for of two events with the same times the first is the outer one.
             write_head(file, parts)
             file.write(b"[\n")
             separator = b""
@@ -156,17 +176,31 @@ def _relabelled(raw: Raw) -> dict[str, Any]:
 
 
 def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
-    """The calls of modules as 0.4.3 takes them, the outer ones first. Calls at the same place have one number: there they are one row."""
+    """The calls of modules as 0.4.3 takes them, the outer ones first.
+
+    Calls at the same place have one number: there they are one row.
+    """
     calls, begun = _calls(events)
     backward = (call for call in calls if call.phase != "forward")
     parts = grouped(backward, lambda call: (call.thread, bisect_right(begun, call.start)))
     for (thread, _), part in parts.items():
-        calls.append(_Call(min(call.start for call in part), max(call.end for call in part), thread, "", "backward"))
+        calls.append(
+            _Call(
+                min(call.start for call in part),
+                max(call.end for call in part),
+                thread,
+                "",
+                "backward",
+            )
+        )
     numbers: dict[tuple[int, str], int] = {}
     number_of: dict[_Call, int] = {}
     for thread in dict.fromkeys(call.thread for call in calls):
         around: list[_Call] = []
-        for call in outer_first(sorted((each for each in calls if each.thread == thread), key=attrgetter("phase")), around):
+        for call in outer_first(
+            sorted((each for each in calls if each.thread == thread), key=attrgetter("phase")),
+            around,
+        ):
             if around and call.end > around[-1].end:
                 continue
             above = number_of[around[-1]] if around else 0
@@ -180,7 +214,11 @@ def _modules(events: Iterable[Raw]) -> Iterator[dict[str, Any]]:
                 "tid": thread[1],
                 "ts": call.start / FINE,
                 "dur": (call.end - call.start) / FINE,
-                "args": {"Python id": number, "Python parent id": above, "Python module id": number},
+                "args": {
+                    "Python id": number,
+                    "Python parent id": above,
+                    "Python module id": number,
+                },
             }
 
 
@@ -208,5 +246,11 @@ def _calls(events: Iterable[Raw]) -> tuple[list[_Call], list[int]]:
 
 def _call(event: _Event, threads: dict[int, Thread]) -> _Call:
     kind, phase = event.args.get("kind"), event.args["phase"]
-    name = " ".join([event.name or "", *([f"({kind})"] if kind else []), *([] if phase == "forward" else [phase])])
+    name = " ".join(
+        [
+            event.name or "",
+            *([f"({kind})"] if kind else []),
+            *([] if phase == "forward" else [phase]),
+        ]
+    )
     return _Call(*event.span, threads[event.track], phase, name)

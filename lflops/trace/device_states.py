@@ -1,6 +1,7 @@
 """The four-state rule: when a device computed, when it only communicated or copied, and when it was idle.
 
-Computing wins over communication, and communication over copies, so the states add up to the window, to the nanosecond.
+Computing wins over communication, and communication over copies, so the states add up to the
+window, to the nanosecond.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,11 +19,16 @@ class DeviceTimeline(Struct, frozen=True, kw_only=True):
     """Nanoseconds of a device in each state; the first four add up to the window."""
 
     window: int
-    computing: int  # a kernel ran that is no communication, or a fill
-    exposed_communication: int  # it communicated and computed nothing
-    exposed_copies: int  # it copied, and neither computed nor communicated
-    idle: int  # none of these
-    communication: int  # all of it, exposed or not
+    # a kernel ran that is no communication, or a fill
+    computing: int
+    # it communicated and computed nothing
+    exposed_communication: int
+    # it copied, and neither computed nor communicated
+    exposed_copies: int
+    # none of these
+    idle: int
+    # all of it, exposed or not
+    communication: int
     copies: int
 
     @property
@@ -52,7 +58,9 @@ class Timeline(NamedTuple):
 
 
 def communicates(work: DeviceWork) -> bool:
-    return work.kind == "kernel" and (work.collective is not None or is_collective_kernel(work.name))
+    return work.kind == "kernel" and (
+        work.collective is not None or is_collective_kernel(work.name)
+    )
 
 
 def states(work: Sequence[DeviceWork], start: int, end: int) -> Timeline:
@@ -63,13 +71,21 @@ def states(work: Sequence[DeviceWork], start: int, end: int) -> Timeline:
     for each in work:
         if each.end > start and each.start < end:
             stretch = max(each.start, start), min(each.end, end)
-            (copying if each.kind == "copy" else communicating if communicates(each) else computing).append(stretch)
+            (
+                copying
+                if each.kind == "copy"
+                else communicating
+                if communicates(each)
+                else computing
+            ).append(stretch)
     return Timeline(start, end, joined(computing), joined(communicating), joined(copying))
 
 
 def timeline(found: Timeline) -> DeviceTimeline:
     window = [(found.start, found.end)]
-    computing, exposed_communication, exposed_copies, idle = shares(window, found.computing, found.communicating, found.copying)
+    computing, exposed_communication, exposed_copies, idle = shares(
+        window, found.computing, found.communicating, found.copying
+    )
     return DeviceTimeline(
         window=length(window),
         computing=computing,
@@ -82,7 +98,9 @@ def timeline(found: Timeline) -> DeviceTimeline:
 
 
 def idle_stretches(found: Timeline) -> Stretches:
-    return outside([(found.start, found.end)], joined(found.computing + found.communicating + found.copying))
+    return outside(
+        [(found.start, found.end)], joined(found.computing + found.communicating + found.copying)
+    )
 
 
 def total(timelines: Iterable[DeviceTimeline]) -> DeviceTimeline:

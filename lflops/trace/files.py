@@ -46,7 +46,10 @@ def rank_in_name(path: Path) -> int | None:
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file is meant as a trace, rather than as a profile: by its name, or by how it begins."""
+    """Whether a file is meant as a trace, rather than as a profile.
+
+    By its name, or by how it begins.
+    """
     if _ANY_TRACE.search(path.name):
         return True
     try:
@@ -67,7 +70,10 @@ def as_trace(path: Path) -> Iterator[None]:
 
 
 def read(path: Path, kind: Any) -> Any:
-    """Read a trace, packed or not, as a value of that type; a `ProfileError` names a file that cannot be read."""
+    """Read a trace, packed or not, as a value of that type.
+
+    A `ProfileError` names a file that cannot be read.
+    """
     try:
         content = path.read_bytes()
         text = gzip.decompress(content) if content[:2] == GZIP else content
@@ -78,7 +84,10 @@ def read(path: Path, kind: Any) -> Any:
 
 
 def decoded(text: bytes, kind: Any) -> Any:
-    """Decode a whole trace as a value of that type, infinite rates as null; a `ValueError` says in which line the JSON is broken."""
+    """Decode a whole trace as a value of that type, infinite rates as null.
+
+    A `ValueError` says in which line the JSON is broken.
+    """
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError:
@@ -108,7 +117,10 @@ def write_head(file: gzip.GzipFile, parts: Mapping[str, Raw]) -> None:
 
 @contextlib.contextmanager
 def written_whole(into: Path) -> Iterator[gzip.GzipFile]:
-    """A file that is there once it is finished. Until then its name is none that readers of traces look for."""
+    """A file that is there once it is finished.
+
+    Until then its name is none that readers of traces look for.
+    """
     part = into.with_name(f"{into.name}.part")
     try:
         with gzip.open(part, "wb", compresslevel=6) as file:

@@ -1,7 +1,10 @@
-"""What a trace recorded, as a value: work of devices, calls of the host, and the spans that were named. All times are nanoseconds.
+"""What a trace recorded, as a value: work of devices, calls of the host, and the spans that were named.
 
-A file has microseconds as decimal text. They never become floats: Kineto's times begin with the quarter, and from its 51st day on floats of
-them lie 1/1024 µs from each other. What is computed from them is off by a nanosecond, and a slice would end before one that it contains.
+All times are nanoseconds.
+
+A file has microseconds as decimal text. They never become floats: Kineto's times begin with the
+quarter, and from its 51st day on floats of them lie 1/1024 µs from each other. What is computed
+from them is off by a nanosecond, and a slice would end before one that it contains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,8 +40,10 @@ class DeviceWork(Struct, gc=False):
     stream: int
     start: int
     end: int
-    correlation: int  # the number of the runtime call that launched it
-    external: int  # the number of the operator that launched it, in traces that tell it; 0 is none
+    # the number of the runtime call that launched it
+    correlation: int
+    # the number of the operator that launched it, in traces that tell it; 0 is none
+    external: int
     collective: Collective | None = None
 
 
@@ -70,24 +75,40 @@ class OperatorCall(Struct, gc=False):
     start: int
     end: int
     external: int
-    inputs: Inputs | None = None  # `None` where shapes were not recorded
-    sequence: int = -1  # of a node of backward, and of the operator that it is the backward of; -1 is none
-    forward_thread: int = 0  # of a node of backward: torch's number of the thread of its forward; 0 is none
+    # `None` where shapes were not recorded
+    inputs: Inputs | None = None
+    sequence: int = (
+        -1
+        # of a node of backward, and of the operator that it is the backward of; -1 is none
+    )
+    forward_thread: int = (
+        # of a node of backward: torch's number of the thread of its forward; 0 is none
+        0
+    )
     collective: Collective | None = None
-    spans_threads: bool = False  # whether it ended on another thread, so that nothing is inside of it
+    spans_threads: bool = (
+        # whether it ended on another thread, so that nothing is inside of it
+        False
+    )
 
 
 class Span(Struct, gc=False):
-    """A named stretch of time on a thread: a step, a scope of `record_function`, a module frame of `with_stack`, or a slice of lflops."""
+    """A named stretch of time on a thread.
+
+    A step, a scope of `record_function`, a module frame of `with_stack`, or a slice of lflops.
+    """
 
     kind: Literal["step", "scope", "module", "slice"]
     name: str
     thread: int
     start: int
     end: int
-    phase: str = "forward"  # of a slice of lflops
-    collective: Collective | None = None  # of the scope of a collective, where it tells its message
-    external: int = 0  # as of an operator; read of events in memory alone, as the next
+    # of a slice of lflops
+    phase: str = "forward"
+    # of the scope of a collective, where it tells its message
+    collective: Collective | None = None
+    # as of an operator; read of events in memory alone, as the next
+    external: int = 0
     spans_threads: bool = False
 
 
@@ -109,39 +130,60 @@ class RecordedTrace(Struct, kw_only=True):
     operators: list[OperatorCall] = []
     spans: list[Span] = []
     file: str = ""
-    rank: int | None = None  # from the file; `None` where it does not tell
+    # from the file; `None` where it does not tell
+    rank: int | None = None
     world_size: int | None = None
-    groups: int | None = None  # how many process groups there are; `None` where it does not tell
-    devices: dict[int, str] = {}  # the names by the devices' numbers
+    # how many process groups there are; `None` where it does not tell
+    groups: int | None = None
+    # the names by the devices' numbers
+    devices: dict[int, str] = {}
     memory: dict[int, MemoryPeak] = {}
-    has_stack: bool = False  # whether Python's frames were recorded
-    negative: int = 0  # how many events had a negative length; they are taken as 0 ns long
-    unread: dict[str, int] = {}  # events of a kind that nothing here knows, by category
-    damaged: int = 0  # how many events are left out because they cannot be read
-    damage: str = ""  # what is wrong with the first of them
+    # whether Python's frames were recorded
+    has_stack: bool = False
+    # how many events had a negative length; they are taken as 0 ns long
+    negative: int = 0
+    # events of a kind that nothing here knows, by category
+    unread: dict[str, int] = {}
+    # how many events are left out because they cannot be read
+    damaged: int = 0
+    # what is wrong with the first of them
+    damage: str = ""
     events: int = 0
-    first: int = 0  # the recording's first and last moment on the host; both 0 without an event
+    # the recording's first and last moment on the host; both 0 without an event
+    first: int = 0
     last: int = 0
 
     def on_host(self) -> Iterator[HostItem]:
-        """All that the host did. Of what begins and ends at once, a span is around an operator, and an operator around a call."""
+        """All that the host did.
+
+        Of what begins and ends at once, a span is around an operator, and an operator around a
+        call.
+        """
         return chain(self.spans, self.operators, self.runtime)
 
 
 ZERO = Raw(b"0.000")
 
 _EXACT = Context(prec=60)
-_LARGEST = Decimal(10) ** 18  # microseconds: 30 000 years
+# microseconds: 30 000 years
+_LARGEST = Decimal(10) ** 18
 
 
 def span(ts: Raw, dur: Raw = ZERO) -> tuple[int, int]:
-    """Start and end of an event in nanoseconds, from the JSON texts of its `ts` and `dur`; without `dur` it has no length."""
-    # Fractions of a nanosecond are rounded at both ends, so that an event inside of another one stays inside. A `ValueError` says which of
-    # them is no number of microseconds.
+    """Start and end of an event in nanoseconds, from the JSON texts of its `ts` and `dur`.
+
+    Without `dur` it has no length.
+    """
+    # Fractions of a nanosecond are rounded at both ends, so that an event inside of another one
+    # stays inside. A `ValueError` says which of them is no number of microseconds.
     start, length = _as_kineto_writes(bytes(ts)), _as_kineto_writes(bytes(dur))
     if start is not None and length is not None:
         return start, start + length
-    begin, took = (_decimal(bytes(each).strip(b'"')) for each in (ts, dur))  # some profilers write a text
+    begin, took = (
+        _decimal(bytes(each).strip(b'"'))
+        for each in (ts, dur)
+        # some profilers write a text
+    )
     return _rounded(begin), _rounded(_EXACT.add(begin, took))
 
 
@@ -152,7 +194,10 @@ def microseconds(nanoseconds: int) -> Raw:
 
 
 def _as_kineto_writes(text: bytes) -> int | None:
-    """Nanoseconds, where the text has exactly three places; this is four times as fast as a decimal."""
+    """Nanoseconds, where the text has exactly three places.
+
+    This is four times as fast as a decimal.
+    """
     if text[-4:-3] != b"." or len(text) > 22:
         return None
     digits = text[:-4] + text[-3:]
@@ -193,7 +238,10 @@ Sliced = TypeVar("Sliced", bound=Slice)
 
 @dataclass(slots=True)
 class SliceTimes:
-    """All slices of one name; nanoseconds, inclusive and own, of the host and of the device's work that was launched in them."""
+    """All slices of one name.
+
+    Nanoseconds, inclusive and own, of the host and of the device's work that was launched in them.
+    """
 
     name: str
     calls: int = 0
@@ -203,11 +251,13 @@ class SliceTimes:
     own_device: int = 0
 
 
-def outer_first(slices: Iterable[Sliced], opened: list[Opened], *, may_cross: bool = True) -> Iterator[Sliced]:
+def outer_first(
+    slices: Iterable[Sliced], opened: list[Opened], *, may_cross: bool = True
+) -> Iterator[Sliced]:
     """The slices of one thread in the order of time, the outer ones first."""
-    # `opened` is the stack of the slices around the one that comes: those that have ended are taken from it. The caller appends what is to
-    # be around the next ones. A slice that ends after the innermost one around it is inside of that if it `may_cross`, and else of none
-    # that it crosses.
+    # `opened` is the stack of the slices around the one that comes: those that have ended are taken
+    # from it. The caller appends what is to be around the next ones. A slice that ends after the
+    # innermost one around it is inside of that if it `may_cross`, and else of none that it crosses.
     for each in sorted(slices, key=lambda each: (each.start, -each.end)):
         start, last = each.start, each.start if may_cross else each.end
         while opened and (opened[-1].end <= start or opened[-1].end < last):

@@ -18,8 +18,25 @@ from tests.support.profile_builders import small_profile
 from tests.support.terminal import printed
 
 MADE_ONCE = {
-    *("step_times", "utilization_at", "budget", "ceilings", "children", "identical_subtrees", "totals", "unsharded_macs"),
-    *("operator_rows", "uncounted_operators", "peak_moment", "holders", "fold_storages", "imbalance", "slowest_first"),
+    *(
+        "step_times",
+        "utilization_at",
+        "budget",
+        "ceilings",
+        "children",
+        "identical_subtrees",
+        "totals",
+        "unsharded_macs",
+    ),
+    *(
+        "operator_rows",
+        "uncounted_operators",
+        "peak_moment",
+        "holders",
+        "fold_storages",
+        "imbalance",
+        "slowest_first",
+    ),
 }
 """Functions that derive something from a profile, each behind a property of `Analysis`."""
 

@@ -16,12 +16,19 @@ FUSION = (
 
 
 def test_fusion_saves_what_kernels_do_not_move() -> None:
-    """In the mean of two batches. GELU that only the compiler computes again is part of backward; an unknown kernel is in no figure."""
+    """In the mean of two batches.
+
+    GELU that only the compiler computes again is part of backward; an unknown kernel is in no
+    figure.
+    """
     assert fusion(compiled_profile()) == FUSION
 
 
 def test_a_step_of_several_batches_moves_as_many_times() -> None:
-    """The counts are of the step, the kernels of two batches: a step of two has twice the mean batch."""
+    """The counts are of the step, the kernels of two batches.
+
+    A step of two has twice the mean batch.
+    """
     given = compiled_profile()
     forward, _ = fusion(replace(given, run=replace(given.run, accumulation=2)))
     assert forward.fused_bytes == 2 * (960 + 256)
@@ -30,24 +37,45 @@ def test_a_step_of_several_batches_moves_as_many_times() -> None:
 def test_what_the_code_as_written_computes_again_has_its_own_phase() -> None:
     """A checkpointed GELU has bytes of recompute as dispatched too."""
     given = compiled_profile()
-    checkpointed = replace(given, cells=(*given.cells, cell("encoder.1", "aten::gelu", "recompute", bytes_moved=512)))
-    assert [(each.phase, each.fused_bytes) for each in fusion(checkpointed)] == [("forward", 1216), ("backward", 512), ("recompute", 64)]
+    checkpointed = replace(
+        given, cells=(*given.cells, cell("encoder.1", "aten::gelu", "recompute", bytes_moved=512))
+    )
+    assert [(each.phase, each.fused_bytes) for each in fusion(checkpointed)] == [
+        ("forward", 1216),
+        ("backward", 512),
+        ("recompute", 64),
+    ]
 
 
 def test_nothing_is_saved_where_nothing_is_known() -> None:
     """Without compiled code, and without a count."""
     assert fusion(small_profile()) == ()
-    assert fusion(replace(compiled_profile(), notes=(Note(code="not_counted", subject="", values={}),))) == ()
+    assert (
+        fusion(
+            replace(compiled_profile(), notes=(Note(code="not_counted", subject="", values={}),))
+        )
+        == ()
+    )
 
 
 def test_a_point_has_the_bytes_of_its_kernels() -> None:
-    """Its own; and with all below it: the head, which is not compiled, has its 424 bytes as dispatched."""
+    """Its own; and with all below it.
+
+    The head, which is not compiled, has its 424 bytes as dispatched.
+    """
     found = roofline(compiled_profile())
     own = {(point.module, point.phase): point.fused_bytes for point in found.own}
-    names: tuple[tuple[str, Phase], ...] = (("encoder.0", "forward"), ("encoder.1", "forward"), ("encoder.1", "backward"))
+    names: tuple[tuple[str, Phase], ...] = (
+        ("encoder.0", "forward"),
+        ("encoder.1", "forward"),
+        ("encoder.1", "backward"),
+    )
     assert [own[name] for name in names] == [960, 256, 576]
     assert {own["encoder.0", "backward"], own["head", "forward"]} == {None}
-    whole = {(point.module, point.phase): (point.bytes_moved, point.fused_bytes) for point in found.modules}
+    whole = {
+        (point.module, point.phase): (point.bytes_moved, point.fused_bytes)
+        for point in found.modules
+    }
     assert whole["encoder", "forward"] == (1472, 1216)
     assert whole["", "forward"] == (1472 + 424, 1216 + 424)
     assert whole["", "backward"][1] is whole["head", "forward"][1] is None
@@ -55,11 +83,15 @@ def test_a_point_has_the_bytes_of_its_kernels() -> None:
 
 def test_repeated_modules_add_their_bytes_up() -> None:
     """Two parts of 960 bytes; unknown where one of them is."""
-    part = next(part for part in LazyRoofline(compiled_profile(), None).own if part.fused_bytes == 960)
+    part = next(
+        part for part in LazyRoofline(compiled_profile(), None).own if part.fused_bytes == 960
+    )
     patterns = {"a.0": "a.*", "a.1": "a.*"}
     for other, total in ((960, 1920), (None, None)):
         pair = (replace(part, module="a.0"), replace(part, module="a.1", fused_bytes=other))
-        assert [(len(each.parts), each.point.fused_bytes) for each in fold_parts(pair, patterns)] == [(2, total)]
+        assert [
+            (len(each.parts), each.point.fused_bytes) for each in fold_parts(pair, patterns)
+        ] == [(2, total)]
 
 
 def test_a_kernel_of_a_module_without_operators_counts_as_well() -> None:
@@ -67,7 +99,13 @@ def test_a_kernel_of_a_module_without_operators_counts_as_well() -> None:
     given = compiled_profile()
     assert given.trace is not None
     assert given.trace.compiled is not None
-    code = replace(given.trace.compiled, kernels=(*given.trace.compiled.kernels, kernel("cpp_fused_2", "encoder", "forward", moved=8)))
+    code = replace(
+        given.trace.compiled,
+        kernels=(
+            *given.trace.compiled.kernels,
+            kernel("cpp_fused_2", "encoder", "forward", moved=8),
+        ),
+    )
     found = replace(given, trace=replace(given.trace, compiled=code))
     assert fusion(found)[0].fused_bytes == 1224
     whole = {(point.module, point.phase): point.fused_bytes for point in roofline(found).modules}

@@ -19,11 +19,18 @@ def estimated(**facts: Any) -> Profile:
         cell("a", "gelu", "forward", flops=10**6, bytes_moved=300),
         product("a.b", "mm", "backward", macs=500, bytes_moved=200),
     )
-    return profile({"": {}, "a": {}, "a.b": {}, "c": {}}, cells, run=run(**({"kind": "estimate", "hardware": CHIP} | facts)))
+    return profile(
+        {"": {}, "a": {}, "a.b": {}, "c": {}},
+        cells,
+        run=run(**({"kind": "estimate", "hardware": CHIP} | facts)),
+    )
 
 
 def test_each_operator_takes_as_long_as_the_slower_of_its_two_needs() -> None:
-    """2 * 500 FLOPs of 1000 a second are a second, which 50 bytes of 100 are not, and 200 are two; pointwise work counts by its bytes."""
+    """2 * 500 FLOPs of 1000 a second are a second, which 50 bytes of 100 are not, and 200 are two.
+
+    Pointwise work counts by its bytes.
+    """
     expected = LowerBound(
         hardware="chip",
         seconds=1.0 + 3.0 + 2.0,
@@ -48,7 +55,9 @@ def test_a_contraction_without_a_peak_counts_by_its_bytes_and_is_named() -> None
     assert (("mm",), 0.5 + 3.0 + 2.0) == (found.unknown, found.seconds)
 
 
-@pytest.mark.parametrize("chip", [None, Hardware("no memory", {"fp32": 1000.0})], ids=["no chip", "no bandwidth"])
+@pytest.mark.parametrize(
+    "chip", [None, Hardware("no memory", {"fp32": 1000.0})], ids=["no chip", "no bandwidth"]
+)
 def test_without_a_chip_or_its_bandwidth_nothing_is_known(chip: Hardware | None) -> None:
     """None, which is not 0."""
     assert lower_bound(estimated(hardware=chip)) is None

@@ -1,4 +1,7 @@
-"""Six blocks of 10 ms in a step of 100 ms; what one of them takes longer is an accusation, a doubt, or nothing."""
+"""Six blocks of 10 ms in a step of 100 ms.
+
+What one of them takes longer is an accusation, a doubt, or nothing.
+"""
 
 from typing import Any
 
@@ -17,14 +20,17 @@ BLOCKS = [f"blocks.{number}" for number in range(6)]
 SLOW = "blocks.2"
 
 
-def said(slow: float, *, n: int = 8, spread: float = 0.01, lost: float | None = None, **facts: Any) -> Analysis:
+def said(
+    slow: float, *, n: int = 8, spread: float = 0.01, lost: float | None = None, **facts: Any
+) -> Analysis:
     """What is said where the third block takes so many ms.
 
     Args:
         slow: Milliseconds of forward.
         n: The number of hooked steps.
         spread: From one quartile to the other, as a share of the median.
-        lost: Of the 100 ms of CPU time in each hooked step, milliseconds that were lost to other processes.
+        lost: Of the 100 ms of CPU time in each hooked step, milliseconds that were lost to other
+            processes.
         facts: Of the run.
     """
     rows = {name: {"kind": "Block"} for name in ["", "blocks", *BLOCKS]}
@@ -48,12 +54,20 @@ def said(slow: float, *, n: int = 8, spread: float = 0.01, lost: float | None = 
     )
 
     def spreading(seconds: Spread | None) -> Spread | None:
-        return seconds and Spread(median=seconds.median, low=seconds.median * (1 - spread / 2), high=seconds.median * (1 + spread / 2), n=n)
+        return seconds and Spread(
+            median=seconds.median,
+            low=seconds.median * (1 - spread / 2),
+            high=seconds.median * (1 + spread / 2),
+            n=n,
+        )
 
     modules = {
         name: replace(
             module,
-            **{phase: replace(module.work(phase), seconds=spreading(module.work(phase).seconds)) for phase in PHASES},
+            **{
+                phase: replace(module.work(phase), seconds=spreading(module.work(phase).seconds))
+                for phase in PHASES
+            },
         )
         for name, module in made.modules.items()
     }
@@ -85,12 +99,17 @@ def test_the_threshold_is_a_share_of_the_step_and_not_of_what_has_a_time() -> No
     step = Step(index=0, kind="clean", seconds=111 * MS, phases={"forward": 111 * MS})
     own = {(name, "forward"): (0.45 if name == SLOW else 0.15) * MS for name in BLOCKS}
     cells = [product(name, "aten::mm", "forward", macs=1000, bytes_moved=10) for name in BLOCKS]
-    assert [] == names(analyze(clocked(profile(rows, cells, run=run(kind="training"), steps=(step,)), own)))  # type: ignore[arg-type]
+    assert [] == names(
+        analyze(clocked(profile(rows, cells, run=run(kind="training"), steps=(step,)), own))
+    )  # type: ignore[arg-type]
 
 
 def with_recompute(given: Profile) -> Profile:
     """Each block, and all above it, has a call of recompute without a time, as a fused attention's second product has."""
-    modules = {name: replace(each, recompute=replace(each.recompute, calls=1, seconds=None)) for name, each in given.modules.items()}
+    modules = {
+        name: replace(each, recompute=replace(each.recompute, calls=1, seconds=None))
+        for name, each in given.modules.items()
+    }
     return replace(given, modules=modules)
 
 
@@ -107,13 +126,21 @@ def test_three_hooked_steps_are_too_few() -> None:
 
 
 def test_steps_that_vary_accuse_nobody() -> None:
-    """Quartiles 60 % of 15 ms apart are an error of 0.93 * 9 ms * sqrt(8) / 7 = 3.4 ms; four of these are more than 5 ms."""
+    """Quartiles 60 % of 15 ms apart are an error of 0.93 * 9 ms * sqrt(8) / 7 = 3.4 ms.
+
+    Four of these are more than 5 ms.
+    """
     assert ([], "varied") == (names(said(15, spread=0.6)), said(15, spread=0.6).outliers.doubt)
 
 
-@pytest.mark.parametrize(("lost", "accused"), [(0, [SLOW]), (4, [SLOW]), (6, []), (60, []), (None, [SLOW])])
+@pytest.mark.parametrize(
+    ("lost", "accused"), [(0, [SLOW]), (4, [SLOW]), (6, []), (60, []), (None, [SLOW])]
+)
 def test_what_other_processes_took_is_no_excess(lost: float | None, accused: list[str]) -> None:
-    """6 of 100 ms of CPU time explain an excess of 5 % of the step, 4 do not. Nothing is known outside of Linux."""
+    """6 of 100 ms of CPU time explain an excess of 5 % of the step, 4 do not.
+
+    Nothing is known outside of Linux.
+    """
     found = said(15, lost=lost)
     assert (accused, None if accused else "busy") == (names(found), found.outliers.doubt)
 
@@ -125,5 +152,7 @@ def test_on_a_gpu_the_processor_is_no_excuse() -> None:
 
 def test_times_that_are_far_off_are_a_doubt() -> None:
     """Modules' times were scaled by 3."""
-    far = replace(said(15).profile, notes=(Note(code="time_scaled", subject="", values={"forward": 3.0}),))
+    far = replace(
+        said(15).profile, notes=(Note(code="time_scaled", subject="", values={"forward": 3.0}),)
+    )
     assert ([], "scaled") == (names(analyze(far)), analyze(far).outliers.doubt)

@@ -24,19 +24,29 @@ from tests.support.profile_builders import cell, clocked, product, profile, run,
 CHIP = Hardware("chip", {"fp32": 1000.0, "bf16": 8000.0}, 100.0, None, "a pencil", 400.0)
 """Turns at 10 FLOPs a byte. What moves 400 bytes in a call stays in its cache."""
 
-ROWS: dict[str, dict[str, Any]] = {"": {"kind": "Model"}, "block": {"kind": "Block"}, "block.linear": {}, "block.norm": {}}
+ROWS: dict[str, dict[str, Any]] = {
+    "": {"kind": "Model"},
+    "block": {"kind": "Block"},
+    "block.linear": {},
+    "block.norm": {},
+}
 
 CELLS = (
     product("block.linear", "aten::addmm", "forward", macs=10_000, bytes_moved=1000),
     cell("block.norm", "aten::native_layer_norm", "forward", flops=500, bytes_moved=1000),
     cell("block.norm", "aten::mul", "forward", dtype="bfloat16", flops=400, bytes_moved=200),
 )
-"""20,000 FLOPs of 20 a byte: 20 s at the peak, 10 for the bytes. The norm: 0.5 s, and 10. The product in bf16: 0.05 s, and 2."""
+"""20,000 FLOPs of 20 a byte: 20 s at the peak, 10 for the bytes.
+
+The norm: 0.5 s, and 10. The product in bf16: 0.05 s, and 2.
+"""
 
 
 def blocks(own: dict[tuple[str, Phase], float] | None = None, **facts: Any) -> Profile:
     """With these times of the modules."""
-    return clocked(profile(ROWS, CELLS, run=run(**({"kind": "measure", "hardware": CHIP} | facts))), own or {})
+    return clocked(
+        profile(ROWS, CELLS, run=run(**({"kind": "measure", "hardware": CHIP} | facts))), own or {}
+    )
 
 
 def module(found: Roofline, name: str, phase: Phase = "forward") -> Point:
@@ -70,20 +80,43 @@ def test_a_module_is_placed_below_its_roof() -> None:
 def test_what_moves_more_than_it_multiplies_is_below_the_slope() -> None:
     """900 FLOPs and 1200 bytes: 12 s at the bandwidth, 75 FLOP/s; of 16 s it is 3 / 4."""
     norm = module(roofline(blocks({("block.norm", "forward"): 16.0})), "block.norm")
-    assert ("memory", 12.0, 75.0, 0.75, 4.0) == (norm.bound, norm.roof_seconds, norm.roof_flops_per_second, norm.share, norm.seconds_to_win)
+    assert ("memory", 12.0, 75.0, 0.75, 4.0) == (
+        norm.bound,
+        norm.roof_seconds,
+        norm.roof_flops_per_second,
+        norm.share,
+        norm.seconds_to_win,
+    )
 
 
 def test_a_module_s_roof_is_the_sum_of_its_operators() -> None:
     """20 + 10 + 2 s: by one intensity for all of it, 2200 bytes would be 22 s and 20,900 FLOPs 20.9, so it would seem to be 22."""
-    block = module(roofline(blocks({("block.linear", "forward"): 40.0, ("block.norm", "forward"): 24.0})), "block")
-    assert (32.0, 64.0, 0.5, "compute") == (block.roof_seconds, block.seconds, block.share, block.bound)
+    block = module(
+        roofline(blocks({("block.linear", "forward"): 40.0, ("block.norm", "forward"): 24.0})),
+        "block",
+    )
+    assert (32.0, 64.0, 0.5, "compute") == (
+        block.roof_seconds,
+        block.seconds,
+        block.share,
+        block.bound,
+    )
 
 
 def test_operators_are_placed_without_a_time() -> None:
     """No clock tells one's: unknown, not 0."""
     found = roofline(blocks({("block.linear", "forward"): 40.0}))
     told = [
-        (point.operator, point.dtype, point.intensity, point.bound, point.roof_seconds, point.seconds, point.share) for point in found.cells
+        (
+            point.operator,
+            point.dtype,
+            point.intensity,
+            point.bound,
+            point.roof_seconds,
+            point.seconds,
+            point.share,
+        )
+        for point in found.cells
     ]
     assert [
         ("aten::addmm", "float32", 20.0, "compute", 20.0, None, None),
@@ -96,7 +129,9 @@ def test_an_operator_is_summed_over_the_modules() -> None:
     """Two products of 20 s."""
     cells = (CELLS[0], replace(CELLS[0], module="block"))
     found = roofline(profile(ROWS, cells, run=run(hardware=CHIP)))
-    assert [("aten::addmm", 2, 40_000, 40.0)] == [(p.operator, p.calls, p.flops, p.roof_seconds) for p in found.operators]
+    assert [("aten::addmm", 2, 40_000, 40.0)] == [
+        (p.operator, p.calls, p.flops, p.roof_seconds) for p in found.operators
+    ]
     assert ["block.linear", "block"] == [point.module for point in found.cells]
 
 
@@ -109,16 +144,28 @@ def test_what_a_mask_leaves_out_is_not_done() -> None:
 
 def test_a_dtype_has_its_own_roof() -> None:
     """The same product in bf16: 2.5 s at the peak, so the bytes bound it."""
-    point = roofline(profile(ROWS, [replace(CELLS[0], dtype="bfloat16")], run=run(hardware=CHIP))).cells[0]
+    point = roofline(
+        profile(ROWS, [replace(CELLS[0], dtype="bfloat16")], run=run(hardware=CHIP))
+    ).cells[0]
     assert (10.0, "memory") == (point.roof_seconds, point.bound)
 
 
-@pytest.mark.parametrize("chip", [None, Hardware("chip", {"bf16": 8000.0}, 100.0), Hardware("chip", {"fp32": 1000.0})])
+@pytest.mark.parametrize(
+    "chip", [None, Hardware("chip", {"bf16": 8000.0}, 100.0), Hardware("chip", {"fp32": 1000.0})]
+)
 def test_without_a_peak_or_a_bandwidth_the_roof_is_unknown(chip: Hardware | None) -> None:
     """What was counted and timed is not."""
-    linear = module(roofline(blocks({("block.linear", "forward"): 40.0}, hardware=chip)), "block.linear")
+    linear = module(
+        roofline(blocks({("block.linear", "forward"): 40.0}, hardware=chip)), "block.linear"
+    )
     assert (20.0, 500.0) == (linear.intensity, linear.flops_per_second)
-    assert (None, None, None, None, None) == (linear.roof_seconds, linear.roof_flops_per_second, linear.bound, linear.share, linear.over)
+    assert (None, None, None, None, None) == (
+        linear.roof_seconds,
+        linear.roof_flops_per_second,
+        linear.bound,
+        linear.share,
+        linear.over,
+    )
 
 
 def test_what_moves_integers_needs_no_peak() -> None:
@@ -162,15 +209,23 @@ def test_over_the_roof_is_explained_or_an_error(
     """No cache and no compiler makes more products a second than the peak."""
     chip = Hardware("chip", {"fp32": 1000.0}, 100.0, cache_bytes=cache)
     ran = replace(CACHED, bytes_moved=moved, calls=calls)
-    of_root = clocked(profile({"": {"compiled": compiled}}, [ran], run=run(hardware=chip)), {("", "forward"): seconds})
+    of_root = clocked(
+        profile({"": {"compiled": compiled}}, [ran], run=run(hardware=chip)),
+        {("", "forward"): seconds},
+    )
     assert why == module(roofline(of_root), "").over
 
 
 def test_only_the_part_that_fits_the_cache_is_explained_by_it() -> None:
     """Beside 4 s of bytes that fit, 8 s of some that do not: 9 s at least."""
-    cells = (CACHED, replace(CACHED, operator="aten::copy_", macs=0, executed_macs=0, flops=0, bytes_moved=800))
+    cells = (
+        CACHED,
+        replace(CACHED, operator="aten::copy_", macs=0, executed_macs=0, flops=0, bytes_moved=800),
+    )
     for seconds, why in ((10.0, "cache"), (8.0, "error")):
-        of_root = clocked(profile({"": {}}, cells, run=run(hardware=CHIP)), {("", "forward"): seconds})
+        of_root = clocked(
+            profile({"": {}}, cells, run=run(hardware=CHIP)), {("", "forward"): seconds}
+        )
         assert why == module(roofline(of_root), "").over
 
 
@@ -180,12 +235,19 @@ def test_the_ceilings_are_of_all_that_is_known_of_the_device() -> None:
     assert datasheet is not None
     measured = Hardware("NVIDIA H200", {"fp32": 50e12, "bf16": 700e12}, 4e12, None, "measured")
     found = roofline(blocks(hardware=measured, device_name="NVIDIA H200"), CHIP).ceilings
-    assert [("chip", 1000.0, True), ("NVIDIA H200", 50e12, False), (datasheet.name, datasheet.peak_flops_per_second["fp32"], False)] == [
-        (ceiling.hardware, ceiling.flops_per_second, ceiling.is_judged_by) for ceiling in found
-    ]
+    assert [
+        ("chip", 1000.0, True),
+        ("NVIDIA H200", 50e12, False),
+        (datasheet.name, datasheet.peak_flops_per_second["fp32"], False),
+    ] == [(ceiling.hardware, ceiling.flops_per_second, ceiling.is_judged_by) for ceiling in found]
     assert {"fp32"} == {ceiling.dtype for ceiling in found}
     judged = Ceiling(
-        hardware="chip", source="a pencil", dtype="fp32", flops_per_second=1000.0, bandwidth_bytes_per_second=100.0, is_judged_by=True
+        hardware="chip",
+        source="a pencil",
+        dtype="fp32",
+        flops_per_second=1000.0,
+        bandwidth_bytes_per_second=100.0,
+        is_judged_by=True,
     )
     assert judged == found[0]
     written = dataclasses.replace(
@@ -208,15 +270,24 @@ def test_a_counted_profile_has_a_roof_too() -> None:
     assert 4 * 2 * (4 * 2 + 4 * 16 + 16 * 2) / 100 == head.roof_seconds
 
 
-TIMED: dict[tuple[str, Phase], float] = {("block.linear", "forward"): 40.0, ("block.norm", "forward"): 6.0}
+TIMED: dict[tuple[str, Phase], float] = {
+    ("block.linear", "forward"): 40.0,
+    ("block.norm", "forward"): 6.0,
+}
 
 
 def test_what_a_module_runs_itself_is_apart_from_what_is_below_it() -> None:
-    """Beside 40 s of its linear layer the block adds on its own: 500 bytes, 5 s at the roof, in 8 s of its own; the root runs nothing."""
+    """Beside 40 s of its linear layer the block adds on its own.
+
+    500 bytes, 5 s at the roof, in 8 s of its own; the root runs nothing.
+    """
     cells = (CELLS[0], cell("block", "aten::add", "forward", flops=100, bytes_moved=500))
-    found = roofline(clocked(profile(ROWS, cells, run=run(hardware=CHIP)), TIMED | {("block", "forward"): 8.0})).own
+    found = roofline(
+        clocked(profile(ROWS, cells, run=run(hardware=CHIP)), TIMED | {("block", "forward"): 8.0})
+    ).own
     assert [("block", 100, 8.0, 5.0, 3.0), ("block.linear", 20_000, 40.0, 20.0, 20.0)] == [
-        (point.module, point.flops, point.seconds, point.roof_seconds, point.seconds_to_win) for point in found
+        (point.module, point.flops, point.seconds, point.roof_seconds, point.seconds_to_win)
+        for point in found
     ]
 
 
@@ -226,7 +297,10 @@ def test_what_modules_run_themselves_is_all_of_it_once() -> None:
     for phase in PHASES:
         points = [point for point in roofline(given).own if point.phase == phase]
         whole = given.modules[""].work(phase)
-        assert (whole.flops, whole.bytes_moved) == (sum(point.flops for point in points), sum(point.bytes_moved for point in points))
+        assert (whole.flops, whole.bytes_moved) == (
+            sum(point.flops for point in points),
+            sum(point.bytes_moved for point in points),
+        )
 
 
 @pytest.fixture
@@ -236,19 +310,35 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "blocks.json"
 
 
-def test_the_shell_shows_roofs_modules_and_operators(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shell_shows_roofs_modules_and_operators(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The norm took 6 s of 12 at its roof; the bytes of its larger call do not fit the cache."""
     assert 0 == main(["roofline", str(file)])
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert "roof              1.00 kFLOP/s in fp32, 100 B/s: chip, a pencil" == lines[0]
     norm = next(line for line in lines if line.startswith("block.norm"))
-    assert ["block.norm", "fwd", "6.00", "s", "200.0", "%", "!", "0", "s", "memory", "0.75"] == norm.split()[:11]
+    assert [
+        "block.norm",
+        "fwd",
+        "6.00",
+        "s",
+        "200.0",
+        "%",
+        "!",
+        "0",
+        "s",
+        "memory",
+        "0.75",
+    ] == norm.split()[:11]
     assert "!: over its roof: a count, a time or a peak is wrong" in lines
     assert any(line.startswith("aten::addmm float32") for line in lines)
 
 
-def test_the_shell_shows_what_fusion_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_shows_what_fusion_saves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside the bytes as dispatched: 1472 and 1216 of the encoder in forward."""
     compiled_profile().save(tmp_path / "compiled.json")
     monkeypatch.setenv("COLUMNS", "250")
@@ -257,7 +347,12 @@ def test_the_shell_shows_what_fusion_saves(tmp_path: Path, capsys: pytest.Captur
     assert any(line.split()[-4:] == ["bytes", "moved", "bytes,", "fused"] for line in lines)
     encoder = next(line for line in lines if line.startswith("encoder ") and " fwd " in line)
     assert ["1.44", "KiB", "1.19", "KiB"] == encoder.split()[-4:]
-    assert any(line.startswith("compiled code moves 1.75 KiB in place of 2.19 KiB as dispatched: fusion saves 20.0 %") for line in lines)
+    assert any(
+        line.startswith(
+            "compiled code moves 1.75 KiB in place of 2.19 KiB as dispatched: fusion saves 20.0 %"
+        )
+        for line in lines
+    )
 
 
 def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,8 +364,12 @@ def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "H200" in shown["ceilings"][0]["hardware"]
 
 
-@pytest.mark.parametrize(("ending", "begins"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_a_figure_is_written_in_the_format_of_its_name(ending: str, begins: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("ending", "begins"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
+)
+def test_a_figure_is_written_in_the_format_of_its_name(
+    ending: str, begins: bytes, tmp_path: Path
+) -> None:
     """Each begins as its kind does."""
     save_roofline_figure(analyze(blocks(TIMED)).roofline, tmp_path / f"roof.{ending}", {})
     assert (tmp_path / f"roof.{ending}").read_bytes().startswith(begins)
@@ -286,12 +385,24 @@ def test_the_figure_shows_the_innermost_modules_below_the_roof() -> None:
 
 
 def test_no_two_names_of_the_figure_overlap() -> None:
-    """In the picture as it is drawn: 30 points in a narrow place, of which few can be named. A ring marks one above its roof."""
+    """In the picture as it is drawn: 30 points in a narrow place, of which few can be named.
+
+    A ring marks one above its roof.
+    """
     names = [f"layers.{number}.projection" for number in range(30)]
-    works = [cell(each, "aten::mm", "forward", flops=10_000 + 300 * number, bytes_moved=1000) for number, each in enumerate(names)]
-    rows: dict[str, dict[str, Any]] = {"": {}, "layers": {}} | {each: {} for name in names for each in (name.rpartition(".")[0], name)}
-    times = {(name, "forward"): 100.0 + 7 * (number % 9) for number, name in enumerate(names)} | {(names[0], "forward"): 1e-3}
-    figure = roofline_figure(analyze(clocked(profile(rows, works, run=run(hardware=CHIP)), times)).roofline, {})
+    works = [
+        cell(each, "aten::mm", "forward", flops=10_000 + 300 * number, bytes_moved=1000)
+        for number, each in enumerate(names)
+    ]
+    rows: dict[str, dict[str, Any]] = {"": {}, "layers": {}} | {
+        each: {} for name in names for each in (name.rpartition(".")[0], name)
+    }
+    times = {(name, "forward"): 100.0 + 7 * (number % 9) for number, name in enumerate(names)} | {
+        (names[0], "forward"): 1e-3
+    }
+    figure = roofline_figure(
+        analyze(clocked(profile(rows, works, run=run(hardware=CHIP)), times)).roofline, {}
+    )
     FigureCanvasAgg(figure).draw()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert len(boxes) > 1
@@ -304,7 +415,9 @@ def test_no_two_names_of_the_figure_overlap() -> None:
 def test_the_figure_shows_what_a_block_runs_itself() -> None:
     """100 FLOPs for 500 bytes in 8 s."""
     cells = (CELLS[0], cell("block", "aten::add", "forward", flops=100, bytes_moved=500))
-    given = clocked(profile(ROWS, cells, run=run(hardware=CHIP)), TIMED | {("block", "forward"): 8.0})
+    given = clocked(
+        profile(ROWS, cells, run=run(hardware=CHIP)), TIMED | {("block", "forward"): 8.0}
+    )
     (points,) = roofline_figure(analyze(given).roofline, {}).axes[0].collections
     assert (0.2, 12.5) in [tuple(at) for at in points.get_offsets().tolist()]
 
@@ -312,7 +425,9 @@ def test_the_figure_shows_what_a_block_runs_itself() -> None:
 def test_without_times_the_figure_shows_what_operators_could_reach() -> None:
     """Each on its roof: 1000, 50 and 200 FLOP/s."""
     (points,) = roofline_figure(analyze(blocks()).roofline, {}).axes[0].collections
-    assert [(20.0, 1000.0), (0.5, 50.0), (2.0, 200.0)] == [tuple(at) for at in points.get_offsets().tolist()]
+    assert [(20.0, 1000.0), (0.5, 50.0), (2.0, 200.0)] == [
+        tuple(at) for at in points.get_offsets().tolist()
+    ]
 
 
 def test_an_empty_profile_has_an_empty_figure() -> None:
@@ -326,17 +441,31 @@ def test_an_empty_profile_has_an_empty_figure() -> None:
     ("arguments", "reason"),
     [
         ([], "nothing to place: give a profile's FILE, --ncu LOG or --ncu-command SCRIPT"),
-        (["{file}", "--figure", "roof.gif"], "figure='roof.gif' ends with none of .svg, .png, .pdf"),
+        (
+            ["{file}", "--figure", "roof.gif"],
+            "figure='roof.gif' ends with none of .svg, .png, .pdf",
+        ),
         (["{file}", "--gpu-time", "3"], "gpu_time=3.0: --gpu-time goes with --ncu LOG"),
-        (["--ncu", "{file}", "--gpu-time", "-3"], "gpu_time=-3.0: give a positive number of seconds"),
-        (["--ncu", "{file}", "--figure", "roof.svg"], "--figure draws a profile's FILE, not what --ncu reads"),
+        (
+            ["--ncu", "{file}", "--gpu-time", "-3"],
+            "gpu_time=-3.0: give a positive number of seconds",
+        ),
+        (
+            ["--ncu", "{file}", "--figure", "roof.svg"],
+            "--figure draws a profile's FILE, not what --ncu reads",
+        ),
         (["{file}", "--ncu-command", "train.py"], "--ncu-command stands alone, or with --json"),
-        (["{file}", "--hardware", "H2000"], "hardware='H2000': 'H2000' is not in the table of chips"),
+        (
+            ["{file}", "--hardware", "H2000"],
+            "hardware='H2000': 'H2000' is not in the table of chips",
+        ),
         (["--ncu", "missing.csv"], "missing.csv: No such file or directory"),
         (["--ncu", "{file}"], "{file}: no kernel with a metric that is read here"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(arguments: list[str], reason: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_said_in_one_line(
+    arguments: list[str], reason: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On stderr, with exit status 2."""
     assert 2 == main(["roofline", *(argument.format(file=file) for argument in arguments)])
     shown = capsys.readouterr()
@@ -345,12 +474,28 @@ def test_what_is_wrong_is_said_in_one_line(arguments: list[str], reason: str, fi
 
 
 def test_an_operator_has_its_time_from_a_trace() -> None:
-    """40 s in each of 2 traced batches, of forward and backward together: 20,000 and 20,000 FLOPs in 40 s are 1000 a second, its roof."""
+    """40 s in each of 2 traced batches, of forward and backward together.
+
+    20,000 and 20,000 FLOPs in 40 s are 1000 a second, its roof.
+    """
     traced = TracedOperator(
-        name="aten::addmm", calls=4, host_seconds=80.0, own_host_seconds=60.0, device_seconds=0.0, own_device_seconds=0.0
+        name="aten::addmm",
+        calls=4,
+        host_seconds=80.0,
+        own_host_seconds=60.0,
+        device_seconds=0.0,
+        own_device_seconds=0.0,
     )
-    cells = [*CELLS, product("block.linear", "aten::addmm", "backward", macs=10_000, bytes_moved=1000)]
-    given = profile(ROWS, cells, run=run(kind="measure", hardware=CHIP), trace=Trace(files={}, batches=2, operators=(traced,)))
+    cells = [
+        *CELLS,
+        product("block.linear", "aten::addmm", "backward", macs=10_000, bytes_moved=1000),
+    ]
+    given = profile(
+        ROWS,
+        cells,
+        run=run(kind="measure", hardware=CHIP),
+        trace=Trace(files={}, batches=2, operators=(traced,)),
+    )
     found = {point.operator: point for point in roofline(given).operators}
     addmm = found["aten::addmm"]
     assert ("all", 40.0, 40_000, 1000.0, 1.0, 0.0) == (

@@ -8,11 +8,24 @@ from lflops.analysis.operators import operators
 from lflops.analysis.tree import SORT_KEYS, Repeat, Row, WorkCounts, flat, totals, tree
 from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PHASES, Phase
-from tests.support.profile_builders import cell, clocked, fields_of, product, profile, small_profile, untimed, weights, with_seconds
+from tests.support.profile_builders import (
+    cell,
+    clocked,
+    fields_of,
+    product,
+    profile,
+    small_profile,
+    untimed,
+    weights,
+    with_seconds,
+)
 
 
 def stack(blocks: int = 3, *, labels: tuple[str, ...] = ("q", "k", "out")) -> Profile:
-    """Blocks of Linears: each Linear has 10 parameters, 100 MACs forward and 200 backward; `out` has 30, 300 and 600."""
+    """Blocks of Linears: each Linear has 10 parameters, 100 MACs forward and 200 backward.
+
+    `out` has 30, 300 and 600.
+    """
     each = {label: 3 if label == "out" else 1 for label in labels}
     below = 10 * sum(each.values())
     rows: dict[str, dict[str, Any]] = {
@@ -25,8 +38,12 @@ def stack(blocks: int = 3, *, labels: tuple[str, ...] = ("q", "k", "out")) -> Pr
         for label, times in each.items():
             name = f"layers.{block}.{label}"
             rows[name] = weights(10 * times) | {"kind": "Linear"}
-            cells.append(product(name, "aten::addmm", "forward", macs=100 * times, bytes_moved=1000 * times))
-            cells.append(product(name, "aten::mm", "backward", macs=200 * times, bytes_moved=2000 * times))
+            cells.append(
+                product(name, "aten::addmm", "forward", macs=100 * times, bytes_moved=1000 * times)
+            )
+            cells.append(
+                product(name, "aten::mm", "backward", macs=200 * times, bytes_moved=2000 * times)
+            )
     return profile(rows, cells)
 
 
@@ -66,20 +83,40 @@ def test_the_tree_is_the_one_of_the_names() -> None:
 
 
 def test_a_row_holds_the_inclusive_figures_of_its_module() -> None:
-    """The encoder: 512 MACs and 64 FLOPs of the GELU forward, once more backward; 512 of 640 MACs are its share."""
+    """The encoder: 512 MACs and 64 FLOPs of the GELU forward, once more backward.
+
+    512 of 640 MACs are its share.
+    """
     encoder = tree(small_profile())[0].children[0]
-    assert (144, 144, 576) == (encoder.parameters, encoder.trainable_parameters, encoder.parameter_bytes)
-    assert WorkCounts(calls=2, macs=512, executed_macs=512, flops=1088, bytes_moved=4 * (240 + 128)) == encoder.phases["forward"]
+    assert (144, 144, 576) == (
+        encoder.parameters,
+        encoder.trainable_parameters,
+        encoder.parameter_bytes,
+    )
+    assert (
+        WorkCounts(calls=2, macs=512, executed_macs=512, flops=1088, bytes_moved=4 * (240 + 128))
+        == encoder.phases["forward"]
+    )
     assert [512, 512, 0, 0, 0] == [encoder.one(phase).macs for phase in PHASES]
     assert 512 / 640 == encoder.share
     assert not encoder.own
 
 
 @pytest.mark.parametrize(
-    ("phase", "share"), [("forward", 128 / 640), ("backward", 256 / 768), (None, 384 / 1408), ("optimizer", 34 / 178), ("recompute", None)]
+    ("phase", "share"),
+    [
+        ("forward", 128 / 640),
+        ("backward", 256 / 768),
+        (None, 384 / 1408),
+        ("optimizer", 34 / 178),
+        ("recompute", None),
+    ],
 )
 def test_the_share_is_of_the_phase_that_is_asked_for(phase: Any, share: float | None) -> None:
-    """The head has 128 of 640 MACs forward, 256 of 768 backward, 34 of 178 FLOPs in the optimizer; of no work there is no share."""
+    """The head has 128 of 640 MACs forward, 256 of 768 backward, 34 of 178 FLOPs in the optimizer.
+
+    Of no work there is no share.
+    """
     assert share == tree(small_profile(), phase=phase)[0].children[1].share
 
 
@@ -92,7 +129,10 @@ def test_siblings_that_are_alike_share_a_row() -> None:
 
 
 def test_a_shared_row_holds_the_figures_of_one_and_gives_those_of_all() -> None:
-    """A block has 100 + 100 + 300 MACs forward, twice that backward; three of them three times that."""
+    """A block has 100 + 100 + 300 MACs forward, twice that backward.
+
+    Three of them three times that.
+    """
     (row,) = layers(stack(3))
     assert 500 == row.one("forward").macs
     assert 1500 == row.all("forward").macs
@@ -128,7 +168,10 @@ def test_only_neighbours_share_a_row() -> None:
     ],
 )
 def test_a_difference_anywhere_below_keeps_rows_apart(difference: dict[str, Any]) -> None:
-    """The second of four blocks has something else in it: it stands alone, and so does the one before it."""
+    """The second of four blocks has something else in it.
+
+    It stands alone, and so does the one before it.
+    """
     rows = layers(changed(stack(4), "layers.1.out", **difference))
     assert [("0", 1), ("1", 1), ("2", 2)] == repeats(rows)
 
@@ -145,11 +188,16 @@ def test_times_and_peaks_do_not_keep_rows_apart() -> None:
     timed = with_seconds(stack(2))
     timed = changed(timed, "layers.1", peak_bytes=7)
     untimed: ModuleProfile = stack(2).modules["layers.0.q"]
-    assert [("0", 2)] == repeats(layers(changed(timed, "layers.0.q", **{phase: untimed.work(phase) for phase in PHASES})))
+    assert [("0", 2)] == repeats(
+        layers(changed(timed, "layers.0.q", **{phase: untimed.work(phase) for phase in PHASES}))
+    )
 
 
 def timed_stack() -> Profile:
-    """Each Linear of the first block takes 1 s forward, of the second 3; the root itself 2. Backward `q` alone has a time, 5 s."""
+    """Each Linear of the first block takes 1 s forward, of the second 3; the root itself 2.
+
+    Backward `q` alone has a time, 5 s.
+    """
     own: dict[tuple[str, Phase], float] = {("", "forward"): 2.0}
     for block, seconds in ((0, 1.0), (1, 3.0)):
         own |= {(f"layers.{block}.{label}", "forward"): seconds for label in ("q", "k", "out")}
@@ -162,30 +210,47 @@ def test_a_row_has_the_time_of_its_module() -> None:
     (root,) = tree(timed_stack())
     assert (14.0, 12.0) == (root.time("forward"), root.children[0].time("forward"))
     assert (1.0, 12 / 14) == (root.time_share, root.children[0].time_share)
-    assert {"forward": 14.0, "backward": 10.0, "recompute": None, "optimizer": None, "other": None} == root.seconds
+    assert {
+        "forward": 14.0,
+        "backward": 10.0,
+        "recompute": None,
+        "optimizer": None,
+        "other": None,
+    } == root.seconds
 
 
 def test_a_shared_row_has_the_mean_of_the_times() -> None:
-    """Blocks of 3 and 9 seconds: 6 of 14. Within them `q` and `k` take 1 or 3 seconds, 2 on average, and `out` too: 2 + 2 + 2 are 6."""
+    """Blocks of 3 and 9 seconds: 6 of 14.
+
+    Within them `q` and `k` take 1 or 3 seconds, 2 on average, and `out` too: 2 + 2 + 2 are 6.
+    """
     (block,) = layers(timed_stack())
     assert (6.0, 6 / 14) == (block.time("forward"), block.time_share)
-    assert [("q", 2, 2.0), ("out", 1, 2.0)] == [(row.label, row.times, row.time("forward")) for row in block.children]
+    assert [("q", 2, 2.0), ("out", 1, 2.0)] == [
+        (row.label, row.times, row.time("forward")) for row in block.children
+    ]
 
 
 def test_a_mean_of_which_a_part_is_unknown_is_unknown() -> None:
     """`q` has a time backward, `k` in the same row has none; by itself `q` has its 5 seconds."""
     (block,) = layers(timed_stack())
     assert None is block.children[0].time("backward")
-    assert [5.0, None, None] == [row.time("backward") for row in layers(timed_stack(), fold=False)[0].children]
+    assert [5.0, None, None] == [
+        row.time("backward") for row in layers(timed_stack(), fold=False)[0].children
+    ]
 
 
 def test_all_phases_together_take_as_long_as_those_that_ran() -> None:
-    """14 seconds forward and 10 backward. `out` ran backward for an unknown time: its second forward is shown."""
+    """14 seconds forward and 10 backward.
+
+    `out` ran backward for an unknown time: its second forward is shown.
+    """
     root, *_ = flat(timed_stack(), sort="name", phase=None)
     assert 24.0 == tree(timed_stack(), phase=None)[0].time(None)
     assert 2.0 == root.time(None)
     assert [(6.0, 6 / 24), (1.0, 1 / 24)] == [
-        (row.time(None), row.time_share) for row in layers(timed_stack(), fold=False, phase=None)[0].children[::2]
+        (row.time(None), row.time_share)
+        for row in layers(timed_stack(), fold=False, phase=None)[0].children[::2]
     ]
 
 
@@ -194,7 +259,9 @@ def test_the_rate_is_of_the_macs_in_that_time() -> None:
     (block,) = layers(timed_stack())
     assert 2 * 500 / 6 == block.flops_per_second("forward")
     assert None is block.flops_per_second("optimizer")
-    assert None is layers(clocked(stack(2), {("layers.0", "forward"): 0.0}))[0].flops_per_second("forward")
+    assert None is layers(clocked(stack(2), {("layers.0", "forward"): 0.0}))[0].flops_per_second(
+        "forward"
+    )
 
 
 def test_a_flat_row_has_its_own_time() -> None:
@@ -205,20 +272,40 @@ def test_a_flat_row_has_its_own_time() -> None:
 
 
 def test_rows_are_sorted_by_time_and_the_unknown_come_last() -> None:
-    """`b` takes 2 seconds, `a` 0, of `c` nobody knows; two of 3 seconds that share a row come before one of 5."""
-    given = clocked(profile({"": {}, "c": {}, "a": {}, "b": {}}, []), {("a", "forward"): 0.0, ("b", "forward"): 2.0})
-    assert ["b", "a", "c"] == [row.label for row in tree(given, sort="time", fold=False)[0].children]
-    assert ["b", "", "c", "a"] == [row.name for row in flat(changed(given, "a", forward=given.modules["c"].forward), sort="time")]
+    """`b` takes 2 seconds, `a` 0, of `c` nobody knows.
+
+    Two of 3 seconds that share a row come before one of 5.
+    """
+    given = clocked(
+        profile({"": {}, "c": {}, "a": {}, "b": {}}, []),
+        {("a", "forward"): 0.0, ("b", "forward"): 2.0},
+    )
+    assert ["b", "a", "c"] == [
+        row.label for row in tree(given, sort="time", fold=False)[0].children
+    ]
+    assert ["b", "", "c", "a"] == [
+        row.name
+        for row in flat(changed(given, "a", forward=given.modules["c"].forward), sort="time")
+    ]
     one_block = stack(1, labels=("out", "a", "b"))
-    own: dict[tuple[str, Phase], float] = {("layers.0.out", "forward"): 5.0, ("layers.0.a", "forward"): 3.0, ("layers.0.b", "forward"): 3.0}
-    assert [("a", 2), ("out", 1)] == repeats(layers(clocked(one_block, own), sort="time")[0].children)
+    own: dict[tuple[str, Phase], float] = {
+        ("layers.0.out", "forward"): 5.0,
+        ("layers.0.a", "forward"): 3.0,
+        ("layers.0.b", "forward"): 3.0,
+    }
+    assert [("a", 2), ("out", 1)] == repeats(
+        layers(clocked(one_block, own), sort="time")[0].children
+    )
 
 
 @pytest.mark.parametrize("rows_of", [tree, flat])
 @pytest.mark.parametrize(("phase", "where"), [("forward", "in forward"), (None, "in any phase")])
 def test_without_times_there_is_no_order_by_time(rows_of: Any, phase: Any, where: str) -> None:
     """The error says so, and what can be given."""
-    with pytest.raises(ValueError, match=f"sort='time': no module of this profile has a time {where}; give one of macs, .*, name$"):
+    with pytest.raises(
+        ValueError,
+        match=f"sort='time': no module of this profile has a time {where}; give one of macs, .*, name$",
+    ):
         rows_of(untimed(small_profile()), sort="time", phase=phase)
 
 
@@ -248,7 +335,9 @@ def test_a_row_and_all_below_it_add_up(given: Profile, fold: bool) -> None:
     own = {row.name: row for row in flat(given)}
     for row in walk(tree(given, fold=fold)):
         for phase in PHASES:
-            assert row.one(phase) == sum((child.all(phase) for child in row.children), own[row.name].one(phase))
+            assert row.one(phase) == sum(
+                (child.all(phase) for child in row.children), own[row.name].one(phase)
+            )
 
 
 def test_rows_are_in_the_models_order_unless_sorted() -> None:
@@ -267,8 +356,17 @@ def test_rows_are_in_the_models_order_unless_sorted() -> None:
     ],
 )
 def test_siblings_are_sorted_the_most_first(sort: str, labels: list[str]) -> None:
-    """Equal rows stay in the model's order, rows of equal MACs are in the order of their FLOPs; numbers in names count as numbers."""
-    rows = {"": weights(0, 10) | {"kind": "Model"}, "big": {}, "10": weights(10), "busy": {}, "2": {}}
+    """Equal rows stay in the model's order, rows of equal MACs are in the order of their FLOPs.
+
+    Numbers in names count as numbers.
+    """
+    rows = {
+        "": weights(0, 10) | {"kind": "Model"},
+        "big": {},
+        "10": weights(10),
+        "busy": {},
+        "2": {},
+    }
     cells = [
         cell("big", "aten::mm", "forward", macs=5, flops=10, bytes_moved=2),
         cell("busy", "aten::exp", "forward", flops=20, bytes_moved=2),
@@ -283,11 +381,15 @@ def test_rows_that_share_are_sorted_by_what_they_are_together() -> None:
     assert [("a", 4), ("out", 1)] == repeats(block.children)
 
 
-@pytest.mark.parametrize(("phase", "labels"), [("forward", ["a", "b"]), ("backward", ["b", "a"]), (None, ["b", "a"])])
+@pytest.mark.parametrize(
+    ("phase", "labels"), [("forward", ["a", "b"]), ("backward", ["b", "a"]), (None, ["b", "a"])]
+)
 def test_the_order_is_that_of_the_phase_that_is_asked_for(phase: Any, labels: list[str]) -> None:
     """`a` has 2 MACs forward and 1 backward, `b` 1 and 5."""
     counted = [("a", "forward", 2), ("a", "backward", 1), ("b", "forward", 1), ("b", "backward", 5)]
-    cells = [product(name, "aten::mm", where, macs=macs, bytes_moved=1) for name, where, macs in counted]
+    cells = [
+        product(name, "aten::mm", where, macs=macs, bytes_moved=1) for name, where, macs in counted
+    ]
     given = profile({"": {}, "a": {}, "b": {}}, cells)
     assert labels == [row.label for row in tree(given, sort="macs", phase=phase)[0].children]
     assert labels == [row.label for row in flat(given, phase=phase) if row.name]
@@ -307,14 +409,20 @@ def test_an_impossible_depth_is_named_with_what_is_taken() -> None:
 
 
 def test_the_flat_list_is_by_own_macs_the_most_first() -> None:
-    """The encoder's product, the head's, then by FLOPs: the GELU, and the containers, which do nothing themselves."""
+    """The encoder's product, the head's, then by FLOPs.
+
+    The GELU, and the containers, which do nothing themselves.
+    """
     assert [("encoder.0", 512), ("head", 128), ("encoder.1", 0), ("", 0), ("encoder", 0)] == [
         (row.name, row.one("forward").macs) for row in flat(small_profile())
     ]
 
 
 def test_a_flat_row_holds_own_figures_only() -> None:
-    """The root has no parameter itself and ran the loss; how many of its own parameters are trainable is not known."""
+    """The root has no parameter itself and ran the loss.
+
+    How many of its own parameters are trainable is not known.
+    """
     root = next(row for row in flat(small_profile(), phase="other") if not row.name)
     assert root.own
     assert (0, None, None) == (root.parameters, root.trainable_parameters, root.parameter_bytes)
@@ -326,7 +434,9 @@ def test_a_flat_row_holds_own_figures_only() -> None:
 def test_own_figures_add_up_to_the_total(phase: Any) -> None:
     """In every phase, nothing is lost and nothing is there twice."""
     together = [totals(small_profile())[each] for each in (PHASES if phase is None else (phase,))]
-    assert sum(together, WorkCounts()) == sum((row.one(phase) for row in flat(small_profile())), WorkCounts())
+    assert sum(together, WorkCounts()) == sum(
+        (row.one(phase) for row in flat(small_profile())), WorkCounts()
+    )
 
 
 def test_totals_are_the_roots_work() -> None:
@@ -336,11 +446,21 @@ def test_totals_are_the_roots_work() -> None:
 
 
 def test_operators_are_added_up_over_modules_the_most_first() -> None:
-    """Two products of 512 and 128 MACs, and an activation; the optimizer's only operator is all of it."""
-    found = [(row.operator, row.figures.calls, row.figures.macs, row.share) for row in operators(small_profile())]
+    """Two products of 512 and 128 MACs, and an activation.
+
+    The optimizer's only operator is all of it.
+    """
+    found = [
+        (row.operator, row.figures.calls, row.figures.macs, row.share)
+        for row in operators(small_profile())
+    ]
     assert [("aten::addmm", 2, 640, 1.0), ("aten::gelu", 1, 0, 0.0)] == found
-    assert [("aten::_foreach_add_", 1.0)] == [(row.operator, row.share) for row in operators(small_profile(), "optimizer")]
-    assert totals(small_profile())["backward"] == sum((row.figures for row in operators(small_profile(), "backward")), WorkCounts())
+    assert [("aten::_foreach_add_", 1.0)] == [
+        (row.operator, row.share) for row in operators(small_profile(), "optimizer")
+    ]
+    assert totals(small_profile())["backward"] == sum(
+        (row.figures for row in operators(small_profile(), "backward")), WorkCounts()
+    )
 
 
 def test_figures_add_field_by_field() -> None:

@@ -17,7 +17,9 @@ CHIP = Hardware("chip", {"fp32": 1000.0, "tf32": 4000.0, "bf16": 8000.0, "fp64":
 def timed(*cells: Cell, seconds: float | None = 0.5, **facts: Any) -> Profile:
     """One clean step of these cells, in half a second, on the chip."""
     step = Step(index=0, kind="clean", seconds=seconds, phases={})
-    return profile({"": {}}, cells, run=run(**({"kind": "measure", "hardware": CHIP} | facts)), steps=(step,))
+    return profile(
+        {"": {}}, cells, run=run(**({"kind": "measure", "hardware": CHIP} | facts)), steps=(step,)
+    )
 
 
 def training() -> tuple[Cell, ...]:
@@ -31,7 +33,10 @@ def training() -> tuple[Cell, ...]:
 
 
 def test_mfu_is_of_forward_and_backward_and_hfu_of_what_ran_again_too() -> None:
-    """2 * 150 FLOPs in half a second are 600 a second, of 1000; with 20 MACs more 680. The optimizer's are in neither."""
+    """2 * 150 FLOPs in half a second are 600 a second, of 1000; with 20 MACs more 680.
+
+    The optimizer's are in neither.
+    """
     expected = Utilization(
         mfu=600 / 1000,
         hfu=680 / 1000,
@@ -45,7 +50,10 @@ def test_mfu_is_of_forward_and_backward_and_hfu_of_what_ran_again_too() -> None:
 
 
 def test_what_a_mask_skips_is_in_hfu_and_was_not_executed() -> None:
-    """100 MACs forward, 60 of them executed, and 40 again, 24 of them: 400, 560 and 336 FLOPs a second, of 1000."""
+    """100 MACs forward, 60 of them executed, and 40 again, 24 of them.
+
+    400, 560 and 336 FLOPs a second, of 1000.
+    """
     cells = (
         replace(product("", "aten::sdpa", "forward", macs=100, bytes_moved=1), executed_macs=60),
         replace(product("", "aten::sdpa", "recompute", macs=40, bytes_moved=1), executed_macs=24),
@@ -55,13 +63,20 @@ def test_what_a_mask_skips_is_in_hfu_and_was_not_executed() -> None:
 
 
 def test_executed_work_is_of_each_dtypes_own_peak() -> None:
-    """100 MACs in float32 need 0.2 seconds at 1000, 400 in bfloat16 0.1 at 8000: 0.3 of half a second. MFU and HFU know one dtype."""
+    """100 MACs in float32 need 0.2 seconds at 1000, 400 in bfloat16 0.1 at 8000: 0.3 of half a second.
+
+    MFU and HFU know one dtype.
+    """
     cells = (
         product("", "aten::mm", "forward", macs=100, bytes_moved=1),
         replace(product("", "aten::mm", "forward", macs=400, bytes_moved=1), dtype="bfloat16"),
     )
     found = utilization(timed(*cells, dtype="bfloat16"))
-    assert (2000 / 8000, 2000 / 8000, pytest.approx(0.3 / 0.5)) == (found.mfu, found.hfu, found.executed)
+    assert (2000 / 8000, 2000 / 8000, pytest.approx(0.3 / 0.5)) == (
+        found.mfu,
+        found.hfu,
+        found.executed,
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,14 +98,19 @@ def test_executed_work_is_of_each_dtypes_own_peak() -> None:
 def test_the_peak_is_that_of_the_runs_dtype(dtype: str | None, peak: str | None) -> None:
     """Of what no chip has a peak for there is none."""
     found = utilization(timed(*training(), dtype=dtype))
-    assert (peak, CHIP.peak_flops_per_second.get(peak or "")) == (found.dtype, found.peak_flops_per_second)
+    assert (peak, CHIP.peak_flops_per_second.get(peak or "")) == (
+        found.dtype,
+        found.peak_flops_per_second,
+    )
 
 
 def test_a_chip_without_tf32_multiplies_float32_as_it_is() -> None:
     """600 FLOP/s of 4000, and of 2000."""
     of_run = timed(*training(), dtype="tf32")
     found = [utilization(of_run, chip) for chip in (None, Hardware("older", {"fp32": 2000.0}))]
-    assert [(600 / 4000, "tf32"), (600 / 2000, "fp32")] == [(each.mfu, each.dtype) for each in found]
+    assert [(600 / 4000, "tf32"), (600 / 2000, "fp32")] == [
+        (each.mfu, each.dtype) for each in found
+    ]
 
 
 def test_the_chip_that_is_given_is_taken_before_that_of_the_run() -> None:
@@ -102,7 +122,13 @@ def test_the_chip_that_is_given_is_taken_before_that_of_the_run() -> None:
 def test_without_a_chip_the_rate_alone_is_known() -> None:
     """600 FLOP/s, of nobody knows what."""
     expected = Utilization(
-        mfu=None, hfu=None, executed=None, flops_per_second=600.0, peak_flops_per_second=None, dtype="fp32", hardware=None
+        mfu=None,
+        hfu=None,
+        executed=None,
+        flops_per_second=600.0,
+        peak_flops_per_second=None,
+        dtype="fp32",
+        hardware=None,
     )
     assert expected == utilization(timed(*training(), hardware=None))
 
@@ -110,7 +136,13 @@ def test_without_a_chip_the_rate_alone_is_known() -> None:
 def test_a_chip_whose_peak_for_that_dtype_is_unknown_gives_no_share() -> None:
     """It is still named."""
     found = utilization(timed(*training()), Hardware("other", {"bf16": 2000.0}))
-    assert ("other", None, None, None, None) == (found.hardware, found.peak_flops_per_second, found.mfu, found.hfu, found.executed)
+    assert ("other", None, None, None, None) == (
+        found.hardware,
+        found.peak_flops_per_second,
+        found.mfu,
+        found.hfu,
+        found.executed,
+    )
 
 
 def test_one_dtype_without_a_peak_leaves_what_was_executed_unknown() -> None:
@@ -141,16 +173,25 @@ def test_what_was_not_counted_is_no_rate_of_0() -> None:
 
 def test_what_was_counted_without_a_product_has_a_rate_of_0() -> None:
     """It is known to have none."""
-    found = utilization(timed(replace(product("", "aten::add", "forward", macs=0, bytes_moved=1), flops=8)))
+    found = utilization(
+        timed(replace(product("", "aten::add", "forward", macs=0, bytes_moved=1), flops=8))
+    )
     assert (0.0, 0.0, 0.0) == (found.flops_per_second, found.mfu, found.hfu)
 
 
 def test_a_merged_profile_reaches_what_its_mean_rank_does() -> None:
-    """Ranks of 30 and 90 MACs, of which the root tells 120: 60 a rank are 240 FLOPs a second of 1000, backward and forward alike."""
+    """Ranks of 30 and 90 MACs, of which the root tells 120.
+
+    60 a rank are 240 FLOPs a second of 1000, backward and forward alike.
+    """
     of_ranks = tuple(
-        Rank(rank=index, node=None, host=None, device=None, coordinates={}, status="ok", macs=macs) for index, macs in enumerate((30, 90))
+        Rank(rank=index, node=None, host=None, device=None, coordinates={}, status="ok", macs=macs)
+        for index, macs in enumerate((30, 90))
     )
-    cells = (product("", "aten::mm", "forward", macs=40, bytes_moved=1), product("", "aten::mm", "backward", macs=80, bytes_moved=1))
+    cells = (
+        product("", "aten::mm", "forward", macs=40, bytes_moved=1),
+        product("", "aten::mm", "backward", macs=80, bytes_moved=1),
+    )
     found = utilization(replace(timed(*cells), ranks=of_ranks))
     assert (240.0, 0.24, 0.24) == (found.flops_per_second, found.mfu, found.hfu)
 
@@ -158,6 +199,10 @@ def test_a_merged_profile_reaches_what_its_mean_rank_does() -> None:
 def test_a_chip_can_be_given_by_its_name() -> None:
     """It is the same as the chip; a name that the table does not have is an error that says so."""
     assert lookup("NVIDIA H200") is not None
-    assert utilization(timed(*training()), lookup("NVIDIA H200")) == utilization(timed(*training()), "NVIDIA H200")
-    with pytest.raises(HardwareError, match="hardware='H2000': 'H2000' is not in the table of chips"):
+    assert utilization(timed(*training()), lookup("NVIDIA H200")) == utilization(
+        timed(*training()), "NVIDIA H200"
+    )
+    with pytest.raises(
+        HardwareError, match="hardware='H2000': 'H2000' is not in the table of chips"
+    ):
         utilization(timed(*training()), "H2000")

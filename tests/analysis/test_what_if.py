@@ -32,7 +32,10 @@ def profile(**phases: float) -> Profile:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     found = lflops.count(model, torch.zeros(2, 4), backward=True)
     phases = PHASES | phases
-    steps = tuple(Step(index=index, kind="clean", seconds=sum(phases.values()), phases=phases) for index in range(5))
+    steps = tuple(
+        Step(index=index, kind="clean", seconds=sum(phases.values()), phases=phases)
+        for index in range(5)
+    )
     timed = {("0", "forward"): 10.0, ("0", "backward"): 20.0, ("", "recompute"): 8.0}
     works = {
         ModulePhase(row, phase): replace(found.modules[row].work(phase), seconds=of(seconds))  # type: ignore[arg-type]
@@ -48,7 +51,10 @@ def profile(**phases: float) -> Profile:
         ({"without": "data"}, 80.0),
         ({"without": ["data", "other"]}, 70.0),
         ({"scale": {"data": 0.5}}, 90.0),
-        ({"without": "0"}, 100.0 - 10 - 20 - 10 / 2),  # its weight is half of what the optimizer updates
+        (
+            {"without": "0"},
+            100.0 - 10 - 20 - 10 / 2,
+        ),  # its weight is half of what the optimizer updates
         ({"scale": {"0": 2.0}}, 130.0),
         ({"without": "recompute"}, 92.0),
         ({"batch": 2}, 190.0),  # all but the optimizer
@@ -67,14 +73,20 @@ def test_the_seconds_of_a_change_are_those_of_its_phases(question: Any, seconds:
 
 
 def test_the_interval_is_the_error_of_the_change_and_of_any_step() -> None:
-    """The wait is 20 s, and the step is 80 s afterwards; errors add up as the sides of a right angle."""
+    """The wait is 20 s, and the step is 80 s afterwards.
+
+    Errors add up as the sides of a right angle.
+    """
     error = ((ERRORS["phase"] * 20) ** 2 + (STEP_ERROR * 80) ** 2) ** 0.5
     found = what_if(profile(), without="data")
     assert (found.low, found.high) == pytest.approx((80 - error, 80 + error))
 
 
 def test_another_chip_shortens_what_its_peak_and_bandwidth_bound() -> None:
-    """Twice as fast in both: known work halves, and what is slower than the chip allows may stay. The wait for data does."""
+    """Twice as fast in both: known work halves, and what is slower than the chip allows may stay.
+
+    The wait for data does.
+    """
     given = profile()
     given = replace(given, run=replace(given.run, hardware=SLOW, dtype="float32"))
     found = what_if(given, hardware=Hardware("fast", {"fp32": 2e3}, 2e3))
@@ -87,23 +99,32 @@ def test_another_chip_shortens_what_its_peak_and_bandwidth_bound() -> None:
 def test_another_chip_by_hand() -> None:
     """Four times the peak and twice the bandwidth, for a forward of 20 s and a backward of 40 s, 32 MACs and 96 MACs.
 
-    At 8 FLOP/s the products take 8 s and 24 s. Each layer moves 24 numbers of 4 bytes or more, which 1e9 bytes/s hides. What is left, 12 s
-    and 16 s, is slower than the chip allows: at best a quarter of it stays, at worst all. The optimizer moves bytes: half of it at best.
+    At 8 FLOP/s the products take 8 s and 24 s. Each layer moves 24 numbers of 4 bytes or more,
+    which 1e9 bytes/s hides. What is left, 12 s and 16 s, is slower than the chip allows: at best a
+    quarter of it stays, at worst all. The optimizer moves bytes: half of it at best.
     """
     given = profile(data=20.0, other=10.0)
-    given = replace(given, run=replace(given.run, hardware=Hardware("a", {"fp32": 8.0}, 1e9), dtype="float32"))
+    given = replace(
+        given, run=replace(given.run, hardware=Hardware("a", {"fp32": 8.0}, 1e9), dtype="float32")
+    )
     macs = given.total(phase="forward"), given.total(phase="backward")
     assert macs == (2 * 2 * 4 * 4, 3 * 2 * 4 * 4)  # the first layer's input needs no gradient
     products, rest = 2 * sum(macs) / 8, 60.0 - 2 * sum(macs) / 8
     low, high = (products / 4 + rest / 4) / 60, (products / 4 + rest) / 60
     found = what_if(given, hardware=Hardware("b", {"fp32": 32.0}, 2e9))
     middle, off = (low + high) / 2, (high - low) / 2
-    assert found.phases == pytest.approx({"data": 20, "forward": 20 * middle, "backward": 40 * middle, "optimizer": 7.5, "other": 10})
-    error = ((20 * off) ** 2 + (40 * off) ** 2 + (10 * 0.25) ** 2 + (STEP_ERROR * found.seconds) ** 2) ** 0.5
+    assert found.phases == pytest.approx(
+        {"data": 20, "forward": 20 * middle, "backward": 40 * middle, "optimizer": 7.5, "other": 10}
+    )
+    error = (
+        (20 * off) ** 2 + (40 * off) ** 2 + (10 * 0.25) ** 2 + (STEP_ERROR * found.seconds) ** 2
+    ) ** 0.5
     assert (found.low, found.high) == pytest.approx((found.seconds - error, found.seconds + error))
 
 
-def test_times_of_a_busy_machine_are_doubted(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_times_of_a_busy_machine_are_doubted(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     """Others had a third of the CPU time that was needed; of a quiet machine nothing is said."""
     given = profile()
     hooked = Step(index=9, kind="hooked", seconds=100.0, phases={}, cpu_lost=30.0, cpu_user=60.0)
@@ -136,14 +157,23 @@ def test_exposed_communication_may_be_replaced_by_another_wait() -> None:
 @pytest.mark.parametrize(
     ("question", "message"),
     [
-        ({"without": "dat"}, "what_if: 'dat' is no part of this profile: give a module's name, or one of data, forward"),
+        (
+            {"without": "dat"},
+            "what_if: 'dat' is no part of this profile: give a module's name, or one of data, forward",
+        ),
         ({"without": "1"}, "what_if: '1' was not timed"),
         ({"without": ["", "0"]}, "what_if: '0' is in '': give one of the two"),
-        ({"scale": {"data": -1}}, "what_if: scale['data']=-1: give how many times as long it takes, 0 or more"),
+        (
+            {"scale": {"data": -1}},
+            "what_if: scale['data']=-1: give how many times as long it takes, 0 or more",
+        ),
         ({"batch": 0}, "what_if: batch=0: give how many times as many samples"),
         ({"accumulation": 1.5}, "what_if: accumulation=1.5: give a whole number, at least 1"),
         ({"without": "communication"}, "what_if: 'communication' was not timed"),
-        ({"hardware": "H200 SXM"}, "what_if: hardware: the peaks and bandwidths of both chips have to be known"),
+        (
+            {"hardware": "H200 SXM"},
+            "what_if: hardware: the peaks and bandwidths of both chips have to be known",
+        ),
     ],
     ids=str,
 )
@@ -160,7 +190,9 @@ def test_a_profile_without_times_is_refused() -> None:
         what_if(replace(profile(), steps=()), without="data")
 
 
-def test_the_shell_answers_in_one_line(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_answers_in_one_line(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And as JSON."""
     monkeypatch.chdir(tmp_path)
     profile().save("profile.json")

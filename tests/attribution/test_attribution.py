@@ -10,22 +10,45 @@ from torch import Tensor, nn
 
 import lflops
 from tests.support.profile_checks import calls, consistent, flops, macs
-from tests.support.small_models import Block, Projections, Towers, batch, down, hidden, length, sequence, square, tokens, up
+from tests.support.small_models import (
+    Block,
+    Projections,
+    Towers,
+    batch,
+    down,
+    hidden,
+    length,
+    sequence,
+    square,
+    tokens,
+    up,
+)
 
 
 def test_three_projections_of_one_input_cost_the_same_backward() -> None:
-    """Each of q, k and v: one product for its weight's gradient, one for its input's; the stem's input needs none."""
+    """Each of q, k and v: one product for its weight's gradient, one for its input's.
+
+    The stem's input needs none.
+    """
     profile = lflops.count(Projections(), sequence(), backward=True)
     assert dict.fromkeys(("stem", "q", "k", "v"), square) == macs(profile, "forward")
-    assert {"stem": square, **dict.fromkeys(("q", "k", "v"), 2 * square)} == macs(profile, "backward")
+    assert {"stem": square, **dict.fromkeys(("q", "k", "v"), 2 * square)} == macs(
+        profile, "backward"
+    )
     assert {} == macs(profile, "recompute")
 
 
 def test_every_operation_backward_is_its_own_modules() -> None:
-    """Bias gradients are sums over the tokens; the gradients of the shared input are added where they arise: two additions among three."""
+    """Bias gradients are sums over the tokens.
+
+    The gradients of the shared input are added where they arise: two additions among three.
+    """
     profile = lflops.count(Projections(), sequence(), backward=True)
     elements = tokens * hidden
-    assert {"": 2 * elements, **dict.fromkeys(("stem", "q", "k", "v"), 2 * square + elements)} == flops(profile, "forward")
+    assert {
+        "": 2 * elements,
+        **dict.fromkeys(("stem", "q", "k", "v"), 2 * square + elements),
+    } == flops(profile, "forward")
     assert {
         "stem": 2 * square + elements,
         "v": 4 * square + elements,
@@ -49,23 +72,36 @@ class InPlace(nn.Module):
 
 
 def test_in_place_operators_are_the_modules_that_call_them() -> None:
-    """One operation an element each, forward and backward. In the sum of two there is nothing to do backward but pass on."""
+    """One operation an element each, forward and backward.
+
+    In the sum of two there is nothing to do backward but pass on.
+    """
     profile = lflops.count(InPlace(), sequence(), backward=True)
     elements = tokens * hidden
-    assert {"": 2 * elements, "first": 2 * square + elements, "activation": elements, "second": 2 * square + elements} == flops(
-        profile, "forward"
-    )
-    assert {"": elements, "first": 2 * square + elements, "activation": elements, "second": 4 * square + elements} == flops(
-        profile, "backward"
-    )
+    assert {
+        "": 2 * elements,
+        "first": 2 * square + elements,
+        "activation": elements,
+        "second": 2 * square + elements,
+    } == flops(profile, "forward")
+    assert {
+        "": elements,
+        "first": 2 * square + elements,
+        "activation": elements,
+        "second": 4 * square + elements,
+    } == flops(profile, "backward")
 
 
 @pytest.mark.parametrize("wanted", [(False, False), (True, False), (False, True)])
-def test_an_input_without_gradient_saves_the_first_layer_one_product(wanted: tuple[bool, bool]) -> None:
+def test_an_input_without_gradient_saves_the_first_layer_one_product(
+    wanted: tuple[bool, bool],
+) -> None:
     """A tower's first layer has to go back to its input only where that is wanted."""
     a, b = (sequence(requires_grad=each) for each in wanted)
     profile = lflops.count(Towers(), (a, b), backward=True)
-    assert {"a.up": up, "a.down": down, "b.up": up, "b.down": down, "head": square} == macs(profile, "forward")
+    assert {"a.up": up, "a.down": down, "b.up": up, "b.down": down, "head": square} == macs(
+        profile, "forward"
+    )
     assert {
         "a.up": (1 + wanted[0]) * up,
         "a.down": 2 * down,
@@ -76,16 +112,24 @@ def test_an_input_without_gradient_saves_the_first_layer_one_product(wanted: tup
 
 
 def test_a_frozen_layer_only_passes_gradients_on() -> None:
-    """Frozen at the bottom it has no backward at all; frozen in the middle one product, for what is below it."""
+    """Frozen at the bottom it has no backward at all.
+
+    Frozen in the middle one product, for what is below it.
+    """
     bottom, middle = Projections(), Projections()
     bottom.stem.requires_grad_(False)
     middle.k.requires_grad_(False)
     of_bottom = lflops.count(bottom, sequence(), backward=True)
     assert dict.fromkeys(("q", "k", "v"), square) == macs(of_bottom, "backward")
     of_middle = lflops.count(middle, sequence(), backward=True)
-    assert {"stem": square, "q": 2 * square, "k": square, "v": 2 * square} == macs(of_middle, "backward")
+    assert {"stem": square, "q": 2 * square, "k": square, "v": 2 * square} == macs(
+        of_middle, "backward"
+    )
     weights = hidden * hidden + hidden
-    assert [4 * weights, 3 * weights] == [of_middle.modules[""].parameters, of_middle.modules[""].trainable_parameters]
+    assert [4 * weights, 3 * weights] == [
+        of_middle.modules[""].parameters,
+        of_middle.modules[""].trainable_parameters,
+    ]
 
 
 class LoRA(nn.Module):
@@ -100,17 +144,33 @@ class LoRA(nn.Module):
 
 
 def test_a_low_rank_adapter_trains_without_the_base_weights_gradient() -> None:
-    """The second layer's base passes the gradient on; the first has nothing below it that wants one."""
+    """The second layer's base passes the gradient on.
+
+    The first has nothing below it that wants one.
+    """
     rank = 2
     adapter = tokens * hidden * rank
     profile = lflops.count(
-        nn.Sequential(LoRA(nn.Linear(hidden, hidden), rank), LoRA(nn.Linear(hidden, hidden), rank)), sequence(), backward=True
+        nn.Sequential(LoRA(nn.Linear(hidden, hidden), rank), LoRA(nn.Linear(hidden, hidden), rank)),
+        sequence(),
+        backward=True,
     )
-    forward = {"0.base": square, "0.down": adapter, "0.up": adapter, "1.base": square, "1.down": adapter, "1.up": adapter}
+    forward = {
+        "0.base": square,
+        "0.down": adapter,
+        "0.up": adapter,
+        "1.base": square,
+        "1.down": adapter,
+        "1.up": adapter,
+    }
     assert forward == macs(profile, "forward")
-    assert {"0.down": adapter, "0.up": 2 * adapter, "1.base": square, "1.down": 2 * adapter, "1.up": 2 * adapter} == macs(
-        profile, "backward"
-    )
+    assert {
+        "0.down": adapter,
+        "0.up": 2 * adapter,
+        "1.base": square,
+        "1.down": 2 * adapter,
+        "1.up": 2 * adapter,
+    } == macs(profile, "backward")
 
 
 @dataclass
@@ -152,14 +212,24 @@ def test_what_a_module_returns_does_not_matter(kind: str) -> None:
     model = nn.ModuleDict({"body": Wrapped(wrap), "head": nn.Linear(hidden, hidden)})
     with lflops.counting(model) as counted:
         model["head"](unwrap(model["body"](sequence()))).sum().backward()
-    assert {"body.block.up": up, "body.block.down": down, "head": square} == macs(counted.profile, "forward")
-    assert {"body.block.up": up, "body.block.down": 2 * down, "head": 2 * square} == macs(counted.profile, "backward")
+    assert {"body.block.up": up, "body.block.down": down, "head": square} == macs(
+        counted.profile, "forward"
+    )
+    assert {"body.block.up": up, "body.block.down": 2 * down, "head": 2 * square} == macs(
+        counted.profile, "backward"
+    )
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_forward_without_gradients_costs_what_one_with_them_does(mode: Callable[[], Any]) -> None:
-    """Row by row, in MACs and in FLOPs; under inference mode operators arrive whole and are taken apart."""
-    model, x = nn.Sequential(Projections(), Block(), nn.LayerNorm(hidden), nn.Conv1d(length, length, 1)), sequence()
+    """Row by row, in MACs and in FLOPs.
+
+    Under inference mode operators arrive whole and are taken apart.
+    """
+    model, x = (
+        nn.Sequential(Projections(), Block(), nn.LayerNorm(hidden), nn.Conv1d(length, length, 1)),
+        sequence(),
+    )
     expected = lflops.count(model, x)
     with mode():
         actual = lflops.count(model, x)
@@ -169,8 +239,13 @@ def test_a_forward_without_gradients_costs_what_one_with_them_does(mode: Callabl
 
 
 def test_under_autocast_contractions_are_in_its_dtype() -> None:
-    """The cells of the products say bfloat16, those of what comes before it float32; the products are as many as without."""
-    model = nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, hidden))
+    """The cells of the products say bfloat16, those of what comes before it float32.
+
+    The products are as many as without.
+    """
+    model = nn.Sequential(
+        nn.LayerNorm(hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         profile = consistent(lflops.count(model, sequence(), backward=True))
     assert {"bfloat16"} == {cell.dtype for cell in profile.cells if cell.macs}
@@ -186,7 +261,9 @@ def test_the_fast_path_of_a_transformer_layer_stays_on() -> None:
     with torch.no_grad():
         profile = consistent(lflops.count(layer, torch.randn(batch, length, 4)))
     assert {"": 1} == calls(profile)
-    assert {("", "_transformer_encoder_layer_fwd")} == {(each.module, each.operator) for each in (*profile.cells, *profile.uncounted)}
+    assert {("", "_transformer_encoder_layer_fwd")} == {
+        (each.module, each.operator) for each in (*profile.cells, *profile.uncounted)
+    }
 
 
 class Failing(nn.Module):
@@ -221,11 +298,18 @@ ERRORS = [ValueError("no"), StopIteration(), KeyboardInterrupt(), SystemExit(1)]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_a_part_that_raises_and_is_caught_leaves_its_callers_rows_right(error: BaseException) -> None:
-    """What it did before is its own; what the caller does instead is the caller's, forward and backward."""
+def test_a_part_that_raises_and_is_caught_leaves_its_callers_rows_right(
+    error: BaseException,
+) -> None:
+    """What it did before is its own.
+
+    What the caller does instead is the caller's, forward and backward.
+    """
     model = nn.Sequential(nn.Linear(hidden, hidden), Fallback(Failing(error)))
     profile = lflops.count(model, sequence(), backward=True)
-    assert {"0": square, "1.fast.inner": square, "1": 2 * square, "1.safe": square} == macs(profile, "forward")
+    assert {"0": square, "1.fast.inner": square, "1": 2 * square, "1.safe": square} == macs(
+        profile, "forward"
+    )
     assert {"0": square, "1": 4 * square, "1.safe": 2 * square} == macs(profile, "backward")
     assert {"": 1, "0": 1, "1": 1, "1.fast": 1, "1.fast.inner": 1, "1.safe": 1} == calls(profile)
 

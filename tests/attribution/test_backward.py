@@ -1,4 +1,7 @@
-"""Whose work backward is: twice over one graph, within forward, through a gradient, and on a thread of its own."""
+"""Whose work backward is.
+
+Twice over one graph, within forward, through a gradient, and on a thread of its own.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +16,17 @@ import lflops
 from lflops import Profile
 from tests.support.processes import anywhere, as_a_device_would
 from tests.support.profile_checks import macs
-from tests.support.small_models import Block, between_linears, down, hidden, sequence, square, tokens, up, wide
+from tests.support.small_models import (
+    Block,
+    between_linears,
+    down,
+    hidden,
+    sequence,
+    square,
+    tokens,
+    up,
+    wide,
+)
 
 
 def projections_with_backward_elsewhere() -> Profile:
@@ -38,7 +51,10 @@ def test_two_graphs_alive_at_once_are_told_apart(run: Any) -> None:
 
 
 class Energy(nn.Module):
-    """A potential: its output is the gradient of a scalar, taken inside of forward. Both layers are linear, so that the sums are short."""
+    """A potential: its output is the gradient of a scalar, taken inside of forward.
+
+    Both layers are linear, so that the sums are short.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,8 +79,9 @@ def test_a_gradient_within_forward_is_backward_of_what_it_goes_through() -> None
 def test_going_backward_through_a_gradient_belongs_to_the_same_modules() -> None:
     """The force is g W with g = 2 (x W^T) v.
 
-    Through `mix` two products; through g W two (for g and W); g's other factor is `out`'s weight times ones, which has one product to its
-    own weight; x W^T gives two more, of which the input's gradient is wanted as well since the input is a leaf that requires one.
+    Through `mix` two products; through g W two (for g and W); g's other factor is `out`'s weight
+    times ones, which has one product to its own weight; x W^T gives two more, of which the input's
+    gradient is wanted as well since the input is a leaf that requires one.
     """
     profile = lflops.count(Energy(), sequence(), backward=True)
     inside = {"up": up, "out": tokens * wide}
@@ -92,7 +109,8 @@ def penalty(model: nn.Module, x: Tensor, backward: Callable[[Callable[[], Any]],
 
 critic_forward = {"up": up, "out": tokens * wide}
 critic_backward = {
-    # the gradient; through its two products, each two but the one that begins at ones; and on through tanh to x and W
+    # the gradient; through its two products, each two but the one that begins at ones; and on
+    # through tanh to x and W
     "up": up + 2 * up + 2 * up,
     "out": tokens * wide + tokens * wide,
 }
@@ -113,7 +131,9 @@ def gradient_penalty_elsewhere() -> Profile:
     with ThreadPoolExecutor(1) as device, lflops.counting(model) as counted:
         x = sequence(requires_grad=True)
         y = model(x).sum()
-        (gradient,) = as_a_device_would(device, lambda: torch.autograd.grad(y, x, create_graph=True))
+        (gradient,) = as_a_device_would(
+            device, lambda: torch.autograd.grad(y, x, create_graph=True)
+        )
         loss = gradient.square().sum()
         as_a_device_would(device, loss.backward)
     return counted.profile
@@ -128,8 +148,15 @@ def test_a_gradient_penalty_on_a_device_thread_is_the_same(run: Any) -> None:
 
 
 def critics_step(executor: ThreadPoolExecutor, *, ahead: int) -> Profile:
-    """The step of a critic: on real and made-up samples, and the penalty. The other thread has built so many more nodes than this."""
-    model, weight, start = Critic(), torch.ones(1, requires_grad=True), torch.autograd._get_sequence_nr()
+    """The step of a critic: on real and made-up samples, and the penalty.
+
+    The other thread has built so many more nodes than this.
+    """
+    model, weight, start = (
+        Critic(),
+        torch.ones(1, requires_grad=True),
+        torch.autograd._get_sequence_nr(),
+    )
 
     def build_up_to(number: int) -> None:
         while torch.autograd._get_sequence_nr() < number:
@@ -146,7 +173,10 @@ def critics_step(executor: ThreadPoolExecutor, *, ahead: int) -> Profile:
 
 
 critics_step_forward = {row: 3 * cost for row, cost in critic_forward.items()}
-critics_step_backward = {"up": 2 * up + critic_backward["up"], "out": 2 * 2 * tokens * wide + critic_backward["out"]}
+critics_step_backward = {
+    "up": 2 * up + critic_backward["up"],
+    "out": 2 * 2 * tokens * wide + critic_backward["out"],
+}
 
 
 @pytest.mark.parametrize("ahead", [-1000, 1000])
@@ -160,13 +190,20 @@ def test_a_critics_step_keeps_its_rows_on_a_device_thread(ahead: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", range(-40, 41, 8))
-def test_where_numbers_of_two_threads_meet_the_rows_are_right_or_the_profile_says_so(ahead: int) -> None:
-    """Nothing of the total is lost; what cannot be told apart is the root's, and there is a note of it."""
+def test_where_numbers_of_two_threads_meet_the_rows_are_right_or_the_profile_says_so(
+    ahead: int,
+) -> None:
+    """Nothing of the total is lost.
+
+    What cannot be told apart is the root's, and there is a note of it.
+    """
     with ThreadPoolExecutor(1) as executor:
         profile = critics_step(executor, ahead=ahead)
     actual = macs(profile, "backward")
     assert sum(critics_step_backward.values()) == sum(actual.values())
-    assert critics_step_backward == actual or ["ambiguous_threads"] == [note.code for note in profile.notes]
+    assert critics_step_backward == actual or ["ambiguous_threads"] == [
+        note.code for note in profile.notes
+    ]
 
 
 def test_a_retained_graph_costs_the_same_every_time() -> None:
@@ -177,12 +214,19 @@ def test_a_retained_graph_costs_the_same_every_time() -> None:
         y.backward(retain_graph=True)
         y.backward(retain_graph=True)
         torch.autograd.grad(y, list(model.parameters()))
-    assert {"0": square, "1.up": up, "1.down": down, "2": square} == macs(counted.profile, "forward")
-    assert {"0": 3 * square, "1.up": 6 * up, "1.down": 6 * down, "2": 6 * square} == macs(counted.profile, "backward")
+    assert {"0": square, "1.up": up, "1.down": down, "2": square} == macs(
+        counted.profile, "forward"
+    )
+    assert {"0": 3 * square, "1.up": 6 * up, "1.down": 6 * down, "2": 6 * square} == macs(
+        counted.profile, "backward"
+    )
 
 
 def test_a_graph_from_before_is_the_roots() -> None:
-    """What was built while nobody counted has no row; its backward is counted where no module is named."""
+    """What was built while nobody counted has no row.
+
+    Its backward is counted where no module is named.
+    """
     model = nn.Sequential(nn.Linear(hidden, hidden))
     y = model(sequence()).sum()
     with lflops.counting(model) as counted:
@@ -209,7 +253,11 @@ def test_gradients_of_a_function_belong_to_the_modules_in_it(per_sample: bool) -
 def test_a_users_backward_hook_belongs_to_its_module() -> None:
     """A product in it is the module's own, in backward; nothing else moves."""
     model, weight = between_linears(Block()), torch.randn(hidden, hidden)
-    model[1].register_full_backward_hook(lambda _module, to_input, _to_output: (to_input[0] @ weight,))
+    model[1].register_full_backward_hook(
+        lambda _module, to_input, _to_output: (to_input[0] @ weight,)
+    )
     profile = lflops.count(model, sequence(), backward=True)
     assert {"0": square, "1.up": up, "1.down": down, "2": square} == macs(profile, "forward")
-    assert {"0": square, "1": square, "1.up": 2 * up, "1.down": 2 * down, "2": 2 * square} == macs(profile, "backward")
+    assert {"0": square, "1": square, "1.up": 2 * up, "1.down": 2 * down, "2": 2 * square} == macs(
+        profile, "backward"
+    )

@@ -14,7 +14,8 @@ import lflops
 from tests.support.profile_checks import calls, consistent, flops, macs
 from tests.support.small_models import Block, between_linears, down, hidden, sequence, square, up
 
-# torch's own: that what hooks of all modules do, they do twice for a module that torch.compile gave.
+# torch's own: that what hooks of all modules do, they do twice for a module that torch.compile
+# gave.
 ignoring_torchs_advice = pytest.mark.filterwarnings("ignore:Using `torch.compile")
 # torch's own, on its way to an input that is no leaf.
 ignoring_missing_gradients = pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -38,7 +39,10 @@ class Backend:
 
 
 class BackendWithBackward(Backend):
-    """The same behind torch's own division into a forward and a backward graph; the counts are of the forward's."""
+    """The same behind torch's own division into a forward and a backward graph.
+
+    The counts are of the forward's.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +103,10 @@ COMPILED_ROWS = {wrapped: {""}, in_place: {""}, a_part: {"blocks.1"}, a_part_in_
 def test_a_compiled_model_counts_like_its_own_and_stays_compiled(
     spelling: Callable[..., nn.Module], backend_class: type[Backend], calls_before: int
 ) -> None:
-    """Row by row as the model that is not compiled, under the same names; one compilation, and every call but the counted one runs it."""
+    """Row by row as the model that is not compiled, under the same names.
+
+    One compilation, and every call but the counted one runs it.
+    """
     torch.compiler.reset()
     plain, backend, x = Net(), backend_class(), sequence()
     expected = lflops.count(plain, x, backward=True)
@@ -116,7 +123,9 @@ def test_a_compiled_model_counts_like_its_own_and_stays_compiled(
         assert flops(expected, phase) == flops(actual, phase)
     assert calls(expected) == calls(actual)
     assert list(expected.modules) == list(actual.modules)
-    assert COMPILED_ROWS[spelling] == {row for row, module in actual.modules.items() if module.compiled}
+    assert COMPILED_ROWS[spelling] == {
+        row for row, module in actual.modules.items() if module.compiled
+    }
 
 
 @ignoring_missing_gradients
@@ -144,7 +153,10 @@ def test_a_compiled_function_is_counted_as_what_it_does() -> None:
 
 
 def test_compiling_for_the_first_time_after_a_count_goes_as_always() -> None:
-    """A model that was counted, then compiled: the count left nothing for the compiler to trip over."""
+    """A model that was counted, then compiled.
+
+    The count left nothing for the compiler to trip over.
+    """
     torch.compiler.reset()
     plain, backend, x = Net(), Backend(), sequence()
     consistent(lflops.count(plain, x, backward=True))
@@ -167,7 +179,10 @@ def test_counting_a_compiled_model_warns_of_nothing() -> None:
 
 @ignoring_torchs_advice
 def test_a_loop_that_is_counted_in_the_middle_stays_compiled() -> None:
-    """With optimizer and all: one step of five has the work of one step, module by module, and runs compiled as the others."""
+    """With optimizer and all.
+
+    One step of five has the work of one step, module by module, and runs compiled as the others.
+    """
     torch.compiler.reset()
     plain, backend = Net(), Backend()
     model = torch.compile(plain, backend=backend)
@@ -186,7 +201,12 @@ def test_a_loop_that_is_counted_in_the_middle_stays_compiled() -> None:
     step()
     step()
     block = {"up": up, "down": down}
-    rows = {"stem": square, **{f"blocks.{n}.{part}": cost for n in range(2) for part, cost in block.items()}}
+    rows = {
+        "stem": square,
+        **{f"blocks.{n}.{part}": cost for n in range(2) for part, cost in block.items()},
+    }
     assert rows == macs(counted.profile, "forward")
-    assert {row: cost if row == "stem" else 2 * cost for row, cost in rows.items()} == macs(counted.profile, "backward")
+    assert {row: cost if row == "stem" else 2 * cost for row, cost in rows.items()} == macs(
+        counted.profile, "backward"
+    )
     assert (1, 5) == (backend.compilations, backend.executions)

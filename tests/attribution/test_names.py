@@ -1,4 +1,7 @@
-"""Which row a module's work goes to: shared, aliased, tied, recursive and never called modules, scopes, and several models at once."""
+"""Which row a module's work goes to.
+
+Shared, aliased, tied, recursive and never called modules, scopes, and several models at once.
+"""
 
 import pytest
 import torch
@@ -6,7 +9,19 @@ from torch import Tensor, nn
 
 import lflops
 from tests.support.profile_checks import calls, flops, macs
-from tests.support.small_models import Block, Projections, batch, down, hidden, length, sequence, square, tokens, up, wide
+from tests.support.small_models import (
+    Block,
+    Projections,
+    batch,
+    down,
+    hidden,
+    length,
+    sequence,
+    square,
+    tokens,
+    up,
+    wide,
+)
 
 
 class Caller(nn.Module):
@@ -27,7 +42,9 @@ def test_a_module_of_two_callers_is_a_row_under_each() -> None:
     assert dict.fromkeys(rows, square) == macs(profile, "forward")
     assert {**dict.fromkeys(rows, 2 * square), "0.own": square} == macs(profile, "backward")
     weights = hidden * hidden + hidden
-    assert [3 * weights, weights, 0] == [profile.modules[row].parameters for row in ("", "0.shared", "1.shared")]
+    assert [3 * weights, weights, 0] == [
+        profile.modules[row].parameters for row in ("", "0.shared", "1.shared")
+    ]
     assert [None, "0.shared"] == [profile.modules[row].owner for row in ("0.shared", "1.shared")]
     assert {"": 1, "0": 1, "1": 1, **dict.fromkeys(rows, 1)} == calls(profile)
 
@@ -64,10 +81,17 @@ class LanguageModel(nn.Module):
 
 
 def test_a_tied_weight_is_counted_once_and_works_where_it_is_used() -> None:
-    """The head's product is the head's own, forward and backward; its weight is a parameter of the embedding."""
-    profile = lflops.count(LanguageModel(), torch.zeros(batch, length, dtype=torch.int64), backward=True)
+    """The head's product is the head's own, forward and backward.
+
+    Its weight is a parameter of the embedding.
+    """
+    profile = lflops.count(
+        LanguageModel(), torch.zeros(batch, length, dtype=torch.int64), backward=True
+    )
     assert {"block.up": up, "block.down": down, "lm_head": up} == macs(profile, "forward")
-    assert {"block.up": 2 * up, "block.down": 2 * down, "lm_head": 2 * up} == macs(profile, "backward")
+    assert {"block.up": 2 * up, "block.down": 2 * down, "lm_head": 2 * up} == macs(
+        profile, "backward"
+    )
     embedding, head = profile.modules["embedding"], profile.modules["lm_head"]
     assert (wide * hidden, 0, "embedding") == (embedding.parameters, head.parameters, head.owner)
     assert wide * hidden + profile.modules["block"].parameters == profile.modules[""].parameters
@@ -107,13 +131,20 @@ class Lists(nn.Module):
 
 
 def test_a_module_list_that_is_never_called_has_what_is_in_it() -> None:
-    """No call, no own work, and the sum of its blocks. A block in two lists runs under the caller's first name for it."""
+    """No call, no own work, and the sum of its blocks.
+
+    A block in two lists runs under the caller's first name for it.
+    """
     profile = lflops.count(Lists(), sequence(requires_grad=True), backward=True)
     blocks = {"down.0": 1, "down.1": 2, "up.1": 1}
-    assert {f"{block}.{part}": n * cost for block, n in blocks.items() for part, cost in (("up", up), ("down", down))} == macs(
-        profile, "forward"
+    assert {
+        f"{block}.{part}": n * cost
+        for block, n in blocks.items()
+        for part, cost in (("up", up), ("down", down))
+    } == macs(profile, "forward")
+    assert {row: 2 * cost for row, cost in macs(profile, "forward").items()} == macs(
+        profile, "backward"
     )
-    assert {row: 2 * cost for row, cost in macs(profile, "forward").items()} == macs(profile, "backward")
     down_list, up_list = profile.modules["down"], profile.modules["up"]
     assert [0, 0] == [down_list.calls, up_list.calls]
     assert [3 * (up + down), up + down] == [down_list.forward.macs, up_list.forward.macs]
@@ -121,7 +152,10 @@ def test_a_module_list_that_is_never_called_has_what_is_in_it() -> None:
 
 
 class Trainable(nn.Module):
-    """As a LightningModule is: never called itself, its parts called from a method that is not forward."""
+    """As a LightningModule is.
+
+    Never called itself, its parts called from a method that is not forward.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,9 +173,15 @@ def test_parts_called_from_another_method_have_the_names_of_the_model() -> None:
     model = Trainable()
     with lflops.counting(model) as counted:
         model.training_step(sequence()).backward()
-    assert {"encoder.up": up, "encoder.down": down, "decoder": up} == macs(counted.profile, "forward")
-    assert {"encoder.up": up, "encoder.down": 2 * down, "decoder": 2 * up} == macs(counted.profile, "backward")
-    assert {"encoder": 1, "encoder.up": 1, "encoder.down": 1, "decoder": 1, "loss": 1} == calls(counted.profile)
+    assert {"encoder.up": up, "encoder.down": down, "decoder": up} == macs(
+        counted.profile, "forward"
+    )
+    assert {"encoder.up": up, "encoder.down": 2 * down, "decoder": 2 * up} == macs(
+        counted.profile, "backward"
+    )
+    assert {"encoder": 1, "encoder.up": 1, "encoder.down": 1, "decoder": 1, "loss": 1} == calls(
+        counted.profile
+    )
 
 
 def test_a_scope_is_a_row_with_its_own_forward_and_backward() -> None:
@@ -152,7 +192,11 @@ def test_a_scope_is_a_row_with_its_own_forward_and_backward() -> None:
     outputs = tokens * wide
     assert 2 * outputs == flops(counted.profile, "forward")["loss"]
     assert 3 * outputs == flops(counted.profile, "backward")["loss"]
-    assert ("scope", 1, 0) == (counted.profile.modules["loss"].kind, counted.profile.modules["loss"].depth, 0)
+    assert ("scope", 1, 0) == (
+        counted.profile.modules["loss"].kind,
+        counted.profile.modules["loss"].depth,
+        0,
+    )
 
 
 class Prepared(nn.Module):
@@ -168,7 +212,10 @@ class Prepared(nn.Module):
 
 
 def test_what_comes_before_the_first_module_is_forward_too() -> None:
-    """In the first step as in those that follow; what needs no gradient, as preparing a batch, is other."""
+    """In the first step as in those that follow.
+
+    What needs no gradient, as preparing a batch, is other.
+    """
     model = Prepared()
     with lflops.counting(model) as counted:
         for _ in range(2):
@@ -200,9 +247,20 @@ class Lender(nn.Module):
 def test_a_module_that_its_caller_does_not_hold_keeps_its_own_name() -> None:
     """It runs twice, once in the other's forward, and is one row with all that is below it."""
     profile = lflops.count(Lender(), sequence(), backward=True)
-    assert {"borrower.own": square, "lent.up": 2 * up, "lent.down": 2 * down} == macs(profile, "forward")
-    assert {"borrower.own": square, "lent.up": 4 * up, "lent.down": 4 * down} == macs(profile, "backward")
-    assert {"": 1, "borrower": 1, "borrower.own": 1, "lent": 2, "lent.up": 2, "lent.down": 2} == calls(profile)
+    assert {"borrower.own": square, "lent.up": 2 * up, "lent.down": 2 * down} == macs(
+        profile, "forward"
+    )
+    assert {"borrower.own": square, "lent.up": 4 * up, "lent.down": 4 * down} == macs(
+        profile, "backward"
+    )
+    assert {
+        "": 1,
+        "borrower": 1,
+        "borrower.own": 1,
+        "lent": 2,
+        "lent.up": 2,
+        "lent.down": 2,
+    } == calls(profile)
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
@@ -213,7 +271,9 @@ def test_a_lazy_module_is_counted_in_the_pass_that_makes_its_parameters() -> Non
     assert {"0": square, "2": square} == macs(profile, "forward")
     assert {"0": square, "2": 2 * square} == macs(profile, "backward")
     weights = hidden * hidden + hidden
-    assert [weights, 2 * length, weights] == [profile.modules[row].parameters for row in ("0", "1", "2")]
+    assert [weights, 2 * length, weights] == [
+        profile.modules[row].parameters for row in ("0", "1", "2")
+    ]
 
 
 class Scoped(nn.Module):
@@ -231,10 +291,17 @@ class Scoped(nn.Module):
 
 
 def test_scopes_nest_and_modules_keep_their_names_within() -> None:
-    """Each product goes to the innermost; a module called inside of a scope is still named by the module that calls it."""
+    """Each product goes to the innermost.
+
+    A module called inside of a scope is still named by the module that calls it.
+    """
     profile = lflops.count(nn.Sequential(Scoped()), sequence(requires_grad=True), backward=True)
-    assert dict.fromkeys(("0", "0.mixing", "0.mixing.inner", "0.proj"), square) == macs(profile, "forward")
-    assert dict.fromkeys(("0", "0.mixing", "0.mixing.inner", "0.proj"), 2 * square) == macs(profile, "backward")
+    assert dict.fromkeys(("0", "0.mixing", "0.mixing.inner", "0.proj"), square) == macs(
+        profile, "forward"
+    )
+    assert dict.fromkeys(("0", "0.mixing", "0.mixing.inner", "0.proj"), 2 * square) == macs(
+        profile, "backward"
+    )
 
 
 def test_a_scope_outside_of_a_count_does_nothing() -> None:
@@ -246,16 +313,20 @@ def test_a_scope_outside_of_a_count_does_nothing() -> None:
 
 
 def test_several_models_are_rows_below_one_root() -> None:
-    """Each is named by its class, the second of a class also by its number; what is between them is the root's."""
+    """Each is named by its class, the second of a class also by its number.
+
+    What is between them is the root's.
+    """
     first, second, other = Block(), Block(), nn.Linear(hidden, hidden)
     weight = torch.randn(hidden, hidden, requires_grad=True)
     with lflops.counting(first, second, other) as counted:
         (other(second(first(sequence()))) @ weight).sum().backward()
     blocks = {"Block.up": up, "Block.down": down, "Block-2.up": up, "Block-2.down": down}
     assert {**blocks, "Linear": square, "": square} == macs(counted.profile, "forward")
-    assert {row: (1 if row == "Block.up" else 2) * cost for row, cost in macs(counted.profile, "forward").items()} == macs(
-        counted.profile, "backward"
-    )
+    assert {
+        row: (1 if row == "Block.up" else 2) * cost
+        for row, cost in macs(counted.profile, "forward").items()
+    } == macs(counted.profile, "backward")
 
 
 def test_a_count_within_a_count_changes_neither() -> None:
@@ -290,7 +361,10 @@ def test_two_counts_of_one_model_may_end_in_any_order() -> None:
 
 
 def test_what_an_attention_only_keeps_its_weights_in_is_not_told_of() -> None:
-    """`out_proj` is never called as a module, and its product is the attention's own; a layer that nobody calls is told of."""
+    """`out_proj` is never called as a module, and its product is the attention's own.
+
+    A layer that nobody calls is told of.
+    """
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model.spare = nn.Linear(8, 8)
     profile = lflops.count(model, (torch.randn(1, 4, 8),))

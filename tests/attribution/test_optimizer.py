@@ -10,7 +10,17 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 import lflops
 from lflops import Profile
 from tests.support.profile_checks import consistent, flops, macs
-from tests.support.small_models import Block, Projections, down, hidden, sequence, square, tokens, up, wide
+from tests.support.small_models import (
+    Block,
+    Projections,
+    down,
+    hidden,
+    sequence,
+    square,
+    tokens,
+    up,
+    wide,
+)
 
 up_elements = hidden * wide + wide
 down_elements = wide * hidden + hidden
@@ -36,7 +46,11 @@ def counted_step(model: nn.Module, optimizer: Optimizer, *, steps_before: int = 
 
 def moved(profile: Profile, operator: str) -> dict[str, int]:
     """The bytes that an operator moved in the optimizer's phase, by row."""
-    return {cell.module: cell.bytes_moved for cell in profile.cells if (cell.operator, cell.phase) == (operator, "optimizer")}
+    return {
+        cell.module: cell.bytes_moved
+        for cell in profile.cells
+        if (cell.operator, cell.phase) == (operator, "optimizer")
+    }
 
 
 @first_or_later
@@ -44,7 +58,9 @@ def moved(profile: Profile, operator: str) -> dict[str, int]:
 def test_plain_descent_is_one_operation_an_element(kernel: str, steps_before: int) -> None:
     """A scaled subtraction, at the row of each parameter."""
     model = Block()
-    profile = counted_step(model, SGD(model.parameters(), lr=0.1, **KERNELS[kernel]), steps_before=steps_before)
+    profile = counted_step(
+        model, SGD(model.parameters(), lr=0.1, **KERNELS[kernel]), steps_before=steps_before
+    )
     assert {"up": up_elements, "down": down_elements} == flops(profile, "optimizer")
     assert {} == macs(profile, "optimizer")
 
@@ -57,30 +73,44 @@ def test_momentum_and_decay_are_three_more(kernel: str, steps_before: int) -> No
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, **KERNELS[kernel])
     profile = counted_step(model, optimizer, steps_before=steps_before)
     operations = 4 if steps_before else 2
-    assert {"up": operations * up_elements, "down": operations * down_elements} == flops(profile, "optimizer")
+    assert {"up": operations * up_elements, "down": operations * down_elements} == flops(
+        profile, "optimizer"
+    )
 
 
 @pytest.mark.parametrize("kernel", ["one by one", "lists"])
 def test_the_first_steps_copies_are_their_parameters_owners(kernel: str) -> None:
     """Momentum begins as a copy of the gradient: four bytes read and four written an element."""
     model = Block()
-    profile = counted_step(model, SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, **KERNELS[kernel]))
+    profile = counted_step(
+        model, SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, **KERNELS[kernel])
+    )
     assert {"up": 2 * 4 * up_elements, "down": 2 * 4 * down_elements} == moved(profile, "clone")
 
 
 @first_or_later
 @kernels
 def test_adamw_is_eleven_operations_an_element(kernel: str, steps_before: int) -> None:
-    """Decay 1, averages 2 and 3, root, division, addition, update 2; and each tensor counts its steps."""
+    """Decay 1, averages 2 and 3, root, division, addition, update 2.
+
+    And each tensor counts its steps.
+    """
     model = Block()
-    profile = counted_step(model, AdamW(model.parameters(), **KERNELS[kernel]), steps_before=steps_before)
-    assert {"up": 11 * up_elements + tensors, "down": 11 * down_elements + tensors} == flops(profile, "optimizer")
+    profile = counted_step(
+        model, AdamW(model.parameters(), **KERNELS[kernel]), steps_before=steps_before
+    )
+    assert {"up": 11 * up_elements + tensors, "down": 11 * down_elements + tensors} == flops(
+        profile, "optimizer"
+    )
 
 
 @first_or_later
 @kernels
 def test_groups_of_equal_length_keep_their_owners(kernel: str, steps_before: int) -> None:
-    """Weights with decay, biases without: two lists of two, the elements of which alternate between the rows."""
+    """Weights with decay, biases without.
+
+    Two lists of two, the elements of which alternate between the rows.
+    """
     model = Block()
     groups = [
         {"params": [model.up.weight, model.down.weight], "weight_decay": 0.1},
@@ -88,12 +118,17 @@ def test_groups_of_equal_length_keep_their_owners(kernel: str, steps_before: int
     ]
     profile = counted_step(model, AdamW(groups, **KERNELS[kernel]), steps_before=steps_before)
     weight = 11 * hidden * wide
-    assert {"up": weight + 10 * wide + tensors, "down": weight + 10 * hidden + tensors} == flops(profile, "optimizer")
+    assert {"up": weight + 10 * wide + tensors, "down": weight + 10 * hidden + tensors} == flops(
+        profile, "optimizer"
+    )
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_what_a_step_makes_of_a_parameter_belongs_with_it() -> None:
-    """Muon multiplies matrices that it made itself: five times n x n x m, n x n x n and n x n x m for the smaller side n."""
+    """Muon multiplies matrices that it made itself.
+
+    Five times n x n x m, n x n x n and n x n x m for the smaller side n.
+    """
     model = nn.Sequential(nn.Linear(hidden, wide, bias=False), nn.Linear(wide, wide, bias=False))
     profile = counted_step(model, torch.optim.Muon(model.parameters()))
     small, large = (5 * (n * n * wide + n * n * n + n * n * wide) for n in (hidden, wide))
@@ -102,7 +137,10 @@ def test_what_a_step_makes_of_a_parameter_belongs_with_it() -> None:
 
 @kernels
 def test_two_optimizers_and_a_parameter_of_nobody(kernel: str) -> None:
-    """Each has its part of the model; what no module holds is the root's. A module without an optimizer has no such work."""
+    """Each has its part of the model; what no module holds is the root's.
+
+    A module without an optimizer has no such work.
+    """
     model, loose = Projections(), nn.Parameter(torch.randn(hidden))
     first = SGD([*model.q.parameters(), loose], lr=0.1, **KERNELS[kernel])
     second = SGD(model.k.parameters(), lr=0.1, **KERNELS[kernel])
@@ -114,9 +152,14 @@ def test_two_optimizers_and_a_parameter_of_nobody(kernel: str) -> None:
     assert {"": hidden, "q": weights, "k": weights} == flops(counted.profile, "optimizer")
 
 
-@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # torch 2.8 of its own LBFGS
+@pytest.mark.filterwarnings(
+    "ignore:Converting a tensor with requires_grad"
+)  # torch 2.8 of its own LBFGS
 def test_a_closure_is_not_part_of_the_step() -> None:
-    """Its forward and its backward are just that, as often as they run; the step's own products are those between its directions."""
+    """Its forward and its backward are just that, as often as they run.
+
+    The step's own products are those between its directions.
+    """
     model = Block()
     optimizer = LBFGS(model.parameters(), max_iter=3)
     evaluations = []
@@ -130,12 +173,22 @@ def test_a_closure_is_not_part_of_the_step() -> None:
 
     with lflops.counting(model) as counted:
         optimizer.step(closure)
-    assert {"up": len(evaluations) * up, "down": len(evaluations) * down} == macs(counted.profile, "forward")
-    assert {"up": len(evaluations) * up, "down": len(evaluations) * 2 * down} == macs(counted.profile, "backward")
-    assert {"dot"} == {cell.operator for cell in counted.profile.cells if cell.phase == "optimizer" and cell.macs}
+    assert {"up": len(evaluations) * up, "down": len(evaluations) * down} == macs(
+        counted.profile, "forward"
+    )
+    assert {"up": len(evaluations) * up, "down": len(evaluations) * 2 * down} == macs(
+        counted.profile, "backward"
+    )
+    assert {"dot"} == {
+        cell.operator for cell in counted.profile.cells if cell.phase == "optimizer" and cell.macs
+    }
 
 
-@pytest.mark.parametrize("give", [lambda step, closure: step(closure), lambda step, closure: step(closure=closure)], ids=["place", "name"])
+@pytest.mark.parametrize(
+    "give",
+    [lambda step, closure: step(closure), lambda step, closure: step(closure=closure)],
+    ids=["place", "name"],
+)
 def test_a_closure_may_be_given_by_place_or_by_name(give: Callable[..., None]) -> None:
     """Either way the step's work is the update alone."""
     model = Block()
@@ -148,7 +201,10 @@ def test_a_closure_may_be_given_by_place_or_by_name(give: Callable[..., None]) -
 
 
 def test_clipping_and_zeroing_are_neither_the_models_nor_the_optimizers() -> None:
-    """A norm of every gradient and one of the norms, at two operations an element; four on one number; a product an element."""
+    """A norm of every gradient and one of the norms, at two operations an element.
+
+    Four on one number; a product an element.
+    """
     model = Block()
     optimizer = SGD(model.parameters(), lr=0.1)
     with lflops.counting(model) as counted:
@@ -159,7 +215,11 @@ def test_clipping_and_zeroing_are_neither_the_models_nor_the_optimizers() -> Non
     elements = up_elements + down_elements
     assert {"": 2 * elements + 2 * 2 * tensors + 4 + elements} == flops(counted.profile, "other")
     assert {"up": up_elements, "down": down_elements} == flops(counted.profile, "optimizer")
-    zeroed = {cell.phase: cell.bytes_moved for cell in consistent(counted.profile).cells if cell.operator == "zero_"}
+    zeroed = {
+        cell.phase: cell.bytes_moved
+        for cell in consistent(counted.profile).cells
+        if cell.operator == "zero_"
+    }
     assert {"other": 4 * elements} == zeroed
 
 
@@ -175,7 +235,9 @@ def test_the_next_steps_loss_is_forward_again() -> None:
             optimizer.zero_grad()
             with torch.no_grad():
                 mean.lerp_(model.up.weight.flatten(), 0.1)
-    assert {"": 2 * 2 * tokens * hidden, "up": 0, "down": 0} | flops(counted.profile, "forward") == {
+    assert {"": 2 * 2 * tokens * hidden, "up": 0, "down": 0} | flops(
+        counted.profile, "forward"
+    ) == {
         "": 2 * (2 * tokens * hidden + tokens * wide),
         "up": 2 * (2 * up + tokens * wide),
         "down": 2 * (2 * down + tokens * hidden),
@@ -191,9 +253,10 @@ def test_accumulating_a_gradient_is_its_owners() -> None:
     with lflops.counting(model) as again:
         model(sequence()).sum().backward()
     first, second = flops(once.profile, "backward"), flops(again.profile, "backward")
-    assert {row: first[row] + elements for row, elements in (("up", up_elements), ("down", down_elements))} == {
-        row: second[row] for row in ("up", "down")
-    }
+    assert {
+        row: first[row] + elements
+        for row, elements in (("up", up_elements), ("down", down_elements))
+    } == {row: second[row] for row in ("up", "down")}
 
 
 def test_a_step_that_raises_is_over() -> None:
@@ -209,7 +272,9 @@ def test_a_step_that_raises_is_over() -> None:
             optimizer.step(closure)
         model(sequence()).square().sum().backward()
     assert {} == flops(counted.profile, "optimizer")
-    assert {"": 2 * square + tokens * hidden + 2 * tokens * hidden} == flops(counted.profile, "forward")
+    assert {"": 2 * square + tokens * hidden + 2 * tokens * hidden} == flops(
+        counted.profile, "forward"
+    )
 
 
 def test_a_step_within_backward_is_the_optimizers() -> None:
@@ -226,7 +291,11 @@ def test_a_step_within_backward_is_the_optimizers() -> None:
     with lflops.counting(model) as counted:
         model(sequence()).sum().backward()
     assert {"up": up_elements, "down": down_elements} == flops(counted.profile, "optimizer")
-    assert {"": tokens * wide, "up": 2 * up + tokens * wide, "down": 4 * down + tokens * hidden} == flops(counted.profile, "backward")
+    assert {
+        "": tokens * wide,
+        "up": 2 * up + tokens * wide,
+        "down": 4 * down + tokens * hidden,
+    } == flops(counted.profile, "backward")
 
 
 class WholeStep(nn.Module):
@@ -250,7 +319,9 @@ def test_a_step_within_forward_is_the_optimizers() -> None:
         model(sequence())
     assert {"block.up": up, "block.down": down} == macs(counted.profile, "forward")
     assert {"block.up": up, "block.down": 2 * down} == macs(counted.profile, "backward")
-    assert {"block.up": up_elements, "block.down": down_elements} == flops(counted.profile, "optimizer")
+    assert {"block.up": up_elements, "block.down": down_elements} == flops(
+        counted.profile, "optimizer"
+    )
 
 
 def test_scaling_the_loss_is_forward_and_scaling_back_is_other() -> None:
@@ -269,7 +340,10 @@ def test_scaling_the_loss_is_forward_and_scaling_back_is_other() -> None:
 
 
 def test_a_step_after_an_interrupted_one_is_whole() -> None:
-    """A forward that was left by an interrupt, which was caught: what comes after it goes where it always does."""
+    """A forward that was left by an interrupt, which was caught.
+
+    What comes after it goes where it always does.
+    """
     model = nn.Sequential(Block(), nn.Linear(hidden, hidden))
     interrupt = model[1].register_forward_pre_hook(raise_interrupt)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -282,7 +356,9 @@ def test_a_step_after_an_interrupted_one_is_whole() -> None:
     assert {"0.up": 2 * up, "0.down": 2 * down, "1": square} == macs(counted.profile, "forward")
     assert 2 * tokens * hidden == flops(counted.profile, "forward")[""]
     weights = hidden * hidden + hidden
-    assert {"0.up": up_elements, "0.down": down_elements, "1": weights} == flops(counted.profile, "optimizer")
+    assert {"0.up": up_elements, "0.down": down_elements, "1": weights} == flops(
+        counted.profile, "optimizer"
+    )
 
 
 def raise_interrupt(*_: object) -> None:

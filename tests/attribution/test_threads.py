@@ -11,14 +11,29 @@ import lflops
 from lflops import Profile
 from tests.support.processes import anywhere
 from tests.support.profile_checks import calls, flops, macs
-from tests.support.small_models import Block, Projections, Towers, between_linears, down, hidden, sequence, square, tokens, up, wide
+from tests.support.small_models import (
+    Block,
+    Projections,
+    Towers,
+    between_linears,
+    down,
+    hidden,
+    sequence,
+    square,
+    tokens,
+    up,
+    wide,
+)
 
 PATIENCE = 300
 """Seconds that a thread waits for another before the test fails."""
 
 
 class TowersOnThreads(Towers):
-    """Each tower runs on a thread of its own, both at once; what goes into them is made on the first thread."""
+    """Each tower runs on a thread of its own, both at once.
+
+    What goes into them is made on the first thread.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,12 +69,29 @@ def steps_of_towers_on_threads() -> Profile:
 
 @anywhere
 def test_towers_on_two_threads_keep_their_rows(run: Any) -> None:
-    """Threads number the nodes of their graphs alike; backward, on the first thread, tells them apart all the same."""
+    """Threads number the nodes of their graphs alike.
+
+    Backward, on the first thread, tells them apart all the same.
+    """
     profile = run(towers_on_threads)
     towers = {"a.up": up, "a.down": down, "b.up": up, "b.down": down}
     assert {"stem": 2 * square, **towers, "head": square} == macs(profile, "forward")
-    assert {"stem": 2 * square, **{row: 2 * cost for row, cost in towers.items()}, "head": 2 * square} == macs(profile, "backward")
-    assert {"": 1, "stem": 2, "a": 1, "a.up": 1, "a.down": 1, "b": 1, "b.up": 1, "b.down": 1, "head": 1} == calls(profile)
+    assert {
+        "stem": 2 * square,
+        **{row: 2 * cost for row, cost in towers.items()},
+        "head": 2 * square,
+    } == macs(profile, "backward")
+    assert {
+        "": 1,
+        "stem": 2,
+        "a": 1,
+        "a.up": 1,
+        "a.down": 1,
+        "b": 1,
+        "b.up": 1,
+        "b.down": 1,
+        "head": 1,
+    } == calls(profile)
     assert () == profile.notes
 
 
@@ -69,7 +101,11 @@ def test_two_graphs_of_towers_on_threads_keep_their_rows(run: Any) -> None:
     profile = run(steps_of_towers_on_threads)
     towers = {"a.up": 2 * up, "a.down": 2 * down, "b.up": 2 * up, "b.down": 2 * down}
     assert {"stem": 4 * square, **towers, "head": 2 * square} == macs(profile, "forward")
-    assert {"stem": 4 * square, **{row: 2 * cost for row, cost in towers.items()}, "head": 4 * square} == macs(profile, "backward")
+    assert {
+        "stem": 4 * square,
+        **{row: 2 * cost for row, cost in towers.items()},
+        "head": 4 * square,
+    } == macs(profile, "backward")
     assert () == profile.notes
 
 
@@ -91,15 +127,21 @@ def test_two_threads_each_count_their_own_model() -> None:
     barrier = threading.Barrier(2, timeout=PATIENCE)
 
     def count(body: nn.Module) -> Profile:
-        return lflops.count(between_linears(nn.Sequential(Meeting(barrier), body)), sequence(), backward=True)
+        return lflops.count(
+            between_linears(nn.Sequential(Meeting(barrier), body)), sequence(), backward=True
+        )
 
     with ThreadPoolExecutor(2) as workers:
         block, projections = workers.map(count, [Block(), Projections()])
     assert {"0": square, "1.1.up": up, "1.1.down": down, "2": square} == macs(block, "forward")
-    assert {"0": square, "1.1.up": 2 * up, "1.1.down": 2 * down, "2": 2 * square} == macs(block, "backward")
+    assert {"0": square, "1.1.up": 2 * up, "1.1.down": 2 * down, "2": 2 * square} == macs(
+        block, "backward"
+    )
     names = ("1.1.stem", "1.1.q", "1.1.k", "1.1.v")
     assert dict.fromkeys(("0", *names, "2"), square) == macs(projections, "forward")
-    assert {"0": square, **dict.fromkeys((*names, "2"), 2 * square)} == macs(projections, "backward")
+    assert {"0": square, **dict.fromkeys((*names, "2"), 2 * square)} == macs(
+        projections, "backward"
+    )
 
 
 def test_a_scope_on_a_thread_is_of_that_threads_count() -> None:
@@ -121,7 +163,9 @@ def test_a_scope_on_a_thread_is_of_that_threads_count() -> None:
     with ThreadPoolExecutor(2) as workers:
         profiles = dict(zip(("a", "b"), workers.map(count, ["a", "b"]), strict=True))
     for name, profile in profiles.items():
-        assert {"": 2 * square + tokens * hidden, name: 2 * tokens * hidden} == flops(profile, "forward")
+        assert {"": 2 * square + tokens * hidden, name: 2 * tokens * hidden} == flops(
+            profile, "forward"
+        )
         assert {"": 1, name: 1} == calls(profile)
 
 

@@ -47,8 +47,14 @@ def runs(tmp_path: Path) -> list[str]:
 
 
 def test_the_verdict_is_about_the_step() -> None:
-    """100 ms became 126.9, while each of the modules takes 18.4 % less time: the wait for data did it, 45.3 ms longer."""
-    before, after = clean(*[0.1] * 5, data=0.1, forward=0.9), clean(*[0.1269] * 5, data=0.0553 / 0.1269, forward=0.0716 / 0.1269)
+    """100 ms became 126.9, while each of the modules takes 18.4 % less time.
+
+    The wait for data did it, 45.3 ms longer.
+    """
+    before, after = (
+        clean(*[0.1] * 5, data=0.1, forward=0.9),
+        clean(*[0.1269] * 5, data=0.0553 / 0.1269, forward=0.0716 / 0.1269),
+    )
     faster = {name: 0.816 * each for name, each in MODULES.items()}
     assert (
         "The step is 26.9 % slower (+26.9 % to +26.9 %): 100 ms before, 127 ms after.",
@@ -61,7 +67,9 @@ def test_the_verdict_is_about_the_step() -> None:
 
 def test_the_headline_says_what_is_slower_and_by_how_much() -> None:
     """2 of 20 ms, in a run that is as fast as it was; nothing else is said of time."""
-    sentences = headline(diff(ran(MODULES, steps=clean(*[0.1] * 5)), ran(SLOWER, steps=clean(*[0.102] * 5))))
+    sentences = headline(
+        diff(ran(MODULES, steps=clean(*[0.1] * 5)), ran(SLOWER, steps=clean(*[0.102] * 5)))
+    )
     assert (
         "The step takes as long as before, as far as two runs of the same code do (+2.0 % to +2.0 %): 100 ms before, 102 ms after.",
         "encoder.b is 10.0 % slower (+10.0 % to +10.0 %): +2.00 ms a step.",
@@ -70,19 +78,34 @@ def test_the_headline_says_what_is_slower_and_by_how_much() -> None:
 
 
 def test_a_layer_that_does_more_work_and_takes_longer_is_the_cause() -> None:
-    """Four times the MACs of one layer, 4 ms became 16; the first sentence after the verdict names it."""
+    """Four times the MACs of one layer, 4 ms became 16.
+
+    The first sentence after the verdict names it.
+    """
     layers = {f"layers.{block}.linear{layer}": 4e-3 for block in range(4) for layer in (1, 2)}
-    after = ran(layers | {"layers.2.linear1": 16e-3}, macs={"layers.2.linear1": 400}, width=0.01, steps=clean(*[0.044] * 5))
+    after = ran(
+        layers | {"layers.2.linear1": 16e-3},
+        macs={"layers.2.linear1": 400},
+        width=0.01,
+        steps=clean(*[0.044] * 5),
+    )
     found = headline(diff(ran(layers, width=0.01, steps=clean(*[0.032] * 5)), after))
-    assert "The step is 37.5 % slower (+37.5 % to +37.5 %): 32.0 ms before, 44.0 ms after." == found[0]
+    assert (
+        "The step is 37.5 % slower (+37.5 % to +37.5 %): 32.0 ms before, 44.0 ms after." == found[0]
+    )
     assert "layers.2.linear1 does 4.0× the work: +12.0 ms a step." == found[1]
 
 
 def test_a_larger_batch_is_named_as_that() -> None:
-    """Twice the samples, twice the work of all modules, and 180 ms in place of 100: a sample takes a tenth less. No module is named."""
+    """Twice the samples, twice the work of all modules, and 180 ms in place of 100: a sample takes a tenth less.
+
+    No module is named.
+    """
     before = ran(MODULES, steps=clean(*[0.1] * 5), samples_per_step=4)
     double = {name: 1.8 * each for name, each in MODULES.items()}
-    after = ran(double, macs=dict.fromkeys(MODULES, 200), steps=clean(*[0.18] * 5), samples_per_step=8)
+    after = ran(
+        double, macs=dict.fromkeys(MODULES, 200), steps=clean(*[0.18] * 5), samples_per_step=8
+    )
     assert (
         "The step is 80.0 % slower (+80.0 % to +80.0 %): 100 ms before, 180 ms after.",
         "The batch went from 4 to 8 samples a step, and the work with it. A sample takes 10.0 % less time.",
@@ -93,18 +116,30 @@ def test_a_larger_batch_is_named_as_that() -> None:
 def test_what_was_added_everywhere_is_one_line() -> None:
     """Two dropouts in each of 6 layers, of 0.5 ms each: 6 ms; the modules' names are not listed."""
     layers = {f"layers.{block}.{name}": 5e-3 for block in range(6) for name in ("attention", "mlp")}
-    dropouts = {f"layers.{block}.dropout{number}": 0.5e-3 for block in range(6) for number in (1, 2)}
+    dropouts = {
+        f"layers.{block}.dropout{number}": 0.5e-3 for block in range(6) for number in (1, 2)
+    }
     kinds = dict.fromkeys(dropouts, "Dropout")
-    after = ran(layers | dropouts, macs=dict.fromkeys(dropouts, 0), kinds=kinds, steps=clean(*[0.066] * 5))
+    after = ran(
+        layers | dropouts, macs=dict.fromkeys(dropouts, 0), kinds=kinds, steps=clean(*[0.066] * 5)
+    )
     found = headline(diff(ran(layers, steps=clean(*[0.06] * 5)), after))
-    assert ["Dropout ×12 was added: +6.00 ms a step."] == [sentence for sentence in found if "added" in sentence]
+    assert ["Dropout ×12 was added: +6.00 ms a step."] == [
+        sentence for sentence in found if "added" in sentence
+    ]
 
 
 def test_module_times_that_their_profile_warns_of_are_not_judged() -> None:
     """Scaled by 3, which is no measure of anything: nothing is said to be slower, and why."""
-    warned = replace(ran(SLOWER, steps=clean(*[0.1] * 5)), notes=(Note(code="time_scaled", subject="", values={"forward": 3.0}),))
+    warned = replace(
+        ran(SLOWER, steps=clean(*[0.1] * 5)),
+        notes=(Note(code="time_scaled", subject="", values={"forward": 3.0}),),
+    )
     found = headline(diff(ran(MODULES, steps=clean(*[0.1] * 5)), warned))
-    assert "Modules are not judged: the profile after says that its modules' times are no measure." in found
+    assert (
+        "Modules are not judged: the profile after says that its modules' times are no measure."
+        in found
+    )
     assert not [sentence for sentence in found if "encoder.b" in sentence]
 
 
@@ -119,9 +154,17 @@ def test_steps_that_vary_too_much_give_no_interval() -> None:
 
 
 def test_the_headline_of_a_count_tells_of_work_alone() -> None:
-    """Of times is said that they are not there; the head is wider, an adapter is new, and a layer has another name."""
+    """Of times is said that they are not there.
+
+    The head is wider, an adapter is new, and a layer has another name.
+    """
     before = untimed(ran(MODULES))
-    after = untimed(ran({"encoder.first": 0, "encoder.b": 0, "decoder": 0, "head": 0, "adapter": 0}, macs={"head": 150}))
+    after = untimed(
+        ran(
+            {"encoder.first": 0, "encoder.b": 0, "decoder": 0, "head": 0, "adapter": 0},
+            macs={"head": 150},
+        )
+    )
     assert (
         "Times are not compared: one of the two runs has none.",
         "The MACs of a step went from 400 to 550, +37.5 %.",
@@ -132,14 +175,23 @@ def test_the_headline_of_a_count_tells_of_work_alone() -> None:
 
 def test_work_that_moved_from_one_module_to_another_is_told() -> None:
     """200 MACs in all, before and after."""
-    before, after = (untimed(ran({"a": 0, "b": 0}, macs=macs)) for macs in ({"a": 150, "b": 50}, {"a": 50, "b": 150}))
+    before, after = (
+        untimed(ran({"a": 0, "b": 0}, macs=macs))
+        for macs in ({"a": 150, "b": 50}, {"a": 50, "b": 150})
+    )
     assert "The total work is the same, but not module by module." in headline(diff(before, after))
 
 
 def test_what_two_modules_tell_is_not_judged_and_said_so() -> None:
     """The step alone is compared: 2 ms became 3."""
-    found = diff(ran({"a": 1e-3, "b": 1e-3}, steps=clean(2e-3, 2e-3)), ran({"a": 2e-3, "b": 1e-3}, steps=clean(3e-3, 3e-3)))
-    assert "Modules are not judged: those with times and the same work in both runs are too few." in headline(found)
+    found = diff(
+        ran({"a": 1e-3, "b": 1e-3}, steps=clean(2e-3, 2e-3)),
+        ran({"a": 2e-3, "b": 1e-3}, steps=clean(3e-3, 3e-3)),
+    )
+    assert (
+        "Modules are not judged: those with times and the same work in both runs are too few."
+        in headline(found)
+    )
 
 
 def test_many_modules_are_not_all_named() -> None:
@@ -147,7 +199,11 @@ def test_many_modules_are_not_all_named() -> None:
     before = {f"m{i}": 10e-3 for i in range(20)}
     faster = {f"m{i}": 5e-3 - i * 1e-4 for i in range(7)}
     new = {f"new.{i}": 0.0 for i in range(11)}
-    found = headline(diff(ran(before, steps=clean(0.2, 0.2)), ran(before | faster | new, steps=clean(0.17, 0.17))))
+    found = headline(
+        diff(
+            ran(before, steps=clean(0.2, 0.2)), ran(before | faster | new, steps=clean(0.17, 0.17))
+        )
+    )
     assert ["m6", "m5", "m4", "m3", "m2", "2"] == [sentence.split()[0] for sentence in found[1:7]]
     assert [] == [sentence for sentence in found if "new.0" in sentence]
 
@@ -156,7 +212,12 @@ def test_the_table_has_the_run_and_the_modules_that_changed() -> None:
     """Unknown is a dash: what another unit of the run's was, an MFU without a peak is not shown."""
     lines = drawn(
         ran(MODULES, steps=clean(*[0.1] * 5, forward=1.0), samples_per_step=4),
-        ran(SLOWER, steps=clean(*[0.102] * 5, forward=1.0), samples_per_step=4, device_name="NVIDIA H200"),
+        ran(
+            SLOWER,
+            steps=clean(*[0.102] * 5, forward=1.0),
+            samples_per_step=4,
+            device_name="NVIDIA H200",
+        ),
     )
     assert "device name cpu → NVIDIA H200" in lines
     assert "median step 100 ms 102 ms +2.0 %" in lines
@@ -175,7 +236,14 @@ def test_an_estimate_against_a_run_prints_dashes() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [[], ["--max-regress", "2.1%"], ["--max-regress", "0.03"], ["--max-memory", "0%"], ["--max-memory", "1KiB"]]
+    "option",
+    [
+        [],
+        ["--max-regress", "2.1%"],
+        ["--max-regress", "0.03"],
+        ["--max-memory", "0%"],
+        ["--max-memory", "1KiB"],
+    ],
 )
 def test_limits_that_are_held_are_fine(option: list[str], runs: list[str], tmp_path: Path) -> None:
     """The step is 2 % slower, and 1024 bytes are the peak of both."""
@@ -183,8 +251,18 @@ def test_limits_that_are_held_are_fine(option: list[str], runs: list[str], tmp_p
     assert 0 == main(["diff", *runs, *option])
 
 
-@pytest.mark.parametrize("option", [["--max-regress", "1.9%"], ["--max-memory", "1kB"], ["--max-memory", "1023B"], ["--max-regress", "0"]])
-def test_a_broken_limit_is_status_1(option: list[str], runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--max-regress", "1.9%"],
+        ["--max-memory", "1kB"],
+        ["--max-memory", "1023B"],
+        ["--max-regress", "0"],
+    ],
+)
+def test_a_broken_limit_is_status_1(
+    option: list[str], runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And says by how much, also as JSON."""
     files(tmp_path, *(_with_peak(Path(path), 1024) for path in runs))
     assert 1 == main(["diff", *runs, *option])
@@ -197,7 +275,9 @@ def _with_peak(path: Path, peak: int) -> Profile:
     from lflops.profile.json_file import load
 
     given = load(path)
-    return replace(given, modules=dict(given.modules) | {"": replace(given.modules[""], peak_bytes=peak)})
+    return replace(
+        given, modules=dict(given.modules) | {"": replace(given.modules[""], peak_bytes=peak)}
+    )
 
 
 def test_memory_may_grow_by_a_share(runs: list[str], tmp_path: Path) -> None:
@@ -218,13 +298,21 @@ def test_the_least_mfu_is_the_second_runs(tmp_path: Path) -> None:
         steps=tuple(clean(1e-3)),
     )
     paths = files(tmp_path, fast, fast)
-    assert [0, 0, 1, 1] == [main(["diff", *paths, "--min-mfu", least]) for least in ("0.5", "50%", "0.51", "51%")]
+    assert [0, 0, 1, 1] == [
+        main(["diff", *paths, "--min-mfu", least]) for least in ("0.5", "50%", "0.51", "51%")
+    ]
 
 
 def test_a_regress_within_the_noise_breaks_nothing() -> None:
-    """The same 2 % of median, on steps that vary by a fifth: the limit is held, if it is known at all."""
+    """The same 2 % of median, on steps that vary by a fifth.
+
+    The limit is held, if it is known at all.
+    """
     noisy = [
-        diff(ran(MODULES, steps=clean(*(middle * each for each in (0.8, 0.9, 1.0, 1.1, 1.2)))), ran(MODULES, steps=clean(*[0.102] * 5)))
+        diff(
+            ran(MODULES, steps=clean(*(middle * each for each in (0.8, 0.9, 1.0, 1.1, 1.2)))),
+            ran(MODULES, steps=clean(*[0.102] * 5)),
+        )
         for middle in (0.1,)
     ]
     (limit,) = limits(noisy[0], max_regress=0.01)
@@ -233,8 +321,19 @@ def test_a_regress_within_the_noise_breaks_nothing() -> None:
 
 def _beside_others(seconds: float, lost: float) -> Profile:
     """Five clean steps, and five hooked ones in which other processes took a share of the CPU time."""
-    hooked = Step(index=9, kind="hooked", seconds=1.0, phases={}, cpu_user=1 - lost, cpu_system=0.0, cpu_lost=lost)
-    return ran({name: each * seconds / 0.1 for name, each in MODULES.items()}, steps=[*clean(*[seconds] * 5), *[hooked] * 5])
+    hooked = Step(
+        index=9,
+        kind="hooked",
+        seconds=1.0,
+        phases={},
+        cpu_user=1 - lost,
+        cpu_system=0.0,
+        cpu_lost=lost,
+    )
+    return ran(
+        {name: each * seconds / 0.1 for name, each in MODULES.items()},
+        steps=[*clean(*[seconds] * 5), *[hooked] * 5],
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,7 +349,10 @@ def _beside_others(seconds: float, lost: float) -> Profile:
 def test_a_busy_machine_breaks_no_limit(
     seconds: float, lost: float, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From 100 ms on an idle machine. What others took of the CPU explains a change up to a size; then the step's status says so."""
+    """From 100 ms on an idle machine.
+
+    What others took of the CPU explains a change up to a size; then the step's status says so.
+    """
     paths = files(tmp_path, _beside_others(0.1, 0.0), _beside_others(seconds, lost))
     assert status == main(["diff", *paths, "--max-regress", "5%", "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -258,7 +360,9 @@ def test_a_busy_machine_breaks_no_limit(
     assert ("cannot tell" if cannot else "slower" if status else "same") == found["status"]
     assert ["busy" if cannot else None] == [limit["doubt"] for limit in found["limits"]]
     assert (1 if cannot else status) == main(["diff", *paths, "--max-regress", "5%", "--strict"])
-    assert (f"cannot tell {'the step takes'}" in " ".join(capsys.readouterr().out.split())) is cannot
+    assert (
+        f"cannot tell {'the step takes'}" in " ".join(capsys.readouterr().out.split())
+    ) is cannot
 
 
 def test_an_idle_machine_after_a_busy_one_is_no_progress(tmp_path: Path) -> None:
@@ -276,14 +380,19 @@ def test_a_low_mfu_on_a_busy_machine_is_no_proof() -> None:
     given = diff(_beside_others(0.1, 0.0), _beside_others(0.2, 0.4))
     found = replace(given, mfu=Change(before=0.4, after=0.2))
     assert [(None, "busy")] == [(each.broken, each.doubt) for each in limits(found, min_mfu=0.4)]
-    assert [(True, None)] == [(each.broken, each.doubt) for each in limits(replace(found, mfu=Change(before=0.4, after=0.04)), min_mfu=0.4)]
+    assert [(True, None)] == [
+        (each.broken, each.doubt)
+        for each in limits(replace(found, mfu=Change(before=0.4, after=0.04)), min_mfu=0.4)
+    ]
 
 
 def test_steps_that_vary_too_much_break_nothing(tmp_path: Path) -> None:
     """From half to twice a median: nobody can tell."""
     wild = ran(MODULES, steps=clean(0.05, 0.1, 0.2, 0.4, 0.01))
     paths = files(tmp_path, ran(MODULES, steps=clean(*[0.05] * 5)), wild)
-    assert [0, 1] == [main(["diff", *paths, "--max-regress", "5%", *strict]) for strict in ([], ["--strict"])]
+    assert [0, 1] == [
+        main(["diff", *paths, "--max-regress", "5%", *strict]) for strict in ([], ["--strict"])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -293,17 +402,34 @@ def test_steps_that_vary_too_much_break_nothing(tmp_path: Path) -> None:
         (["--max-regress", "-3%"], "--max-regress='-3%': give a share"),
         (["--max-regress", "nan"], "--max-regress='nan': give a share"),
         (["--min-mfu", "high"], "--min-mfu='high': give a share"),
-        (["--max-memory", "24 apples"], "--max-memory='24 apples': give a size, as 24GiB or 24GB, or a growth, as 5%"),
-        (["--max-memory", "20"], "--max-memory='20' has no unit: give 20GiB, 20GB or, as a growth, 20%"),
+        (
+            ["--max-memory", "24 apples"],
+            "--max-memory='24 apples': give a size, as 24GiB or 24GB, or a growth, as 5%",
+        ),
+        (
+            ["--max-memory", "20"],
+            "--max-memory='20' has no unit: give 20GiB, 20GB or, as a growth, 20%",
+        ),
         (["--max-memory", "iB"], "--max-memory='iB': give a size"),
         (["--max-memory", "x%"], "--max-memory='x%': give a share"),
-        (["--max-memory", "5%"], "--max-memory='5%': the first run has no peak of memory, give a size, as 24GiB"),
-        (["--max-memory", "5GiB"], "--max-memory: cannot be checked: the second run has no peak of memory"),
+        (
+            ["--max-memory", "5%"],
+            "--max-memory='5%': the first run has no peak of memory, give a size, as 24GiB",
+        ),
+        (
+            ["--max-memory", "5GiB"],
+            "--max-memory: cannot be checked: the second run has no peak of memory",
+        ),
         (["--min-mfu", "0.3"], "--min-mfu: cannot be checked: the second run has no MFU"),
-        (["--max-regress", "3%"], "--max-regress: cannot be checked: each run needs two undisturbed steps at least"),
+        (
+            ["--max-regress", "3%"],
+            "--max-regress: cannot be checked: each run needs two undisturbed steps at least",
+        ),
     ],
 )
-def test_a_wrong_call_is_status_2_in_one_line(options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_call_is_status_2_in_one_line(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What was given and what is taken; a limit of which nothing is known does not pass in silence."""
     paths = files(tmp_path, untimed(ran(MODULES)), untimed(ran(MODULES)))
     assert 2 == main(["diff", *paths, *options])
@@ -312,7 +438,9 @@ def test_a_wrong_call_is_status_2_in_one_line(options: list[str], said: str, tmp
     assert shown.err.startswith(f"lflops: {said}")
 
 
-def test_a_file_that_is_none_is_status_2(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_none_is_status_2(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is named."""
     (tmp_path / "text.json").write_text("no profile")
     for second in (tmp_path / "text.json", tmp_path / "nowhere.json"):
@@ -330,7 +458,11 @@ def test_json_has_all_of_it(runs: list[str], capsys: pytest.CaptureFixture[str])
     assert (1.0, 4, []) == (shown["whole"]["ratio"], shown["whole"]["modules"], shown["limits"])
     assert shown["headline"][1].startswith("encoder.b is 10.0 %")
     slow = next(module for module in shown["modules"] if module["after"] == "encoder.b")
-    assert ("encoder.b", {"before": 100, "after": 100}, "slower") == (slow["before"], slow["own"]["macs"], slow["own"]["time"]["verdict"])
+    assert ("encoder.b", {"before": 100, "after": 100}, "slower") == (
+        slow["before"],
+        slow["own"]["macs"],
+        slow["own"]["time"]["verdict"],
+    )
     assert {"before": None, "after": None} == shown["mfu"]
 
 
@@ -346,6 +478,12 @@ def test_the_example_fails_where_a_limit_is_broken(tmp_path: Path, warm_python: 
 
     def build(*args: str) -> int:
         script = "import runpy; runpy.run_path('examples/compare.py', run_name='__main__')"
-        return warm_python.run(script, "--baseline", tmp_path / "good.json", "--repeats", "2", *args).status
+        return warm_python.run(
+            script, "--baseline", tmp_path / "good.json", "--repeats", "2", *args
+        ).status
 
-    assert [0, 0, 1] == [build(), build("--max-memory", "5%"), build("--max-memory", "5%", "--hidden", "1024")]
+    assert [0, 0, 1] == [
+        build(),
+        build("--max-memory", "5%"),
+        build("--max-memory", "5%", "--hidden", "1024"),
+    ]

@@ -36,33 +36,57 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("last", ["--fail", "--dir"])
 def test_a_script_runs_as_python_runs_it(last: str, site: Path, tmp_path: Path) -> None:
-    """Its name, arguments, path, output, error and exit status are the same; how it ended is in the ledger."""
+    """Its name, arguments, path, output, error and exit status are the same.
+
+    How it ended is in the ledger.
+    """
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "helper.py").touch()
     environment = os.environ | {"PYTHONPATH": str(site)}
     environment.pop("LFLOPS", None)
     arguments = ["train.py", "--lr", "2", last]
     plain, watched = (
-        subprocess.run([sys.executable, *before, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        subprocess.run(
+            [sys.executable, *before, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         for before in ([], ["-m", "lflops", "run", "--dir", "runs/1"])
     )
-    assert (plain.returncode, plain.stdout, plain.stderr) == (watched.returncode, watched.stdout, watched.stderr)
+    assert (plain.returncode, plain.stdout, plain.stderr) == (
+        watched.returncode,
+        watched.stdout,
+        watched.stderr,
+    )
     assert (1 if last == "--fail" else 3) == plain.returncode
     ledger = load_run(tmp_path / "runs" / "1")
-    assert (10, "ValueError" if last == "--fail" else "finished") == (ledger.steps, ledger.starts[0].ended)
+    assert (10, "ValueError" if last == "--fail" else "finished") == (
+        ledger.steps,
+        ledger.starts[0].ended,
+    )
 
 
-def test_where_torch_would_not_load_lflops_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_torch_would_not_load_lflops_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rather than watch nothing."""
     monkeypatch.setattr(run, "entry_points", lambda **_: ())
     assert 2 == main(["run", "train.py"])
     assert "so torch does not load it: pip install lflops" in capsys.readouterr().err
 
 
-def test_a_command_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Python itself says so of a script."""
     monkeypatch.setattr(run, "entry_points", lambda **_: ("ours",))
     monkeypatch.setenv("LFLOPS", "trace=false")
     assert 2 == main(["run", "--dir", "there", "no-such-command", "-x"])
     assert f"trace=false,dirpath={Path('there').absolute()}" == os.environ["LFLOPS"]
-    assert "no-such-command: No such file or directory: give a Python script, or a command" in capsys.readouterr().err
+    assert (
+        "no-such-command: No such file or directory: give a Python script, or a command"
+        in capsys.readouterr().err
+    )

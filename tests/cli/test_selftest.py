@@ -1,4 +1,7 @@
-"""`lflops selftest` on a CPU: what a CPU does not have is not offered, and the file says the same as the shell."""
+"""`lflops selftest` on a CPU.
+
+What a CPU does not have is not offered, and the file says the same as the shell.
+"""
 
 from pathlib import Path
 
@@ -9,16 +12,31 @@ from lflops.cli.main import main
 from lflops.selftest import SelfTest
 
 
-def test_on_a_cpu_the_work_is_right_and_no_device_is_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_a_cpu_the_work_is_right_and_no_device_is_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its clock is the host's, and nothing of the device's is there."""
     path = tmp_path / "sent.json"
     assert 0 == main(["selftest", "--device", "cpu", "-o", str(path)])
     result = msgspec.json.decode(path.read_bytes(), type=SelfTest)
-    expected = {"clock": True, "allocator": None, "memory": None, "traces": None, "work by module": True, "peak of a step": None}
-    assert (True, "cpu", expected) == (result.passed, result.device, {check.name: check.passed for check in result.checks})
+    expected = {
+        "clock": True,
+        "allocator": None,
+        "memory": None,
+        "traces": None,
+        "work by module": True,
+        "peak of a step": None,
+    }
+    assert (True, "cpu", expected) == (
+        result.passed,
+        result.device,
+        {check.name: check.passed for check in result.checks},
+    )
     lines = capsys.readouterr().out.splitlines()
     assert f"written: {path}" == lines[-1]
-    assert ["right", "not", "not", "not", "right", "not"] == [line[18:].split()[0] for line in lines[1:-1]]
+    assert ["right", "not", "not", "not", "right", "not"] == [
+        line[18:].split()[0] for line in lines[1:-1]
+    ]
 
 
 def test_a_device_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,14 @@ def shell(*args: object, **environment: str) -> subprocess.CompletedProcess[str]
     """The command as a shell runs it, its output not a terminal."""
     inherited = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     command = [*COMMAND, *map(str, args)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8", env=inherited | environment)
+    return subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=inherited | environment,
+    )
 
 
 def test_show_prints_the_table_without_colours_in_the_width_asked_for(file: Path) -> None:
@@ -42,9 +49,13 @@ def test_show_prints_the_table_without_colours_in_the_width_asked_for(file: Path
 
 def test_show_takes_depth_order_phase_and_flat(file: Path) -> None:
     """The options reach the table."""
-    sorted_rows = shell("show", file, "--depth", 1, "--sort", "name", "--phase", "all").stdout.splitlines()
+    sorted_rows = shell(
+        "show", file, "--depth", 1, "--sort", "name", "--phase", "all"
+    ).stdout.splitlines()
     assert drawn(small_profile(), 120, depth=1, sort="name", phase=None) == sorted_rows
-    assert drawn(small_profile(), 120, own=True) == shell("show", file, "--flat").stdout.splitlines()
+    assert (
+        drawn(small_profile(), 120, own=True) == shell("show", file, "--flat").stdout.splitlines()
+    )
 
 
 def test_show_takes_the_folder_of_a_run(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -62,20 +73,42 @@ def test_json_holds_exact_integers_in_rows_within_rows(tmp_path: Path) -> None:
     """Two blocks share a row, each with a layer of 2**60 + 1 MACs, which no float could hold."""
     blocks = [f"{block}.layer" for block in range(2)]
     cells = [product(name, "aten::mm", "forward", macs=2**60 + 1, bytes_moved=1) for name in blocks]
-    save(profile({"": {}, "0": {}, "0.layer": {}, "1": {}, "1.layer": {}}, cells, run=run(tokens_per_step=8192)), tmp_path / "large.json")
+    save(
+        profile(
+            {"": {}, "0": {}, "0.layer": {}, "1": {}, "1.layer": {}},
+            cells,
+            run=run(tokens_per_step=8192),
+        ),
+        tmp_path / "large.json",
+    )
     shown = json.loads(shell("show", tmp_path / "large.json", "--json").stdout)
     (block,) = shown["rows"][0]["children"]
     assert {"first": "0", "last": "1", "times": 2} == block["repeat"]
     assert 2**60 + 1 == block["children"][0]["phases"]["forward"]["macs"]
     assert 2**61 + 2 == shown["totals"]["forward"]["macs"]
-    assert ("all", 8192, [], []) == (shown["phase"], shown["run"]["tokens_per_step"], shown["uncounted"], shown["uncalled"])
+    assert ("all", 8192, [], []) == (
+        shown["phase"],
+        shown["run"]["tokens_per_step"],
+        shown["uncounted"],
+        shown["uncalled"],
+    )
 
 
 def test_json_has_the_pace_and_the_times(file: Path) -> None:
-    """One clean step of 3 ms: 2 * 1408 FLOPs in it, of an unknown peak. The head takes 300 µs of 800, and was not run again."""
+    """One clean step of 3 ms: 2 * 1408 FLOPs in it, of an unknown peak.
+
+    The head takes 300 µs of 800, and was not run again.
+    """
     shown = json.loads(shell("show", file, "--json").stdout)
-    assert (1, 0.003, 0.001) == (shown["pace"]["steps"], shown["pace"]["seconds"]["median"], shown["pace"]["phases"]["forward"])
-    assert (2816 / 0.003, None) == (shown["utilization"]["flops_per_second"], shown["utilization"]["mfu"])
+    assert (1, 0.003, 0.001) == (
+        shown["pace"]["steps"],
+        shown["pace"]["seconds"]["median"],
+        shown["pace"]["phases"]["forward"],
+    )
+    assert (2816 / 0.003, None) == (
+        shown["utilization"]["flops_per_second"],
+        shown["utilization"]["mfu"],
+    )
     head = shown["rows"][0]["children"][1]
     assert (1e-4, None) == (head["seconds"]["forward"], head["seconds"]["recompute"])
     assert pytest.approx(3 / 8) == head["time_share"]
@@ -85,7 +118,9 @@ def test_without_times_json_says_that_they_are_unknown(tmp_path: Path) -> None:
     """Null, nowhere 0."""
     save(untimed(small_profile()), tmp_path / "counted.json")
     shown = json.loads(shell("show", tmp_path / "counted.json", "--json", "--operators").stdout)
-    assert (0, None, {}, None) == tuple(shown["pace"][field] for field in ("steps", "seconds", "phases", "samples_per_second"))
+    assert (0, None, {}, None) == tuple(
+        shown["pace"][field] for field in ("steps", "seconds", "phases", "samples_per_second")
+    )
     assert {None} == {value for field, value in shown["utilization"].items() if field != "dtype"}
     shown = json.loads(shell("show", tmp_path / "counted.json", "--json").stdout)
     assert {None} == {*shown["rows"][0]["seconds"].values(), shown["rows"][0]["time_share"]}
@@ -94,22 +129,30 @@ def test_without_times_json_says_that_they_are_unknown(tmp_path: Path) -> None:
 def test_rows_are_sorted_by_time(file: Path) -> None:
     """The encoder's two operators took 200 µs, the head's one took 100."""
     rows = json.loads(shell("show", file, "--json", "--sort", "time").stdout)["rows"][0]["children"]
-    assert [("encoder", 2e-4), ("head", 1e-4)] == [(row["name"], row["seconds"]["forward"]) for row in rows]
+    assert [("encoder", 2e-4), ("head", 1e-4)] == [
+        (row["name"], row["seconds"]["forward"]) for row in rows
+    ]
 
 
-def test_times_that_are_not_there_are_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_that_are_not_there_are_no_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Wrong usage, in one line; also with --flat and --json."""
     save(untimed(small_profile()), tmp_path / "counted.json")
     for options in ([], ["--flat"], ["--json"]):
         assert 2 == main(["show", str(tmp_path / "counted.json"), "--sort", "time", *options])
         shown = capsys.readouterr()
         assert ("", 1) == (shown.out, len(shown.err.splitlines()))
-        assert shown.err.startswith("lflops: sort='time': no module of this profile has a time in any phase; give one of macs, flops")
+        assert shown.err.startswith(
+            "lflops: sort='time': no module of this profile has a time in any phase; give one of macs, flops"
+        )
 
 
 def test_json_of_the_flat_list_has_every_module(file: Path) -> None:
     """Each one by itself, unknown numbers as null."""
-    rows = json.loads(shell("show", file, "--flat", "--json", "--sort", "parameters").stdout)["rows"]
+    rows = json.loads(shell("show", file, "--flat", "--json", "--sort", "parameters").stdout)[
+        "rows"
+    ]
     assert [("encoder.0", 144), ("head", 34), ("", 0), ("encoder", 0), ("encoder.1", 0)] == [
         (row["name"], row["parameters"]) for row in rows
     ]
@@ -119,8 +162,19 @@ def test_json_of_the_flat_list_has_every_module(file: Path) -> None:
 def test_kernels_of_compiled_code_are_shown_by_module(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the mean of two batches, on what they were timed; of a fused kernel how many modules it is of."""
-    kernel = CompiledKernel(name="cpp_fused_add_0", module="head", phase="forward", modules=2, calls=2, host_seconds=3e-5, bytes_moved=4096)
+    """In the mean of two batches, on what they were timed.
+
+    Of a fused kernel how many modules it is of.
+    """
+    kernel = CompiledKernel(
+        name="cpp_fused_add_0",
+        module="head",
+        phase="forward",
+        modules=2,
+        calls=2,
+        host_seconds=3e-5,
+        bytes_moved=4096,
+    )
     code = CompiledCode(
         graphs=1,
         unrecorded_graphs=0,
@@ -129,7 +183,17 @@ def test_kernels_of_compiled_code_are_shown_by_module(
         seconds=1e-4,
         unassigned_seconds=4e-5,
         divided_seconds=3e-5,
-        kernels=(kernel, replace(kernel, name="extern_kernels.mm", module="", phase="backward", modules=1, bytes_moved=None)),
+        kernels=(
+            kernel,
+            replace(
+                kernel,
+                name="extern_kernels.mm",
+                module="",
+                phase="backward",
+                modules=1,
+                bytes_moved=None,
+            ),
+        ),
     )
     counted = small_profile()
     assert counted.trace is not None
@@ -143,12 +207,17 @@ def test_kernels_of_compiled_code_are_shown_by_module(
     ] == [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()[-3:]]
 
 
-def test_operators_are_shown_in_place_of_modules(file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_are_shown_in_place_of_modules(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a table, or as JSON with the exact figures."""
     monkeypatch.setenv("COLUMNS", "120")
     assert 0 == main(["show", str(file), "--operators", "--phase", "forward"])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert ["operators, forward MACs % of MACs FLOPs bytes moved calls", "aten::addmm 640 100.0 % 1.28 k 1.35 KiB 2"] == lines[-6:-4]
+    assert [
+        "operators, forward MACs % of MACs FLOPs bytes moved calls",
+        "aten::addmm 640 100.0 % 1.28 k 1.35 KiB 2",
+    ] == lines[-6:-4]
     assert [
         "operators as traced, in a batch device, own device host, own host calls",
         "aten::addmm 15.0 µs 15.0 µs 50.0 µs 100 µs 1",
@@ -163,11 +232,15 @@ def test_operators_are_shown_in_place_of_modules(file: Path, capsys: pytest.Capt
     )
 
 
-def test_a_file_of_another_version_is_no_wrong_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_another_version_is_no_wrong_file(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What is needed is another lflops."""
     file.write_text('{"schema_version": "2.0"}')
     assert 2 == main(["show", str(file)])
-    assert capsys.readouterr().err.endswith(': schema_version is "2.0", this lflops reads 1.x: a later one is needed\n')
+    assert capsys.readouterr().err.endswith(
+        ': schema_version is "2.0", this lflops reads 1.x: a later one is needed\n'
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,15 +252,23 @@ def test_a_file_of_another_version_is_no_wrong_file(file: Path, capsys: pytest.C
         (["show", "{file}", "--deep"], "No such option: --deep"),
         (["show", "{file}", "--depth", "two"], "Invalid value for '--depth'"),
         (["show", "{file}", "--depth", "-2"], "depth=-2: give -1 for all levels"),
-        (["show", "{file}", "--sort", "size"], "sort='size': give one of macs, flops, parameters, bytes, name"),
-        (["show", "{file}", "--phase", "sideways"], "phase='sideways': give one of forward, backward"),
+        (
+            ["show", "{file}", "--sort", "size"],
+            "sort='size': give one of macs, flops, parameters, bytes, name",
+        ),
+        (
+            ["show", "{file}", "--phase", "sideways"],
+            "phase='sideways': give one of forward, backward",
+        ),
         (["show", "{file}", "--flat", "--depth", "1"], "depth=1: --flat has no depth"),
         (["show", "{file}", "--operators", "--flat"], "--operators goes with --phase and --json"),
         (["show", "nowhere.json"], "nowhere.json: No such file"),
         (["show", "docs"], "docs"),  # and not ".", in which `make demo` leaves a run
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(arguments: list[str], reason: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_said_in_one_line(
+    arguments: list[str], reason: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On stderr, with exit status 2 and nothing on stdout."""
     assert 2 == main([argument.format(file=file) for argument in arguments])
     shown = capsys.readouterr()
@@ -208,7 +289,11 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path) -> None:
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     """As in `lflops show FILE | head -1`, with more to come than a pipe holds."""
     save(profile_of(2000), tmp_path / "large.json")
-    with subprocess.Popen([*COMMAND, "show", tmp_path / "large.json", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*COMMAND, "show", tmp_path / "large.json", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdout
         assert process.stderr
         assert b"{\n" == process.stdout.readline()
@@ -217,12 +302,19 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     assert 0 == process.returncode
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="only Linux has a disk that is always full"
+)
 def test_a_full_disk_is_said_in_one_line(file: Path) -> None:
     """Not twice, when Python shuts down."""
     with Path("/dev/full").open("wb") as full:
-        ended = subprocess.run([*COMMAND, "show", file], check=False, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (2, "lflops: cannot write: No space left on device\n") == (ended.returncode, ended.stderr)
+        ended = subprocess.run(
+            [*COMMAND, "show", file], check=False, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (2, "lflops: cannot write: No space left on device\n") == (
+        ended.returncode,
+        ended.stderr,
+    )
 
 
 def test_a_terminal_that_has_no_such_letters_gets_others(file: Path) -> None:
@@ -236,11 +328,17 @@ def test_help_and_version_are_plain_text() -> None:
     """No boxes, and every option of `show` is said."""
     assert "Commands:\n  show" in shell("--help").stdout
     shown = shell("show", "--help").stdout
-    assert [] == [option for option in ("--depth", "--sort", "--flat", "--operators", "--phase", "--json") if option not in shown]
+    assert [] == [
+        option
+        for option in ("--depth", "--sort", "--flat", "--operators", "--phase", "--json")
+        if option not in shown
+    ]
     assert shell("--version").stdout.startswith("lflops")
 
 
 def test_the_package_itself_is_the_shell() -> None:
     """Where no script is on the path."""
-    ran = subprocess.run([sys.executable, "-m", "lflops", "--version"], check=True, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "lflops", "--version"], check=True, capture_output=True, text=True
+    )
     assert ran.stdout.startswith("lflops ")

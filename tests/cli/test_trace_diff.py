@@ -30,10 +30,14 @@ def test_the_change_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "The device: computing +400 ns.",
         "Operators: mm +400 ns.",
     ]
-    assert ["gemm", "200", "ns", "600", "ns", "+400", "ns", "+200.0", "%"] in [line.split() for line in lines]
+    assert ["gemm", "200", "ns", "600", "ns", "+400", "ns", "+200.0", "%"] in [
+        line.split() for line in lines
+    ]
 
 
-def test_a_broken_limit_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_limit_is_the_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """1 where the step takes longer than it may; 2 where it cannot be known."""
     files = [str(written(tmp_path / f"{kernel}.json.gz", kernel)) for kernel in (200, 600)]
     assert 1 == main(["diff", *files, "--max-regress", "10%"])
@@ -46,7 +50,9 @@ def test_a_broken_limit_is_the_exit_status(tmp_path: Path, capsys: pytest.Captur
     assert "record with profile_memory=True" in capsys.readouterr().err
 
 
-def test_a_trace_and_a_profile_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_and_a_profile_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One line names the file that is no profile."""
     trace = written(tmp_path / "a.pt.trace.json", 100)
     profile = tmp_path / "profile.json"

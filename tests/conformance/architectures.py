@@ -9,7 +9,16 @@ from tests.conformance.case import Build
 from tests.conformance.making import data, layer
 from tests.conformance.pencil import Macs, attention, product
 
-__all__ = ["convolution", "decoder_layer", "encoder_layer", "image_convolution", "perceptron", "published", "seeing", "settings"]
+__all__ = [
+    "convolution",
+    "decoder_layer",
+    "encoder_layer",
+    "image_convolution",
+    "perceptron",
+    "published",
+    "seeing",
+    "settings",
+]
 
 
 def published(model: str, config: str, **fields: Any) -> Callable[[], nn.Module]:
@@ -50,16 +59,28 @@ def perceptron(rows: int, hidden: int, wide: int) -> Macs:
     return product(rows, hidden, wide) + product(rows, wide, hidden)
 
 
-def encoder_layer(batch: int, length: int, hidden: int, heads: int, wide: int, *, fused: bool = True) -> Macs:
+def encoder_layer(
+    batch: int, length: int, hidden: int, heads: int, wide: int, *, fused: bool = True
+) -> Macs:
     """Projections to queries, keys, values and out, attention of all to all, a perceptron."""
     rows, scores = batch * length, batch * heads * length * length
-    return 4 * product(rows, hidden, hidden) + attention(scores, hidden // heads, fused=fused) + perceptron(rows, hidden, wide)
+    return (
+        4 * product(rows, hidden, hidden)
+        + attention(scores, hidden // heads, fused=fused)
+        + perceptron(rows, hidden, wide)
+    )
 
 
-def decoder_layer(batch: int, length: int, hidden: int, heads: int, wide: int, *, others: int) -> Macs:
+def decoder_layer(
+    batch: int, length: int, hidden: int, heads: int, wide: int, *, others: int
+) -> Macs:
     """The same, and between the two attention to an encoder's `others`."""
     rows, scores = batch * length, batch * heads * length * others
-    across = 2 * product(rows, hidden, hidden) + 2 * product(batch * others, hidden, hidden) + attention(scores, hidden // heads)
+    across = (
+        2 * product(rows, hidden, hidden)
+        + 2 * product(batch * others, hidden, hidden)
+        + attention(scores, hidden // heads)
+    )
     return encoder_layer(batch, length, hidden, heads, wide) + across
 
 

@@ -1,4 +1,7 @@
-"""What the torch at hand does otherwise than the one that CI runs: which attention it fuses on this processor, and what it lacks."""
+"""What the torch at hand does otherwise than the one that CI runs.
+
+Which attention it fuses on this processor, and what it lacks.
+"""
 
 import inspect
 
@@ -14,12 +17,19 @@ def _fuses(queries: torch.Tensor, keys: torch.Tensor, **options: bool) -> bool:
 
 
 FUSES_GROUPS = _fuses(torch.ones(1, 2, 3, 4), torch.ones(1, 1, 3, 4), enable_gqa=True)
-"""Whether heads that share keys have a fused kernel: matrix products keep the scores, and leave nothing out for a mask."""
+"""Whether heads that share keys have a fused kernel.
+
+Matrix products keep the scores, and leave nothing out for a mask.
+"""
 
 FUSES_WITHOUT_HEADS = _fuses(torch.ones(2, 3, 4), torch.ones(2, 3, 4))
 """Whether queries of one head without its dimension have one."""
 
-_KERNELS = {name for key in ("CPU", "CompositeExplicitAutograd") for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+_KERNELS = {
+    name
+    for key in ("CPU", "CompositeExplicitAutograd")
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)
+}
 
 
 def runs_here(operator: str) -> bool:
@@ -60,12 +70,25 @@ LACKING = {
                 "Mixtral, its experts one product",
             ),
         ),
-        ("has no _scaled_mm_v2 on the CPU", runs_here("_scaled_mm_v2"), ("linear of floats of eight bits by its public name",)),
+        (
+            "has no _scaled_mm_v2 on the CPU",
+            runs_here("_scaled_mm_v2"),
+            ("linear of floats of eight bits by its public name",),
+        ),
         (
             "has no varlen_attn with windows and groups",
             _VARLEN >= {"window_size", "enable_gqa"},
             (
-                *(f"varlen_attn{kind}" for kind in ("", ", causal", " in a window", " to other sequences", " of groups of heads")),
+                *(
+                    f"varlen_attn{kind}"
+                    for kind in (
+                        "",
+                        ", causal",
+                        " in a window",
+                        " to other sequences",
+                        " of groups of heads",
+                    )
+                ),
                 "varlen_attn without gradients",
                 "an attention layer on packed sequences",
                 "Llama, packed, by flash attention",

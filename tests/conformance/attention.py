@@ -1,4 +1,7 @@
-"""Scaled dot-product attention by every way in. A score is a pair of a query and a key of one head; all of them count, masked or not."""
+"""Scaled dot-product attention by every way in.
+
+A score is a pair of a query and a key of one head; all of them count, masked or not.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -42,16 +45,33 @@ def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 FUSED = (
     trained("sdpa", of(sdpa, query, key, key), attention(scores, width)),
     trained("sdpa by keyword", of(sdpa, query=query, key=key, value=key), attention(scores, width)),
-    trained("sdpa, causal", of(sdpa, *of_queries, is_causal=True), attention(square, width), executed=2 * triangle * width),
+    trained(
+        "sdpa, causal",
+        of(sdpa, *of_queries, is_causal=True),
+        attention(square, width),
+        executed=2 * triangle * width,
+    ),
     trained("sdpa with a mask", of(masked, query, key, key), attention(scores, width)),
     trained(
         "sdpa of groups of heads",
         of(sdpa, query, *[leaf(batch, groups, keys, width)] * 2, enable_gqa=True),
         attention(scores, width, fused=FUSES_GROUPS),
     ),
-    trained("sdpa of data but for the queries", of(sdpa, query, *[data(batch, heads, keys, width)] * 2), attention(scores, width)),
-    trained("sdpa in bfloat16", of(sdpa, *[leaf(batch, heads, queries, 8, dtype=torch.bfloat16)] * 3), attention(square, 8)),
-    inference("sdpa without gradients", of(sdpa, *[data(batch, heads, queries, width)] * 3), attention(square, width)),
+    trained(
+        "sdpa of data but for the queries",
+        of(sdpa, query, *[data(batch, heads, keys, width)] * 2),
+        attention(scores, width),
+    ),
+    trained(
+        "sdpa in bfloat16",
+        of(sdpa, *[leaf(batch, heads, queries, 8, dtype=torch.bfloat16)] * 3),
+        attention(square, 8),
+    ),
+    inference(
+        "sdpa without gradients",
+        of(sdpa, *[data(batch, heads, queries, width)] * 3),
+        attention(square, width),
+    ),
 )
 
 IN_PRODUCTS = (
@@ -67,7 +87,13 @@ IN_PRODUCTS = (
     ),
     trained(
         "sdpa with a mask that is trained",
-        of(lambda q, k, v, mask: sdpa(q, k, v, attn_mask=mask), query, key, key, leaf(queries, keys)),
+        of(
+            lambda q, k, v, mask: sdpa(q, k, v, attn_mask=mask),
+            query,
+            key,
+            key,
+            leaf(queries, keys),
+        ),
         attention(scores, width, fused=False),
     ),
     trained(
@@ -75,9 +101,19 @@ IN_PRODUCTS = (
         of(sdpa, leaf(batch, queries, width), *[leaf(batch, keys, width)] * 2),
         attention(batch * queries * keys, width, fused=FUSES_WITHOUT_HEADS),
     ),
-    trained("sdpa by matrix products", of(by_products, query, key, key), attention(scores, width, fused=False)),
-    trained("sdpa by matrix products, causal", of(by_products, *of_queries, is_causal=True), attention(square, width, fused=False)),
-    trained("attention by hand", of(by_hand, query, key, key), attention(scores, width, fused=False)),
+    trained(
+        "sdpa by matrix products",
+        of(by_products, query, key, key),
+        attention(scores, width, fused=False),
+    ),
+    trained(
+        "sdpa by matrix products, causal",
+        of(by_products, *of_queries, is_causal=True),
+        attention(square, width, fused=False),
+    ),
+    trained(
+        "attention by hand", of(by_hand, query, key, key), attention(scores, width, fused=False)
+    ),
 )
 
 
@@ -93,7 +129,15 @@ class Flexible(nn.Module):
         mask = None
         if self.block is not None:
             length = q.shape[-2]
-            mask = create_block_mask(lambda _b, _h, i, j: i >= j, None, None, length, length, device="cpu", BLOCK_SIZE=self.block)
+            mask = create_block_mask(
+                lambda _b, _h, i, j: i >= j,
+                None,
+                None,
+                length,
+                length,
+                device="cpu",
+                BLOCK_SIZE=self.block,
+            )
         return flex_attention(q, k, v, block_mask=mask, **self.options)
 
 
@@ -112,7 +156,11 @@ FLEX = (
     ),
     inference(
         "flex attention of groups of heads",
-        layer(lambda: Flexible(block=block, enable_gqa=True), flexible, *[data(1, groups, long, width)] * 2),
+        layer(
+            lambda: Flexible(block=block, enable_gqa=True),
+            flexible,
+            *[data(1, groups, long, width)] * 2,
+        ),
         Macs(2 * whole * width),
         executed=2 * below * width,
     ),
@@ -158,7 +206,9 @@ LAYERS = (
         executed=projections.forward + 2 * triangle * width,
     ),
     trained(
-        "an attention layer of einsums", layer(OfEinsums, leaf(batch, queries, hidden)), projections + attention(square, width, fused=False)
+        "an attention layer of einsums",
+        layer(OfEinsums, leaf(batch, queries, hidden)),
+        projections + attention(square, width, fused=False),
     ),
 )
 

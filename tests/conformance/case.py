@@ -23,7 +23,8 @@ class Case:
         family: What kind of operator or model it stands for.
         build: Makes the model and its inputs.
         forward: MACs of forward.
-        backward: MACs of backward from the sum of the floating outputs; `None` where nothing is differentiated.
+        backward: MACs of backward from the sum of the floating outputs; `None` where nothing is
+            differentiated.
         recompute: MACs run again in backward: checkpointing's, and a fused attention's scores.
         grad: Whether forward runs with gradients on; `False` takes the paths of inference.
         executed: MACs of forward that a mask leaves to run; `None` where it leaves all.

@@ -55,14 +55,34 @@ ORDINARY = (
         product(*(batch, smaller**2, outputs, inputs, window), gradients=1),
     ),
     trained("conv2d without bias", layer(lambda: convolution(bias=False), image), plain),
-    trained("conv2d by keyword", of(F.conv2d, input=image, weight=leaf(outputs, inputs, kernel, kernel), bias=leaf(outputs)), plain),
-    trained("conv2d with a frozen kernel", layer(frozen, image), product(batch, smaller**2, outputs, inputs, window, gradients=1)),
-    trained("conv2d with a frozen kernel, of data", layer(frozen, data(batch, inputs, size, size)), Macs(plain.forward)),
     trained(
-        "conv2d of one image without a batch", layer(convolution, leaf(inputs, size, size)), product(smaller**2, outputs, inputs, window)
+        "conv2d by keyword",
+        of(F.conv2d, input=image, weight=leaf(outputs, inputs, kernel, kernel), bias=leaf(outputs)),
+        plain,
     ),
-    trained("conv2d with a kernel of one", layer(lambda: nn.Conv2d(inputs, outputs, 1), image), product(batch, size**2, outputs, inputs)),
-    inference("conv2d without gradients", layer(convolution, data(batch, inputs, size, size)), plain),
+    trained(
+        "conv2d with a frozen kernel",
+        layer(frozen, image),
+        product(batch, smaller**2, outputs, inputs, window, gradients=1),
+    ),
+    trained(
+        "conv2d with a frozen kernel, of data",
+        layer(frozen, data(batch, inputs, size, size)),
+        Macs(plain.forward),
+    ),
+    trained(
+        "conv2d of one image without a batch",
+        layer(convolution, leaf(inputs, size, size)),
+        product(smaller**2, outputs, inputs, window),
+    ),
+    trained(
+        "conv2d with a kernel of one",
+        layer(lambda: nn.Conv2d(inputs, outputs, 1), image),
+        product(batch, size**2, outputs, inputs),
+    ),
+    inference(
+        "conv2d without gradients", layer(convolution, data(batch, inputs, size, size)), plain
+    ),
 )
 
 SPACED = (
@@ -71,7 +91,11 @@ SPACED = (
         layer(lambda: convolution(stride=stride, padding=padding), image),
         product(batch, strided**2, outputs, inputs, window),
     ),
-    trained("conv2d, dilated", layer(lambda: convolution(dilation=dilation), image), product(batch, dilated**2, outputs, inputs, window)),
+    trained(
+        "conv2d, dilated",
+        layer(lambda: convolution(dilation=dilation), image),
+        product(batch, dilated**2, outputs, inputs, window),
+    ),
     trained(
         "conv1d with padding 'same' and an even kernel",
         layer(lambda: nn.Conv1d(inputs, outputs, even, padding="same"), leaf(batch, inputs, size)),
@@ -95,7 +119,9 @@ SPACED = (
 groups, spread = 2, stride * (size - 1) + kernel
 GROUPED = (
     trained(
-        "conv2d in groups", layer(lambda: convolution(groups=groups), image), product(batch, smaller**2, outputs, inputs // groups, window)
+        "conv2d in groups",
+        layer(lambda: convolution(groups=groups), image),
+        product(batch, smaller**2, outputs, inputs // groups, window),
     ),
     trained(
         "conv2d, depthwise",
@@ -109,7 +135,10 @@ GROUPED = (
     ),
     trained(
         "conv1d, depthwise and causal",
-        layer(lambda: nn.Conv1d(inputs, inputs, even, groups=inputs, padding=even - 1), leaf(batch, inputs, size)),
+        layer(
+            lambda: nn.Conv1d(inputs, inputs, even, groups=inputs, padding=even - 1),
+            leaf(batch, inputs, size),
+        ),
         product(batch, size + even - 1, inputs, 1, even),
     ),
 )
@@ -122,12 +151,21 @@ TRANSPOSED = (
     ),
     trained(
         "conv2d, transposed, in groups, with output padding",
-        layer(lambda: nn.ConvTranspose2d(inputs, outputs, kernel, stride=stride, output_padding=1, groups=groups), image),
+        layer(
+            lambda: nn.ConvTranspose2d(
+                inputs, outputs, kernel, stride=stride, output_padding=1, groups=groups
+            ),
+            image,
+        ),
         product(batch, size**2, inputs, outputs // groups, window),
     ),
     trained(
         "conv2d, transposed to a size",
-        layer(lambda: nn.ConvTranspose2d(inputs, outputs, kernel, stride=stride), image, output_size=[spread + 1, spread + 1]),
+        layer(
+            lambda: nn.ConvTranspose2d(inputs, outputs, kernel, stride=stride),
+            image,
+            output_size=[spread + 1, spread + 1],
+        ),
         product(batch, size**2, inputs, outputs, window),
     ),
     trained(
@@ -137,7 +175,10 @@ TRANSPOSED = (
     ),
     trained(
         "conv3d, transposed",
-        layer(lambda: nn.ConvTranspose3d(inputs, outputs, kernel), leaf(batch, inputs, size, size, size)),
+        layer(
+            lambda: nn.ConvTranspose3d(inputs, outputs, kernel),
+            leaf(batch, inputs, size, size, size),
+        ),
         product(batch, size**3, inputs, outputs, kernel**3),
     ),
 )
@@ -149,7 +190,11 @@ OTHERS = (
         of(F.conv_tbc, leaf(size, batch, inputs), leaf(kernel, inputs, outputs), leaf(outputs)),
         product(batch, smaller, outputs, inputs, kernel),
     ),
-    trained("unfold and a product", of(lambda x, w: w @ F.unfold(x, kernel), image, leaf(outputs, inputs * window)), plain),
+    trained(
+        "unfold and a product",
+        of(lambda x, w: w @ F.unfold(x, kernel), image, leaf(outputs, inputs * window)),
+        plain,
+    ),
 )
 
 CASES = (*ORDINARY, *SPACED, *GROUPED, *TRANSPOSED, *OTHERS)

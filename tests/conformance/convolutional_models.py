@@ -1,4 +1,7 @@
-"""Convolutional networks with random weights. Images want no gradient, so the first convolution has one product less backward."""
+"""Convolutional networks with random weights.
+
+Images want no gradient, so the first convolution has one product less backward.
+"""
 
 from tests.conformance.architectures import convolution, image_convolution, perceptron, seeing
 from tests.conformance.case import Build
@@ -14,8 +17,15 @@ trained = Family("convolutional models").trained
 
 def convnext(version: str = "") -> Build:
     """Two stages of one block."""
-    fields = {"hidden_sizes": [narrow, broad], "depths": [1, 1], "num_stages": 2, "num_labels": labels}
-    return seeing(size, f"ConvNext{version}ForImageClassification", f"ConvNext{version}Config", **fields)
+    fields = {
+        "hidden_sizes": [narrow, broad],
+        "depths": [1, 1],
+        "num_stages": 2,
+        "num_labels": labels,
+    }
+    return seeing(
+        size, f"ConvNext{version}ForImageClassification", f"ConvNext{version}Config", **fields
+    )
 
 
 def convnext_block(places: int, channels: int) -> Macs:
@@ -35,7 +45,11 @@ of_convnext = (
 def bottleneck(side: int, inputs: int, outputs: int, stride: int = 1) -> Macs:
     """Down to a quarter, 3 by 3 there, and up; a shortcut where the shape changes."""
     inside, before, after = outputs // 4, batch * (side * stride) ** 2, batch * side**2
-    main = convolution(before, inputs, inside, 1) + convolution(after, inside, inside, 3 * 3) + convolution(after, inside, outputs, 1)
+    main = (
+        convolution(before, inputs, inside, 1)
+        + convolution(after, inside, inside, 3 * 3)
+        + convolution(after, inside, outputs, 1)
+    )
     return main + (convolution(after, inputs, outputs, 1) if inputs != outputs else NOTHING)
 
 
@@ -46,7 +60,12 @@ of_resnet = (
     + bottleneck(eighth, 2 * broad, 4 * broad, 2)
     + bottleneck(eighth, 4 * broad, 4 * broad)
 )
-stages = {"embedding_size": stem, "hidden_sizes": [2 * broad, 4 * broad], "depths": [1, 2], "layer_type": "bottleneck"}
+stages = {
+    "embedding_size": stem,
+    "hidden_sizes": [2 * broad, 4 * broad],
+    "depths": [1, 2],
+    "layer_type": "bottleneck",
+}
 resnet_places, resnet_channels = eighth**2, 4 * broad
 
 thinner, least, of_eight = 0.25, 8, 8
@@ -87,7 +106,9 @@ def of_mobilenet() -> Macs:
         inside = 6 * channels
         macs += convolution(batch * side**2, channels, inside, 1)
         side = -(-side // stride)
-        macs += convolution(batch * side**2, 1, inside, 3 * 3) + convolution(batch * side**2, inside, thinned(outputs), 1)
+        macs += convolution(batch * side**2, 1, inside, 3 * 3) + convolution(
+            batch * side**2, inside, thinned(outputs), 1
+        )
         channels = thinned(outputs)
     return macs + convolution(batch * side**2, channels, 1280, 1) + product(batch, 1280, labels)
 
@@ -103,7 +124,12 @@ CASES = (
     trained(
         "MobileNetV2",
         seeing(
-            size, "MobileNetV2ForImageClassification", "MobileNetV2Config", depth_multiplier=thinner, num_labels=labels, image_size=size
+            size,
+            "MobileNetV2ForImageClassification",
+            "MobileNetV2Config",
+            depth_multiplier=thinner,
+            num_labels=labels,
+            image_size=size,
         ),
         of_mobilenet(),
     ),

@@ -1,4 +1,7 @@
-"""Products of other numbers than 32-bit floats in a dense rectangle: sparse, complex, short, packed."""
+"""Products of other numbers than 32-bit floats in a dense rectangle.
+
+Sparse, complex, short, packed.
+"""
 
 from typing import Any
 
@@ -26,17 +29,28 @@ def few() -> Tensor:
 coordinates, rows = Made(lambda: few().to_sparse()), Made(lambda: few().to_sparse_csr())
 batches = Made(lambda: torch.stack([few()] * batch).to_sparse())
 columns = leaf(k, m)
-# The stored elements alone multiply, whichever way; only where the sparse one is trained is there a dense product, then masked.
+# The stored elements alone multiply, whichever way; only where the sparse one is trained is there a
+# dense product, then masked.
 of_stored = product(stored, m, gradients=1)
 
 SPARSE = (
     trained("sparse coordinates @ matrix", of(lambda a, b: a @ b, coordinates, columns), of_stored),
     trained("sparse.mm of coordinates", of(torch.sparse.mm, coordinates, columns), of_stored),
-    trained("sparse.addmm of coordinates", of(torch.sparse.addmm, leaf(n, m), coordinates, columns), of_stored),
-    trained("sparse coordinates @ vector", of(lambda a, x: a @ x, coordinates, leaf(k)), product(stored, gradients=1)),
+    trained(
+        "sparse.addmm of coordinates",
+        of(torch.sparse.addmm, leaf(n, m), coordinates, columns),
+        of_stored,
+    ),
+    trained(
+        "sparse coordinates @ vector",
+        of(lambda a, x: a @ x, coordinates, leaf(k)),
+        product(stored, gradients=1),
+    ),
     trained("sparse rows @ matrix", of(lambda a, b: a @ b, rows, columns), of_stored),
     trained("sparse.mm of rows", of(torch.sparse.mm, rows, columns), of_stored),
-    trained("sparse rows @ vector", of(lambda a, x: a @ x, rows, leaf(k)), product(stored, gradients=1)),
+    trained(
+        "sparse rows @ vector", of(lambda a, x: a @ x, rows, leaf(k)), product(stored, gradients=1)
+    ),
     trained(
         "sparse rows, trained, @ matrix",
         of(lambda a, b: a @ b, Made(lambda: few().to_sparse_csr().requires_grad_()), columns),
@@ -47,9 +61,21 @@ SPARSE = (
         of(torch.sparse.sampled_addmm, rows, data(n, m), data(m, k)),
         product(stored, m),
     ),
-    inference("bmm of sparse coordinates", of(torch.bmm, batches, data(batch, k, m)), product(batch, stored, m)),
-    trained("sparse.mm of rows, averaged", of(lambda a, b: torch.sparse.mm(a, b, "mean"), rows, columns), of_stored),
-    trained("linear with a sparse weight", of(F.linear, leaf(batch, k), rows), product(batch, stored, gradients=1)),
+    inference(
+        "bmm of sparse coordinates",
+        of(torch.bmm, batches, data(batch, k, m)),
+        product(batch, stored, m),
+    ),
+    trained(
+        "sparse.mm of rows, averaged",
+        of(lambda a, b: torch.sparse.mm(a, b, "mean"), rows, columns),
+        of_stored,
+    ),
+    trained(
+        "linear with a sparse weight",
+        of(F.linear, leaf(batch, k), rows),
+        product(batch, stored, gradients=1),
+    ),
 )
 
 four = 4
@@ -58,10 +84,26 @@ three = 3
 """Those that a complex convolution is made of."""
 shorts = {"dtype": torch.complex64}
 COMPLEX = (
-    trained("complex mm", of(torch.mm, leaf(n, k, **shorts), leaf(k, m, **shorts)), product(four, n, k, m)),
-    trained("complex bmm", of(torch.bmm, leaf(batch, n, k, **shorts), leaf(batch, k, m, **shorts)), product(four, batch, n, k, m)),
-    trained("complex einsum", of(torch.einsum, "ij,jk->ik", leaf(n, k, **shorts), leaf(k, m, **shorts)), product(four, n, k, m)),
-    trained("complex vdot", of(torch.vdot, leaf(k, **shorts), leaf(k, **shorts)), product(four, k, gradients=0)),
+    trained(
+        "complex mm",
+        of(torch.mm, leaf(n, k, **shorts), leaf(k, m, **shorts)),
+        product(four, n, k, m),
+    ),
+    trained(
+        "complex bmm",
+        of(torch.bmm, leaf(batch, n, k, **shorts), leaf(batch, k, m, **shorts)),
+        product(four, batch, n, k, m),
+    ),
+    trained(
+        "complex einsum",
+        of(torch.einsum, "ij,jk->ik", leaf(n, k, **shorts), leaf(k, m, **shorts)),
+        product(four, n, k, m),
+    ),
+    trained(
+        "complex vdot",
+        of(torch.vdot, leaf(k, **shorts), leaf(k, **shorts)),
+        product(four, k, gradients=0),
+    ),
     trained(
         "complex linear",
         layer(lambda: nn.Linear(k, m, dtype=torch.complex64), leaf(n, k, **shorts)),
@@ -80,14 +122,22 @@ bf16 = {"dtype": torch.bfloat16}
 
 
 def grouped(a: Tensor, b: Tensor, ends: Tensor | None = None) -> Tensor:
-    """A product for each group, and something behind it: the kernel does not take the gradient of a plain sum."""
+    """A product for each group, and something behind it.
+
+    The kernel does not take the gradient of a plain sum.
+    """
     return F.grouped_mm(a, b, offs=ends) * 2
 
 
 GROUPED = (
     trained(
         "grouped_mm of rows that go to experts",
-        of(grouped, leaf(experts * share, inputs, **bf16), leaf(experts, inputs, outputs, **bf16), ends),
+        of(
+            grouped,
+            leaf(experts * share, inputs, **bf16),
+            leaf(experts, inputs, outputs, **bf16),
+            ends,
+        ),
         product(experts * share, inputs, outputs),
     ),
     trained(
@@ -97,12 +147,22 @@ GROUPED = (
     ),
     trained(
         "grouped_mm over parts of the inner dimension",
-        of(grouped, leaf(inputs, experts * share, **bf16), leaf(experts * share, outputs, **bf16), ends),
+        of(
+            grouped,
+            leaf(inputs, experts * share, **bf16),
+            leaf(experts * share, outputs, **bf16),
+            ends,
+        ),
         product(inputs, experts * share, outputs),
     ),
     trained(
         "grouped_mm to parts of the columns",
-        of(grouped, leaf(experts, outputs, inputs, **bf16), leaf(inputs, experts * share, **bf16), ends),
+        of(
+            grouped,
+            leaf(experts, outputs, inputs, **bf16),
+            leaf(inputs, experts * share, **bf16),
+            ends,
+        ),
         product(outputs, inputs, experts * share),
     ),
 )
@@ -122,7 +182,11 @@ lengths = (2, 5)
 def sequences(*, jagged: bool, trained: bool = True) -> Made:
     """Several lengths in one tensor."""
     layout = torch.jagged if jagged else torch.strided
-    return Made(lambda: torch.nested.nested_tensor([torch.randn(each, k) for each in lengths], layout=layout, requires_grad=trained))
+    return Made(
+        lambda: torch.nested.nested_tensor(
+            [torch.randn(each, k) for each in lengths], layout=layout, requires_grad=trained
+        )
+    )
 
 
 class Padded(nn.Module):
@@ -151,14 +215,28 @@ NESTED = (
     trained("linear of jagged sequences", layer(perceptron, sequences(jagged=True)), of_all),
     trained("attention of jagged sequences", of(attended, sequences(jagged=True)), of_longest),
     trained("linear of nested sequences", layer(Padded, sequences(jagged=False)), of_all),
-    inference("linear of nested sequences in inference", layer(Padded, sequences(jagged=False, trained=False)), of_all),
+    inference(
+        "linear of nested sequences in inference",
+        layer(Padded, sequences(jagged=False, trained=False)),
+        of_all,
+    ),
 )
 
 SHORT = (
     trained("linear in bfloat16", layer(lambda: perceptron(**bf16), leaf(batch, k, **bf16)), both),
-    trained("linear in float64", layer(lambda: perceptron(dtype=torch.float64), leaf(batch, k, dtype=torch.float64)), both),
-    trained("linear in float16", layer(lambda: perceptron(dtype=torch.float16), leaf(batch, k, dtype=torch.float16)), both),
-    trained("copies to other dtypes", of(lambda x: x.double().bfloat16().float(), leaf(n, k)), NOTHING),
+    trained(
+        "linear in float64",
+        layer(lambda: perceptron(dtype=torch.float64), leaf(batch, k, dtype=torch.float64)),
+        both,
+    ),
+    trained(
+        "linear in float16",
+        layer(lambda: perceptron(dtype=torch.float16), leaf(batch, k, dtype=torch.float16)),
+        both,
+    ),
+    trained(
+        "copies to other dtypes", of(lambda x: x.double().bfloat16().float(), leaf(n, k)), NOTHING
+    ),
 )
 
 CASES = (*SPARSE, *COMPLEX, *GROUPED, *NESTED, *SHORT)

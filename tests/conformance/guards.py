@@ -39,10 +39,21 @@ GUARDS = {
         "linear and ReLU, quantized dynamically": "quantized::linear_relu_dynamic",
         "linear, quantized dynamically to 16 bits": "quantized::linear_dynamic_fp16",
         **{f"conv{each}d, quantized": f"quantized::conv{each}d" for each in (1, 2, 3)},
-        **{f"conv{each}d and ReLU, quantized": f"quantized::conv{each}d_relu" for each in (1, 2, 3)},
-        **{f"conv{each}d, quantized dynamically": f"quantized::conv{each}d_dynamic" for each in (1, 2, 3)},
-        **{f"conv_transpose{each}d, quantized": f"quantized::conv_transpose{each}d" for each in (1, 2, 3)},
-        **{f"conv_transpose{each}d, quantized dynamically": f"quantized::conv_transpose{each}d_dynamic" for each in (1, 2, 3)},
+        **{
+            f"conv{each}d and ReLU, quantized": f"quantized::conv{each}d_relu" for each in (1, 2, 3)
+        },
+        **{
+            f"conv{each}d, quantized dynamically": f"quantized::conv{each}d_dynamic"
+            for each in (1, 2, 3)
+        },
+        **{
+            f"conv_transpose{each}d, quantized": f"quantized::conv_transpose{each}d"
+            for each in (1, 2, 3)
+        },
+        **{
+            f"conv_transpose{each}d, quantized dynamically": f"quantized::conv_transpose{each}d_dynamic"
+            for each in (1, 2, 3)
+        },
         "conv2d and a sum, quantized": "quantized::conv2d_add",
         "conv2d and a sum and ReLU, quantized": "quantized::conv2d_add_relu",
         "LSTM, quantized dynamically": "quantized_lstm",

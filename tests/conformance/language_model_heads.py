@@ -1,7 +1,8 @@
 """The last layer of a language model and its loss in one function, `linear_cross_entropy`, which works in chunks where it is asked to.
 
-One product of the head's size gives the logits, two more the gradients of input and weight. Chunks make the gradients in forward, while the
-logits are there. Beside them are two dot products over all rows: of the logits at the targets, and of the logarithms of the sums.
+One product of the head's size gives the logits, two more the gradients of input and weight. Chunks
+make the gradients in forward, while the logits are there. Beside them are two dot products over all
+rows: of the logits at the targets, and of the logarithms of the sums.
 """
 
 from collections.abc import Callable
@@ -18,15 +19,27 @@ from tests.conformance.pencil import Macs, product
 __all__ = ["CASES"]
 
 rows, width, vocabulary, places = 8, 4, 64, 3
-trained, inference = Family("language model heads").trained, Family("language model heads").inference
+trained, inference = (
+    Family("language model heads").trained,
+    Family("language model heads").inference,
+)
 
 
 class Head(nn.Module):
     """The weight of the head, and perhaps its bias."""
 
-    def __init__(self, *shape: int, bias: bool = False, frozen: bool = False, dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    def __init__(
+        self,
+        *shape: int,
+        bias: bool = False,
+        frozen: bool = False,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(*shape, width, dtype=dtype), requires_grad=not frozen)
+        self.weight = nn.Parameter(
+            torch.randn(*shape, width, dtype=dtype), requires_grad=not frozen
+        )
         self.bias = nn.Parameter(torch.randn(*shape, dtype=dtype)) if bias else None
         self.options = options
 
@@ -49,7 +62,13 @@ some_ignored = Made(lambda: torch.arange(rows).where(torch.arange(rows) % 3 > 0,
 probabilities = Made(lambda: torch.softmax(torch.randn(rows, vocabulary), -1))
 
 
-def head(*shape: int, target: Made = targets, x: Made | None = None, options: Callable[[], Any] | None = None, **fields: Any) -> Build:
+def head(
+    *shape: int,
+    target: Made = targets,
+    x: Made | None = None,
+    options: Callable[[], Any] | None = None,
+    **fields: Any,
+) -> Build:
     """A head on rows."""
     given = leaf(rows, width) if x is None else x
 
@@ -75,37 +94,82 @@ OF_LOGITS = (
         head(vocabulary, places, target=Made(lambda: torch.randint(0, vocabulary, (rows, places)))),
         product(rows, width, vocabulary, places),
     ),
-    trained("linear cross entropy of a frozen head", head(frozen=True), product(rows, width, vocabulary, gradients=1)),
-    trained("linear cross entropy, smoothed, asked for chunks", head(label_smoothing=0.1, options=chunked()), once),
+    trained(
+        "linear cross entropy of a frozen head",
+        head(frozen=True),
+        product(rows, width, vocabulary, gradients=1),
+    ),
+    trained(
+        "linear cross entropy, smoothed, asked for chunks",
+        head(label_smoothing=0.1, options=chunked()),
+        once,
+    ),
 )
 
 BY_CHUNKS = (
     *(
-        trained(f"linear cross entropy in chunks, {policy}", head(options=chunked(acc_policy=policy)), at_once)
+        trained(
+            f"linear cross entropy in chunks, {policy}",
+            head(options=chunked(acc_policy=policy)),
+            at_once,
+        )
         for policy in ("accurate", "balanced", "compact")
     ),
-    trained("linear cross entropy in chunks of torch's choice", head(options=chunked(None)), at_once),
-    trained("linear cross entropy in chunks that do not divide the rows", head(options=chunked(3)), at_once),
-    trained("linear cross entropy in chunks, summed", head(options=chunked(), reduction="sum"), at_once),
-    trained("linear cross entropy in chunks with a bias", head(options=chunked(), bias=True), at_once),
-    trained("linear cross entropy in chunks, some rows ignored", head(options=chunked(), target=some_ignored), at_once),
-    trained("linear cross entropy in chunks, backward twice", head(options=chunked(allow_retain_graph=True)), at_once),
+    trained(
+        "linear cross entropy in chunks of torch's choice", head(options=chunked(None)), at_once
+    ),
+    trained(
+        "linear cross entropy in chunks that do not divide the rows",
+        head(options=chunked(3)),
+        at_once,
+    ),
+    trained(
+        "linear cross entropy in chunks, summed", head(options=chunked(), reduction="sum"), at_once
+    ),
+    trained(
+        "linear cross entropy in chunks with a bias", head(options=chunked(), bias=True), at_once
+    ),
+    trained(
+        "linear cross entropy in chunks, some rows ignored",
+        head(options=chunked(), target=some_ignored),
+        at_once,
+    ),
+    trained(
+        "linear cross entropy in chunks, backward twice",
+        head(options=chunked(allow_retain_graph=True)),
+        at_once,
+    ),
     trained(
         "linear cross entropy in chunks of bfloat16",
         head(options=chunked(), dtype=torch.bfloat16, x=leaf(rows, width, dtype=torch.bfloat16)),
         at_once,
     ),
-    trained("linear cross entropy in chunks of a frozen head", head(options=chunked(), frozen=True), Macs(2 * once.forward + dots)),
-    trained("linear cross entropy in chunks of data", head(options=chunked(), x=data(rows, width)), Macs(2 * once.forward + dots)),
-    inference("linear cross entropy in chunks, evaluated", head(options=chunked()), Macs(once.forward + dots)),
-    # Nobody knows in forward what each row's loss will be multiplied with, so backward makes the logits again.
+    trained(
+        "linear cross entropy in chunks of a frozen head",
+        head(options=chunked(), frozen=True),
+        Macs(2 * once.forward + dots),
+    ),
+    trained(
+        "linear cross entropy in chunks of data",
+        head(options=chunked(), x=data(rows, width)),
+        Macs(2 * once.forward + dots),
+    ),
+    inference(
+        "linear cross entropy in chunks, evaluated",
+        head(options=chunked()),
+        Macs(once.forward + dots),
+    ),
+    # Nobody knows in forward what each row's loss will be multiplied with, so backward makes the
+    # logits again.
     trained(
         "linear cross entropy in chunks, a loss for each row",
         head(options=chunked(), reduction="none"),
         Macs(once.forward, once.backward + dots, once.forward),
     ),
     inference(
-        "linear cross entropy in chunks, a loss for each row, evaluated", head(options=chunked(), reduction="none"), Macs(once.forward)
+        "linear cross entropy in chunks, a loss for each row, evaluated",
+        head(options=chunked(), reduction="none"),
+        Macs(once.forward),
     ),
 )
 

@@ -1,4 +1,7 @@
-"""Language models with random weights. All of each but the embeddings is trained by products of two operands that both want a gradient."""
+"""Language models with random weights.
+
+All of each but the embeddings is trained by products of two operands that both want a gradient.
+"""
 
 from typing import Any
 
@@ -38,24 +41,51 @@ def evaluated(make: Any) -> Any:
     return lambda: make().eval()
 
 
-common: dict[str, Any] = {"vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+common: dict[str, Any] = {
+    "vocab_size": vocabulary,
+    "hidden_size": hidden,
+    "num_hidden_layers": layers,
+    "num_attention_heads": heads,
+}
 to_words = product(tokens, hidden, vocabulary)
 
 
 def bert(**options: Any) -> Any:
     """With the heads that it is pretrained with."""
-    return published("BertForPreTraining", "BertConfig", **common, intermediate_size=wide, **options)
+    return published(
+        "BertForPreTraining", "BertConfig", **common, intermediate_size=wide, **options
+    )
 
 
 two_classes = 2
-sizes = {"batch": batch, "length": length, "layers": layers, "hidden": hidden, "heads": heads, "wide": wide, "vocabulary": vocabulary}
+sizes = {
+    "batch": batch,
+    "length": length,
+    "layers": layers,
+    "hidden": hidden,
+    "heads": heads,
+    "wide": wide,
+    "vocabulary": vocabulary,
+}
 
 
-def of_bert(*, fused: bool, batch: int, length: int, layers: int, hidden: int, heads: int, wide: int, vocabulary: int) -> Macs:
+def of_bert(
+    *,
+    fused: bool,
+    batch: int,
+    length: int,
+    layers: int,
+    hidden: int,
+    heads: int,
+    wide: int,
+    vocabulary: int,
+) -> Macs:
     """Its layers, the masked words' transform and decoder, the pooler and the next sentence."""
     words = product(batch * length, hidden, hidden) + product(batch * length, hidden, vocabulary)
     sentences = product(batch, hidden, hidden) + product(batch, hidden, two_classes)
-    return layers * encoder_layer(batch, length, hidden, heads, wide, fused=fused) + words + sentences
+    return (
+        layers * encoder_layer(batch, length, hidden, heads, wide, fused=fused) + words + sentences
+    )
 
 
 spans, buckets = length, 4
@@ -65,18 +95,31 @@ spans, buckets = length, 4
 def of_deberta(places: int) -> Macs:
     """Attention has two terms more: words to places and places to words."""
     both = 2 * product(scores // length, places, width)
-    return both + 2 * product(places, hidden, hidden) + encoder_layer(batch, length, hidden, heads, wide, fused=False)
+    return (
+        both
+        + 2 * product(places, hidden, hidden)
+        + encoder_layer(batch, length, hidden, heads, wide, fused=False)
+    )
 
 
-relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_position_embeddings": 2 * length, "pad_token_id": 0}
+relative = {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "max_position_embeddings": 2 * length,
+    "pad_token_id": 0,
+}
 READERS = (
     trained("BERT with dropout", reading(bert()), of_bert(fused=False, **sizes)),
-    trained("BERT, eager", reading(bert(attn_implementation="eager")), of_bert(fused=False, **sizes)),
+    trained(
+        "BERT, eager", reading(bert(attn_implementation="eager")), of_bert(fused=False, **sizes)
+    ),
     trained("BERT without dropout", reading(evaluated(bert())), of_bert(fused=True, **sizes)),
     inference("BERT in inference", reading(evaluated(bert())), of_bert(fused=True, **sizes)),
     trained(
         "DeBERTa",
-        reading(published("DebertaModel", "DebertaConfig", **common, intermediate_size=wide, **relative)),
+        reading(
+            published("DebertaModel", "DebertaConfig", **common, intermediate_size=wide, **relative)
+        ),
         layers * of_deberta(2 * spans),
     ),
     trained(
@@ -103,11 +146,18 @@ gated = 3 * product(tokens, hidden, wide)
 
 def of_llama(head: int = width, feedforward: Macs = gated, *, fused: bool = FUSES_GROUPS) -> Macs:
     """Heads that share keys and values in groups; a perceptron with a gate."""
-    projections = 2 * product(tokens, hidden, heads * head) + 2 * product(tokens, hidden, groups * head)
+    projections = 2 * product(tokens, hidden, heads * head) + 2 * product(
+        tokens, hidden, groups * head
+    )
     return projections + attention(scores, head, fused=fused) + feedforward
 
 
-grouped: dict[str, Any] = {**common, **no_ends, "num_key_value_heads": groups, "intermediate_size": wide}
+grouped: dict[str, Any] = {
+    **common,
+    **no_ends,
+    "num_key_value_heads": groups,
+    "intermediate_size": wide,
+}
 llama = published("LlamaForCausalLM", "LlamaConfig", **grouped)
 head, window, alternating = 10, 3, 3
 
@@ -144,21 +194,31 @@ def causal_in_groups(each: Macs, head: int = width) -> int:
     return causal(each, head) if FUSES_GROUPS else of(each).forward
 
 
-gpt = {"vocab_size": vocabulary, "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": length}
+gpt = {
+    "vocab_size": vocabulary,
+    "n_embd": hidden,
+    "n_layer": layers,
+    "n_head": heads,
+    "n_positions": length,
+}
 no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 of_gpt = encoder_layer(batch, length, hidden, heads, 4 * hidden)
 of_head = of_llama(head)
 mixed = of_llama(feedforward=mixture)
 WRITERS = (
     trained(
-        "GPT-2", writing(published("GPT2LMHeadModel", "GPT2Config", **gpt, **no_dropout, **no_ends)), of(of_gpt), executed=causal(of_gpt)
+        "GPT-2",
+        writing(published("GPT2LMHeadModel", "GPT2Config", **gpt, **no_dropout, **no_ends)),
+        of(of_gpt),
+        executed=causal(of_gpt),
     ),
     trained("Llama", writing(llama), of(of_llama()), executed=causal_in_groups(of_llama())),
     trained(
         "Llama, checkpointed",
         writing(checkpointed),
         # A layer is run again up to its last product, of which only the operands are wanted.
-        of(of_llama()) + Macs(recompute=layers * (of_llama().forward - product(tokens, wide, hidden).forward)),
+        of(of_llama())
+        + Macs(recompute=layers * (of_llama().forward - product(tokens, wide, hidden).forward)),
         executed=causal_in_groups(of_llama()),
     ),
     trained(
@@ -172,11 +232,24 @@ WRITERS = (
         of(of_head),
         executed=causal_in_groups(of_head, head),
     ),
-    trained("Mixtral, its experts one product", writing(mixtral()), of(mixed), executed=causal_in_groups(mixed)),
     trained(
-        "Mixtral, its experts one by one", writing(mixtral(experts_implementation="eager")), of(mixed), executed=causal_in_groups(mixed)
+        "Mixtral, its experts one product",
+        writing(mixtral()),
+        of(mixed),
+        executed=causal_in_groups(mixed),
     ),
-    inference("Llama in inference", writing(evaluated(llama)), of(of_llama()), executed=causal_in_groups(of_llama())),
+    trained(
+        "Mixtral, its experts one by one",
+        writing(mixtral(experts_implementation="eager")),
+        of(mixed),
+        executed=causal_in_groups(mixed),
+    ),
+    inference(
+        "Llama in inference",
+        writing(evaluated(llama)),
+        of(of_llama()),
+        executed=causal_in_groups(of_llama()),
+    ),
 )
 
 inner, state, rank, kernel = 2 * hidden, 4, 3, 4
@@ -216,15 +289,26 @@ t5: dict[str, Any] = {
 
 
 def of_t5(rows: int, others: int, pairs: int, *, fused: bool) -> Macs:
-    """Narrow heads. Within a sequence a trained bias is added to the scores, for which there is no fused kernel."""
-    return 2 * product(rows, hidden, heads * narrow) + 2 * product(others, hidden, heads * narrow) + attention(pairs, narrow, fused=fused)
+    """Narrow heads.
+
+    Within a sequence a trained bias is added to the scores, for which there is no fused kernel.
+    """
+    return (
+        2 * product(rows, hidden, heads * narrow)
+        + 2 * product(others, hidden, heads * narrow)
+        + attention(pairs, narrow, fused=fused)
+    )
 
 
-of_source = of_t5(batch * source, batch * source, batch * heads * source * source, fused=False) + perceptron(batch * source, hidden, wide)
+of_source = of_t5(
+    batch * source, batch * source, batch * heads * source * source, fused=False
+) + perceptron(batch * source, hidden, wide)
 of_target = of_t5(tokens, tokens, scores, fused=False) + perceptron(tokens, hidden, wide)
 of_both = of_t5(tokens, batch * source, batch * heads * length * source, fused=True)
 of_decoder = decoder_layer(batch, length, hidden, heads, wide, others=source)
-of_bart = layers * encoder_layer(batch, source, hidden, heads, wide) + deeper * of_decoder + to_words
+of_bart = (
+    layers * encoder_layer(batch, source, hidden, heads, wide) + deeper * of_decoder + to_words
+)
 OTHERS = (
     trained("Mamba, step by step", writing(mamba), of(of_mamba)),
     trained(

@@ -54,7 +54,11 @@ def of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Build:
 
 def layer(model: Callable[[], nn.Module], *args: Any, **kwargs: Any) -> Build:
     """A model on inputs."""
-    return lambda: (model(), tuple(_made(each) for each in args), {name: _made(value) for name, value in kwargs.items()})
+    return lambda: (
+        model(),
+        tuple(_made(each) for each in args),
+        {name: _made(value) for name, value in kwargs.items()},
+    )
 
 
 def _made(value: Any) -> Any:
@@ -90,7 +94,9 @@ class Family:
             setting=self.setting,
         )
 
-    def inference(self, name: str, build: Build, macs: Macs, *, executed: int | None = None) -> Case:
+    def inference(
+        self, name: str, build: Build, macs: Macs, *, executed: int | None = None
+    ) -> Case:
         """A case without gradients."""
         return Case(
             name=name,

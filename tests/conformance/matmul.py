@@ -1,4 +1,7 @@
-"""Products of matrices and vectors in every spelling. One product over its dimensions, and backward one for each operand."""
+"""Products of matrices and vectors in every spelling.
+
+One product over its dimensions, and backward one for each operand.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -50,21 +53,49 @@ PRODUCTS = (
     trained("reflected matmul", of(lambda a, b: b.__rmatmul__(a), *matrices), once),
     trained("addmm", of(torch.addmm, leaf(n, m), *matrices), once),
     trained("addmm with beta 0", of(torch.addmm, leaf(n, m), *matrices, beta=0, alpha=2), once),
-    trained("addmm in place", of(lambda x, a, b: (2 * x).addmm_(a, b), leaf(n, m), *matrices), once),
-    inference("addmm with an activation", of(torch.ops.aten._addmm_activation, data(m), data(n, k), data(k, m)), once),
+    trained(
+        "addmm in place", of(lambda x, a, b: (2 * x).addmm_(a, b), leaf(n, m), *matrices), once
+    ),
+    inference(
+        "addmm with an activation",
+        of(torch.ops.aten._addmm_activation, data(m), data(n, k), data(k, m)),
+        once,
+    ),
     trained("bmm", of(torch.bmm, *batches), each_in_batch),
     trained("baddbmm", of(torch.baddbmm, leaf(n, m), *batches), each_in_batch),
-    trained("baddbmm in place", of(lambda x, a, b: (2 * x).baddbmm_(a, b), leaf(batch, n, m), *batches), each_in_batch),
+    trained(
+        "baddbmm in place",
+        of(lambda x, a, b: (2 * x).baddbmm_(a, b), leaf(batch, n, m), *batches),
+        each_in_batch,
+    ),
     trained("addbmm", of(torch.addbmm, leaf(n, m), *batches), each_in_batch),
-    trained("addbmm in place", of(lambda x, a, b: (2 * x).addbmm_(a, b), leaf(n, m), *batches), each_in_batch),
+    trained(
+        "addbmm in place",
+        of(lambda x, a, b: (2 * x).addbmm_(a, b), leaf(n, m), *batches),
+        each_in_batch,
+    ),
     trained("inner", of(torch.inner, leaf(n, k), leaf(m, k)), once),
     trained("matrix power", of(torch.linalg.matrix_power, leaf(n, n), 3), 2 * product(n, n, n)),
-    trained("tensordot over two dimensions", of(torch.tensordot, leaf(n, k, batch), leaf(k, batch, m)), each_in_batch),
-    trained("tensordot over none", of(lambda a, b: torch.tensordot(a, b, dims=0), *matrices), product(n * k, 1, k * m)),
+    trained(
+        "tensordot over two dimensions",
+        of(torch.tensordot, leaf(n, k, batch), leaf(k, batch, m)),
+        each_in_batch,
+    ),
+    trained(
+        "tensordot over none",
+        of(lambda a, b: torch.tensordot(a, b, dims=0), *matrices),
+        product(n * k, 1, k * m),
+    ),
     trained("kron", of(torch.kron, *matrices), NOTHING),
     inference("matmul into a tensor", of(into, data(n, k), data(k, m)), once),
-    inference("matmul of a batch into a tensor", of(into, data(n, k), data(batch, k, m)), each_in_batch),
-    inference("foreach_mm", of(in_pairs, [data(n, k), data(k, m)], [data(k, m), data(m, batch)]), once + product(k, m, batch)),
+    inference(
+        "matmul of a batch into a tensor", of(into, data(n, k), data(batch, k, m)), each_in_batch
+    ),
+    inference(
+        "foreach_mm",
+        of(in_pairs, [data(n, k), data(k, m)], [data(k, m), data(m, batch)]),
+        once + product(k, m, batch),
+    ),
     inference("int_mm", layer(lambda: Eights(16, 8), data(32, 16)), product(32, 16, 8)),
 )
 
@@ -72,9 +103,17 @@ PRODUCTS = (
 VECTORS = (
     trained("mv", of(torch.mv, leaf(n, k), leaf(k)), matrix_and_vector),
     trained("addmv", of(torch.addmv, leaf(n), leaf(n, k), leaf(k)), matrix_and_vector),
-    trained("addmv in place", of(lambda x, a, b: (2 * x).addmv_(a, b), leaf(n), leaf(n, k), leaf(k)), matrix_and_vector),
+    trained(
+        "addmv in place",
+        of(lambda x, a, b: (2 * x).addmv_(a, b), leaf(n), leaf(n, k), leaf(k)),
+        matrix_and_vector,
+    ),
     trained("matrix @ vector", of(lambda a, x: a @ x, leaf(n, k), leaf(k)), matrix_and_vector),
-    trained("vector @ matrix, which torch makes one of two matrices", of(lambda x, a: x @ a, leaf(n), leaf(n, k)), product(1, n, k)),
+    trained(
+        "vector @ matrix, which torch makes one of two matrices",
+        of(lambda x, a: x @ a, leaf(n), leaf(n, k)),
+        product(1, n, k),
+    ),
     trained("batch @ vector", of(lambda a, x: a @ x, leaf(batch, n, k), leaf(k)), batch_and_vector),
     trained("vector @ batch", of(lambda x, a: x @ a, leaf(n), leaf(batch, n, k)), batch_and_vector),
     trained("vector @ vector", of(lambda x, y: x @ y, leaf(k), leaf(k)), product(k, gradients=0)),
@@ -82,7 +121,11 @@ VECTORS = (
     trained("vdot", of(torch.vdot, leaf(k), leaf(k)), product(k, gradients=0)),
     trained("inner of vectors", of(torch.inner, leaf(k), leaf(k)), product(k, gradients=0)),
     trained("outer", of(torch.outer, leaf(n), leaf(m)), NOTHING),
-    trained("addr, whose gradients are two of a matrix by a vector", of(torch.addr, leaf(n, m), leaf(n), leaf(m)), Macs(0, 2 * n * m)),
+    trained(
+        "addr, whose gradients are two of a matrix by a vector",
+        of(torch.addr, leaf(n, m), leaf(n), leaf(m)),
+        Macs(0, 2 * n * m),
+    ),
 )
 
 BROADCAST = (
@@ -93,7 +136,11 @@ BROADCAST = (
         of(lambda a, b: a @ b, leaf(batch, 1, n, k), leaf(1, more, k, m)),
         product(batch, more, n, k, m),
     ),
-    trained("batch of data @ matrix", of(torch.matmul, data(batch, n, k), leaf(k, m)), product(batch, n, k, m, gradients=1)),
+    trained(
+        "batch of data @ matrix",
+        of(torch.matmul, data(batch, n, k), leaf(k, m)),
+        product(batch, n, k, m, gradients=1),
+    ),
 )
 
 LINEAR = (
@@ -106,12 +153,28 @@ LINEAR = (
         for rows in ((), (n,), (batch, n))
         for bias in (True, False)
     ),
-    trained("linear of data", layer(lambda: nn.Linear(k, m), data(n, k)), product(n, k, m, gradients=1)),
-    trained("linear of a transposed input", of(lambda x, w: F.linear(x.mT, w), leaf(batch, k, n), leaf(m, k)), each_in_batch),
-    trained("linear by keyword", of(F.linear, input=leaf(n, k), weight=leaf(m, k), bias=leaf(m)), once),
+    trained(
+        "linear of data", layer(lambda: nn.Linear(k, m), data(n, k)), product(n, k, m, gradients=1)
+    ),
+    trained(
+        "linear of a transposed input",
+        of(lambda x, w: F.linear(x.mT, w), leaf(batch, k, n), leaf(m, k)),
+        each_in_batch,
+    ),
+    trained(
+        "linear by keyword", of(F.linear, input=leaf(n, k), weight=leaf(m, k), bias=leaf(m)), once
+    ),
     trained("linear, imported early", of(linear, leaf(n, k), leaf(m, k)), once),
-    trained("bilinear", layer(lambda: nn.Bilinear(n, k, m), leaf(batch, n), leaf(batch, k)), product(batch, m, n, k, gradients=3)),
-    trained("bilinear of data", layer(lambda: nn.Bilinear(n, k, m), data(batch, n), data(batch, k)), product(batch, m, n, k, gradients=1)),
+    trained(
+        "bilinear",
+        layer(lambda: nn.Bilinear(n, k, m), leaf(batch, n), leaf(batch, k)),
+        product(batch, m, n, k, gradients=3),
+    ),
+    trained(
+        "bilinear of data",
+        layer(lambda: nn.Bilinear(n, k, m), data(batch, n), data(batch, k)),
+        product(batch, m, n, k, gradients=1),
+    ),
 )
 
 # Cheapest from the middle: what is wide is summed away first.
@@ -124,7 +187,10 @@ CHAINS = (
     ),
     trained(
         "multi_dot of four",
-        of(torch.linalg.multi_dot, [leaf(tall, narrow), leaf(narrow, wide), leaf(wide, low), leaf(low, last)]),
+        of(
+            torch.linalg.multi_dot,
+            [leaf(tall, narrow), leaf(narrow, wide), leaf(wide, low), leaf(low, last)],
+        ),
         product(narrow, wide, low) + product(narrow, low, last) + product(tall, narrow, last),
     ),
     trained(

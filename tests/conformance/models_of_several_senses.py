@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from tests.conformance.architectures import convolution, decoder_layer, encoder_layer, image_convolution, published, settings
+from tests.conformance.architectures import (
+    convolution,
+    decoder_layer,
+    encoder_layer,
+    image_convolution,
+    published,
+    settings,
+)
 from tests.conformance.at_hand import FUSES_GROUPS
 from tests.conformance.making import Family, Made, data, layer, words
 from tests.conformance.pencil import Macs, attention, product
@@ -114,7 +121,8 @@ SEEING_AND_READING = (
         "LLaVA",
         layer(llava, input_ids=Made(captioned), pixel_values=images, use_cache=False),
         of_llava,
-        executed=of_llava.forward - FUSES_GROUPS * layers * skipped(together, text_heads, text_width),
+        executed=of_llava.forward
+        - FUSES_GROUPS * layers * skipped(together, text_heads, text_width),
     ),
 )
 
@@ -172,29 +180,47 @@ wave: dict[str, Any] = {
 
 
 def of_wave(*, gradients: int) -> Macs:
-    """Two convolutions, a third that knows places, which is padded on both sides and cut; the transformer."""
+    """Two convolutions, a third that knows places, which is padded on both sides and cut.
+
+    The transformer.
+    """
     extraction = product(batch * heard, channels, kernels[0], gradients=gradients) + convolution(
         batch * steps, channels, channels, kernels[1]
     )
     places = convolution(batch * (steps + 1), hidden // sections, hidden, around)
-    return extraction + product(batch * steps, channels, hidden) + places + layers * encoder_layer(batch, steps, hidden, heads, wide)
+    return (
+        extraction
+        + product(batch * steps, channels, hidden)
+        + places
+        + layers * encoder_layer(batch, steps, hidden, heads, wide)
+    )
 
 
 HEARING = (
     trained(
         "Whisper",
-        layer(whisper, input_features=data(batch, bands, frames), decoder_input_ids=words(batch, length, vocabulary), use_cache=False),
+        layer(
+            whisper,
+            input_features=data(batch, bands, frames),
+            decoder_input_ids=words(batch, length, vocabulary),
+            use_cache=False,
+        ),
         of_whisper,
         executed=of_whisper.forward - layers * skipped(length, heads, hidden // heads),
     ),
     trained(
         "wav2vec 2.0, which in training wants its input's gradient",
-        layer(published("Wav2Vec2ForCTC", "Wav2Vec2Config", **wave), input_values=data(batch, samples)),
+        layer(
+            published("Wav2Vec2ForCTC", "Wav2Vec2Config", **wave), input_values=data(batch, samples)
+        ),
         of_wave(gradients=2) + product(batch * steps, hidden, vocabulary),
     ),
     trained(
         "HuBERT, evaluated",
-        layer(lambda: published("HubertModel", "HubertConfig", **wave)().eval(), input_values=data(batch, samples)),
+        layer(
+            lambda: published("HubertModel", "HubertConfig", **wave)().eval(),
+            input_values=data(batch, samples),
+        ),
         of_wave(gradients=1),
     ),
 )

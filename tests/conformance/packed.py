@@ -1,6 +1,9 @@
-"""Sequences packed end to end: each is a square of its own where the kernel is given their lengths; a dense mask divides nothing.
+"""Sequences packed end to end.
 
-The kernels that are given lengths run on GPUs alone. Here others stand in for them, below torch's and transformers' own functions.
+Each is a square of its own where the kernel is given their lengths; a dense mask divides nothing.
+
+The kernels that are given lengths run on GPUs alone. Here others stand in for them, below torch's
+and transformers' own functions.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,10 +41,14 @@ anywhere = Family("packed sequences")
 
 def starts(of_sequences: tuple[int, ...]) -> Made:
     """Where each sequence begins, and where the last one ends."""
-    return Made(lambda: torch.tensor([0, *of_sequences], dtype=torch.int32).cumsum(0, dtype=torch.int32))
+    return Made(
+        lambda: torch.tensor([0, *of_sequences], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    )
 
 
-def varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options: Any) -> Tensor:
+def varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **options: Any
+) -> Tensor:
     """Torch's own function for packed sequences."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -59,7 +66,9 @@ def varlen_into(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
 def kernel_into(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
     """The kernel that it calls, by its own name."""
     kernel = torch.ops.aten._flash_attention_forward_no_dropout_inplace
-    return kernel(torch.zeros_like(q), q, k, v, offsets, offsets, longest, longest, 0.0, True, False)
+    return kernel(
+        torch.zeros_like(q), q, k, v, offsets, offsets, longest, longest, 0.0, True, False
+    )
 
 
 class Layer(nn.Module):
@@ -78,24 +87,45 @@ class Layer(nn.Module):
 query, given = leaf(tokens, heads, width), data(tokens, heads, width)
 begins = starts(lengths)
 qkv = (query, query, query, begins, begins)
-projections = product(tokens, heads * width, 3 * heads * width) + product(tokens, heads * width, heads * width)
+projections = product(tokens, heads * width, 3 * heads * width) + product(
+    tokens, heads * width, heads * width
+)
 whole = attention(squares, width)
 VARLEN = (
     with_lengths.trained("varlen_attn", of(varlen, *qkv), whole),
-    with_lengths.trained("varlen_attn, causal", of(varlen, *qkv, window_size=(-1, 0)), whole, executed=2 * triangles * width),
-    with_lengths.trained("varlen_attn in a window", of(varlen, *qkv, window_size=(1, 0)), whole, executed=2 * windows * width),
+    with_lengths.trained(
+        "varlen_attn, causal",
+        of(varlen, *qkv, window_size=(-1, 0)),
+        whole,
+        executed=2 * triangles * width,
+    ),
+    with_lengths.trained(
+        "varlen_attn in a window",
+        of(varlen, *qkv, window_size=(1, 0)),
+        whole,
+        executed=2 * windows * width,
+    ),
     with_lengths.trained(
         "varlen_attn to other sequences",
         of(varlen, query, *[leaf(keys, heads, width)] * 2, begins, starts(other_lengths)),
         attention(crossed, width),
     ),
     with_lengths.trained(
-        "varlen_attn of groups of heads", of(varlen, query, *[leaf(tokens, groups, width)] * 2, begins, begins, enable_gqa=True), whole
+        "varlen_attn of groups of heads",
+        of(varlen, query, *[leaf(tokens, groups, width)] * 2, begins, begins, enable_gqa=True),
+        whole,
     ),
-    with_lengths.inference("varlen_attn without gradients", of(varlen, given, given, given, begins, begins), whole),
-    with_lengths.inference("varlen_attn into a tensor", of(varlen_into, given, given, given, begins), whole),
     with_lengths.inference(
-        "flash attention into a tensor", of(kernel_into, given, given, given, begins), whole, executed=2 * triangles * width
+        "varlen_attn without gradients", of(varlen, given, given, given, begins, begins), whole
+    ),
+    with_lengths.inference(
+        "varlen_attn into a tensor", of(varlen_into, given, given, given, begins), whole
+    ),
+    with_lengths.inference(
+        "flash attention into a tensor",
+        of(kernel_into, given, given, given, begins),
+        whole,
+        executed=2 * triangles * width,
     ),
     with_lengths.trained(
         "an attention layer on packed sequences",
@@ -112,7 +142,10 @@ def by(backend: str) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def setting() -> Iterator[None]:
         choice = getattr(torch.nn.attention.SDPBackend, backend)
-        with on_stand_ins(), mock.patch("torch.nested._internal.sdpa._select_sdp_backend", return_value=choice):
+        with (
+            on_stand_ins(),
+            mock.patch("torch.nested._internal.sdpa._select_sdp_backend", return_value=choice),
+        ):
             yield
 
     return setting
@@ -122,7 +155,10 @@ def nested(**options: bool) -> Callable[..., Tensor]:
     """Attention of jagged nested tensors, [sequences, heads, tokens, width], made of packed ones."""
 
     def function(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
-        q, k, v = (torch.nested.nested_tensor_from_jagged(each, offsets).transpose(1, 2) for each in (q, k, v))
+        q, k, v = (
+            torch.nested.nested_tensor_from_jagged(each, offsets).transpose(1, 2)
+            for each in (q, k, v)
+        )
         return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2).values()
 
     return function
@@ -133,7 +169,9 @@ class NestedLayer(Layer):
 
     def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
         packed = self.qkv(torch.nested.nested_tensor_from_jagged(x, offsets))
-        q, k, v = (each.unflatten(-1, (heads, width)).transpose(1, 2) for each in packed.chunk(3, -1))
+        q, k, v = (
+            each.unflatten(-1, (heads, width)).transpose(1, 2) for each in packed.chunk(3, -1)
+        )
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).values()
 
 
@@ -143,27 +181,44 @@ NESTED = tuple(
     for short in (backend.partition("_")[0].lower(),)
     for family in (Family("packed sequences", by(backend)),)
     for case in (
-        family.trained(f"nested tensors, {short}", of(nested(), query, query, query, begins), whole),
+        family.trained(
+            f"nested tensors, {short}", of(nested(), query, query, query, begins), whole
+        ),
         family.trained(
             f"nested tensors, {short}, causal",
             of(nested(is_causal=True), query, query, query, begins),
             whole,
             executed=2 * triangles * width,
         ),
-        family.trained(f"a layer on nested tensors, {short}", layer(NestedLayer, leaf(tokens, heads * width), begins), projections + whole),
+        family.trained(
+            f"a layer on nested tensors, {short}",
+            layer(NestedLayer, leaf(tokens, heads * width), begins),
+            projections + whole,
+        ),
     )
 )
 padded = len(lengths) * heads * longest**2
 BY_PRODUCTS = (
     # Its products are of tensors that are padded to the longest sequence.
-    anywhere.trained("nested tensors on this processor", of(nested(), query, query, query, begins), attention(padded, width, fused=False)),
+    anywhere.trained(
+        "nested tensors on this processor",
+        of(nested(), query, query, query, begins),
+        attention(padded, width, fused=False),
+    ),
 )
 
 
 def of_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Callable[..., Any]) -> Tensor:
     """Flex attention on blocks of 32."""
     length = q.shape[-2]
-    return flex_attention(q, k, v, block_mask=create_block_mask(mask, None, None, length, length, device="cpu", BLOCK_SIZE=block))
+    return flex_attention(
+        q,
+        k,
+        v,
+        block_mask=create_block_mask(
+            mask, None, None, length, length, device="cpu", BLOCK_SIZE=block
+        ),
+    )
 
 
 def same(_b: Any, _h: Any, i: Tensor, j: Tensor) -> Tensor:
@@ -204,12 +259,19 @@ def blocks(count: int) -> int:
     return 2 * heads * count * block**2 * width
 
 
-# Rows of blocks 0 to 7: document 0 is in rows 0 to 2, document 1 in rows 2 and 3, document 2 in rows 4 to 7.
+# Rows of blocks 0 to 7: document 0 is in rows 0 to 2, document 1 in rows 2 and 3, document 2 in
+# rows 4 to 7.
 FLEX = tuple(
-    anywhere.inference(f"flex attention, {name}", of(of_blocks, flexible, flexible, flexible, mask), Macs(2 * scores * width), executed=ran)
+    anywhere.inference(
+        f"flex attention, {name}",
+        of(of_blocks, flexible, flexible, flexible, mask),
+        Macs(2 * scores * width),
+        executed=ran,
+    )
     for name, mask, scores, ran in (
-        # Rows 0 and 1 see blocks 0 to 2, row 2 blocks 0 to 3, row 3 blocks 2 and 3, rows 4 to 7 four blocks each: 28 blocks of 32 x 32
-        # are 28,672 scores, more than the three squares' 25,088.
+        # Rows 0 and 1 see blocks 0 to 2, row 2 blocks 0 to 3, row 3 blocks 2 and 3, rows 4 to 7
+        # four blocks each: 28 blocks of 32 x 32 are 28,672 scores, more than the three squares'
+        # 25,088.
         ("documents", same, divided, 2 * divided * width),
         # 1 + 2 + 3 and 2 blocks, then 1 + 2 + 3 + 4.
         ("causal documents", same_causal, divided, blocks(1 + 2 + 3 + 2 + 1 + 2 + 3 + 4)),
@@ -229,12 +291,21 @@ def masked(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> Tensor:
 
 
 rectangle = leaf(1, heads, tokens, width)
-MASKED = (anywhere.trained("packed by a dense mask", of(masked, rectangle, rectangle, rectangle, begins), attention(dense, width)),)
+MASKED = (
+    anywhere.trained(
+        "packed by a dense mask",
+        of(masked, rectangle, rectangle, rectangle, begins),
+        attention(dense, width),
+    ),
+)
 
 vocabulary, layers, wide = 13, 2, 40
 hidden = heads * width
 long = (256, 100, 156)
-"""In blocks of 128 rows, which transformers takes: rows 0 and 1 are of the first, row 2 of the second and third, row 3 of the third."""
+"""In blocks of 128 rows, which transformers takes.
+
+Rows 0 and 1 are of the first, row 2 of the second and third, row 3 of the third.
+"""
 
 
 def flash_varlen(  # noqa: PLR0917 - as flash-attn has it
@@ -254,7 +325,16 @@ def flash_varlen(  # noqa: PLR0917 - as flash-attn has it
     """flash-attn's function, by torch's."""
     assert not dropout_p
     window = (window_size[0], 0) if causal else window_size
-    return varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, window_size=window, scale=softmax_scale, enable_gqa=True)
+    return varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        window_size=window,
+        scale=softmax_scale,
+        enable_gqa=True,
+    )
 
 
 @contextmanager
@@ -262,7 +342,11 @@ def with_flash_attention() -> Iterator[None]:
     """As where flash-attn is installed: transformers finds the function for packed sequences."""
     from transformers import modeling_flash_attention_utils as utilities
 
-    kept = {name: value for name, value in vars(utilities).items() if name.startswith(("_flash", "_loaded", "_pad", "_process", "_unpad"))}
+    kept = {
+        name: value
+        for name, value in vars(utilities).items()
+        if name.startswith(("_flash", "_loaded", "_pad", "_process", "_unpad"))
+    }
     functions = (None, flash_varlen, None, None, None)
     with on_stand_ins(), mock.patch.object(utilities, "_lazy_imports", return_value=functions):
         try:
@@ -292,7 +376,10 @@ llama = published(
 
 
 def reading(kernel: str, sequences: tuple[int, ...]) -> Build:
-    """A language model on one row of sequences, whose positions begin anew with each: how transformers is told that they are packed."""
+    """A language model on one row of sequences, whose positions begin anew with each.
+
+    How transformers is told that they are packed.
+    """
 
     def make() -> nn.Module:
         model = llama()

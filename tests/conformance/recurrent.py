@@ -1,7 +1,10 @@
-"""Recurrent layers: at each step every gate multiplies the input and the state; the projection multiplies what comes out.
+"""Recurrent layers: at each step every gate multiplies the input and the state.
 
-An LSTM of 32-bit floats is one kernel a layer and direction here, whose backward makes all gradients. Others run operator by operator:
-there a first state of zeros wants no gradient, so that its product goes backward once and not twice.
+The projection multiplies what comes out.
+
+An LSTM of 32-bit floats is one kernel a layer and direction here, whose backward makes all
+gradients. Others run operator by operator: there a first state of zeros wants no gradient, so that
+its product goes backward once and not twice.
 """
 
 import torch
@@ -29,11 +32,24 @@ def fused(gates: int, width: int = inputs, rows: int = vectors) -> Macs:
 
 
 def stepwise(
-    gates: int, width: int = inputs, rows: int = vectors, first: int = batch, *, of_data: bool = False, state: int = hidden
+    gates: int,
+    width: int = inputs,
+    rows: int = vectors,
+    first: int = batch,
+    *,
+    of_data: bool = False,
+    state: int = hidden,
 ) -> Macs:
-    """Operator by operator: all inputs at once, then the state at each step; `first` rows begin with zeros."""
+    """Operator by operator: all inputs at once, then the state at each step.
+
+    `first` rows begin with zeros.
+    """
     of_inputs = product(rows, width, gates * hidden, gradients=1 if of_data else 2)
-    return of_inputs + product(first, state, gates * hidden, gradients=1) + product(rows - first, state, gates * hidden)
+    return (
+        of_inputs
+        + product(first, state, gates * hidden, gradients=1)
+        + product(rows - first, state, gates * hidden)
+    )
 
 
 lengths = (5, 3, 2)
@@ -48,11 +64,29 @@ def packed() -> PackedSequence:
 FUSED = (
     trained("LSTM", layer(lambda: nn.LSTM(inputs, hidden), x), fused(LSTM)),
     trained("LSTM of data", layer(lambda: nn.LSTM(inputs, hidden), given), fused(LSTM)),
-    trained("LSTM by keyword", layer(lambda: nn.LSTM(inputs, hidden), input=x, hx=(state, state)), fused(LSTM)),
-    trained("LSTM without biases", layer(lambda: nn.LSTM(inputs, hidden, bias=False), x), fused(LSTM)),
-    trained("LSTM, batch first", layer(lambda: nn.LSTM(inputs, hidden, batch_first=True), leaf(batch, steps, inputs)), fused(LSTM)),
-    trained("LSTM without a batch", layer(lambda: nn.LSTM(inputs, hidden), leaf(steps, inputs)), fused(LSTM, rows=steps)),
-    trained("LSTM, two layers with dropout", layer(lambda: nn.LSTM(inputs, hidden, 2, dropout=0.1), x), fused(LSTM) + fused(LSTM, hidden)),
+    trained(
+        "LSTM by keyword",
+        layer(lambda: nn.LSTM(inputs, hidden), input=x, hx=(state, state)),
+        fused(LSTM),
+    ),
+    trained(
+        "LSTM without biases", layer(lambda: nn.LSTM(inputs, hidden, bias=False), x), fused(LSTM)
+    ),
+    trained(
+        "LSTM, batch first",
+        layer(lambda: nn.LSTM(inputs, hidden, batch_first=True), leaf(batch, steps, inputs)),
+        fused(LSTM),
+    ),
+    trained(
+        "LSTM without a batch",
+        layer(lambda: nn.LSTM(inputs, hidden), leaf(steps, inputs)),
+        fused(LSTM, rows=steps),
+    ),
+    trained(
+        "LSTM, two layers with dropout",
+        layer(lambda: nn.LSTM(inputs, hidden, 2, dropout=0.1), x),
+        fused(LSTM) + fused(LSTM, hidden),
+    ),
     trained(
         "LSTM, two layers in both directions",
         layer(lambda: nn.LSTM(inputs, hidden, 2, bidirectional=True), x),
@@ -63,7 +97,9 @@ FUSED = (
 
 STEPWISE = (
     trained("GRU", layer(lambda: nn.GRU(inputs, hidden), x), stepwise(GRU)),
-    trained("GRU of data", layer(lambda: nn.GRU(inputs, hidden), given), stepwise(GRU, of_data=True)),
+    trained(
+        "GRU of data", layer(lambda: nn.GRU(inputs, hidden), given), stepwise(GRU, of_data=True)
+    ),
     trained("GRU with a state", layer(lambda: nn.GRU(inputs, hidden), x, state), fused(GRU)),
     trained(
         "GRU, two layers in both directions",
@@ -72,7 +108,11 @@ STEPWISE = (
     ),
     inference("GRU in inference", layer(lambda: nn.GRU(inputs, hidden), given), stepwise(GRU)),
     trained("RNN with tanh", layer(lambda: nn.RNN(inputs, hidden), x), stepwise(RNN)),
-    trained("RNN with ReLU", layer(lambda: nn.RNN(inputs, hidden, nonlinearity="relu"), x), stepwise(RNN)),
+    trained(
+        "RNN with ReLU",
+        layer(lambda: nn.RNN(inputs, hidden, nonlinearity="relu"), x),
+        stepwise(RNN),
+    ),
     trained(
         "LSTM with a projection",
         layer(lambda: nn.LSTM(inputs, hidden, proj_size=projected), x),
@@ -80,7 +120,10 @@ STEPWISE = (
     ),
     trained(
         "LSTM of 64-bit floats",
-        layer(lambda: nn.LSTM(inputs, hidden).double(), leaf(steps, batch, inputs, dtype=torch.float64)),
+        layer(
+            lambda: nn.LSTM(inputs, hidden).double(),
+            leaf(steps, batch, inputs, dtype=torch.float64),
+        ),
         stepwise(LSTM),
     ),
     *(
@@ -95,16 +138,26 @@ STEPWISE = (
 
 CELLS = (
     *(
-        trained(f"{kind.__name__}", layer(lambda kind=kind: kind(inputs, hidden), leaf(batch, inputs)), stepwise(gates, rows=batch))
+        trained(
+            f"{kind.__name__}",
+            layer(lambda kind=kind: kind(inputs, hidden), leaf(batch, inputs)),
+            stepwise(gates, rows=batch),
+        )
         for kind, gates in ((nn.LSTMCell, LSTM), (nn.GRUCell, GRU), (nn.RNNCell, RNN))
     ),
     trained(
         "LSTMCell with a state",
-        layer(lambda: nn.LSTMCell(inputs, hidden), leaf(batch, inputs), [leaf(batch, hidden), leaf(batch, hidden)]),
+        layer(
+            lambda: nn.LSTMCell(inputs, hidden),
+            leaf(batch, inputs),
+            [leaf(batch, hidden), leaf(batch, hidden)],
+        ),
         fused(LSTM, rows=batch),
     ),
     trained(
-        "GRUCell with a state", layer(lambda: nn.GRUCell(inputs, hidden), leaf(batch, inputs), leaf(batch, hidden)), fused(GRU, rows=batch)
+        "GRUCell with a state",
+        layer(lambda: nn.GRUCell(inputs, hidden), leaf(batch, inputs), leaf(batch, hidden)),
+        fused(GRU, rows=batch),
     ),
 )
 

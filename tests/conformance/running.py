@@ -1,4 +1,7 @@
-"""One perceptron run in every way that there is: its products are the same, and what is run again is told apart."""
+"""One perceptron run in every way that there is.
+
+Its products are the same, and what is run again is told apart.
+"""
 
 import functools
 from collections.abc import Callable
@@ -7,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, stack_module_state, vmap
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import lflops
 from tests.conformance.making import Family, Function, data, layer, leaf, of
@@ -72,9 +79,18 @@ def selected(model: nn.Module, x: Tensor, *, products: bool) -> Tensor:
     keep = torch.ops.aten.addmm.default
 
     def policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if products and operator is keep else CheckpointPolicy.PREFER_RECOMPUTE
+        return (
+            CheckpointPolicy.MUST_SAVE
+            if products and operator is keep
+            else CheckpointPolicy.PREFER_RECOMPUTE
+        )
 
-    return checkpoint(model, x, use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(policy))
+    return checkpoint(
+        model,
+        x,
+        use_reentrant=False,
+        context_fn=lambda: create_selective_checkpoint_contexts(policy),
+    )
 
 
 def penalised(model: nn.Module, x: Tensor) -> Tensor:
@@ -85,7 +101,9 @@ def penalised(model: nn.Module, x: Tensor) -> Tensor:
 
 def called(model: nn.Module, x: Tensor) -> Tensor:
     """With parameters from elsewhere."""
-    return functional_call(model, {name: 2 * value for name, value in model.named_parameters()}, (x,))
+    return functional_call(
+        model, {name: 2 * value for name, value in model.named_parameters()}, (x,)
+    )
 
 
 def optimised(x: Tensor, weight: Tensor) -> Tensor:
@@ -137,7 +155,10 @@ class Product(torch.autograd.Function):
 
 @functools.cache
 def foreign() -> Callable[[Tensor, Tensor], Tensor]:
-    """A product by an operator that torch does not know, and whose cost lflops is told; its gradients are torch's own products."""
+    """A product by an operator that torch does not know, and whose cost lflops is told.
+
+    Its gradients are torch's own products.
+    """
 
     @torch.library.custom_op("conformance::product", mutates_args=())
     def foreign_product(a: Tensor, b: Tensor) -> Tensor:
@@ -156,15 +177,29 @@ again = both.forward
 WAYS = (
     trained("eager", layer(perceptron, x), both),
     trained("scripted", layer(lambda: torch.jit.script(perceptron()), x), both),
-    inference("scripted and frozen", layer(lambda: torch.jit.freeze(torch.jit.script(perceptron().eval())), given), both),
-    trained("traced", layer(lambda: torch.jit.trace(perceptron(), torch.zeros(batch, inputs)), x), both),
+    inference(
+        "scripted and frozen",
+        layer(lambda: torch.jit.freeze(torch.jit.script(perceptron().eval())), given),
+        both,
+    ),
+    trained(
+        "traced", layer(lambda: torch.jit.trace(perceptron(), torch.zeros(batch, inputs)), x), both
+    ),
     trained("compiled", layer(lambda: torch.compile(perceptron(), backend="eager"), x), both),
     trained("compiled within", of(optimised, x, leaf(inputs, hidden)), up),
     trained("functional_call", layer(by(called), x), both),
     trained("vmap over rows", layer(by(lambda model, x: vmap(model)(x)), x), both),
-    trained("vmap of mm", of(vmap(torch.mm), leaf(members, batch, inputs), leaf(members, inputs, hidden)), members * up),
+    trained(
+        "vmap of mm",
+        of(vmap(torch.mm), leaf(members, batch, inputs), leaf(members, inputs, hidden)),
+        members * up,
+    ),
     trained("vmap over an ensemble", layer(Ensemble, x), members * both),
-    trained("jacrev", layer(Jacobian, data(inputs)), Macs((inputs + outputs) * hidden, outputs * (inputs + outputs) * hidden)),
+    trained(
+        "jacrev",
+        layer(Jacobian, data(inputs)),
+        Macs((inputs + outputs) * hidden, outputs * (inputs + outputs) * hidden),
+    ),
     inference(
         "jvp, with products for the weights' tangents of zero",
         layer(by(lambda model, x: jvp(model, (x,), (torch.ones_like(x),))), given),
@@ -173,16 +208,31 @@ WAYS = (
     inference("inference mode", layer(by(in_inference), given), both),
     inference("no gradients", layer(perceptron, given), both),
     trained(
-        "no gradients for the first layer", layer(by(without_gradients), x), Macs(up.forward) + product(batch, hidden, outputs, gradients=1)
+        "no gradients for the first layer",
+        layer(by(without_gradients), x),
+        Macs(up.forward) + product(batch, hidden, outputs, gradients=1),
     ),
     trained("autocast", layer(by(cast), x), both),
 )
 
 AGAIN = (
-    trained("checkpoint, reentrant", layer(by(functools.partial(checkpointed, reentrant=True)), x), both + Macs(recompute=again)),
-    # It stops as soon as it has what backward needs: the last product's input, and not what comes of it.
-    trained("checkpoint", layer(by(functools.partial(checkpointed, reentrant=False)), x), both + Macs(recompute=up.forward)),
-    trained("checkpoint that keeps products", layer(by(functools.partial(selected, products=True)), x), both),
+    trained(
+        "checkpoint, reentrant",
+        layer(by(functools.partial(checkpointed, reentrant=True)), x),
+        both + Macs(recompute=again),
+    ),
+    # It stops as soon as it has what backward needs: the last product's input, and not what comes
+    # of it.
+    trained(
+        "checkpoint",
+        layer(by(functools.partial(checkpointed, reentrant=False)), x),
+        both + Macs(recompute=up.forward),
+    ),
+    trained(
+        "checkpoint that keeps products",
+        layer(by(functools.partial(selected, products=True)), x),
+        both,
+    ),
     trained(
         "checkpoint that could keep products",
         layer(by(functools.partial(selected, products=False)), x),
@@ -191,14 +241,19 @@ AGAIN = (
     trained(
         "a gradient's gradient",
         layer(by(penalised), x),
-        # Back to the input; from there through that way back, on which ones multiply the second weight; and through the first layer.
+        # Back to the input; from there through that way back, on which ones multiply the second
+        # weight; and through the first layer.
         Macs(again, again) + Macs(0, down.forward + up.backward) + Macs(0, up.backward),
     ),
 )
 
 OPERATORS = (
     trained("autograd.Function", of(Product.apply, x, leaf(inputs, hidden)), up),
-    trained("an operator with a formula of its own", layer(lambda: Function(foreign()), x, leaf(inputs, hidden)), up),
+    trained(
+        "an operator with a formula of its own",
+        layer(lambda: Function(foreign()), x, leaf(inputs, hidden)),
+        up,
+    ),
 )
 
 channels, size, kernel, heads, width = 4, 8, 3, 2, 6
@@ -231,7 +286,9 @@ SETTINGS = (
     trained(
         "channels last",
         layer(
-            lambda: nn.Sequential(nn.Conv2d(channels, outputs, kernel), nn.BatchNorm2d(outputs)).to(memory_format=torch.channels_last),
+            lambda: nn.Sequential(nn.Conv2d(channels, outputs, kernel), nn.BatchNorm2d(outputs)).to(
+                memory_format=torch.channels_last
+            ),
             leaf(batch, channels, size, size),
         ),
         product(batch, (size - kernel + 1) ** 2, outputs, channels, kernel * kernel),

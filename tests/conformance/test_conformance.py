@@ -1,4 +1,7 @@
-"""Every case of the suite: what is counted is what the pencil says, and no formula could be wrong without a case that noticed."""
+"""Every case of the suite.
+
+What is counted is what the pencil says, and no formula could be wrong without a case that noticed.
+"""
 
 import functools
 from collections.abc import Callable
@@ -26,7 +29,8 @@ from tests.support.package_cases import CASES as PACKAGE_CASES
 from tests.support.packed_formula_cases import CASES as PACKED_CASES
 from tests.support.profile_checks import consistent
 
-# What torch has to say of prototypes, of what is deprecated and of odd sizes, it says of what the cases try on purpose.
+# What torch has to say of prototypes, of what is deprecated and of odd sizes, it says of what the
+# cases try on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 BY_NAME = {case.name: case for case in CASES}
@@ -46,7 +50,11 @@ def profile_of(case: Case) -> Profile:
 def counted(profile: Profile) -> dict[str, int]:
     """The MACs of each phase, and those of forward that are executed."""
     root = profile.modules[""]
-    macs = {"forward": root.forward.macs, "backward": root.backward.macs, "recompute": root.recompute.macs}
+    macs = {
+        "forward": root.forward.macs,
+        "backward": root.backward.macs,
+        "recompute": root.recompute.macs,
+    }
     return macs | {"executed": root.forward.executed_macs}
 
 
@@ -73,11 +81,17 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 def test_every_formula_is_held_by_a_case_or_has_a_reason_why_not() -> None:
     """None is in the table, or in one of these two lists, by mistake."""
-    operators = {operator.removeprefix("aten::") for operator in (*table.FORMULAS, *operator_costs._COSTS)}
+    operators = {
+        operator.removeprefix("aten::") for operator in (*table.FORMULAS, *operator_costs._COSTS)
+    }
     listed = GUARDS.keys() | ELSEWHERE.keys()
     where = "GUARDS (with the case that it would break) or ELSEWHERE (with the reason why no case runs it) in tests/conformance/guards.py"
-    assert not operators - listed, f"formulas without a guard: {sorted(operators - listed)}; add them to {where}"
-    assert not listed - operators, f"no formula for {sorted(listed - operators)}; take them out of {where}"
+    assert not operators - listed, (
+        f"formulas without a guard: {sorted(operators - listed)}; add them to {where}"
+    )
+    assert not listed - operators, (
+        f"no formula for {sorted(listed - operators)}; take them out of {where}"
+    )
     assert not GUARDS.keys() & ELSEWHERE.keys()
 
 
@@ -94,29 +108,43 @@ def with_one_more(formula: Callable[..., Any]) -> Callable[..., Cost]:
 
 
 @pytest.mark.parametrize("operator", GUARDS)
-def test_one_mac_more_in_a_formula_is_noticed(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_mac_more_in_a_formula_is_noticed(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the case that holds it."""
     case = BY_NAME[GUARDS[operator]]
-    formulas: dict[str, Any] = operator_costs._COSTS if operator in operator_costs._COSTS else table.FORMULAS
+    formulas: dict[str, Any] = (
+        operator_costs._COSTS if operator in operator_costs._COSTS else table.FORMULAS
+    )
     name = operator if operator in formulas else f"aten::{operator}"
     monkeypatch.setitem(formulas, name, with_one_more(formulas[name]))
     assert expected(case) != counted(profile_of(case))
 
 
 def test_what_no_case_reaches_is_held_by_shapes() -> None:
-    """A formula with a reason has a pencil's answer to shapes; flex attention's backward takes more than shapes, and is next."""
+    """A formula with a reason has a pencil's answer to shapes.
+
+    Flex attention's backward takes more than shapes, and is next.
+    """
     cases = (*CORE_CASES, *FAMILY_CASES, *LINEAR_ALGEBRA_CASES, *PACKED_CASES, *PACKAGE_CASES)
     held = {operator for case in cases for operator in case.operators.split()}
     assert {"flex_attention_backward"} == ELSEWHERE.keys() - held
 
 
 def test_flex_attention_goes_backward_on_the_blocks_that_ran() -> None:
-    """Two products for each of forward's two, and the scores once more; of 4 by 4 blocks a causal mask leaves 1 + 2 + 3 + 4."""
+    """Two products for each of forward's two, and the scores once more.
+
+    Of 4 by 4 blocks a causal mask leaves 1 + 2 + 3 + 4.
+    """
     batch, heads, length, width, block = 1, 2, 256, 8, 64
-    mask = create_block_mask(lambda _b, _h, i, j: i >= j, None, None, length, length, device="cpu", BLOCK_SIZE=block)
+    mask = create_block_mask(
+        lambda _b, _h, i, j: i >= j, None, None, length, length, device="cpu", BLOCK_SIZE=block
+    )
     x = torch.empty(batch, heads, length, width, device="meta")
     backward = Operator(torch.ops.higher_order.flex_attention_backward)
-    cost = backward.cost((x, x, x, x, None, x, None, None, None, mask.as_tuple(), 1.0, {}), {}, (x, x, x))
+    cost = backward.cost(
+        (x, x, x, x, None, x, None, None, None, mask.as_tuple(), 1.0, {}), {}, (x, x, x)
+    )
     square, ran = batch * heads * length**2, batch * heads * (1 + 2 + 3 + 4) * block**2
     again = cost.recompute or Cost()
     assert (4 * square * width, 4 * ran * width, square * width, ran * width) == (
@@ -128,8 +156,20 @@ def test_flex_attention_goes_backward_on_the_blocks_that_ran() -> None:
 
 
 def test_the_pencil_knows_bert_large() -> None:
-    """340,592,656 MACs a token at length 128: what DeepSpeed counts of it too, and torch's own counter with attention in products."""
-    large = of_bert(fused=False, batch=4, length=128, layers=24, hidden=1024, heads=16, wide=4096, vocabulary=30522)
+    """340,592,656 MACs a token at length 128.
+
+    What DeepSpeed counts of it too, and torch's own counter with attention in products.
+    """
+    large = of_bert(
+        fused=False,
+        batch=4,
+        length=128,
+        layers=24,
+        hidden=1024,
+        heads=16,
+        wide=4096,
+        vocabulary=30522,
+    )
     assert 4 * 128 * 340_592_656 == large.forward
 
 
@@ -138,19 +178,30 @@ ONLY_HERE = ("flex", "conv_tbc", "TransformerEncoder in one kernel a layer, whic
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", ["matmul", "einsum", "convolution", "attention", "transformer", "recurrent"])
+@pytest.mark.parametrize(
+    "family", ["matmul", "einsum", "convolution", "attention", "transformer", "recurrent"]
+)
 def test_a_gpu_counts_the_same_forward(family: str, cuda: torch.device) -> None:
     """By other kernels; backward and what is run again follow from which they are."""
-    cases = [case for case in CASES if case.family == family and not case.name.startswith(ONLY_HERE)]
+    cases = [
+        case for case in CASES if case.family == family and not case.name.startswith(ONLY_HERE)
+    ]
     with cuda:
         profiles = {case.name: consistent(profile_of(case)) for case in cases}
-    assert {case.name: case.forward for case in cases} == {name: counted(profile)["forward"] for name, profile in profiles.items()}
-    assert {} == {name: profile.uncounted for name, profile in profiles.items() if profile.uncounted}
+    assert {case.name: case.forward for case in cases} == {
+        name: counted(profile)["forward"] for name, profile in profiles.items()
+    }
+    assert {} == {
+        name: profile.uncounted for name, profile in profiles.items() if profile.uncounted
+    }
 
 
 @pytest.mark.gpu
 def test_a_gpu_counts_heads_of_half_precision_as_wide_as_it_makes_them(cuda: torch.device) -> None:
-    """Flash attention fills 4 up to 8: of 2 x 6 heads, 5 queries and 5 keys that is 300 scores of 8 + 8, not of 4 + 4."""
+    """Flash attention fills 4 up to 8.
+
+    Of 2 x 6 heads, 5 queries and 5 keys that is 300 scores of 8 + 8, not of 4 + 4.
+    """
 
     class Attends(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

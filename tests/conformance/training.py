@@ -1,4 +1,7 @@
-"""What is trained and what is not: a weight that is frozen saves one product, an input that needs no gradient the other."""
+"""What is trained and what is not.
+
+A weight that is frozen saves one product, an input that needs no gradient the other.
+"""
 
 from typing import Any
 
@@ -130,17 +133,29 @@ CASES = (
     trained(
         "low-rank adapters",
         layer(Adapted, x),
-        product(rows, hidden, wide, gradients=1) + product(rows, hidden, rank) + product(rows, rank, wide),
+        product(rows, hidden, wide, gradients=1)
+        + product(rows, hidden, rank)
+        + product(rows, rank, wide),
     ),
     trained(
         "low-rank adapters of data",
         layer(Adapted, given),
-        product(rows, hidden, wide, gradients=0) + product(rows, hidden, rank, gradients=1) + product(rows, rank, wide),
+        product(rows, hidden, wide, gradients=0)
+        + product(rows, hidden, rank, gradients=1)
+        + product(rows, rank, wide),
     ),
-    trained("tied weights", layer(Tied, words(batch, length, vocabulary)), product(rows, hidden, vocabulary)),
+    trained(
+        "tied weights",
+        layer(Tied, words(batch, length, vocabulary)),
+        product(rows, hidden, vocabulary),
+    ),
     trained("a shared layer", layer(Shared, x), 4 * square),
     trained("a branch cut off", layer(Parted, x), once + square),
-    trained("several results", layer(Several, x), product(rows, hidden, wide) + product(rows, wide, hidden)),
+    trained(
+        "several results",
+        layer(Several, x),
+        product(rows, hidden, wide) + product(rows, wide, hidden),
+    ),
     trained(
         "two towers of data",
         layer(Contrastive, given, given),
@@ -149,7 +164,8 @@ CASES = (
     trained(
         "spectral normalisation",
         layer(normed, x),
-        # Twice to a better vector and once for the value: the weight by a vector; the value is a vector by a vector.
+        # Twice to a better vector and once for the value: the weight by a vector; the value is a
+        # vector by a vector.
         product(rows, hidden, wide) + Macs(3 * hidden * wide + wide),
     ),
     trained("a loop", layer(Loop, x, rounds), rounds * square),

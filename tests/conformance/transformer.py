@@ -32,7 +32,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor | None = None, values: Tensor | None = None) -> Any:
         memory = x if memory is None else memory
-        return self.attention(x, memory, memory if values is None else values, need_weights=self.weights)
+        return self.attention(
+            x, memory, memory if values is None else values, need_weights=self.weights
+        )
 
 
 out = product(tokens, hidden, hidden)
@@ -42,24 +44,54 @@ kept = partial(attention, fused=False)
 
 MULTIHEAD = (
     trained("MultiheadAttention", layer(Attention, x), within + attention(square, width)),
-    trained("MultiheadAttention that gives its weights", layer(lambda: Attention(weights=True), x), within + kept(square, width)),
-    trained("MultiheadAttention with dropout", layer(lambda: Attention(dropout=0.1), x), within + kept(square, width)),
-    trained("MultiheadAttention without biases", layer(lambda: Attention(bias=False), x), within + attention(square, width)),
-    trained("MultiheadAttention to another sequence", layer(Attention, x, memory), across + attention(cross, width)),
+    trained(
+        "MultiheadAttention that gives its weights",
+        layer(lambda: Attention(weights=True), x),
+        within + kept(square, width),
+    ),
+    trained(
+        "MultiheadAttention with dropout",
+        layer(lambda: Attention(dropout=0.1), x),
+        within + kept(square, width),
+    ),
+    trained(
+        "MultiheadAttention without biases",
+        layer(lambda: Attention(bias=False), x),
+        within + attention(square, width),
+    ),
+    trained(
+        "MultiheadAttention to another sequence",
+        layer(Attention, x, memory),
+        across + attention(cross, width),
+    ),
     trained(
         "MultiheadAttention, time first",
-        layer(lambda: Attention(batch_first=False), leaf(queries, batch, hidden), leaf(keys, batch, hidden)),
+        layer(
+            lambda: Attention(batch_first=False),
+            leaf(queries, batch, hidden),
+            leaf(keys, batch, hidden),
+        ),
         across + attention(cross, width),
     ),
     trained(
         "MultiheadAttention without a batch",
         layer(Attention, leaf(queries, hidden)),
-        product(queries, hidden, 3 * hidden) + product(queries, hidden, hidden) + attention(heads * queries * queries, width),
+        product(queries, hidden, 3 * hidden)
+        + product(queries, hidden, hidden)
+        + attention(heads * queries * queries, width),
     ),
     trained(
         "MultiheadAttention to keys and values of other widths",
-        layer(lambda: Attention(kdim=key_width, vdim=value_width), x, leaf(batch, keys, key_width), leaf(batch, keys, value_width)),
-        2 * out + product(others, key_width, hidden) + product(others, value_width, hidden) + attention(cross, width),
+        layer(
+            lambda: Attention(kdim=key_width, vdim=value_width),
+            x,
+            leaf(batch, keys, key_width),
+            leaf(batch, keys, value_width),
+        ),
+        2 * out
+        + product(others, key_width, hidden)
+        + product(others, value_width, hidden)
+        + attention(cross, width),
     ),
     trained(
         "MultiheadAttention with one more key",
@@ -71,7 +103,11 @@ MULTIHEAD = (
         layer(Attention, given),
         product(tokens, hidden, 3 * hidden, gradients=1) + out + attention(square, width),
     ),
-    inference("MultiheadAttention in one kernel", layer(lambda: Attention().eval(), given), within + attention(square, width)),
+    inference(
+        "MultiheadAttention in one kernel",
+        layer(lambda: Attention().eval(), given),
+        within + attention(square, width),
+    ),
     inference(
         "MultiheadAttention in one kernel that gives its weights",
         layer(lambda: Attention(weights=True).eval(), given),
@@ -115,7 +151,11 @@ def perceptron(rows: int) -> Macs:
 def encoding(length: int, attend: Any = attention) -> Macs:
     """One layer of an encoder."""
     rows = batch * length
-    return product(rows, hidden, 4 * hidden) + attend(batch * heads * length * length, width) + perceptron(rows)
+    return (
+        product(rows, hidden, 4 * hidden)
+        + attend(batch * heads * length * length, width)
+        + perceptron(rows)
+    )
 
 
 there = batch * queries - 2
@@ -127,9 +167,21 @@ both = {"num_encoder_layers": layers, "num_decoder_layers": layers, **options}
 
 LAYERS = (
     trained("TransformerEncoderLayer", layer(encoder_layer, x), encoding(queries)),
-    trained("TransformerEncoderLayer with dropout", layer(lambda: encoder_layer(dropout=0.1), x), encoding(queries, kept)),
-    trained("TransformerEncoderLayer, evaluated with gradients", layer(lambda: encoder_layer().eval(), x), encoding(queries)),
-    inference("TransformerEncoderLayer in one kernel", layer(lambda: encoder_layer().eval(), given), encoding(queries)),
+    trained(
+        "TransformerEncoderLayer with dropout",
+        layer(lambda: encoder_layer(dropout=0.1), x),
+        encoding(queries, kept),
+    ),
+    trained(
+        "TransformerEncoderLayer, evaluated with gradients",
+        layer(lambda: encoder_layer().eval(), x),
+        encoding(queries),
+    ),
+    inference(
+        "TransformerEncoderLayer in one kernel",
+        layer(lambda: encoder_layer().eval(), given),
+        encoding(queries),
+    ),
     inference(
         "TransformerEncoderLayer in one kernel, norm first, with GELU",
         layer(lambda: encoder_layer(norm_first=True, activation="gelu").eval(), given),
@@ -137,19 +189,37 @@ LAYERS = (
     ),
     inference(
         "TransformerEncoderLayer in one kernel, with a mask",
-        layer(lambda: encoder_layer().eval(), given, src_mask=Made(lambda: torch.zeros(queries, queries))),
+        layer(
+            lambda: encoder_layer().eval(),
+            given,
+            src_mask=Made(lambda: torch.zeros(queries, queries)),
+        ),
         encoding(queries),
     ),
-    inference("TransformerEncoderLayer in training without gradients", layer(encoder_layer, given), encoding(queries)),
-    trained("TransformerEncoder of data", layer(encoder, given), layers * encoding(queries) + not_wanted),
-    inference("TransformerEncoder in one kernel a layer", layer(lambda: encoder().eval(), given), layers * encoding(queries)),
+    inference(
+        "TransformerEncoderLayer in training without gradients",
+        layer(encoder_layer, given),
+        encoding(queries),
+    ),
+    trained(
+        "TransformerEncoder of data", layer(encoder, given), layers * encoding(queries) + not_wanted
+    ),
+    inference(
+        "TransformerEncoder in one kernel a layer",
+        layer(lambda: encoder().eval(), given),
+        layers * encoding(queries),
+    ),
     inference(
         "TransformerEncoder in one kernel a layer, which leaves padding out but for the scores",
         layer(lambda: encoder(nested=True).eval(), given, src_key_padding_mask=Made(padding)),
         layers * without_padding,
     ),
     trained("TransformerDecoderLayer", layer(decoder_layer, x, memory), decoding),
-    trained("TransformerDecoder", layer(lambda: nn.TransformerDecoder(decoder_layer(), layers), x, memory), layers * decoding),
+    trained(
+        "TransformerDecoder",
+        layer(lambda: nn.TransformerDecoder(decoder_layer(), layers), x, memory),
+        layers * decoding,
+    ),
     trained(
         "Transformer",
         layer(lambda: nn.Transformer(hidden, heads, **both), memory, x),

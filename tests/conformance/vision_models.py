@@ -1,8 +1,19 @@
-"""Vision transformers with random weights. Images want no gradient, so the first product has one less backward than all that follow."""
+"""Vision transformers with random weights.
+
+Images want no gradient, so the first product has one less backward than all that follow.
+"""
 
 from typing import Any
 
-from tests.conformance.architectures import convolution, decoder_layer, encoder_layer, image_convolution, perceptron, seeing, settings
+from tests.conformance.architectures import (
+    convolution,
+    decoder_layer,
+    encoder_layer,
+    image_convolution,
+    perceptron,
+    seeing,
+    settings,
+)
 from tests.conformance.convolutional_models import of_resnet, resnet_channels, resnet_places, stages
 from tests.conformance.making import Family
 from tests.conformance.pencil import NOTHING, Macs, attention, product
@@ -29,8 +40,17 @@ ratio = 2
 TRANSFORMERS = (
     trained(
         "ViT",
-        seeing(size, "ViTForImageClassification", "ViTConfig", **transformer, intermediate_size=wide, num_labels=labels),
-        of_patches + layers * encoder_layer(batch, patches + 1, hidden, heads, wide) + product(batch, hidden, labels),
+        seeing(
+            size,
+            "ViTForImageClassification",
+            "ViTConfig",
+            **transformer,
+            intermediate_size=wide,
+            num_labels=labels,
+        ),
+        of_patches
+        + layers * encoder_layer(batch, patches + 1, hidden, heads, wide)
+        + product(batch, hidden, labels),
     ),
     trained(
         "DINOv2",
@@ -46,7 +66,11 @@ def swin_stage(side: int, channels: int, heads: int) -> Macs:
     """Attention within windows, to which a trained bias is added; a perceptron."""
     places = batch * side * side
     attended = attention(places * heads * min(side, window) ** 2, channels // heads, fused=False)
-    return 4 * product(places, channels, channels) + attended + perceptron(places, channels, 4 * channels)
+    return (
+        4 * product(places, channels, channels)
+        + attended
+        + perceptron(places, channels, 4 * channels)
+    )
 
 
 merged = 2 * embedding
@@ -78,12 +102,17 @@ narrow, broad, reduction, decoder = 8, 16, 2, 12
 
 
 def segformer_block(side: int, channels: int, heads: int, reduced: int) -> Macs:
-    """Attention from all places to fewer, which a convolution merges; a perceptron with a depthwise convolution inside."""
+    """Attention from all places to fewer, which a convolution merges.
+
+    A perceptron with a depthwise convolution inside.
+    """
     places, fewer = batch * side**2, batch * (side // reduced) ** 2
     merging = convolution(fewer, channels, channels, reduced**2) if reduced > 1 else NOTHING
     projections = 2 * product(places, channels, channels) + 2 * product(fewer, channels, channels)
     attended = attention(places * heads * (side // reduced) ** 2, channels // heads)
-    mixing = perceptron(places, channels, ratio * channels) + convolution(places, 1, ratio * channels, 3 * 3)
+    mixing = perceptron(places, channels, ratio * channels) + convolution(
+        places, 1, ratio * channels, 3 * 3
+    )
     return merging + projections + attended + mixing
 
 

@@ -18,7 +18,11 @@ pytestmark = [
 
 DOCS = ROOT / "docs"
 PAGES = [path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md"))]
-RUN = [page for page in PAGES if any(block.language in {"python", "sh"} for block in blocks((DOCS / page).read_text("utf-8")))]
+RUN = [
+    page
+    for page in PAGES
+    if any(block.language in {"python", "sh"} for block in blocks((DOCS / page).read_text("utf-8")))
+]
 
 
 @pytest.mark.parametrize("page", RUN)
@@ -34,7 +38,12 @@ def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_few_blocks_are_left_out() -> None:
     """A tenth of them at most, each with its reason."""
-    of_pages = [block for page in PAGES for block in blocks((DOCS / page).read_text("utf-8")) if block.language in {"python", "sh"}]
+    of_pages = [
+        block
+        for page in PAGES
+        for block in blocks((DOCS / page).read_text("utf-8"))
+        if block.language in {"python", "sh"}
+    ]
     left_out = [block for block in of_pages if block.not_run]
     assert len(left_out) <= len(of_pages) / 10
 
@@ -50,7 +59,9 @@ def test_few_blocks_are_left_out() -> None:
         "<!-- setup\nraise ValueError\n-->",
     ],
 )
-def test_a_block_that_fails_is_named(culprit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_fails_is_named(
+    culprit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By page and line."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError, match=r"^page\.md:[357]\b"):
@@ -74,5 +85,7 @@ def test_the_reference_has_every_public_name() -> None:
     page = (DOCS / "reference/python.md").read_text("utf-8")
     names = re.findall(r"^::: lflops\.(\S+)$", page, re.MULTILINE)
     public = {*lflops.__all__, "hardware.lookup", "tensorboard.log", "huggingface.FlopsCallback"}
-    assert [] == [f"add ::: lflops.{name} to docs/reference/python.md" for name in sorted(public - set(names))]
+    assert [] == [
+        f"add ::: lflops.{name} to docs/reference/python.md" for name in sorted(public - set(names))
+    ]
     assert sorted(public) == sorted(names)

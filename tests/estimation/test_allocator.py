@@ -1,4 +1,7 @@
-"""An estimate hands its allocations to the allocator's simulation: those of both steps, in their order."""
+"""An estimate hands its allocations to the allocator's simulation.
+
+Those of both steps, in their order.
+"""
 
 from typing import Any
 
@@ -27,19 +30,40 @@ def layer() -> nn.Linear:
 
 
 def test_a_forward_pass_by_hand() -> None:
-    """Weights of 4 MiB, a batch of 1 and a result of 1: the weights in a segment of 20 MiB, the two small ones in one of 2."""
+    """Weights of 4 MiB, a batch of 1 and a result of 1.
+
+    The weights in a segment of 20 MiB, the two small ones in one of 2.
+    """
     with torch.no_grad():
         found = of(layer(), 256, allocator="")
-    assert Reserved(settings="", requested_bytes=6 * MIB, allocated_bytes=6 * MIB, reserved_bytes=22 * MIB, unused_bytes=16 * MIB) == found
+    assert (
+        Reserved(
+            settings="",
+            requested_bytes=6 * MIB,
+            allocated_bytes=6 * MIB,
+            reserved_bytes=22 * MIB,
+            unused_bytes=16 * MIB,
+        )
+        == found
+    )
 
 
 def test_both_steps_of_a_training_are_one_sequence() -> None:
-    """By hand, of 4 MiB each: weights, gradients, two of state, and what AdamW's lists need besides. The batch and the result are small.
+    """By hand, of 4 MiB each: weights, gradients, two of state, and what AdamW's lists need besides.
 
-    In the second step the state is not allocated again: five at least, and no second state, which would be seven.
+    The batch and the result are small.
+
+    In the second step the state is not allocated again: five at least, and no second state, which
+    would be seven.
     """
     found = of(layer(), 8, backward=True, optimizer=torch.optim.SGD, allocator="")
-    momentum = of(layer(), 8, backward=True, optimizer=lambda weights: torch.optim.SGD(weights, momentum=0.9), allocator="")
+    momentum = of(
+        layer(),
+        8,
+        backward=True,
+        optimizer=lambda weights: torch.optim.SGD(weights, momentum=0.9),
+        allocator="",
+    )
     assert 4 * MIB == momentum.requested_bytes - found.requested_bytes
     assert [2 * 4, 3 * 4] == [each.requested_bytes // MIB for each in (found, momentum)]
 
@@ -48,14 +72,19 @@ def test_settings_are_the_allocators() -> None:
     """21 MiB of weights are 22 in a segment, and 40 in pages of 20; the small ones 2 in both."""
     model = nn.Linear(WIDE, 21 * 256, bias=False)
     with torch.no_grad():
-        assert [22 + 2, 40 + 2] == [of(model, 1, allocator=each).reserved_bytes // MIB for each in ("", "expandable_segments:True")]
+        assert [22 + 2, 40 + 2] == [
+            of(model, 1, allocator=each).reserved_bytes // MIB
+            for each in ("", "expandable_segments:True")
+        ]
 
 
 def test_a_listed_chip_has_one_without_being_asked() -> None:
     """No other has, and what is wrong is named."""
     model, x = layer(), torch.zeros(1, WIDE)
     with torch.no_grad():
-        listed, unlisted = (lflops.estimate(model, x, hardware=chip).memory for chip in ("NVIDIA H200", None))
+        listed, unlisted = (
+            lflops.estimate(model, x, hardware=chip).memory for chip in ("NVIDIA H200", None)
+        )
     assert isinstance(listed, Memory)
     assert isinstance(unlisted, Memory)
     assert (True, None) == (isinstance(listed.reserved, Reserved), unlisted.reserved)

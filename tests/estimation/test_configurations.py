@@ -14,10 +14,24 @@ from lflops.estimation.estimate import Estimator, subject_of
 from lflops.estimation.from_config import builder_of
 from tests.support.cpu_allocator import allocated
 
-SMALL: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 256}
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+}
 CONVOLVED: dict[str, Any] = {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1]}
-SPEECH: dict[str, Any] = {"conv_dim": [32] * 7, "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "vocab_size": 32}
-CODED: dict[str, Any] = {f"{half}_{name}": size for half in ("encoder", "decoder") for name, size in (("layers", 2), ("ffn_dim", 128))}
+SPEECH: dict[str, Any] = {
+    "conv_dim": [32] * 7,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 2,
+    "vocab_size": 32,
+}
+CODED: dict[str, Any] = {
+    f"{half}_{name}": size
+    for half in ("encoder", "decoder")
+    for name, size in (("layers", 2), ("ffn_dim", 128))
+}
 CODED |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "d_model": 64}
 BACKBONE = {"embedding_size": 16, "out_features": ["stage4"], **CONVOLVED}
 TEXT: dict[str, Any] = {**SMALL, "vocab_size": 100, "bos_token_id": 1, "eos_token_id": 2}
@@ -25,15 +39,29 @@ TEXT: dict[str, Any] = {**SMALL, "vocab_size": 100, "bos_token_id": 1, "eos_toke
 CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "ViTForImageClassification": ("ViTConfig", {**SMALL, "image_size": 64}),
     "Dinov2ForImageClassification": ("Dinov2Config", {**SMALL, "image_size": 70}),
-    "SwinForImageClassification": ("SwinConfig", {"image_size": 64, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4]}),
+    "SwinForImageClassification": (
+        "SwinConfig",
+        {"image_size": 64, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4]},
+    ),
     "ViTMAEForPreTraining": ("ViTMAEConfig", {**SMALL, "image_size": 64}),
-    "VideoMAEForVideoClassification": ("VideoMAEConfig", {**SMALL, "image_size": 64, "num_frames": 8}),
-    "CLIPModel": ("CLIPConfig", {"text_config": TEXT, "vision_config": {**SMALL, "image_size": 64, "patch_size": 16}}),
+    "VideoMAEForVideoClassification": (
+        "VideoMAEConfig",
+        {**SMALL, "image_size": 64, "num_frames": 8},
+    ),
+    "CLIPModel": (
+        "CLIPConfig",
+        {"text_config": TEXT, "vision_config": {**SMALL, "image_size": 64, "patch_size": 16}},
+    ),
     "LlavaForConditionalGeneration": (
         "LlavaConfig",
         {
             "text_config": {**TEXT, "model_type": "llama", "num_key_value_heads": 2},
-            "vision_config": {**SMALL, "model_type": "clip_vision_model", "image_size": 56, "patch_size": 14},
+            "vision_config": {
+                **SMALL,
+                "model_type": "clip_vision_model",
+                "image_size": 56,
+                "patch_size": 14,
+            },
             "image_token_id": 99,
             "image_seq_length": 16,
         },
@@ -62,7 +90,10 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
             "image_size": [64, 96],
         },
     ),
-    "YolosForObjectDetection": ("YolosConfig", {**SMALL, "image_size": [64, 96], "num_detection_tokens": 5}),
+    "YolosForObjectDetection": (
+        "YolosConfig",
+        {**SMALL, "image_size": [64, 96], "num_detection_tokens": 5},
+    ),
 }
 CONVOLUTIONS = 0.1  # kernels take workspaces, which differ from CPU to CPU
 
@@ -77,12 +108,23 @@ def saved(folder: Path, architecture: str, **changed: Any) -> Path:
 
 def summed(out: Any) -> Tensor:
     """What backward starts from where no loss is computed."""
-    return torch.stack([each.sum() for each in out.values() if isinstance(each, Tensor) and each.is_floating_point()]).sum()
+    return torch.stack(
+        [
+            each.sum()
+            for each in out.values()
+            if isinstance(each, Tensor) and each.is_floating_point()
+        ]
+    ).sum()
 
 
 @pytest.mark.parametrize("architecture", CONFIGURATIONS)
-def test_a_configuration_has_its_parameters_and_the_peak_of_a_real_training(architecture: str, tmp_path: Path) -> None:
-    """Parameters as transformers makes them on the meta device; the most that the CPU's allocator gave out in two steps of it."""
+def test_a_configuration_has_its_parameters_and_the_peak_of_a_real_training(
+    architecture: str, tmp_path: Path
+) -> None:
+    """Parameters as transformers makes them on the meta device.
+
+    The most that the CPU's allocator gave out in two steps of it.
+    """
     build = builder_of(str(saved(tmp_path, architecture)), tokens=24)
     estimator = Estimator(caller=architecture, backward=True, optimizer="adamw")
     profile = estimator.run(lambda: subject_of(architecture, build(4)))
@@ -103,15 +145,22 @@ def test_a_configuration_has_its_parameters_and_the_peak_of_a_real_training(arch
         return step
 
     assert profile.memory is not None
-    assert max(allocated(begin, tmp_path)) == pytest.approx(profile.memory.peak_bytes, rel=CONVOLUTIONS)
+    assert max(allocated(begin, tmp_path)) == pytest.approx(
+        profile.memory.peak_bytes, rel=CONVOLUTIONS
+    )
 
 
 def test_an_image_is_as_large_as_its_processor_makes_it(tmp_path: Path) -> None:
     """Where the configuration has no size; without both, a sentence says what to add."""
     folder = saved(tmp_path, "DetrForObjectDetection", image_size=None)
-    with pytest.raises(lflops.CountError, match=r'has no image_size, .*: add "image_size": \[height, width\] to it$'):
+    with pytest.raises(
+        lflops.CountError,
+        match=r'has no image_size, .*: add "image_size": \[height, width\] to it$',
+    ):
         builder_of(str(folder))(1)
-    (folder / "preprocessor_config.json").write_text('{"size": {"shortest_edge": 64, "longest_edge": 96}}')
+    (folder / "preprocessor_config.json").write_text(
+        '{"size": {"shortest_edge": 64, "longest_edge": 96}}'
+    )
     batch: Any = builder_of(str(folder))(2)[1]
     assert (2, 3, 64, 96) == batch["pixel_values"].shape
 
@@ -133,7 +182,10 @@ def test_sound_has_as_many_frames_as_tokens_are_asked_for(tmp_path: Path) -> Non
 def test_too_many_layers_are_refused_at_once(tmp_path: Path) -> None:
     """With the setting; also one of a part."""
     folder = saved(tmp_path, "ViTForImageClassification", num_hidden_layers=1_000_000)
-    with pytest.raises(lflops.CountError, match=r"num_hidden_layers=1000000: models of up to 10,000 layers are estimated"):
+    with pytest.raises(
+        lflops.CountError,
+        match=r"num_hidden_layers=1000000: models of up to 10,000 layers are estimated",
+    ):
         builder_of(str(folder))
 
 

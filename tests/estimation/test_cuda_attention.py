@@ -1,4 +1,7 @@
-"""With a chip of NVIDIA's, attention is the kernel that torch takes there: what it keeps and what it computes twice."""
+"""With a chip of NVIDIA's, attention is the kernel that torch takes there.
+
+What it keeps and what it computes twice.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,13 +22,24 @@ from lflops.profile.notes import sentence
 from lflops.profile.profile import Profile
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 48, 16
-FLASH, EFFICIENT, CUDNN, MATH = "flash_attention", "efficient_attention", "cudnn_attention", "attention_math"
+FLASH, EFFICIENT, CUDNN, MATH = (
+    "flash_attention",
+    "efficient_attention",
+    "cudnn_attention",
+    "attention_math",
+)
 HALF, SINGLE = torch.bfloat16, torch.float32
 H200, A100 = "NVIDIA H200", "NVIDIA A100-SXM4-80GB"
 
 
 def heads(
-    dtype: torch.dtype = HALF, *, count: int = HEADS, length: int = LENGTH, width: int = WIDTH, batch: int = BATCH, device: str = "meta"
+    dtype: torch.dtype = HALF,
+    *,
+    count: int = HEADS,
+    length: int = LENGTH,
+    width: int = WIDTH,
+    batch: int = BATCH,
+    device: str = "meta",
 ) -> Tensor:
     """Queries, keys or values."""
     return torch.zeros(batch, count, length, width, dtype=dtype, device=device)
@@ -48,11 +62,23 @@ TAKEN: dict[str, tuple[Attention, str, str]] = {  # on Ampere and later, and bef
     "wider than that": (call(torch.float16, width=264), EFFICIENT, EFFICIENT),
     "a width of its own": (call(torch.float16, width=20), FLASH, MATH),
     "single of a width of its own": (call(SINGLE, width=6), MATH, EFFICIENT),
-    "narrower values": (call(torch.float16, value=heads(torch.float16, width=8)), EFFICIENT, EFFICIENT),
+    "narrower values": (
+        call(torch.float16, value=heads(torch.float16, width=8)),
+        EFFICIENT,
+        EFFICIENT,
+    ),
     "causal, as long as its keys": (call(is_causal=True), FLASH, MATH),
-    "causal, and shorter": (call(torch.float16, query=heads(torch.float16, length=8), is_causal=True), EFFICIENT, EFFICIENT),
+    "causal, and shorter": (
+        call(torch.float16, query=heads(torch.float16, length=8), is_causal=True),
+        EFFICIENT,
+        EFFICIENT,
+    ),
     "fewer keys": (call(key=heads(count=2), value=heads(count=2), enable_gqa=True), FLASH, MATH),
-    "fewer keys in single": (call(SINGLE, key=heads(SINGLE, count=2), value=heads(SINGLE, count=2), enable_gqa=True), MATH, MATH),
+    "fewer keys in single": (
+        call(SINGLE, key=heads(SINGLE, count=2), value=heads(SINGLE, count=2), enable_gqa=True),
+        MATH,
+        MATH,
+    ),
     "three dimensions": (Attention(*(heads().flatten(0, 1) for _ in range(3))), MATH, MATH),
     "one batch for all": (call(key=heads(batch=1), value=heads(batch=1)), MATH, MATH),
     "columns": (call(key=heads(length=WIDTH, width=LENGTH).mT), MATH, MATH),
@@ -61,9 +87,13 @@ TAKEN: dict[str, tuple[Attention, str, str]] = {  # on Ampere and later, and bef
 
 
 @pytest.mark.parametrize(("attention", "ampere", "before"), TAKEN.values(), ids=TAKEN)
-def test_the_kernel_is_the_first_that_takes_the_call(attention: Attention, ampere: str, before: str) -> None:
+def test_the_kernel_is_the_first_that_takes_the_call(
+    attention: Attention, ampere: str, before: str
+) -> None:
     """As torch's documentation and source have it."""
-    assert [ampere, before] == [(attention.kernel(ampere=newer) or ("",))[0] for newer in (True, False)]
+    assert [ampere, before] == [
+        (attention.kernel(ampere=newer) or ("",))[0] for newer in (True, False)
+    ]
 
 
 def a_torch(monkeypatch: pytest.MonkeyPatch, release: str, cudnn: int | None = None) -> None:
@@ -74,18 +104,32 @@ def a_torch(monkeypatch: pytest.MonkeyPatch, release: str, cudnn: int | None = N
 
 
 MASKED = call(attn_mask=MASK.to(HALF))
-ON_HOPPER: dict[str, tuple[Attention, str, str]] = {  # and on Blackwell, by torch 2.11 and its cuDNN
+ON_HOPPER: dict[
+    str, tuple[Attention, str, str]
+] = {  # and on Blackwell, by torch 2.11 and its cuDNN
     "half": (call(), CUDNN, CUDNN),
     "single": (call(SINGLE), EFFICIENT, EFFICIENT),
     "masked": (MASKED, CUDNN, CUDNN),
-    "a mask that is trained": (call(attn_mask=MASK.to(HALF).requires_grad_()), EFFICIENT, EFFICIENT),
+    "a mask that is trained": (
+        call(attn_mask=MASK.to(HALF).requires_grad_()),
+        EFFICIENT,
+        EFFICIENT,
+    ),
     "causal, and shorter": (call(query=heads(length=8), is_causal=True), CUDNN, CUDNN),
     "the widest": (call(torch.float16, width=256), CUDNN, FLASH),
     "wider than that": (call(torch.float16, width=264), EFFICIENT, EFFICIENT),
     "a width of its own": (call(width=61), FLASH, FLASH),
     "narrower values": (call(value=heads(width=8)), CUDNN, CUDNN),
-    "latent attention": (Attention(heads(width=192), heads(width=192), heads(width=128)), CUDNN, CUDNN),
-    "as wide with wider values": (Attention(heads(width=192), heads(width=192), heads(width=136)), CUDNN, EFFICIENT),
+    "latent attention": (
+        Attention(heads(width=192), heads(width=192), heads(width=128)),
+        CUDNN,
+        CUDNN,
+    ),
+    "as wide with wider values": (
+        Attention(heads(width=192), heads(width=192), heads(width=136)),
+        CUDNN,
+        EFFICIENT,
+    ),
     "fewer keys": (call(key=heads(count=2), value=heads(count=2), enable_gqa=True), CUDNN, CUDNN),
     "one key": (call(key=heads(length=1), value=heads(length=1)), FLASH, FLASH),
     "dropout": (call(dropout_p=0.1), CUDNN, CUDNN),
@@ -97,19 +141,36 @@ ON_HOPPER: dict[str, tuple[Attention, str, str]] = {  # and on Blackwell, by tor
 def test_cudnns_kernel_is_the_first_on_hopper_and_blackwell(
     attention: Attention, hopper: str, blackwell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An H100 took it in half precision and of 256 wide, not of 61 and not in single precision; the rest is torch's source."""
+    """An H100 took it in half precision and of 256 wide, not of 61 and not in single precision.
+
+    The rest is torch's source.
+    """
     a_torch(monkeypatch, "2.11.0+cu130", 91900)
-    assert [hopper, blackwell] == [(attention.kernel(ampere=True, family=each) or ("",))[0] for each in ("H100", "B200")]
+    assert [hopper, blackwell] == [
+        (attention.kernel(ampere=True, family=each) or ("",))[0] for each in ("H100", "B200")
+    ]
 
 
 WIDE = {"width": 64, "count": 8, "length": 256}
 ON_AN_H100: dict[str, tuple[Attention, str]] = {
-    **{f"{width} wide": (call(width=width), CUDNN) for width in (8, 64, 120, 128, 136, 192, 200, 256)},
-    **{f"{width} wide": (call(width=width), taken) for width, taken in ((4, FLASH), (61, FLASH), (264, EFFICIENT))},
+    **{
+        f"{width} wide": (call(width=width), CUDNN)
+        for width in (8, 64, 120, 128, 136, 192, 200, 256)
+    },
+    **{
+        f"{width} wide": (call(width=width), taken)
+        for width, taken in ((4, FLASH), (61, FLASH), (264, EFFICIENT))
+    },
     **{f"dropout of {p}": (call(dropout_p=p), CUDNN) for p in (0.0625, 0.1, 0.125)},
-    **{str(dtype): (call(dtype), taken) for dtype, taken in ((torch.float16, CUDNN), (SINGLE, EFFICIENT), (torch.float64, MATH))},
+    **{
+        str(dtype): (call(dtype), taken)
+        for dtype, taken in ((torch.float16, CUDNN), (SINGLE, EFFICIENT), (torch.float64, MATH))
+    },
     "192 and 128 wide": (Attention(heads(width=192), heads(width=192), heads(width=128)), CUDNN),
-    "64 and 32 wide": (Attention(heads(**WIDE), heads(**WIDE), heads(**WIDE | {"width": 32})), CUDNN),
+    "64 and 32 wide": (
+        Attention(heads(**WIDE), heads(**WIDE), heads(**WIDE | {"width": 32})),
+        CUDNN,
+    ),
     "causal, and shorter": (call(query=heads(length=8), is_causal=True), CUDNN),
     "masked": (MASKED, CUDNN),
     "masked by truths": (call(attn_mask=MASK.bool()), CUDNN),
@@ -119,19 +180,28 @@ ON_AN_H100: dict[str, tuple[Attention, str]] = {
     "one query with dropout": (call(query=heads(length=1), dropout_p=0.125), FLASH),
     "no query": (call(query=heads(length=0)), MATH),
     "fewer keys": (call(key=heads(count=2), value=heads(count=2), enable_gqa=True), CUDNN),
-    "fewer keys in single": (call(SINGLE, key=heads(SINGLE, count=2), value=heads(SINGLE, count=2), enable_gqa=True), MATH),
+    "fewer keys in single": (
+        call(SINGLE, key=heads(SINGLE, count=2), value=heads(SINGLE, count=2), enable_gqa=True),
+        MATH,
+    ),
     "fewer keys, which was not said": (call(key=heads(count=1), value=heads(count=1)), MATH),
 }
 
 
 @pytest.mark.parametrize(("attention", "taken"), ON_AN_H100.values(), ids=ON_AN_H100)
-def test_it_is_the_kernel_that_an_h100_took(attention: Attention, taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `torch._fused_sdp_choice` of torch 2.11 with cuDNN 9.19 said there, of calls like these; with and without gradients."""
+def test_it_is_the_kernel_that_an_h100_took(
+    attention: Attention, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `torch._fused_sdp_choice` of torch 2.11 with cuDNN 9.19 said there, of calls like these.
+
+    With and without gradients.
+    """
     a_torch(monkeypatch, "2.11.0+cu130", 91900)
     assert taken == (attention.kernel(ampere=True, family="H100") or ("",))[0]
 
 
-# By release and cuDNN: the chips that take it first. Without a cuDNN it is that of the release's wheel on PyPI.
+# By release and cuDNN: the chips that take it first. Without a cuDNN it is that of the release's
+# wheel on PyPI.
 PREFER = (
     ("2.8.0", None, set()),
     ("2.8.0+cu129", 91002, set()),
@@ -150,17 +220,26 @@ PREFER = (
 def test_which_chips_prefer_it_depends_on_torch_and_cudnn(
     release: str, cudnn: int | None, chips: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torch's source has it from 2.8 to 2.13; never on other chips, and never where the user switched it off."""
+    """As torch's source has it from 2.8 to 2.13.
+
+    Never on other chips, and never where the user switched it off.
+    """
     a_torch(monkeypatch, release, cudnn)
-    assert chips == {each for each in ("H100", "B200", "B300", "A100", "L40S", "RTX") if prefers_cudnn(each)}
+    assert chips == {
+        each for each in ("H100", "B200", "B300", "A100", "L40S", "RTX") if prefers_cudnn(each)
+    }
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
     assert not prefers_cudnn("H100")
 
 
-def test_later_torchs_take_it_with_sixteenths_of_dropout_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_torchs_take_it_with_sixteenths_of_dropout_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An eighth is two of them, a tenth is none; and never where a training must be deterministic."""
     a_torch(monkeypatch, "2.12.0")
-    assert [CUDNN, FLASH] == [(call(dropout_p=p).kernel(ampere=True, family="H100") or ("",))[0] for p in (0.125, 0.1)]
+    assert [CUDNN, FLASH] == [
+        (call(dropout_p=p).kernel(ampere=True, family="H100") or ("",))[0] for p in (0.125, 0.1)
+    ]
     torch.use_deterministic_algorithms(True)
     try:
         assert FLASH == (call().kernel(ampere=True, family="H100") or ("",))[0]
@@ -175,7 +254,10 @@ def test_the_table_has_chips_of_these_names(chip: str) -> None:
 
 
 def test_the_users_choice_is_kept_to() -> None:
-    """What is switched off is not taken, and an order of preference is followed; where nothing is left there is no kernel."""
+    """What is switched off is not taken, and an order of preference is followed.
+
+    Where nothing is left there is no kernel.
+    """
     chosen: list[Any] = []
     for left, in_order in (
         (SDPBackend.MATH, False),
@@ -184,7 +266,12 @@ def test_the_users_choice_is_kept_to() -> None:
         (SDPBackend.CUDNN_ATTENTION, False),
     ):
         with sdpa_kernel(left, set_priority=in_order):
-            chosen.extend(found and found[0] for found in (each.kernel(ampere=True) for each in (call(), call(SINGLE), call(width=136))))
+            chosen.extend(
+                found and found[0]
+                for found in (
+                    each.kernel(ampere=True) for each in (call(), call(SINGLE), call(width=136))
+                )
+            )
     assert [*[MATH] * 3, *[EFFICIENT] * 3, CUDNN, None, FLASH, CUDNN, None, None] == chosen
 
 
@@ -199,7 +286,9 @@ class Attends(nn.Module):
         return F.scaled_dot_product_attention(*inputs, **self.how)
 
 
-def estimated(dtype: torch.dtype = HALF, *, width: int = WIDTH, hardware: str | None = H200, **how: Any) -> Profile:
+def estimated(
+    dtype: torch.dtype = HALF, *, width: int = WIDTH, hardware: str | None = H200, **how: Any
+) -> Profile:
     """Of a training."""
     inputs = tuple(heads(dtype, width=width).requires_grad_() for _ in range(3))
     return lflops.estimate(Attends(**how), inputs, backward=True, hardware=hardware)
@@ -220,26 +309,41 @@ SUM = 4
 
 def test_flash_attention_keeps_its_result_and_a_sum_a_row() -> None:
     """Three inputs and the result in half precision, the sums, and three numbers of 8 bytes that dropout goes by."""
-    assert 4 * 2 * ONE + BATCH * HEADS * LENGTH * SUM + 3 * 8 == kept(estimated(hardware=A100, dropout_p=0.1))
-    assert {FLASH: 1} == {name: calls for note in estimated(hardware=A100).notes for name, calls in note.values.items()}
+    assert 4 * 2 * ONE + BATCH * HEADS * LENGTH * SUM + 3 * 8 == kept(
+        estimated(hardware=A100, dropout_p=0.1)
+    )
+    assert {FLASH: 1} == {
+        name: calls
+        for note in estimated(hardware=A100).notes
+        for name, calls in note.values.items()
+    }
 
 
 def test_cudnns_attention_keeps_as_much_and_computes_as_much() -> None:
     """But two numbers of 8 bytes; also with a mask of truths, of which it keeps numbers."""
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        profile, masked = estimated(is_causal=True), estimated(attn_mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool))
+        profile, masked = (
+            estimated(is_causal=True),
+            estimated(attn_mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool)),
+        )
     sums = BATCH * HEADS * LENGTH * SUM + 2 * 8
     assert 4 * 2 * ONE + sums == kept(profile)
     assert 4 * 2 * ONE + sums + LENGTH * LENGTH * 2 == kept(masked)
-    square, seen = (BATCH * HEADS * scores * WIDTH for scores in (LENGTH * LENGTH, LENGTH * (LENGTH + 1) // 2))
+    square, seen = (
+        BATCH * HEADS * scores * WIDTH for scores in (LENGTH * LENGTH, LENGTH * (LENGTH + 1) // 2)
+    )
     for metric, product in (("macs", square), ("executed_macs", seen)):
         assert [2 * product, 4 * product, product] == [
-            profile.total(phase=phase, metric=metric) for phase in ("forward", "backward", "recompute")
+            profile.total(phase=phase, metric=metric)
+            for phase in ("forward", "backward", "recompute")
         ]
 
 
 def test_efficient_attention_keeps_sums_of_whole_groups_of_rows() -> None:
-    """48 rows are two groups of 32; and two numbers. A mask of truths is one of numbers for it, in the dtype of the rest."""
+    """48 rows are two groups of 32; and two numbers.
+
+    A mask of truths is one of numbers for it, in the dtype of the rest.
+    """
     sums = BATCH * HEADS * 64 * SUM + 2 * 8
     assert 4 * 4 * ONE + sums == kept(estimated(SINGLE, dropout_p=0.1))
     truths = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
@@ -253,12 +357,20 @@ def test_plain_attention_keeps_the_weights() -> None:
 
 
 def test_the_scores_are_computed_a_second_time_in_backward() -> None:
-    """Two products forward, four backward, and one again; half of them, and the diagonal, where it is causal."""
+    """Two products forward, four backward, and one again.
+
+    Half of them, and the diagonal, where it is causal.
+    """
     square = BATCH * HEADS * LENGTH * LENGTH * WIDTH
     seen = BATCH * HEADS * (LENGTH * (LENGTH + 1) // 2) * WIDTH
     for profile in (estimated(is_causal=True, hardware=A100), estimated(SINGLE, is_causal=True)):
-        assert [2 * square, 4 * square, square] == [profile.total(phase=phase) for phase in ("forward", "backward", "recompute")]
-        executed = [profile.total(phase=phase, metric="executed_macs") for phase in ("forward", "backward", "recompute")]
+        assert [2 * square, 4 * square, square] == [
+            profile.total(phase=phase) for phase in ("forward", "backward", "recompute")
+        ]
+        executed = [
+            profile.total(phase=phase, metric="executed_macs")
+            for phase in ("forward", "backward", "recompute")
+        ]
         assert [2 * seen, 4 * seen, seen] == executed
     assert 0 == estimated(hardware="Tesla T4").total(phase="recompute")
 
@@ -276,7 +388,10 @@ def test_a_mask_is_laid_in_rows_that_the_kernel_takes() -> None:
     for length, row in ((48, 48), (20, 32)):
         seen: list[Tensor] = []
         with attention_on(lookup(H200)), Masks(seen):
-            F.scaled_dot_product_attention(*(heads(SINGLE, length=length, device="cpu") for _ in range(3)), torch.zeros(length, length))
+            F.scaled_dot_product_attention(
+                *(heads(SINGLE, length=length, device="cpu") for _ in range(3)),
+                torch.zeros(length, length),
+            )
         assert [(0, 0, row, 1)] == [each.stride() for each in seen]
 
 
@@ -287,7 +402,9 @@ class Masks(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen = seen
 
-    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is torch.ops.aten._scaled_dot_product_efficient_attention.default:
             self.seen.append(args[3])
             args = [each.to("meta") if isinstance(each, Tensor) else each for each in args]
@@ -307,7 +424,9 @@ def go_back_at_once(x: Tensor) -> Tensor:
 
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "by torch's module": nn.MultiheadAttention(16, 2, 0.1, dtype=HALF),
-    "by its operator": lambda x: torch.ops.aten.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "by its operator": lambda x: torch.ops.aten.scaled_dot_product_attention(
+        x[None], x[None], x[None]
+    ),
     "by name": lambda x: F.scaled_dot_product_attention(query=x[None], key=x[None], value=x[None]),
     "checkpointed": lambda x: checkpoint(attend, x, use_reentrant=False),
     "checkpointed in another way": lambda x: checkpoint(attend, x, use_reentrant=True),
@@ -323,15 +442,27 @@ class Weighed(nn.Module):
         self.way = way
 
     def forward(self, x: Tensor) -> Any:
-        return self.way(x, x, x, need_weights=False)[0] if isinstance(self.way, nn.Module) else self.way(x)
+        return (
+            self.way(x, x, x, need_weights=False)[0]
+            if isinstance(self.way, nn.Module)
+            else self.way(x)
+        )
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_attention_is_found_however_it_is_called(way: Callable[[Tensor], Tensor]) -> None:
     """Within torch's own functions, and while backward runs something again."""
-    profile = lflops.estimate(Weighed(way), torch.zeros(8, 6, 16, dtype=HALF, requires_grad=True), backward=True, hardware=A100)
+    profile = lflops.estimate(
+        Weighed(way),
+        torch.zeros(8, 6, 16, dtype=HALF, requires_grad=True),
+        backward=True,
+        hardware=A100,
+    )
     found = {cell.operator for cell in profile.cells if "attention" in cell.operator}
-    assert {"_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"} == found
+    assert {
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+    } == found
 
 
 def test_attention_is_in_what_autocast_makes_of_it() -> None:
@@ -343,7 +474,10 @@ def test_attention_is_in_what_autocast_makes_of_it() -> None:
 
 def test_what_no_kernel_takes_is_an_error() -> None:
     """With the chip, and what to do."""
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(lflops.CountError, match="takes this call on H200 SXM: leave on MATH"):
+    with (
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+        pytest.raises(lflops.CountError, match="takes this call on H200 SXM: leave on MATH"),
+    ):
         estimated(SINGLE)
 
 
@@ -351,14 +485,25 @@ def test_what_no_kernel_takes_is_an_error() -> None:
 def test_of_any_other_device_it_is_the_hosts(chip: str | None) -> None:
     """And no note says otherwise."""
     profile = estimated(hardware=chip)
-    assert {"_scaled_dot_product_flash_attention_for_cpu"} == {name for name in profile.by_operator() if "attention" in name}
+    assert {"_scaled_dot_product_flash_attention_for_cpu"} == {
+        name for name in profile.by_operator() if "attention" in name
+    }
     assert () == profile.notes
 
 
 def test_no_mode_stays_open() -> None:
-    """After an error neither: real attention is the host's again, which one that stayed open would not run."""
+    """After an error neither.
+
+    Real attention is the host's again, which one that stayed open would not run.
+    """
     with pytest.raises(lflops.CountError):
-        lflops.estimate(Attends(dropout_p=0.1), (heads(SINGLE),) * 3, loss=lambda out: out.sum().item(), backward=True, hardware=H200)
+        lflops.estimate(
+            Attends(dropout_p=0.1),
+            (heads(SINGLE),) * 3,
+            loss=lambda out: out.sum().item(),
+            backward=True,
+            hardware=H200,
+        )
     real = [heads(device="cpu") for _ in range(3)]
     assert real[0].shape == F.scaled_dot_product_attention(*real).shape
     with attention_on(lookup(A100)), pytest.raises(NotImplementedError, match="flash_attention"):
@@ -368,4 +513,7 @@ def test_no_mode_stays_open() -> None:
 def test_the_note_says_which_and_how_often() -> None:
     """In a sentence."""
     (note,) = estimated(hardware=A100).notes
-    assert "scaled_dot_product_attention is the kernel that torch picks on A100 SXM 80GB: flash attention 1 time" == sentence(note)
+    assert (
+        "scaled_dot_product_attention is the kernel that torch picks on A100 SXM 80GB: flash attention 1 time"
+        == sentence(note)
+    )

@@ -1,4 +1,7 @@
-"""An estimate of a model that is spread over ranks is what one of them does and keeps; no other rank is needed."""
+"""An estimate of a model that is spread over ranks is what one of them does and keeps.
+
+No other rank is needed.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -69,21 +72,32 @@ def third_step(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]
 def test_the_work_and_the_peak_are_those_of_a_rank_that_trains(
     build: Callable[[], nn.Module], optimizer: Callable[..., torch.optim.Optimizer]
 ) -> None:
-    """An estimate holds the batch, which a loop's count does not see; that sees the number that backward starts from."""
+    """An estimate holds the batch, which a loop's count does not see.
+
+    That sees the number that backward starts from.
+    """
     real = third_step(build(), optimizer)
-    estimated = lflops.estimate(build, BATCH, backward=True, loss=lambda out: out.sum(), optimizer=optimizer)
+    estimated = lflops.estimate(
+        build, BATCH, backward=True, loss=lambda out: out.sum(), optimizer=optimizer
+    )
     for phase in ("forward", "backward"):
         assert 0 < real.total(phase=phase) == estimated.total(phase=phase)
     assert real.communication == estimated.communication
     assert real.memory is not None
     assert estimated.memory is not None
     assert abs(real.memory.peak_bytes + BATCH.nbytes - estimated.memory.peak_bytes) <= SUM
-    assert real.memory.by_category["optimizer_state"] == estimated.memory.by_category["optimizer_state"]
+    assert (
+        real.memory.by_category["optimizer_state"]
+        == estimated.memory.by_category["optimizer_state"]
+    )
 
 
 @needs_shapes_of_collectives
 def test_gathered_parameters_are_alive_while_their_module_runs() -> None:
-    """FSDP resizes their storages without an operator. Each rank's quarter; and both layers in turn, the second also in backward."""
+    """FSDP resizes their storages without an operator.
+
+    Each rank's quarter; and both layers in turn, the second also in backward.
+    """
     estimated = lflops.estimate(in_shards, BATCH, backward=True, loss=lambda out: out.sum())
     assert estimated.memory is not None
     first, second = NARROW * WIDE + WIDE, WIDE * NARROW + NARROW
@@ -103,18 +117,34 @@ def test_a_module_in_columns_and_rows_may_be_given_as_it_is() -> None:
     """It is left so; a rank's part of the products is a quarter, and the weights it holds."""
     model = in_columns_and_rows()
     before = [(each, each.grad) for each in model.parameters()]
-    estimated, built = (lflops.estimate(each, BATCH, backward=True) for each in (model, in_columns_and_rows))
+    estimated, built = (
+        lflops.estimate(each, BATCH, backward=True) for each in (model, in_columns_and_rows)
+    )
     assert 2 * TOKENS * NARROW * WIDE // RANKS == estimated.total()
     assert estimated.cells == built.cells
     assert estimated.memory is not None
-    assert ((2 * NARROW * WIDE + WIDE) // RANKS + NARROW) * FLOAT == estimated.memory.by_category["parameters"]
-    assert all(old is new and grad is new.grad for (old, grad), new in zip(before, model.parameters(), strict=True))
+    assert ((2 * NARROW * WIDE + WIDE) // RANKS + NARROW) * FLOAT == estimated.memory.by_category[
+        "parameters"
+    ]
+    assert all(
+        old is new and grad is new.grad
+        for (old, grad), new in zip(before, model.parameters(), strict=True)
+    )
 
 
 KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "shards": (in_shards, "fully_shard keeps a module's parameters to itself: give a function that builds"),
-    "a wrapper": (lambda: DistributedDataParallel(whole()), "DistributedDataParallel keeps buckets as large as the gradients to itself"),
-    "a wrapper within": (lambda: nn.Sequential(DistributedDataParallel(whole())), "give the module that it wraps"),
+    "shards": (
+        in_shards,
+        "fully_shard keeps a module's parameters to itself: give a function that builds",
+    ),
+    "a wrapper": (
+        lambda: DistributedDataParallel(whole()),
+        "DistributedDataParallel keeps buckets as large as the gradients to itself",
+    ),
+    "a wrapper within": (
+        lambda: nn.Sequential(DistributedDataParallel(whole())),
+        "give the module that it wraps",
+    ),
     "the older shards": (
         lambda: FullyShardedDataParallel(whole(), device_id=torch.device("cpu")),
         "FullyShardedDataParallel keeps parameters",
@@ -124,21 +154,34 @@ KEEP: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 @pytest.mark.filterwarnings("ignore:FSDP")
 @pytest.mark.parametrize(("make", "said"), KEEP.values(), ids=KEEP)
-def test_a_module_that_keeps_its_real_tensors_is_refused(make: Callable[[], nn.Module], said: str) -> None:
+def test_a_module_that_keeps_its_real_tensors_is_refused(
+    make: Callable[[], nn.Module], said: str
+) -> None:
     """What to give in its place is said; and it has not been touched."""
     model = make()
     before = dict(model.named_parameters())
     with pytest.raises(lflops.CountError, match=f"estimate: .*{said}"):
         lflops.estimate(model, BATCH, backward=True)
-    assert all(type(each) is not Tensor and each is before[name] for name, each in model.named_parameters())
+    assert all(
+        type(each) is not Tensor and each is before[name] for name, each in model.named_parameters()
+    )
 
 
 @needs_shapes_of_collectives
 @pytest.mark.parametrize("build", [in_columns_and_rows, in_shards])
-def test_the_largest_batch_of_a_rank_is_that_of_its_estimates(build: Callable[[], nn.Module]) -> None:
+def test_the_largest_batch_of_a_rank_is_that_of_its_estimates(
+    build: Callable[[], nn.Module],
+) -> None:
     """The model is sharded once, and each batch that is tried finds it as it was."""
     memory_bytes, loss = 100_000, lambda out: out.sum()
     how = {"loss": loss, "optimizer": torch.optim.AdamW}
-    found = lflops.largest_batch(build, lambda samples: torch.ones(samples, NARROW), memory_bytes=memory_bytes, **how)
-    estimates = [lflops.estimate(build, torch.ones(samples, NARROW), backward=True, **how) for samples in (found, found + 1)]
-    assert [True, False] == [each.memory is not None and each.memory.fits(memory_bytes, margin=0) for each in estimates]
+    found = lflops.largest_batch(
+        build, lambda samples: torch.ones(samples, NARROW), memory_bytes=memory_bytes, **how
+    )
+    estimates = [
+        lflops.estimate(build, torch.ones(samples, NARROW), backward=True, **how)
+        for samples in (found, found + 1)
+    ]
+    assert [True, False] == [
+        each.memory is not None and each.memory.fits(memory_bytes, margin=0) for each in estimates
+    ]

@@ -1,4 +1,7 @@
-"""An estimate is the count of a step that nobody runs: the same work, the same live memory, and nothing is touched."""
+"""An estimate is the count of a step that nobody runs.
+
+The same work, the same live memory, and nothing is touched.
+"""
 
 import logging
 import re
@@ -41,15 +44,26 @@ from tests.support.cpu_allocator import allocated
 from tests.support.small_models import Block, Projections, hidden, sequence, square, tokens
 
 FLOAT = 4
-SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+}
 
-logging.getLogger("transformers").setLevel(logging.ERROR)  # on tokens that a vocabulary of 300 has not
+logging.getLogger("transformers").setLevel(
+    logging.ERROR
+)  # on tokens that a vocabulary of 300 has not
 
 
 def live(profile: Profile) -> dict[str, int]:
     """The categories that have something in them at the peak, which they add up to."""
     assert profile.memory is not None
-    assert profile.memory.peak_bytes == sum(profile.memory.by_category.values()) == profile.modules[""].peak_bytes
+    assert (
+        profile.memory.peak_bytes
+        == sum(profile.memory.by_category.values())
+        == profile.modules[""].peak_bytes
+    )
     return {category: nbytes for category, nbytes in profile.memory.by_category.items() if nbytes}
 
 
@@ -67,7 +81,10 @@ class Experts(nn.Module):
         self.weights = nn.Parameter(torch.randn(4, 16, 16, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch._grouped_mm(x, self.weights, offs=torch.tensor([2, 4, 6, 8], dtype=torch.int32)) * 2
+        return (
+            torch._grouped_mm(x, self.weights, offs=torch.tensor([2, 4, 6, 8], dtype=torch.int32))
+            * 2
+        )
 
 
 class Everything(nn.Module):
@@ -88,7 +105,10 @@ class Everything(nn.Module):
 SUBJECTS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "shared input": lambda: (Projections(), sequence(requires_grad=True)),
     "everything": lambda: (Everything(), torch.randn(3, 5, 8, requires_grad=True)),
-    "convolution": lambda: (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)), torch.randn(2, 3, 8, 8)),
+    "convolution": lambda: (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        torch.randn(2, 3, 8, 8),
+    ),
     "experts": lambda: (Experts(torch.bfloat16), torch.randn(8, 16, dtype=torch.bfloat16)),
     "experts in single precision": lambda: (Experts(torch.float32), torch.randn(8, 16)),
     "silu": lambda: (nn.Sequential(nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4)), torch.randn(2, 4)),
@@ -97,18 +117,26 @@ SUBJECTS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 @pytest.mark.parametrize("make", SUBJECTS.values(), ids=SUBJECTS)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_an_estimate_is_the_count_of_a_real_pass(make: Callable[[], tuple[nn.Module, Tensor]], backward: bool) -> None:
+def test_an_estimate_is_the_count_of_a_real_pass(
+    make: Callable[[], tuple[nn.Module, Tensor]], backward: bool
+) -> None:
     """Operator by operator in work, and moment by moment in memory; only that nothing was there."""
     model, x = make()
     if isinstance(model, Experts) and not runs_here("_grouped_mm"):
         pytest.skip("no grouped product on the CPU")
-    real, estimated = lflops.count(model, x, backward=backward), lflops.estimate(model, x, backward=backward)
+    real, estimated = (
+        lflops.count(model, x, backward=backward),
+        lflops.estimate(model, x, backward=backward),
+    )
     assert real.cells == estimated.cells
     assert real.modules == estimated.modules
     assert real.memory is not None
     assert estimated.memory is not None
     assert real.memory.timeline == estimated.memory.timeline
-    assert (real.memory.by_category, real.memory.alive) == (estimated.memory.by_category, estimated.memory.alive)
+    assert (real.memory.by_category, real.memory.alive) == (
+        estimated.memory.by_category,
+        estimated.memory.alive,
+    )
     assert ("counted", "fake") == (real.memory.source, estimated.memory.source)
     assert ("count", "estimate") == (real.run.kind, estimated.run.kind)
 
@@ -116,7 +144,9 @@ def test_an_estimate_is_the_count_of_a_real_pass(make: Callable[[], tuple[nn.Mod
 def test_autocast_is_the_callers() -> None:
     """A product in half precision has results of half the size."""
     with torch.autocast("cpu", torch.bfloat16):
-        real, estimated = (ask(Block(), sequence(), backward=True) for ask in (lflops.count, lflops.estimate))
+        real, estimated = (
+            ask(Block(), sequence(), backward=True) for ask in (lflops.count, lflops.estimate)
+        )
     assert {"bfloat16"} == {cell.dtype for cell in estimated.cells if cell.macs}
     assert (real.cells, peak(real)) == (estimated.cells, peak(estimated))
 
@@ -128,17 +158,28 @@ def test_a_model_that_a_function_builds_may_be_larger_than_any_machine() -> None
     def build() -> nn.Module:
         return nn.Linear(wide, out, bias=False).to(torch.bfloat16)
 
-    estimated = lflops.estimate(build, torch.zeros(3, wide, dtype=torch.bfloat16, device="meta"), backward=True)
-    assert (wide * out, 2 * wide * out) == (estimated.modules[""].parameters, estimated.modules[""].parameter_bytes)
+    estimated = lflops.estimate(
+        build, torch.zeros(3, wide, dtype=torch.bfloat16, device="meta"), backward=True
+    )
+    assert (wide * out, 2 * wide * out) == (
+        estimated.modules[""].parameters,
+        estimated.modules[""].parameter_bytes,
+    )
     assert {"forward": 3 * wide * out, "backward": 3 * wide * out} == {
         phase: estimated.total(phase=phase) for phase in ("forward", "backward")
     }
     assert 2 * 2 * wide * out + 2 * 3 * (wide + out) == peak(estimated)
 
 
-@pytest.mark.parametrize("bounds", [(-2.0, 2.0), (4.0, 5.0)], ids=["drawn again until within", "drawn evenly and rejected"])
+@pytest.mark.parametrize(
+    "bounds",
+    [(-2.0, 2.0), (4.0, 5.0)],
+    ids=["drawn again until within", "drawn evenly and rejected"],
+)
 @pytest.mark.filterwarnings("ignore:mean is more than 2 std")
-def test_initial_numbers_are_not_drawn_again_where_none_is_drawn(bounds: tuple[float, float]) -> None:
+def test_initial_numbers_are_not_drawn_again_where_none_is_drawn(
+    bounds: tuple[float, float],
+) -> None:
     """As vision transformers are initialised: a loop until no number is out of bounds."""
 
     def build() -> nn.Module:
@@ -181,30 +222,50 @@ def vision(model: nn.Module, size: int) -> tuple[nn.Module, dict[str, Tensor]]:
 
 def checkpointed_llama() -> nn.Module:
     """It runs every layer's forward again."""
-    model = LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2, vocab_size=300, use_cache=False))
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    model = LlamaForCausalLM(
+        LlamaConfig(**SMALL, num_key_value_heads=2, vocab_size=300, use_cache=False)
+    )
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": False})
     return model
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "BERT": lambda: language(BertForMaskedLM(BertConfig(**SMALL, vocab_size=300))),
-    "GPT-2": lambda: language(GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4, use_cache=False))),
+    "GPT-2": lambda: language(
+        GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4, use_cache=False))
+    ),
     "Llama, checkpointed": lambda: language(checkpointed_llama()),
     "ResNet": lambda: vision(
-        ResNetForImageClassification(ResNetConfig(embedding_size=16, hidden_sizes=[64, 128], depths=[3, 3], num_labels=10)), 64
+        ResNetForImageClassification(
+            ResNetConfig(embedding_size=16, hidden_sizes=[64, 128], depths=[3, 3], num_labels=10)
+        ),
+        64,
     ),
-    "ViT": lambda: vision(ViTForImageClassification(ViTConfig(**SMALL, image_size=32, patch_size=8, num_labels=10)), 32),
+    "ViT": lambda: vision(
+        ViTForImageClassification(ViTConfig(**SMALL, image_size=32, patch_size=8, num_labels=10)),
+        32,
+    ),
 }
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "SGD": torch.optim.SGD,
+    "AdamW": torch.optim.AdamW,
+}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_the_peak_is_that_of_a_real_training(
-    make: Callable[[], tuple[nn.Module, dict[str, Tensor]]], optimizer: Callable[[Any], torch.optim.Optimizer], tmp_path: Path
+    make: Callable[[], tuple[nn.Module, dict[str, Tensor]]],
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    tmp_path: Path,
 ) -> None:
-    """Within 1 % of the most that the allocator gave out in two steps, optimizer state among it: kernels take some workspace.
+    """Within 1 % of the most that the allocator gave out in two steps, optimizer state among it.
+
+    Kernels take some workspace.
 
     A convolution takes more of it on some CPUs than on others.
     """
@@ -221,14 +282,19 @@ def test_the_peak_is_that_of_a_real_training(
         return step
 
     model, batch = make()
-    estimated = lflops.estimate(model.train(), kwargs=batch, backward=True, loss=lambda out: out.loss, optimizer=optimizer)
+    estimated = lflops.estimate(
+        model.train(), kwargs=batch, backward=True, loss=lambda out: out.loss, optimizer=optimizer
+    )
     workspace = 0.1 if any(isinstance(each, nn.Conv2d) for each in model.modules()) else 0.01
     assert max(allocated(begin, tmp_path)) == pytest.approx(peak(estimated), rel=workspace)
     assert () == estimated.uncounted
 
 
 def test_the_counts_are_one_steps_and_the_state_is_in_the_peak() -> None:
-    """Of two steps the second: Adam's two averages, which the first has made, and a number of steps for each parameter."""
+    """Of two steps the second.
+
+    Adam's two averages, which the first has made, and a number of steps for each parameter.
+    """
     model, x = nn.Linear(hidden, hidden, bias=False), sequence()
     estimated = lflops.estimate(model, x, backward=True, optimizer=torch.optim.AdamW)
     weights = hidden * hidden * FLOAT
@@ -258,12 +324,17 @@ def test_the_first_step_gives_the_peak_where_it_needs_more() -> None:
 
 
 def test_an_optimizer_can_be_given_by_its_name() -> None:
-    """As in the shell, in any letter case; parameters, gradients and two moments of 20 + 5 floats each are there at the peak."""
+    """As in the shell, in any letter case.
+
+    Parameters, gradients and two moments of 20 + 5 floats each are there at the peak.
+    """
     named = lflops.estimate(nn.Linear(4, 5), fixed(2, 4), backward=True, optimizer="AdamW")
     made = lflops.estimate(nn.Linear(4, 5), fixed(2, 4), backward=True, optimizer=torch.optim.AdamW)
     assert made.memory == named.memory
     assert named.memory is not None
-    assert 2 * 25 * 4 <= named.memory.by_category["optimizer_state"] <= 2 * 25 * 4 + 2 * 4  # and two step counters
+    assert (
+        2 * 25 * 4 <= named.memory.by_category["optimizer_state"] <= 2 * 25 * 4 + 2 * 4
+    )  # and two step counters
 
 
 def test_on_a_chip_of_the_table_optimizers_work_on_lists_unless_told() -> None:
@@ -293,7 +364,10 @@ def test_a_compiled_module_is_estimated_as_it_is_written() -> None:
 
 
 def test_code_may_decide_by_small_integers() -> None:
-    """Whether there is padding, how much of it, which tokens are kept: as on the real batch, in a batch that stays what it is."""
+    """Whether there is padding, how much of it, which tokens are kept.
+
+    As on the real batch, in a batch that stays what it is.
+    """
 
     class Padded(nn.Module):
         def __init__(self) -> None:
@@ -306,7 +380,11 @@ def test_code_may_decide_by_small_integers() -> None:
             x = self.layer(self.embedding(ids)[kept])
             return x.sum() / kept.sum().item() if (labels == -100).any() else x.sum()
 
-    model, ids, labels = Padded(), torch.tensor([[1, 2, 0], [3, 0, 0]]), torch.ones(2, 3, dtype=torch.long)
+    model, ids, labels = (
+        Padded(),
+        torch.tensor([[1, 2, 0], [3, 0, 0]]),
+        torch.ones(2, 3, dtype=torch.long),
+    )
     estimated = lflops.estimate(model, (ids, labels), backward=True)
     assert 3 * hidden * hidden == estimated.total()
     assert 6 == labels.sum()
@@ -321,7 +399,9 @@ def test_what_was_written_to_by_the_unknown_is_unknown() -> None:
         counts.scatter_add_(0, x.argmax(-1), torch.ones(3, dtype=torch.long))
         return x[: int(counts.view(4)[0])]
 
-    with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+, in route: `return x\[: int"):
+    with pytest.raises(
+        lflops.CountError, match=r"test_estimate.py:\d+, in route: `return x\[: int"
+    ):
         lflops.estimate(Function(route), fixed(3, 4))
 
 
@@ -330,23 +410,34 @@ def test_what_has_the_address_of_something_unknown_is_known() -> None:
 
     def step(x: Tensor) -> Tensor:
         for _ in range(20):
-            torch.zeros(4, dtype=torch.long).scatter_add_(0, x.argmax(-1), torch.ones(3, dtype=torch.long))
+            torch.zeros(4, dtype=torch.long).scatter_add_(
+                0, x.argmax(-1), torch.ones(3, dtype=torch.long)
+            )
             x = x + int(torch.zeros(4, dtype=torch.long).sum())
         return x
 
-    (zeros,) = (cell for cell in lflops.estimate(Function(step), fixed(3, 4)).cells if cell.operator == "zeros")
+    (zeros,) = (
+        cell
+        for cell in lflops.estimate(Function(step), fixed(3, 4)).cells
+        if cell.operator == "zeros"
+    )
     assert 2 * 20 == zeros.calls
 
 
 def test_an_estimate_within_another_is_refused() -> None:
     """Also where there is no model yet whose tensors could tell."""
     with pytest.raises(lflops.CountError, match="is open here already"):
-        lflops.estimate(Function(lambda x: lflops.estimate(lambda: nn.Linear(3, 3), x)), fixed(2, 3))
+        lflops.estimate(
+            Function(lambda x: lflops.estimate(lambda: nn.Linear(3, 3), x)), fixed(2, 3)
+        )
 
 
 def test_large_integers_are_not_worth_their_memory() -> None:
     """Nor is what is made of small ones."""
-    for function in (lambda x: x + int(torch.arange(LARGEST + 1)[0]), lambda x: x + int(torch.arange(LARGEST).expand(2, -1).clone()[0, 0])):
+    for function in (
+        lambda x: x + int(torch.arange(LARGEST + 1)[0]),
+        lambda x: x + int(torch.arange(LARGEST).expand(2, -1).clone()[0, 0]),
+    ):
         with pytest.raises(lflops.CountError, match="needs the value of a tensor"):
             lflops.estimate(Function(function), fixed(2))
     lflops.estimate(Function(lambda x: x + int(torch.arange(LARGEST)[0])), fixed(2))
@@ -360,55 +451,88 @@ VIEWS_IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "resize_": lambda x: x + torch.arange(6).resize_(4),
     "set_": lambda x: x + torch.arange(6).set_(torch.arange(4)),
     "numbers of the code's own": lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0]).unsqueeze_(0),
-    "values that are not known": lambda x: x + torch.zeros(4, dtype=torch.long).scatter_(0, x.argmax(-1), 1).unsqueeze_(0),
+    "values that are not known": lambda x: (
+        x + torch.zeros(4, dtype=torch.long).scatter_(0, x.argmax(-1), 1).unsqueeze_(0)
+    ),
 }
 
 
 @pytest.mark.parametrize("function", VIEWS_IN_PLACE.values(), ids=VIEWS_IN_PLACE)
-def test_a_view_in_place_of_a_tensor_with_memory_is_taken(function: Callable[[Tensor], Tensor]) -> None:
+def test_a_view_in_place_of_a_tensor_with_memory_is_taken(
+    function: Callable[[Tensor], Tensor],
+) -> None:
     """Small integers and masks have their values in an estimate too, and fake mode writes no shape to such a tensor."""
     x = fixed(3, 4)
     assert lflops.count(Function(function), x).cells == lflops.estimate(Function(function), x).cells
 
 
 def test_what_is_viewed_in_place_keeps_its_values() -> None:
-    """Code may go on to decide by them: 3 rows of 4 are taken. What is not known before is not known afterwards."""
-    known = lflops.estimate(Function(lambda x: x[: int(torch.arange(4).unsqueeze_(0)[0, 3])].square()), fixed(5, 4))
+    """Code may go on to decide by them: 3 rows of 4 are taken.
+
+    What is not known before is not known afterwards.
+    """
+    known = lflops.estimate(
+        Function(lambda x: x[: int(torch.arange(4).unsqueeze_(0)[0, 3])].square()), fixed(5, 4)
+    )
     assert 3 * 4 == known.total(metric="flops")
     with pytest.raises(lflops.CountError, match="needs the value of a tensor"):
-        lflops.estimate(Function(lambda x: x[: int(VIEWS_IN_PLACE["values that are not known"](x.long())[0, 0])]), fixed(3, 4))
+        lflops.estimate(
+            Function(
+                lambda x: x[: int(VIEWS_IN_PLACE["values that are not known"](x.long())[0, 0])]
+            ),
+            fixed(3, 4),
+        )
 
 
 @pytest.mark.parametrize(
-    "function", [lambda x: torch.arange(6).resize_(LARGEST + 1), lambda x: torch.arange(12).resize_as_(x)], ids=["large", "as a fake one"]
+    "function",
+    [lambda x: torch.arange(6).resize_(LARGEST + 1), lambda x: torch.arange(12).resize_as_(x)],
+    ids=["large", "as a fake one"],
 )
-def test_a_view_in_place_that_cannot_be_taken_is_named(function: Callable[[Tensor], Tensor]) -> None:
+def test_a_view_in_place_that_cannot_be_taken_is_named(
+    function: Callable[[Tensor], Tensor],
+) -> None:
     """With its line; a bare assertion of torch's would say neither."""
-    with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+.*changes in place the shape of a tensor that has memory"):
+    with pytest.raises(
+        lflops.CountError,
+        match=r"test_estimate.py:\d+.*changes in place the shape of a tensor that has memory",
+    ):
         lflops.estimate(Function(function), fixed(3, 4))
 
 
 def test_a_model_of_transformers_that_views_integers_in_place_is_estimated() -> None:
     """BigBird's blocks of random attention are planned in integers, with an `unsqueeze_`."""
-    config = BigBirdConfig(**SMALL, vocab_size=300, max_position_embeddings=512, block_size=4, num_random_blocks=2)
+    config = BigBirdConfig(
+        **SMALL, vocab_size=300, max_position_embeddings=512, block_size=4, num_random_blocks=2
+    )
     model, ids = BigBirdModel(config), torch.randint(1, 300, (2, 128))
-    real, estimated = (ask(model, kwargs={"input_ids": ids}) for ask in (lflops.count, lflops.estimate))
+    real, estimated = (
+        ask(model, kwargs={"input_ids": ids}) for ask in (lflops.count, lflops.estimate)
+    )
     assert real.total() == estimated.total()
     assert () == estimated.uncounted
 
 
 def drawn(distribution: D.Distribution) -> Tensor:
     """The logarithm of the probability of a sample, as a policy's loss has it."""
-    return distribution.log_prob(distribution.rsample() if distribution.has_rsample else distribution.sample())
+    return distribution.log_prob(
+        distribution.rsample() if distribution.has_rsample else distribution.sample()
+    )
 
 
 DISTRIBUTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "a VAE's": lambda x: D.Normal(x, x.exp()).rsample(),
-    "its divergence": lambda x: D.kl_divergence(D.Normal(x, x.exp()), D.Normal(torch.zeros_like(x), torch.ones_like(x))),
+    "its divergence": lambda x: D.kl_divergence(
+        D.Normal(x, x.exp()), D.Normal(torch.zeros_like(x), torch.ones_like(x))
+    ),
     "actions": lambda x: drawn(D.Categorical(logits=x)),
-    "squashed actions": lambda x: drawn(D.TransformedDistribution(D.Normal(x, x.exp()), [D.TanhTransform(cache_size=1)])),
+    "squashed actions": lambda x: drawn(
+        D.TransformedDistribution(D.Normal(x, x.exp()), [D.TanhTransform(cache_size=1)])
+    ),
     "independent": lambda x: drawn(D.Independent(D.Normal(x, x.exp()), 1)),
-    "covariance": lambda x: drawn(D.MultivariateNormal(x, covariance_matrix=x.T @ x + torch.eye(4))),
+    "covariance": lambda x: drawn(
+        D.MultivariateNormal(x, covariance_matrix=x.T @ x + torch.eye(4))
+    ),
     "uniform": lambda x: drawn(D.Uniform(x, x + 1)),
     "geometric": lambda x: drawn(D.Geometric(x.sigmoid())),
     "continuous Bernoulli": lambda x: drawn(D.ContinuousBernoulli(x.sigmoid(), validate_args=True)),
@@ -417,24 +541,38 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.fixture
 def validating(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Distributions validate, as they do by default; torch's compiler switches that off for the whole process when it is loaded."""
+    """Distributions validate, as they do by default.
+
+    Torch's compiler switches that off for the whole process when it is loaded.
+    """
     monkeypatch.setattr(D.Distribution, "_validate_args", True)
 
 
 @pytest.mark.usefixtures("validating")
 @pytest.mark.parametrize("function", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 def test_a_distribution_takes_its_arguments_for_valid(function: Callable[[Tensor], Tensor]) -> None:
-    """It asks whether they are, which only real numbers tell; a real step goes on or ends there. The work is that of a real pass."""
+    """It asks whether they are, which only real numbers tell; a real step goes on or ends there.
+
+    The work is that of a real pass.
+    """
     x = fixed(3, 4)
-    real, estimated = (ask(Function(function), x, backward=False) for ask in (lflops.count, lflops.estimate))
-    assert (real.total(), real.total(metric="flops")) == (estimated.total(), estimated.total(metric="flops"))
+    real, estimated = (
+        ask(Function(function), x, backward=False) for ask in (lflops.count, lflops.estimate)
+    )
+    assert (real.total(), real.total(metric="flops")) == (
+        estimated.total(),
+        estimated.total(metric="flops"),
+    )
 
 
 @pytest.mark.usefixtures("validating")
 def test_a_distributions_known_arguments_are_validated() -> None:
     """Numbers of the code's own are known: a scale of -1 is the error that it would be."""
     with pytest.raises(ValueError, match="to satisfy the constraint GreaterThan"):
-        lflops.estimate(Function(lambda x: x + D.Normal(torch.tensor(0.0), torch.tensor(-1.0)).sample()), fixed(3))
+        lflops.estimate(
+            Function(lambda x: x + D.Normal(torch.tensor(0.0), torch.tensor(-1.0)).sample()),
+            fixed(3),
+        )
 
 
 def test_a_question_of_the_users_own_about_a_distribution_is_refused() -> None:
@@ -472,11 +610,19 @@ def test_code_that_needs_a_value_is_named(function: Callable[[Tensor], Tensor], 
     """File, line and what stands there, in forward and in a loss; and what to do."""
     for ask in (
         lambda: lflops.estimate(Function(function), fixed(3)),
-        lambda: lflops.estimate(nn.Linear(3, 3), fixed(1, 3), backward=True, loss=lambda out: function(out).sum()),
+        lambda: lflops.estimate(
+            nn.Linear(3, 3), fixed(1, 3), backward=True, loss=lambda out: function(out).sum()
+        ),
     ):
-        with pytest.raises(lflops.CountError, match=r"estimate: .*test_estimate.py:\d+, in ") as caught:
+        with pytest.raises(
+            lflops.CountError, match=r"estimate: .*test_estimate.py:\d+, in "
+        ) as caught:
             ask()
-        assert [] == [each for each in (said, "needs the value of a tensor", "lflops.count") if each not in str(caught.value)]
+        assert [] == [
+            each
+            for each in (said, "needs the value of a tensor", "lflops.count")
+            if each not in str(caught.value)
+        ]
 
 
 class Nested(nn.Module):
@@ -484,34 +630,54 @@ class Nested(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 3)), Function(function)])
+        self.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 3)), Function(function)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks[0](self.blocks[1](x))
 
 
 def test_other_errors_are_let_through_and_say_where(caplog: pytest.LogCaptureFixture) -> None:
-    """They are the user's own: with the innermost module that was called, and the innermost line that is the user's."""
+    """They are the user's own.
+
+    With the innermost module that was called, and the innermost line that is the user's.
+    """
     for model in (Nested(torch.neg), torch.compile(Nested(torch.neg))):
         with pytest.raises(RuntimeError, match=r"1x4|\[1, 4\]") as caught:
             lflops.estimate(model, fixed(1, 3))
         (note,) = caught.value.__notes__
-        assert re.fullmatch(r"estimate: in blocks.0.1 \(Linear\), .*test_estimate.py:\d+, in forward: `return self.blocks.*`", note)
-    assert [] == [each for each in caplog.records if each.name != "torch.__trace"], "torch has a log for this, with a traceback of its own"
+        assert re.fullmatch(
+            r"estimate: in blocks.0.1 \(Linear\), .*test_estimate.py:\d+, in forward: `return self.blocks.*`",
+            note,
+        )
+    assert [] == [each for each in caplog.records if each.name != "torch.__trace"], (
+        "torch has a log for this, with a traceback of its own"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is the device that is asked for")
-@pytest.mark.parametrize("ask", [lambda: torch.ones(2, device="cuda"), lambda: torch.ones(2).cuda()], ids=["made there", "moved there"])
+@pytest.mark.parametrize(
+    "ask",
+    [lambda: torch.ones(2, device="cuda"), lambda: torch.ones(2).cuda()],
+    ids=["made there", "moved there"],
+)
 def test_who_asks_for_cuda_is_told_where_an_estimate_runs(ask: Callable[[], Tensor]) -> None:
     """In building as well as in forward."""
     for make in (lambda: nn.Linear(2, 2).to(ask().device), lambda: Function(lambda x: x + ask())):
-        with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+, in <lambda>.*it asks for CUDA.*give the chip as hardware"):
+        with pytest.raises(
+            lflops.CountError,
+            match=r"test_estimate.py:\d+, in <lambda>.*it asks for CUDA.*give the chip as hardware",
+        ):
             lflops.estimate(make, fixed(1, 2))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there autocast is not left out")
 def test_autocast_for_cuda_is_not_left_out_without_a_word() -> None:
-    """For a chip it would be wrong to estimate single precision; for the host it is what happens, and torch warns."""
+    """For a chip it would be wrong to estimate single precision.
+
+    For the host it is what happens, and torch warns.
+    """
 
     class Cast(nn.Module):
         def __init__(self) -> None:
@@ -522,7 +688,10 @@ def test_autocast_for_cuda_is_not_left_out_without_a_word() -> None:
             with torch.autocast("cuda", torch.bfloat16):
                 return self.layer(x)
 
-    with pytest.raises(lflops.CountError, match=r"in the model \(Cast\).*`with torch.autocast\(\"cuda\".*or that of a tensor"):
+    with pytest.raises(
+        lflops.CountError,
+        match=r"in the model \(Cast\).*`with torch.autocast\(\"cuda\".*or that of a tensor",
+    ):
         lflops.estimate(Cast(), fixed(1, 2), hardware="NVIDIA H200")
     with pytest.warns(UserWarning, match="CUDA is not available"):
         assert {"float32"} == {cell.dtype for cell in lflops.estimate(Cast(), fixed(1, 2)).cells}
@@ -530,7 +699,10 @@ def test_autocast_for_cuda_is_not_left_out_without_a_word() -> None:
 
 def test_what_needs_a_value_is_named_with_its_module() -> None:
     """Beside the line; code that a function is given does not stand in a module's own."""
-    with pytest.raises(lflops.CountError, match=r"^estimate: in blocks.1 \(Function\), .*test_estimate.py:\d+, in asks: `if x"):
+    with pytest.raises(
+        lflops.CountError,
+        match=r"^estimate: in blocks.1 \(Function\), .*test_estimate.py:\d+, in asks: `if x",
+    ):
         lflops.estimate(Nested(asks), fixed(1, 3))
 
 
@@ -542,17 +714,30 @@ def test_an_error_while_building_has_its_line() -> None:
 
     with pytest.raises(RuntimeError, match="negative dimension") as caught:
         lflops.estimate(build, fixed(1, 3))
-    assert re.fullmatch(r"estimate: .*test_estimate.py:\d+, in build: `return nn.Linear\(3, -3\)`", caught.value.__notes__[0])
+    assert re.fullmatch(
+        r"estimate: .*test_estimate.py:\d+, in build: `return nn.Linear\(3, -3\)`",
+        caught.value.__notes__[0],
+    )
 
 
 def test_a_parameter_of_somebody_else_is_refused() -> None:
-    """Its gradient would be fake, and written to it. One that wants none is as good as any tensor."""
+    """Its gradient would be fake, and written to it.
+
+    One that wants none is as good as any tensor.
+    """
     other = nn.Parameter(torch.ones(3))
     for function in (lambda x: x * other, lambda x: x * other.view(1, 3)):
-        with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+.*a parameter that is none of the model's"):
+        with pytest.raises(
+            lflops.CountError,
+            match=r"test_estimate.py:\d+.*a parameter that is none of the model's",
+        ):
             lflops.estimate(Function(function), fixed(2, 3).requires_grad_(), backward=True)
     assert other.grad is None
-    lflops.estimate(Function(lambda x: x * other.requires_grad_(requires_grad=False)), fixed(2, 3).requires_grad_(), backward=True)
+    lflops.estimate(
+        Function(lambda x: x * other.requires_grad_(requires_grad=False)),
+        fixed(2, 3).requires_grad_(),
+        backward=True,
+    )
 
 
 class Steps(nn.Module):
@@ -570,15 +755,22 @@ class Steps(nn.Module):
 
 
 def test_an_optimizer_of_real_parameters_is_refused() -> None:
-    """It would find no gradient, and leave its state out of the peak. One that is built with its model is estimated."""
+    """It would find no gradient, and leave its state out of the peak.
+
+    One that is built with its model is estimated.
+    """
     model = Steps()
     with pytest.raises(
-        lflops.CountError, match=r"`self.optimizer.step\(\)`: it steps an optimizer of the real parameters: give a function"
+        lflops.CountError,
+        match=r"`self.optimizer.step\(\)`: it steps an optimizer of the real parameters: give a function",
     ):
         lflops.estimate(model, sequence())
     assert {} == model.optimizer.state
     assert model.layer.weight.grad is None
-    assert 2 * hidden * hidden * FLOAT + FLOAT == live(lflops.estimate(Steps, sequence()))["optimizer_state"]
+    assert (
+        2 * hidden * hidden * FLOAT + FLOAT
+        == live(lflops.estimate(Steps, sequence()))["optimizer_state"]
+    )
     model(sequence())
     assert [3] == [len(state) for state in model.optimizer.state.values()], "no hook is left"
 
@@ -587,14 +779,22 @@ def test_adafactor_asks_for_numbers_that_only_scale_its_step() -> None:
     """Means of rows and of columns of a matrix, all of a vector's, and the steps of both."""
     for foreach in (False, True):
         made = lflops.estimate(
-            nn.Linear(8, 16), fixed(2, 8), backward=True, optimizer=lambda each, f=foreach: torch.optim.Adafactor(each, foreach=f)
+            nn.Linear(8, 16),
+            fixed(2, 8),
+            backward=True,
+            optimizer=lambda each, f=foreach: torch.optim.Adafactor(each, foreach=f),
         )
         assert (16 + 8 + 16 + 2) * FLOAT == live(made)["optimizer_state"]
 
 
 def test_moments_of_eight_bits() -> None:
-    """Two bytes an element and two scales for 256 of them; a vector of 100 has both moments in float32."""
-    found = lflops.estimate(nn.Linear(100, 100), fixed(2, 100), backward=True, optimizer="AdamW8bit")
+    """Two bytes an element and two scales for 256 of them.
+
+    A vector of 100 has both moments in float32.
+    """
+    found = lflops.estimate(
+        nn.Linear(100, 100), fixed(2, 100), backward=True, optimizer="AdamW8bit"
+    )
     assert 2 * 10_000 + 2 * 40 * FLOAT + 2 * 100 * FLOAT == live(found)["optimizer_state"]
 
 
@@ -605,30 +805,56 @@ def test_a_class_that_needs_no_arguments_is_a_function_that_builds() -> None:
         def __init__(self, width: int = 4) -> None:
             super().__init__(width, 5)
 
-    assert peak(lflops.estimate(lambda: Net(), fixed(2, 4))) == peak(lflops.estimate(Net, fixed(2, 4)))  # noqa: PLW0108 - a function
-    with pytest.raises(lflops.CountError, match=r"Linear is a class: give an instance, or lambda: Linear\(\.\.\.\)"):
+    assert peak(lflops.estimate(lambda: Net(), fixed(2, 4))) == peak(  # noqa: PLW0108
+        lflops.estimate(Net, fixed(2, 4))
+    )
+    with pytest.raises(
+        lflops.CountError, match=r"Linear is a class: give an instance, or lambda: Linear\(\.\.\.\)"
+    ):
         lflops.estimate(nn.Linear, fixed(2, 4))
 
 
 def test_dropout_keeps_a_byte_an_element_on_a_chip() -> None:
     """A CPU keeps the noise, in the input's dtype: three bytes more of each of 1,000 rows of 64."""
-    model, x = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Dropout(0.5), nn.Linear(64, 64, bias=False)).train(), fixed(1000, 64)
-    here, there = (lflops.estimate(model, x, backward=True, hardware=chip) for chip in (None, "A100"))
-    kept = [profile.memory.most_by_category["activations"] for profile in (here, there) if profile.memory is not None]
+    model, x = (
+        nn.Sequential(
+            nn.Linear(64, 64, bias=False), nn.Dropout(0.5), nn.Linear(64, 64, bias=False)
+        ).train(),
+        fixed(1000, 64),
+    )
+    here, there = (
+        lflops.estimate(model, x, backward=True, hardware=chip) for chip in (None, "A100")
+    )
+    kept = [
+        profile.memory.most_by_category["activations"]
+        for profile in (here, there)
+        if profile.memory is not None
+    ]
     assert 3 * 64_000 == kept[0] - kept[1]
 
 
 def test_logits_and_loss_are_named_where_they_are_large() -> None:
-    """32 rows of 5,000 logits: log-probabilities and two gradients of their size. Where the layer before is larger, nothing is said."""
+    """32 rows of 5,000 logits: log-probabilities and two gradients of their size.
+
+    Where the layer before is larger, nothing is said.
+    """
 
     def said(width: int) -> list[tuple[str, int]]:
         model = nn.Linear(width, 5000, bias=False)
         loss = nn.CrossEntropyLoss()
-        profile = lflops.estimate(model, fixed(32, width), backward=True, loss=lambda out: loss(out, torch.zeros(32, dtype=torch.long)))
+        profile = lflops.estimate(
+            model,
+            fixed(32, width),
+            backward=True,
+            loss=lambda out: loss(out, torch.zeros(32, dtype=torch.long)),
+        )
         return [(what, nbytes) for what, nbytes, _ in savings(analyze(profile)) if "logits" in what]
 
     ((what, nbytes),) = said(8)
-    assert (3 * 32 * 5000 * FLOAT, True) == (nbytes, what.endswith("use a loss that computes them for a chunk of the tokens at a time"))
+    assert (3 * 32 * 5000 * FLOAT, True) == (
+        nbytes,
+        what.endswith("use a loss that computes them for a chunk of the tokens at a time"),
+    )
     assert [] == said(1000)
 
 
@@ -643,18 +869,37 @@ def test_a_captured_step_is_estimated_without_its_graph() -> None:
     """The same state; a note says so."""
     model, x = nn.Linear(3, 3), fixed(2, 3)
     plain = lflops.estimate(model, x, backward=True, optimizer=torch.optim.AdamW)
-    captured = lflops.estimate(model, x, backward=True, optimizer=lambda each: torch.optim.AdamW(each, capturable=True))
-    assert (["not_captured"], plain.cells, peak(plain)) == ([each.code for each in captured.notes], captured.cells, peak(captured))
+    captured = lflops.estimate(
+        model, x, backward=True, optimizer=lambda each: torch.optim.AdamW(each, capturable=True)
+    )
+    assert (["not_captured"], plain.cells, peak(plain)) == (
+        [each.code for each in captured.notes],
+        captured.cells,
+        peak(captured),
+    )
 
 
 def test_a_grad_scaler_scales_the_loss_and_all_gradients_back() -> None:
-    """An operation for each of their elements, as the convention has it; and but a few numbers more to keep."""
+    """An operation for each of their elements, as the convention has it.
+
+    And but a few numbers more to keep.
+    """
     model, x = nn.Linear(hidden, hidden, bias=False), sequence()
-    how: dict[str, Any] = {"backward": True, "loss": lambda out: out.square().mean(), "optimizer": torch.optim.SGD}
-    plain, scaled = lflops.estimate(model, x, **how), lflops.estimate(model, x, grad_scaler=True, **how)
+    how: dict[str, Any] = {
+        "backward": True,
+        "loss": lambda out: out.square().mean(),
+        "optimizer": torch.optim.SGD,
+    }
+    plain, scaled = (
+        lflops.estimate(model, x, **how),
+        lflops.estimate(model, x, grad_scaler=True, **how),
+    )
     (unscaled,) = (cell for cell in scaled.cells if "unscale" in cell.operator)
     assert (1, hidden * hidden) == (unscaled.calls, unscaled.flops)
-    assert (plain.total(), plain.total(phase="backward")) == (scaled.total(), scaled.total(phase="backward"))
+    assert (plain.total(), plain.total(phase="backward")) == (
+        scaled.total(),
+        scaled.total(phase="backward"),
+    )
     assert 0 < peak(scaled) - peak(plain) <= 16 * FLOAT
     assert ["gradients_taken_for_finite"] == [note.code for note in scaled.notes]
     assert () == scaled.uncounted
@@ -670,38 +915,72 @@ def test_a_scaler_of_the_users_own_says_what_to_do() -> None:
         scaler.step(optimizer)
         return x
 
-    with pytest.raises(lflops.CountError, match=r"test_estimate.py:\d+, in train: `scaler.step\(optimizer\)`.*grad_scaler=True"):
+    with pytest.raises(
+        lflops.CountError,
+        match=r"test_estimate.py:\d+, in train: `scaler.step\(optimizer\)`.*grad_scaler=True",
+    ):
         lflops.estimate(Function(train), fixed(2, 3))
 
 
 def test_memory_may_be_rounded_up_as_an_allocator_does() -> None:
-    """Weights of 60, an input of 12 and a result of 20 bytes take a block each; 512 bytes take one, and 4 more a second."""
+    """Weights of 60, an input of 12 and a result of 20 bytes take a block each.
+
+    512 bytes take one, and 4 more a second.
+    """
     model, x = nn.Linear(3, 5, bias=False), torch.zeros(1, 3)
     with torch.no_grad():
-        assert [60 + 12 + 20, 3 * 512] == [peak(lflops.estimate(model, x, round_to=to)) for to in (1, 512)]
+        assert [60 + 12 + 20, 3 * 512] == [
+            peak(lflops.estimate(model, x, round_to=to)) for to in (1, 512)
+        ]
         wide = nn.Identity()
-        assert [512, 1024] == [peak(lflops.estimate(wide, torch.zeros(elements), round_to=512)) for elements in (128, 129)]
+        assert [512, 1024] == [
+            peak(lflops.estimate(wide, torch.zeros(elements), round_to=512))
+            for elements in (128, 129)
+        ]
         rounded = lflops.estimate(model, x, round_to=512)
         assert {"parameters": 512, "activations": 512, "other": 512} == live(rounded)
         assert 60 == rounded.modules[""].parameter_bytes, "what it has is not what it takes"
         assert ["rounded_up"] == [note.code for note in rounded.notes]
         make = lambda samples: torch.zeros(samples, 3)  # noqa: E731 - a batch is made by a function
-        assert [25, 46] == [lflops.largest_batch(model, make, memory_bytes=3 * 512, round_to=to) for to in (512, 1)]
+        assert [25, 46] == [
+            lflops.largest_batch(model, make, memory_bytes=3 * 512, round_to=to) for to in (512, 1)
+        ]
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no module": ({"model": 3}, "3 is no torch.nn.Module"),
-    "a class": ({"model": nn.Linear}, "Linear is a class: give an instance, or lambda: Linear(...), which builds it without memory"),
+    "a class": (
+        {"model": nn.Linear},
+        "Linear is a class: give an instance, or lambda: Linear(...), which builds it without memory",
+    ),
     "builds none": ({"model": lambda: 3}, "3 is no torch.nn.Module"),
     "no backward": ({"optimizer": torch.optim.SGD}, "backward=False: give backward=True"),
-    "no optimizer": ({"optimizer": 3, "backward": True}, "optimizer=3: give a name, as 'adamw', or a function"),
-    "an unknown optimizer": ({"optimizer": "adamx", "backward": True}, "estimate: optimizer='adamx': give one of adadelta, "),
+    "no optimizer": (
+        {"optimizer": 3, "backward": True},
+        "optimizer=3: give a name, as 'adamw', or a function",
+    ),
+    "an unknown optimizer": (
+        {"optimizer": "adamx", "backward": True},
+        "estimate: optimizer='adamx': give one of adadelta, ",
+    ),
     "makes none": ({"optimizer": len, "backward": True}, "optimizer gave 2: it has to give"),
-    "no loss to scale": ({"optimizer": torch.optim.SGD, "backward": True, "grad_scaler": True}, "there is no loss to scale: give one"),
-    "no gradients to scale": ({"loss": torch.sum, "backward": True, "grad_scaler": True}, "there is no optimizer"),
-    "a scaler itself": ({"loss": torch.sum, "backward": True, "grad_scaler": 2}, "grad_scaler=2: give True or False"),
+    "no loss to scale": (
+        {"optimizer": torch.optim.SGD, "backward": True, "grad_scaler": True},
+        "there is no loss to scale: give one",
+    ),
+    "no gradients to scale": (
+        {"loss": torch.sum, "backward": True, "grad_scaler": True},
+        "there is no optimizer",
+    ),
+    "a scaler itself": (
+        {"loss": torch.sum, "backward": True, "grad_scaler": 2},
+        "grad_scaler=2: give True or False",
+    ),
     "rounded to nothing": ({"round_to": 0}, "round_to=0: give a whole number, at least 1"),
-    "no chip": ({"hardware": 3}, "hardware=3: give a chip's name, a TOML file, or an lflops.Hardware"),
+    "no chip": (
+        {"hardware": 3},
+        "hardware=3: give a chip's name, a TOML file, or an lflops.Hardware",
+    ),
     "no progress": ({"progress": 3}, "progress=3: give True, False"),
     "lazy": ({"model": nn.LazyLinear(3)}, "no shape yet"),
 }
@@ -728,7 +1007,9 @@ def test_an_unknown_chip_is_refused() -> None:
         lflops.estimate(nn.Linear(3, 3), fixed(2, 3), hardware="Abacus")
 
 
-def test_progress_is_told_and_knows_the_whole_from_the_second_step_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_told_and_knows_the_whole_from_the_second_step_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Every 500 operators, and at the end."""
     told: list[tuple[int, int | None]] = []
     model = Function(lambda x: [x := x.neg() for _ in range(700)][-1])
@@ -737,7 +1018,13 @@ def test_progress_is_told_and_knows_the_whole_from_the_second_step_on(capsys: py
         lflops.estimate(model, x, backward=True, optimizer=torch.optim.SGD)
     lflops.estimate(model, x, progress=lambda done, total: told.append((done, total)))
     assert [(500, None), (700, 700)] == told
-    lflops.estimate(nn.Sequential(nn.Linear(2, 2), model), torch.zeros(2), backward=True, optimizer=torch.optim.SGD, progress=True)
+    lflops.estimate(
+        nn.Sequential(nn.Linear(2, 2), model),
+        torch.zeros(2),
+        backward=True,
+        optimizer=torch.optim.SGD,
+        progress=True,
+    )
     said = capsys.readouterr().err.split("\r")
     assert ["estimate: 500 operators", "estimate: 1,000 operators"] == said[1:3]
     whole = int(said[-1].split(" of ")[1].split()[0].replace(",", ""))
@@ -778,10 +1065,17 @@ def test_what_a_model_writes_on_itself_is_undone() -> None:
             except lflops.CountError:
                 assert loss is not None
             assert before == vars(model)
-            assert ([], {}, True, 0.0) == (model.kept, model.by_name, model.training, model.seen.sum().item())
+            assert ([], {}, True, 0.0) == (
+                model.kept,
+                model.by_name,
+                model.training,
+                model.seen.sum().item(),
+            )
 
 
-def test_a_model_that_is_not_given_its_own_back_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_not_given_its_own_back_would_be_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The check above can fail."""
     model = Hoards()
     before = dict(vars(model))
@@ -797,26 +1091,45 @@ def test_a_sample_more_does_not_fit() -> None:
 
     def largest(memory_bytes: int) -> int:
         with torch.no_grad():
-            return lflops.largest_batch(model, lambda samples: torch.zeros(samples, 100), memory_bytes=memory_bytes)
+            return lflops.largest_batch(
+                model, lambda samples: torch.zeros(samples, 100), memory_bytes=memory_bytes
+            )
 
-    assert [0, 1, 36, 37] == [largest(weights + room) for room in (each - 1, each, 37 * each - 1, 37 * each)]
+    assert [0, 1, 36, 37] == [
+        largest(weights + room) for room in (each - 1, each, 37 * each - 1, 37 * each)
+    ]
 
 
 def test_the_largest_batch_of_a_training_has_room_for_its_optimizer() -> None:
-    """Keyword arguments, a model that a function builds; and the estimate of that batch fits, that of the next does not."""
+    """Keyword arguments, a model that a function builds.
+
+    And the estimate of that batch fits, that of the next does not.
+    """
     memory_bytes = 1_000_000
 
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100))
 
     how: dict[str, Any] = {"loss": lambda out: out.square().mean(), "optimizer": torch.optim.AdamW}
-    found = lflops.largest_batch(build, lambda samples: {"input": torch.zeros(samples, 100)}, memory_bytes=memory_bytes, **how)
-    peaks = [peak(lflops.estimate(build, torch.zeros(samples, 100), backward=True, **how)) for samples in (found, found + 1)]
+    found = lflops.largest_batch(
+        build,
+        lambda samples: {"input": torch.zeros(samples, 100)},
+        memory_bytes=memory_bytes,
+        **how,
+    )
+    peaks = [
+        peak(lflops.estimate(build, torch.zeros(samples, 100), backward=True, **how))
+        for samples in (found, found + 1)
+    ]
     assert [True, False] == [each <= memory_bytes for each in peaks]
 
 
-@pytest.mark.parametrize(("memory_bytes", "probes"), [(1e6, 4), (80e9, 4)], ids=["small", "a chip's"])
-def test_the_model_is_built_once_and_few_batches_are_tried(memory_bytes: float, probes: int) -> None:
+@pytest.mark.parametrize(
+    ("memory_bytes", "probes"), [(1e6, 4), (80e9, 4)], ids=["small", "a chip's"]
+)
+def test_the_model_is_built_once_and_few_batches_are_tried(
+    memory_bytes: float, probes: int
+) -> None:
     """One sample and two; by their line the largest, and the next one, however much memory there is."""
     built, tried = [], []
 
@@ -834,7 +1147,10 @@ def test_the_model_is_built_once_and_few_batches_are_tried(memory_bytes: float, 
 
 
 def test_a_batch_that_is_tried_leaves_nothing_for_the_next() -> None:
-    """Gradients, what the model writes on itself, what it writes to a table of integers: each batch has the estimate that it has alone."""
+    """Gradients, what the model writes on itself, what it writes to a table of integers.
+
+    Each batch has the estimate that it has alone.
+    """
 
     class Grows(nn.Module):
         def __init__(self) -> None:
@@ -853,8 +1169,13 @@ def test_a_batch_that_is_tried_leaves_nothing_for_the_next() -> None:
 
     memory_bytes, loss = 1_000_000, lambda out: out.sum()
     for model in (Grows(), build):
-        found = lflops.largest_batch(model, lambda samples: torch.zeros(samples, 100), memory_bytes=memory_bytes, loss=loss)
-        peaks = [peak(lflops.estimate(Grows(), torch.zeros(samples, 100), backward=True, loss=loss)) for samples in (found, found + 1)]
+        found = lflops.largest_batch(
+            model, lambda samples: torch.zeros(samples, 100), memory_bytes=memory_bytes, loss=loss
+        )
+        peaks = [
+            peak(lflops.estimate(Grows(), torch.zeros(samples, 100), backward=True, loss=loss))
+            for samples in (found, found + 1)
+        ]
         assert [True, False] == [each <= memory_bytes for each in peaks]
 
 
@@ -863,8 +1184,13 @@ def test_a_batch_that_is_tried_leaves_nothing_for_the_next() -> None:
     st.integers(1, 10**4),
     st.integers(1, 10**9),  # fewer bytes than the most samples that are tried
 )
-def test_no_peak_takes_long_however_bent(lines: list[tuple[int, int]], each: int, memory_bytes: int) -> None:
-    """The most of several lines, rounded up to 512: the last one that fits, and at most three numbers tried for each time it is halved."""
+def test_no_peak_takes_long_however_bent(
+    lines: list[tuple[int, int]], each: int, memory_bytes: int
+) -> None:
+    """The most of several lines, rounded up to 512.
+
+    The last one that fits, and at most three numbers tried for each time it is halved.
+    """
     lines = [*lines, (0, each)]
     tried = []
 
@@ -879,16 +1205,27 @@ def test_no_peak_takes_long_however_bent(lines: list[tuple[int, int]], each: int
 
 
 def test_the_largest_batch_of_a_chip_and_of_a_rank() -> None:
-    """The step with it fits, with the room that a chip needs besides; with one sample more it does not."""
+    """The step with it fits, with the room that a chip needs besides.
+
+    With one sample more it does not.
+    """
     chip = lflops.Hardware(name="small", peak_flops_per_second={"bf16": 1e12}, memory_bytes=3e9)
 
     def build() -> nn.Module:
         return nn.Sequential(*(nn.Sequential(nn.Linear(1000, 1000), nn.ReLU()) for _ in range(4)))
 
     for mesh in (None, {"data": 2}):
-        how: dict[str, Any] = {"loss": lambda out: out.square().mean(), "optimizer": "adamw", "hardware": chip, "mesh": mesh}
+        how: dict[str, Any] = {
+            "loss": lambda out: out.square().mean(),
+            "optimizer": "adamw",
+            "hardware": chip,
+            "mesh": mesh,
+        }
         found = lflops.largest_batch(build, lambda samples: torch.zeros(samples, 1000), **how)
-        steps = [lflops.estimate(build, torch.zeros(samples, 1000), backward=True, **how) for samples in (found, found + 1)]
+        steps = [
+            lflops.estimate(build, torch.zeros(samples, 1000), backward=True, **how)
+            for samples in (found, found + 1)
+        ]
         rooms = [room_for(each, chip) for each in steps]
         assert ["fits", "tight"] == [each.verdict for each in rooms if each is not None]
 
@@ -908,7 +1245,9 @@ def test_a_batch_that_does_not_grow_is_an_error() -> None:
         (fixed, "80GB", "give"),
     ],
 )
-def test_a_wrong_argument_of_largest_batch_is_named(make_args: Any, memory_bytes: Any, said: str) -> None:
+def test_a_wrong_argument_of_largest_batch_is_named(
+    make_args: Any, memory_bytes: Any, said: str
+) -> None:
     """With what is taken."""
     with pytest.raises(lflops.CountError, match=r"^largest_batch: ") as caught:
         lflops.largest_batch(nn.Linear(3, 3), make_args, memory_bytes=memory_bytes)
@@ -929,7 +1268,10 @@ class Flexible(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_is_estimated_as_it_is_counted() -> None:
-    """Two heads of 8 over 128 places, scores and mixing: 2 * 2 * 128 * 128 * 8 MACs, and 128 * 16 * 16 of the projection."""
+    """Two heads of 8 over 128 places, scores and mixing.
+
+    2 * 2 * 128 * 128 * 8 MACs, and 128 * 16 * 16 of the projection.
+    """
     with torch.no_grad():
         found = lflops.estimate(Flexible(), (torch.randn(1, 128, 16),)).by_operator()
     assert {"flex_attention": 524_288, "addmm": 32_768} == found

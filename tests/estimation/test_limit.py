@@ -1,4 +1,7 @@
-"""Real trainings in processes that get no more memory than a limit: what is said to fit trains, and what is refused does not."""
+"""Real trainings in processes that get no more memory than a limit.
+
+What is said to fit trains, and what is refused does not.
+"""
 
 import json
 
@@ -22,7 +25,10 @@ print(json.dumps(answers))
 
 
 def test_what_fits_trains_and_what_does_not_runs_out_of_memory(warm_python: WarmPython) -> None:
-    """With 3 % less than the estimated peak, and with 6 % more. The kernel refuses the memory: nothing of lflops counts there."""
+    """With 3 % less than the estimated peak, and with 6 % more.
+
+    The kernel refuses the memory: nothing of lflops counts there.
+    """
     ended = warm_python.run(SCRIPT)
     assert ended.status == 0, ended.err
     answers = json.loads(ended.out)

@@ -1,4 +1,7 @@
-"""An estimate of one rank of a mesh is what torch's own wrappers do: by hand here, and in real processes."""
+"""An estimate of one rank of a mesh is what torch's own wrappers do.
+
+By hand here, and in real processes.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +26,16 @@ from lflops.memory.allocator.simulation import Request, Simulated, simulate
 from lflops.profile.profile import Memory, Profile
 from tests.support import rank_memory
 from tests.support.processes import Ranks
-from tests.support.rank_memory import CASES, MICROBATCHES, SCHEDULES, LiveStorages, Size, estimated_stage, rank_peak, stage_peak
+from tests.support.rank_memory import (
+    CASES,
+    MICROBATCHES,
+    SCHEDULES,
+    LiveStorages,
+    Size,
+    estimated_stage,
+    rank_peak,
+    stage_peak,
+)
 
 WIDTH, WIDE, SAMPLES, BLOCKS, FLOAT = 64, 256, 32, 3, 4
 BATCH = torch.zeros(SAMPLES, WIDTH)
@@ -71,13 +83,19 @@ def in_columns_and_rows(ranks: int) -> nn.Module:
     """By `parallelize_module`."""
     from torch.distributed.tensor import Replicate
 
-    plan = {"blocks.*.0": ColwiseParallel(), "blocks.*.2": RowwiseParallel(), "head": ColwiseParallel(output_layouts=Replicate())}
+    plan = {
+        "blocks.*.0": ColwiseParallel(),
+        "blocks.*.2": RowwiseParallel(),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
     return parallelize_module(Blocks(), init_device_mesh("cpu", (ranks,)), plan)  # type: ignore[arg-type]
 
 
 def estimated(build: Callable[[], nn.Module] = whole, **how: Any) -> Profile:
     """A step with AdamW."""
-    return lflops.estimate(build, BATCH, backward=True, loss=lambda out: out.sum(), optimizer=torch.optim.AdamW, **how)
+    return lflops.estimate(
+        build, BATCH, backward=True, loss=lambda out: out.sum(), optimizer=torch.optim.AdamW, **how
+    )
 
 
 def memory(profile: Profile) -> Memory:
@@ -106,7 +124,9 @@ MESHES: dict[str, tuple[dict[str, int], Callable[[], nn.Module]]] = {
 
 
 @pytest.mark.parametrize(("mesh", "by_hand"), MESHES.values(), ids=MESHES)
-def test_a_mesh_is_the_wrapper_applied_by_hand(mesh: dict[str, int], by_hand: Callable[[], nn.Module]) -> None:
+def test_a_mesh_is_the_wrapper_applied_by_hand(
+    mesh: dict[str, int], by_hand: Callable[[], nn.Module]
+) -> None:
     """To the byte and the MAC, at every operator; and no process group is left open."""
     found = estimated(mesh=mesh)
     assert not distributed.is_initialized()
@@ -122,7 +142,10 @@ def test_a_mesh_is_the_wrapper_applied_by_hand(mesh: dict[str, int], by_hand: Ca
 
 SMALL = Size(width=64, wide=256, blocks=3, samples=32)
 NUMBERS = 32
-"""Bytes of single numbers that a real step holds for a while: the sum, what it starts from, AdamW's step counts."""
+"""Bytes of single numbers that a real step holds for a while.
+
+The sum, what it starts from, AdamW's step counts.
+"""
 
 
 STAGE = Size(width=64, wide=256, blocks=6, samples=1024)
@@ -130,39 +153,64 @@ SENT = STAGE.samples // MICROBATCHES * STAGE.width * FLOAT
 """Bytes of an output that gloo still holds after it was sent, until the schedule lets the send go."""
 
 
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # torch's, of what a block of local parts returns
+@pytest.mark.filterwarnings(
+    "ignore:FSDP2-wrapped module"
+)  # torch's, of what a block of local parts returns
 @pytest.mark.parametrize("world", [2, 4])
 def test_real_processes_hold_what_was_estimated(world: int, tmp_path: Path) -> None:
-    """Live bytes of gloo's ranks at the peak, by a look at all storages that is none of lflops; on two ranks by lflops's count, too.
+    """Live bytes of gloo's ranks at the peak, by a look at all storages that is none of lflops.
 
-    The estimate has the batch, which a loop's count does not see. Each strategy has a peak of its own, so a mixed-up one would be seen.
+    On two ranks by lflops's count, too.
+
+    The estimate has the batch, which a loop's count does not see. Each strategy has a peak of its
+    own, so a mixed-up one would be seen.
     """
-    builds: dict[str, Callable[[], nn.Module]] = {"data": partial(in_shards, 2), "tensor": partial(in_columns_and_rows, 2)}
+    builds: dict[str, Callable[[], nn.Module]] = {
+        "data": partial(in_shards, 2),
+        "tensor": partial(in_columns_and_rows, 2),
+    }
     staged = SCHEDULES if world == 2 else ()
     with Ranks(world, tmp_path) as ranks:
         stages = {name: ranks.run(partial(stage_peak, name, STAGE)) for name in staged}
-        real = {name: ranks.run(partial(trained, build)) for name, build in builds.items() if world == 2}
+        real = {
+            name: ranks.run(partial(trained, build)) for name, build in builds.items() if world == 2
+        }
         cases = {name: case for name, case in CASES.items() if world == case.least}
-        held: dict[str, Any] = {name: ranks.run(partial(rank_peak, name, SMALL, world)) for name in cases}  # type: ignore[arg-type]
+        held: dict[str, Any] = {
+            name: ranks.run(partial(rank_peak, name, SMALL, world)) for name in cases
+        }  # type: ignore[arg-type]
     estimates = {name: case.estimated(SMALL, world) for name, case in cases.items()}
     for name, peaks in stages.items():
-        more = [peak - estimated_stage(name, STAGE, world, rank).peak_bytes for rank, peak in enumerate(peaks)]
+        more = [
+            peak - estimated_stage(name, STAGE, world, rank).peak_bytes
+            for rank, peak in enumerate(peaks)
+        ]
         sent = [SENT if name == "1F1B" and rank < world - 1 else 0 for rank in range(world)]
-        assert all(-NUMBERS <= each <= most + NUMBERS for each, most in zip(more, sent, strict=True)), (name, more)
+        assert all(
+            -NUMBERS <= each <= most + NUMBERS for each, most in zip(more, sent, strict=True)
+        ), (name, more)
         assert all(each < 0.01 * peak for each, peak in zip(more, peaks, strict=True))
     for name, peaks in held.items():
-        assert [0] * world == [max(abs(peak - estimates[name]) - NUMBERS, 0) for peak in peaks], name
+        assert [0] * world == [max(abs(peak - estimates[name]) - NUMBERS, 0) for peak in peaks], (
+            name
+        )
     assert len(estimates) == len({round(each / 1000) for each in estimates.values()})
     for name, profiles in real.items():
         found = memory(estimated(mesh={name: world})).peak_bytes - BATCH.nbytes
         more = [memory(each).peak_bytes - found for each in profiles]
-        # Beside other programs gloo's thread may not have let go of a result of a block yet, which is as large as the batch.
+        # Beside other programs gloo's thread may not have let go of a result of a block yet, which
+        # is as large as the batch.
         assert all(min(abs(each), abs(each - BATCH.nbytes)) <= SUM for each in more), (name, more)
 
 
 @pytest.mark.parametrize(("lets_go", "peak"), [(True, 0), (False, 400)])
-def test_what_a_thread_of_gloo_lets_go_of_late_is_no_peak(lets_go: bool, peak: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred float32 that a collective was given: gone when they are looked for again, or still there."""
+def test_what_a_thread_of_gloo_lets_go_of_late_is_no_peak(
+    lets_go: bool, peak: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred float32 that a collective was given.
+
+    Gone when they are looked for again, or still there.
+    """
     held = [torch.zeros(100)]
     storages = LiveStorages()
     storages.hold(held)
@@ -172,19 +220,35 @@ def test_what_a_thread_of_gloo_lets_go_of_late_is_no_peak(lets_go: bool, peak: i
     assert peak == storages.peak
 
 
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # torch's, of what a block of local parts returns
+@pytest.mark.filterwarnings(
+    "ignore:FSDP2-wrapped module"
+)  # torch's, of what a block of local parts returns
 def test_a_rank_is_named_in_the_run() -> None:
-    """By hand: a rank of tensor parallelism multiplies a half of each product; FSDP2 all of its batch."""
+    """By hand: a rank of tensor parallelism multiplies a half of each product.
+
+    FSDP2 all of its batch.
+    """
     macs = SAMPLES * (BLOCKS * 2 * WIDTH * WIDE + WIDTH * WIDE)
-    both, tensor, alone = (estimated(mesh=mesh) for mesh in ({"data": 2, "tensor": 2}, {"tensor": 2}, None))
+    both, tensor, alone = (
+        estimated(mesh=mesh) for mesh in ({"data": 2, "tensor": 2}, {"tensor": 2}, None)
+    )
     assert [macs // 2, macs // 2, macs] == [each.total() for each in (both, tensor, alone)]
     assert [("fsdp2, tensor parallel", 4, 2, 2), ("tensor parallel", 2, 1, 2)] == [
-        (each.run.strategy, each.run.world_size, each.run.data_parallel_size, each.run.tensor_parallel_size) for each in (both, tensor)
+        (
+            each.run.strategy,
+            each.run.world_size,
+            each.run.data_parallel_size,
+            each.run.tensor_parallel_size,
+        )
+        for each in (both, tensor)
     ]
 
 
 def test_shards_in_float32_compute_in_bfloat16_as_the_policy_says() -> None:
-    """As `fully_shard` by hand with the same policy; and each collective's buffers are on their stream."""
+    """As `fully_shard` by hand with the same policy.
+
+    And each collective's buffers are on their stream.
+    """
     policy = mixed_precision("BF16", "fp32")
 
     def by_hand() -> nn.Module:
@@ -193,22 +257,39 @@ def test_shards_in_float32_compute_in_bfloat16_as_the_policy_says() -> None:
             fully_shard(part, mesh=mesh, mp_policy=policy)
         return model
 
-    how: dict[str, Any] = {"caller": "estimate", "backward": True, "optimizer": torch.optim.AdamW, "mesh": {"data": 4}}
+    how: dict[str, Any] = {
+        "caller": "estimate",
+        "backward": True,
+        "optimizer": torch.optim.AdamW,
+        "mesh": {"data": 4},
+    }
     subject = lambda: Subject(Blocks(), (BATCH,), {}, lambda out: out.sum())  # noqa: E731
     mixed, plain = (Estimator(**how, mixed=each).run(subject) for each in (policy, None))
-    peaks = [memory(each).peak_bytes for each in (estimated(by_hand, mesh={"data": 4}), mixed, plain)]
+    peaks = [
+        memory(each).peak_bytes for each in (estimated(by_hand, mesh={"data": 4}), mixed, plain)
+    ]
     assert peaks[0] == peaks[1] < peaks[2]
 
 
 def test_moments_of_eight_bits_are_of_the_shard() -> None:
-    """Of 256 x 256 weights a rank of 8 has 8,192: two bytes of each, and two scales for 256 of them."""
-    build = lambda: nn.Sequential(*(nn.Sequential(nn.Linear(256, 256, bias=False), nn.ReLU()) for _ in range(4)))  # noqa: E731
-    found = lflops.estimate(build, torch.zeros(4, 256), backward=True, optimizer="adamw8bit", mesh={"data": 8})
+    """Of 256 x 256 weights a rank of 8 has 8,192.
+
+    Two bytes of each, and two scales for 256 of them.
+    """
+    build = lambda: nn.Sequential(  # noqa: E731
+        *(nn.Sequential(nn.Linear(256, 256, bias=False), nn.ReLU()) for _ in range(4))
+    )
+    found = lflops.estimate(
+        build, torch.zeros(4, 256), backward=True, optimizer="adamw8bit", mesh={"data": 8}
+    )
     assert 4 * (2 * 8192 + 2 * 32 * FLOAT) == memory(found).most_by_category["optimizer_state"]
 
 
 def test_buffers_of_collectives_are_of_their_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is gathered of one, reduced gradients of another; by hand all is of the stream that computes."""
+    """What is gathered of one, reduced gradients of another.
+
+    By hand all is of the stream that computes.
+    """
     seen: list[set[int]] = []
 
     def simulated(requests: list[Request], *_: Any) -> Simulated:
@@ -222,39 +303,63 @@ def test_buffers_of_collectives_are_of_their_streams(monkeypatch: pytest.MonkeyP
 
 
 def test_replicas_alone_have_buckets_as_large_as_the_gradients() -> None:
-    """By hand: of the parameters' bytes once more, in one bucket below a MiB; a note has them. A frozen layer needs none."""
+    """By hand: of the parameters' bytes once more, in one bucket below a MiB; a note has them.
+
+    A frozen layer needs none.
+    """
     alone, replicated = estimated(), estimated(mesh={"replica": 4})
     parameters = (BLOCKS * (2 * WIDTH * WIDE + WIDE + WIDTH) + (WIDTH + 1) * WIDE) * FLOAT
     assert parameters == memory(replicated).peak_bytes - memory(alone).peak_bytes
-    assert parameters == memory(replicated).by_category["gradients"] - memory(alone).by_category["gradients"]
-    assert ("ddp", 4, 4) == (replicated.run.strategy, replicated.run.world_size, replicated.run.data_parallel_size)
-    assert [{"buckets": 1, "bytes": parameters}] == [note.values for note in replicated.notes if note.code == "ddp_buckets"]
+    assert (
+        parameters
+        == memory(replicated).by_category["gradients"] - memory(alone).by_category["gradients"]
+    )
+    assert ("ddp", 4, 4) == (
+        replicated.run.strategy,
+        replicated.run.world_size,
+        replicated.run.data_parallel_size,
+    )
+    assert [{"buckets": 1, "bytes": parameters}] == [
+        note.values for note in replicated.notes if note.code == "ddp_buckets"
+    ]
     assert [parameters] == [each.bytes for each in replicated.communication]
     assert not any(note.code == "ddp_buckets" for note in alone.notes)
 
 
 def test_buckets_are_those_of_torch() -> None:
-    """Sizes around both limits, in two dtypes: torch's own rule, in the order in which gradients become ready."""
+    """Sizes around both limits, in two dtypes.
+
+    Torch's own rule, in the order in which gradients become ready.
+    """
     sizes = [100, FIRST // 4 - 100, FIRST // 4, 7, LATER // 4, LATER // 8, LATER // 8 + 1, 3]
     dtypes = [torch.float32, torch.bfloat16]
     parameters = [
-        nn.Parameter(torch.empty(size, device="meta", dtype=dtypes[place % 3 == 2])) for place, size in enumerate(reversed(sizes))
+        nn.Parameter(torch.empty(size, device="meta", dtype=dtypes[place % 3 == 2]))
+        for place, size in enumerate(reversed(sizes))
     ]
     ready = parameters[::-1]
     found, _ = distributed._compute_bucket_assignment_by_size(ready, [FIRST, LATER])
     names = {id(each): place for place, each in enumerate(ready)}
-    assert sorted(found) == sorted([names[id(each)] for each in bucket] for bucket in assigned(parameters))
+    assert sorted(found) == sorted(
+        [names[id(each)] for each in bucket] for bucket in assigned(parameters)
+    )
 
 
 def test_a_model_that_the_function_divided_stays_so() -> None:
-    """Shards that stay gathered after forward: the parameters of all blocks but the root's own are there at the end of it."""
+    """Shards that stay gathered after forward.
+
+    The parameters of all blocks but the root's own are there at the end of it.
+    """
 
     def kept() -> nn.Module:
         return CASES["FSDP2, not resharded after forward"].wrap(Blocks(), 4)
 
     by_default, by_hand = (estimated(each, mesh={"data": 4}) for each in (whole, kept))
     assert ("fsdp2", 4) == (by_hand.run.strategy, by_hand.run.world_size)
-    gathered = [max(each.by_category.parameters for each in memory(of).timeline if each.by_category) for of in (by_default, by_hand)]
+    gathered = [
+        max(each.by_category.parameters for each in memory(of).timeline if each.by_category)
+        for of in (by_default, by_hand)
+    ]
     assert (BLOCKS - 1) * (2 * WIDTH * WIDE + WIDE + WIDTH) * FLOAT <= gathered[1] - gathered[0]
 
 
@@ -264,13 +369,29 @@ class Planless(nn.Linear):
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
     "no mesh": (whole, 8, "mesh=8: give ranks by 'pipeline', 'replica', 'data', 'tensor'"),
-    "an unknown dimension": (whole, {"stage": 2}, "give ranks by 'pipeline', 'replica', 'data', 'tensor'"),
-    "a pipeline without a schedule": (whole, {"pipeline": 2}, "give step=, a function that runs your schedule"),
+    "an unknown dimension": (
+        whole,
+        {"stage": 2},
+        "give ranks by 'pipeline', 'replica', 'data', 'tensor'",
+    ),
+    "a pipeline without a schedule": (
+        whole,
+        {"pipeline": 2},
+        "give step=, a function that runs your schedule",
+    ),
     "no ranks": (whole, {"data": 0}, r"mesh\['data'\]=0: give a whole number of ranks"),
     "half a rank": (whole, {"data": 1.5}, r"mesh\['data'\]=1.5"),
-    "replicas of DTensors": (whole, {"replica": 2, "tensor": 2}, "DistributedDataParallel takes no DTensors, give 'data' for 'replica'"),
+    "replicas of DTensors": (
+        whole,
+        {"replica": 2, "tensor": 2},
+        "DistributedDataParallel takes no DTensors, give 'data' for 'replica'",
+    ),
     "a module": (Blocks(), {"data": 2}, "divides the model: give a function that builds it"),
-    "no plan": (lambda: Planless(WIDTH, 2), {"tensor": 2}, "Planless has no tp_plan: apply parallelize_module"),
+    "no plan": (
+        lambda: Planless(WIDTH, 2),
+        {"tensor": 2},
+        "Planless has no tp_plan: apply parallelize_module",
+    ),
 }
 
 
@@ -282,8 +403,13 @@ def test_a_wrong_mesh_is_named(model: Any, mesh: Any, said: str) -> None:
     assert not distributed.is_initialized()
 
 
-@pytest.mark.parametrize(("schedule", "stages", "kept"), [("GPipe", 2, 4), ("GPipe", 6, 4), ("1F1B", 2, 2), ("1F1B", 3, 3), ("1F1B", 4, 4)])
-def test_the_first_of_p_stages_keeps_as_many_microbatches_as_its_schedule(schedule: str, stages: int, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "stages", "kept"),
+    [("GPipe", 2, 4), ("GPipe", 6, 4), ("1F1B", 2, 2), ("1F1B", 3, 3), ("1F1B", 4, 4)],
+)
+def test_the_first_of_p_stages_keeps_as_many_microbatches_as_its_schedule(
+    schedule: str, stages: int, kept: int
+) -> None:
     """By hand: of m microbatches GPipe keeps m and 1F1B min(p, m), each with two wide layers and one narrow in a block.
 
     Each microbatch has a buffer for its output's gradient as well.
@@ -320,7 +446,10 @@ STEPS: dict[str, tuple[dict[str, Any], str]] = {
     "a loss as well": ({"step": print, "loss": torch.sum}, "leave loss out"),
     "a rank of none": ({"rank": 1}, "rank=1: give a mesh"),
     "a rank too far": ({"rank": 2, "mesh": {"data": 2}}, "has ranks 0 to 1"),
-    "shapes not given": ({"step": lambda *_: _shapeless(), "mesh": {"pipeline": 2}, "rank": 1}, "input_args and output_args"),
+    "shapes not given": (
+        {"step": lambda *_: _shapeless(), "mesh": {"pipeline": 2}, "rank": 1},
+        "input_args and output_args",
+    ),
 }
 
 
@@ -347,7 +476,10 @@ class Stage(nn.Linear):
 
 def test_a_stage_of_a_pipeline_is_named() -> None:
     """With its line, and what to give in its place."""
-    with pytest.raises(lflops.CountError, match=r"send_object_list.*sends Python objects to other ranks.*input_args and output_args"):
+    with pytest.raises(
+        lflops.CountError,
+        match=r"send_object_list.*sends Python objects to other ranks.*input_args and output_args",
+    ):
         lflops.estimate(lambda: Stage(WIDTH, 2), BATCH, mesh={"replica": 2})
     assert not distributed.is_initialized()
 

@@ -13,7 +13,11 @@ from lflops.hardware.chips import Hardware
 
 FAST = 1e30
 RATES = Rates(
-    families={"round": Family(chips=("round",), product=0.5, attention=0.25, network_bytes_per_second=10.0)},
+    families={
+        "round": Family(
+            chips=("round",), product=0.5, attention=0.25, network_bytes_per_second=10.0
+        )
+    },
     bandwidth=0.5,
     link=1.0,
     contention=0.0,
@@ -34,7 +38,9 @@ def chip(*, peak: float = FAST, bandwidth: float = FAST, link: float = FAST) -> 
 def linear(**options: Any) -> lflops.Profile:
     """A layer, forward and backward."""
     module = nn.Linear(64, 32, bias=False, dtype=options.pop("dtype", torch.bfloat16))
-    return lflops.estimate(module, torch.zeros(128, 64, dtype=module.weight.dtype), **{"backward": True, **options})
+    return lflops.estimate(
+        module, torch.zeros(128, 64, dtype=module.weight.dtype), **{"backward": True, **options}
+    )
 
 
 class Blocks(nn.Module):
@@ -54,7 +60,10 @@ class Blocks(nn.Module):
 def sharded(ranks: int) -> lflops.Profile:
     """The blocks, as one of some ranks has them."""
     return lflops.estimate(
-        lambda: Blocks().to(torch.bfloat16), torch.zeros(4, 8, dtype=torch.bfloat16), backward=True, mesh={"data": ranks}
+        lambda: Blocks().to(torch.bfloat16),
+        torch.zeros(4, 8, dtype=torch.bfloat16),
+        backward=True,
+        mesh={"data": ranks},
     )
 
 
@@ -81,7 +90,8 @@ def test_each_call_adds_a_launch() -> None:
     assert found.by_phase["forward"] == pytest.approx(1.0)
 
 
-# Each block's 128 bytes are gathered twice and reduced once; a ring of two ranks sends half of them.
+# Each block's 128 bytes are gathered twice and reduced once; a ring of two ranks sends half of
+# them.
 TRANSFER = 128 / 2 / 1e3
 
 
@@ -94,7 +104,10 @@ def test_collectives_that_nothing_hides_take_their_time() -> None:
 
 
 def test_work_hides_all_but_the_first_gathers_and_the_last_reduction() -> None:
-    """A block gathers first in forward and another one in backward; the last reduction has no work after it."""
+    """A block gathers first in forward and another one in backward.
+
+    The last reduction has no work after it.
+    """
     found = predict(sharded(2), chip(peak=1.0, link=1e3), rates=RATES)
     assert found is not None
     assert found.by_kind["communication"] == pytest.approx(3 * TRANSFER)
@@ -127,13 +140,35 @@ def test_ranks_of_other_hosts_share_the_network() -> None:
     ("profile", "hardware", "rates", "reason"),
     [
         pytest.param(linear, None, RATES, "the chip is unknown", id="no chip"),
-        pytest.param(linear, Hardware("other", {"bf16": 1.0}, 1.0), RATES, "fitted on other, but on round", id="another chip"),
-        pytest.param(lambda: linear(dtype=torch.float32), chip(), RATES, "fp32 were not fitted", id="another dtype"),
-        pytest.param(lambda: linear(backward=False), chip(), RATES, "only goes forward", id="no training"),
-        pytest.param(linear, chip(), replace(RATES, host_seconds=1.0), "calls may take longer", id="bound by launches"),
+        pytest.param(
+            linear,
+            Hardware("other", {"bf16": 1.0}, 1.0),
+            RATES,
+            "fitted on other, but on round",
+            id="another chip",
+        ),
+        pytest.param(
+            lambda: linear(dtype=torch.float32),
+            chip(),
+            RATES,
+            "fp32 were not fitted",
+            id="another dtype",
+        ),
+        pytest.param(
+            lambda: linear(backward=False), chip(), RATES, "only goes forward", id="no training"
+        ),
+        pytest.param(
+            linear,
+            chip(),
+            replace(RATES, host_seconds=1.0),
+            "calls may take longer",
+            id="bound by launches",
+        ),
     ],
 )
-def test_says_why_nothing_is_predicted(profile: Any, hardware: Hardware | None, rates: Rates, reason: str) -> None:
+def test_says_why_nothing_is_predicted(
+    profile: Any, hardware: Hardware | None, rates: Rates, reason: str
+) -> None:
     """None, and a reason."""
     found = profile()
     assert predict(found, hardware, rates=rates) is None
@@ -143,7 +178,9 @@ def test_says_why_nothing_is_predicted(profile: Any, hardware: Hardware | None, 
 def test_compiled_code_is_not_predicted() -> None:
     """Compilers move fewer bytes than operators do."""
     found = linear()
-    compiled = replace(found, modules={name: replace(each, compiled=True) for name, each in found.modules.items()})
+    compiled = replace(
+        found, modules={name: replace(each, compiled=True) for name, each in found.modules.items()}
+    )
     assert why_not(found, chip(), RATES) is None
     assert why_not(compiled, chip(), RATES) == "compiled code was not fitted"
 
@@ -151,6 +188,10 @@ def test_compiled_code_is_not_predicted() -> None:
 def test_the_shipped_rates_are_shares() -> None:
     """No rate is above the peak."""
     rates = fitted()
-    shares = [rates.bandwidth, rates.link, *(share for each in rates.families.values() for share in (each.product, each.attention))]
+    shares = [
+        rates.bandwidth,
+        rates.link,
+        *(share for each in rates.families.values() for share in (each.product, each.attention)),
+    ]
     assert all(0 < share < 1 for share in shares)
     assert 0 < rates.low < 1 < rates.high

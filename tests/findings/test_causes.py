@@ -1,4 +1,7 @@
-"""What a step is longer for, where ranks wait for each other: no second is in two causes. Worked out by hand."""
+"""What a step is longer for, where ranks wait for each other: no second is in two causes.
+
+Worked out by hand.
+"""
 
 from typing import Any
 
@@ -37,16 +40,35 @@ def waiting(**fields: Any) -> Profile:
     ]
     rows: dict[str, dict[str, Any]] = {"": {"kind": "Model"}, "linear": {"kind": "Linear"}}
     step = Step(index=0, kind="clean", seconds=4.0, phases=phases, **fields)
-    return clocked(profile(rows, cells, run=run(kind="training", hardware=CHIP, device_type="cpu"), steps=(step,)), OWN)
+    return clocked(
+        profile(
+            rows, cells, run=run(kind="training", hardware=CHIP, device_type="cpu"), steps=(step,)
+        ),
+        OWN,
+    )
 
 
 def told(given: Profile, **lost: Any) -> tuple[Cause, ...]:
     """The causes. Rank 1 may be slow in something."""
-    facts: dict[str, Any] = {"modules": 1, "slow_rank": 1, "pattern": "steady", "slow_steps": 9, "steps": 9, "seconds": 2.0, "usual": 1.0}
+    facts: dict[str, Any] = {
+        "modules": 1,
+        "slow_rank": 1,
+        "pattern": "steady",
+        "slow_steps": 9,
+        "steps": 9,
+        "seconds": 2.0,
+        "usual": 1.0,
+    }
     rows = (Row(**facts | lost),) if lost else ()
     times = step_times(given)
     named = {"outliers": (), "busiest": (), "patterns": {}, "below": {"": ["linear"], "linear": []}}
-    return causes(given, times, budget(given, CHIP, times), imbalance=Imbalance(rows=rows, step_seconds=4.0), **named)  # type: ignore[arg-type]
+    return causes(
+        given,
+        times,
+        budget(given, CHIP, times),
+        imbalance=Imbalance(rows=rows, step_seconds=4.0),
+        **named,
+    )  # type: ignore[arg-type]
 
 
 def found(given: Profile, **lost: Any) -> dict[str, float | None]:
@@ -71,38 +93,83 @@ def test_parts_of_the_budget_add_up_with_the_waiting() -> None:
 
 
 def test_collectives_within_modules_are_no_work_of_theirs() -> None:
-    """As under FSDP: half a second each of linear's 0.75 s forward and backward; two seconds cannot be, as it has no more than 0.75 s."""
+    """As under FSDP: half a second each of linear's 0.75 s forward and backward.
+
+    Two seconds cannot be, as it has no more than 0.75 s.
+    """
 
     def exchanged(backward: float) -> Profile:
         seconds: dict[Phase, float] = {"forward": 0.5, "backward": backward}
         rows = tuple(
             Communication(
-                module="linear", phase=phase, collective="_allgather_base_", group="0", group_size=2, calls=1, bytes=8, exposed_seconds=each
+                module="linear",
+                phase=phase,
+                collective="_allgather_base_",
+                group="0",
+                group_size=2,
+                calls=1,
+                bytes=8,
+                exposed_seconds=each,
             )
             for phase, each in seconds.items()
         )
         return replace(waiting(), communication=rows, trace=Trace(files={}))
 
-    assert pytest.approx({"below_roof": 0.2, "communication": 1.0, "optimizer": 1.0, "outside": 1.5}) == found(exchanged(0.5))
-    assert {("linear", "forward"): 0.5, ("linear", "backward"): 0.75} == step_times(exchanged(2.0)).communicating
+    assert pytest.approx(
+        {"below_roof": 0.2, "communication": 1.0, "optimizer": 1.0, "outside": 1.5}
+    ) == found(exchanged(0.5))
+    assert {("linear", "forward"): 0.5, ("linear", "backward"): 0.75} == step_times(
+        exchanged(2.0)
+    ).communicating
     times = analyze(replace(exchanged(0.5), run=replace(exchanged(0.5).run, hardware=None)))
-    assert {"linear": 0.5, "Model": 1.5} == {each.name or each.kind: pytest.approx(each.seconds) for each in times.busiest}
-    assert [pytest.approx(1.0)] == [each.seconds for each in times.causes if each.kind == "communication"]
+    assert {"linear": 0.5, "Model": 1.5} == {
+        each.name or each.kind: pytest.approx(each.seconds) for each in times.busiest
+    }
+    assert [pytest.approx(1.0)] == [
+        each.seconds for each in times.causes if each.kind == "communication"
+    ]
 
 
 @pytest.mark.parametrize(
     ("module", "phase", "lost", "rest"),
     [
-        ("linear", "forward", 0.5, {"below_roof": 0.7, "communication": 1.0, "optimizer": 1.0, "outside": 0.5}),
+        (
+            "linear",
+            "forward",
+            0.5,
+            {"below_roof": 0.7, "communication": 1.0, "optimizer": 1.0, "outside": 0.5},
+        ),
         ("linear", "recompute", 1.5, {"communication": 0.7, "optimizer": 1.0, "outside": 0.5}),
-        ("", "backward", 0.25, {"below_roof": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.25}),
-        ("", "optimizer", 0.5, {"below_roof": 1.2, "communication": 1.0, "optimizer": 0.5, "outside": 0.5}),
-        ("", "data", 0.5, {"below_roof": 1.2, "communication": 0.5, "optimizer": 1.0, "outside": 0.5}),
+        (
+            "",
+            "backward",
+            0.25,
+            {"below_roof": 1.2, "communication": 1.0, "optimizer": 1.0, "outside": 0.25},
+        ),
+        (
+            "",
+            "optimizer",
+            0.5,
+            {"below_roof": 1.2, "communication": 1.0, "optimizer": 0.5, "outside": 0.5},
+        ),
+        (
+            "",
+            "data",
+            0.5,
+            {"below_roof": 1.2, "communication": 0.5, "optimizer": 1.0, "outside": 0.5},
+        ),
     ],
 )
-def test_what_a_slow_rank_costs_is_in_no_other_cause(module: str, phase: str, lost: float, rest: dict[str, float]) -> None:
-    """It is in the part that the rank is slow in; what is not there, since the step is that of a rank that waited, is waiting."""
-    assert pytest.approx({"rank": lost} | rest) == found(waiting(waiting=1.0), module=module, phase=phase, seconds_lost=lost)
+def test_what_a_slow_rank_costs_is_in_no_other_cause(
+    module: str, phase: str, lost: float, rest: dict[str, float]
+) -> None:
+    """It is in the part that the rank is slow in.
+
+    What is not there, since the step is that of a rank that waited, is waiting.
+    """
+    assert pytest.approx({"rank": lost} | rest) == found(
+        waiting(waiting=1.0), module=module, phase=phase, seconds_lost=lost
+    )
 
 
 BUSY = {"cpu_user": 1.0, "cpu_system": 0.0, "cpu_lost": 3.0}
@@ -123,10 +190,19 @@ BUSY = {"cpu_user": 1.0, "cpu_system": 0.0, "cpu_lost": 3.0}
 def test_a_slow_rank_must_lose_more_where_others_take_the_cores(
     fields: dict[str, float], cause: str | None, seconds: float, is_fault: bool
 ) -> None:
-    """From 5 % of the 4 s on; from 20 % beside others that leave a quarter; but more work is known whatever others take."""
+    """From 5 % of the 4 s on.
+
+    From 20 % beside others that leave a quarter; but more work is known whatever others take.
+    """
     (rank,) = (
         each
-        for each in told(waiting(waiting=1.0, **fields), module="linear", phase="forward", seconds_lost=seconds, cause=cause)
+        for each in told(
+            waiting(waiting=1.0, **fields),
+            module="linear",
+            phase="forward",
+            seconds_lost=seconds,
+            cause=cause,
+        )
         if each.kind == "rank"
     )
     assert is_fault == rank.is_fault

@@ -1,4 +1,7 @@
-"""Scaled dot-product attention, on whatever kernel it runs: the full square is counted, what a mask leaves of it is executed."""
+"""Scaled dot-product attention, on whatever kernel it runs.
+
+The full square is counted, what a mask leaves of it is executed.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -14,7 +17,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import lflops
 from tests.conformance.at_hand import FUSES_GROUPS
-from tests.support.count_function import count, executed, fixed, flops, macs, of, operators, the_cell
+from tests.support.count_function import (
+    count,
+    executed,
+    fixed,
+    flops,
+    macs,
+    of,
+    operators,
+    the_cell,
+)
 
 B, H, S, D = 2, 3, 7, 16
 scores = B * H * S * S
@@ -25,47 +37,81 @@ seen = B * H * (1 + 2 + 3 + 4 + 5 + 6 + 7)
 cpu = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-def qkv(make: Callable[..., Tensor] = of, *, heads: int = H, length: int = S, value: int = D) -> tuple[Tensor, Tensor, Tensor]:
+def qkv(
+    make: Callable[..., Tensor] = of, *, heads: int = H, length: int = S, value: int = D
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries; keys and values of perhaps other sizes."""
     return make(B, H, S, D), make(B, heads, length, D), make(B, heads, length, value)
 
 
 def test_the_fused_kernel_computes_the_scores_again_going_back() -> None:
-    """Four products for the gradients of Q, K, V and P; Q x K once more is no model's work but the kernel's."""
+    """Four products for the gradients of Q, K, V and P.
+
+    Q x K once more is no model's work but the kernel's.
+    """
     profile = count(attend, *qkv(), backward=True)
-    assert {"forward": once, "backward": 2 * once, "recompute": once // 2} == macs(profile) == executed(profile)
-    assert ({cpu}, {f"{cpu}_backward"}, {f"{cpu}_backward"}) == tuple(operators(profile, phase) for phase in macs(profile))
+    assert (
+        {"forward": once, "backward": 2 * once, "recompute": once // 2}
+        == macs(profile)
+        == executed(profile)
+    )
+    assert ({cpu}, {f"{cpu}_backward"}, {f"{cpu}_backward"}) == tuple(
+        operators(profile, phase) for phase in macs(profile)
+    )
 
 
 def test_the_fused_kernels_softmax_is_counted_by_the_convention() -> None:
-    """5 operations a score; 4 for its gradient; an exponential and a division where the scores are computed again."""
+    """5 operations a score.
+
+    4 for its gradient; an exponential and a division where the scores are computed again.
+    """
     profile = count(attend, *qkv(), backward=True)
-    both = the_cell(profile, f"{cpu}_backward", "backward").flops, the_cell(profile, f"{cpu}_backward", "recompute").flops
-    assert (2 * once + 5 * scores, (2 * 2 * once + 4 * scores, once + 2 * scores)) == (flops(profile)["forward"], both)
+    both = (
+        the_cell(profile, f"{cpu}_backward", "backward").flops,
+        the_cell(profile, f"{cpu}_backward", "recompute").flops,
+    )
+    assert (2 * once + 5 * scores, (2 * 2 * once + 4 * scores, once + 2 * scores)) == (
+        flops(profile)["forward"],
+        both,
+    )
 
 
 def test_a_causal_mask_leaves_the_count_and_halves_what_is_executed() -> None:
     """The field counts the square; query i needs keys 0 to i."""
     profile = count(partial(attend, is_causal=True), *qkv(), backward=True)
     assert {"forward": once, "backward": 2 * once, "recompute": once // 2} == macs(profile)
-    assert {"forward": seen * 2 * D, "backward": 2 * seen * 2 * D, "recompute": seen * D} == executed(profile)
+    assert {
+        "forward": seen * 2 * D,
+        "backward": 2 * seen * 2 * D,
+        "recompute": seen * D,
+    } == executed(profile)
 
 
 def test_of_more_keys_than_queries_a_causal_mask_leaves_the_first() -> None:
     """Torch's mask counts from the first key: nothing beyond key S is seen."""
     longer = 2 * S
     profile = count(partial(attend, is_causal=True), *qkv(fixed, length=longer))
-    assert ({"forward": B * H * S * longer * 2 * D}, {"forward": seen * 2 * D}) == (macs(profile), executed(profile))
+    assert ({"forward": B * H * S * longer * 2 * D}, {"forward": seen * 2 * D}) == (
+        macs(profile),
+        executed(profile),
+    )
 
 
 def test_cross_attention_is_queries_by_keys() -> None:
     """S queries, 5 keys."""
     profile = count(attend, *qkv(length=5), backward=True)
-    assert {"forward": B * H * S * 5 * 2 * D, "backward": 2 * B * H * S * 5 * 2 * D, "recompute": B * H * S * 5 * D} == macs(profile)
+    assert {
+        "forward": B * H * S * 5 * 2 * D,
+        "backward": 2 * B * H * S * 5 * 2 * D,
+        "recompute": B * H * S * 5 * D,
+    } == macs(profile)
 
 
 def test_heads_that_share_keys_cost_what_heads_with_their_own_do() -> None:
-    """Grouped queries: as many scores, fewer keys in memory. Matrix products, as of torch 2.8, keep the scores."""
+    """Grouped queries: as many scores, fewer keys in memory.
+
+    Matrix products, as of torch 2.8, keep the scores.
+    """
     profile = count(partial(attend, enable_gqa=True), *qkv(heads=1), backward=True)
     scores_again = {"recompute": once // 2} if FUSES_GROUPS else {}
     assert {"forward": once, "backward": 2 * once} | scores_again == macs(profile)
@@ -74,18 +120,30 @@ def test_heads_that_share_keys_cost_what_heads_with_their_own_do() -> None:
 def test_a_value_may_have_another_width() -> None:
     """Q x K over D, P x V over 24: the CPU does that by matrix products, and keeps the scores."""
     forward = scores * (D + 24)
-    assert {"forward": forward, "backward": 2 * forward} == macs(count(attend, *qkv(value=24), backward=True))
+    assert {"forward": forward, "backward": 2 * forward} == macs(
+        count(attend, *qkv(value=24), backward=True)
+    )
 
 
 def test_a_mask_as_a_tensor_leaves_nothing_out() -> None:
     """What is in it is not known from its shape."""
-    profile = count(lambda q, k, v: attend(q, k, v, attn_mask=torch.ones(S, S).tril().bool()), *qkv(), backward=True)
-    assert {"forward": once, "backward": 2 * once, "recompute": once // 2} == macs(profile) == executed(profile)
+    profile = count(
+        lambda q, k, v: attend(q, k, v, attn_mask=torch.ones(S, S).tril().bool()),
+        *qkv(),
+        backward=True,
+    )
+    assert (
+        {"forward": once, "backward": 2 * once, "recompute": once // 2}
+        == macs(profile)
+        == executed(profile)
+    )
 
 
 def test_dropout_on_the_scores_costs_no_macs() -> None:
     """On the CPU it takes the path of matrix products."""
-    assert {"forward": once, "backward": 2 * once} == macs(count(partial(attend, dropout_p=0.5), *qkv(), backward=True))
+    assert {"forward": once, "backward": 2 * once} == macs(
+        count(partial(attend, dropout_p=0.5), *qkv(), backward=True)
+    )
 
 
 def by_products(*args: Tensor, **options: Any) -> Tensor:
@@ -143,16 +201,29 @@ def test_torchs_own_counter_agrees_on_attention_by_products() -> None:
 
 
 def test_a_layer_of_a_transformer_costs_12_widths_squared_a_token() -> None:
-    """Q, K, V and the way out are 4, up and down 8; and the square of the sequence's length. The first layer's input needs no gradient."""
+    """Q, K, V and the way out are 4, up and down 8; and the square of the sequence's length.
+
+    The first layer's input needs no gradient.
+    """
     profile = lflops.count(Encoder(), torch.randn(B, S, H * D), backward=True)
     weights, projections = B * S * 12 * (H * D) ** 2, B * S * 3 * (H * D) ** 2
-    assert {"forward": weights + once, "backward": 2 * weights - projections + 2 * once, "recompute": once // 2} == macs(profile)
+    assert {
+        "forward": weights + once,
+        "backward": 2 * weights - projections + 2 * once,
+        "recompute": once // 2,
+    } == macs(profile)
 
 
 META: dict[str, Callable[..., Any]] = {
     "flash": torch.ops.aten._scaled_dot_product_flash_attention,
-    "efficient": partial(torch.ops.aten._scaled_dot_product_efficient_attention, attn_bias=None, compute_log_sumexp=True),
-    "cudnn": partial(torch.ops.aten._scaled_dot_product_cudnn_attention, attn_bias=None, compute_log_sumexp=True),
+    "efficient": partial(
+        torch.ops.aten._scaled_dot_product_efficient_attention,
+        attn_bias=None,
+        compute_log_sumexp=True,
+    ),
+    "cudnn": partial(
+        torch.ops.aten._scaled_dot_product_cudnn_attention, attn_bias=None, compute_log_sumexp=True
+    ),
 }
 
 
@@ -161,7 +232,11 @@ def test_a_gpus_kernel_is_known_by_its_call(kernel: str) -> None:
     """As it is dispatched, worked out without a device."""
     tensors = (torch.randn(B, H, S, D, device="meta", dtype=torch.float16) for _ in range(3))
     profile = count(partial(META[kernel], is_causal=True), *tensors)
-    assert ({"forward": once}, {"forward": seen * 2 * D}, ()) == (macs(profile), executed(profile), profile.uncounted)
+    assert ({"forward": once}, {"forward": seen * 2 * D}, ()) == (
+        macs(profile),
+        executed(profile),
+        profile.uncounted,
+    )
 
 
 GPU = {
@@ -174,18 +249,34 @@ GPU = {
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kernel", GPU)
-def test_a_gpus_kernel_costs_what_the_cpus_does(cuda: torch.device, kernel: str, causal: bool) -> None:
+def test_a_gpus_kernel_costs_what_the_cpus_does(
+    cuda: torch.device, kernel: str, causal: bool
+) -> None:
     """Forward, backward and the scores once more, in half precision."""
     backend, operator = GPU[kernel]
     length, width = 128, 64
     square = B * H * length * length
     half = B * H * length * (length + 1) // 2 if causal else square
-    tensors = [torch.randn(B, H, length, width, device=cuda, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    tensors = [
+        torch.randn(B, H, length, width, device=cuda, dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
     with sdpa_kernel(backend):
         profile = count(partial(attend, is_causal=causal), *tensors, backward=True)
-    assert {"forward": square * 2 * width, "backward": square * 4 * width, "recompute": square * width} == macs(profile)
-    assert {"forward": half * 2 * width, "backward": half * 4 * width, "recompute": half * width} == executed(profile)
-    assert ({operator}, {f"{operator}_backward"}) == (operators(profile), operators(profile, "backward"))
+    assert {
+        "forward": square * 2 * width,
+        "backward": square * 4 * width,
+        "recompute": square * width,
+    } == macs(profile)
+    assert {
+        "forward": half * 2 * width,
+        "backward": half * 4 * width,
+        "recompute": half * width,
+    } == executed(profile)
+    assert ({operator}, {f"{operator}_backward"}) == (
+        operators(profile),
+        operators(profile, "backward"),
+    )
 
 
 @pytest.mark.gpu
@@ -193,9 +284,16 @@ def test_a_gpus_product_of_eight_bit_floats_is_counted(cuda: torch.device) -> No
     """`_scaled_mm`: a scale for each operand, and the result scaled."""
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a CUDA device of capability 8.9")
-    a, b = torch.randn(32, 64, device=cuda).to(torch.float8_e4m3fn), torch.randn(16, 64, device=cuda).to(torch.float8_e4m3fn).t()
+    a, b = (
+        torch.randn(32, 64, device=cuda).to(torch.float8_e4m3fn),
+        torch.randn(16, 64, device=cuda).to(torch.float8_e4m3fn).t(),
+    )
     scale = torch.ones((), device=cuda)
-    profile = count(lambda a, b: torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16), a, b)
+    profile = count(
+        lambda a, b: torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16),
+        a,
+        b,
+    )
     assert [("_scaled_mm", "float8_e4m3fn", 32 * 64 * 16)] == [
         (cell.operator, cell.dtype, cell.macs) for cell in profile.cells if cell.macs
     ]
@@ -204,7 +302,15 @@ def test_a_gpus_product_of_eight_bit_floats_is_counted(cuda: torch.device) -> No
 @pytest.mark.gpu
 def test_a_gpus_convolution_and_normalisation_are_counted_like_the_cpus(cuda: torch.device) -> None:
     """Whatever kernel of cuDNN is behind them: no operator is unknown, no number is another."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 4, 2, stride=2, groups=2))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.ConvTranspose2d(8, 4, 2, stride=2, groups=2),
+    )
     x = torch.randn(B, 3, 16, 16)
-    here, there = lflops.count(model, x, backward=True), lflops.count(model.to(cuda), x.to(cuda), backward=True)
+    here, there = (
+        lflops.count(model, x, backward=True),
+        lflops.count(model.to(cuda), x.to(cuda), backward=True),
+    )
     assert (macs(here), flops(here), ()) == (macs(there), flops(there), there.uncounted)

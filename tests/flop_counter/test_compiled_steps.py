@@ -1,4 +1,7 @@
-"""A counted step of a training runs as any other: compiled code compiled, control flow with its gradients. It is counted by module."""
+"""A counted step of a training runs as any other: compiled code compiled, control flow with its gradients.
+
+It is counted by module.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +18,9 @@ from lflops.profile.profile import Profile
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using `torch.compile"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # torch's compiler of control flow
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor"
+    ),  # torch's compiler of control flow
 ]
 
 ROWS, SIZE, HIDDEN = 4, 8, 16
@@ -56,7 +61,10 @@ class Flow(nn.Module):
 
 
 def train(make: Callable[[], nn.Module], counted: int | None) -> tuple[list[Any], Profile | None]:
-    """Four steps, one of them counted: losses, kinds of autograd nodes, weights and random numbers; and what was counted."""
+    """Four steps, one of them counted.
+
+    Losses, kinds of autograd nodes, weights and random numbers; and what was counted.
+    """
     torch.compiler.reset()
     torch.manual_seed(0)
     model, kinds, losses = make(), [], []
@@ -79,7 +87,12 @@ def train(make: Callable[[], nn.Module], counted: int | None) -> tuple[list[Any]
                 step(x)
         else:
             step(x)
-    end = [losses, kinds, [each.tolist() for each in model.parameters()], torch.get_rng_state().tolist()]
+    end = [
+        losses,
+        kinds,
+        [each.tolist() for each in model.parameters()],
+        torch.get_rng_state().tolist(),
+    ]
     return end, None if count is None else count.profile
 
 
@@ -92,7 +105,10 @@ def own_macs(profile: Profile, phase: str) -> dict[str, int]:
 @pytest.mark.parametrize("counted", [0, 2])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_model_trains_to_the_bit_as_without_a_count(backend: str, counted: int) -> None:
-    """Also where its first compilation is in the counted step. The input needs no gradient, so `up` has one product in backward."""
+    """Also where its first compilation is in the counted step.
+
+    The input needs no gradient, so `up` has one product in backward.
+    """
 
     def make() -> nn.Module:
         return torch.compile(Block(), backend=backend)  # type: ignore[no-any-return,unused-ignore]
@@ -107,16 +123,36 @@ def test_a_compiled_model_trains_to_the_bit_as_without_a_count(backend: str, cou
 
 
 CONTROL_FLOW: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], int]] = {
-    "cond": (lambda inner, x: torch.cond(x.sum() > -1e9, lambda x: inner(inner(x)), lambda x: x.sin(), (x,)), 2 * SQUARE),
+    "cond": (
+        lambda inner, x: torch.cond(
+            x.sum() > -1e9, lambda x: inner(inner(x)), lambda x: x.sin(), (x,)
+        ),
+        2 * SQUARE,
+    ),
     "map": (lambda inner, x: mapped(lambda row: inner(row), x), SQUARE),  # noqa: PLW0108 - so that it is closed over
-    "scan": (lambda inner, x: scan(lambda c, row: (torch.tanh(inner(c + row)), c * 2), torch.zeros(SIZE), x, dim=0)[1], SQUARE),
-    "while_loop": (lambda inner, x: while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, inner(x)), (torch.tensor(0), x))[1], 3 * SQUARE),
+    "scan": (
+        lambda inner, x: scan(
+            lambda c, row: (torch.tanh(inner(c + row)), c * 2), torch.zeros(SIZE), x, dim=0
+        )[1],
+        SQUARE,
+    ),
+    "while_loop": (
+        lambda inner, x: while_loop(
+            lambda i, x: i < 3, lambda i, x: (i + 1, inner(x)), (torch.tensor(0), x)
+        )[1],
+        3 * SQUARE,
+    ),
 }
-"""What calls the inner layer, and the layer's MACs in forward: of the branch taken twice, of each row, and of three trips."""
+"""What calls the inner layer, and the layer's MACs in forward.
+
+Of the branch taken twice, of each row, and of three trips.
+"""
 
 
 @pytest.mark.parametrize(("run", "macs"), CONTROL_FLOW.values(), ids=CONTROL_FLOW)
-def test_control_flow_has_its_gradients_and_is_counted(run: Callable[[nn.Module, Tensor], Tensor], macs: int) -> None:
+def test_control_flow_has_its_gradients_and_is_counted(
+    run: Callable[[nn.Module, Tensor], Tensor], macs: int
+) -> None:
     """The parameters that it closes over get gradients in the counted step too, and backward costs twice the forward."""
     plain, _ = train(lambda: Flow(run), None)
     end, profile = train(lambda: Flow(run), 2)

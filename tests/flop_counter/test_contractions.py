@@ -1,4 +1,7 @@
-"""Matrix products and convolutions as people write them: forward and backward, under every mode that a forward runs in."""
+"""Matrix products and convolutions as people write them.
+
+Forward and backward, under every mode that a forward runs in.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -18,7 +21,8 @@ from tests.support.count_function import Function, count, fixed, flops, macs, of
 
 B, H, N, K, M = 2, 3, 5, 7, 11
 
-# What is called with which shapes, and the MACs of the forward. Every tensor wants a gradient, and each costs the forward once.
+# What is called with which shapes, and the MACs of the forward. Every tensor wants a gradient, and
+# each costs the forward once.
 PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]] = {
     "linear": (F.linear, ((N, K), (M, K)), N * K * M),
     "linear with a bias": (F.linear, ((N, K), (M, K), (M,)), N * K * M),
@@ -39,11 +43,27 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], in
     "baddbmm": (torch.baddbmm, ((B, N, M), (B, N, K), (B, K, M)), B * N * K * M),
     "addbmm": (torch.addbmm, ((N, M), (B, N, K), (B, K, M)), B * N * K * M),
     "inner": (torch.inner, ((N, K), (M, K)), N * K * M),
-    "tensordot": (lambda a, b: torch.tensordot(a, b, dims=2), ((N, B, K), (B, K, M)), N * B * K * M),
-    "einsum of heads": (lambda a, b: torch.einsum("bhnk,bhmk->bhnm", a, b), ((B, H, N, K), (B, H, M, K)), B * H * N * M * K),
-    "einsum of one head": (lambda a, b: torch.einsum("bhnk,bmk->bhnm", a, b), ((B, H, N, K), (B, M, K)), B * H * N * M * K),
+    "tensordot": (
+        lambda a, b: torch.tensordot(a, b, dims=2),
+        ((N, B, K), (B, K, M)),
+        N * B * K * M,
+    ),
+    "einsum of heads": (
+        lambda a, b: torch.einsum("bhnk,bhmk->bhnm", a, b),
+        ((B, H, N, K), (B, H, M, K)),
+        B * H * N * M * K,
+    ),
+    "einsum of one head": (
+        lambda a, b: torch.einsum("bhnk,bmk->bhnm", a, b),
+        ((B, H, N, K), (B, M, K)),
+        B * H * N * M * K,
+    ),
     "einsum in a list": (lambda a, b: torch.einsum("ij,jk", [a, b]), ((N, K), (K, M)), N * K * M),
-    "chained": (lambda a, b, c: torch.linalg.multi_dot([a, b, c]), ((2, 9), (9, 3), (3, 7)), 2 * 9 * 3 + 2 * 3 * 7),
+    "chained": (
+        lambda a, b, c: torch.linalg.multi_dot([a, b, c]),
+        ((2, 9), (9, 3), (3, 7)),
+        2 * 9 * 3 + 2 * 3 * 7,
+    ),
 }
 
 
@@ -51,22 +71,39 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], in
 def test_a_product_costs_itself_once_for_each_gradient(case: str) -> None:
     """Each operand's gradient is a product of the size of the forward's."""
     function, shapes, forward = PRODUCTS[case]
-    assert {"forward": forward, "backward": 2 * forward} == macs(count(function, *(of(*shape) for shape in shapes), backward=True))
+    assert {"forward": forward, "backward": 2 * forward} == macs(
+        count(function, *(of(*shape) for shape in shapes), backward=True)
+    )
 
 
 def test_the_gradients_of_a_product_with_a_vector() -> None:
-    """The vector's is a product as large; the matrix's is an outer product: multiplications, nothing accumulated."""
-    assert {"forward": N * K, "backward": N * K} == macs(count(torch.mv, of(N, K), of(K), backward=True))
-    assert {"forward": B * N * K, "backward": B * N * K} == macs(count(torch.matmul, of(B, N, K), of(K), backward=True))
-    assert {"forward": N * K, "backward": N * K} == macs(count(torch.addmv, of(N), of(N, K), of(K), backward=True))
+    """The vector's is a product as large.
+
+    The matrix's is an outer product: multiplications, nothing accumulated.
+    """
+    assert {"forward": N * K, "backward": N * K} == macs(
+        count(torch.mv, of(N, K), of(K), backward=True)
+    )
+    assert {"forward": B * N * K, "backward": B * N * K} == macs(
+        count(torch.matmul, of(B, N, K), of(K), backward=True)
+    )
+    assert {"forward": N * K, "backward": N * K} == macs(
+        count(torch.addmv, of(N), of(N, K), of(K), backward=True)
+    )
     assert {"forward": K} == macs(count(torch.dot, of(K), of(K), backward=True))
 
 
 @pytest.mark.parametrize(
     ("function", "shapes", "elements"),
-    [(F.linear, ((N, K), (M, K), (M,)), N * M), (F.linear, ((B, N, K), (M, K), (M,)), B * N * M), (torch.addmv, ((N,), (N, K), (K,)), N)],
+    [
+        (F.linear, ((N, K), (M, K), (M,)), N * M),
+        (F.linear, ((B, N, K), (M, K), (M,)), B * N * M),
+        (torch.addmv, ((N,), (N, K), (K,)), N),
+    ],
 )
-def test_a_bias_costs_an_addition_an_element(function: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...], elements: int) -> None:
+def test_a_bias_costs_an_addition_an_element(
+    function: Callable[..., Tensor], shapes: tuple[tuple[int, ...], ...], elements: int
+) -> None:
     """Two operations for each MAC, and the bias."""
     profile = count(function, *(fixed(*shape) for shape in shapes))
     assert {"forward": 2 * macs(profile)["forward"] + elements} == flops(profile)
@@ -76,10 +113,17 @@ def test_a_bias_costs_an_addition_an_element(function: Callable[..., Tensor], sh
 def test_only_the_gradients_asked_for_are_counted(wanted: tuple[bool, bool, bool]) -> None:
     """Input and weight cost a product each, the bias a sum: an operation an element that goes in."""
     shapes = ((N, K), (M, K), (M,))
-    profile = count(F.linear, *(fixed(*shape).requires_grad_(each) for shape, each in zip(shapes, wanted, strict=True)), backward=True)
+    profile = count(
+        F.linear,
+        *(fixed(*shape).requires_grad_(each) for shape, each in zip(shapes, wanted, strict=True)),
+        backward=True,
+    )
     of_input, of_weight, of_bias = wanted
     products = N * K * M * (of_input + of_weight)
-    assert (products, 2 * products + N * M * of_bias) == (macs(profile).get("backward", 0), flops(profile).get("backward", 0))
+    assert (products, 2 * products + N * M * of_bias) == (
+        macs(profile).get("backward", 0),
+        flops(profile).get("backward", 0),
+    )
 
 
 IN_PLACE: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]] = {
@@ -100,17 +144,32 @@ def test_a_product_into_a_tensor_is_counted_too(operator: str) -> None:
 
 def test_a_product_with_its_result_given_is_counted_too() -> None:
     """`out=` is another overload of the same operator."""
-    assert {"forward": N * K * M} == macs(count(partial(torch.mm, out=torch.empty(N, M)), fixed(N, K), fixed(K, M)))
+    assert {"forward": N * K * M} == macs(
+        count(partial(torch.mm, out=torch.empty(N, M)), fixed(N, K), fixed(K, M))
+    )
 
 
-@pytest.mark.skipif(not (runs_here("_grouped_mm") and hasattr(F, "grouped_mm")), reason="no grouped product on the CPU")
+@pytest.mark.skipif(
+    not (runs_here("_grouped_mm") and hasattr(F, "grouped_mm")),
+    reason="no grouped product on the CPU",
+)
 def test_products_of_experts_take_each_row_once() -> None:
     """Of H experts, each token goes to one; and of the weight's gradient each token is one term."""
     tokens, narrow, wide = 8, 16, 32
-    x, weight = torch.randn(tokens, narrow, dtype=torch.bfloat16), torch.randn(H, narrow, wide, dtype=torch.bfloat16)
+    x, weight = (
+        torch.randn(tokens, narrow, dtype=torch.bfloat16),
+        torch.randn(H, narrow, wide, dtype=torch.bfloat16),
+    )
     ends = torch.tensor([1, 5, 8], dtype=torch.int32)
-    profile = count(lambda x, w: F.grouped_mm(x, w, offs=ends).relu(), x.requires_grad_(), weight.requires_grad_(), backward=True)
-    assert {"forward": tokens * narrow * wide, "backward": 2 * tokens * narrow * wide} == macs(profile)
+    profile = count(
+        lambda x, w: F.grouped_mm(x, w, offs=ends).relu(),
+        x.requires_grad_(),
+        weight.requires_grad_(),
+        backward=True,
+    )
+    assert {"forward": tokens * narrow * wide, "backward": 2 * tokens * narrow * wide} == macs(
+        profile
+    )
 
 
 def test_products_of_experts_that_transformers_runs_take_each_row_once() -> None:
@@ -121,9 +180,14 @@ def test_products_of_experts_that_transformers_runs_take_each_row_once() -> None
     tokens, narrow, wide = 8, 16, 32
     ends = torch.tensor([1, 5, 8])
     model = Function(lambda x, w: torch.ops.transformers.grouped_mm_fallback(x, w, ends))
-    profiles = [ask(model, (of(tokens, narrow), of(H, narrow, wide)), backward=True) for ask in (lflops.count, lflops.estimate)]
+    profiles = [
+        ask(model, (of(tokens, narrow), of(H, narrow, wide)), backward=True)
+        for ask in (lflops.count, lflops.estimate)
+    ]
     for profile in profiles:
-        assert {"forward": tokens * narrow * wide, "backward": 2 * tokens * narrow * wide} == macs(profile)
+        assert {"forward": tokens * narrow * wide, "backward": 2 * tokens * narrow * wide} == macs(
+            profile
+        )
         assert () == profile.uncounted
 
 
@@ -138,7 +202,9 @@ MODES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 def test_a_model_costs_the_same_under_every_mode(mode: str) -> None:
     """A convolution of 3x3 over 8x8 and a linear layer, whether or not a graph is made and whatever the dtype."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, 10))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, 10)
+    )
     expected = B * 8 * 8 * 4 * 3 * 9 + B * 4 * 8 * 8 * 10
     with MODES[mode]():
         assert {"forward": expected} == macs(lflops.count(model, torch.randn(B, 3, 8, 8)))
@@ -148,17 +214,26 @@ def test_autocast_is_seen_in_the_dtype_of_each_product() -> None:
     """Operands are cast down before they are multiplied; the cast itself is counted as a move."""
     with torch.autocast("cpu", torch.bfloat16):
         profile = count(F.linear, fixed(N, K), fixed(M, K))
-    assert [("mm", "bfloat16", N * K * M)] == [(cell.operator, cell.dtype, cell.macs) for cell in profile.cells if cell.macs]
+    assert [("mm", "bfloat16", N * K * M)] == [
+        (cell.operator, cell.dtype, cell.macs) for cell in profile.cells if cell.macs
+    ]
 
 
-@pytest.mark.parametrize(("dtype", "each"), [(torch.float64, 1), (torch.float16, 1), (torch.bfloat16, 1), (torch.complex64, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "each"),
+    [(torch.float64, 1), (torch.float16, 1), (torch.bfloat16, 1), (torch.complex64, 4)],
+    ids=str,
+)
 def test_a_product_is_as_many_macs_in_every_dtype(dtype: torch.dtype, each: int) -> None:
     """Except that (a + bi)(c + di) takes four."""
     profile = count(torch.mm, torch.ones(N, K, dtype=dtype), torch.ones(K, M, dtype=dtype))
-    assert [(str(dtype).removeprefix("torch."), each * N * K * M)] == [(cell.dtype, cell.macs) for cell in profile.cells]
+    assert [(str(dtype).removeprefix("torch."), each * N * K * M)] == [
+        (cell.dtype, cell.macs) for cell in profile.cells
+    ]
 
 
-# A function, the shapes of input, weight and bias, and the MACs: positions x channels in (of a group) x channels out x kernel.
+# A function, the shapes of input, weight and bias, and the MACs: positions x channels in (of a
+# group) x channels out x kernel.
 Convolution = tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]
 CONVOLUTIONS: dict[str, Convolution] = {
     "1-d": (F.conv1d, ((B, 4, 9), (6, 4, 3)), B * 7 * 4 * 6 * 3),
@@ -169,17 +244,49 @@ CONVOLUTIONS: dict[str, Convolution] = {
     "strided": (partial(F.conv2d, stride=2), ((B, 4, 9, 8), (6, 4, 3, 2)), B * 4 * 4 * 4 * 6 * 6),
     "padded": (partial(F.conv2d, padding=1), ((B, 4, 9, 8), (6, 4, 3, 3)), B * 9 * 8 * 4 * 6 * 9),
     "dilated": (partial(F.conv2d, dilation=2), ((B, 4, 9, 8), (6, 4, 3, 3)), B * 5 * 4 * 4 * 6 * 9),
-    "same": (partial(F.conv2d, padding="same"), ((B, 4, 9, 8), (6, 4, 3, 3)), B * 9 * 8 * 4 * 6 * 9),
-    "same, of an even kernel": (partial(F.conv2d, padding="same"), ((B, 4, 9, 8), (6, 4, 4, 2)), B * 9 * 8 * 4 * 6 * 8),
-    "grouped": (partial(F.conv2d, groups=2), ((B, 4, 9, 8), (6, 2, 3, 2), (6,)), B * 7 * 7 * 2 * 6 * 6),
+    "same": (
+        partial(F.conv2d, padding="same"),
+        ((B, 4, 9, 8), (6, 4, 3, 3)),
+        B * 9 * 8 * 4 * 6 * 9,
+    ),
+    "same, of an even kernel": (
+        partial(F.conv2d, padding="same"),
+        ((B, 4, 9, 8), (6, 4, 4, 2)),
+        B * 9 * 8 * 4 * 6 * 8,
+    ),
+    "grouped": (
+        partial(F.conv2d, groups=2),
+        ((B, 4, 9, 8), (6, 2, 3, 2), (6,)),
+        B * 7 * 7 * 2 * 6 * 6,
+    ),
     "depthwise": (partial(F.conv2d, groups=4), ((B, 4, 9, 8), (4, 1, 3, 2)), B * 7 * 7 * 4 * 6),
-    "depthwise, twice as many": (partial(F.conv2d, groups=4), ((B, 4, 9, 8), (8, 1, 3, 2)), B * 7 * 7 * 8 * 6),
+    "depthwise, twice as many": (
+        partial(F.conv2d, groups=4),
+        ((B, 4, 9, 8), (8, 1, 3, 2)),
+        B * 7 * 7 * 8 * 6,
+    ),
     # Transposed ones spread a kernel from each position of the input.
     "transposed 1-d": (F.conv_transpose1d, ((B, 4, 9), (4, 6, 3)), B * 9 * 4 * 6 * 3),
-    "transposed 2-d": (F.conv_transpose2d, ((B, 4, 9, 8), (4, 6, 3, 2), (6,)), B * 9 * 8 * 4 * 6 * 6),
-    "transposed 3-d": (F.conv_transpose3d, ((B, 4, 3, 4, 5), (4, 6, 2, 2, 2)), B * 3 * 4 * 5 * 4 * 6 * 8),
-    "transposed, strided": (partial(F.conv_transpose2d, stride=2), ((B, 4, 9, 8), (4, 6, 3, 2)), B * 9 * 8 * 4 * 6 * 6),
-    "transposed, grouped": (partial(F.conv_transpose2d, groups=2), ((B, 4, 9, 8), (4, 3, 3, 2)), B * 9 * 8 * 4 * 3 * 6),
+    "transposed 2-d": (
+        F.conv_transpose2d,
+        ((B, 4, 9, 8), (4, 6, 3, 2), (6,)),
+        B * 9 * 8 * 4 * 6 * 6,
+    ),
+    "transposed 3-d": (
+        F.conv_transpose3d,
+        ((B, 4, 3, 4, 5), (4, 6, 2, 2, 2)),
+        B * 3 * 4 * 5 * 4 * 6 * 8,
+    ),
+    "transposed, strided": (
+        partial(F.conv_transpose2d, stride=2),
+        ((B, 4, 9, 8), (4, 6, 3, 2)),
+        B * 9 * 8 * 4 * 6 * 6,
+    ),
+    "transposed, grouped": (
+        partial(F.conv_transpose2d, groups=2),
+        ((B, 4, 9, 8), (4, 3, 3, 2)),
+        B * 9 * 8 * 4 * 3 * 6,
+    ),
 }
 
 
@@ -188,25 +295,38 @@ CONVOLUTIONS: dict[str, Convolution] = {
 def test_a_convolution_costs_itself_once_for_each_gradient(case: str) -> None:
     """Grouped ones too, whose weight's gradient is easily counted once for each group."""
     function, shapes, forward = CONVOLUTIONS[case]
-    assert {"forward": forward, "backward": 2 * forward} == macs(count(function, *(of(*shape) for shape in shapes), backward=True))
+    assert {"forward": forward, "backward": 2 * forward} == macs(
+        count(function, *(of(*shape) for shape in shapes), backward=True)
+    )
 
 
 @pytest.mark.parametrize("wanted", [mask for mask in product((False, True), repeat=3) if any(mask)])
 @pytest.mark.parametrize("case", ["2-d", "3-d", "grouped", "transposed 2-d"])
 def test_a_convolutions_output_mask_is_followed(case: str, wanted: tuple[bool, bool, bool]) -> None:
-    """A product each for the gradients of input and weight; a sum, an operation an element, for the bias's."""
+    """A product each for the gradients of input and weight.
+
+    A sum, an operation an element, for the bias's.
+    """
     function, shapes, forward = CONVOLUTIONS[case]
-    tensors = [fixed(*shape).requires_grad_(each) for shape, each in zip(shapes, wanted, strict=True)]
+    tensors = [
+        fixed(*shape).requires_grad_(each) for shape, each in zip(shapes, wanted, strict=True)
+    ]
     elements = function(*tensors).numel()
     profile = count(function, *tensors, backward=True)
     products = forward * (wanted[0] + wanted[1])
     assert 2 * forward + elements == flops(profile)["forward"]
-    assert (products, 2 * products + elements * wanted[2]) == (macs(profile).get("backward", 0), flops(profile).get("backward", 0))
+    assert (products, 2 * products + elements * wanted[2]) == (
+        macs(profile).get("backward", 0),
+        flops(profile).get("backward", 0),
+    )
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "a perceptron": (lambda: nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 3)), (5, 7)),
-    "a perceptron of sequences": (lambda: nn.Sequential(nn.Linear(7, 13), nn.GELU(), nn.LayerNorm(13), nn.Linear(13, 3)), (2, 5, 7)),
+    "a perceptron of sequences": (
+        lambda: nn.Sequential(nn.Linear(7, 13), nn.GELU(), nn.LayerNorm(13), nn.Linear(13, 3)),
+        (2, 5, 7),
+    ),
     "a convolutional network": (
         lambda: nn.Sequential(
             nn.Conv2d(3, 8, 3, stride=2, padding=1),
@@ -221,14 +341,20 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (2, 3, 32, 30),
     ),
-    "a network of one dimension": (lambda: nn.Sequential(nn.Conv1d(4, 6, 5), nn.ELU(), nn.ConvTranspose1d(6, 2, 3)), (3, 4, 20)),
+    "a network of one dimension": (
+        lambda: nn.Sequential(nn.Conv1d(4, 6, 5), nn.ELU(), nn.ConvTranspose1d(6, 2, 3)),
+        (3, 4, 20),
+    ),
 }
 
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_torchs_own_counter_agrees_where_it_is_right(name: str, backward: bool) -> None:
-    """Dense layers and ungrouped convolutions, forward and backward, in operations: two for each MAC."""
+    """Dense layers and ungrouped convolutions, forward and backward, in operations.
+
+    Two for each MAC.
+    """
     build, shape = MODELS[name]
     model, x = build(), torch.randn(shape)
     theirs = FlopCounterMode(display=False)
@@ -236,4 +362,6 @@ def test_torchs_own_counter_agrees_where_it_is_right(name: str, backward: bool) 
         output = model(x)
         if backward:
             output.sum().backward()
-    assert theirs.get_total_flops() == 2 * lflops.count(model, x, backward=backward).total(phase=None)
+    assert theirs.get_total_flops() == 2 * lflops.count(model, x, backward=backward).total(
+        phase=None
+    )

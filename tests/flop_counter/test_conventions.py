@@ -1,4 +1,7 @@
-"""The convention for what is no multiply-accumulate: so many operations an element, in FLOPs and never in MACs."""
+"""The convention for what is no multiply-accumulate.
+
+So many operations an element, in FLOPs and never in MACs.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -54,14 +57,21 @@ def test_a_function_of_each_element_is_one_operation(name: str) -> None:
     assert n == forward(function, x().detach())
 
 
-TWO_OPERANDS = "add sub mul div pow atan2 maximum minimum fmod remainder hypot logaddexp floor_divide copysign"
+TWO_OPERANDS = (
+    "add sub mul div pow atan2 maximum minimum fmod remainder hypot logaddexp floor_divide copysign"
+)
 
 
 @pytest.mark.parametrize("name", TWO_OPERANDS.split())
 def test_a_function_of_two_elements_is_one_operation(name: str) -> None:
     """For each element of the result, also where one of the two is repeated for it."""
     function = getattr(torch, name)
-    assert n == forward(function, x(), x()) == forward(function, x()[:1], x()) == forward(function, x()[:1], x()[:, :1])
+    assert (
+        n
+        == forward(function, x(), x())
+        == forward(function, x()[:1], x())
+        == forward(function, x()[:1], x()[:, :1])
+    )
 
 
 TWO_EACH: dict[str, tuple[Callable[..., Any], int]] = {
@@ -71,7 +81,10 @@ TWO_EACH: dict[str, tuple[Callable[..., Any], int]] = {
     "addr": (lambda: torch.addr(X, X[:, 0], X[0]), 2 * n),
     "gated": (partial(F.glu, X), 2 * n // 2),
     "lists": (lambda: torch._foreach_addcmul([X, X], [X, X], [X, X]), 2 * 2 * n),
-    "lists in place": (lambda: torch._foreach_lerp_([fixed(ROWS), fixed(3)], [fixed(ROWS), fixed(3)], 0.5), 2 * (ROWS + 3)),
+    "lists in place": (
+        lambda: torch._foreach_lerp_([fixed(ROWS), fixed(3)], [fixed(ROWS), fixed(3)], 0.5),
+        2 * (ROWS + 3),
+    ),
     "lists by a number": (lambda: torch._foreach_mul([X, X], 2.0), 2 * n),
 }
 
@@ -94,8 +107,18 @@ NONE: dict[str, Callable[[], Any]] = {
     "logic": lambda: (X > 0) & (X < 1),
     "copying": lambda: (X.clone(), torch.cat([X, X]), X.flip(0), X.repeat(2, 2)),
     "sorting": lambda: (X.sort(), X.topk(2), X.argsort(), X.median(), X.unique()),
-    "gathering": lambda: (X[torch.tensor([1, 2])], F.embedding(torch.tensor([1]), X), X.gather(0, torch.tensor([[1]]))),
-    "filling": lambda: (torch.zeros(3), torch.rand(3), torch.full((3,), 2.0), torch.eye(3), torch.arange(3.0)),
+    "gathering": lambda: (
+        X[torch.tensor([1, 2])],
+        F.embedding(torch.tensor([1]), X),
+        X.gather(0, torch.tensor([[1]])),
+    ),
+    "filling": lambda: (
+        torch.zeros(3),
+        torch.rand(3),
+        torch.full((3,), 2.0),
+        torch.eye(3),
+        torch.arange(3.0),
+    ),
     "viewing": lambda: (X.t(), X[0], X.view(-1), X.expand(2, -1, -1), X.detach()),
     "padding": lambda: (F.pad(X, (1, 1)), F.pad(X[None], (1, 1), mode="reflect")),
 }
@@ -142,8 +165,16 @@ def test_a_maximum_of_two_tensors_is_no_reduction() -> None:
 NORMS: dict[str, tuple[Callable[..., Tensor], int]] = {
     "layer": (lambda x, w, b: F.layer_norm(x, (COLUMNS,), w, b), 7),
     "layer without weights": (lambda x, _w, _b: F.layer_norm(x, (COLUMNS,)), 5),
-    "batch": (lambda x, w, b: F.batch_norm(x, torch.zeros(COLUMNS), torch.ones(COLUMNS), w, b, training=True), 7),
-    "batch, known": (lambda x, w, b: F.batch_norm(x, torch.zeros(COLUMNS), torch.ones(COLUMNS), w, b), 4),
+    "batch": (
+        lambda x, w, b: F.batch_norm(
+            x, torch.zeros(COLUMNS), torch.ones(COLUMNS), w, b, training=True
+        ),
+        7,
+    ),
+    "batch, known": (
+        lambda x, w, b: F.batch_norm(x, torch.zeros(COLUMNS), torch.ones(COLUMNS), w, b),
+        4,
+    ),
     "group": (lambda x, w, b: F.group_norm(x, 2, w, b), 7),
     "instance": (lambda x, _w, _b: F.instance_norm(x[None]), 5),
 }
@@ -151,14 +182,20 @@ NORMS: dict[str, tuple[Callable[..., Tensor], int]] = {
 
 @pytest.mark.parametrize("name", NORMS)
 def test_a_normalisation_is_by_what_it_does_and_its_gradient_twice_that(name: str) -> None:
-    """Sum; subtract, square, sum; scale. Known statistics leave the subtraction and the scale. A weight and a bias are one each."""
+    """Sum; subtract, square, sum; scale.
+
+    Known statistics leave the subtraction and the scale. A weight and a bias are one each.
+    """
     function, each = NORMS[name]
     args = (of(ROWS, COLUMNS), of(COLUMNS), of(COLUMNS))
     assert (each * n, 2 * each * n) == (forward(function, *args), backward(function, *args))
 
 
 def test_a_root_mean_square_without_a_kernel_of_its_own_is_what_its_operators_are() -> None:
-    """Square, mean and scale each element; add and root one number a row. On a GPU it is one kernel, of 3 an element."""
+    """Square, mean and scale each element; add and root one number a row.
+
+    On a GPU it is one kernel, of 3 an element.
+    """
     assert 3 * n + 2 * ROWS == forward(lambda x: F.rms_norm(x, (COLUMNS,)), x())
 
 
@@ -171,7 +208,10 @@ def test_a_softmax_is_five_operations_and_its_gradient_four() -> None:
 def test_a_cross_entropy_adds_one_operation_a_target() -> None:
     """The rest is the softmax: nothing is done with the other classes."""
     target = torch.tensor([0, 2, 5, 1])
-    assert (5 * n + ROWS, 4 * n + ROWS) == (forward(F.cross_entropy, x(), target), backward(F.cross_entropy, x(), target))
+    assert (5 * n + ROWS, 4 * n + ROWS) == (
+        forward(F.cross_entropy, x(), target),
+        backward(F.cross_entropy, x(), target),
+    )
 
 
 LOSSES: dict[str, tuple[Callable[..., Tensor], int, int]] = {
@@ -188,7 +228,10 @@ def test_a_loss_is_so_many_operations_an_element(name: str) -> None:
     """Difference, square, sum; and so on."""
     function, there, back = LOSSES[name]
     target = torch.rand(ROWS, COLUMNS)
-    assert (there * n, back * n) == (forward(function, x(), target), backward(function, x(), target))
+    assert (there * n, back * n) == (
+        forward(function, x(), target),
+        backward(function, x(), target),
+    )
 
 
 def image(*size: int) -> Tensor:
@@ -208,10 +251,22 @@ POOLS: dict[str, tuple[Callable[[], Tensor], int]] = {
     "max to a size": (lambda: F.adaptive_max_pool2d(image(8, 8), 2), 2 * 3 * 8 * 8),
     "nearest": (lambda: F.interpolate(image(4, 4), scale_factor=2), 0),
     "linear": (lambda: F.interpolate(image(4), scale_factor=2, mode="linear"), 2 * 3 * 8 * 2 * 2),
-    "bilinear": (lambda: F.interpolate(image(4, 4), scale_factor=2, mode="bilinear"), 2 * 3 * 8 * 8 * 4 * 2),
-    "trilinear": (lambda: F.interpolate(image(4, 4, 4), scale_factor=2, mode="trilinear"), 2 * 3 * 8**3 * 8 * 2),
-    "bicubic": (lambda: F.interpolate(image(4, 4), scale_factor=2, mode="bicubic"), 2 * 3 * 8 * 8 * 16 * 2),
-    "by a grid": (lambda: F.grid_sample(image(4, 4), torch.rand(2, 8, 8, 2), align_corners=False), 2 * 3 * 8 * 8 * 4 * 2),
+    "bilinear": (
+        lambda: F.interpolate(image(4, 4), scale_factor=2, mode="bilinear"),
+        2 * 3 * 8 * 8 * 4 * 2,
+    ),
+    "trilinear": (
+        lambda: F.interpolate(image(4, 4, 4), scale_factor=2, mode="trilinear"),
+        2 * 3 * 8**3 * 8 * 2,
+    ),
+    "bicubic": (
+        lambda: F.interpolate(image(4, 4), scale_factor=2, mode="bicubic"),
+        2 * 3 * 8 * 8 * 16 * 2,
+    ),
+    "by a grid": (
+        lambda: F.grid_sample(image(4, 4), torch.rand(2, 8, 8, 2), align_corners=False),
+        2 * 3 * 8 * 8 * 4 * 2,
+    ),
     "weight norm": (lambda: torch._weight_norm(of(ROWS, COLUMNS), of(ROWS, 1), 0), 3 * n),
 }
 
@@ -224,26 +279,49 @@ def test_windows_and_neighbours_are_counted_one_by_one(name: str) -> None:
 
 
 def test_dropout_draws_scales_and_masks() -> None:
-    """Drawing is no arithmetic; the mask is scaled and multiplied in, as the kernel of a GPU does at once; back it is one product."""
+    """Drawing is no arithmetic.
+
+    The mask is scaled and multiplied in, as the kernel of a GPU does at once; back it is one
+    product.
+    """
     assert (2 * n, n) == (forward(F.dropout, x()), backward(F.dropout, x()))
     assert 2 * n == forward(lambda x: torch.native_dropout(x, 0.5, train=True), x())
 
 
-@pytest.mark.parametrize(("unitriangular", "each"), [(False, 5 * 5), (True, 5 * 5 - 5)], ids=["divided", "ones on the diagonal"])
+@pytest.mark.parametrize(
+    ("unitriangular", "each"),
+    [(False, 5 * 5), (True, 5 * 5 - 5)],
+    ids=["divided", "ones on the diagonal"],
+)
 def test_solving_with_a_triangle_is_no_product(unitriangular: bool, each: int) -> None:
-    """For 3 right-hand sides in each of 2 batches: 10 multiplications, 10 subtractions, and 5 divisions unless there are ones."""
+    """For 3 right-hand sides in each of 2 batches.
+
+    10 multiplications, 10 subtractions, and 5 divisions unless there are ones.
+    """
     solve = partial(torch.linalg.solve_triangular, upper=False, unitriangular=unitriangular)
     a = torch.eye(5) + torch.rand(2, 5, 5).tril()
-    assert 2 * 3 * each == forward(solve, a, fixed(2, 5, 3)) == forward(solve, a[:1], fixed(2, 5, 3))
+    assert (
+        2 * 3 * each == forward(solve, a, fixed(2, 5, 3)) == forward(solve, a[:1], fixed(2, 5, 3))
+    )
     assert 2 * 3 * each == forward(partial(solve, left=False), a, fixed(2, 3, 5))
 
 
 def test_solving_with_a_triangle_goes_back_through_another_and_one_product() -> None:
-    """The right-hand sides' gradient is a solution too; the matrix' is that times the solution, 5 * 3 * 5 MACs."""
-    profile = count(partial(torch.linalg.solve_triangular, upper=False), (torch.eye(5) + of(5, 5).tril()), of(5, 3), backward=True)
+    """The right-hand sides' gradient is a solution too.
+
+    The matrix' is that times the solution, 5 * 3 * 5 MACs.
+    """
+    profile = count(
+        partial(torch.linalg.solve_triangular, upper=False),
+        (torch.eye(5) + of(5, 5).tril()),
+        of(5, 3),
+        backward=True,
+    )
     assert ({"backward": 5 * 3 * 5}, ()) == (macs(profile), profile.uncounted)
     assert [("backward", 1, 75), ("forward", 1, 75)] == sorted(
-        (cell.phase, cell.calls, cell.flops) for cell in profile.cells if cell.operator == "linalg_solve_triangular"
+        (cell.phase, cell.calls, cell.flops)
+        for cell in profile.cells
+        if cell.operator == "linalg_solve_triangular"
     )
 
 
@@ -275,21 +353,40 @@ def step(build: Build, options: dict[str, Any]) -> int:
     return counted.profile.modules[""].optimizer.flops - steps
 
 
-@pytest.mark.parametrize("how", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=["in a loop", "in lists", "fused"])
+@pytest.mark.parametrize(
+    "how",
+    [{"foreach": False}, {"foreach": True}, {"fused": True}],
+    ids=["in a loop", "in lists", "fused"],
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_is_the_same_work_however_it_is_run(name: str, how: dict[str, bool]) -> None:
-    """So many operations a parameter. In lists, Adagrad multiplies by the rate before it divides."""
+    """So many operations a parameter.
+
+    In lists, Adagrad multiplies by the rate before it divides.
+    """
     build, options, each = OPTIMIZERS[name]
     more = name == "Adagrad" and "foreach" in how and how["foreach"]
     assert (each + more) * (100 * 50 + 50) == step(build, options | how)
 
 
-@pytest.mark.skipif(not hasattr(torch.ops.aten, "linalg__powsum"), reason="older than what the convention speaks of")
+@pytest.mark.skipif(
+    not hasattr(torch.ops.aten, "linalg__powsum"), reason="older than what the convention speaks of"
+)
 def test_the_convention_speaks_of_operators_that_there_are() -> None:
     """A misspelt one would never be met. Those of FSDP are made when it is loaded."""
-    copies = ("all_gather_copy_in", "chunk_cat", "chunk_cat_mixed_dtype", "copy_", "split_with_sizes_copy")
+    copies = (
+        "all_gather_copy_in",
+        "chunk_cat",
+        "chunk_cat_mixed_dtype",
+        "copy_",
+        "split_with_sizes_copy",
+    )
     of_fsdp = {f"fsdp::{name}" for name in (*copies, "record_grad_output_stream")}
-    assert of_fsdp == {name for name in (*FREE, *MOVES, *PER_INPUT, *PER_OUTPUT) if not hasattr(torch.ops.aten, name)}
+    assert of_fsdp == {
+        name
+        for name in (*FREE, *MOVES, *PER_INPUT, *PER_OUTPUT)
+        if not hasattr(torch.ops.aten, name)
+    }
 
 
 def test_no_operator_is_in_two_classes() -> None:

@@ -34,58 +34,106 @@ def plain(*shape: int) -> Tensor:
 
 
 x, g = turned(4, 5, 6), plain(4, 5, 6)
-PAIRS = [(x, g), (turned(5, 6), g), (x, plain(5, 6)), (plain(6, 1, 4).permute(2, 1, 0), turned(5, 6))]
+PAIRS = [
+    (x, g),
+    (turned(5, 6), g),
+    (x, plain(5, 6)),
+    (plain(6, 1, 4).permute(2, 1, 0), turned(5, 6)),
+]
 HALVES = [(x, g), (g, x), (x, g[:, :1].expand_as(g)), (x, g[:1].expand_as(g))]
 channels = [torch.rand(5) for _ in range(4)]
-lstm = [plain(3, 2, 4), plain(20, 4), plain(20, 5), plain(20), plain(20), plain(1, 2, 5), plain(1, 2, 5)]
+lstm = [
+    plain(3, 2, 4),
+    plain(20, 4),
+    plain(20, 5),
+    plain(20),
+    plain(20),
+    plain(1, 2, 5),
+    plain(1, 2, 5),
+]
 how_lstm: tuple[Any, ...] = (False, [], 2, 5, 1, True, False, False, True)
 
 
 def lstm_backward(*tensors: Tensor) -> Any:
     """An LSTM layer's backward, from its own results."""
     out, h, c, workspace = aten.mkldnn_rnn_layer(*tensors, *how_lstm)
-    return aten.mkldnn_rnn_layer_backward(*tensors, out, h, c, out, h, c, False, 2, 5, 1, True, True, False, [], False, workspace)
+    return aten.mkldnn_rnn_layer_backward(
+        *tensors, out, h, c, out, h, c, False, 2, 5, 1, True, True, False, [], False, workspace
+    )
 
 
 def layer_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Any:
     """By the statistics of the forward."""
     _, mean, rstd = aten.native_layer_norm(x, [6], weight, bias, 1e-5)
-    return aten.native_layer_norm_backward(grad, x, [6], mean, rstd, weight, bias, [True, True, True])
+    return aten.native_layer_norm_backward(
+        grad, x, [6], mean, rstd, weight, bias, [True, True, True]
+    )
 
 
 def batch_norm_backward(name: str, *, wants_input: bool, grad: Tensor, x: Tensor) -> Any:
     """With known statistics for all channels."""
     mask = [wants_input, True, True]
     if name == "batch_norm_backward":
-        return aten.batch_norm_backward(grad, x, *channels[:1], *channels, True, 1e-5, mask, torch.empty(0, dtype=torch.uint8))
+        return aten.batch_norm_backward(
+            grad, x, *channels[:1], *channels, True, 1e-5, mask, torch.empty(0, dtype=torch.uint8)
+        )
     return aten.native_batch_norm_backward(grad, x, *channels[:1], *channels, True, 1e-5, mask)
 
 
 CASES: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
-    "native_batch_norm": [(lambda x: aten.native_batch_norm(x, *channels, True, 0.1, 1e-5), (each,)) for each in (x, last(4, 5, 6, 7))],
-    "_native_batch_norm_legit": [(lambda x: aten._native_batch_norm_legit(x, *channels, True, 0.1, 1e-5), (x,))],
-    "_native_batch_norm_legit.no_stats": [(lambda x: aten._native_batch_norm_legit.no_stats(x, *channels[:2], True, 0.1, 1e-5), (x,))],
-    "_batch_norm_with_update": [(lambda x: aten._batch_norm_with_update(x, *channels, 0.1, 1e-5), (x,))],
+    "native_batch_norm": [
+        (lambda x: aten.native_batch_norm(x, *channels, True, 0.1, 1e-5), (each,))
+        for each in (x, last(4, 5, 6, 7))
+    ],
+    "_native_batch_norm_legit": [
+        (lambda x: aten._native_batch_norm_legit(x, *channels, True, 0.1, 1e-5), (x,))
+    ],
+    "_native_batch_norm_legit.no_stats": [
+        (lambda x: aten._native_batch_norm_legit.no_stats(x, *channels[:2], True, 0.1, 1e-5), (x,))
+    ],
+    "_batch_norm_with_update": [
+        (lambda x: aten._batch_norm_with_update(x, *channels, 0.1, 1e-5), (x,))
+    ],
     **{
         name: [
-            (lambda grad, x, name=name, wants=wants: batch_norm_backward(name, wants_input=wants, grad=grad, x=x), pair)
+            (
+                lambda grad, x, name=name, wants=wants: batch_norm_backward(
+                    name, wants_input=wants, grad=grad, x=x
+                ),
+                pair,
+            )
             for wants in (True, False)
             for pair in ((x, g), (g, x), (plain(4, 5, 6, 7), last(4, 5, 6, 7)))
         ]
         for name in ("native_batch_norm_backward", "batch_norm_backward")
     },
-    "native_layer_norm_backward": [(layer_norm_backward, (grad, g, plain(6), plain(6))) for grad in (x, g)],
-    "_log_softmax_backward_data": [(lambda grad, out: aten._log_softmax_backward_data(grad, out, 1, torch.float32), (x, g))],
+    "native_layer_norm_backward": [
+        (layer_norm_backward, (grad, g, plain(6), plain(6))) for grad in (x, g)
+    ],
+    "_log_softmax_backward_data": [
+        (lambda grad, out: aten._log_softmax_backward_data(grad, out, 1, torch.float32), (x, g))
+    ],
     "normal.Tensor_Tensor": [(torch.normal, (x, x))],
     "pow.Scalar": [(partial(torch.pow, 2.0), (x,))],
     "log_sigmoid_forward": [(aten.log_sigmoid_forward, (x,))],
     "mse_loss_backward": [(lambda a, b: aten.mse_loss_backward(torch.ones(()), a, b, 1), (x, x))],
-    "smooth_l1_loss_backward": [(lambda a, b: aten.smooth_l1_loss_backward(torch.ones(()), a, b, 1, 1.0), (x, x))],
-    "huber_loss_backward": [(lambda a, b: aten.huber_loss_backward(torch.ones(()), a, b, 1, 1.0), (x, x))],
-    "binary_cross_entropy_backward": [(aten.binary_cross_entropy_backward, (grad, y, y)) for grad, y in ((x, g), (g, x))],
-    "native_dropout_backward": [(lambda grad: aten.native_dropout_backward(grad, grad > 0, 2.0), (x,))],
+    "smooth_l1_loss_backward": [
+        (lambda a, b: aten.smooth_l1_loss_backward(torch.ones(()), a, b, 1, 1.0), (x, x))
+    ],
+    "huber_loss_backward": [
+        (lambda a, b: aten.huber_loss_backward(torch.ones(()), a, b, 1, 1.0), (x, x))
+    ],
+    "binary_cross_entropy_backward": [
+        (aten.binary_cross_entropy_backward, (grad, y, y)) for grad, y in ((x, g), (g, x))
+    ],
+    "native_dropout_backward": [
+        (lambda grad: aten.native_dropout_backward(grad, grad > 0, 2.0), (x,))
+    ],
     **{
-        name: [(lambda a, b, loss=loss, how=how: loss(a, b, reduction=how), (x, g)) for how in ("mean", "sum", "none")]
+        name: [
+            (lambda a, b, loss=loss, how=how: loss(a, b, reduction=how), (x, g))
+            for how in ("mean", "sum", "none")
+        ]
         for name, loss in (
             ("mse_loss", F.mse_loss),
             ("smooth_l1_loss", F.smooth_l1_loss),
@@ -111,26 +159,49 @@ CASES: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "div.Tensor_mode": [(partial(torch.div, rounding_mode="floor"), (x, torch.tensor(2.0)))],
     "hardswish_backward": [(aten.hardswish_backward, (x, g))],
     "hardtanh_backward": [(lambda grad, x: aten.hardtanh_backward(grad, x, -1.0, 1.0), (x, g))],
-    "leaky_relu_backward": [(lambda grad, x: aten.leaky_relu_backward(grad, x, 0.1, False), pair) for pair in HALVES],
+    "leaky_relu_backward": [
+        (lambda grad, x: aten.leaky_relu_backward(grad, x, 0.1, False), pair) for pair in HALVES
+    ],
     "logit_backward": [(aten.logit_backward, (x, g))],
-    "threshold_backward": [(lambda grad, x: aten.threshold_backward(grad, x, 0), pair) for pair in HALVES],
-    "max_unpool2d": [(lambda x, places: F.max_unpool2d(x, places, 2), (last(2, 3, 4, 4), last(2, 3, 4, 4).argsort(3)))],
+    "threshold_backward": [
+        (lambda grad, x: aten.threshold_backward(grad, x, 0), pair) for pair in HALVES
+    ],
+    "max_unpool2d": [
+        (
+            lambda x, places: F.max_unpool2d(x, places, 2),
+            (last(2, 3, 4, 4), last(2, 3, 4, 4).argsort(3)),
+        )
+    ],
     "channel_shuffle": [(lambda x: F.channel_shuffle(x, 2), (last(2, 4, 5, 6),))],
     "reflection_pad3d": [(lambda x: aten.reflection_pad3d(x, [1] * 6), (last(3, 4, 5, 6),))],
     "replication_pad3d": [(lambda x: aten.replication_pad3d(x, [1] * 6), (last(3, 4, 5, 6),))],
     "reflection_pad2d_backward": [
-        (lambda grad, x: aten.reflection_pad2d_backward(grad, x, [1] * 4), (plain(2, 3, 6, 7), last(2, 3, 4, 5)))
+        (
+            lambda grad, x: aten.reflection_pad2d_backward(grad, x, [1] * 4),
+            (plain(2, 3, 6, 7), last(2, 3, 4, 5)),
+        )
     ],
     "reflection_pad3d_backward": [
-        (lambda grad, x: aten.reflection_pad3d_backward(grad, x, [1] * 6), (plain(3, 6, 7, 8), last(3, 4, 5, 6)))
+        (
+            lambda grad, x: aten.reflection_pad3d_backward(grad, x, [1] * 6),
+            (plain(3, 6, 7, 8), last(3, 4, 5, 6)),
+        )
     ],
     "replication_pad2d_backward": [
-        (lambda grad, x: aten.replication_pad2d_backward(grad, x, [1] * 4), (plain(2, 3, 6, 7), last(2, 3, 4, 5)))
+        (
+            lambda grad, x: aten.replication_pad2d_backward(grad, x, [1] * 4),
+            (plain(2, 3, 6, 7), last(2, 3, 4, 5)),
+        )
     ],
     "replication_pad3d_backward": [
-        (lambda grad, x: aten.replication_pad3d_backward(grad, x, [1] * 6), (plain(3, 6, 7, 8), last(3, 4, 5, 6)))
+        (
+            lambda grad, x: aten.replication_pad3d_backward(grad, x, [1] * 6),
+            (plain(3, 6, 7, 8), last(3, 4, 5, 6)),
+        )
     ],
-    "mkldnn_rnn_layer": [(lambda *tensors: aten.mkldnn_rnn_layer(*tensors, *how_lstm), tuple(lstm))],
+    "mkldnn_rnn_layer": [
+        (lambda *tensors: aten.mkldnn_rnn_layer(*tensors, *how_lstm), tuple(lstm))
+    ],
     "mkldnn_rnn_layer_backward": [(lstm_backward, tuple(lstm))],
 }
 """Calls by the operator that they are about, each with a layout that torch's fake kernel gets wrong."""
@@ -193,16 +264,29 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "batch norm of turned tokens": lambda: (Tokens(nn.BatchNorm1d(64), 1, 2), plain(32, 128, 64)),
     "layer norm of turned tokens": lambda: (Tokens(nn.LayerNorm(128), 1, 2), plain(32, 128, 64)),
     "LSTM": lambda: (nn.LSTM(16, 32), plain(10, 4, 16)),
-    "LSTM of both directions": lambda: (nn.LSTM(16, 32, num_layers=2, bidirectional=True, batch_first=True), plain(4, 10, 16)),
-    "LSTM in half precision": lambda: (nn.LSTM(16, 256, dtype=torch.bfloat16), plain(10, 4, 16).to(torch.bfloat16)),
+    "LSTM of both directions": lambda: (
+        nn.LSTM(16, 32, num_layers=2, bidirectional=True, batch_first=True),
+        plain(4, 10, 16),
+    ),
+    "LSTM in half precision": lambda: (
+        nn.LSTM(16, 256, dtype=torch.bfloat16),
+        plain(10, 4, 16).to(torch.bfloat16),
+    ),
 }
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
-def test_an_estimate_with_such_an_operator_is_the_count_of_a_real_pass(model: str, backward: bool) -> None:
-    """Work and memory, operator by operator: a copy that is missing makes the peak too low, one too many too high."""
-    real, estimated = (ask(*MODELS[model](), backward=backward) for ask in (lflops.count, lflops.estimate))
+def test_an_estimate_with_such_an_operator_is_the_count_of_a_real_pass(
+    model: str, backward: bool
+) -> None:
+    """Work and memory, operator by operator.
+
+    A copy that is missing makes the peak too low, one too many too high.
+    """
+    real, estimated = (
+        ask(*MODELS[model](), backward=backward) for ask in (lflops.count, lflops.estimate)
+    )
     assert real.cells == estimated.cells
     assert real.memory is not None
     assert estimated.memory is not None
@@ -221,32 +305,53 @@ def test_an_lstm_without_gradients_has_no_workspace() -> None:
 
 
 def test_an_lstms_workspace_is_noted_and_left_out_on_a_chip() -> None:
-    """Two layers are two calls. On a chip another kernel runs, and the peak is the workspaces lower."""
+    """Two layers are two calls.
+
+    On a chip another kernel runs, and the peak is the workspaces lower.
+    """
     model, x = nn.LSTM(16, 32, num_layers=2), plain(10, 4, 16)
     here, there = (lflops.estimate(model, x, hardware=chip) for chip in (None, "NVIDIA H200"))
     assert [("", 2), ("H200 SXM", 2)] == [
-        (note.subject, note.values["calls"]) for each in (here, there) for note in each.notes if note.code == "lstm_workspace"
+        (note.subject, note.values["calls"])
+        for each in (here, there)
+        for note in each.notes
+        if note.code == "lstm_workspace"
     ]
-    # Pages of 4096 bytes: 5 of the gates, 2 of the states, and 3 of each of the layer's and the cell's states and the four gradients.
+    # Pages of 4096 bytes: 5 of the gates, 2 of the states, and 3 of each of the layer's and the
+    # cell's states and the four gradients.
     first, second = 90_112, 90_112
-    # The second layer's scratch: a sum of biases, 64 rows of 128 weights, and 5 + 2 + 1 pages with oneDNN's 568 bytes.
+    # The second layer's scratch: a sum of biases, 64 rows of 128 weights, and 5 + 2 + 1 pages with
+    # oneDNN's 568 bytes.
     scratch = 128 * 4 + 64 * 128 * 4 + 8 * 4096 + 568
-    stacked = 2 * 2 * 4 * 32 * 4  # the last states of both layers, which are made after that and are in the chip's peak
+    stacked = (
+        2 * 2 * 4 * 32 * 4
+    )  # the last states of both layers, which are made after that and are in the chip's peak
     assert here.memory is not None
     assert there.memory is not None
     assert first + second + scratch - stacked == here.memory.peak_bytes - there.memory.peak_bytes
-    sentences = [sentence(note) for each in (here, there) for note in each.notes if note.code == "lstm_workspace"]
-    assert ["of 2 LSTM calls are in the memory" in sentences[0], "leave room for them" in sentences[1]] == [True, True]
+    sentences = [
+        sentence(note)
+        for each in (here, there)
+        for note in each.notes
+        if note.code == "lstm_workspace"
+    ]
+    assert [
+        "of 2 LSTM calls are in the memory" in sentences[0],
+        "leave room for them" in sentences[1],
+    ] == [True, True]
 
 
 def test_a_batch_has_room_for_the_workspace_of_an_lstm() -> None:
     """The largest one fits by its count, and the next does not."""
     model, memory_bytes = nn.LSTM(16, 32), 2_000_000
     loss = lambda out: out[0].sum()  # noqa: E731 - a loss is a function
-    found = lflops.largest_batch(model, lambda samples: torch.zeros(10, samples, 16), memory_bytes=memory_bytes, loss=loss)
+    found = lflops.largest_batch(
+        model, lambda samples: torch.zeros(10, samples, 16), memory_bytes=memory_bytes, loss=loss
+    )
     peaks = [
         profile.memory.peak_bytes
         for samples in (found, found + 1)
-        if (profile := lflops.count(model, plain(10, samples, 16), backward=True, loss=loss)).memory is not None
+        if (profile := lflops.count(model, plain(10, samples, 16), backward=True, loss=loss)).memory
+        is not None
     ]
     assert [True, False] == [each <= memory_bytes for each in peaks]

@@ -1,4 +1,7 @@
-"""Packed sequences that a dense mask separates: the whole square is counted, and a note says how much of it is within a sequence."""
+"""Packed sequences that a dense mask separates.
+
+The whole square is counted, and a note says how much of it is within a sequence.
+"""
 
 from typing import Any
 
@@ -20,16 +23,26 @@ KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
 def notes(mask: Tensor, *, batch: int = 1) -> list[Note]:
     """Of attention with a mask."""
     queries, keys = (torch.randn(batch, HEADS, length, WIDTH) for length in mask.shape[-2:])
-    profile = lflops.count(Function(lambda q, k, m: F.scaled_dot_product_attention(q, k, k, attn_mask=m)), (queries, keys, mask))
-    assert batch * HEADS * 2 * mask.shape[-2] * mask.shape[-1] * WIDTH == profile.total(metric="executed_macs")
+    profile = lflops.count(
+        Function(lambda q, k, m: F.scaled_dot_product_attention(q, k, k, attn_mask=m)),
+        (queries, keys, mask),
+    )
+    assert batch * HEADS * 2 * mask.shape[-2] * mask.shape[-1] * WIDTH == profile.total(
+        metric="executed_macs"
+    )
     return list(profile.notes)
 
 
 def scores(mask: Tensor, *, batch: int = 1) -> tuple[Any, ...] | None:
     """Scores computed and within a sequence, of one head."""
     found = notes(mask, batch=batch)
-    assert all((note.code, note.subject, note.values["calls"]) == ("dense_mask", KERNEL, 1) for note in found)
-    return tuple(found[0].values[name] // HEADS for name in ("computed", "within")) if found else None  # type: ignore[operator]
+    assert all(
+        (note.code, note.subject, note.values["calls"]) == ("dense_mask", KERNEL, 1)
+        for note in found
+    )
+    return (
+        tuple(found[0].values[name] // HEADS for name in ("computed", "within")) if found else None
+    )  # type: ignore[operator]
 
 
 def same(*lengths: int) -> Tensor:
@@ -39,9 +52,14 @@ def same(*lengths: int) -> Tensor:
 
 
 def test_sequences_that_a_mask_separates_are_squares() -> None:
-    """3, 5 and 2 tokens: 9 + 25 + 4 of 100; of a causal mask too, and of a float one, and for each row of a batch."""
+    """3, 5 and 2 tokens: 9 + 25 + 4 of 100.
+
+    Of a causal mask too, and of a float one, and for each row of a batch.
+    """
     assert (100, 38) == scores(same(3, 5, 2)) == scores(same(3, 5, 2).tril())
-    assert (100, 38) == scores(torch.zeros(10, 10).masked_fill(~same(3, 5, 2), torch.finfo(torch.float32).min))
+    assert (100, 38) == scores(
+        torch.zeros(10, 10).masked_fill(~same(3, 5, 2), torch.finfo(torch.float32).min)
+    )
     assert (200, 38 + 50) == scores(torch.stack([same(3, 5, 2), same(5, 5)])[:, None], batch=2)
     assert (200, 2 * 38) == scores(same(3, 5, 2).expand(2, 1, -1, -1), batch=2)
 

@@ -1,4 +1,7 @@
-"""Parameters that a rank has a part of in older ways: flat ones of torch's first FSDP, and those that ZeRO dealt out."""
+"""Parameters that a rank has a part of in older ways.
+
+Flat ones of torch's first FSDP, and those that ZeRO dealt out.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -61,19 +64,27 @@ def step_of_flat(strategy: ShardingStrategy, *, keeps: bool) -> Profile:
 
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("strategy", [ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP])
-def test_of_flat_parameters_each_is_known_by_its_module(strategy: ShardingStrategy, two: Ranks, *, keeps: bool) -> None:
+def test_of_flat_parameters_each_is_known_by_its_module(
+    strategy: ShardingStrategy, two: Ranks, *, keeps: bool
+) -> None:
     """The whole of it, and what each rank has: together that is the whole."""
     profiles = two.run(partial(step_of_flat, strategy, keeps=keeps))
     for profile in profiles:
         assert WHOLE == {row: module.parameters for row, module in profile.modules.items()}
-        assert WHOLE == {row: module.trainable_parameters for row, module in profile.modules.items()}
+        assert WHOLE == {
+            row: module.trainable_parameters for row, module in profile.modules.items()
+        }
         assert 4 * WHOLE[""] == profile.modules[""].parameter_bytes
-    assert WHOLE == {row: sum(profile.modules[row].local_parameters for profile in profiles) for row in WHOLE}
+    assert WHOLE == {
+        row: sum(profile.modules[row].local_parameters for profile in profiles) for row in WHOLE
+    }
     assert all(0 < profile.modules[""].local_parameters < WHOLE[""] for profile in profiles)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_of_flat_parameters_that_are_not_dealt_out_each_rank_has_all(two: Ranks, *, keeps: bool) -> None:
+def test_of_flat_parameters_that_are_not_dealt_out_each_rank_has_all(
+    two: Ranks, *, keeps: bool
+) -> None:
     """As with DDP."""
     for profile in two.run(partial(step_of_flat, ShardingStrategy.NO_SHARD, keeps=keeps)):
         assert WHOLE == {row: module.parameters for row, module in profile.modules.items()}
@@ -82,20 +93,32 @@ def test_of_flat_parameters_that_are_not_dealt_out_each_rank_has_all(two: Ranks,
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_flat_parameters_change_no_modules_work(two: Ranks, *, keeps: bool) -> None:
-    """All products of the rank's batch, of the whole model too; each rank makes the step of what it has, one operation an element."""
+    """All products of the rank's batch, of the whole model too.
+
+    Each rank makes the step of what it has, one operation an element.
+    """
     rows = {"0": square, "1.up": up, "1.down": down, "2": head}
     profiles = two.run(partial(step_of_flat, ShardingStrategy.FULL_SHARD, keeps=keeps))
     for profile in profiles:
         assert rows == macs(profile, "forward")
-        assert {row: (1 if row == "0" else 2) * cost for row, cost in rows.items()} == macs(profile, "backward")
+        assert {row: (1 if row == "0" else 2) * cost for row, cost in rows.items()} == macs(
+            profile, "backward"
+        )
         assert sum(rows.values()) == profile.modules[""].forward.logical_macs
         assert dict.fromkeys(WHOLE, 1) == calls(profile)
     # The flat ones have padding at the end, so that the ranks' parts are equal.
-    assert WHOLE[""] <= sum(profile.modules[""].optimizer.flops for profile in profiles) <= WHOLE[""] + world * world
+    assert (
+        WHOLE[""]
+        <= sum(profile.modules[""].optimizer.flops for profile in profiles)
+        <= WHOLE[""] + world * world
+    )
 
 
 def test_of_what_zero_has_dealt_out_the_whole_is_what_it_says() -> None:
-    """DeepSpeed leaves an empty tensor with what it was; this rank has 18 of 35 elements, and all of a bias that was not dealt out."""
+    """DeepSpeed leaves an empty tensor with what it was.
+
+    This rank has 18 of 35 elements, and all of a bias that was not dealt out.
+    """
     layer = nn.Linear(hidden, wide)
     weight = nn.Parameter(torch.empty(0))
     part = torch.zeros(18)
@@ -105,7 +128,10 @@ def test_of_what_zero_has_dealt_out_the_whole_is_what_it_says() -> None:
         pass
     root = counted.profile.modules[""]
     assert (hidden * wide + wide, 18 + wide) == (root.parameters, root.local_parameters)
-    assert (4 * (hidden * wide + wide), 4 * (18 + wide)) == (root.parameter_bytes, root.local_parameter_bytes)
+    assert (4 * (hidden * wide + wide), 4 * (18 + wide)) == (
+        root.parameter_bytes,
+        root.local_parameter_bytes,
+    )
 
 
 def test_a_users_module_may_be_called_as_torchs_are() -> None:

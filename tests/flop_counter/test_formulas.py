@@ -22,7 +22,9 @@ CASES = [*CORE_CASES, *FAMILY_CASES, *LINEAR_ALGEBRA_CASES, *PACKED_CASES, *PACK
 
 def operators(case: Case) -> list[str]:
     """Those that a case is about, with their namespaces."""
-    return [operator if "::" in operator else f"aten::{operator}" for operator in case.operators.split()]
+    return [
+        operator if "::" in operator else f"aten::{operator}" for operator in case.operators.split()
+    ]
 
 
 COVERED = {operator for case in CASES for operator in operators(case)}
@@ -35,9 +37,15 @@ def answer(formula: Formula, case: Case) -> Cost:
 
 
 def whole(cost: Cost) -> Cost:
-    """A cost that says it in full: what nothing is skipped of is executed, what is not computed again is nothing."""
+    """A cost that says it in full.
+
+    What nothing is skipped of is executed, what is not computed again is nothing.
+    """
     again = whole(cost.recompute) if cost.recompute else Cost(executed_macs=0)
-    return cost._replace(executed_macs=cost.macs if cost.executed_macs is None else cost.executed_macs, recompute=again)
+    return cost._replace(
+        executed_macs=cost.macs if cost.executed_macs is None else cost.executed_macs,
+        recompute=again,
+    )
 
 
 def holds(formula: Formula, case: Case) -> bool:
@@ -45,7 +53,9 @@ def holds(formula: Formula, case: Case) -> bool:
     return whole(case.expected) == answer(formula, case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{case.operators.split()[0]}-{place}" for place, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    "case", CASES, ids=[f"{case.operators.split()[0]}-{place}" for place, case in enumerate(CASES)]
+)
 def test_a_formula_says_what_a_pencil_says(case: Case) -> None:
     """The cost of one call, for every operator that the formula stands for."""
     for operator in operators(case):
@@ -53,10 +63,17 @@ def test_a_formula_says_what_a_pencil_says(case: Case) -> None:
 
 
 def test_every_formula_has_a_case() -> None:
-    """No operator is in the table without somebody having worked a number out by hand; and no case is about none."""
+    """No operator is in the table without somebody having worked a number out by hand.
+
+    And no case is about none.
+    """
     where = "the family's list of cases in tests/support/ (formula_cases.py, formula_family_cases.py, …)"
-    assert not FORMULAS.keys() - COVERED, f"formulas without a case: {sorted(FORMULAS.keys() - COVERED)}; add them to {where}"
-    assert not COVERED - FORMULAS.keys(), f"cases without a formula: {sorted(COVERED - FORMULAS.keys())}; look for them in {where}"
+    assert not FORMULAS.keys() - COVERED, (
+        f"formulas without a case: {sorted(FORMULAS.keys() - COVERED)}; add them to {where}"
+    )
+    assert not COVERED - FORMULAS.keys(), (
+        f"cases without a formula: {sorted(COVERED - FORMULAS.keys())}; look for them in {where}"
+    )
 
 
 def mutants(formula: Formula) -> Iterator[Formula]:
@@ -89,18 +106,38 @@ def schemas(operator: str) -> list[dict[str, str]]:
     packet = getattr(getattr(torch.ops, namespace), packet_name, None)
     if packet is None:
         pytest.skip(f"torch {torch.__version__} has no {operator}")
-    overloads = [overload for overload in packet.overloads() if "dimname" not in overload]  # torch 2.11 has these still
-    return [{each.name: str(each.type) for each in getattr(packet, overload)._schema.arguments} for overload in overloads]
+    overloads = [
+        overload for overload in packet.overloads() if "dimname" not in overload
+    ]  # torch 2.11 has these still
+    return [
+        {each.name: str(each.type) for each in getattr(packet, overload)._schema.arguments}
+        for overload in overloads
+    ]
 
 
 @pytest.mark.parametrize("operator", sorted(COVERED))
 def test_a_formula_takes_its_shapes_from_tensors(operator: str) -> None:
-    """What it takes by position is where the schema has a tensor or a list of sizes; `None` only where that may be missing."""
-    if operator == "aten::_fused_rms_norm" and not hasattr(torch.ops.aten, "_fused_rms_norm_backward"):
-        pytest.skip("there it is Apple's alone, and takes how many dimensions it is, which the formula does not need")
-    accepted = {Shape: {"Tensor", "List[int]"}, Shape | None: {"Tensor", "Optional[Tensor]"}, int: {"int"}}
+    """What it takes by position is where the schema has a tensor or a list of sizes.
+
+    `None` only where that may be missing.
+    """
+    if operator == "aten::_fused_rms_norm" and not hasattr(
+        torch.ops.aten, "_fused_rms_norm_backward"
+    ):
+        pytest.skip(
+            "there it is Apple's alone, and takes how many dimensions it is, which the formula does not need"
+        )
+    accepted = {
+        Shape: {"Tensor", "List[int]"},
+        Shape | None: {"Tensor", "Optional[Tensor]"},
+        int: {"int"},
+    }
     for arguments in schemas(operator):
-        given = [each for each in inspect.signature(FORMULAS[operator]).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        given = [
+            each
+            for each in inspect.signature(FORMULAS[operator]).parameters.values()
+            if each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
         for parameter, kind in zip(given, arguments.values(), strict=False):
             assert kind in accepted.get(parameter.annotation, {kind}), f"{parameter.name} is {kind}"
 
@@ -108,7 +145,11 @@ def test_a_formula_takes_its_shapes_from_tensors(operator: str) -> None:
 @pytest.mark.parametrize("operator", sorted(COVERED))
 def test_what_a_formula_asks_for_by_name_is_there(operator: str) -> None:
     """Every keyword without a default is an argument of the operator, in one of its overloads at least, or is its result."""
-    keywords = [each for each in inspect.signature(FORMULAS[operator]).parameters.values() if each.kind is each.KEYWORD_ONLY]
+    keywords = [
+        each
+        for each in inspect.signature(FORMULAS[operator]).parameters.values()
+        if each.kind is each.KEYWORD_ONLY
+    ]
     wanted = {each.name for each in keywords if each.default is each.empty} - {"out"}
     assert any(wanted <= arguments.keys() for arguments in schemas(operator))
 
@@ -118,9 +159,21 @@ def name_of(formula: Formula) -> str:
     return f"{formula.__module__.rpartition('.')[2]}.{formula.__name__}"
 
 
-@pytest.mark.parametrize("formula", sorted({FORMULAS[operator] for operator in COVERED}, key=name_of), ids=name_of)
+@pytest.mark.parametrize(
+    "formula", sorted({FORMULAS[operator] for operator in COVERED}, key=name_of), ids=name_of
+)
 def test_no_keyword_of_a_formula_is_without_an_operator(formula: Formula) -> None:
     """A keyword that none of its operators has would never be anything but its default."""
-    wanted = {each.name for each in inspect.signature(formula).parameters.values() if each.kind is each.KEYWORD_ONLY}
-    found = {name for operator in COVERED if FORMULAS[operator] is formula for arguments in schemas(operator) for name in arguments}
+    wanted = {
+        each.name
+        for each in inspect.signature(formula).parameters.values()
+        if each.kind is each.KEYWORD_ONLY
+    }
+    found = {
+        name
+        for operator in COVERED
+        if FORMULAS[operator] is formula
+        for arguments in schemas(operator)
+        for name in arguments
+    }
     assert set() == wanted - found - {"out"}

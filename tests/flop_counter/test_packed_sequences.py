@@ -35,7 +35,13 @@ def packed(lengths: list[int], **options: Any) -> dict[str, dict[str, int]]:
     """MACs and executed MACs by phase of all sequences in one call of `varlen_attn`."""
     offsets = offsets_of(lengths)
     tensors = [torch.randn(sum(lengths), HEADS, WIDTH, requires_grad=True) for _ in range(3)]
-    profile = count(lambda *qkv: varlen.varlen_attn(*qkv, offsets, offsets, max(lengths), max(lengths), **options), *tensors, backward=True)
+    profile = count(
+        lambda *qkv: varlen.varlen_attn(
+            *qkv, offsets, offsets, max(lengths), max(lengths), **options
+        ),
+        *tensors,
+        backward=True,
+    )
     assert () == profile.uncounted
     return {"macs": macs(profile), "executed": executed(profile)}
 
@@ -49,18 +55,26 @@ def alone(length: int, *, is_causal: bool) -> dict[str, dict[str, int]]:
 
 def summed(parts: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
     """The sums of several."""
-    return {figure: {phase: sum(part[figure][phase] for part in parts) for phase in PHASES} for figure in ("macs", "executed")}
+    return {
+        figure: {phase: sum(part[figure][phase] for part in parts) for phase in PHASES}
+        for figure in ("macs", "executed")
+    }
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_100_packings_cost_what_their_sequences_cost_one_by_one(is_causal: bool) -> None:
-    """Up to 8 sequences of 1 to 40 tokens, forward and backward; the reference is the CPU's own attention on each sequence."""
+    """Up to 8 sequences of 1 to 40 tokens, forward and backward.
+
+    The reference is the CPU's own attention on each sequence.
+    """
     draw = random.Random(7)  # noqa: S311
     of_length = {length: alone(length, is_causal=is_causal) for length in range(1, 41)}
     window = {"window_size": (-1, 0)} if is_causal else {}
     for _ in range(100):
         lengths = [draw.randint(1, 40) for _ in range(draw.randint(1, 8))]
-        assert summed([of_length[length] for length in lengths]) == packed(lengths, **window), lengths
+        assert summed([of_length[length] for length in lengths]) == packed(lengths, **window), (
+            lengths
+        )
 
 
 def test_100_windowed_packings_execute_what_a_mask_of_ones_says() -> None:
@@ -69,7 +83,9 @@ def test_100_windowed_packings_execute_what_a_mask_of_ones_says() -> None:
     for _ in range(100):
         lengths = [draw.randint(1, 30) for _ in range(draw.randint(1, 6))]
         before = draw.randint(0, 12)
-        places = [torch.arange(length)[:, None] - torch.arange(length)[None, :] for length in lengths]
+        places = [
+            torch.arange(length)[:, None] - torch.arange(length)[None, :] for length in lengths
+        ]
         seen = HEADS * sum(int(((place >= 0) & (place <= before)).sum()) for place in places)
         whole = HEADS * sum(length**2 for length in lengths)
         times = {"forward": 2 * WIDTH, "backward": 4 * WIDTH, "recompute": WIDTH}
@@ -82,17 +98,26 @@ def test_100_windowed_packings_execute_what_a_mask_of_ones_says() -> None:
 def jagged(lengths: list[int]) -> Tensor:
     """A jagged nested tensor that wants a gradient, [sequences, heads, tokens, width]."""
     parts = [torch.randn(length, HEADS, WIDTH) for length in lengths]
-    return torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True).transpose(1, 2)
+    return torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True).transpose(
+        1, 2
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("kernel", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION"])
-def test_jagged_tensors_cost_each_sequences_square_in_the_kernels_for_them(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jagged_tensors_cost_each_sequences_square_in_the_kernels_for_them(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU, where torch picks these: 3 * 3 + 5 * 5 + 2 * 2 scores a head."""
     backend = getattr(torch.nn.attention.SDPBackend, kernel)
     monkeypatch.setattr("torch.nested._internal.sdpa._select_sdp_backend", lambda *_: backend)
     x = jagged([3, 5, 2])
-    profile = lflops.count(Function(lambda x: attend(x, x, x, is_causal=True)), (x,), backward=True, loss=lambda out: out.values().sum())
+    profile = lflops.count(
+        Function(lambda x: attend(x, x, x, is_causal=True)),
+        (x,),
+        backward=True,
+        loss=lambda out: out.values().sum(),
+    )
     scores, seen = HEADS * (9 + 25 + 4), HEADS * (6 + 15 + 3)
     times = {"forward": 2 * WIDTH, "backward": 4 * WIDTH, "recompute": WIDTH}
     assert {phase: scores * each for phase, each in times.items()} == macs(profile)
@@ -100,13 +125,20 @@ def test_jagged_tensors_cost_each_sequences_square_in_the_kernels_for_them(kerne
 
 
 def test_lengths_without_values_give_the_upper_bound_and_a_note() -> None:
-    """10 tokens in sequences of at most 5: no more than two squares of 5. With the values it is 3 * 3 + 5 * 5 + 2 * 2."""
+    """10 tokens in sequences of at most 5: no more than two squares of 5.
+
+    With the values it is 3 * 3 + 5 * 5 + 2 * 2.
+    """
 
     def on(device: str) -> tuple[int, list[Any]]:
         offsets = offsets_of([3, 5, 2]).to(device)
         tensors = tuple(torch.randn(10, HEADS, WIDTH, device=device) for _ in range(3))
-        profile = lflops.count(Function(lambda *qkv: varlen.varlen_attn(*qkv, offsets, offsets, 5, 5)), tensors)
-        return profile.total() // (HEADS * 2 * WIDTH), [(note.code, note.subject, dict(note.values)) for note in profile.notes]
+        profile = lflops.count(
+            Function(lambda *qkv: varlen.varlen_attn(*qkv, offsets, offsets, 5, 5)), tensors
+        )
+        return profile.total() // (HEADS * 2 * WIDTH), [
+            (note.code, note.subject, dict(note.values)) for note in profile.notes
+        ]
 
     assert (50, [("upper_bound", "torch_attn::_varlen_attn", {"calls": 1})]) == on("meta")
     assert (38, []) == on("cpu")
@@ -133,8 +165,13 @@ def test_an_estimate_does_not_believe_lengths_that_it_could_not_work_out() -> No
             offsets[1:] = (qkv[: len(offsets) - 1, 0, 0, 0] * 0).int()
             return super().forward(qkv, offsets)
 
-    profile = lflops.estimate(Overwritten(), (torch.randn(10, 3, HEADS, WIDTH), offsets_of([3, 5, 2])))
-    assert (HEADS * 50 * 2 * WIDTH, ["upper_bound"]) == (profile.total(), [note.code for note in profile.notes])
+    profile = lflops.estimate(
+        Overwritten(), (torch.randn(10, 3, HEADS, WIDTH), offsets_of([3, 5, 2]))
+    )
+    assert (HEADS * 50 * 2 * WIDTH, ["upper_bound"]) == (
+        profile.total(),
+        [note.code for note in profile.notes],
+    )
 
 
 TOKENS, BLOCK = 256, 64
@@ -149,7 +186,9 @@ def flexible(mask: Any) -> tuple[int, int]:
     """Scores a head, and those of the blocks that run."""
     block = create_block_mask(mask, None, None, TOKENS, TOKENS, device="cpu", BLOCK_SIZE=BLOCK)
     qkv = [torch.randn(1, HEADS, TOKENS, WIDTH) for _ in range(3)]
-    profile = lflops.count(Function(lambda *qkv: flex_attention(*qkv, block_mask=block)), tuple(qkv))
+    profile = lflops.count(
+        Function(lambda *qkv: flex_attention(*qkv, block_mask=block)), tuple(qkv)
+    )
     assert () == profile.notes
     each = HEADS * 2 * WIDTH
     return profile.total() // each, profile.total(metric="executed_macs") // each
@@ -157,17 +196,25 @@ def flexible(mask: Any) -> tuple[int, int]:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_a_mask_of_documents_divides_the_square_of_all_tokens() -> None:
-    """100, 28 and 128 tokens that see only their own document: three squares, whether causal or not, and wherever blocks end."""
+    """100, 28 and 128 tokens that see only their own document.
+
+    Three squares, whether causal or not, and wherever blocks end.
+    """
     of = documents([100, 28, 128])
     squares = 100**2 + 28**2 + 128**2
     # Blocks of 64: the first two documents lie in rows 0 and 1, the third fills rows 2 and 3.
     assert (squares, squares) == flexible(lambda _b, _h, i, j: of[i] == of[j])
-    assert (squares, (1 + 2 + 1 + 2) * BLOCK**2) == flexible(lambda _b, _h, i, j: (of[i] == of[j]) & (i >= j))
+    assert (squares, (1 + 2 + 1 + 2) * BLOCK**2) == flexible(
+        lambda _b, _h, i, j: (of[i] == of[j]) & (i >= j)
+    )
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_a_window_and_a_sink_divide_nothing() -> None:
-    """Each token is connected with the next: one square, of which the blocks on and beside the diagonal run, and the sink's column."""
+    """Each token is connected with the next.
+
+    One square, of which the blocks on and beside the diagonal run, and the sink's column.
+    """
     window = (lambda _b, _h, i, j: (i >= j) & (i - j < BLOCK)), (4 + 3) * BLOCK**2
     sink = (lambda _b, _h, i, j: (i >= j) & ((i - j < BLOCK) | (j < 4))), (4 + 3 + 2) * BLOCK**2
     for mask, ran in (window, sink):
@@ -188,12 +235,27 @@ def test_a_mask_that_cannot_be_asked_gives_the_upper_bound() -> None:
     block = create_block_mask(mask, None, None, TOKENS, TOKENS, device="cpu", BLOCK_SIZE=BLOCK)
     qkv = tuple(torch.randn(1, HEADS, TOKENS, WIDTH) for _ in range(3))
     profile = lflops.count(Function(lambda *qkv: flex_attention(*qkv, block_mask=block)), qkv)
-    assert (HEADS * TOKENS**2 * 2 * WIDTH, ["upper_bound"]) == (profile.total(), [note.code for note in profile.notes])
+    assert (HEADS * TOKENS**2 * 2 * WIDTH, ["upper_bound"]) == (
+        profile.total(),
+        [note.code for note in profile.notes],
+    )
 
 
 def test_grouped_products_that_end_before_the_rows_execute_only_those() -> None:
     """Of 8 rows 2, 0 and 3 belong to an expert each; the kernel leaves the other 3 out."""
     rows, inner, outer = 8, 16, 32
-    x, weights = torch.randn(rows, inner, dtype=torch.bfloat16), torch.randn(3, inner, outer, dtype=torch.bfloat16)
-    profile = count(lambda x, w: torch.ops.aten._grouped_mm(x, w, offs=torch.tensor([2, 2, 5], dtype=torch.int32)), x, weights)
-    assert ({"forward": rows * inner * outer}, {"forward": 5 * inner * outer}) == (macs(profile), executed(profile))
+    x, weights = (
+        torch.randn(rows, inner, dtype=torch.bfloat16),
+        torch.randn(3, inner, outer, dtype=torch.bfloat16),
+    )
+    profile = count(
+        lambda x, w: torch.ops.aten._grouped_mm(
+            x, w, offs=torch.tensor([2, 2, 5], dtype=torch.int32)
+        ),
+        x,
+        weights,
+    )
+    assert ({"forward": rows * inner * outer}, {"forward": 5 * inner * outer}) == (
+        macs(profile),
+        executed(profile),
+    )

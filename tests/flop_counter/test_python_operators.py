@@ -1,4 +1,7 @@
-"""Custom operators written in Python: without a formula they are counted by the operators that run inside of them."""
+"""Custom operators written in Python.
+
+Without a formula they are counted by the operators that run inside of them.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +32,10 @@ def mine() -> Iterator[Any]:
     space = getattr(torch.ops, MINE)
     define("product(Tensor x, Tensor y) -> Tensor", lambda x, y: torch.mm(x, y) + 1)
     define("twice(Tensor x, Tensor y) -> Tensor", lambda x, y: space.product(x, y) * 2)
-    define("unseen(Tensor x, Tensor y) -> Tensor", lambda x, y: torch.from_numpy(x.numpy() @ y.numpy()).clone())
+    define(
+        "unseen(Tensor x, Tensor y) -> Tensor",
+        lambda x, y: torch.from_numpy(x.numpy() @ y.numpy()).clone(),
+    )
     define("both(Tensor x, Tensor y) -> Tensor", lambda x, y: torch.mm(x, y) + space.unseen(x, y))
     define("raises(Tensor x, Tensor y) -> Tensor", lambda x, y: torch.mm(x, y).sum().item() // 0)
     yield space
@@ -43,12 +49,19 @@ def profile_of(function: Any) -> lflops.Profile:
 
 def inside(profile: lflops.Profile) -> dict[str, Any]:
     """The operators that a note says were counted by what is inside of them, and their calls."""
-    return {note.subject.partition("::")[2]: note.values["calls"] for note in profile.notes if note.code == "counted_inside"}
+    return {
+        note.subject.partition("::")[2]: note.values["calls"]
+        for note in profile.notes
+        if note.code == "counted_inside"
+    }
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
 def test_an_operator_without_a_formula_is_counted_by_what_runs_inside(mode: Any, mine: Any) -> None:
-    """A product, and an addition an element; and a note, since a kernel that it called itself would not be seen."""
+    """A product, and an addition an element.
+
+    And a note, since a kernel that it called itself would not be seen.
+    """
     with mode():
         profile = profile_of(mine.product)
     assert (({"forward": N * K * M}, {"forward": 2 * N * K * M + N * M}), (), {"product": 1}) == (
@@ -68,13 +81,19 @@ def test_an_operator_that_shows_nothing_is_in_the_ledger(mine: Any) -> None:
     """A copy computes nothing, so the operator is listed, and the copy is in no total."""
     profile = profile_of(mine.unseen)
     work = profile.modules[""].forward
-    assert ([f"{MINE}::unseen"], (0, 0, 0)) == ([each.operator for each in profile.uncounted], (work.calls, work.flops, work.bytes_moved))
+    assert ([f"{MINE}::unseen"], (0, 0, 0)) == (
+        [each.operator for each in profile.uncounted],
+        (work.calls, work.flops, work.bytes_moved),
+    )
 
 
 def test_what_is_seen_in_part_is_counted_and_the_rest_listed(mine: Any) -> None:
     """The product is seen; the operator inside that shows nothing is in the ledger."""
     profile = profile_of(mine.both)
-    assert ({"forward": N * K * M}, [f"{MINE}::unseen"]) == (macs(profile), [each.operator for each in profile.uncounted])
+    assert ({"forward": N * K * M}, [f"{MINE}::unseen"]) == (
+        macs(profile),
+        [each.operator for each in profile.uncounted],
+    )
 
 
 def test_a_formula_comes_first(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,12 +143,20 @@ def of_head(how: Any, **options: Any) -> lflops.Profile:
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this torch has none")
 @pytest.mark.parametrize("how", [lflops.count, lflops.estimate])
 def test_a_chunked_head_is_counted_whole(how: Any) -> None:
-    """Three products of the head's size. The chunked operator makes the gradients in forward, and there also two dot products of all rows.
+    """Three products of the head's size.
+
+    The chunked operator makes the gradients in forward, and there also two dot products of all
+    rows.
 
     Without a reduction it makes them in backward, and the logits anew: that is recompute.
     """
-    chunked = torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions(batch_chunk_size=2, chunking_method=None)
-    profiles = [of_head(how, **options) for options in ({}, {"options": chunked}, {"options": chunked, "reduction": "none"})]
+    chunked = torch.nn.modules.linear_cross_entropy_options.LinearCrossEntropyOptions(
+        batch_chunk_size=2, chunking_method=None
+    )
+    profiles = [
+        of_head(how, **options)
+        for options in ({}, {"options": chunked}, {"options": chunked, "reduction": "none"})
+    ]
     assert [
         {"forward": head, "backward": 2 * head},
         {"forward": 3 * head + 2 * ROWS},

@@ -1,4 +1,7 @@
-"""Kernels of other packages as they are installed, by costs that are worked out by hand. `make packages` installs what runs on a CPU."""
+"""Kernels of other packages as they are installed, by costs that are worked out by hand.
+
+`make packages` installs what runs on a CPU.
+"""
 
 import importlib.util
 import json
@@ -27,7 +30,10 @@ def figures(kind: str, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_bitsandbytes_layers_and_optimizers(warm_python: WarmPython) -> None:
-    """Frozen weights of few bits have one gradient to compute, the input's; trained ones two. Updates are by the optimizers' convention."""
+    """Frozen weights of few bits have one gradient to compute, the input's; trained ones two.
+
+    Updates are by the optimizers' convention.
+    """
     results = found(warm_python, "bitsandbytes", "bitsandbytes()")
     tokens, inner, outer = real_packages.BITSANDBYTES
     once, elements = tokens * inner * outer, outer * inner + outer
@@ -36,14 +42,28 @@ def test_bitsandbytes_layers_and_optimizers(warm_python: WarmPython) -> None:
         "8 bits": {"forward": once, "backward": once},
         "8 bits, trained": {"forward": once, "backward": 2 * once},
     } == figures("macs", results)
-    updates = {name: sum(results[name]["others"].values()) for name in ("AdamW", "Adam of 8 bits", "Lion", "SGD")}
-    # Adam's 10 operations and the decay; with states of 8 bits each of the two is unpacked (1) and packed (2).
-    assert {"AdamW": 11 * elements, "Adam of 8 bits": 17 * elements, "Lion": 7 * elements, "SGD": 3 * elements} == updates
+    updates = {
+        name: sum(results[name]["others"].values())
+        for name in ("AdamW", "Adam of 8 bits", "Lion", "SGD")
+    }
+    # Adam's 10 operations and the decay; with states of 8 bits each of the two is unpacked (1) and
+    # packed (2).
+    assert {
+        "AdamW": 11 * elements,
+        "Adam of 8 bits": 17 * elements,
+        "Lion": 7 * elements,
+        "SGD": 3 * elements,
+    } == updates
     assert {} == figures("uncounted", results)
 
 
-def test_a_training_over_weights_of_four_bits_holds_what_is_estimated(warm_python: WarmPython) -> None:
-    """Bitsandbytes' layers, whose unpacked weight of 1 MiB is there at the peak: within 1 KiB for each of four layers."""
+def test_a_training_over_weights_of_four_bits_holds_what_is_estimated(
+    warm_python: WarmPython,
+) -> None:
+    """Bitsandbytes' layers, whose unpacked weight of 1 MiB is there at the peak.
+
+    Within 1 KiB for each of four layers.
+    """
     for held, estimated in found(warm_python, "bitsandbytes", "adapters_over_four_bits()").values():
         assert 0 <= held - estimated < 4 * 1024
         assert estimated > 4 * real_packages.ADAPTED**2
@@ -68,7 +88,11 @@ def test_fbgemm_jagged_tensors_and_embedding_bags(warm_python: WarmPython) -> No
     """Sequences of 3, 5 and 2 rows; cut at 4 they have 9. A bag adds up the rows of its words."""
     results = found(warm_python, "fbgemm_gpu", "fbgemm()")
     lengths, k, m, bags, width = real_packages.FBGEMM
-    tokens, cut, words = sum(lengths), sum(min(each, max(lengths) - 1) for each in lengths), sum(bags)
+    tokens, cut, words = (
+        sum(lengths),
+        sum(min(each, max(lengths) - 1) for each in lengths),
+        sum(bags),
+    )
     assert {
         "jagged by dense": {"forward": tokens * k * m, "backward": 2 * tokens * k * m},
         "jagged by dense, cut": {"forward": cut * k * m, "backward": 2 * cut * k * m},
@@ -77,13 +101,18 @@ def test_fbgemm_jagged_tensors_and_embedding_bags(warm_python: WarmPython) -> No
     } == figures("macs", results)
     elements, added = tokens * k, words * width
     assert {
-        "softmax": {"fbgemm::jagged_softmax_forward forward": 5 * elements, "fbgemm::jagged_softmax_backward backward": 4 * elements},
+        "softmax": {
+            "fbgemm::jagged_softmax_forward forward": 5 * elements,
+            "fbgemm::jagged_softmax_backward backward": 4 * elements,
+        },
         "times dense": {
             "fbgemm::jagged_dense_elementwise_mul_forward forward": elements,
             "fbgemm::jagged_dense_elementwise_mul_backward backward": 2 * elements,
         },
         "dense bags": {"fbgemm::dense_embedding_codegen_lookup_function forward": added},
-        "split bags": {"fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper forward": added},
+        "split bags": {
+            "fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper forward": added
+        },
     } == figures("others", results)
     # Its backward is the optimizer's step too, of which there are many kinds.
     update = "fbgemm::split_embedding_backward_codegen_sgd_unweighted_pt2_wrapper"
@@ -91,17 +120,30 @@ def test_fbgemm_jagged_tensors_and_embedding_bags(warm_python: WarmPython) -> No
 
 
 def test_liger_losses_under_tritons_interpreter(warm_python: WarmPython) -> None:
-    """The head's three products run in forward, which makes the gradients as well; 9 operations a logit, 3 an element that is rotated."""
+    """The head's three products run in forward, which makes the gradients as well.
+
+    9 operations a logit, 3 an element that is rotated.
+    """
     pytest.importorskip("triton", exc_type=ImportError)
     results = found(warm_python, "liger_kernel", "liger()")
     words, hidden, vocabulary = real_packages.LIGER
     assert {"head": {"forward": 3 * words * hidden * vocabulary}} == figures("macs", results)
     ops = "liger_kernel.ops"
     others = figures("others", results)
-    assert 9 * words * vocabulary == others["cross entropy"][f"{ops}.cross_entropy.cross_entropy_forward forward"]
-    assert 9 * words * vocabulary == others["head"][f"{ops}.fused_linear_cross_entropy.fused_linear_cross_entropy_forward forward"]
+    assert (
+        9 * words * vocabulary
+        == others["cross entropy"][f"{ops}.cross_entropy.cross_entropy_forward forward"]
+    )
+    assert (
+        9 * words * vocabulary
+        == others["head"][
+            f"{ops}.fused_linear_cross_entropy.fused_linear_cross_entropy_forward forward"
+        ]
+    )
     rotated = (2 + 3) * words * 8
-    assert {f"{ops}.rope.rope_{way}": 3 * rotated for way in ("forward forward", "backward backward")} == others["rotary"]
+    assert {
+        f"{ops}.rope.rope_{way}": 3 * rotated for way in ("forward forward", "backward backward")
+    } == others["rotary"]
     assert {} == figures("uncounted", results)
 
 
@@ -110,10 +152,16 @@ def test_liger_losses_under_tritons_interpreter(warm_python: WarmPython) -> None
     [
         ("bitsandbytes", ["bitsandbytes"], 15),
         ("torchao", ["torchao"], 9),
-        ("fbgemm_gpu", ["fbgemm_gpu", "fbgemm_gpu.split_table_batched_embeddings_ops_training"], 27),
+        (
+            "fbgemm_gpu",
+            ["fbgemm_gpu", "fbgemm_gpu.split_table_batched_embeddings_ops_training"],
+            27,
+        ),
     ],
 )
-def test_stand_ins_have_the_schemas_of_the_packages(package: str, modules: list[str], there: int, warm_python: WarmPython) -> None:
+def test_stand_ins_have_the_schemas_of_the_packages(
+    package: str, modules: list[str], there: int, warm_python: WarmPython
+) -> None:
     """Of the operators that the installed release has."""
     results = found(warm_python, package, f"schemas(*{modules})")
     assert (there, {}) == (results["there"], results["others"])

@@ -1,4 +1,7 @@
-"""Formulas of the user's own: they are called as the operator was, the last one counts, and one that fails breaks nothing."""
+"""Formulas of the user's own.
+
+They are called as the operator was, the last one counts, and one that fails breaks nothing.
+"""
 
 import re
 from collections.abc import Callable
@@ -45,11 +48,18 @@ def test_an_operator_without_a_formula_is_in_the_ledger(operator: Any) -> None:
     """One call, that read 3 * 4 floats and wrote as many, and is in no total."""
     profile = lflops.count(Calls(operator, []), x)
     (entry,) = profile.uncounted
-    assert ("tests::blur", "forward", 1, 2 * 4 * 12) == (entry.operator, entry.phase, entry.calls, entry.bytes)
+    assert ("tests::blur", "forward", 1, 2 * 4 * 12) == (
+        entry.operator,
+        entry.phase,
+        entry.calls,
+        entry.bytes,
+    )
     assert profile.total() == 0
 
 
-def test_an_operator_without_a_formula_in_an_ignored_module_is_not_in_the_ledger(operator: Any) -> None:
+def test_an_operator_without_a_formula_in_an_ignored_module_is_not_in_the_ledger(
+    operator: Any,
+) -> None:
     """The ledger lists what is missing from the totals; what was to be left out is not missed."""
     model = nn.Sequential(Calls(operator, []))
     assert ["tests::blur"] == [each.operator for each in lflops.count(model, x).uncounted]
@@ -72,9 +82,15 @@ def test_a_registered_formula_counts_an_operator_of_the_users(operator: Any) -> 
     assert profile.modules[""].forward.flops == 14
 
 
-@pytest.mark.parametrize("last", [lambda packet: packet, lambda packet: packet.default], ids=["packet", "overload"])
-@pytest.mark.parametrize("first", [lambda packet: packet, lambda packet: packet.default], ids=["packet", "overload"])
-def test_the_last_formula_that_was_registered_counts(first: Callable[[Any], Any], last: Callable[[Any], Any], operator: Any) -> None:
+@pytest.mark.parametrize(
+    "last", [lambda packet: packet, lambda packet: packet.default], ids=["packet", "overload"]
+)
+@pytest.mark.parametrize(
+    "first", [lambda packet: packet, lambda packet: packet.default], ids=["packet", "overload"]
+)
+def test_the_last_formula_that_was_registered_counts(
+    first: Callable[[Any], Any], last: Callable[[Any], Any], operator: Any
+) -> None:
     """Whether the operator or its only overload was named."""
     lflops.register_formula(first(operator), lambda *_, out: 1)
     lflops.register_formula(last(operator), lambda *_, out: 2)
@@ -82,7 +98,10 @@ def test_the_last_formula_that_was_registered_counts(first: Callable[[Any], Any]
 
 
 def test_a_registered_formula_stands_above_the_tables_own(operator: Any) -> None:
-    """The user knows better, also about an operator of torch's; by the table the layer has 3 * 4 * 8 MACs."""
+    """The user knows better, also about an operator of torch's.
+
+    By the table the layer has 3 * 4 * 8 MACs.
+    """
     lflops.register_formula(torch.ops.aten.addmm, lambda bias, x, weight, out: 1000)
     assert lflops.count(nn.Linear(4, 8), x).total() == 1000
 
@@ -94,11 +113,16 @@ def test_a_formula_registered_for_one_overload_is_for_that_one(operator: Any) ->
     assert lflops.count(Calls(torch.ops.aten.add.Scalar, 1), x).total() == 0
 
 
-def test_the_formula_of_an_operator_takes_the_place_of_those_of_its_overloads(operator: Any) -> None:
+def test_the_formula_of_an_operator_takes_the_place_of_those_of_its_overloads(
+    operator: Any,
+) -> None:
     """It was the last to be given."""
     lflops.register_formula(torch.ops.aten.add.Tensor, lambda x, y, out: 5)
     lflops.register_formula(torch.ops.aten.add, lambda x, y, out: 6)
-    assert [6, 6] == [lflops.count(Calls(add, y), x).total() for add, y in ((torch.ops.aten.add.Tensor, x), (torch.ops.aten.add.Scalar, 1))]
+    assert [6, 6] == [
+        lflops.count(Calls(add, y), x).total()
+        for add, y in ((torch.ops.aten.add.Tensor, x), (torch.ops.aten.add.Scalar, 1))
+    ]
 
 
 def test_what_made_a_custom_operator_stands_for_it(operator: Any) -> None:
@@ -117,16 +141,26 @@ def test_a_formula_can_tell_of_work_that_is_no_multiply_accumulate(operator: Any
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize("whole", [aten.linear, aten.linear.default, aten.scaled_dot_product_attention, aten.einsum, aten.matmul], ids=str)
+@pytest.mark.parametrize(
+    "whole",
+    [aten.linear, aten.linear.default, aten.scaled_dot_product_attention, aten.einsum, aten.matmul],
+    ids=str,
+)
 def test_what_is_taken_apart_takes_no_formula(whole: Any, operator: Any) -> None:
     """It would never be asked for; under grad, the operator does not arrive."""
-    with pytest.raises(lflops.CountError, match=f"{whole} is decomposed before it is counted: register formulas"):
+    with pytest.raises(
+        lflops.CountError, match=f"{whole} is decomposed before it is counted: register formulas"
+    ):
         lflops.register_formula(whole, lambda *_, out: 1)
     assert {} == operator_costs._USERS
 
 
-@pytest.mark.parametrize("some", [aten.mm, aten.add, aten.std, aten._convolution, aten._fused_rms_norm], ids=str)
-def test_what_arrives_whole_if_only_here_and_there_takes_a_formula(some: Any, operator: Any) -> None:
+@pytest.mark.parametrize(
+    "some", [aten.mm, aten.add, aten.std, aten._convolution, aten._fused_rms_norm], ids=str
+)
+def test_what_arrives_whole_if_only_here_and_there_takes_a_formula(
+    some: Any, operator: Any
+) -> None:
     """One of its overloads does, or it does on another device."""
     lflops.register_formula(some, lambda *_, out: 1)
     assert 1 == len(operator_costs._USERS)
@@ -151,24 +185,47 @@ def fail(*_: Any, **__: Any) -> int:
 NONSENSE: dict[str, tuple[Callable[..., Any], str]] = {
     "raises": (fail, "KeyError: 'kernel'"),
     "takes too little": (lambda: 1, "TypeError: "),
-    "text": (lambda *_, out: "many", "TypeError: a formula gives a whole number of MACs, not 'many'"),
-    "nothing": (lambda *_, out: None, "TypeError: a formula gives a whole number of MACs, not None"),
-    "a fraction": (lambda *_, out: 0.5, "TypeError: a formula gives a whole number of MACs, not 0.5"),
-    "less than nothing": (lambda *_, out: -1, "TypeError: a formula gives a whole number of MACs, not -1"),
-    "a cost of fractions": (lambda *_, out: lflops.Cost(macs=0.5), "TypeError: a formula's Cost has whole numbers, not Cost("),
+    "text": (
+        lambda *_, out: "many",
+        "TypeError: a formula gives a whole number of MACs, not 'many'",
+    ),
+    "nothing": (
+        lambda *_, out: None,
+        "TypeError: a formula gives a whole number of MACs, not None",
+    ),
+    "a fraction": (
+        lambda *_, out: 0.5,
+        "TypeError: a formula gives a whole number of MACs, not 0.5",
+    ),
+    "less than nothing": (
+        lambda *_, out: -1,
+        "TypeError: a formula gives a whole number of MACs, not -1",
+    ),
+    "a cost of fractions": (
+        lambda *_, out: lflops.Cost(macs=0.5),
+        "TypeError: a formula's Cost has whole numbers, not Cost(",
+    ),
     "true": (lambda *_, out: True, "TypeError: a formula gives a whole number of MACs, not True"),
 }
 
 
 @pytest.mark.parametrize(("formula", "error"), NONSENSE.values(), ids=NONSENSE)
-def test_a_formula_that_fails_puts_its_operator_in_the_ledger(formula: Callable[..., Any], error: str, operator: Any) -> None:
+def test_a_formula_that_fails_puts_its_operator_in_the_ledger(
+    formula: Callable[..., Any], error: str, operator: Any
+) -> None:
     """The run goes on, the other operators are counted, and a note and one warning say what was wrong."""
     lflops.register_formula(operator, formula)
-    with pytest.warns(UserWarning, match=re.escape(f"no call is counted: tests::blur ({error}")) as warned:
-        profile = lflops.count(nn.Sequential(nn.Linear(4, 8), Calls(operator, []), Calls(operator, [])), x)
+    with pytest.warns(
+        UserWarning, match=re.escape(f"no call is counted: tests::blur ({error}")
+    ) as warned:
+        profile = lflops.count(
+            nn.Sequential(nn.Linear(4, 8), Calls(operator, []), Calls(operator, [])), x
+        )
     assert len(warned) == 1
     assert profile.total() == 3 * 4 * 8
-    assert [("1", "tests::blur", 1), ("2", "tests::blur", 1)] == [(each.module, each.operator, each.calls) for each in profile.uncounted]
+    assert [("1", "tests::blur", 1), ("2", "tests::blur", 1)] == [
+        (each.module, each.operator, each.calls) for each in profile.uncounted
+    ]
     (note,) = profile.notes
     assert ("formula_failed", "tests::blur") == (note.code, note.subject)
     assert str(note.values["error"]).startswith(error)

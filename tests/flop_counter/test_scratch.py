@@ -16,9 +16,12 @@ FLOAT, PAGE = 4, 4096
 
 
 def test_the_scratchpad_of_an_lstm_by_hand() -> None:
-    """64 steps of 48 samples, 128 wide, of 256 cells. Rows of 1024 gates take 1040 numbers, of 256 cells 272, of 128 numbers 128.
+    """64 steps of 48 samples, 128 wide, of 256 cells.
 
-    Sums of the gates are 3120 pages, and two gradients of a state 13 pages each. A page and 568 bytes are oneDNN's own.
+    Rows of 1024 gates take 1040 numbers, of 256 cells 272, of 128 numbers 128.
+
+    Sums of the gates are 3120 pages, and two gradients of a state 13 pages each. A page and 568
+    bytes are oneDNN's own.
     """
     x, weight = torch.empty(64, 48, 128), torch.empty(1024, 128)
     scratchpad = (3120 + 2 * 13 + 1) * PAGE + 568
@@ -26,7 +29,9 @@ def test_the_scratchpad_of_an_lstm_by_hand() -> None:
     assert forward == SCRATCH["mkldnn_rnn_layer"]((x, weight))
     gradient = torch.empty(48, 64, 256).transpose(0, 1)
     backward: list[Any] = [x, weight, *[None] * 8, gradient]
-    assert forward + 1024 * 272 * FLOAT + gradient.numel() * FLOAT == SCRATCH["mkldnn_rnn_layer_backward"](backward)
+    assert forward + 1024 * 272 * FLOAT + gradient.numel() * FLOAT == SCRATCH[
+        "mkldnn_rnn_layer_backward"
+    ](backward)
 
 
 class Recurrent(nn.Module):
@@ -41,8 +46,13 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize(("wide", "cells", "layers"), [(128, 256, 2), (300, 64, 1), (16, 200, 1)])
-def test_the_peak_of_an_lstm_is_the_allocators(wide: int, cells: int, layers: int, tmp_path: Path) -> None:
-    """Within 1 %, of which a part are the states that backward begins from; 17 % are missing without the scratchpad."""
+def test_the_peak_of_an_lstm_is_the_allocators(
+    wide: int, cells: int, layers: int, tmp_path: Path
+) -> None:
+    """Within 1 %, of which a part are the states that backward begins from.
+
+    17 % are missing without the scratchpad.
+    """
     x = torch.ones(24, 32, wide)
 
     def begin() -> Callable[[], None]:
@@ -55,7 +65,9 @@ def test_the_peak_of_an_lstm_is_the_allocators(wide: int, cells: int, layers: in
         return step
 
     real = max(allocated(begin, tmp_path)) + x.untyped_storage().nbytes()
-    found = lflops.estimate(lambda: Recurrent(wide, cells, layers), x, backward=True, loss=lambda out: out.sum()).memory
+    found = lflops.estimate(
+        lambda: Recurrent(wide, cells, layers), x, backward=True, loss=lambda out: out.sum()
+    ).memory
     assert found is not None
     assert real == pytest.approx(found.peak_bytes, rel=0.01)
     assert found.peak_bytes == sum(found.by_category.values())

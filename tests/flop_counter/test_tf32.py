@@ -1,4 +1,7 @@
-"""What a GPU of NVIDIA's multiplies in TF32 is counted as that: convolutions by default, other products where the user allows it."""
+"""What a GPU of NVIDIA's multiplies in TF32 is counted as that.
+
+Convolutions by default, other products where the user allows it.
+"""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -22,7 +25,10 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.linear = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.Linear(64, 1, bias=False)
+        self.conv, self.linear = (
+            nn.Conv2d(1, 4, 3, padding=1, bias=False),
+            nn.Linear(64, 1, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.linear(self.conv(x).flatten(1))
@@ -63,13 +69,26 @@ def test_convolutions_are_in_tf32_and_other_products_where_that_is_allowed() -> 
     assert ({"tf32": CONVOLUTION, "float32": PRODUCT}, "tf32") == (macs(profile), profile.run.dtype)
     CUDNN.conv.fp32_precision, CUDA.matmul.fp32_precision = "ieee", "tf32"
     profile = counted()
-    assert ({"float32": CONVOLUTION, "tf32": PRODUCT}, "float32") == (macs(profile), profile.run.dtype)
-    assert {"bfloat16"} == set(macs(lflops.count(Net().bfloat16(), torch.randn(1, 1, 4, 4, dtype=torch.bfloat16))))
+    assert ({"float32": CONVOLUTION, "tf32": PRODUCT}, "float32") == (
+        macs(profile),
+        profile.run.dtype,
+    )
+    assert {"bfloat16"} == set(
+        macs(lflops.count(Net().bfloat16(), torch.randn(1, 1, 4, 4, dtype=torch.bfloat16)))
+    )
 
 
 @pytest.mark.usefixtures("_on_a_gpu")
-@pytest.mark.parametrize(("cuda", "is_available", "capability"), [(None, True, (9, 0)), ("13.0", False, (9, 0)), ("13.0", True, (7, 5))])
-def test_elsewhere_nothing_is(monkeypatch: pytest.MonkeyPatch, cuda: str | None, is_available: bool, capability: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("cuda", "is_available", "capability"),
+    [(None, True, (9, 0)), ("13.0", False, (9, 0)), ("13.0", True, (7, 5))],
+)
+def test_elsewhere_nothing_is(
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: str | None,
+    is_available: bool,
+    capability: tuple[int, int],
+) -> None:
     """On AMD's GPUs, where a count is of tensors without a device, and on GPUs older than Ampere."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
@@ -85,18 +104,30 @@ def test_a_cpu_multiplies_float32_as_it_is() -> None:
 @pytest.mark.usefixtures("_on_a_gpu")
 def test_torch_2_8_has_one_setting_for_all_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has modules without a setting where newer ones have some, and another one for products."""
-    monkeypatch.setattr(torch.backends, "cudnn", SimpleNamespace(conv=SimpleNamespace(), enabled=True, allow_tf32=True))
+    monkeypatch.setattr(
+        torch.backends,
+        "cudnn",
+        SimpleNamespace(conv=SimpleNamespace(), enabled=True, allow_tf32=True),
+    )
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=False))
     assert [True, False] == [multiplies_in_tf32(operator) for operator in ("convolution", "addmm")]
 
 
 @pytest.mark.parametrize(
-    ("hardware", "dtype"), [("H100 SXM", "tf32"), ("V100 SXM2 32GB", "float32"), ("MI300X", "float32"), (None, "float32")]
+    ("hardware", "dtype"),
+    [("H100 SXM", "tf32"), ("V100 SXM2 32GB", "float32"), ("MI300X", "float32"), (None, "float32")],
 )
 def test_an_estimate_is_for_its_chip(hardware: str | None, dtype: str) -> None:
-    """Whatever machine it is made on. So what a step takes at least on a chip is no more than it takes there."""
+    """Whatever machine it is made on.
+
+    So what a step takes at least on a chip is no more than it takes there.
+    """
     found = macs(lflops.estimate(Net, (torch.randn(1, 1, 4, 4),), hardware=hardware))
-    assert ({"tf32": CONVOLUTION, "float32": PRODUCT} if dtype == "tf32" else {"float32": CONVOLUTION + PRODUCT}) == found
+    assert (
+        {"tf32": CONVOLUTION, "float32": PRODUCT}
+        if dtype == "tf32"
+        else {"float32": CONVOLUTION + PRODUCT}
+    ) == found
 
 
 @pytest.mark.gpu

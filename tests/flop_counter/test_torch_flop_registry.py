@@ -15,15 +15,35 @@ with contextlib.suppress(ImportError):  # which enters its operators
 OURS = {name for name, _ in all_formulas()}
 
 ATTENTION = [f"_scaled_dot_product_{kind}_attention" for kind in ("efficient", "flash", "cudnn")]
-KERNELS = [f"_{kind}_attention_{way}" for kind in ("flash", "efficient") for way in ("forward", "backward")]
-PRODUCTS = ["mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "convolution", "_convolution", "convolution_backward"]
-OF_2_8 = {f"aten::{name}" for name in (*PRODUCTS, *ATTENTION, *(f"{name}_backward" for name in ATTENTION), *KERNELS)}
-OF_2_11 = OF_2_8 | {"aten::cudnn_convolution", "aten::convolution_overrideable", "aten::_slow_conv2d_forward"}
+KERNELS = [
+    f"_{kind}_attention_{way}" for kind in ("flash", "efficient") for way in ("forward", "backward")
+]
+PRODUCTS = [
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "_scaled_mm",
+    "convolution",
+    "_convolution",
+    "convolution_backward",
+]
+OF_2_8 = {
+    f"aten::{name}"
+    for name in (*PRODUCTS, *ATTENTION, *(f"{name}_backward" for name in ATTENTION), *KERNELS)
+}
+OF_2_11 = OF_2_8 | {
+    "aten::cudnn_convolution",
+    "aten::convolution_overrideable",
+    "aten::_slow_conv2d_forward",
+}
 OF_2_13 = OF_2_11 | {
     *("flex_attention", "flex_attention_backward"),
     *(f"torch_attn::_varlen_attn{kind}" for kind in ("", "_out", "_backward")),
 }
-OF_2_15 = OF_2_13 | {f"aten::_scaled_dot_product_flash_attention_for_cpu{kind}" for kind in ("", "_backward")}
+OF_2_15 = OF_2_13 | {
+    f"aten::_scaled_dot_product_flash_attention_for_cpu{kind}" for kind in ("", "_backward")
+}
 
 BY_HAND = {"2.8": OF_2_8, "2.11": OF_2_11, "2.13": OF_2_13, "2.15": OF_2_15}
 """The keys, read from the source of each release."""

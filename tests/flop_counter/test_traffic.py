@@ -47,9 +47,18 @@ PLAIN: dict[str, tuple[Callable[[], int], int]] = {
     "a comparison": (lambda: moved(torch.gt, x(), x()), 2 * n * FLOAT + n),
     "half in, whole out": (lambda: moved(lambda a: a.float(), x().half()), n * 2 + n * FLOAT),
     "a list in": (lambda: moved(torch.cat, [x(), x()]), 4 * n * FLOAT),
-    "a product": (lambda: moved(torch.mm, fixed(3, 5), fixed(5, 7)), (3 * 5 + 5 * 7 + 3 * 7) * FLOAT),
-    "a convolution": (lambda: moved(F.conv1d, fixed(2, 3, 9), fixed(4, 3, 2), fixed(4)), (54 + 24 + 4 + 2 * 4 * 8) * FLOAT),
-    "a result that is given": (lambda: moved(lambda a, b, out: torch.add(a, b, out=out), x(), x(), x()), 3 * n * FLOAT),
+    "a product": (
+        lambda: moved(torch.mm, fixed(3, 5), fixed(5, 7)),
+        (3 * 5 + 5 * 7 + 3 * 7) * FLOAT,
+    ),
+    "a convolution": (
+        lambda: moved(F.conv1d, fixed(2, 3, 9), fixed(4, 3, 2), fixed(4)),
+        (54 + 24 + 4 + 2 * 4 * 8) * FLOAT,
+    ),
+    "a result that is given": (
+        lambda: moved(lambda a, b, out: torch.add(a, b, out=out), x(), x(), x()),
+        3 * n * FLOAT,
+    ),
 }
 
 
@@ -61,10 +70,25 @@ def test_everything_that_goes_in_is_read_and_everything_that_comes_out_written(n
 
 
 FREE: dict[str, Callable[[Tensor], Any]] = {
-    "views": lambda a: (a.t(), a[0], a.view(-1), a.expand(2, -1, -1), a.detach(), a.unsqueeze(0), a.split(2), a.unbind(), a.real),
+    "views": lambda a: (
+        a.t(),
+        a[0],
+        a.view(-1),
+        a.expand(2, -1, -1),
+        a.detach(),
+        a.unsqueeze(0),
+        a.split(2),
+        a.unbind(),
+        a.real,
+    ),
     "views in place": lambda a: a.clone().detach_().t_().squeeze_(0).unsqueeze_(0).transpose_(0, 1),
     "reshaping": lambda a: (a.reshape(-1), a.flatten(), a.contiguous()),
-    "room for results": lambda a: (torch.empty(9), torch.empty_like(a), a.new_empty(3), torch.empty_strided((2, 2), (2, 1))),
+    "room for results": lambda a: (
+        torch.empty(9),
+        torch.empty_like(a),
+        a.new_empty(3),
+        torch.empty_strided((2, 2), (2, 1)),
+    ),
     "questions": lambda a: (a.is_contiguous(), a.sum().item()),
 }
 
@@ -78,7 +102,9 @@ def test_views_and_allocations_move_nothing(name: str) -> None:
 
 def test_what_is_only_repeated_is_read_once() -> None:
     """A stride of 0 is one element in memory, however often it is looked at."""
-    assert (COLUMNS + n) * FLOAT + n * FLOAT == moved(lambda a, b: a + b, fixed(1, COLUMNS).expand(ROWS, COLUMNS), x())
+    assert (COLUMNS + n) * FLOAT + n * FLOAT == moved(
+        lambda a, b: a + b, fixed(1, COLUMNS).expand(ROWS, COLUMNS), x()
+    )
     assert FLOAT + FLOAT == moved(torch.sum, torch.ones(()).expand(100))
 
 
@@ -88,12 +114,27 @@ def test_of_a_strided_view_its_own_elements_are_read() -> None:
 
 
 GATHERED: dict[str, tuple[Callable[[], int], int]] = {
-    "rows": (lambda: moved(lambda a, i: a[i], fixed(1000, 8), torch.tensor([1, 5])), 2 * INDEX + 2 * 2 * 8 * FLOAT),
-    "rows by name": (lambda: moved(lambda a, i: a.index_select(0, i), fixed(1000, 8), torch.tensor([1, 5])), 2 * INDEX + 2 * 2 * 8 * FLOAT),
-    "vectors": (lambda: moved(F.embedding, torch.tensor([[1, 5]]), fixed(1000, 8)), 2 * INDEX + 2 * 2 * 8 * FLOAT),
-    "elements": (lambda: moved(lambda a, i: a.gather(1, i), x(), torch.zeros(ROWS, 2).long()), 2 * ROWS * (INDEX + 2 * FLOAT)),
+    "rows": (
+        lambda: moved(lambda a, i: a[i], fixed(1000, 8), torch.tensor([1, 5])),
+        2 * INDEX + 2 * 2 * 8 * FLOAT,
+    ),
+    "rows by name": (
+        lambda: moved(lambda a, i: a.index_select(0, i), fixed(1000, 8), torch.tensor([1, 5])),
+        2 * INDEX + 2 * 2 * 8 * FLOAT,
+    ),
+    "vectors": (
+        lambda: moved(F.embedding, torch.tensor([[1, 5]]), fixed(1000, 8)),
+        2 * INDEX + 2 * 2 * 8 * FLOAT,
+    ),
+    "elements": (
+        lambda: moved(lambda a, i: a.gather(1, i), x(), torch.zeros(ROWS, 2).long()),
+        2 * ROWS * (INDEX + 2 * FLOAT),
+    ),
     "places": (lambda: moved(torch.take, x(), torch.tensor([1, 5])), 2 * (INDEX + 2 * FLOAT)),
-    "what a mask shows": (lambda: moved(lambda a, m: a[m], x(), torch.arange(n).view(ROWS, COLUMNS) < 3), n + 2 * 3 * FLOAT),
+    "what a mask shows": (
+        lambda: moved(lambda a, m: a[m], x(), torch.arange(n).view(ROWS, COLUMNS) < 3),
+        n + 2 * 3 * FLOAT,
+    ),
     "targets": (
         # The targets' elements; the targets; the mean and the number of targets that it is over.
         lambda: moved(F.nll_loss, x(), torch.tensor([0, 1, 2, 3])),
@@ -112,25 +153,69 @@ def test_a_gather_reads_what_it_takes_and_not_the_table(name: str) -> None:
 def test_a_bag_reads_the_rows_that_it_adds_up() -> None:
     """3 bags of 5 vectors: 15 rows and their places are read, 3 rows written, beside what the backward wants to know of each bag."""
     function = lambda i, w: F.embedding_bag(i, w, mode="sum")  # noqa: E731
-    alone = moved_by("_embedding_bag_forward_only", function, torch.zeros(3, 5).long(), fixed(100, 8))
-    wider = moved_by("_embedding_bag_forward_only", function, torch.zeros(3, 5).long(), fixed(100, 16))
+    alone = moved_by(
+        "_embedding_bag_forward_only", function, torch.zeros(3, 5).long(), fixed(100, 8)
+    )
+    wider = moved_by(
+        "_embedding_bag_forward_only", function, torch.zeros(3, 5).long(), fixed(100, 16)
+    )
     assert (15 + 3) * 8 * FLOAT == wider - alone
 
 
 places = torch.tensor([1, 2])
 columns = torch.zeros(ROWS, 2).long()
 SCATTERED: dict[str, tuple[str, Callable[[Tensor], Any], int]] = {
-    "rows": ("index_put_", lambda a: a.index_put_((places,), fixed(2, COLUMNS)), 2 * INDEX + 2 * 2 * COLUMNS * FLOAT),
-    "one number": ("index_put_", lambda a: a.index_put_((places,), torch.zeros(())), 2 * INDEX + FLOAT + 2 * COLUMNS * FLOAT),
-    "columns": ("index_put_", lambda a: operator.setitem(a, (slice(None), places), torch.zeros(())), 2 * INDEX + FLOAT + 2 * ROWS * FLOAT),
-    "elements": ("index_put_", lambda a: a.index_put_((places, places), fixed(2)), 2 * INDEX + 2 * 2 * FLOAT),
-    "under a mask": ("index_put_", lambda a: a.index_put_((a > 9,), torch.zeros(())), n + 2 * FLOAT),
-    "copies": ("index_copy_", lambda a: a.index_copy_(0, places, fixed(2, COLUMNS)), 2 * INDEX + 2 * 2 * COLUMNS * FLOAT),
-    "a filling": ("index_fill_", lambda a: a.index_fill_(0, places, 1.0), 2 * INDEX + 2 * COLUMNS * FLOAT),
+    "rows": (
+        "index_put_",
+        lambda a: a.index_put_((places,), fixed(2, COLUMNS)),
+        2 * INDEX + 2 * 2 * COLUMNS * FLOAT,
+    ),
+    "one number": (
+        "index_put_",
+        lambda a: a.index_put_((places,), torch.zeros(())),
+        2 * INDEX + FLOAT + 2 * COLUMNS * FLOAT,
+    ),
+    "columns": (
+        "index_put_",
+        lambda a: operator.setitem(a, (slice(None), places), torch.zeros(())),
+        2 * INDEX + FLOAT + 2 * ROWS * FLOAT,
+    ),
+    "elements": (
+        "index_put_",
+        lambda a: a.index_put_((places, places), fixed(2)),
+        2 * INDEX + 2 * 2 * FLOAT,
+    ),
+    "under a mask": (
+        "index_put_",
+        lambda a: a.index_put_((a > 9,), torch.zeros(())),
+        n + 2 * FLOAT,
+    ),
+    "copies": (
+        "index_copy_",
+        lambda a: a.index_copy_(0, places, fixed(2, COLUMNS)),
+        2 * INDEX + 2 * 2 * COLUMNS * FLOAT,
+    ),
+    "a filling": (
+        "index_fill_",
+        lambda a: a.index_fill_(0, places, 1.0),
+        2 * INDEX + 2 * COLUMNS * FLOAT,
+    ),
     "numbers": ("scatter_", lambda a: a.scatter_(1, columns, 1.0), 2 * ROWS * (INDEX + FLOAT)),
-    "a source": ("scatter_", lambda a: a.scatter_(1, columns, fixed(ROWS, COLUMNS)), 2 * ROWS * (INDEX + FLOAT) + n * FLOAT),
-    "sums": ("scatter_add_", lambda a: a.scatter_add_(1, columns, fixed(ROWS, 2)), 2 * ROWS * (INDEX + 3 * FLOAT)),
-    "sums of rows": ("index_add_", lambda a: a.index_add_(0, places, fixed(2, COLUMNS)), 2 * INDEX + 3 * 2 * COLUMNS * FLOAT),
+    "a source": (
+        "scatter_",
+        lambda a: a.scatter_(1, columns, fixed(ROWS, COLUMNS)),
+        2 * ROWS * (INDEX + FLOAT) + n * FLOAT,
+    ),
+    "sums": (
+        "scatter_add_",
+        lambda a: a.scatter_add_(1, columns, fixed(ROWS, 2)),
+        2 * ROWS * (INDEX + 3 * FLOAT),
+    ),
+    "sums of rows": (
+        "index_add_",
+        lambda a: a.index_add_(0, places, fixed(2, COLUMNS)),
+        2 * INDEX + 3 * 2 * COLUMNS * FLOAT,
+    ),
     "rows added": (
         "index_put_",
         lambda a: a.index_put_((places,), fixed(2, COLUMNS), accumulate=True),
@@ -156,9 +241,21 @@ IN_PLACE: dict[str, tuple[str, Callable[[Tensor], Any], int]] = {
     "an addition": ("add_", lambda a: a.add_(1), 2 * n * FLOAT),
     "an addition of another": ("add_", lambda a: a.add_(x()), 3 * n * FLOAT),
     "an addition of itself": ("add_", lambda a: a.add_(a), 2 * n * FLOAT),
-    "a product of lists": ("_foreach_mul_", lambda a: torch._foreach_mul_([a, x()], 2.0), 4 * n * FLOAT),
-    "an addition of lists": ("_foreach_add_", lambda a: torch._foreach_add_([a, x()], [x(), x()]), 6 * n * FLOAT),
-    "copies of lists": ("_foreach_copy_", lambda a: torch._foreach_copy_([a, x()], [x(), x()]), 4 * n * FLOAT),
+    "a product of lists": (
+        "_foreach_mul_",
+        lambda a: torch._foreach_mul_([a, x()], 2.0),
+        4 * n * FLOAT,
+    ),
+    "an addition of lists": (
+        "_foreach_add_",
+        lambda a: torch._foreach_add_([a, x()], [x(), x()]),
+        6 * n * FLOAT,
+    ),
+    "copies of lists": (
+        "_foreach_copy_",
+        lambda a: torch._foreach_copy_([a, x()], [x(), x()]),
+        4 * n * FLOAT,
+    ),
     "zeros of lists": ("_foreach_zero_", lambda a: torch._foreach_zero_([a, x()]), 2 * n * FLOAT),
 }
 
@@ -189,13 +286,30 @@ def test_what_is_made_is_written_and_the_likeness_not_read(name: str) -> None:
 
 
 UNREAD: dict[str, tuple[str, Callable[..., Tensor], int]] = {
-    # The gradient of the sum is one number, looked at everywhere. What follows it: places of the largest; nothing.
-    "max pooling": ("max_pool2d_with_indices_backward", lambda a: F.max_pool2d(a, 2), FLOAT + 16 * INDEX + 64 * FLOAT),
+    # The gradient of the sum is one number, looked at everywhere. What follows it: places of the
+    # largest; nothing.
+    "max pooling": (
+        "max_pool2d_with_indices_backward",
+        lambda a: F.max_pool2d(a, 2),
+        FLOAT + 16 * INDEX + 64 * FLOAT,
+    ),
     "mean pooling": ("avg_pool2d_backward", lambda a: F.avg_pool2d(a, 2), FLOAT + 64 * FLOAT),
-    "pooling to a size": ("_adaptive_avg_pool2d_backward", lambda a: F.adaptive_avg_pool2d(a, 2), FLOAT + 64 * FLOAT),
-    "padding": ("reflection_pad2d_backward", lambda a: F.pad(a, (1, 1, 1, 1), mode="reflect"), FLOAT + 64 * FLOAT),
+    "pooling to a size": (
+        "_adaptive_avg_pool2d_backward",
+        lambda a: F.adaptive_avg_pool2d(a, 2),
+        FLOAT + 64 * FLOAT,
+    ),
+    "padding": (
+        "reflection_pad2d_backward",
+        lambda a: F.pad(a, (1, 1, 1, 1), mode="reflect"),
+        FLOAT + 64 * FLOAT,
+    ),
     # The target, and the number of targets, which is all that is left of the class weights.
-    "a likelihood": ("nll_loss2d_backward", lambda a: F.nll_loss(a, torch.zeros(1, 8, 8).long()), FLOAT + 64 * INDEX + FLOAT + 64 * FLOAT),
+    "a likelihood": (
+        "nll_loss2d_backward",
+        lambda a: F.nll_loss(a, torch.zeros(1, 8, 8).long()),
+        FLOAT + 64 * INDEX + FLOAT + 64 * FLOAT,
+    ),
 }
 
 
@@ -207,22 +321,33 @@ def test_a_gradient_that_asks_only_for_the_inputs_shape_does_not_read_it(name: s
 
 
 def test_a_fused_update_reads_the_gradient_and_does_not_write_it() -> None:
-    """Parameter, gradient and two averages in; parameter and averages out; and the step's number, in and out."""
+    """Parameter, gradient and two averages in.
+
+    Parameter and averages out; and the step's number, in and out.
+    """
     model = torch.nn.Linear(100, 50, bias=False)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     model(fixed(3, 100)).sum().backward()
     with lflops.counting(model) as counted:
         optimizer.step()
-    assert (4 + 3) * 100 * 50 * FLOAT + FLOAT == the_cell(counted.profile, "_fused_adam_", "optimizer").bytes_moved
+    assert (4 + 3) * 100 * 50 * FLOAT + FLOAT == the_cell(
+        counted.profile, "_fused_adam_", "optimizer"
+    ).bytes_moved
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11 says it though it is told to check
+@pytest.mark.filterwarnings(
+    "ignore:Sparse invariant checks"
+)  # torch 2.11 says it though it is told to check
 def test_a_sparse_tensor_is_its_places_and_its_values() -> None:
     """3 of 100 by 100 elements are two places and a number each, in and out."""
     filled = torch.tensor([[0, 5, 9], [1, 5, 7]])
-    sparse = torch.sparse_coo_tensor(filled, torch.ones(3), (100, 100), check_invariants=True, is_coalesced=True)
+    sparse = torch.sparse_coo_tensor(
+        filled, torch.ones(3), (100, 100), check_invariants=True, is_coalesced=True
+    )
     profile = count(lambda a: a * 2, sparse)
-    assert 2 * 3 * (2 * INDEX + FLOAT) == sum(cell.bytes_moved for cell in profile.cells if cell.operator == "mul")
+    assert 2 * 3 * (2 * INDEX + FLOAT) == sum(
+        cell.bytes_moved for cell in profile.cells if cell.operator == "mul"
+    )
 
 
 def test_a_count_without_bytes_leaves_none_to_the_next() -> None:

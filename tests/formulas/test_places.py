@@ -15,7 +15,9 @@ from lflops.formulas.table import FORMULAS, PLACES
 
 assert operators, "importing them registers every formula"
 with contextlib.suppress(ModuleNotFoundError):
-    importlib.import_module("torch.nn.attention.varlen")  # which registers its operators when it is loaded; not every torch has it
+    importlib.import_module(
+        "torch.nn.attention.varlen"
+    )  # which registers its operators when it is loaded; not every torch has it
 
 
 GEOMETRY = ("stride", "padding", "dilation", "output_padding", "groups")
@@ -35,7 +37,9 @@ def schema(operator: str) -> list[str] | None:
 def asked_for(operator: str) -> list[str]:
     """The arguments that a trace's reader needs by name."""
     parameters = inspect.signature(FORMULAS[operator]).parameters.values()
-    names = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "out"]
+    names = [
+        each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "out"
+    ]
     return [*names, *GEOMETRY] if "conv" in operator and "backward" not in operator else names
 
 
@@ -46,7 +50,9 @@ def test_places_are_those_of_the_schema(operator: str) -> None:
     if names is None:
         pytest.skip(f"torch {torch.__version__} has no {operator}")
     found = {name: names.index(name) for name in asked_for(operator) if name in names}
-    assert found == PLACES.get(operator, {}), f"in lflops/formulas/places.toml the row of {operator} has to be {found}"
+    assert found == PLACES.get(operator, {}), (
+        f"in lflops/formulas/places.toml the row of {operator} has to be {found}"
+    )
 
 
 def test_no_place_is_of_an_operator_without_a_formula() -> None:
@@ -55,7 +61,12 @@ def test_no_place_is_of_an_operator_without_a_formula() -> None:
 
 
 def test_traces_are_counted_by_every_formula_that_live_calls_are() -> None:
-    """A family that one of the two does not import would be unknown to it. A process without torch has what the trace's reader imports."""
+    """A family that one of the two does not import would be unknown to it.
+
+    A process without torch has what the trace's reader imports.
+    """
     code = "import lflops.trace.analysis.operator_cost; from lflops.formulas.table import FORMULAS; print(*FORMULAS)"
-    registered = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    registered = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
     assert set(FORMULAS) == set(registered)

@@ -18,7 +18,8 @@ IMPORTER = ROOT / "lflops/flop_counter/operators.py"
 def test_a_new_file_in_formulas_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file names it: the folder is searched."""
     (tmp_path / "acme.py").write_text(
-        "from lflops.formulas.table import formula\n\n@formula('acme::spin')\ndef spin(x):\n    return 7 * x[0]\n", "utf-8"
+        "from lflops.formulas.table import formula\n\n@formula('acme::spin')\ndef spin(x):\n    return 7 * x[0]\n",
+        "utf-8",
     )
     monkeypatch.setattr(lflops.formulas, "__path__", [*lflops.formulas.__path__, str(tmp_path)])
     try:
@@ -35,7 +36,9 @@ def test_the_reader_of_traces_alone_has_all_of_the_table() -> None:
     """In a fresh Python that has imported nothing else."""
     load_families()
     code = "import lflops.trace.analysis.operator_cost\nfrom lflops.formulas.table import FORMULAS\nprint(*FORMULAS)"
-    alone = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    alone = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
     assert sorted(FORMULAS) == sorted(alone)
 
 
@@ -46,7 +49,10 @@ def calls(source: str, name: str) -> bool:
 
 
 def test_whoever_counts_calls_loads_all_families() -> None:
-    """As the reader of traces does; the file imports torch, so its text is read in place of starting one more Python."""
+    """As the reader of traces does.
+
+    The file imports torch, so its text is read in place of starting one more Python.
+    """
     assert calls(IMPORTER.read_text("utf-8"), "load_families")
     assert not calls("from lflops.formulas.table import load_families", "load_families")
 
@@ -59,19 +65,29 @@ def unimported(files: dict[str, str], importer: str) -> list[str]:
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("lflops.flop_counter.")
         for alias in node.names
     }
-    return [name for name, source in files.items() if calls(source, "cost_of_call") and name not in imported]
+    return [
+        name
+        for name, source in files.items()
+        if calls(source, "cost_of_call") and name not in imported
+    ]
 
 
 def test_every_file_with_costs_of_calls_is_imported() -> None:
     """By the file that looks operators up."""
     files = {path.stem: path.read_text("utf-8") for path in OPERATOR_COSTS.glob("*.py")}
     missing = unimported(files, IMPORTER.read_text("utf-8"))
-    assert not missing, f"import {missing} of lflops/flop_counter/ in lflops/flop_counter/operators.py"
+    assert not missing, (
+        f"import {missing} of lflops/flop_counter/ in lflops/flop_counter/operators.py"
+    )
 
 
 def test_a_file_with_costs_that_nobody_imports_would_be_seen() -> None:
     """The check above can fail."""
-    files = {"acme": "@cost_of_call('acme::spin')\ndef spin(args, kwargs, out):\n    return Cost(1)\n", "flex": "", "shapes": "import math"}
+    files = {
+        "acme": "@cost_of_call('acme::spin')\ndef spin(args, kwargs, out):\n    return Cost(1)\n",
+        "flex": "",
+        "shapes": "import math",
+    }
     assert ["acme"] == unimported(files, "from lflops.flop_counter import flex")
     assert [] == unimported(files, "from lflops.flop_counter import acme, flex")
     assert [] == unimported(files, "from lflops.collect.operator_costs.acme import spin")

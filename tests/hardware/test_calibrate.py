@@ -19,14 +19,24 @@ import lflops
 from lflops.cli.main import main
 from lflops.errors import HardwareError
 from lflops.hardware import calibrate as page
-from lflops.hardware.calibrate import TorchMachine, available_memory, calibrate, forget, last_level_cache, measure
+from lflops.hardware.calibrate import (
+    TorchMachine,
+    available_memory,
+    calibrate,
+    forget,
+    last_level_cache,
+    measure,
+)
 from lflops.hardware.chips import Hardware, lookup
 
 MIB = 1 << 20
 
 
 class FakeClock:
-    """Moved by what runs, a power of two at a time, so that no digit is lost; a block can be made to last longer."""
+    """Moved by what runs, a power of two at a time, so that no digit is lost.
+
+    A block can be made to last longer.
+    """
 
     def __init__(self, slow: Callable[[int], float] = lambda block: 1.0) -> None:
         self.now = 0.0
@@ -51,7 +61,14 @@ class FakeMachine:
     name = "fake"
     copies = 2.0**33
 
-    def __init__(self, clock: FakeClock, rate: Callable[[str, int], float], *, cache: int = MIB, free: int = 1 << 40) -> None:
+    def __init__(
+        self,
+        clock: FakeClock,
+        rate: Callable[[str, int], float],
+        *,
+        cache: int = MIB,
+        free: int = 1 << 40,
+    ) -> None:
         self.cache_bytes, self._free = cache, free
         self.clock, self.rate = clock, rate
         self.products: list[tuple[str, int]] = []
@@ -89,7 +106,10 @@ def growing(top: int) -> Callable[[str, int], float]:
 
 
 def test_the_peak_is_the_fastest_products_rate() -> None:
-    """2**40 FLOP/s at 256, 2**42 at 1024; 8192 takes 1/4 s and brings no more, and for a larger one there is no time."""
+    """2**40 FLOP/s at 256, 2**42 at 1024.
+
+    8192 takes 1/4 s and brings no more, and for a larger one there is no time.
+    """
     clock = FakeClock()
     machine = FakeMachine(clock, growing(1024))
     assert ({"fp32": 2.0**42}, 2.0**33) == measure(machine, clock, ["fp32"])
@@ -97,17 +117,25 @@ def test_the_peak_is_the_fastest_products_rate() -> None:
 
 
 def test_a_size_that_was_slow_by_chance_does_not_end_the_search() -> None:
-    """1024 takes 1/32 s and not 1/128; twice as fast as that should have been, 2048 is found nonetheless, and 4096 is slower."""
+    """1024 takes 1/32 s and not 1/128.
+
+    Twice as fast as that should have been, 2048 is found nonetheless, and 4096 is slower.
+    """
     clock = FakeClock()
     slow = {1024: 4, 4096: 2}
-    machine = FakeMachine(clock, lambda dtype, size: 2.0**36 * min(size, 2048) / 256 / slow.get(size, 1))
+    machine = FakeMachine(
+        clock, lambda dtype, size: 2.0**36 * min(size, 2048) / 256 / slow.get(size, 1)
+    )
     assert {"bf16": 2.0**39} == measure(machine, clock, ["bf16"])[0]
     assert ("bf16", 4096) == machine.products[-1]
 
 
 @pytest.mark.parametrize("seconds", [1 / 4, 5 / 32])
 def test_no_product_is_tried_that_would_take_too_long(seconds: float) -> None:
-    """Three of eight times the size: 6 s more, and there are 4; or 15/4 s, after five times 5/32 s were used up."""
+    """Three of eight times the size.
+
+    6 s more, and there are 4; or 15/4 s, after five times 5/32 s were used up.
+    """
     clock = FakeClock()
     machine = FakeMachine(clock, lambda dtype, size: 2.0**25 / seconds)
     assert {"fp64": pytest.approx(2.0**25 / seconds)} == measure(machine, clock, ["fp64"])[0]
@@ -115,7 +143,10 @@ def test_no_product_is_tried_that_would_take_too_long(seconds: float) -> None:
 
 
 def test_products_take_a_32nd_of_the_free_memory_at_most() -> None:
-    """Three matrices of 512 x 512 doubles; one byte less, and there is only room for those of 256 x 256."""
+    """Three matrices of 512 x 512 doubles.
+
+    One byte less, and there is only room for those of 256 x 256.
+    """
     needed = 32 * 3 * 512 * 512 * 8
     for free, largest in ((needed, 512), (needed - 1, 256)):
         clock = FakeClock()
@@ -137,13 +168,20 @@ def test_a_copy_is_several_times_the_cache_or_not_made(free: int, half: int | No
     """What the caches hold is not the memory's bandwidth: it is unknown then."""
     clock = FakeClock()
     machine = FakeMachine(clock, growing(256), free=free)
-    assert ({"bf16": 2.0**40}, None if half is None else 2.0**33) == measure(machine, clock, ["bf16"])
+    assert ({"bf16": 2.0**40}, None if half is None else 2.0**33) == measure(
+        machine, clock, ["bf16"]
+    )
     assert ([] if half is None else [half]) == machine.copied
 
 
-@pytest.mark.parametrize(("slow", "peak"), [((0, 3, 5, 6, 9), 2.0**40), ((0, 1, 3, 5, 6, 9), 2.0**39)])
+@pytest.mark.parametrize(
+    ("slow", "peak"), [((0, 3, 5, 6, 9), 2.0**40), ((0, 1, 3, 5, 6, 9), 2.0**39)]
+)
 def test_the_median_of_the_rounds_is_taken(slow: tuple[int, ...], peak: float) -> None:
-    """Of eleven rounds five may be of half the speed; with six, half the speed is what the machine has."""
+    """Of eleven rounds five may be of half the speed.
+
+    With six, half the speed is what the machine has.
+    """
     free = 32 * 3 * 256 * 256 * 2  # for one size, which is probed in 5 blocks
     clock = FakeClock(lambda block: 2.0 if block - 5 in slow else 1.0)
     machine = FakeMachine(clock, growing(256), cache=1 << 60, free=free)
@@ -161,7 +199,10 @@ def test_all_take_turns_in_blocks_of_some_tenths_of_a_second() -> None:
 
 
 def test_a_slow_machine_is_given_three_rounds() -> None:
-    """A product that takes 4 s: more than three of them would take longer than the time that there is."""
+    """A product that takes 4 s.
+
+    More than three of them would take longer than the time that there is.
+    """
     clock = FakeClock()
     machine = FakeMachine(clock, lambda dtype, size: 2.0**23, cache=1 << 60)
     assert ({"fp64": 2.0**23}, None) == measure(machine, clock, ["fp64"])
@@ -178,7 +219,9 @@ def test_a_dtype_without_products_is_left_out() -> None:
         return growing(256)(dtype, size)
 
     assert {"fp32": 2.0**40} == measure(FakeMachine(clock, rate), clock, ["fp16", "fp32"])[0]
-    with pytest.raises(HardwareError, match=r"fake: no product of fp16 runs in the \d+ bytes that are free"):
+    with pytest.raises(
+        HardwareError, match=r"fake: no product of fp16 runs in the \d+ bytes that are free"
+    ):
         measure(FakeMachine(clock, rate), clock, ["fp16"])
 
 
@@ -203,7 +246,10 @@ class Forbidden:
 
 
 class Watch:
-    """What other processes take of the CPU in one measurement after the other, as a share; then again nothing."""
+    """What other processes take of the CPU in one measurement after the other, as a share.
+
+    Then again nothing.
+    """
 
     def __init__(self, shares: list[float]) -> None:
         self._share = shares.pop(0) if len(shares) > 1 else shares[0]
@@ -232,13 +278,20 @@ def test_the_cpu_is_measured_with_real_products() -> None:
     hardware = on_the_cpu(dtypes=["fp64", "fp32", "bf16"])
     assert dict.fromkeys(["fp64", "fp32", "bf16"], 2.0 * 256**3) == hardware.peak_flops_per_second
     assert 8.0 * MIB == hardware.bandwidth_bytes_per_second
-    assert re.fullmatch(r"measured by lflops.calibrate, \d{4}-\d\d-\d\d, torch \S+, (1 thread|\d+ threads)", hardware.source)
+    assert re.fullmatch(
+        r"measured by lflops.calibrate, \d{4}-\d\d-\d\d, torch \S+, (1 thread|\d+ threads)",
+        hardware.source,
+    )
     assert lookup(hardware.name) is None
 
 
 def test_all_dtypes_that_run_are_measured_unless_some_are_named() -> None:
     """TF32 is something of CUDA's."""
-    assert {"fp64", "fp32", "bf16"} <= set(on_the_cpu().peak_flops_per_second) <= {"fp64", "fp32", "fp16", "bf16"}
+    assert (
+        {"fp64", "fp32", "bf16"}
+        <= set(on_the_cpu().peak_flops_per_second)
+        <= {"fp64", "fp32", "fp16", "bf16"}
+    )
 
 
 def test_what_was_measured_is_remembered(small_machine: Path) -> None:
@@ -249,11 +302,24 @@ def test_what_was_measured_is_remembered(small_machine: Path) -> None:
         with pytest.raises(AssertionError):
             on_the_cpu(**other, clock=Forbidden())
     (key,) = json.loads(small_machine.read_text())
-    assert all(part in key for part in (first.name, f"torch {torch.__version__}", f"{torch.get_num_threads()} threads", "fp32"))
+    assert all(
+        part in key
+        for part in (
+            first.name,
+            f"torch {torch.__version__}",
+            f"{torch.get_num_threads()} threads",
+            "fp32",
+        )
+    )
 
 
-def test_a_busy_machine_is_measured_twice_and_marked_if_it_stays_busy(small_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the CPU was somebody else's. If that is over the second time, its figures count; if not, the next run measures again."""
+def test_a_busy_machine_is_measured_twice_and_marked_if_it_stays_busy(
+    small_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the CPU was somebody else's.
+
+    If that is over the second time, its figures count; if not, the next run measures again.
+    """
     monkeypatch.setattr(page, "CpuWatch", partial(Watch, [0.5, 0.0]))
     once = on_the_cpu(dtypes=["fp32"])
     assert once == on_the_cpu(dtypes=["fp32"], clock=Forbidden())
@@ -269,7 +335,9 @@ def test_a_busy_machine_is_measured_twice_and_marked_if_it_stays_busy(small_mach
 def test_a_peak_that_a_step_exceeded_is_forgotten(small_machine: Path) -> None:
     """Others stay. What was given by hand was never remembered."""
     first, other = on_the_cpu(dtypes=["fp32"]), on_the_cpu(dtypes=["fp64"])
-    assert [True, False, False] == [forget(each) for each in (first, first, Hardware("by hand", {"fp32": 1.0}))]
+    assert [True, False, False] == [
+        forget(each) for each in (first, first, Hardware("by hand", {"fp32": 1.0}))
+    ]
     assert other == on_the_cpu(dtypes=["fp64"], clock=Forbidden())
     with pytest.raises(AssertionError):
         on_the_cpu(dtypes=["fp32"], clock=Forbidden())
@@ -278,7 +346,10 @@ def test_a_peak_that_a_step_exceeded_is_forgotten(small_machine: Path) -> None:
 def test_another_number_of_threads_is_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """So is another torch."""
     on_the_cpu(dtypes=["fp32"])
-    for owner, name, value in ((torch, "get_num_threads", lambda: 77), (torch, "__version__", "9.9")):
+    for owner, name, value in (
+        (torch, "get_num_threads", lambda: 77),
+        (torch, "__version__", "9.9"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
             with pytest.raises(AssertionError):
@@ -318,7 +389,10 @@ def test_the_other_entries_of_the_file_stay(small_machine: Path) -> None:
 
 
 def test_without_a_place_to_remember_it_is_measured_each_time(small_machine: Path) -> None:
-    """A folder where the file would be, and a file where its folder would be; nothing lies about afterwards."""
+    """A folder where the file would be, and a file where its folder would be.
+
+    Nothing lies about afterwards.
+    """
     small_machine.mkdir(parents=True)
     assert on_the_cpu(dtypes=["fp32"]) == on_the_cpu(dtypes=["fp32"])
     assert [small_machine] == list(small_machine.parent.iterdir())
@@ -341,7 +415,10 @@ print(page.calibrate("cpu", dtypes=["fp32"], clock=None).source)
 
 def waits_for_a_lock(pid: int) -> bool:
     """Whether the system has such a process among those that wait."""
-    return any(line.split()[1] == "->" and line.split()[5] == str(pid) for line in Path("/proc/locks").read_text().splitlines())
+    return any(
+        line.split()[1] == "->" and line.split()[5] == str(pid)
+        for line in Path("/proc/locks").read_text().splitlines()
+    )
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the system does not list locks")
@@ -359,9 +436,15 @@ def test_the_ranks_of_a_machine_measure_one_after_another_and_all_but_the_first_
         def mark(self) -> None:
             if self.other is not None:
                 return
-            environment = {**os.environ, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+            environment = {
+                **os.environ,
+                "TMPDIR": str(tmp_path),
+                "OMP_NUM_THREADS": str(torch.get_num_threads()),
+            }
             command = [sys.executable, "-c", ANOTHER_RANK]
-            self.other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+            self.other = subprocess.Popen(
+                command, stdout=subprocess.PIPE, text=True, env=environment
+            )
             while self.other.poll() is None and not waits_for_a_lock(self.other.pid):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.other.wait(0.05)
@@ -372,17 +455,23 @@ def test_the_ranks_of_a_machine_measure_one_after_another_and_all_but_the_first_
     assert clock.other is not None
     assert (f"{first.source}\n", None) == clock.other.communicate(timeout=600)
     (entry,) = json.loads(small_machine.read_text()).values()
-    assert 2.0 * 256**3 == entry["peak_flops_per_second"]["fp32"], "the first one's figure, by whose clock a block takes a second"
+    assert 2.0 * 256**3 == entry["peak_flops_per_second"]["fp32"], (
+        "the first one's figure, by whose clock a block takes a second"
+    )
 
 
-def test_without_a_place_for_a_lock_it_is_measured_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_place_for_a_lock_it_is_measured_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder for temporary files that is not there."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     assert {"fp32": 2.0 * 256**3} == on_the_cpu(dtypes=["fp32"]).peak_flops_per_second
 
 
 @pytest.mark.parametrize("home", ["", "relative"])
-def test_without_a_cache_home_it_is_in_the_home(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cache_home_it_is_in_the_home(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the XDG base directories are defined: one that is not absolute is none."""
     monkeypatch.setenv("XDG_CACHE_HOME", home)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -396,7 +485,10 @@ def test_without_a_cache_home_it_is_in_the_home(home: str, tmp_path: Path, monke
         ({"device": "meta"}, "device='meta': give 'cpu', or a device of torch.accelerator"),
         ({"device": "gpu"}, "device='gpu': give 'cpu', or a device of torch.accelerator"),
         ({"device": "cuda:99"}, "device='cuda:99': "),
-        ({"device": "cpu", "dtypes": ["fp32", "fp8"]}, "dtypes has 'fp8': on cpu, give some of fp64, fp32, fp16, bf16"),
+        (
+            {"device": "cpu", "dtypes": ["fp32", "fp8"]},
+            "dtypes has 'fp8': on cpu, give some of fp64, fp32, fp16, bf16",
+        ),
         ({"device": "cpu", "dtypes": "tf32"}, "dtypes has 'tf32': on cpu"),
         ({"device": "cpu", "dtypes": []}, "dtypes=[]: give some of"),
     ],
@@ -409,10 +501,16 @@ def test_what_cannot_be_measured_is_refused(arguments: dict[str, Any], message: 
 
 def state() -> dict[str, object]:
     """What of torch a measurement could change."""
-    backends = {"cuda": torch.backends.cuda.matmul, "mkldnn": getattr(torch.backends.mkldnn, "matmul", None)}
+    backends = {
+        "cuda": torch.backends.cuda.matmul,
+        "mkldnn": getattr(torch.backends.mkldnn, "matmul", None),
+    }
     return {
         "threads": torch.get_num_threads(),
-        "precision": {name: getattr(backend, "fp32_precision", torch.get_float32_matmul_precision()) for name, backend in backends.items()},
+        "precision": {
+            name: getattr(backend, "fp32_precision", torch.get_float32_matmul_precision())
+            for name, backend in backends.items()
+        },
         "random numbers": (torch.get_rng_state().tolist(), random.getstate()),
         "dtype": torch.get_default_dtype(),
         "device": torch.get_default_device(),
@@ -430,12 +528,18 @@ def torch_as_it_was() -> Iterator[None]:
     torch.set_num_threads(threads)
     torch.set_rng_state(numbers)
     torch.set_float32_matmul_precision("highest")
-    for backend in (torch.backends, torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)):
+    for backend in (
+        torch.backends,
+        torch.backends.cuda.matmul,
+        getattr(torch.backends.mkldnn, "matmul", None),
+    ):
         if hasattr(backend, "fp32_precision"):
             backend.fp32_precision = "none"
     torch.set_default_dtype(torch.float32)
     torch.set_default_device(None)
-    vars(torch._GLOBAL_DEVICE_CONTEXT).pop("device_context", None)  # torch 2.8 cannot say which device is the default one if it is `None`
+    vars(torch._GLOBAL_DEVICE_CONTEXT).pop(
+        "device_context", None
+    )  # torch 2.8 cannot say which device is the default one if it is `None`
     torch.set_grad_enabled(True)
     torch.set_autocast_enabled("cpu", False)
     torch.use_deterministic_algorithms(False)
@@ -476,7 +580,9 @@ CULPRITS: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("part", CULPRITS)
-def test_a_measurement_that_changed_torch_would_be_seen(part: str, monkeypatch: pytest.MonkeyPatch, torch_as_it_was: None) -> None:
+def test_a_measurement_that_changed_torch_would_be_seen(
+    part: str, monkeypatch: pytest.MonkeyPatch, torch_as_it_was: None
+) -> None:
     """Each part of the state has a culprit, planted in the making of a product."""
     product = TorchMachine.product
 
@@ -501,11 +607,17 @@ def test_nobody_who_watches_sees_it() -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_fp32_is_measured_in_full_precision_whatever_the_user_chose(precision: str, autocast: bool, torch_as_it_was: None) -> None:
+def test_fp32_is_measured_in_full_precision_whatever_the_user_chose(
+    precision: str, autocast: bool, torch_as_it_was: None
+) -> None:
     """A product in bf16 or TF32, whose significands have 8 and 11 bits, is further from the one of doubles."""
     machine = TorchMachine(torch.device("cpu"))
     torch.set_float32_matmul_precision(precision)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast), machine.alone(), machine.precision("fp32"):
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+        machine.alone(),
+        machine.precision("fp32"),
+    ):
         run = machine.product("fp32", 64)
         product = run()
     assert isinstance(run, partial)
@@ -514,7 +626,10 @@ def test_fp32_is_measured_in_full_precision_whatever_the_user_chose(precision: s
     assert (product - left @ right).abs().max() < 2**-16
 
 
-@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="torch 2.9 is the first with a precision for all backends")
+@pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"),
+    reason="torch 2.9 is the first with a precision for all backends",
+)
 def test_a_precision_for_all_backends_still_is_one_afterwards(torch_as_it_was: None) -> None:
     """What the user sets for all of them reaches the products: no setting of ours stands before it."""
     torch.backends.fp32_precision = "ieee"
@@ -531,7 +646,9 @@ def test_the_operands_are_random_numbers_that_are_always_the_same(dtype: str) ->
     assert isinstance(second, torch.Tensor)
     assert torch.equal(first, second)
     assert first.std() > 1
-    assert {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[dtype] == first.dtype
+    assert {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[
+        dtype
+    ] == first.dtype
 
 
 def test_a_copy_copies() -> None:
@@ -552,21 +669,29 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 def cache(cpu: int, index: int, level: int, size: str, sharers: str) -> dict[str, str]:
     """One of a CPU's caches, as the kernel tells of it."""
     folder = f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
-    return {f"{folder}/level": f"{level}\n", f"{folder}/size": f"{size}\n", f"{folder}/shared_cpu_list": f"{sharers}\n"}
+    return {
+        f"{folder}/level": f"{level}\n",
+        f"{folder}/size": f"{size}\n",
+        f"{folder}/shared_cpu_list": f"{sharers}\n",
+    }
 
 
 def test_the_last_level_cache_is_all_of_the_last_level(tmp_path: Path) -> None:
     """Two groups of CPUs with 32 MiB each; the two L2 caches are not of the last level."""
     files = {f"sys/devices/system/cpu/cpu{cpu}/cpufreq": "" for cpu in range(4)}
     for cpu in range(4):
-        files |= cache(cpu, 2, 2, "1024K", str(cpu)) | cache(cpu, 3, 3, "32768K", "0-1" if cpu < 2 else "2-3")
+        files |= cache(cpu, 2, 2, "1024K", str(cpu)) | cache(
+            cpu, 3, 3, "32768K", "0-1" if cpu < 2 else "2-3"
+        )
     assert 64 * MIB == last_level_cache(tree(tmp_path, files))
 
 
 def test_an_unknown_cache_is_taken_to_be_large(tmp_path: Path) -> None:
     """Also where the kernel tells only a part."""
     assert 64 * MIB == last_level_cache(tmp_path)
-    assert 64 * MIB == last_level_cache(tree(tmp_path, {"sys/devices/system/cpu/cpu0/cache/index0/level": "3"}))
+    assert 64 * MIB == last_level_cache(
+        tree(tmp_path, {"sys/devices/system/cpu/cpu0/cache/index0/level": "3"})
+    )
 
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:          100000 kB\nMemAvailable:    8000000 kB\n"
@@ -610,7 +735,9 @@ STAT = "inactive_file 512\ntotal_inactive_file 1024\n"
         ),
     ],
 )
-def test_free_memory_is_what_system_and_control_groups_leave(tmp_path: Path, files: dict[str, str], free: int) -> None:
+def test_free_memory_is_what_system_and_control_groups_leave(
+    tmp_path: Path, files: dict[str, str], free: int
+) -> None:
     """The tightest limit counts; files that are only kept in memory are free."""
     assert free == available_memory(tree(tmp_path, {"proc/meminfo": MEMINFO} | files))
 
@@ -620,14 +747,26 @@ def test_unknown_memory_is_taken_to_be_little(tmp_path: Path) -> None:
     assert 1 << 30 == available_memory(tmp_path)
 
 
-MEASURED = Hardware("NVIDIA H200", {"fp32": 50e12, "bf16": 989.5e12 * 3 / 4}, 4.08e12, 150e9, "measured by lflops.calibrate")
+MEASURED = Hardware(
+    "NVIDIA H200",
+    {"fp32": 50e12, "bf16": 989.5e12 * 3 / 4},
+    4.08e12,
+    150e9,
+    "measured by lflops.calibrate",
+)
 
 
 @pytest.mark.parametrize(("arguments", "chip"), [([], "H200 SXM"), (["H200"], "H200 SXM")])
 def test_the_shell_measures_beside_the_table(
-    arguments: list[str], chip: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    chip: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """This machine's chip where the table has it, also where it is named; three quarters of its bf16 are reached."""
+    """This machine's chip where the table has it, also where it is named.
+
+    Three quarters of its bf16 are reached.
+    """
     monkeypatch.setattr(page, "calibrate", lambda fresh: MEASURED)
     assert 0 == main(["hardware", *arguments, "--measure"])
     out = capsys.readouterr().out
@@ -636,12 +775,21 @@ def test_the_shell_measures_beside_the_table(
     assert re.search(r"fp8 +1\.98 PFLOP/s +– +–", out)
     assert 0 == main(["hardware", *arguments, "--measure", "--json"])
     shown = json.loads(capsys.readouterr().out)
-    assert ([chip], "NVIDIA H200") == ([each["name"] for each in shown["chips"]], shown["measured"]["name"])
+    assert ([chip], "NVIDIA H200") == (
+        [each["name"] for each in shown["chips"]],
+        shown["measured"]["name"],
+    )
 
 
-def test_the_shell_measures_a_machine_that_is_not_in_the_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_measures_a_machine_that_is_not_in_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is nothing to compare it with then."""
-    monkeypatch.setattr(page, "calibrate", lambda fresh: Hardware("some CPU", {"fp32": 1e12}, None, None, "measured"))
+    monkeypatch.setattr(
+        page,
+        "calibrate",
+        lambda fresh: Hardware("some CPU", {"fp32": 1e12}, None, None, "measured"),
+    )
     assert 0 == main(["hardware", "--measure"])
     out = capsys.readouterr().out
     assert re.search(r"fp32 +1\.00 TFLOP/s", out)

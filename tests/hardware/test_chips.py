@@ -21,28 +21,59 @@ from lflops.errors import HardwareError
 from lflops.hardware.chips import DTYPES, Hardware, chips, hint, lookup, names
 from lflops.report.terminal.hardware import figures
 
-# What drivers say of a chip, and figures of it as its sheet has them: halved where they are with sparsity, or cores, operations a
-# clock and clock. Bandwidth in GB/s, None where boards of one name differ.
+# What drivers say of a chip, and figures of it as its sheet has them: halved where they are with
+# sparsity, or cores, operations a clock and clock. Bandwidth in GB/s, None where boards of one name
+# differ.
 CHIPS: list[tuple[list[str], str, dict[str, float], float | None]] = [
-    (["Tesla V100-SXM2-16GB"], "V100 SXM2 16GB", {"fp16": 640 * 128 * 1.53e9, "fp32": 5120 * 2 * 1.53e9}, 900),
+    (
+        ["Tesla V100-SXM2-16GB"],
+        "V100 SXM2 16GB",
+        {"fp16": 640 * 128 * 1.53e9, "fp32": 5120 * 2 * 1.53e9},
+        900,
+    ),
     (["Tesla V100-SXM2-32GB"], "V100 SXM2 32GB", {"fp16": 125e12, "fp64": 7.8e12}, 900),
     (["Tesla V100-PCIE-16GB"], "V100 PCIe 16GB", {"fp16": 112e12, "fp32": 14e12}, 900),
     (["Tesla V100-PCIE-32GB"], "V100 PCIe 32GB", {"fp16": 112e12, "fp64": 7e12}, 900),
     (["Tesla V100S-PCIE-32GB"], "V100S PCIe 32GB", {"fp16": 130e12, "fp32": 16.4e12}, 1134),
     (["Tesla T4"], "T4", {"fp16": 320 * 128 * 1.59e9, "int8": 130e12}, 320),
-    (["NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"], "A100 SXM 40GB", {"bf16": 624e12 / 2, "fp64": 19.5e12}, 1555),
-    (["NVIDIA A100-SXM4-80GB"], "A100 SXM 80GB", {"bf16": 432 * 512 * 1.41e9, "int8": 1248e12 / 2}, 2039),
-    (["NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"], "A100 PCIe 40GB", {"bf16": 624e12 / 2, "tf32": 312e12 / 2}, 1555),
+    (
+        ["NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB"],
+        "A100 SXM 40GB",
+        {"bf16": 624e12 / 2, "fp64": 19.5e12},
+        1555,
+    ),
+    (
+        ["NVIDIA A100-SXM4-80GB"],
+        "A100 SXM 80GB",
+        {"bf16": 432 * 512 * 1.41e9, "int8": 1248e12 / 2},
+        2039,
+    ),
+    (
+        ["NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"],
+        "A100 PCIe 40GB",
+        {"bf16": 624e12 / 2, "tf32": 312e12 / 2},
+        1555,
+    ),
     (["NVIDIA A100 80GB PCIe"], "A100 PCIe 80GB", {"bf16": 624e12 / 2, "fp32": 19.5e12}, 1935),
     (["NVIDIA A800-SXM4-80GB"], "A800 SXM 80GB", {"bf16": 624e12 / 2}, 2039),
     (["NVIDIA A800 80GB PCIe"], "A800 PCIe 80GB", {"bf16": 624e12 / 2}, 1935),
-    (["NVIDIA A800 40GB Active"], "A800 40GB Active", {"bf16": 623.8e12 / 2, "int8": 1247.6e12 / 2}, 1555.2),
+    (
+        ["NVIDIA A800 40GB Active"],
+        "A800 40GB Active",
+        {"bf16": 623.8e12 / 2, "int8": 1247.6e12 / 2},
+        1555.2,
+    ),
     (["NVIDIA A30"], "A30", {"bf16": 330e12 / 2, "fp64": 10.3e12}, 933),
     (["NVIDIA A40"], "A40", {"bf16": 299.4e12 / 2, "fp32": 37.4e12}, 696),
     (["NVIDIA A10"], "A10", {"bf16": 250e12 / 2, "tf32": 125e12 / 2}, 600),
     (["NVIDIA A10G"], "A10G", {"bf16": 140e12 / 2, "int8": 280e12 / 2}, 600),
     (["NVIDIA A2"], "A2", {"bf16": 36e12 / 2, "fp32": 4.5e12}, 200),
-    (["NVIDIA H100 80GB HBM3"], "H100 SXM", {"bf16": 1979e12 / 2, "fp8": 528 * 2048 * 1.83e9, "fp64": 67e12}, 3350),
+    (
+        ["NVIDIA H100 80GB HBM3"],
+        "H100 SXM",
+        {"bf16": 1979e12 / 2, "fp8": 528 * 2048 * 1.83e9, "fp64": 67e12},
+        3350,
+    ),
     (["NVIDIA H100 PCIe"], "H100 PCIe", {"bf16": 1513e12 / 2, "fp8": 3026e12 / 2}, 2000),
     (["NVIDIA H100 NVL"], "H100 NVL", {"bf16": 1671e12 / 2, "fp8": 3341e12 / 2}, 3900),
     (["NVIDIA H800"], "H800 SXM", {"bf16": 1979e12 / 2, "fp64": 1e12}, 3350),
@@ -53,16 +84,41 @@ CHIPS: list[tuple[list[str], str, dict[str, float], float | None]] = [
     (["NVIDIA GH200 480GB", "NVIDIA GH200 120GB"], "GH200 96GB", {"bf16": 1979e12 / 2}, 4000),
     (["NVIDIA GH200 144G HBM3e"], "GH200 144GB", {"bf16": 1979e12 / 2}, 4900),
     (["NVIDIA B200"], "B200", {"bf16": 36e15 / 8 / 2, "fp4": 144e15 / 8 / 2}, 8000),
-    (["NVIDIA GB200"], "GB200", {"bf16": 360e15 / 72 / 2, "fp8": 720e15 / 72 / 2, "fp4": 720e15 / 72}, 8000),
+    (
+        ["NVIDIA GB200"],
+        "GB200",
+        {"bf16": 360e15 / 72 / 2, "fp8": 720e15 / 72 / 2, "fp4": 720e15 / 72},
+        8000,
+    ),
     (["NVIDIA B300 SXM6 AC"], "B300", {"bf16": 36e15 / 8 / 2, "fp4": 108e15 / 8}, 7700),
     (["NVIDIA GB300"], "GB300", {"bf16": 360e15 / 72 / 2, "fp4": 1080e15 / 72}, 8000),
     (["NVIDIA L4"], "L4", {"bf16": 242e12 / 2, "fp8": 485e12 / 2}, 300),
     (["NVIDIA L40"], "L40", {"bf16": 362.1e12 / 2, "fp8": 724e12 / 2}, 864),
     (["NVIDIA L40S"], "L40S", {"bf16": 362.05e12, "fp8": 1466e12 / 2}, 864),
-    (["NVIDIA RTX 6000 Ada Generation"], "RTX 6000 Ada", {"bf16": 1457e12 / 4, "fp8": 1457e12 / 2}, 960),
-    (["NVIDIA RTX 5000 Ada Generation"], "RTX 5000 Ada", {"bf16": 1044.4e12 / 4, "fp32": 65.3e12}, 576),
-    (["NVIDIA RTX 4500 Ada Generation"], "RTX 4500 Ada", {"bf16": 634e12 / 4, "fp32": 39.6e12}, 432),
-    (["NVIDIA RTX 4000 Ada Generation"], "RTX 4000 Ada", {"bf16": 48 * 1024 * 2.175e9, "fp32": 26.7e12}, 360),
+    (
+        ["NVIDIA RTX 6000 Ada Generation"],
+        "RTX 6000 Ada",
+        {"bf16": 1457e12 / 4, "fp8": 1457e12 / 2},
+        960,
+    ),
+    (
+        ["NVIDIA RTX 5000 Ada Generation"],
+        "RTX 5000 Ada",
+        {"bf16": 1044.4e12 / 4, "fp32": 65.3e12},
+        576,
+    ),
+    (
+        ["NVIDIA RTX 4500 Ada Generation"],
+        "RTX 4500 Ada",
+        {"bf16": 634e12 / 4, "fp32": 39.6e12},
+        432,
+    ),
+    (
+        ["NVIDIA RTX 4000 Ada Generation"],
+        "RTX 4000 Ada",
+        {"bf16": 48 * 1024 * 2.175e9, "fp32": 26.7e12},
+        360,
+    ),
     (
         ["NVIDIA RTX PRO 6000 Blackwell Workstation Edition"],
         "RTX PRO 6000 Workstation",
@@ -75,45 +131,152 @@ CHIPS: list[tuple[list[str], str, dict[str, float], float | None]] = [
         {"bf16": 188 * 1024 * 2.28e9, "fp4": 3511e12 / 2},
         1792,
     ),
-    (["NVIDIA RTX PRO 6000 Blackwell Server Edition"], "RTX PRO 6000 Server", {"bf16": 4 * 120e12, "fp32": 120e12}, 1597),
+    (
+        ["NVIDIA RTX PRO 6000 Blackwell Server Edition"],
+        "RTX PRO 6000 Server",
+        {"bf16": 4 * 120e12, "fp32": 120e12},
+        1597,
+    ),
     (["NVIDIA RTX A6000", "RTX A6000"], "RTX A6000", {"bf16": 309.7e12 / 2, "int8": 309.7e12}, 768),
     (["NVIDIA RTX A5500"], "RTX A5500", {"bf16": 272.8e12 / 2, "fp32": 34.1e12}, 768),
     (["NVIDIA RTX A5000"], "RTX A5000", {"bf16": 222.2e12 / 2, "fp32": 27.8e12}, 768),
     (["NVIDIA RTX A4500"], "RTX A4500", {"bf16": 189.2e12 / 2, "fp32": 23.7e12}, 640),
     (["NVIDIA RTX A4000"], "RTX A4000", {"bf16": 153.4e12 / 2, "fp32": 19.2e12}, 448),
-    # GeForce: cores, a product and a sum each, twice that with bf16 on the tensor cores; on the AI TOPS of the newer ones two checks.
+    # GeForce: cores, a product and a sum each, twice that with bf16 on the tensor cores; on the AI
+    # TOPS of the newer ones two checks.
     (["NVIDIA GeForce RTX 3060"], "RTX 3060", {"bf16": 3584 * 4 * 1.78e9}, None),
     (["NVIDIA GeForce RTX 3060 Ti"], "RTX 3060 Ti", {"bf16": 4864 * 4 * 1.67e9}, None),
     (["NVIDIA GeForce RTX 3070"], "RTX 3070", {"bf16": 81.3e12 / 2}, 448),
     (["NVIDIA GeForce RTX 3070 Ti"], "RTX 3070 Ti", {"bf16": 6144 * 4 * 1.77e9}, 608),
     (["NVIDIA GeForce RTX 3080"], "RTX 3080", {"bf16": 119e12 / 2}, None),
     (["NVIDIA GeForce RTX 3080 Ti"], "RTX 3080 Ti", {"bf16": 10240 * 4 * 1.67e9}, 912),
-    (["NVIDIA GeForce RTX 3090", "GeForce RTX 3090"], "RTX 3090", {"bf16": 142e12 / 2, "fp32": 10496 * 2 * 1.695e9}, 936),
+    (
+        ["NVIDIA GeForce RTX 3090", "GeForce RTX 3090"],
+        "RTX 3090",
+        {"bf16": 142e12 / 2, "fp32": 10496 * 2 * 1.695e9},
+        936,
+    ),
     (["NVIDIA GeForce RTX 3090 Ti"], "RTX 3090 Ti", {"bf16": 10752 * 4 * 1.86e9}, 1008),
     (["NVIDIA GeForce RTX 4060"], "RTX 4060", {"bf16": 3072 * 4 * 2.46e9, "int8": 242e12 / 2}, 272),
-    (["NVIDIA GeForce RTX 4060 Ti"], "RTX 4060 Ti", {"bf16": 4352 * 4 * 2.54e9, "int8": 353e12 / 2}, 288),
-    (["NVIDIA GeForce RTX 4070"], "RTX 4070", {"bf16": 5888 * 4 * 2.48e9, "int8": 466e12 / 2}, None),
-    (["NVIDIA GeForce RTX 4070 SUPER"], "RTX 4070 SUPER", {"bf16": 7168 * 4 * 2.48e9, "int8": 568e12 / 2}, 504),
-    (["NVIDIA GeForce RTX 4070 Ti"], "RTX 4070 Ti", {"bf16": 7680 * 4 * 2.61e9, "int8": 641e12 / 2}, 504),
-    (["NVIDIA GeForce RTX 4070 Ti SUPER"], "RTX 4070 Ti SUPER", {"bf16": 8448 * 4 * 2.61e9, "int8": 706e12 / 2}, 672),
-    (["NVIDIA GeForce RTX 4080"], "RTX 4080", {"bf16": 9728 * 4 * 2.51e9, "int8": 780e12 / 2}, 716.8),
-    (["NVIDIA GeForce RTX 4080 SUPER"], "RTX 4080 SUPER", {"bf16": 10240 * 4 * 2.55e9, "int8": 836e12 / 2}, 736),
-    (["NVIDIA GeForce RTX 4090"], "RTX 4090", {"bf16": 330.4e12 / 2, "fp8": 660.6e12 / 2, "int8": 1321e12 / 2}, 1008),
+    (
+        ["NVIDIA GeForce RTX 4060 Ti"],
+        "RTX 4060 Ti",
+        {"bf16": 4352 * 4 * 2.54e9, "int8": 353e12 / 2},
+        288,
+    ),
+    (
+        ["NVIDIA GeForce RTX 4070"],
+        "RTX 4070",
+        {"bf16": 5888 * 4 * 2.48e9, "int8": 466e12 / 2},
+        None,
+    ),
+    (
+        ["NVIDIA GeForce RTX 4070 SUPER"],
+        "RTX 4070 SUPER",
+        {"bf16": 7168 * 4 * 2.48e9, "int8": 568e12 / 2},
+        504,
+    ),
+    (
+        ["NVIDIA GeForce RTX 4070 Ti"],
+        "RTX 4070 Ti",
+        {"bf16": 7680 * 4 * 2.61e9, "int8": 641e12 / 2},
+        504,
+    ),
+    (
+        ["NVIDIA GeForce RTX 4070 Ti SUPER"],
+        "RTX 4070 Ti SUPER",
+        {"bf16": 8448 * 4 * 2.61e9, "int8": 706e12 / 2},
+        672,
+    ),
+    (
+        ["NVIDIA GeForce RTX 4080"],
+        "RTX 4080",
+        {"bf16": 9728 * 4 * 2.51e9, "int8": 780e12 / 2},
+        716.8,
+    ),
+    (
+        ["NVIDIA GeForce RTX 4080 SUPER"],
+        "RTX 4080 SUPER",
+        {"bf16": 10240 * 4 * 2.55e9, "int8": 836e12 / 2},
+        736,
+    ),
+    (
+        ["NVIDIA GeForce RTX 4090"],
+        "RTX 4090",
+        {"bf16": 330.4e12 / 2, "fp8": 660.6e12 / 2, "int8": 1321e12 / 2},
+        1008,
+    ),
     (["NVIDIA GeForce RTX 5060"], "RTX 5060", {"bf16": 3840 * 4 * 2.5e9, "fp4": 614e12 / 2}, 448),
-    (["NVIDIA GeForce RTX 5060 Ti"], "RTX 5060 Ti", {"bf16": 4608 * 4 * 2.57e9, "fp4": 759e12 / 2}, 448),
+    (
+        ["NVIDIA GeForce RTX 5060 Ti"],
+        "RTX 5060 Ti",
+        {"bf16": 4608 * 4 * 2.57e9, "fp4": 759e12 / 2},
+        448,
+    ),
     (["NVIDIA GeForce RTX 5070"], "RTX 5070", {"bf16": 6144 * 4 * 2.51e9, "fp4": 988e12 / 2}, 672),
-    (["NVIDIA GeForce RTX 5070 Ti"], "RTX 5070 Ti", {"bf16": 8960 * 4 * 2.45e9, "fp4": 1406e12 / 2}, 896),
-    (["NVIDIA GeForce RTX 5080"], "RTX 5080", {"bf16": 10752 * 4 * 2.62e9, "fp4": 1801e12 / 2}, 960),
-    (["NVIDIA GeForce RTX 5090"], "RTX 5090", {"bf16": 419e12 / 2, "fp8": 838e12 / 2, "fp4": 3352e12 / 2}, 1792),
-    # Compute units, operations a clock and clock; one device of MI250 and MI250X is one of two dies.
-    (["AMD Instinct MI210"], "MI210", {"bf16": 104 * 1024 * 1.7e9, "fp64": 104 * 256 * 1.7e9}, 1638.4),
-    (["AMD Instinct MI250", "MI250"], "MI250 (per die)", {"bf16": 362.1e12 / 2, "fp64": 90.5e12 / 2}, 3276.8 / 2),
-    (["AMD Instinct MI250X", "MI250X"], "MI250X (per die)", {"bf16": 383e12 / 2, "fp32": 95.7e12 / 2}, 3276.8 / 2),
+    (
+        ["NVIDIA GeForce RTX 5070 Ti"],
+        "RTX 5070 Ti",
+        {"bf16": 8960 * 4 * 2.45e9, "fp4": 1406e12 / 2},
+        896,
+    ),
+    (
+        ["NVIDIA GeForce RTX 5080"],
+        "RTX 5080",
+        {"bf16": 10752 * 4 * 2.62e9, "fp4": 1801e12 / 2},
+        960,
+    ),
+    (
+        ["NVIDIA GeForce RTX 5090"],
+        "RTX 5090",
+        {"bf16": 419e12 / 2, "fp8": 838e12 / 2, "fp4": 3352e12 / 2},
+        1792,
+    ),
+    # Compute units, operations a clock and clock; one device of MI250 and MI250X is one of two
+    # dies.
+    (
+        ["AMD Instinct MI210"],
+        "MI210",
+        {"bf16": 104 * 1024 * 1.7e9, "fp64": 104 * 256 * 1.7e9},
+        1638.4,
+    ),
+    (
+        ["AMD Instinct MI250", "MI250"],
+        "MI250 (per die)",
+        {"bf16": 362.1e12 / 2, "fp64": 90.5e12 / 2},
+        3276.8 / 2,
+    ),
+    (
+        ["AMD Instinct MI250X", "MI250X"],
+        "MI250X (per die)",
+        {"bf16": 383e12 / 2, "fp32": 95.7e12 / 2},
+        3276.8 / 2,
+    ),
     (["AMD Instinct MI300A"], "MI300A", {"bf16": 228 * 2048 * 2.1e9, "tf32": 490.3e12}, 5300),
-    (["AMD Instinct MI300X", "AMD Instinct MI300X VF"], "MI300X", {"bf16": 304 * 2048 * 2.1e9, "fp8": 2614.9e12}, 5300),
-    (["AMD Instinct MI325X", "AMD Instinct MI325X VF"], "MI325X", {"bf16": 304 * 2048 * 2.1e9, "fp64": 163.4e12}, 6000),
-    (["AMD Instinct MI350X", "AMD Instinct MI350X VF"], "MI350X", {"bf16": 256 * 4096 * 2.2e9, "fp4": 256 * 16384 * 2.2e9}, 8000),
-    (["AMD Instinct MI355X", "AMD Instinct MI355X VF"], "MI355X", {"bf16": 256 * 4096 * 2.4e9, "fp4": 256 * 16384 * 2.4e9}, 8000),
+    (
+        ["AMD Instinct MI300X", "AMD Instinct MI300X VF"],
+        "MI300X",
+        {"bf16": 304 * 2048 * 2.1e9, "fp8": 2614.9e12},
+        5300,
+    ),
+    (
+        ["AMD Instinct MI325X", "AMD Instinct MI325X VF"],
+        "MI325X",
+        {"bf16": 304 * 2048 * 2.1e9, "fp64": 163.4e12},
+        6000,
+    ),
+    (
+        ["AMD Instinct MI350X", "AMD Instinct MI350X VF"],
+        "MI350X",
+        {"bf16": 256 * 4096 * 2.2e9, "fp4": 256 * 16384 * 2.2e9},
+        8000,
+    ),
+    (
+        ["AMD Instinct MI355X", "AMD Instinct MI355X VF"],
+        "MI355X",
+        {"bf16": 256 * 4096 * 2.4e9, "fp4": 256 * 16384 * 2.4e9},
+        8000,
+    ),
     # Other vendors: cores of a chip and what each has, where the vendor says it.
     (["Gaudi2", "GAUDI2"], "Gaudi2", {"bf16": 432e12}, 2460),
     (["Gaudi3", "GAUDI3"], "Gaudi3", {"bf16": 1835e12, "fp8": 1835e12}, 3670),
@@ -127,23 +290,43 @@ CHIPS: list[tuple[list[str], str, dict[str, float], float | None]] = [
 BY_NAME = [(driver, ours) for drivers, ours, _, _ in CHIPS for driver in drivers]
 
 
-@pytest.mark.parametrize(("drivers", "ours", "peaks", "bandwidth"), CHIPS, ids=[ours for _, ours, _, _ in CHIPS])
-def test_a_chip_is_found_by_what_drivers_call_it(drivers: list[str], ours: str, peaks: dict[str, float], bandwidth: float | None) -> None:
-    """Its own row, with the figures of its sheet: without sparsity, accumulated in fp32, of one device."""
+@pytest.mark.parametrize(
+    ("drivers", "ours", "peaks", "bandwidth"), CHIPS, ids=[ours for _, ours, _, _ in CHIPS]
+)
+def test_a_chip_is_found_by_what_drivers_call_it(
+    drivers: list[str], ours: str, peaks: dict[str, float], bandwidth: float | None
+) -> None:
+    """Its own row, with the figures of its sheet.
+
+    Without sparsity, accumulated in fp32, of one device.
+    """
     for name in [*drivers, ours, ours.lower()]:
         chip = lookup(name)
         assert chip is not None
         assert ours == chip.name
-        assert pytest.approx(peaks, rel=5e-3) == {dtype: chip.peak_flops_per_second.get(dtype) for dtype in peaks}
-        assert chip.bandwidth_bytes_per_second == (None if bandwidth is None else pytest.approx(bandwidth * 1e9))
+        assert pytest.approx(peaks, rel=5e-3) == {
+            dtype: chip.peak_flops_per_second.get(dtype) for dtype in peaks
+        }
+        assert chip.bandwidth_bytes_per_second == (
+            None if bandwidth is None else pytest.approx(bandwidth * 1e9)
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "links", "each"),
-    [("V100 SXM2 16GB", 6, 25), ("A100 SXM 80GB", 12, 25), ("H100 SXM", 18, 25), ("H200 SXM", 18, 25), ("B200", 18, 50)],
+    [
+        ("V100 SXM2 16GB", 6, 25),
+        ("A100 SXM 80GB", 12, 25),
+        ("H100 SXM", 18, 25),
+        ("H200 SXM", 18, 25),
+        ("B200", 18, 50),
+    ],
 )
 def test_the_link_is_that_of_all_nvlinks_in_one_direction(name: str, links: int, each: int) -> None:
-    """Links of a chip, and GB/s of each; a card to which a bridge can be bought has none in the table."""
+    """Links of a chip, and GB/s of each.
+
+    A card to which a bridge can be bought has none in the table.
+    """
     chip, card = lookup(name), lookup("H100 PCIe")
     assert chip is not None
     assert card is not None
@@ -154,8 +337,12 @@ def test_every_chip_of_the_table_is_tested() -> None:
     """By the list above: a second person's figures beside those of the table."""
     tested = {ours for _, ours, _, _ in CHIPS}
     untested, gone = set(names()) - tested, tested - set(names())
-    assert not untested, f"add {sorted(untested)} to CHIPS in tests/hardware/test_chips.py, with figures of the vendor's sheet"
-    assert not gone, f"{sorted(gone)} of CHIPS in tests/hardware/test_chips.py are not in lflops/hardware/chips.toml"
+    assert not untested, (
+        f"add {sorted(untested)} to CHIPS in tests/hardware/test_chips.py, with figures of the vendor's sheet"
+    )
+    assert not gone, (
+        f"{sorted(gone)} of CHIPS in tests/hardware/test_chips.py are not in lflops/hardware/chips.toml"
+    )
     assert len(CHIPS) == len(tested) == len(names())
 
 
@@ -231,11 +418,19 @@ def test_no_two_chips_share_a_name() -> None:
     said: dict[frozenset[str], str] = {}
     for row in (row for of_vendor in rows.values() for row in of_vendor):
         for name in (row["name"], *row["names"]):
-            words = frozenset(re.findall(r"[a-z0-9]+", name.lower())) - {"nvidia", "tesla", "geforce", "amd", "instinct"}
+            words = frozenset(re.findall(r"[a-z0-9]+", name.lower())) - {
+                "nvidia",
+                "tesla",
+                "geforce",
+                "amd",
+                "instinct",
+            }
             assert row["name"] == said.setdefault(words, row["name"])
 
 
-@pytest.mark.parametrize("asked", ["nvidia h200", "H200", "  h200  ", "NVIDIA_H200", "h200-sxm", "SXM H200"])
+@pytest.mark.parametrize(
+    "asked", ["nvidia h200", "H200", "  h200  ", "NVIDIA_H200", "h200-sxm", "SXM H200"]
+)
 def test_case_vendor_order_and_punctuation_do_not_matter(asked: str) -> None:
     """A person types less than a driver says."""
     chip = lookup(asked)
@@ -262,11 +457,24 @@ def test_narrower_numbers_are_never_slower() -> None:
 def wrong_proportions(chip: Hardware) -> Iterator[str]:
     """Each pair of a chip's peaks that is out of proportion."""
     peaks = chip.peak_flops_per_second
-    for wide, narrow in pairwise([dtype for dtype in ("fp32", "tf32", "bf16", "fp8", "fp4") if dtype in peaks]):
+    for wide, narrow in pairwise(
+        [dtype for dtype in ("fp32", "tf32", "bf16", "fp8", "fp4") if dtype in peaks]
+    ):
         if peaks[wide] > peaks[narrow]:
             yield f"{chip.name}: {wide} is faster than {narrow}"
-    for wide, narrow, times in (("fp16", "bf16", {1}), ("tf32", "bf16", {1, 2, 4}), ("bf16", "fp8", {1, 2}), ("fp8", "fp4", {2, 3, 4})):
-        if wide in peaks and narrow in peaks and not any(peaks[narrow] == pytest.approx(peaks[wide] * each, rel=0.03) for each in times):
+    for wide, narrow, times in (
+        ("fp16", "bf16", {1}),
+        ("tf32", "bf16", {1, 2, 4}),
+        ("bf16", "fp8", {1, 2}),
+        ("fp8", "fp4", {2, 3, 4}),
+    ):
+        if (
+            wide in peaks
+            and narrow in peaks
+            and not any(
+                peaks[narrow] == pytest.approx(peaks[wide] * each, rel=0.03) for each in times
+            )
+        ):
             yield f"{chip.name}: {narrow} is {peaks[narrow] / peaks[wide]:.2f} × {wide}, not one of {sorted(times)}"
 
 
@@ -283,7 +491,10 @@ def wrong_sizes(chip: Hardware) -> Iterator[str]:
 
 
 def test_the_figures_are_of_the_size_that_chips_have() -> None:
-    """A slip by a thousand, or of one unit for another, is seen: FLOPs for each byte lie within bounds."""
+    """A slip by a thousand, or of one unit for another, is seen.
+
+    FLOPs for each byte lie within bounds.
+    """
     assert [] == [line for chip in every_chip() for line in wrong_sizes(chip)]
 
 
@@ -305,7 +516,9 @@ def test_a_chip_without_fp16_can_be_added() -> None:
         ({"fp16": 400e12}, 2e12, 64000, "new: 6.87195e+13 bytes of memory"),
     ],
 )
-def test_a_slip_in_a_chip_s_figures_is_seen(peaks: dict[str, float], bandwidth: float, memory_gib: int, message: str) -> None:
+def test_a_slip_in_a_chip_s_figures_is_seen(
+    peaks: dict[str, float], bandwidth: float, memory_gib: int, message: str
+) -> None:
     """The two checks above can fail; the message names the chip and the figure."""
     chip = Hardware("new", peaks, bandwidth, memory_gib * 2**30)
     assert [message] == [*wrong_proportions(chip), *wrong_sizes(chip)]
@@ -316,7 +529,10 @@ def test_a_slip_in_a_chip_s_figures_is_seen(peaks: dict[str, float], bandwidth: 
     [
         ("H100", "nearest: H100 SXM, H100 NVL, H100 PCIe)"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "nearest: RTX 4090)"),
-        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "nearest: A100 SXM 80GB), a MIG slice being only a part of its chip"),
+        (
+            "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+            "nearest: A100 SXM 80GB), a MIG slice being only a part of its chip",
+        ),
         ("AMD Instinct MI300", "nearest: MI300X, MI300A"),
         ("rtx4090", "nearest: RTX 4090"),
     ],
@@ -337,9 +553,18 @@ GIVEN: dict[str, Any] = {"name": "mine", "peak_flops_per_second": {"bf16": 1e12}
         ({"name": None}, "name=None: give a text"),
         ({"source": 3}, "source=3: give a text"),
         ({"peak_flops_per_second": {}}, "peak_flops_per_second={}: give FLOP/s by dtype"),
-        ({"peak_flops_per_second": 312e12}, "peak_flops_per_second=312000000000000.0: give FLOP/s by dtype"),
-        ({"peak_flops_per_second": {"bfloat16": 1e12}}, "peak_flops_per_second has 'bfloat16': give some of fp64, fp32, tf32, fp16, bf16"),
-        ({"peak_flops_per_second": {"bf16": "312e12"}}, "peak_flops_per_second['bf16']='312e12': give a positive, finite number"),
+        (
+            {"peak_flops_per_second": 312e12},
+            "peak_flops_per_second=312000000000000.0: give FLOP/s by dtype",
+        ),
+        (
+            {"peak_flops_per_second": {"bfloat16": 1e12}},
+            "peak_flops_per_second has 'bfloat16': give some of fp64, fp32, tf32, fp16, bf16",
+        ),
+        (
+            {"peak_flops_per_second": {"bf16": "312e12"}},
+            "peak_flops_per_second['bf16']='312e12': give a positive, finite number",
+        ),
         ({"peak_flops_per_second": {"bf16": True}}, "peak_flops_per_second['bf16']=True: give"),
         ({"peak_flops_per_second": {"bf16": 0}}, "peak_flops_per_second['bf16']=0: give"),
         ({"bandwidth_bytes_per_second": -1.0}, "bandwidth_bytes_per_second=-1.0: give"),
@@ -354,11 +579,16 @@ def test_figures_that_cannot_be_are_refused(argument: dict[str, Any], message: s
 
 
 def test_a_device_of_ones_own_is_a_frozen_value() -> None:
-    """What it was made from may change afterwards; it is equal to its like, and can be sent to another process."""
+    """What it was made from may change afterwards.
+
+    It is equal to its like, and can be sent to another process.
+    """
     peaks = {"bf16": 1e12}
     mine = Hardware("mine", peaks)
     peaks["bf16"] = 2e12
-    assert Hardware("mine", {"bf16": 1e12}, None, None, "") == mine == pickle.loads(pickle.dumps(mine))  # noqa: S301 - our own
+    assert (
+        Hardware("mine", {"bf16": 1e12}, None, None, "") == mine == pickle.loads(pickle.dumps(mine))  # noqa: S301
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
         mine.name = "yours"  # type: ignore[misc]
     assert lflops.Hardware is Hardware
@@ -406,10 +636,14 @@ def test_the_shell_refuses_an_unknown_chip_in_one_line(capsys: pytest.CaptureFix
     assert "" == out
     assert err.startswith("lflops: 'H100' is not in the table of chips (nearest: H100 SXM")
     assert 1 == len(err.splitlines())
-    assert err.endswith(": lflops hardware lists the chips, lflops hardware --measure measures this machine\n")
+    assert err.endswith(
+        ": lflops hardware lists the chips, lflops hardware --measure measures this machine\n"
+    )
 
 
-def test_a_narrow_list_says_where_the_rest_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_list_says_where_the_rest_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The columns are left out of the list, not out of the table of chips."""
     monkeypatch.setenv("COLUMNS", "90")
     assert re.search(r"too narrow for .*int8.* \(COLUMNS=200 shows them\)", shown(capsys))

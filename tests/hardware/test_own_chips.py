@@ -41,8 +41,16 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_chip_of_the_user_s_table_is_found_by_each_of_its_names(own: Path) -> None:
     """With the figures of the file, in bytes; it is listed with its vendor."""
-    mine = Hardware("Blue 9", {"bf16": 500e12, "fp32": 50e12}, 2e12, 64 * 2**30, "the sheet of 2026 (2026-11-20)")
-    assert mine == lookup("nvidia blue 9") == lookup("Blue 9 SXM") == lflops.hardware.lookup("Blue 9")
+    mine = Hardware(
+        "Blue 9",
+        {"bf16": 500e12, "fp32": 50e12},
+        2e12,
+        64 * 2**30,
+        "the sheet of 2026 (2026-11-20)",
+    )
+    assert (
+        mine == lookup("nvidia blue 9") == lookup("Blue 9 SXM") == lflops.hardware.lookup("Blue 9")
+    )
     assert Hardware("Green", {"bf16": 3e12}, None, None, str(own)) == lookup("green")
     assert {"Blue 9", "Green", "H200 SXM"} < set(names())
     assert mine in chips()["NVIDIA"]
@@ -60,11 +68,16 @@ def test_without_a_file_there_is_the_shipped_table(own: Path) -> None:
     assert lookup("H200") is not None
 
 
-def test_the_variable_names_another_file(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_names_another_file(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In place of the one in the folder of settings. That it is missing is an error."""
     other = tmp_path / "other.toml"
     monkeypatch.setenv("LFLOPS_CHIPS", str(other))
-    with pytest.raises(HardwareError, match=r"LFLOPS_CHIPS='.*other\.toml': No such file or directory: give a TOML file of chips"):
+    with pytest.raises(
+        HardwareError,
+        match=r"LFLOPS_CHIPS='.*other\.toml': No such file or directory: give a TOML file of chips",
+    ):
         lookup("Green")
     other.write_text('[[x]]\nname = "Red"\npeaks = { fp32 = 1e12 }\n')
     assert [True, False] == [lookup(name) is not None for name in ("Red", "Green")]
@@ -79,7 +92,9 @@ def test_a_chip_of_the_user_s_table_replaces_the_shipped_one(own: Path) -> None:
     assert 1 == names().count("L4")
 
 
-def test_a_file_with_one_chip_is_taken_in_place_of_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_with_one_chip_is_taken_in_place_of_a_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In Python and in the shell."""
     path = tmp_path / "one.toml"
     path.write_text('[[NVIDIA]]\nname = "Only 1"\npeaks = { bf16 = 7e12 }\n')
@@ -89,36 +104,65 @@ def test_a_file_with_one_chip_is_taken_in_place_of_a_name(tmp_path: Path, capsys
     assert re.search(r"bf16 +7\.00 TFLOP/s", capsys.readouterr().out)
     path.write_text(MINE)
     with pytest.raises(
-        HardwareError, match="has the chips Blue 9, Green: give a file with one, or set LFLOPS_CHIPS to the file and give a name"
+        HardwareError,
+        match="has the chips Blue 9, Green: give a file with one, or set LFLOPS_CHIPS to the file and give a name",
     ):
         named(str(path))
     path.write_text("")
     with pytest.raises(HardwareError, match="has no chip: give a file with one"):
         named(str(path))
     assert 2 == main(["hardware", str(tmp_path / "none.toml")])
-    assert capsys.readouterr().err.endswith("none.toml: No such file or directory: give a TOML file of chips\n")
+    assert capsys.readouterr().err.endswith(
+        "none.toml: No such file or directory: give a TOML file of chips\n"
+    )
 
 
 WRONG = [
     ("[[a]]\nname = 3\npeaks = {}", "[[a]] number 1: name = 3: give a text"),
-    ('[[a]]\nname = "x"', "[[a]] number 1, 'x': peaks is missing: give FLOP/s by dtype, as { bf16 = 312e12 }"),
+    (
+        '[[a]]\nname = "x"',
+        "[[a]] number 1, 'x': peaks is missing: give FLOP/s by dtype, as { bf16 = 312e12 }",
+    ),
     ("[[a]]\npeaks = { bf16 = 1 }", "[[a]] number 1: name is missing: give a text"),
     ('[[a]]\nname = "x"\npeaks = 312e12', "'x': peaks = 312000000000000.0: give FLOP/s by dtype"),
-    ('[[a]]\nname = "x"\npeaks = { bfloat16 = 1 }', "'x': peaks has 'bfloat16': give some of fp64, fp32, tf32, fp16, bf16"),
-    ('[[a]]\nname = "x"\npeaks = { bf16 = "312e12" }', "'x': peaks.bf16 = '312e12': give FLOP/s, as 312e12"),
+    (
+        '[[a]]\nname = "x"\npeaks = { bfloat16 = 1 }',
+        "'x': peaks has 'bfloat16': give some of fp64, fp32, tf32, fp16, bf16",
+    ),
+    (
+        '[[a]]\nname = "x"\npeaks = { bf16 = "312e12" }',
+        "'x': peaks.bf16 = '312e12': give FLOP/s, as 312e12",
+    ),
     ('[[a]]\nname = "x"\npeaks = { bf16 = -1 }', "'x': peaks.bf16 = -1: give FLOP/s"),
-    ('[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nmemory = 3', "'x': the key 'memory' is unknown: give some of name, names, peaks"),
-    ('[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nbandwidth = inf', "'x': bandwidth = inf: give a positive number"),
-    ('[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nnames = "x"', "'x': names = 'x': give a list of texts"),
-    ('[[a]]\nname = "x"\npeaks = { bf16 = 1 }\ndate = "today"', "'x': date = 'today': give a date without quotes, as 2026-11-20"),
+    (
+        '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nmemory = 3',
+        "'x': the key 'memory' is unknown: give some of name, names, peaks",
+    ),
+    (
+        '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nbandwidth = inf',
+        "'x': bandwidth = inf: give a positive number",
+    ),
+    (
+        '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\nnames = "x"',
+        "'x': names = 'x': give a list of texts",
+    ),
+    (
+        '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\ndate = "today"',
+        "'x': date = 'today': give a date without quotes, as 2026-11-20",
+    ),
     ('[a]\nname = "x"', "a = {'name': 'x'}: write a chip below [[a]], with a name and peaks"),
     ("peaks == 3", "is no TOML file: "),
-    ('[[a]]\nname = "x"\npeaks = { bf16 = 1 }\n[[b]]\nname = "X"\npeaks = { bf16 = 2 }', "two chips have the name 'X': give each its own"),
+    (
+        '[[a]]\nname = "x"\npeaks = { bf16 = 1 }\n[[b]]\nname = "X"\npeaks = { bf16 = 2 }',
+        "two chips have the name 'X': give each its own",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG)
-def test_a_wrong_file_is_refused_by_file_chip_key_and_value(text: str, message: str, own: Path) -> None:
+def test_a_wrong_file_is_refused_by_file_chip_key_and_value(
+    text: str, message: str, own: Path
+) -> None:
     """By every look-up, whichever chip it asks for, and when a monitor is made."""
     own.write_text(text)
     for asked in (lambda: lookup("H200"), lambda: lflops.FlopsMonitor(hardware="auto")):
@@ -129,25 +173,45 @@ def test_a_wrong_file_is_refused_by_file_chip_key_and_value(text: str, message: 
 
 
 def test_measured_figures_are_saved_under_a_name(own: Path) -> None:
-    """Exactly, behind what the file has. A device that no table has is then found by its own name too."""
+    """Exactly, behind what the file has.
+
+    A device that no table has is then found by its own name too.
+    """
     measured = Hardware(
-        "Some CPU @ 2 GHz", {"fp32": 123456789012.3, "int8": 5e11}, 98765432109.8, 16 * 2**30 + 3, 'a "source"', 36.0 * 2**20
+        "Some CPU @ 2 GHz",
+        {"fp32": 123456789012.3, "int8": 5e11},
+        98765432109.8,
+        16 * 2**30 + 3,
+        'a "source"',
+        36.0 * 2**20,
     )
     assert own == save("desk-1", measured)
     assert own.read_text().startswith(MINE.rstrip())
     found = lookup("desk-1")
-    assert found == lookup("Some CPU @ 2 GHz") == Hardware("desk-1", *[getattr(measured, name) for name in FIGURES])
+    assert (
+        found
+        == lookup("Some CPU @ 2 GHz")
+        == Hardware("desk-1", *[getattr(measured, name) for name in FIGURES])
+    )
     assert "measured" == vendor_of("desk-1")
     assert ["NVIDIA", "ours", "measured"] == list(tomllib.loads(own.read_text()))
 
 
-FIGURES = ("peak_flops_per_second", "bandwidth_bytes_per_second", "memory_bytes", "source", "cache_bytes")
+FIGURES = (
+    "peak_flops_per_second",
+    "bandwidth_bytes_per_second",
+    "memory_bytes",
+    "source",
+    "cache_bytes",
+)
 
 
 def test_a_listed_chip_keeps_its_figures_when_this_machine_is_measured(own: Path) -> None:
     """The vendor's peak stays what MFU is a share of; the measured one has the new name alone."""
     save("our h200", Hardware("NVIDIA H200", {"bf16": 700e12}))
-    assert ["H200 SXM", "our h200"] == [each.name for each in map(named, ("NVIDIA H200", "our h200"))]
+    assert ["H200 SXM", "our h200"] == [
+        each.name for each in map(named, ("NVIDIA H200", "our h200"))
+    ]
     assert "NVIDIA" == vendor_of("our h200")
 
 
@@ -155,18 +219,28 @@ def test_a_name_is_saved_once(own: Path) -> None:
     """Nothing is replaced, of the user's table or of the shipped one."""
     before = own.read_text()
     for name in ("Green", "blue 9", "H200"):
-        with pytest.raises(HardwareError, match=f"save='{name}': there is a chip of that name; give another name"):
+        with pytest.raises(
+            HardwareError, match=f"save='{name}': there is a chip of that name; give another name"
+        ):
             save(name, Hardware("x", {"bf16": 1e12}))
     with pytest.raises(HardwareError, match="save='-': give a name with letters or digits"):
         save("-", Hardware("x", {"bf16": 1e12}))
     assert before == own.read_text()
 
 
-def test_the_shell_measures_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder of settings that is not there is made. The name is judged before anything is measured."""
+def test_the_shell_measures_and_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of settings that is not there is made.
+
+    The name is judged before anything is measured.
+    """
     monkeypatch.delenv("LFLOPS_CHIPS")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "new"))
-    monkeypatch.setattr("lflops.hardware.calibrate.calibrate", lambda **_: Hardware("a CPU", {"fp32": 3e11}, source="measured here"))
+    monkeypatch.setattr(
+        "lflops.hardware.calibrate.calibrate",
+        lambda **_: Hardware("a CPU", {"fp32": 3e11}, source="measured here"),
+    )
     assert 0 == main(["hardware", "--measure", "--save", "desk", "--json"])
     out, err = capsys.readouterr()
     assert {"fp32": 3e11} == json.loads(out)["measured"]["peak_flops_per_second"]

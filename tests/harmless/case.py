@@ -8,7 +8,10 @@ from typing import Any
 __all__ = ["Case", "Facts", "Run", "Verdict", "Watch", "crossed"]
 
 Facts = dict[str, Any]
-"""What became of a training, by name. Values are compared and pickled, so they are texts, numbers, and lists of them."""
+"""What became of a training, by name.
+
+Values are compared and pickled, so they are texts, numbers, and lists of them.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,13 @@ class Case:
         return f"{self.driver} {self.ranks}: {', '.join((*(self.traits or ('plain',)), *settings))}"
 
 
-def crossed(driver: str, ranks: Iterable[int], *axes: Iterable[str], **settings: Any) -> Iterator[Case]:
-    """A case for each combination of the axes. An axis is names of traits; the empty name is none."""
+def crossed(
+    driver: str, ranks: Iterable[int], *axes: Iterable[str], **settings: Any
+) -> Iterator[Case]:
+    """A case for each combination of the axes.
+
+    An axis is names of traits; the empty name is none.
+    """
     for count, *traits in product(ranks, *axes):
         yield Case(driver, count, tuple(filter(None, traits)), tuple(settings.items()))
 
@@ -64,7 +72,8 @@ class Verdict:
     Attributes:
         case: Its name.
         by: Who watched.
-        outcome: "equal", "different", "hung", or "unsteady" where two runs that nobody watched differ as well.
+        outcome: "equal", "different", "hung", or "unsteady" where two runs that nobody watched
+            differ as well.
         difference: The first one, with both values.
         off: What the monitor warned of as it gave up, if it did.
         windows: How many profiles it has written.

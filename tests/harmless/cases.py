@@ -7,30 +7,128 @@ from tests.harmless.case import Case, crossed
 
 __all__ = ["AXES", "CASES"]
 
-LOOP, LIGHTNING, TRANSFORMERS, ACCELERATE, FABRIC = "your own loop", "Lightning", "transformers", "Accelerate", "Fabric"
+LOOP, LIGHTNING, TRANSFORMERS, ACCELERATE, FABRIC = (
+    "your own loop",
+    "Lightning",
+    "transformers",
+    "Accelerate",
+    "Fabric",
+)
 
 # Axes. Names are those of traits in the drivers.
-LOGS = ["log", "log on_step", "log on_epoch", "log sync_dist", "log prog_bar", "log sum", "log max", "log batch_size", "log_dict"]
-MORE_LOGS = ["log rank_zero_only", "log number", "log metric object", "log metric collection", "log twice", "log to the logger"]
+LOGS = [
+    "log",
+    "log on_step",
+    "log on_epoch",
+    "log sync_dist",
+    "log prog_bar",
+    "log sum",
+    "log max",
+    "log batch_size",
+    "log_dict",
+]
+MORE_LOGS = [
+    "log rank_zero_only",
+    "log number",
+    "log metric object",
+    "log metric collection",
+    "log twice",
+    "log to the logger",
+]
 HOOKS_THAT_LOG = ["on_train_epoch_end", "on_before_optimizer_step", "on_validation_epoch_end"]
-HOOKS_THAT_LOG += [f"callback's {hook}" for hook in ("on_train_batch_end", "on_train_epoch_end", "on_validation_epoch_end")]
+HOOKS_THAT_LOG += [
+    f"callback's {hook}"
+    for hook in ("on_train_batch_end", "on_train_epoch_end", "on_validation_epoch_end")
+]
 PLACES = [f"in {hook}" for hook in HOOKS_THAT_LOG]
-LOGGED = ["logs each step", "logs each 3 steps", "logs at the epoch's end", "logs the first step", "logs nothing"]
-VALIDATED = ["validated", "validated at times", "validated at fractions", "validated, no sanity check", "validated with gradients"]
+LOGGED = [
+    "logs each step",
+    "logs each 3 steps",
+    "logs at the epoch's end",
+    "logs the first step",
+    "logs nothing",
+]
+VALIDATED = [
+    "validated",
+    "validated at times",
+    "validated at fractions",
+    "validated, no sanity check",
+    "validated with gradients",
+]
 EVALUATED = ["evaluated", "evaluated each epoch", "evaluated at the start", "metrics"]
 SAVED = ["checkpoint every 3 steps", "checkpoint of the best", "checkpoint at the epoch's end"]
 SAVES = ["saved", "the best is loaded", "resumed", "early stopping"]
-CALLBACKS = ["early stopping in steps", "learning rates", "SWA", "EMA", "accumulation scheduled", "device stats", "throughput", "timer"]
+CALLBACKS = [
+    "early stopping in steps",
+    "learning rates",
+    "SWA",
+    "EMA",
+    "accumulation scheduled",
+    "device stats",
+    "throughput",
+    "timer",
+]
 CALLBACKS += ["early stopping", "progress", "lambda callback", "lr finder", "batch size finder"]
-OPTIONS = ["clipped by value", "bf16", "bf16 true", "double", "two epochs", "in steps", "no inference mode", "fast_dev_run", "one batch"]
-OPTIONS += ["overfit", "deterministic", "anomaly", "loaders reloaded", "model summary", "log every step", "barebones"]
+OPTIONS = [
+    "clipped by value",
+    "bf16",
+    "bf16 true",
+    "double",
+    "two epochs",
+    "in steps",
+    "no inference mode",
+    "fast_dev_run",
+    "one batch",
+]
+OPTIONS += [
+    "overfit",
+    "deterministic",
+    "anomaly",
+    "loaders reloaded",
+    "model summary",
+    "log every step",
+    "barebones",
+]
 LOGGERS = ["csv logger", "tensorboard", "no logger"]
 PROFILERS = ["simple profiler", "advanced profiler", "torch profiler"]
-MODULES = ["manual", "scheduler each step", "scheduler on a plateau", "LBFGS", "fused optimizer", "no optimizer", "returns a dict"]
-MODULES += ["skips some", "ends epochs", "overrides", "looks at the strategy", "takes the iterator", "compiled"]
+MODULES = [
+    "manual",
+    "scheduler each step",
+    "scheduler on a plateau",
+    "LBFGS",
+    "fused optimizer",
+    "no optimizer",
+    "returns a dict",
+]
+MODULES += [
+    "skips some",
+    "ends epochs",
+    "overrides",
+    "looks at the strategy",
+    "takes the iterator",
+    "compiled",
+]
 DATA = ["stream", "workers", "data module", "data module, per cluster"]
-MODELS = ["batch norm", "cond", "scan", "map", "while_loop", "recomputed", "recomputed, reentrant", "autograd function", "vmap and grad"]
-MODELS += ["gradient penalty", "LSTM", "attention", "tied and called twice", "parametrized", "copies itself", "in place"]
+MODELS = [
+    "batch norm",
+    "cond",
+    "scan",
+    "map",
+    "while_loop",
+    "recomputed",
+    "recomputed, reentrant",
+    "autograd function",
+    "vmap and grad",
+]
+MODELS += [
+    "gradient penalty",
+    "LSTM",
+    "attention",
+    "tied and called twice",
+    "parametrized",
+    "copies itself",
+    "in place",
+]
 ODD = [
     "None",
     "string",
@@ -43,22 +141,87 @@ ODD = [
     "iterator",
     "nested lists",
 ]
-ODD += ["number", "function", "list that holds itself", "distribution", "sparse tensor", "set of texts"]
+ODD += [
+    "number",
+    "function",
+    "list that holds itself",
+    "distribution",
+    "sparse tensor",
+    "set of texts",
+]
 OUTPUTS = [f"output {name}" for name in ODD]
-PARTS = ["dict", "nested", "dataclass", "strings", "None", "sparse COO", "integer COO", "integer CSR", "integer COO as input_ids"]
-PARTS += ["0-d attention_mask", "0-d position_ids", "position_ids", "nested tensors", "packed sequence", "complex and bool", "empty"]
+PARTS = [
+    "dict",
+    "nested",
+    "dataclass",
+    "strings",
+    "None",
+    "sparse COO",
+    "integer COO",
+    "integer CSR",
+    "integer COO as input_ids",
+]
+PARTS += [
+    "0-d attention_mask",
+    "0-d position_ids",
+    "position_ids",
+    "nested tensors",
+    "packed sequence",
+    "complex and bool",
+    "empty",
+]
 PARTS += ["meta", "numbers", "lazy", "opaque", "recursive"]
 BATCHES = [f"batch {name}" for name in PARTS]
-ENDINGS = ["raises", "raises at once", "KeyboardInterrupt", "SystemExit", "StopIteration", "should_stop", "left early"]
+ENDINGS = [
+    "raises",
+    "raises at once",
+    "KeyboardInterrupt",
+    "SystemExit",
+    "StopIteration",
+    "should_stop",
+    "left early",
+]
 STAGES = ["fits twice", "all stages", "validates alone", "tests alone", "predicts alone"]
 OPTIMIZERS = ["SGD", "fused", "foreach", "Adafactor"]
-STEPS = ["accumulated", "clipped", "scheduled", "autocast", "scaled gradients", "gradient kept in place", "moving average"]
-HOOKS = ["global module hooks", "global hook that replaces", "module hooks", "hook with kwargs", "hook that raises", "tensor hooks"]
+STEPS = [
+    "accumulated",
+    "clipped",
+    "scheduled",
+    "autocast",
+    "scaled gradients",
+    "gradient kept in place",
+    "moving average",
+]
+HOOKS = [
+    "global module hooks",
+    "global hook that replaces",
+    "module hooks",
+    "hook with kwargs",
+    "hook that raises",
+    "tensor hooks",
+]
 HOOKS += ["optimizer hooks", "own dispatch mode", "saved tensors hooks"]
 ON_THE_WAY = [f"{deed} on the way" for deed in ("copied", "pickled", "saved", "frozen", "replaced")]
-SETTINGS = ["anomaly mode", "deterministic", "on a thread", "generator of batches", "no batch given", "two models", "curves"]
+SETTINGS = [
+    "anomaly mode",
+    "deterministic",
+    "on a thread",
+    "generator of batches",
+    "no batch given",
+    "two models",
+    "curves",
+]
 COMPILED = ["compiled: eager", "compiled: aot_eager", "compiled module: eager"]
-ARGUMENTS = ["not clipped", "bf16", "cosine", "plateau", "epochs", "NaN kept", "label smoothing", "full determinism"]
+ARGUMENTS = [
+    "not clipped",
+    "bf16",
+    "cosine",
+    "plateau",
+    "epochs",
+    "NaN kept",
+    "label smoothing",
+    "full determinism",
+]
 LANGUAGE = ["GPT-2", "GPT-2, checkpointed", "GPT-2, noise", "tokens counted"]
 STRATEGIES = ["own strategy", "FSDP2", "tensor parallel", "static graph", "unused parameters"]
 
@@ -68,17 +231,46 @@ TRACED = {"trace": True, "html": True}
 
 
 def _loops() -> Iterator[Case]:
-    yield from crossed(LOOP, (1,), ["", *MODELS, *OUTPUTS, *BATCHES, *OPTIMIZERS, "LBFGS", *STEPS, *SETTINGS, *ON_THE_WAY, *COMPILED])
-    yield from crossed(LOOP, (1,), ["cond", "scan", "map"], ["autocast", "accumulated", "anomaly mode"])
+    yield from crossed(
+        LOOP,
+        (1,),
+        [
+            "",
+            *MODELS,
+            *OUTPUTS,
+            *BATCHES,
+            *OPTIMIZERS,
+            "LBFGS",
+            *STEPS,
+            *SETTINGS,
+            *ON_THE_WAY,
+            *COMPILED,
+        ],
+    )
+    yield from crossed(
+        LOOP, (1,), ["cond", "scan", "map"], ["autocast", "accumulated", "anomaly mode"]
+    )
     yield from crossed(LOOP, (1,), ["accumulated"], ["clipped", "autocast", "validated"])
-    yield from crossed(LOOP, (1,), ["raises", "KeyboardInterrupt", "SystemExit", "left early"], ["", "accumulated"])
+    yield from crossed(
+        LOOP, (1,), ["raises", "KeyboardInterrupt", "SystemExit", "left early"], ["", "accumulated"]
+    )
     yield from crossed(LOOP, (1,), HOOKS, ["", "recomputed"])
     yield from crossed(LOOP, (1,), ["two monitors", "watched twice"])
-    yield from crossed(LOOP, (1,), ["validated"], ["", "evaluated in inference mode"], **EVERY_STAGE)
+    yield from crossed(
+        LOOP, (1,), ["validated"], ["", "evaluated in inference mode"], **EVERY_STAGE
+    )
     yield from crossed(LOOP, (1,), ["measured peaks"], ["global module hooks"])
-    yield from crossed(LOOP, (1,), ["", "global module hooks", "own dispatch mode", "cond", "raises"], **TRACED)
-    yield from crossed(LOOP, (1,), ["never left"], **TRACED, schedule=Schedule(wait=2, warmup=2, active=20))
-    yield from crossed(LOOP, (2,), ["", "gathered losses", "static graph", "unused parameters", "FSDP2", "tensor parallel"])
+    yield from crossed(
+        LOOP, (1,), ["", "global module hooks", "own dispatch mode", "cond", "raises"], **TRACED
+    )
+    yield from crossed(
+        LOOP, (1,), ["never left"], **TRACED, schedule=Schedule(wait=2, warmup=2, active=20)
+    )
+    yield from crossed(
+        LOOP,
+        (2,),
+        ["", "gathered losses", "static graph", "unused parameters", "FSDP2", "tensor parallel"],
+    )
     yield from crossed(LOOP, (2,), ["no_sync"], ["accumulated"])
     yield from crossed(LOOP, (2,), ["batch integer COO", "batch norm", "recomputed"])
     yield from crossed(LOOP, (4,), ["", "FSDP2"])
@@ -87,13 +279,17 @@ def _loops() -> Iterator[Case]:
 def _lightning() -> Iterator[Case]:
     # Every form of self.log, where it is called, on one rank and on two.
     yield from crossed(LIGHTNING, (1, 2), LOGS, ["", "in validation_step"])
-    yield from crossed(LIGHTNING, (1,), ["log", "log on_epoch", "log_dict", "log metric object"], ["two epochs"])
+    yield from crossed(
+        LIGHTNING, (1,), ["log", "log on_epoch", "log_dict", "log metric object"], ["two epochs"]
+    )
     yield from crossed(LIGHTNING, (2,), LOGS, ["no logger"])
     yield from crossed(LIGHTNING, (2,), ["log", "log_dict"], ["two epochs"], track=False)
     yield from crossed(LIGHTNING, (1, 2), ["looks at the strategy"], ["two epochs"], track=False)
     yield from crossed(LIGHTNING, (1, 2), MORE_LOGS)
     yield from crossed(LIGHTNING, (1, 2), ["log"], PLACES)
-    yield from crossed(LIGHTNING, (2,), ["log sync_dist"], ["in on_train_epoch_end", "in on_validation_epoch_end"])
+    yield from crossed(
+        LIGHTNING, (2,), ["log sync_dist"], ["in on_train_epoch_end", "in on_validation_epoch_end"]
+    )
     # Validation and checkpoints, alone and with what changes the steps.
     yield from crossed(LIGHTNING, (1, 2), VALIDATED, ["log sync_dist"])
     yield from crossed(LIGHTNING, (1,), VALIDATED[:2], ["accumulated", "manual", "stream"])
@@ -104,19 +300,44 @@ def _lightning() -> Iterator[Case]:
     yield from crossed(LIGHTNING, (1,), ["log"], [*CALLBACKS, *LOGGERS])
     yield from crossed(LIGHTNING, (2,), ["log"], ["early stopping", "SWA", "throughput"])
     yield from crossed(LIGHTNING, (1,), ["accumulated", "clipped", *OPTIONS])
-    yield from crossed(LIGHTNING, (2,), ["accumulated", "clipped", "bf16", "two epochs", "fast_dev_run"], ["log sync_dist"])
+    yield from crossed(
+        LIGHTNING,
+        (2,),
+        ["accumulated", "clipped", "bf16", "two epochs", "fast_dev_run"],
+        ["log sync_dist"],
+    )
     yield from crossed(LIGHTNING, (1,), PROFILERS, ["", "validated"])
     yield from crossed(LIGHTNING, (2,), ["simple profiler"])
     # Modules, models and batches.
     yield from crossed(LIGHTNING, (1,), [*MODULES, *DATA, "global module hooks"])
-    yield from crossed(LIGHTNING, (2,), ["overrides", "looks at the strategy", "returns a dict", *DATA[2:]], ["log"])
-    yield from crossed(LIGHTNING, (2,), ["unused parameters"], ["manual"], ["log"])
-    yield from crossed(LIGHTNING, (1,), ["cond", "scan", "map", "while_loop", "recomputed", "attention", "LSTM", "parametrized"])
     yield from crossed(
-        LIGHTNING, (1,), [f"output {name}" for name in ("opaque object", "generator", "dict subclass", "list that holds itself")]
+        LIGHTNING,
+        (2,),
+        ["overrides", "looks at the strategy", "returns a dict", *DATA[2:]],
+        ["log"],
+    )
+    yield from crossed(LIGHTNING, (2,), ["unused parameters"], ["manual"], ["log"])
+    yield from crossed(
+        LIGHTNING,
+        (1,),
+        ["cond", "scan", "map", "while_loop", "recomputed", "attention", "LSTM", "parametrized"],
     )
     yield from crossed(
-        LIGHTNING, (1,), [name for name in BATCHES if name not in {"batch recursive", "batch opaque", "batch lazy", "batch meta"}]
+        LIGHTNING,
+        (1,),
+        [
+            f"output {name}"
+            for name in ("opaque object", "generator", "dict subclass", "list that holds itself")
+        ],
+    )
+    yield from crossed(
+        LIGHTNING,
+        (1,),
+        [
+            name
+            for name in BATCHES
+            if name not in {"batch recursive", "batch opaque", "batch lazy", "batch meta"}
+        ],
     )
     # Endings and stages.
     yield from crossed(LIGHTNING, (1,), [name for name in ENDINGS if name != "left early"])
@@ -131,23 +352,61 @@ def _lightning() -> Iterator[Case]:
     yield from crossed(LIGHTNING, (4,), ["log", "log sync_dist", "validated"])
     # All that the monitor does where nobody says otherwise.
     yield from crossed(LIGHTNING, (1, 2), ["", "log", "validated", "two epochs"], **TRACED)
-    yield from crossed(LIGHTNING, (1,), ["accumulated", "manual", "tensorboard", "torch profiler", "raises", "compiled", "SWA"], **TRACED)
+    yield from crossed(
+        LIGHTNING,
+        (1,),
+        ["accumulated", "manual", "tensorboard", "torch profiler", "raises", "compiled", "SWA"],
+        **TRACED,
+    )
 
 
 def _transformers() -> Iterator[Case]:
     yield from crossed(TRANSFORMERS, (1,), LOGGED, ["", "evaluated"])
     yield from crossed(
-        TRANSFORMERS, (1,), [*EVALUATED, *SAVES, *ARGUMENTS, *LANGUAGE, "accumulated", "SGD", "Adafactor", "stream", "workers"]
+        TRANSFORMERS,
+        (1,),
+        [
+            *EVALUATED,
+            *SAVES,
+            *ARGUMENTS,
+            *LANGUAGE,
+            "accumulated",
+            "SGD",
+            "Adafactor",
+            "stream",
+            "workers",
+        ],
     )
-    yield from crossed(TRANSFORMERS, (1,), ["own loss", "raises", "KeyboardInterrupt", "decides itself", "trained twice"])
-    yield from crossed(TRANSFORMERS, (1,), ["evaluates and predicts", "tensorboard", "two monitors", "compiled"])
-    yield from crossed(TRANSFORMERS, (2,), ["", "evaluated", "accumulated", "the best is loaded", "logs each step", "logs nothing"])
+    yield from crossed(
+        TRANSFORMERS,
+        (1,),
+        ["own loss", "raises", "KeyboardInterrupt", "decides itself", "trained twice"],
+    )
+    yield from crossed(
+        TRANSFORMERS, (1,), ["evaluates and predicts", "tensorboard", "two monitors", "compiled"]
+    )
+    yield from crossed(
+        TRANSFORMERS,
+        (2,),
+        ["", "evaluated", "accumulated", "the best is loaded", "logs each step", "logs nothing"],
+    )
     yield from crossed(TRANSFORMERS, (4,), [""])
     yield from crossed(TRANSFORMERS, (1, 2), ["", "evaluated"], **TRACED)
 
 
 def _engines() -> Iterator[Case]:
-    engines = ["", "accumulated", "clipped", "scheduled", "validated", "global module hooks", "raises", "batch dict", "cond", "output None"]
+    engines = [
+        "",
+        "accumulated",
+        "clipped",
+        "scheduled",
+        "validated",
+        "global module hooks",
+        "raises",
+        "batch dict",
+        "cond",
+        "output None",
+    ]
     yield from crossed(ACCELERATE, (1,), engines)
     yield from crossed(FABRIC, (1,), [*engines, "autocast"])
     yield from crossed(ACCELERATE, (2,), ["", "accumulated", "clipped", "gathered losses"])
@@ -156,7 +415,11 @@ def _engines() -> Iterator[Case]:
     yield from crossed(FABRIC, (4,), [""])
 
 
-CASES = {case.name: case for cases in (_loops(), _lightning(), _transformers(), _engines()) for case in cases}
+CASES = {
+    case.name: case
+    for cases in (_loops(), _lightning(), _transformers(), _engines())
+    for case in cases
+}
 """All of them, by name."""
 
 AXES: dict[str, frozenset[str]] = {
@@ -173,7 +436,14 @@ AXES: dict[str, frozenset[str]] = {
     "the user's hooks and modes": frozenset(HOOKS),
     "endings": frozenset(ENDINGS),
     "several stages, fits, monitors": frozenset(
-        {*STAGES, "stages", "two monitors", "watched twice", "trained twice", "evaluates and predicts"}
+        {
+            *STAGES,
+            "stages",
+            "two monitors",
+            "watched twice",
+            "trained twice",
+            "evaluates and predicts",
+        }
     ),
     "strategies and shards": frozenset(STRATEGIES),
     "profilers": frozenset({*PROFILERS, "trace"}),

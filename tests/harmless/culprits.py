@@ -40,7 +40,10 @@ def draws(model: nn.Module, loop: Any) -> None:
 
 
 def moves(model: nn.Module, loop: Any) -> None:
-    """Moves the first weights by the least that there is. Of a single one the next update may round that off again."""
+    """Moves the first weights by the least that there is.
+
+    Of a single one the next update may round that off again.
+    """
     with torch.no_grad():
         weight = next(model.parameters())
         weight.copy_(torch.nextafter(weight, torch.full_like(weight, 9.0)))

@@ -1,9 +1,10 @@
 """Runs trainings with and without a monitor, each in processes of its own, and compares what became of them.
 
-`python -m tests.harmless.judge NAME... CULPRIT=NAME...` prints a line of JSON for each case, watched by lflops or by a culprit.
+`python -m tests.harmless.judge NAME... CULPRIT=NAME...` prints a line of JSON for each case,
+watched by lflops or by a culprit.
 
-This process imports what takes long and runs nothing itself. Each run is a fork of it for each rank, so both begin in the same state. A run
-that takes too long is killed with all its processes.
+This process imports what takes long and runs nothing itself. Each run is a fork of it for each
+rank, so both begin in the same state. A run that takes too long is killed with all its processes.
 """
 
 import argparse
@@ -61,7 +62,12 @@ RUNS: dict[str, Run] = {
 }
 TRAITS = {"Lightning": lightning_driver.TRAITS, "transformers": transformers_driver.TRAITS}
 USUAL = {"trace": False, "html": False}
-LATE = ("torch._dynamo", "torch._higher_order_ops", "torch.utils.tensorboard", "lflops.monitoring.window_publisher")
+LATE = (
+    "torch._dynamo",
+    "torch._higher_order_ops",
+    "torch.utils.tensorboard",
+    "lflops.monitoring.window_publisher",
+)
 """What trainings import while they run, and what takes long."""
 SHORT = {"wait": 1, "warmup": 1, "active": 1, "repeat": 3}
 """Windows that open and close several times in a dozen batches."""
@@ -84,7 +90,9 @@ class _Ranks:
         self.statuses: dict[int, int] = {}
 
     def _fork(self, case: Case, watch: Watch, rank: int, port: int) -> int:
-        with warnings.catch_warnings(action="ignore"):  # Python 3.12 warns of threads; those of torch's libraries wait for work
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # Python 3.12 warns of threads; those of torch's libraries wait for work
             child = os.fork()
         if not child:
             _child(case, watch, rank, port, self.folder / str(rank))
@@ -125,13 +133,22 @@ class _Ranks:
             path = place / "facts"
             of_rank = pickle.loads(path.read_bytes()) if path.exists() else {}  # noqa: S301 - our own process's
             printed = (place / "stdout").read_text("utf-8", "replace")
-            of_rank |= {"status": self.statuses[rank], "printed": [line for line in printed.splitlines() if line.startswith("user:")]}
-            facts |= {f"{name} (rank {rank})" if len(self.statuses) > 1 else name: value for name, value in of_rank.items()}
+            of_rank |= {
+                "status": self.statuses[rank],
+                "printed": [line for line in printed.splitlines() if line.startswith("user:")],
+            }
+            facts |= {
+                f"{name} (rank {rank})" if len(self.statuses) > 1 else name: value
+                for name, value in of_rank.items()
+            }
         return facts
 
     def said(self) -> list[str]:
         """What each wrote to stderr."""
-        return [(self.folder / str(rank) / "stderr").read_text("utf-8", "replace") for rank in sorted(self.statuses)]
+        return [
+            (self.folder / str(rank) / "stderr").read_text("utf-8", "replace")
+            for rank in sorted(self.statuses)
+        ]
 
 
 def _kill(group: int) -> None:
@@ -161,8 +178,18 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
             CUDA_VISIBLE_DEVICES="",
         )
         if case.ranks > 1:
-            place: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            place |= {"WORLD_SIZE": case.ranks, "LOCAL_WORLD_SIZE": case.ranks, "ACCELERATE_USE_CPU": "true"}
+            place: dict[str, Any] = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "NODE_RANK": 0,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+            place |= {
+                "WORLD_SIZE": case.ranks,
+                "LOCAL_WORLD_SIZE": case.ranks,
+                "ACCELERATE_USE_CPU": "true",
+            }
             os.environ.update({name: str(value) for name, value in place.items()})
         if case.ranks > 1 and case.driver == "Lightning":
             del os.environ["RANK"]  # Lightning counts by the others
@@ -170,7 +197,9 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
         np.random.seed(0)  # noqa: NPY002 - the global one is what models draw from
         torch.manual_seed(0)
         facts = RUNS[case.driver](case, watch)
-        if "never left" in case.traits:  # a monitor that is on at the process's end has its hooks; how the process ends is compared
+        if (
+            "never left" in case.traits
+        ):  # a monitor that is on at the process's end has its hooks; how the process ends is compared
             facts = {name: value for name, value in facts.items() if name in {"outcome", "losses"}}
         (folder / "part").write_bytes(pickle.dumps(facts))
         (folder / "part").rename(folder / "facts")  # a rank that is killed as it writes has none
@@ -187,12 +216,21 @@ def _child(case: Case, watch: Watch, rank: int, port: int, folder: Path) -> None
 
 
 class _Trial:
-    """The runs of one case, one after the other: one that nobody watches, and for each who watches it a watched one.
+    """The runs of one case, one after the other.
 
-    Where a watched one differs, nobody's is run again: what differs then as well is not the watcher's doing.
+    One that nobody watches, and for each who watches it a watched one.
+
+    Where a watched one differs, nobody's is run again: what differs then as well is not the
+    watcher's doing.
     """
 
-    def __init__(self, case: Case, watchers: Sequence[str], folder: Path, read: Callable[[Case, Path], None] | None) -> None:
+    def __init__(
+        self,
+        case: Case,
+        watchers: Sequence[str],
+        folder: Path,
+        read: Callable[[Case, Path], None] | None,
+    ) -> None:
         self.case, self.folder, self.read = case, folder, read
         self.watchers = list(watchers)
         self.verdicts: list[Verdict] = []
@@ -259,34 +297,75 @@ class _Trial:
         if self._watched.hung:
             self._close(by, "hung", "; ".join(map(_where, self._watched.said())), differing)
         elif steady:
-            self._close(by, "different", _first(self._facts, watched, steady, self._watched.said()), steady)
+            self._close(
+                by, "different", _first(self._facts, watched, steady, self._watched.said()), steady
+            )
         elif differing:
             self._close(by, "unsteady", _first(self._facts, watched, differing, [""]), differing)
         else:
             self._close(by, "equal")
 
-    def _close(self, by: str, outcome: str, difference: str = "", differing: Sequence[str] = ()) -> None:
+    def _close(
+        self, by: str, outcome: str, difference: str = "", differing: Sequence[str] = ()
+    ) -> None:
         self.watchers.remove(by)
         said = [] if self._watched is None else self._watched.said()
-        off = next((match.group() for text in said if (match := re.search(r"FlopsMonitor has failed.*", text))), "")
-        profiles = [] if self._watched is None else sorted(self._watched.folder.rglob("*.profile.json"))
+        off = next(
+            (
+                match.group()
+                for text in said
+                if (match := re.search(r"FlopsMonitor has failed.*", text))
+            ),
+            "",
+        )
+        profiles = (
+            [] if self._watched is None else sorted(self._watched.folder.rglob("*.profile.json"))
+        )
         for path in profiles if self.read is not None else ():
             self.read(self.case, path)
-        ends = {name: value for name, value in self._facts.items() if name.startswith("outcome") and value != "ended"}
+        ends = {
+            name: value
+            for name, value in self._facts.items()
+            if name.startswith("outcome") and value != "ended"
+        }
         alone = _short(next(iter(ends.values()), ""))
         seconds = round(time.monotonic() - self._begun, 1)
-        self.verdicts.append(Verdict(self.case.name, by, outcome, difference, off, len(profiles), alone, seconds, tuple(differing)))
+        self.verdicts.append(
+            Verdict(
+                self.case.name,
+                by,
+                outcome,
+                difference,
+                off,
+                len(profiles),
+                alone,
+                seconds,
+                tuple(differing),
+            )
+        )
 
 
 def _differing(plain: Facts, watched: Facts) -> list[str]:
     missing = object()
-    names = [name for name in {**plain, **watched} if plain.get(name, missing) != watched.get(name, missing)]
+    names = [
+        name
+        for name in {**plain, **watched}
+        if plain.get(name, missing) != watched.get(name, missing)
+    ]
     first = ("status", "outcome", "losses", "printed", "logged", "log_history", "callback_metrics")
-    return sorted(names, key=lambda name: next((i for i, each in enumerate(first) if name.startswith(each)), len(first)))
+    return sorted(
+        names,
+        key=lambda name: next(
+            (i for i, each in enumerate(first) if name.startswith(each)), len(first)
+        ),
+    )
 
 
 def _first(plain: Facts, watched: Facts, differing: Sequence[str], said: Sequence[str]) -> str:
-    """The first difference in words; within lists, the first entry that differs. Of a crash, where it was."""
+    """The first difference in words; within lists, the first entry that differs.
+
+    Of a crash, where it was.
+    """
     name = differing[0]
     before, after = plain.get(name, "nothing"), watched.get(name, "nothing")
     if isinstance(before, list) and isinstance(after, list):
@@ -299,8 +378,16 @@ def _first(plain: Facts, watched: Facts, differing: Sequence[str], said: Sequenc
         key = next(key for key in {**before, **after} if before.get(key) != after.get(key))
         return f"{name}[{key!r}]: {_short(before.get(key))} became {_short(after.get(key))}"
     crashed = next((each for each in said if "Fatal Python error" in each), None)
-    told = [] if not name.startswith("status") else said[0].strip().splitlines()[-1:] if crashed is None else [_where(crashed), crashed]
-    return f"{name}: {_short(before)} became {_short(after)}" + "".join(f" ({line})" for line in told)
+    told = (
+        []
+        if not name.startswith("status")
+        else said[0].strip().splitlines()[-1:]
+        if crashed is None
+        else [_where(crashed), crashed]
+    )
+    return f"{name}: {_short(before)} became {_short(after)}" + "".join(
+        f" ({line})" for line in told
+    )
 
 
 def _short(value: Any) -> str:
@@ -309,14 +396,28 @@ def _short(value: Any) -> str:
 
 
 def _where(said: str) -> str:
-    """Where a killed run was: the innermost frames of the main thread, and who of lflops is among them."""
-    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', said.rpartition("Current thread")[2] or said)
+    """Where a killed run was.
+
+    The innermost frames of the main thread, and who of lflops is among them.
+    """
+    frames = re.findall(
+        r'File "([^"]+)", line (\d+) in (\S+)', said.rpartition("Current thread")[2] or said
+    )
     named = [f"{'/'.join(path.split('/')[-2:])}:{line} {name}" for path, line, name in frames]
-    ours = [f"{path.partition('/lflops/')[2]}:{line} {name}" for path, line, name in frames if "/lflops/" in path]
+    ours = [
+        f"{path.partition('/lflops/')[2]}:{line} {name}"
+        for path, line, name in frames
+        if "/lflops/" in path
+    ]
     return "in " + " < ".join(named[:4]) + (f"; of lflops: {' < '.join(ours[:3])}" if ours else "")
 
 
-def judge(cases: Sequence[tuple[Case, str]], *, processes: int = 2, read: Callable[[Case, Path], None] | None = None) -> Iterator[Verdict]:
+def judge(
+    cases: Sequence[tuple[Case, str]],
+    *,
+    processes: int = 2,
+    read: Callable[[Case, Path], None] | None = None,
+) -> Iterator[Verdict]:
     """Run and compare them, so many busy processes at a time.
 
     Args:
@@ -337,9 +438,14 @@ def judge(cases: Sequence[tuple[Case, str]], *, processes: int = 2, read: Callab
     directory = tempfile.mkdtemp()  # which no fork takes away as it ends
     try:
         while waiting or running:
-            while waiting and (not running or sum(each.case.ranks for each in running) + waiting[0].ranks <= processes):
+            while waiting and (
+                not running
+                or sum(each.case.ranks for each in running) + waiting[0].ranks <= processes
+            ):
                 case = waiting.pop(0)
-                running.append(_Trial(case, watchers[case], Path(directory, str(next(number))), read))
+                running.append(
+                    _Trial(case, watchers[case], Path(directory, str(next(number))), read)
+                )
             for trial in [each for each in running if each.over()]:
                 running.remove(trial)
                 yield from trial.verdicts
@@ -351,7 +457,10 @@ def judge(cases: Sequence[tuple[Case, str]], *, processes: int = 2, read: Callab
 
 
 def prepare() -> None:
-    """Before anything is forked: one thread, what is imported late is here, and nothing of it is looked through for garbage."""
+    """Before anything is forked.
+
+    One thread, what is imported late is here, and nothing of it is looked through for garbage.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     warnings.filterwarnings("always", message="FlopsMonitor")
@@ -365,9 +474,15 @@ def main() -> None:
     """Judge the cases that are named, in their order."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--matching", help="all cases whose name this regular expression finds")
-    parser.add_argument("names", nargs="*", help="of cases, with `CULPRIT=` before them where no lflops watches")
+    parser.add_argument(
+        "names", nargs="*", help="of cases, with `CULPRIT=` before them where no lflops watches"
+    )
     asked = parser.parse_args()
-    chosen = [(CASES[name], "lflops") for name in CASES if asked.matching is not None and re.search(asked.matching, name)]
+    chosen = [
+        (CASES[name], "lflops")
+        for name in CASES
+        if asked.matching is not None and re.search(asked.matching, name)
+    ]
     for given in asked.names:
         by, equals, name = given.partition("=")
         chosen.append((CASES[name], by) if equals and by in CULPRITS else (CASES[given], "lflops"))

@@ -34,7 +34,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from lflops import FlopsMonitor
 from tests.harmless.case import Case, Facts, Watch
 from tests.harmless.culprits import Culprit
-from tests.harmless.facts import Recorder, around, attributes, checkpoints, digest, of_modules, of_optimizers, own, says
+from tests.harmless.facts import (
+    Recorder,
+    around,
+    attributes,
+    checkpoints,
+    digest,
+    of_modules,
+    of_optimizers,
+    own,
+    says,
+)
 from tests.harmless.tasks import TASKS, Loads, Net
 
 __all__ = ["LOGS", "PLACES", "TRAITS", "run"]
@@ -116,7 +126,10 @@ class Module(LightningModule):
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         self.note("on_before_optimizer_step")
-        self.record(next(each.grad.sum() for each in self.parameters() if each.grad is not None), "on_before_optimizer_step")
+        self.record(
+            next(each.grad.sum() for each in self.parameters() if each.grad is not None),
+            "on_before_optimizer_step",
+        )
 
     def on_validation_epoch_end(self) -> None:
         self.record(torch.tensor(1.5), "on_validation_epoch_end")
@@ -167,7 +180,11 @@ class Plan:
 def loader(plan: Plan, length: int) -> DataLoader[Any]:
     """Of a plan's task."""
     kind = Stream if plan.stream else Batches
-    return DataLoader(kind(plan.task, length * (1 if plan.stream else plan.case.ranks)), batch_size=None, num_workers=plan.workers)
+    return DataLoader(
+        kind(plan.task, length * (1 if plan.stream else plan.case.ranks)),
+        batch_size=None,
+        num_workers=plan.workers,
+    )
 
 
 class Recording(Logger):
@@ -190,10 +207,14 @@ class Recording(Logger):
 class Lives(Callback):
     """Counts the hooks that a callback of the user's hears, and logs where a case says so."""
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         pl_module.note("callback: batch begins")
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         pl_module.note(f"callback: batch ends with {type(outputs).__name__}")
         pl_module.record(torch.tensor(float(batch_idx)), "callback's on_train_batch_end")
 
@@ -217,7 +238,9 @@ class Harming(Callback):
     def __init__(self, name: str) -> None:
         self.culprit = Culprit(name)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.culprit.step(pl_module, trainer)
 
 
@@ -225,21 +248,47 @@ class Harming(Callback):
 
 LOGS: dict[str, Callable[[Any, Tensor, str], None]] = {
     "log": lambda module, value, place: module.log("loss", value),
-    "log on_step": lambda module, value, place: module.log("loss", value, on_step="batch" in place or "step" in place, on_epoch=True),
-    "log on_epoch": lambda module, value, place: module.log("loss", value, on_epoch=True, on_step=False),
-    "log sync_dist": lambda module, value, place: module.log("loss", value, sync_dist=True, on_epoch=True),
-    "log prog_bar": lambda module, value, place: module.log("loss", value, prog_bar=True, logger=False),
-    "log sum": lambda module, value, place: module.log("loss", value, reduce_fx="sum", on_epoch=True, on_step=False, sync_dist=True),
-    "log max": lambda module, value, place: module.log("loss", value, reduce_fx=torch.max, on_epoch=True, on_step=False),
-    "log batch_size": lambda module, value, place: module.log("loss", value, batch_size=4, on_epoch=True, on_step=False),
-    "log rank_zero_only": lambda module, value, place: module.log("loss", value, rank_zero_only=True),
-    "log_dict": lambda module, value, place: module.log_dict({"a": value, "b": value * 2}, on_epoch=True, on_step=False, sync_dist=True),
+    "log on_step": lambda module, value, place: module.log(
+        "loss", value, on_step="batch" in place or "step" in place, on_epoch=True
+    ),
+    "log on_epoch": lambda module, value, place: module.log(
+        "loss", value, on_epoch=True, on_step=False
+    ),
+    "log sync_dist": lambda module, value, place: module.log(
+        "loss", value, sync_dist=True, on_epoch=True
+    ),
+    "log prog_bar": lambda module, value, place: module.log(
+        "loss", value, prog_bar=True, logger=False
+    ),
+    "log sum": lambda module, value, place: module.log(
+        "loss", value, reduce_fx="sum", on_epoch=True, on_step=False, sync_dist=True
+    ),
+    "log max": lambda module, value, place: module.log(
+        "loss", value, reduce_fx=torch.max, on_epoch=True, on_step=False
+    ),
+    "log batch_size": lambda module, value, place: module.log(
+        "loss", value, batch_size=4, on_epoch=True, on_step=False
+    ),
+    "log rank_zero_only": lambda module, value, place: module.log(
+        "loss", value, rank_zero_only=True
+    ),
+    "log_dict": lambda module, value, place: module.log_dict(
+        {"a": value, "b": value * 2}, on_epoch=True, on_step=False, sync_dist=True
+    ),
     "log number": lambda module, value, place: module.log("number", 3.5),
-    "log metric object": lambda module, value, place: (module.mean.update(value), module.log("mean", module.mean, on_epoch=True)),  # type: ignore[func-returns-value]
+    "log metric object": lambda module, value, place: (
+        module.mean.update(value),
+        module.log("mean", module.mean, on_epoch=True),
+    ),  # type: ignore[func-returns-value]
     "log metric collection": lambda module, value, place: _log_collection(module, value),
-    "log twice": lambda module, value, place: (module.log("first", value), module.log("second", value * 2, on_epoch=True)),  # type: ignore[func-returns-value]
+    "log twice": lambda module, value, place: (
+        module.log("first", value),
+        module.log("second", value * 2, on_epoch=True),
+    ),  # type: ignore[func-returns-value]
     "log to the logger": lambda module, value, place: (
-        module.logger.log_metrics({"direct": float(value)}, step=module.global_step) if module.logger else None
+        module.logger.log_metrics({"direct": float(value)}, step=module.global_step)
+        if module.logger
+        else None
     ),
 }
 
@@ -382,7 +431,10 @@ class Manual:
             scheduler.step()
 
     def configure_optimizers(self: Any) -> Any:
-        optimizers = [torch.optim.Adam(self.net.parameters()), torch.optim.SGD(self.other.parameters(), lr=0.1)]
+        optimizers = [
+            torch.optim.Adam(self.net.parameters()),
+            torch.optim.SGD(self.other.parameters(), lr=0.1),
+        ]
         return optimizers, [torch.optim.lr_scheduler.StepLR(each, 2, 0.5) for each in optimizers]
 
 
@@ -440,9 +492,19 @@ class LooksAtItself:
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
         strategy = self.trainer.strategy
-        for name in ("training_step", "backward", "optimizer_step", "reduce", "barrier", "broadcast", "batch_to_device"):
+        for name in (
+            "training_step",
+            "backward",
+            "optimizer_step",
+            "reduce",
+            "barrier",
+            "broadcast",
+            "batch_to_device",
+        ):
             method = getattr(strategy, name)
-            self.note(f"{name} is the first one: {self.__dict__.setdefault('seen', {}).setdefault(name, method) == method}")
+            self.note(
+                f"{name} is the first one: {self.__dict__.setdefault('seen', {}).setdefault(name, method) == method}"
+            )
         return super().training_step(batch, batch_idx)  # type: ignore[misc]
 
 
@@ -468,7 +530,9 @@ class Sharded:
     def configure_model(self: Any) -> None:
         data, tensor = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
         if tensor.size() > 1:
-            parallelize_module(self.net, tensor, {"body.0": ColwiseParallel(), "head": RowwiseParallel()})
+            parallelize_module(
+                self.net, tensor, {"body.0": ColwiseParallel(), "head": RowwiseParallel()}
+            )
         if data.size() > 1:
             for module in (self.net.body[0], self.net.head, self.net):
                 fully_shard(module, mesh=data)
@@ -480,11 +544,15 @@ class Spy:
     calls: dict[str, int]
 
     def reduce(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__.setdefault("calls", {})["reduce"] = self.__dict__.setdefault("calls", {}).get("reduce", 0) + 1
+        self.__dict__.setdefault("calls", {})["reduce"] = (
+            self.__dict__.setdefault("calls", {}).get("reduce", 0) + 1
+        )
         return super().reduce(*args, **kwargs)  # type: ignore[misc]
 
     def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.__dict__.setdefault("calls", {})["step"] = self.__dict__.setdefault("calls", {}).get("step", 0) + 1
+        self.__dict__.setdefault("calls", {})["step"] = (
+            self.__dict__.setdefault("calls", {}).get("step", 0) + 1
+        )
         return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -494,13 +562,21 @@ class Schedulers:
     @staticmethod
     def step(module: Module) -> Any:
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=60), "interval": "step"}]
+        return [optimizer], [
+            {
+                "scheduler": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=60),
+                "interval": "step",
+            }
+        ]
 
     @staticmethod
     def plateau(module: Module) -> Any:
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss", "interval": "epoch"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss", "interval": "epoch"},
+        }
 
 
 class Data(LightningDataModule):
@@ -523,7 +599,11 @@ class Data(LightningDataModule):
 
 def _with_data(*, per_node: bool) -> Trait:
     def change(plan: Plan) -> None:
-        plan.stages = [lambda trainer, module, plan: trainer.fit(module, datamodule=Data(plan, per_node=per_node))]
+        plan.stages = [
+            lambda trainer, module, plan: trainer.fit(
+                module, datamodule=Data(plan, per_node=per_node)
+            )
+        ]
 
     return change
 
@@ -555,31 +635,52 @@ TRAITS: dict[str, Trait] = {
     "validated at fractions": _validated(val_check_interval=0.5, max_epochs=2),
     "validated, no sanity check": _validated(num_sanity_val_steps=0),
     "validated with gradients": _validated(inference_mode=False),
-    "checkpoint every 3 steps": _with(_checkpoint(every_n_train_steps=3, save_top_k=-1), enable_checkpointing=True),
+    "checkpoint every 3 steps": _with(
+        _checkpoint(every_n_train_steps=3, save_top_k=-1), enable_checkpointing=True
+    ),
     "checkpoint of the best": _with(
-        _checkpoint(monitor="val_loss", save_top_k=1, save_last=True), validated=True, enable_checkpointing=True
+        _checkpoint(monitor="val_loss", save_top_k=1, save_last=True),
+        validated=True,
+        enable_checkpointing=True,
     ),
     "checkpoint at the epoch's end": _with(
-        _checkpoint(save_on_train_epoch_end=True, save_last=True), enable_checkpointing=True, max_epochs=2
+        _checkpoint(save_on_train_epoch_end=True, save_last=True),
+        enable_checkpointing=True,
+        max_epochs=2,
     ),
-    "checkpoint when it ends by an exception": _with(_checkpoint(save_on_exception=True), enable_checkpointing=True),
+    "checkpoint when it ends by an exception": _with(
+        _checkpoint(save_on_exception=True), enable_checkpointing=True
+    ),
     "resumed": _then(fit, resume),
     # Callbacks.
-    "early stopping": _with(lambda: EarlyStopping("val_loss", patience=0, min_delta=10.0), validated=True, max_epochs=4),
+    "early stopping": _with(
+        lambda: EarlyStopping("val_loss", patience=0, min_delta=10.0), validated=True, max_epochs=4
+    ),
     "early stopping in steps": _with(
-        lambda: EarlyStopping("loss", patience=0, min_delta=10.0, check_on_train_epoch_end=True, strict=False), max_epochs=4
+        lambda: EarlyStopping(
+            "loss", patience=0, min_delta=10.0, check_on_train_epoch_end=True, strict=False
+        ),
+        max_epochs=4,
     ),
     "learning rates": _with(lambda: LearningRateMonitor("step")),
     "SWA": _with(lambda: StochasticWeightAveraging(0.01, swa_epoch_start=1), max_epochs=4),
     "EMA": _with(lambda: EMAWeightAveraging(decay=0.9)),
-    "accumulation scheduled": _with(lambda: GradientAccumulationScheduler({0: 1, 1: 3}), max_epochs=2),
+    "accumulation scheduled": _with(
+        lambda: GradientAccumulationScheduler({0: 1, 1: 3}), max_epochs=2
+    ),
     "device stats": _with(DeviceStatsMonitor),
     "throughput": _with(lambda: ThroughputMonitor(batch_size_fn=lambda batch: 4, window_size=3)),
     "timer": _with(lambda: Timer("00:01:00:00", verbose=False)),
     "progress": _with(RichProgressBar, enable_progress_bar=True),
-    "lambda callback": _with(lambda: LambdaCallback(on_train_batch_end=lambda *_: says("batch over"))),
+    "lambda callback": _with(
+        lambda: LambdaCallback(on_train_batch_end=lambda *_: says("batch over"))
+    ),
     "lr finder": _with(lambda: LearningRateFinder(num_training_steps=6)),
-    "batch size finder": _with(lambda: BatchSizeFinder(mode="power", steps_per_trial=2, max_trials=2, batch_arg_name="batch_size")),
+    "batch size finder": _with(
+        lambda: BatchSizeFinder(
+            mode="power", steps_per_trial=2, max_trials=2, batch_arg_name="batch_size"
+        )
+    ),
     # The Trainer's options.
     "accumulated": _options(accumulate_grad_batches=2),
     "clipped": _options(gradient_clip_val=0.1),
@@ -593,25 +694,44 @@ TRAITS: dict[str, Trait] = {
     "fast_dev_run": _options(fast_dev_run=3),
     "one batch": _options(limit_train_batches=1),
     "overfit": _options(overfit_batches=3, max_epochs=3),
-    "barebones": lambda plan: vars(plan).update(recorded=False, options=plan.options | {"barebones": True}),
+    "barebones": lambda plan: vars(plan).update(
+        recorded=False, options=plan.options | {"barebones": True}
+    ),
     "deterministic": _options(deterministic=True),
     "anomaly": _options(detect_anomaly=True),
     "loaders reloaded": _options(reload_dataloaders_every_n_epochs=1, max_epochs=2),
     "model summary": _options(enable_model_summary=True),
     "log every step": _options(log_every_n_steps=1),
     "simple profiler": lambda plan: plan.options.update(profiler=SimpleProfiler(filename=None)),
-    "advanced profiler": lambda plan: plan.options.update(profiler=AdvancedProfiler(dirpath=".", filename="advanced")),
-    "torch profiler": lambda plan: plan.options.update(profiler=PyTorchProfiler(dirpath=".", filename="torch", export_to_chrome=False)),
-    "csv logger": lambda plan: plan.options.update(logger=[plan.recorder, CSVLogger("csv", flush_logs_every_n_steps=2)]),
-    "tensorboard": lambda plan: plan.options.update(logger=[plan.recorder, TensorBoardLogger("board")]),
-    "no logger": lambda plan: vars(plan).update(recorded=False, options=plan.options | {"logger": False}),
+    "advanced profiler": lambda plan: plan.options.update(
+        profiler=AdvancedProfiler(dirpath=".", filename="advanced")
+    ),
+    "torch profiler": lambda plan: plan.options.update(
+        profiler=PyTorchProfiler(dirpath=".", filename="torch", export_to_chrome=False)
+    ),
+    "csv logger": lambda plan: plan.options.update(
+        logger=[plan.recorder, CSVLogger("csv", flush_logs_every_n_steps=2)]
+    ),
+    "tensorboard": lambda plan: plan.options.update(
+        logger=[plan.recorder, TensorBoardLogger("board")]
+    ),
+    "no logger": lambda plan: vars(plan).update(
+        recorded=False, options=plan.options | {"logger": False}
+    ),
     # Optimizers.
     "manual": _is(Manual),
     "scheduler each step": lambda plan: vars(plan).update(optimizers=Schedulers.step),
-    "scheduler on a plateau": lambda plan: (_validated(max_epochs=3)(plan), vars(plan).update(optimizers=Schedulers.plateau))[0],
-    "LBFGS": lambda plan: vars(plan).update(optimizers=lambda module: torch.optim.LBFGS(module.parameters(), max_iter=2)),
+    "scheduler on a plateau": lambda plan: (
+        _validated(max_epochs=3)(plan),
+        vars(plan).update(optimizers=Schedulers.plateau),
+    )[0],
+    "LBFGS": lambda plan: vars(plan).update(
+        optimizers=lambda module: torch.optim.LBFGS(module.parameters(), max_iter=2)
+    ),
     "no optimizer": lambda plan: vars(plan).update(optimizers=lambda module: None),
-    "fused optimizer": lambda plan: vars(plan).update(optimizers=lambda module: torch.optim.AdamW(module.parameters(), fused=True)),
+    "fused optimizer": lambda plan: vars(plan).update(
+        optimizers=lambda module: torch.optim.AdamW(module.parameters(), fused=True)
+    ),
     # Modules.
     "returns a dict": _is(ReturnsDict),
     "skips some": _is(SkipsSome),
@@ -646,8 +766,14 @@ TRAITS: dict[str, Trait] = {
         if plan.case.ranks > 1
         else type("Own", (Spy, SingleDeviceStrategy), {})(device="cpu")
     ),
-    "FSDP2": lambda plan: (_is(Sharded)(plan), plan.options.update(strategy=ModelParallelStrategy(plan.case.ranks, 1)))[0],
-    "tensor parallel": lambda plan: (_is(Sharded)(plan), plan.options.update(strategy=ModelParallelStrategy(1, plan.case.ranks)))[0],
+    "FSDP2": lambda plan: (
+        _is(Sharded)(plan),
+        plan.options.update(strategy=ModelParallelStrategy(plan.case.ranks, 1)),
+    )[0],
+    "tensor parallel": lambda plan: (
+        _is(Sharded)(plan),
+        plan.options.update(strategy=ModelParallelStrategy(1, plan.case.ranks)),
+    )[0],
     "static graph": lambda plan: plan.options.update(strategy=DDPStrategy(static_graph=True)),
     "unused parameters": _options(strategy="ddp_find_unused_parameters_true"),
 }
@@ -663,7 +789,10 @@ def run(case: Case, watch: Watch) -> Facts:
         raise ValueError(f"{case.name} logs nothing")
     monitors: list[Any] = []
     if watch.by == "lflops":
-        monitors = [FlopsMonitor(**({"dirpath": f"lflops{number}"} | watch.settings)) for number in range(plan.monitors)]
+        monitors = [
+            FlopsMonitor(**({"dirpath": f"lflops{number}"} | watch.settings))
+            for number in range(plan.monitors)
+        ]
     elif watch.by != "nobody":
         monitors = [Harming(watch.by)]
     options = {
@@ -681,7 +810,9 @@ def run(case: Case, watch: Watch) -> Facts:
         options["logger"] = plan.recorder
     options |= plan.options
     if options.get("barebones"):
-        options = {key: value for key, value in options.items() if not key.startswith(("enable", "log"))}
+        options = {
+            key: value for key, value in options.items() if not key.startswith(("enable", "log"))
+        }
     if "fast_dev_run" in options:
         options.pop("limit_val_batches")
     module = plan.kind(plan)
@@ -695,7 +826,10 @@ def run(case: Case, watch: Watch) -> Facts:
 
 def _results(trainer: Trainer, module: Module, plan: Plan) -> Facts:
     calls = {name: each.calls for name, each in module.named_modules() if isinstance(each, Net)}
-    shown = {name: own(getattr(trainer, name)) for name in ("callback_metrics", "logged_metrics", "progress_bar_metrics")}
+    shown = {
+        name: own(getattr(trainer, name))
+        for name in ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+    }
     facts = {
         "losses": module.losses,
         "calls of the module's hooks": dict(sorted(module.calls.items())),
@@ -705,7 +839,13 @@ def _results(trainer: Trainer, module: Module, plan: Plan) -> Facts:
         "calls of the model": calls,
         "calls of the strategy": vars(trainer.strategy).get("calls"),
         "looks into the batch": Loads.looks,
-        "progress": (trainer.global_step, trainer.current_epoch, trainer.should_stop, str(trainer.state.status), str(trainer.state.fn)),
+        "progress": (
+            trainer.global_step,
+            trainer.current_epoch,
+            trainer.should_stop,
+            str(trainer.state.status),
+            str(trainer.state.fn),
+        ),
         "scheduler": [digest(each.scheduler.state_dict()) for each in trainer.lr_scheduler_configs],
         **of_optimizers(trainer.optimizers),
         **attributes(

@@ -20,7 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lflops
 from tests.harmless.case import Case, Facts, Watch
 from tests.harmless.culprits import Culprit
-from tests.harmless.facts import Recorder, around, attributes, checkpoints, digest, of_modules, of_optimizers, says
+from tests.harmless.facts import (
+    Recorder,
+    around,
+    attributes,
+    checkpoints,
+    digest,
+    of_modules,
+    of_optimizers,
+    says,
+)
 from tests.harmless.tasks import TASKS, Loads, Net
 
 __all__ = ["TRAITS", "run"]
@@ -104,27 +113,42 @@ class _Loop:
         torch.manual_seed(0)
         self.own = self.task.model()
         self.engine, self.model, self.optimizer, self.backward = self._made()
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5) if "scheduled" in self.traits else None
-        self.average = torch.optim.swa_utils.AveragedModel(self.own) if "moving average" in self.traits else None
+        self.scheduler = (
+            torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+            if "scheduled" in self.traits
+            else None
+        )
+        self.average = (
+            torch.optim.swa_utils.AveragedModel(self.own)
+            if "moving average" in self.traits
+            else None
+        )
         self.second = nn.Linear(1, 1)
         self.scaler = torch.amp.GradScaler("cpu", enabled="scaled gradients" in self.traits)
 
     def _made(self) -> tuple[Any, Any, Any, Callable[[Tensor], None]]:
-        make = OPTIMIZERS[next((trait for trait in self.case.traits if trait in OPTIMIZERS), "AdamW")]
+        make = OPTIMIZERS[
+            next((trait for trait in self.case.traits if trait in OPTIMIZERS), "AdamW")
+        ]
         own = self.own
         if "compiled module: eager" in self.traits:
             own.body = torch.compile(own.body, backend="eager")
         if self.case.driver == "Accelerate":
             from accelerate import Accelerator
 
-            engine = Accelerator(cpu=True, gradient_accumulation_steps=2 if "accumulated" in self.traits else 1)
+            engine = Accelerator(
+                cpu=True, gradient_accumulation_steps=2 if "accumulated" in self.traits else 1
+            )
             return engine, *engine.prepare(own, make(own.parameters())), engine.backward
         if self.case.driver == "Fabric":
             from lightning.fabric import Fabric
 
             precision = "bf16-mixed" if "autocast" in self.traits else "32-true"
             engine = Fabric(
-                accelerator="cpu", devices=self.case.ranks, strategy="ddp" if self.case.ranks > 1 else "auto", precision=precision
+                accelerator="cpu",
+                devices=self.case.ranks,
+                strategy="ddp" if self.case.ranks > 1 else "auto",
+                precision=precision,
             )
             engine.launch()
             return engine, *engine.setup(own, make(own.parameters())), engine.backward
@@ -144,7 +168,9 @@ class _Loop:
             return own
         if "tensor parallel" in self.traits:
             mesh = distributed.device_mesh.init_device_mesh("cpu", (self.case.ranks,))
-            return parallelize_module(own, mesh, {"body.0": ColwiseParallel(), "head": RowwiseParallel()})
+            return parallelize_module(
+                own, mesh, {"body.0": ColwiseParallel(), "head": RowwiseParallel()}
+            )
         static, unused = "static graph" in self.traits, "unused parameters" in self.traits
         return DistributedDataParallel(own, static_graph=static, find_unused_parameters=unused)
 
@@ -157,7 +183,10 @@ class _Loop:
             with contextlib.ExitStack() as stack:
                 for context in self._contexts():
                     stack.enter_context(context)
-                monitors = [each.__enter__() if "never left" in self.traits else stack.enter_context(each) for each in self._monitors()]
+                monitors = [
+                    each.__enter__() if "never left" in self.traits else stack.enter_context(each)
+                    for each in self._monitors()
+                ]
                 if "on a thread" in self.traits:
                     thread = threading.Thread(target=self._steps, args=(monitors,))
                     thread.start()
@@ -169,15 +198,26 @@ class _Loop:
         if self.watch.by != "lflops":
             return
         several = "two monitors" in self.traits
-        models = {"one": self.model, "two": self.second} if "two models" in self.traits else self.model
+        models = (
+            {"one": self.model, "two": self.second} if "two models" in self.traits else self.model
+        )
         for number in range(2 if several else 1):
-            settings = {"dirpath": self.folder / f"lflops{number}", "log": lambda text: None} | self.watch.settings
+            settings = {
+                "dirpath": self.folder / f"lflops{number}",
+                "log": lambda text: None,
+            } | self.watch.settings
             if "measured peaks" in self.traits:
                 settings["hardware"] = "measure"
             logger = self if "curves" in self.traits else None
             accumulation = 2 if "accumulated" in self.traits else 1
             yield lflops.monitor(
-                models, self.optimizer, engine=self.engine, accumulation=accumulation, logger=logger, log_every=2, **settings
+                models,
+                self.optimizer,
+                engine=self.engine,
+                accumulation=accumulation,
+                logger=logger,
+                log_every=2,
+                **settings,
             )
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
@@ -220,7 +260,9 @@ class _Loop:
                 culprit.step(self.own)
             with contextlib.ExitStack() as stack:
                 for monitor in monitors:
-                    stack.enter_context(monitor.step() if "no batch given" in self.traits else monitor.step(batch))
+                    stack.enter_context(
+                        monitor.step() if "no batch given" in self.traits else monitor.step(batch)
+                    )
                 self._step(index, batch)
             self._between(index, monitors)
             if "left early" in self.traits and index == 5:
@@ -285,7 +327,11 @@ class _Loop:
         return loss
 
     def _come_to_grief(self) -> None:
-        for trait, error in {"raises": ValueError, "KeyboardInterrupt": KeyboardInterrupt, "SystemExit": SystemExit}.items():
+        for trait, error in {
+            "raises": ValueError,
+            "KeyboardInterrupt": KeyboardInterrupt,
+            "SystemExit": SystemExit,
+        }.items():
             if trait in self.traits:
                 raise error("planted")
 
@@ -302,14 +348,19 @@ class _Loop:
             if "pickled on the way" in traits:
                 self.losses.append(digest(pickle.loads(pickle.dumps(self.own)).state_dict()))  # noqa: S301 - our own
             if "saved on the way" in traits:
-                torch.save({"model": self.own.state_dict(), "optimizer": self.optimizer.state_dict()}, self.folder / "saved.pt")
+                torch.save(
+                    {"model": self.own.state_dict(), "optimizer": self.optimizer.state_dict()},
+                    self.folder / "saved.pt",
+                )
             if "frozen on the way" in traits:
                 self.own.body.requires_grad_(requires_grad=False)
             if "replaced on the way" in traits:
                 self.own.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
 
     def _validate(self, monitors: list[Any]) -> None:
-        context = torch.inference_mode if "evaluated in inference mode" in self.traits else torch.no_grad
+        context = (
+            torch.inference_mode if "evaluated in inference mode" in self.traits else torch.no_grad
+        )
         self.model.eval()
         with context():
             for index in range(100, 104):
@@ -324,8 +375,12 @@ class _Loop:
         """What became of it."""
         objects = {} if self.engine is None else {"engine": self.engine}
         averaged = {} if self.average is None else {"average": digest(self.average.state_dict())}
-        scheduled = {} if self.scheduler is None else {"scheduler": digest(self.scheduler.state_dict())}
-        calls = {name: each.calls for name, each in self.own.named_modules() if isinstance(each, Net)}
+        scheduled = (
+            {} if self.scheduler is None else {"scheduler": digest(self.scheduler.state_dict())}
+        )
+        calls = {
+            name: each.calls for name, each in self.own.named_modules() if isinstance(each, Net)
+        }
         return {
             "losses": self.losses,
             "logged": self.recorder.entries,
@@ -356,7 +411,12 @@ class _Counting(TorchDispatchMode):
 @contextlib.contextmanager
 def _hooks(loop: _Loop) -> Iterator[None]:
     """Those of the user's, as long as the loop runs. Each call is counted."""
-    handles = [handle for trait, register in HOOKS.items() if trait in loop.traits for handle in register(loop)]
+    handles = [
+        handle
+        for trait, register in HOOKS.items()
+        if trait in loop.traits
+        for handle in register(loop)
+    ]
     try:
         yield
     finally:
@@ -394,8 +454,13 @@ def _on_modules(loop: _Loop) -> list[Any]:
 
 def _with_kwargs(loop: _Loop) -> list[Any]:
     places = list(loop.own.modules())
-    handles = [each.register_forward_hook(loop.count, with_kwargs=True, always_call=True) for each in places]
-    return handles + [each.register_forward_pre_hook(loop.count, with_kwargs=True) for each in places]
+    handles = [
+        each.register_forward_hook(loop.count, with_kwargs=True, always_call=True)
+        for each in places
+    ]
+    return handles + [
+        each.register_forward_pre_hook(loop.count, with_kwargs=True) for each in places
+    ]
 
 
 def _that_raises(loop: _Loop) -> list[Any]:

@@ -20,7 +20,9 @@ ROWS, WIDTH, CLASSES = 4, 8, 3
 def tensors(index: int) -> tuple[Tensor, Tensor]:
     """Batch number so much, the same in each run."""
     generator = torch.Generator().manual_seed(index)
-    return torch.randn(ROWS, WIDTH, generator=generator), torch.randint(CLASSES, (ROWS,), generator=generator)
+    return torch.randn(ROWS, WIDTH, generator=generator), torch.randint(
+        CLASSES, (ROWS,), generator=generator
+    )
 
 
 def crossentropy(model: nn.Module, batch: Any) -> Tensor:
@@ -98,7 +100,9 @@ class While(Net):
         from torch._higher_order_ops import while_loop
 
         with torch.no_grad():
-            times, _ = while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 0.9), (torch.tensor(0), x))
+            times, _ = while_loop(
+                lambda i, y: i < 3, lambda i, y: (i + 1, y * 0.9), (torch.tensor(0), x)
+            )
         return x * times
 
 
@@ -396,23 +400,47 @@ ODD_BATCHES: dict[str, tuple[Callable[[int], Any], Callable[[Any, Any], Tensor]]
         lambda index: {"in": [{"x": tensors(index)[0]}], "out": (tensors(index)[1],)},
         lambda model, batch: F.cross_entropy(model(batch["in"][0]["x"]), batch["out"][0]),
     ),
-    "dataclass": (lambda index: Batch(*tensors(index)), lambda model, batch: F.cross_entropy(model(batch.x), batch.y)),
+    "dataclass": (
+        lambda index: Batch(*tensors(index)),
+        lambda model, batch: F.cross_entropy(model(batch.x), batch.y),
+    ),
     "strings": (with_parts(names=lambda x, y: ["a"] * ROWS, empty=lambda x, y: ""), of_dict),
     "None": (with_parts(nothing=lambda x, y: None, more=lambda x, y: [None, x]), of_dict),
     "sparse COO": (with_parts(graph=lambda x, y: x.relu().to_sparse()), of_dict),
     "integer COO": (with_parts(graph=lambda x, y: integers(x, "COO")), of_dict),
     "integer CSR": (with_parts(graph=lambda x, y: integers(x, "CSR")), of_dict),
     "integer COO as input_ids": (with_parts(input_ids=lambda x, y: integers(x, "COO")), of_dict),
-    "0-d attention_mask": (with_parts(input_ids=lambda x, y: y[None], attention_mask=lambda x, y: torch.tensor(1)), of_dict),
-    "0-d position_ids": (with_parts(input_ids=lambda x, y: y[None], position_ids=lambda x, y: torch.tensor(0)), of_dict),
-    "position_ids": (
-        with_parts(position_ids=lambda x, y: torch.arange(ROWS)[None], cu_seqlens=lambda x, y: torch.tensor([0, 2, 4])),
+    "0-d attention_mask": (
+        with_parts(input_ids=lambda x, y: y[None], attention_mask=lambda x, y: torch.tensor(1)),
         of_dict,
     ),
-    "nested tensors": (with_parts(jagged=lambda x, y: torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)), of_dict),
-    "packed sequence": (with_parts(packed=lambda x, y: nn.utils.rnn.pack_sequence([x, x[:2]])), of_dict),
-    "complex and bool": (with_parts(c=lambda x, y: x.to(torch.complex64), b=lambda x, y: x > 0), of_dict),
-    "empty": (with_parts(empty=lambda x, y: x[:0], none=lambda x, y: [], no=lambda x, y: {}), of_dict),
+    "0-d position_ids": (
+        with_parts(input_ids=lambda x, y: y[None], position_ids=lambda x, y: torch.tensor(0)),
+        of_dict,
+    ),
+    "position_ids": (
+        with_parts(
+            position_ids=lambda x, y: torch.arange(ROWS)[None],
+            cu_seqlens=lambda x, y: torch.tensor([0, 2, 4]),
+        ),
+        of_dict,
+    ),
+    "nested tensors": (
+        with_parts(jagged=lambda x, y: torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged)),
+        of_dict,
+    ),
+    "packed sequence": (
+        with_parts(packed=lambda x, y: nn.utils.rnn.pack_sequence([x, x[:2]])),
+        of_dict,
+    ),
+    "complex and bool": (
+        with_parts(c=lambda x, y: x.to(torch.complex64), b=lambda x, y: x > 0),
+        of_dict,
+    ),
+    "empty": (
+        with_parts(empty=lambda x, y: x[:0], none=lambda x, y: [], no=lambda x, y: {}),
+        of_dict,
+    ),
     "lazy": (Loads, lambda model, batch: crossentropy(model, batch.load())),
     "opaque": (with_parts(opaque=lambda x, y: Opaque(x)), of_dict),
     "recursive": (with_parts(recursive=lambda x, y: recursive(x)), of_dict),
@@ -443,6 +471,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 TASKS: dict[str, Task] = {
     **{name: Task(model) for name, model in MODELS.items()},
-    **{f"output {name}": Task(functools.partial(WithOdd, *both)) for name, both in ODD_OUTPUTS.items()},
+    **{
+        f"output {name}": Task(functools.partial(WithOdd, *both))
+        for name, both in ODD_OUTPUTS.items()
+    },
     **{f"batch {name}": Task(Net, batch, loss) for name, (batch, loss) in ODD_BATCHES.items()},
 }

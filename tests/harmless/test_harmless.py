@@ -1,4 +1,7 @@
-"""A training does not notice that it is watched. These are some of the cases of the whole matrix, which `make harmless` runs."""
+"""A training does not notice that it is watched.
+
+These are some of the cases of the whole matrix, which `make harmless` runs.
+"""
 
 import json
 import subprocess
@@ -61,16 +64,22 @@ HANGS = {"sleeps": "your own loop 1: raises", "waits for others": "Accelerate 2:
 @pytest.fixture(scope="module")
 def verdicts() -> dict[tuple[str, str], Verdict]:
     """What the judge, a process that loads all drivers once, finds of all of them."""
-    culprits = [f"{by}={name}" for by, name in HANGS.items()] + [f"{by}={name}" for by, (name, _) in FOUND.items()]
+    culprits = [f"{by}={name}" for by, name in HANGS.items()] + [
+        f"{by}={name}" for by, (name, _) in FOUND.items()
+    ]
     command = [sys.executable, "-m", "tests.harmless.judge", *culprits, *CHOSEN]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
     found = [Verdict(**json.loads(line)) for line in ended.stdout.splitlines()]
     assert len(culprits) + len(CHOSEN) == len(found), ended.stderr
     return {(verdict.by, verdict.case): verdict for verdict in found}
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_watched_training_is_the_same_one(name: str, verdicts: dict[tuple[str, str], Verdict]) -> None:
+def test_a_watched_training_is_the_same_one(
+    name: str, verdicts: dict[tuple[str, str], Verdict]
+) -> None:
     """In each of them a window was closed, so the monitor has really watched."""
     verdict = verdicts["lflops", name]
     assert ("equal", "", "") == (verdict.outcome, verdict.difference, verdict.off)

@@ -1,4 +1,7 @@
-"""Ctrl-C at lines all over lflops: the same exception arrives, and nothing is left. `benchmarks/interrupts.py` takes every line."""
+"""Ctrl-C at lines all over lflops: the same exception arrives, and nothing is left.
+
+`benchmarks/interrupts.py` takes every line.
+"""
 
 import os
 import subprocess
@@ -28,13 +31,22 @@ hooks.remove_hook = lambda *_: None
 """
 """Global hooks that an undo forgets."""
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="trainings are interrupted in forks")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork"), reason="trainings are interrupted in forks"
+)
 
 
 def outcomes(first: int, every: int, culprit: str = "") -> Counter[str]:
     """What came out and what was left, of every so-manieth line from the first."""
     program = PROGRAM.format(first=first, every=every, culprit=culprit)
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
     return Counter(ran.stdout.splitlines())
 
 

@@ -18,7 +18,10 @@ from tests.support.canary_model import batch, in_forward, patient
 from tests.support.process_state import about, differences, graph, modes, random_numbers
 
 TIMEOUT = 120
-"""Seconds after which a thread that waits for another gives up: only a test that fails waits so long."""
+"""Seconds after which a thread that waits for another gives up.
+
+Only a test that fails waits so long.
+"""
 
 
 def fail() -> None:
@@ -98,12 +101,20 @@ def generated(model: nn.Module, x: Tensor) -> object:
 
 def survivors(action: Callable[[nn.Module, Tensor], object]) -> list[str]:
     """What of a model and its batch is still alive when the user lets go of them, before any garbage is collected."""
-    lflops.measure(patient(), batch(), warmup=0, repeats=1)  # what torch loads when it is first used keeps the frames that asked for it
+    lflops.measure(
+        patient(), batch(), warmup=0, repeats=1
+    )  # what torch loads when it is first used keeps the frames that asked for it
     gc.collect()
     gc.disable()
     try:
         model, x = patient(), batch()
-        things = {"model": model, "module": model.head, "parameter": model.head.weight, "gradient": model.head.weight.grad, "input": x}
+        things = {
+            "model": model,
+            "module": model.head,
+            "parameter": model.head.weight,
+            "gradient": model.head.weight.grad,
+            "input": x,
+        }
         references = {name: weakref.ref(thing) for name, thing in things.items()}
         kept = action(model, x)
         del model, x, things
@@ -121,7 +132,9 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_what_was_counted_is_freed_when_the_user_lets_go_of_it(action: Callable[[nn.Module, Tensor], object]) -> None:
+def test_what_was_counted_is_freed_when_the_user_lets_go_of_it(
+    action: Callable[[nn.Module, Tensor], object],
+) -> None:
     """At once, not when garbage is collected next: on a device that memory is needed."""
     assert [] == survivors(action)
 
@@ -130,7 +143,9 @@ def test_what_somebody_keeps_is_seen_to_survive() -> None:
     """The check above can fail: by a reference, and by a cycle."""
     assert ["model", "module", "parameter", "gradient"] == survivors(lambda model, x: model)
     assert ["input"] == survivors(lambda model, x: [x])
-    assert ["model", "module", "parameter", "gradient"] == survivors(lambda model, x: setattr(model, "me", [model]))
+    assert ["model", "module", "parameter", "gradient"] == survivors(
+        lambda model, x: setattr(model, "me", [model])
+    )
 
 
 def test_gradients_that_the_loop_gives_up_are_freed_within_it() -> None:
@@ -160,7 +175,10 @@ class Threaded(nn.Module):
 
 
 def test_a_graph_of_two_threads_bears_no_marks_afterwards() -> None:
-    """Nodes are marked to tell whose they are; a graph that the user keeps is as it was, and its marks are not lost on the check."""
+    """Nodes are marked to tell whose they are.
+
+    A graph that the user keeps is as it was, and its marks are not lost on the check.
+    """
     with ThreadPoolExecutor(1) as pool:
         model, x = Threaded(pool), torch.ones(1, 4, requires_grad=True)
         with lflops.counting(model) as count:
@@ -168,7 +186,9 @@ def test_a_graph_of_two_threads_bears_no_marks_afterwards() -> None:
             marked = about("out", out)["out: graph"]
             torch.autograd.grad(out.sum(), x, retain_graph=True)
         released = about("out", out)["out: graph"]
-    assert {"first": 16, "second": 16} == {row: macs for row, macs in count.profile.by_module("backward").items() if row}
+    assert {"first": 16, "second": 16} == {
+        row: macs for row, macs in count.profile.by_module("backward").items() if row
+    }
     assert any(metadata for _, metadata in marked)
     assert not any(metadata for _, metadata in released)
 
@@ -188,7 +208,10 @@ class Keeps(nn.Module):
 
 
 def hooks_on_graph(tensor: Tensor) -> int:
-    """How many hooks are on the nodes that it was computed by: they share a dictionary, which each new hook is told of."""
+    """How many hooks are on the nodes that it was computed by.
+
+    They share a dictionary, which each new hook is told of.
+    """
     found = 0
     for node in graph(tensor):
         ours = node.register_prehook(fail)
@@ -198,7 +221,10 @@ def hooks_on_graph(tensor: Tensor) -> int:
 
 
 def test_a_graph_that_the_model_keeps_bears_no_hooks_afterwards() -> None:
-    """Nodes are hooked to tell when backward comes to them; the last pass that is kept is one that was hooked."""
+    """Nodes are hooked to tell when backward comes to them.
+
+    The last pass that is kept is one that was hooked.
+    """
     model, x = Keeps(), torch.ones(1, 4)
     inside: list[int] = []
 
@@ -217,7 +243,14 @@ def test_a_graph_that_is_kept_where_a_pass_fails_bears_no_hooks_afterwards() -> 
     model, x = Keeps(), torch.ones(1, 4)
     left = iter([None, None])
     with pytest.raises(ValueError, match="planted"):
-        lflops.measure(model, x, backward=True, warmup=0, repeats=1, loss=lambda out: out.sum() if next(left, fail) is None else fail())
+        lflops.measure(
+            model,
+            x,
+            backward=True,
+            warmup=0,
+            repeats=1,
+            loss=lambda out: out.sum() if next(left, fail) is None else fail(),
+        )
     assert hooks_on_graph(model.kept[0]) == 0
 
 
@@ -249,7 +282,10 @@ def test_a_thread_that_left_the_model_has_no_mode_on_it() -> None:
 
 
 class Meeting(nn.Module):
-    """Two of them run at the same time: each goes on when the other has come as far. One of them draws random numbers."""
+    """Two of them run at the same time: each goes on when the other has come as far.
+
+    One of them draws random numbers.
+    """
 
     def __init__(self, barrier: threading.Barrier, wide: int) -> None:
         super().__init__()
@@ -269,7 +305,10 @@ class Meeting(nn.Module):
 
 
 def count_on_this_thread(model: nn.Module) -> tuple[lflops.Profile, list[str]]:
-    """A count, and what it left behind on its thread; the compiler's stance is that of all threads, and another may still need it."""
+    """A count, and what it left behind on its thread.
+
+    The compiler's stance is that of all threads, and another may still need it.
+    """
     before = modes()
     profile = lflops.count(model, torch.ones(1, 4), backward=True)
     return profile, differences(before, modes() | {"compiler stance": before["compiler stance"]})
@@ -280,7 +319,9 @@ def test_two_counts_in_two_threads_count_their_own_and_leave_no_trace() -> None:
     barrier = threading.Barrier(2)
     before = modes()
     with ThreadPoolExecutor(2) as pool:
-        (narrow, left), (wide, left_too) = pool.map(count_on_this_thread, [Meeting(barrier, 8), Meeting(barrier, 16)])
+        (narrow, left), (wide, left_too) = pool.map(
+            count_on_this_thread, [Meeting(barrier, 8), Meeting(barrier, 16)]
+        )
     assert ([], [], []) == (left, left_too, differences(before, modes()))
     assert {"": 64, "up": 32, "dropout": 0, "down": 32} == narrow.by_module()
     assert {"": 128, "up": 64, "dropout": 0, "down": 64} == wide.by_module()
@@ -340,4 +381,6 @@ def test_an_optimizer_that_steps_on_another_thread_is_no_part_of_the_count() -> 
         optimizer.over.set()
         step.result(TIMEOUT)
     assert out.shape == (1, 4)
-    assert {"forward": 32, "optimizer": 0} == {phase: count.profile.total(phase=phase) for phase in ("forward", "optimizer")}
+    assert {"forward": 32, "optimizer": 0} == {
+        phase: count.profile.total(phase=phase) for phase in ("forward", "optimizer")
+    }

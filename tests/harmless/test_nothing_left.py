@@ -1,4 +1,7 @@
-"""What counting and measuring leave behind: nothing, whatever happens in them. Every check has a twin that sees it fail."""
+"""What counting and measuring leave behind: nothing, whatever happens in them.
+
+Every check has a twin that sees it fail.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -12,7 +15,15 @@ from torch import Tensor, nn
 import lflops
 from tests.support.canary_model import Patient, Raises, batch, in_forward, patient
 from tests.support.leaky_profilers import CULPRITS, Culprit, PlainMode
-from tests.support.process_state import MISSING, Facts, about, differences, during, everything, settings
+from tests.support.process_state import (
+    MISSING,
+    Facts,
+    about,
+    differences,
+    during,
+    everything,
+    settings,
+)
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 
@@ -98,14 +109,19 @@ def fails_at(passes: int, error: BaseException) -> Callable[[Tensor], Tensor]:
 
 ERROR = ValueError("planted")
 
-PASSES: dict[str, Run] = {"count": lflops.count, "measure": partial(lflops.measure, warmup=1, repeats=2)}
+PASSES: dict[str, Run] = {
+    "count": lflops.count,
+    "measure": partial(lflops.measure, warmup=1, repeats=2),
+}
 HOOKED = 1 + 1 + 1 + 2
 """One is counted, one warms up, one is clean: this is the second that `measure` hooks."""
 
 WAYS: dict[str, Way] = {
     "forward": lambda run, model, x: run(model, x),
     "backward": lambda run, model, x: run(model, x, backward=True),
-    "loss": lambda run, model, x: run(model, x, backward=True, loss=lambda out: out.square().mean()),
+    "loss": lambda run, model, x: run(
+        model, x, backward=True, loss=lambda out: out.square().mean()
+    ),
     "keyword": lambda run, model, x: run(model, kwargs={"x": x}, backward=True),
     "ignored": lambda run, model, x: run(model, x, ignore=[nn.Linear, "norm"]),
     "twice": lambda run, model, x: [run(model, x, backward=True) for _ in range(2)],
@@ -115,15 +131,27 @@ WAYS: dict[str, Way] = {
     "inference_mode, backward": run_in(torch.inference_mode, backward=True),
     "autocast": run_in(lambda: torch.autocast("cpu", torch.bfloat16), backward=True),
     "default device": run_in(lambda: torch.device("meta"), backward=True),
-    "saved tensors": run_in(lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), backward=True),
+    "saved tensors": run_in(
+        lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), backward=True
+    ),
     "within a mode": run_in(PlainMode, backward=True),
     "error in forward": run_until_forward_raises(ERROR),
     "Ctrl-C in forward": run_until_forward_raises(KeyboardInterrupt()),
-    "error in backward": run_until(ValueError, backward=True, loss=lambda out: Raises.apply(out, ERROR).sum()),
-    "Ctrl-C in backward": run_until(KeyboardInterrupt, backward=True, loss=lambda out: Raises.apply(out, KeyboardInterrupt()).sum()),
+    "error in backward": run_until(
+        ValueError, backward=True, loss=lambda out: Raises.apply(out, ERROR).sum()
+    ),
+    "Ctrl-C in backward": run_until(
+        KeyboardInterrupt,
+        backward=True,
+        loss=lambda out: Raises.apply(out, KeyboardInterrupt()).sum(),
+    ),
     "error in loss": run_until(ValueError, backward=True, loss=raises(ERROR)),
-    "loss of two elements": run_until(lflops.CountError, backward=True, loss=lambda out: out[0, :2]),
-    "loss without a graph": run_until(lflops.CountError, backward=True, loss=lambda out: out.detach().sum()),
+    "loss of two elements": run_until(
+        lflops.CountError, backward=True, loss=lambda out: out[0, :2]
+    ),
+    "loss without a graph": run_until(
+        lflops.CountError, backward=True, loss=lambda out: out.detach().sum()
+    ),
     "wrong argument": run_until(lflops.CountError, ignore=["nobody"]),
     "wrong input": run_until(TypeError, kwargs={"y": 1}),
     "within itself": run_in_forward,
@@ -134,20 +162,29 @@ WHILE_HOOKED: dict[str, Callable[[], Way]] = {
     "error in forward": lambda: run_until_forward_raises(ERROR, HOOKED),
     "Ctrl-C in forward": lambda: run_until_forward_raises(KeyboardInterrupt(), HOOKED),
     "error in backward": lambda: run_until(ValueError, backward=True, loss=fails_at(HOOKED, ERROR)),
-    "Ctrl-C in backward": lambda: run_until(KeyboardInterrupt, backward=True, loss=fails_at(HOOKED, KeyboardInterrupt())),
+    "Ctrl-C in backward": lambda: run_until(
+        KeyboardInterrupt, backward=True, loss=fails_at(HOOKED, KeyboardInterrupt())
+    ),
 }
 
 
 @pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_nothing_leaves_a_trace(way: Way, run: Run, model: Patient, x: Tensor) -> None:
-    """Names, modes, hooks, attributes, parameters, buffers, gradients, random numbers: all is as it was, to the bit and to the object."""
+    """Names, modes, hooks, attributes, parameters, buffers, gradients, random numbers.
+
+    All is as it was, to the bit and to the object.
+    """
     before = everything(model, x)
     way(run, model, x)
     assert [] == differences(before, everything(model, x))
 
 
-ESTIMATED = {name: way for name, way in WAYS.items() if name not in ("ignored", "wrong argument", "within itself")}
+ESTIMATED = {
+    name: way
+    for name, way in WAYS.items()
+    if name not in ("ignored", "wrong argument", "within itself")
+}
 """It takes no `ignore`, and one within another is refused, as fake models are."""
 
 
@@ -160,7 +197,9 @@ def test_an_estimate_leaves_no_trace(way: Way, model: Patient, x: Tensor) -> Non
 
 
 @pytest.mark.parametrize("way", WHILE_HOOKED.values(), ids=WHILE_HOOKED)
-def test_an_error_while_modules_are_timed_leaves_no_trace(way: Callable[[], Way], model: Patient, x: Tensor) -> None:
+def test_an_error_while_modules_are_timed_leaves_no_trace(
+    way: Callable[[], Way], model: Patient, x: Tensor
+) -> None:
     """Not in the counted pass nor in a clean one, where hooks cannot be left behind, but in one that has them."""
     before = everything(model, x)
     way()(PASSES["measure"], model, x)
@@ -168,7 +207,9 @@ def test_an_error_while_modules_are_timed_leaves_no_trace(way: Callable[[], Way]
 
 
 @pytest.mark.parametrize(("culprit", "expected"), CULPRITS.values(), ids=CULPRITS)
-def test_a_trace_is_found_and_named(culprit: Culprit, expected: list[str], model: Patient, x: Tensor) -> None:
+def test_a_trace_is_found_and_named(
+    culprit: Culprit, expected: list[str], model: Patient, x: Tensor
+) -> None:
     """Whatever a culprit leaves behind, the comparison says what it is, and nothing else."""
     before = everything(model, x)
     with contextlib.ExitStack() as undo:
@@ -178,7 +219,9 @@ def test_a_trace_is_found_and_named(culprit: Culprit, expected: list[str], model
 
 def test_every_fact_about_the_process_has_its_culprit() -> None:
     """No check is there that was never seen to fail."""
-    assert set() == settings().keys() - {name for _, expected in CULPRITS.values() for name in expected}
+    assert set() == settings().keys() - {
+        name for _, expected in CULPRITS.values() for name in expected
+    }
 
 
 def counted(model: nn.Module, action: Callable[[], object]) -> lflops.Profile:
@@ -213,7 +256,12 @@ def counting_until(error: BaseException) -> Callable[[nn.Module, Tensor], object
     """A loop that ends by an error in forward."""
 
     def way(model: nn.Module, x: Tensor) -> None:
-        with in_forward(raises(error)), pytest.raises(type(error)), lflops.counting(model), lflops.scope("part"):
+        with (
+            in_forward(raises(error)),
+            pytest.raises(type(error)),
+            lflops.counting(model),
+            lflops.scope("part"),
+        ):
             model(x)
 
     return way
@@ -259,7 +307,9 @@ COUNTINGS: dict[str, Callable[[nn.Module, Tensor], object]] = {
 
 
 @pytest.mark.parametrize("way", COUNTINGS.values(), ids=COUNTINGS)
-def test_counting_leaves_no_trace(way: Callable[[nn.Module, Tensor], object], model: Patient, x: Tensor) -> None:
+def test_counting_leaves_no_trace(
+    way: Callable[[nn.Module, Tensor], object], model: Patient, x: Tensor
+) -> None:
     """The same of a loop of one's own, in which the model evaluates, so that the loop itself changes nothing."""
     model.eval()
     before = everything(model, x)
@@ -276,7 +326,11 @@ def facts_in_forward(model: Patient, action: Callable[[], object]) -> list[str]:
 
 
 def test_nothing_is_patched_or_written_while_a_pass_runs(model: Patient, x: Tensor) -> None:
-    """Not even within the pass: names, streams, attributes, hooks and classes are the user's, and the model is pickled and copied."""
+    """Not even within the pass.
+
+    Names, streams, attributes, hooks and classes are the user's, and the model is pickled and
+    copied.
+    """
     model.eval()
     for run in PASSES.values():
         assert [] == facts_in_forward(model, lambda run=run: run(model, x, backward=True))
@@ -299,7 +353,9 @@ IN_PASS = [
 
 
 @pytest.mark.parametrize(("culprit", "expected"), [CULPRITS[each] for each in IN_PASS], ids=IN_PASS)
-def test_what_is_patched_for_the_pass_only_is_found(culprit: Culprit, expected: list[str], model: Patient, x: Tensor) -> None:
+def test_what_is_patched_for_the_pass_only_is_found(
+    culprit: Culprit, expected: list[str], model: Patient, x: Tensor
+) -> None:
     """A culprit that tidies up after itself is still one."""
 
     def tidy() -> None:
@@ -311,19 +367,31 @@ def test_what_is_patched_for_the_pass_only_is_found(culprit: Culprit, expected: 
 
 
 @pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
-def test_a_leaf_that_only_the_loss_knows_keeps_its_gradient(run: Run, model: Patient, x: Tensor) -> None:
-    """It is no parameter and no input, and still the same gradient is on it afterwards; one without gets none."""
+def test_a_leaf_that_only_the_loss_knows_keeps_its_gradient(
+    run: Run, model: Patient, x: Tensor
+) -> None:
+    """It is no parameter and no input, and still the same gradient is on it afterwards.
+
+    One without gets none.
+    """
     known, new = batch(), torch.ones(4, requires_grad=True)
     before = about("known", known) | about("new", new)
     run(model, x, backward=True, loss=lambda out: (out * new * known).sum())
     assert [] == differences(before, about("known", known) | about("new", new))
     (model(x) * new * known).sum().backward()
-    assert ["known.grad", "new.grad"] == differences(before, about("known", known) | about("new", new))
+    assert ["known.grad", "new.grad"] == differences(
+        before, about("known", known) | about("new", new)
+    )
 
 
 @pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
-def test_an_input_that_a_graph_of_the_users_made_can_still_go_backward(run: Run, model: Patient) -> None:
-    """Counting a head does not go on into the body below it: that work is not counted, and its graph is still there to be used."""
+def test_an_input_that_a_graph_of_the_users_made_can_still_go_backward(
+    run: Run, model: Patient
+) -> None:
+    """Counting a head does not go on into the body below it.
+
+    That work is not counted, and its graph is still there to be used.
+    """
     body = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
     features = body(torch.randn(3, 5))
     before = everything(model, features)
@@ -347,11 +415,15 @@ def test_an_input_that_the_model_writes_to_is_not_written_to(
     with context():
         profile = run(head, features, backward=True)
     assert [] == differences(before, about("features", features))
-    assert {"forward": 3 * 8, "backward": 2 * 3 * 8} == {phase: profile.total(phase=phase) for phase in ("forward", "backward")}
+    assert {"forward": 3 * 8, "backward": 2 * 3 * 8} == {
+        phase: profile.total(phase=phase) for phase in ("forward", "backward")
+    }
 
 
 @pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
-def test_a_graph_that_was_there_before_goes_backward_afterwards(run: Run, model: Patient, x: Tensor) -> None:
+def test_a_graph_that_was_there_before_goes_backward_afterwards(
+    run: Run, model: Patient, x: Tensor
+) -> None:
     """A pass between forward and backward changes no gradient, though it moved buffers that the graph had saved."""
     (expected,) = torch.autograd.grad(nn.functional.relu(model.norm(model.embedding(x))).sum(), x)
     out = nn.functional.relu(model.norm(model.embedding(x))).sum()
@@ -379,7 +451,9 @@ ODD_BUFFERS: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("run", PASSES.values(), ids=PASSES)
 @pytest.mark.parametrize("make", ODD_BUFFERS.values(), ids=ODD_BUFFERS)
-def test_a_model_with_an_odd_buffer_is_counted(make: Callable[[], Tensor], run: Run, model: Patient, x: Tensor) -> None:
+def test_a_model_with_an_odd_buffer_is_counted(
+    make: Callable[[], Tensor], run: Run, model: Patient, x: Tensor
+) -> None:
     """Buffers that cannot be compared or written to in the ordinary way do not stand in the way of putting the others back."""
     model.register_buffer("odd", make())
     before = (model.odd, model.steps.item(), model.average)

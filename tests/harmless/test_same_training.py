@@ -34,7 +34,11 @@ class TensorState(torch.optim.Optimizer):
         for parameter in self.param_groups[0]["params"]:
             if parameter.grad is not None:
                 momentum = self.state.get(parameter)
-                momentum = self.state[parameter] = parameter.grad.clone() if momentum is None else momentum.mul_(0.9).add_(parameter.grad)
+                momentum = self.state[parameter] = (
+                    parameter.grad.clone()
+                    if momentum is None
+                    else momentum.mul_(0.9).add_(parameter.grad)
+                )
                 parameter.sub_(0.1 * momentum)
 
 
@@ -83,9 +87,13 @@ def mixed(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tens
         return plain(model, optimizer, x)
 
 
-def recomputed(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *, reentrant: bool) -> Tensor:
+def recomputed(
+    model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, *, reentrant: bool
+) -> Tensor:
     """Under activation checkpointing, which draws the random numbers of the forward again."""
-    return plain(lambda x: checkpoint(model, x, use_reentrant=reentrant), optimizer, x.requires_grad_())  # type: ignore[arg-type]
+    return plain(
+        lambda x: checkpoint(model, x, use_reentrant=reentrant), optimizer, x.requires_grad_()
+    )  # type: ignore[arg-type]
 
 
 def offloaded(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
@@ -130,7 +138,9 @@ class Recurrent(nn.Module):
 class Training(NamedTuple):
     step: Step = plain
     model: Callable[[], nn.Module] = Patient
-    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] = partial(
+        torch.optim.SGD, lr=0.1, momentum=0.9
+    )
 
 
 TRAININGS = {
@@ -226,30 +236,48 @@ def twice(model: nn.Module, _x: Tensor) -> Iterator[None]:
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS)
 def test_a_training_with_a_counted_step_is_the_same_training(training: Training) -> None:
     """Losses, weights, gradients, buffers, the optimizer's state and the random numbers that come next."""
-    assert [] == differences(train(training, nothing), train(training, lambda model, x: lflops.counting(model)))
+    assert [] == differences(
+        train(training, nothing), train(training, lambda model, x: lflops.counting(model))
+    )
 
 
 @pytest.mark.parametrize("around", [counted_before, measured_before, watched, twice])
 @pytest.mark.parametrize("name", ["AdamW, foreach", "accumulated", "attention"])
-def test_a_training_that_is_counted_in_another_way_is_the_same_training(around: Around, name: str) -> None:
+def test_a_training_that_is_counted_in_another_way_is_the_same_training(
+    around: Around, name: str
+) -> None:
     """Passes between two steps, a count that takes the time as well, and two counts at once."""
     assert [] == differences(train(TRAININGS[name], nothing), train(TRAININGS[name], around))
 
 
 CULPRITS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
-    "draws a number": (lambda model: torch.rand(1), {"losses", "random numbers: torch", "head.weight", "state 0"}),
+    "draws a number": (
+        lambda model: torch.rand(1),
+        {"losses", "random numbers: torch", "head.weight", "state 0"},
+    ),
     "draws from Python": (lambda model: random.random(), {"losses", "random numbers: python"}),  # noqa: S311
-    "runs the model": (lambda model: model(torch.ones(3, 4)), {"losses", "steps", "norm.running_mean", "random numbers: torch"}),
-    "freezes": (lambda model: model.embedding.weight.requires_grad_(False), {"losses", "embedding.weight"}),
+    "runs the model": (
+        lambda model: model(torch.ones(3, 4)),
+        {"losses", "steps", "norm.running_mean", "random numbers: torch"},
+    ),
+    "freezes": (
+        lambda model: model.embedding.weight.requires_grad_(False),
+        {"losses", "embedding.weight"},
+    ),
     "evaluates": (lambda model: model.norm.eval(), {"losses", "norm.running_mean"}),
-    "leaves a gradient": (lambda model: setattr(model.head.bias, "grad", torch.ones(4)), {"losses", "head.bias"}),
+    "leaves a gradient": (
+        lambda model: setattr(model.head.bias, "grad", torch.ones(4)),
+        {"losses", "head.bias"},
+    ),
     "moves a weight": (lambda model: model.head.bias.data.add_(1e-3), {"losses", "head.bias"}),
     "fills a buffer": (lambda model: model.unused.zero_(), {"unused"}),
 }
 
 
 @pytest.mark.parametrize(("culprit", "expected"), CULPRITS.values(), ids=CULPRITS)
-def test_a_training_that_was_meddled_with_is_another_one(culprit: Callable[[Any], object], expected: set[str]) -> None:
+def test_a_training_that_was_meddled_with_is_another_one(
+    culprit: Callable[[Any], object], expected: set[str]
+) -> None:
     """The comparison names what became of it."""
 
     @contextlib.contextmanager
@@ -257,4 +285,6 @@ def test_a_training_that_was_meddled_with_is_another_one(culprit: Callable[[Any]
         culprit(model)
         yield
 
-    assert expected <= set(differences(train(TRAININGS["SGD"], nothing), train(TRAININGS["SGD"], around)))
+    assert expected <= set(
+        differences(train(TRAININGS["SGD"], nothing), train(TRAININGS["SGD"], around))
+    )

@@ -1,4 +1,7 @@
-"""A compiled model runs compiled in a counted step and when it is timed, and is never compiled again. A pass of our own counts eagerly."""
+"""A compiled model runs compiled in a counted step and when it is timed, and is never compiled again.
+
+A pass of our own counts eagerly.
+"""
 
 import contextlib
 import subprocess
@@ -18,7 +21,8 @@ from lflops.torch_private import self_check
 from tests.support.compilers import ENTERED_MODES_END_COMPILATION, Backend
 from tests.support.leaky_profilers import PlainMode
 
-# torch warns of hooks on all modules: tests/attribution/test_compile.py holds that a user does not hear of it.
+# torch warns of hooks on all modules: tests/attribution/test_compile.py holds that a user does not
+# hear of it.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile")
 
 
@@ -134,14 +138,26 @@ def counted_in_no_grad(model: nn.Module, x: Tensor) -> None:
         lflops.count(model, x)
 
 
-WAYS = {counted: 0, counted_step: 1, counted_twice: 2, counted_until_an_error: 0, counted_in_no_grad: 0}
-"""How often the compiled graph runs in each: in a step of the user's as it would anyway, in a pass of our own never."""
+WAYS = {
+    counted: 0,
+    counted_step: 1,
+    counted_twice: 2,
+    counted_until_an_error: 0,
+    counted_in_no_grad: 0,
+}
+"""How often the compiled graph runs in each.
+
+In a step of the user's as it would anyway, in a pass of our own never.
+"""
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("compile_", COMPILED.values(), ids=COMPILED)
 def test_a_warm_model_stays_compiled(
-    compile_: Callable[[Backend], nn.Module], way: Callable[[nn.Module, Tensor], None], backend: Backend, x: Tensor
+    compile_: Callable[[Backend], nn.Module],
+    way: Callable[[nn.Module, Tensor], None],
+    backend: Backend,
+    x: Tensor,
 ) -> None:
     """Its graph runs in a counted step, runs afterwards, and is the same."""
     model = compile_(backend)
@@ -186,7 +202,10 @@ def test_a_mode_that_is_entered_in_the_ordinary_way_is_seen_to_end_the_compilati
 
 
 def measured(model: nn.Module, x: Tensor) -> None:
-    """Forward and backward: 1 pass is counted, 1 warms up, 2 are clean, 2 hooked, and 1 is thrown away."""
+    """Forward and backward.
+
+    1 pass is counted, 1 warms up, 2 are clean, 2 hooked, and 1 is thrown away.
+    """
     assert lflops.measure(model, x, backward=True, warmup=1, repeats=2).total()
 
 
@@ -227,12 +246,24 @@ def test_a_cold_model_is_compiled_once_without_hooks(
 @pytest.mark.skipif(not ENTERED_MODES_END_COMPILATION, reason="the culprit is none on this torch")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["wrapped", "in place", "part", "part in place"])
-def test_a_hook_that_is_compiled_as_well_is_seen(name: str, backend: Backend, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks above can fail: whatever runs on the way into a compiled module is compiled, if nobody prevents it."""
+def test_a_hook_that_is_compiled_as_well_is_seen(
+    name: str, backend: Backend, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks above can fail.
+
+    Whatever runs on the way into a compiled module is compiled, if nobody prevents it.
+    """
     self_check.check()  # before what it tries is planted: it runs once in a process
-    for name_of_hook in ("enter_module", "leave_module"):  # anew, because a function is marked once for the whole process
+    for name_of_hook in (
+        "enter_module",
+        "leave_module",
+    ):  # anew, because a function is marked once for the whole process
         hook = getattr(ModuleTimer, name_of_hook)
-        monkeypatch.setattr(ModuleTimer, name_of_hook, FunctionType(hook.__code__.replace(), hook.__globals__, closure=hook.__closure__))
+        monkeypatch.setattr(
+            ModuleTimer,
+            name_of_hook,
+            FunctionType(hook.__code__.replace(), hook.__globals__, closure=hook.__closure__),
+        )
     monkeypatch.setattr("lflops.attribution.hooks.never_compiled", lambda hook: None)
     monkeypatch.setattr("lflops.attribution.hooks.HiddenHooks.start", lambda _: None)
     model = COMPILED[name](backend)
@@ -258,7 +289,10 @@ class Writer(nn.Module):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_model_that_writes_stays_compiled(in_place: bool, backend: Backend, x: Tensor) -> None:
-    """Told that it has been called once by a hook of ours on it: 2 clean passes and 2 hooked ones, 1 each to warm up and to throw away."""
+    """Told that it has been called once by a hook of ours on it.
+
+    2 clean passes and 2 hooked ones, 1 each to warm up and to throw away.
+    """
     model = Writer(Net()) if in_place else Writer(torch.compile(Net(), backend=backend))
     if in_place:
         model.compile(backend=backend)
@@ -270,7 +304,9 @@ def test_a_model_that_writes_stays_compiled(in_place: bool, backend: Backend, x:
     assert (1, 2 + 2 * MEASURED + 2) == (backend.compilations, backend.runs)
 
 
-@pytest.mark.parametrize("stance", ["default", "force_eager", "eager_on_recompile", "fail_on_recompile"])
+@pytest.mark.parametrize(
+    "stance", ["default", "force_eager", "eager_on_recompile", "fail_on_recompile"]
+)
 def test_the_users_own_stance_is_put_back(stance: str, backend: Backend, x: Tensor) -> None:
     """Whatever the user told the compiler holds again afterwards."""
     model = torch.compile(Net(), backend=backend)
@@ -300,5 +336,7 @@ compiled(x)
 compiled(x)
 print(len(runs))
 """
-    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
     assert ["32", "1", "3"] == printed.split()

@@ -13,7 +13,16 @@ from torch.utils.data import Dataset, IterableDataset
 from lflops.integrations.huggingface import FlopsCallback
 from tests.harmless.case import Case, Facts, Watch
 from tests.harmless.culprits import Culprit
-from tests.harmless.facts import Recorder, around, attributes, checkpoints, digest, of_modules, of_optimizers, own
+from tests.harmless.facts import (
+    Recorder,
+    around,
+    attributes,
+    checkpoints,
+    digest,
+    of_modules,
+    of_optimizers,
+    own,
+)
 from tests.harmless.tasks import Net, tensors
 
 __all__ = ["TRAITS", "run"]
@@ -30,7 +39,11 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor | None = None, **more: Any) -> dict[str, Tensor]:
         logits = self.net(x)
-        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        return (
+            {"logits": logits}
+            if labels is None
+            else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        )
 
 
 class Rows(Dataset[Any]):
@@ -73,7 +86,11 @@ class Hears(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Note one."""
         flags = "".join(str(int(value)) for value in vars(control).values())
         logs = kwargs.get("logs")
-        if event == "on_log" and logs is not None and all("lflops" in name or name == "epoch" for name in logs):
+        if (
+            event == "on_log"
+            and logs is not None
+            and all("lflops" in name or name == "epoch" for name in logs)
+        ):
             return
         self.events.append((event, state.global_step, flags))
         if event == "on_log" and logs is not None:
@@ -107,7 +124,9 @@ class Harming(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore
     def __init__(self, name: str) -> None:
         self.culprit = Culprit(name)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         self.culprit.step(model, control)
 
 
@@ -161,7 +180,9 @@ def _metrics(prediction: Any) -> dict[str, float]:
 
 
 def _gpt2() -> nn.Module:
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2)
+    )
 
 
 class Plan:
@@ -213,25 +234,48 @@ TRAITS: dict[str, Callable[[Plan], None]] = {
     "saved": _arguments(save_strategy="steps", save_steps=4),
     "the best is loaded": _several(
         EVALUATED,
-        _arguments(save_strategy="steps", save_steps=4, load_best_model_at_end=True, metric_for_best_model="eval_loss", save_total_limit=2),
+        _arguments(
+            save_strategy="steps",
+            save_steps=4,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_loss",
+            save_total_limit=2,
+        ),
     ),
-    "resumed": _several(_arguments(save_strategy="steps", save_steps=4), _sets(stages=[lambda trainer: trainer.train(), _resume])),
+    "resumed": _several(
+        _arguments(save_strategy="steps", save_steps=4),
+        _sets(stages=[lambda trainer: trainer.train(), _resume]),
+    ),
     "early stopping": _several(
         EVALUATED,
-        _arguments(load_best_model_at_end=True, save_strategy="steps", save_steps=4, metric_for_best_model="eval_loss"),
+        _arguments(
+            load_best_model_at_end=True,
+            save_strategy="steps",
+            save_steps=4,
+            metric_for_best_model="eval_loss",
+        ),
         lambda plan: plan.callbacks.append(transformers.EarlyStoppingCallback(1, 10.0)),
     ),
     "accumulated": _arguments(gradient_accumulation_steps=2, max_steps=6),
     "not clipped": _arguments(max_grad_norm=0),
     "bf16": _arguments(bf16=True),
     "cosine": _arguments(lr_scheduler_type="cosine", warmup_steps=3),
-    "plateau": _several(EVALUATED, _arguments(lr_scheduler_type="reduce_lr_on_plateau", metric_for_best_model="eval_loss")),
+    "plateau": _several(
+        EVALUATED,
+        _arguments(lr_scheduler_type="reduce_lr_on_plateau", metric_for_best_model="eval_loss"),
+    ),
     "SGD": _arguments(optim="sgd"),
     "Adafactor": _arguments(optim="adafactor"),
-    "label smoothing": _several(_sets(model=_gpt2, data=Tokens()), _arguments(label_smoothing_factor=0.1)),
+    "label smoothing": _several(
+        _sets(model=_gpt2, data=Tokens()), _arguments(label_smoothing_factor=0.1)
+    ),
     "GPT-2": _sets(model=_gpt2, data=Tokens()),
-    "GPT-2, checkpointed": _several(_sets(model=_gpt2, data=Tokens()), _arguments(gradient_checkpointing=True)),
-    "GPT-2, noise": _several(_sets(model=_gpt2, data=Tokens()), _arguments(neftune_noise_alpha=5.0)),
+    "GPT-2, checkpointed": _several(
+        _sets(model=_gpt2, data=Tokens()), _arguments(gradient_checkpointing=True)
+    ),
+    "GPT-2, noise": _several(
+        _sets(model=_gpt2, data=Tokens()), _arguments(neftune_noise_alpha=5.0)
+    ),
     "compiled": _arguments(torch_compile=True, torch_compile_backend="aot_eager"),
     "stream": _sets(data=Stream()),
     "workers": _arguments(dataloader_num_workers=1),
@@ -240,7 +284,9 @@ TRAITS: dict[str, Callable[[Plan], None]] = {
     "raises": _sets(kind=Raises),
     "KeyboardInterrupt": _sets(kind=Interrupted),
     "decides itself": lambda plan: plan.callbacks.append(Decides()),
-    "trained twice": _sets(stages=[lambda trainer: trainer.train(), lambda trainer: trainer.train()]),
+    "trained twice": _sets(
+        stages=[lambda trainer: trainer.train(), lambda trainer: trainer.train()]
+    ),
     "evaluates and predicts": _sets(
         stages=[
             lambda trainer: trainer.train(),
@@ -252,7 +298,9 @@ TRAITS: dict[str, Callable[[Plan], None]] = {
     "two monitors": _sets(monitors=2),
     "full determinism": _arguments(full_determinism=True),
     "NaN kept": _arguments(logging_nan_inf_filter=False),
-    "tokens counted": _several(_sets(model=_gpt2, data=Tokens()), _arguments(include_num_input_tokens_seen="all")),
+    "tokens counted": _several(
+        _sets(model=_gpt2, data=Tokens()), _arguments(include_num_input_tokens_seen="all")
+    ),
 }
 
 
@@ -264,7 +312,10 @@ def run(case: Case, watch: Watch) -> Facts:
         TRAITS[trait](plan)
     callbacks = [hears, *plan.callbacks]
     if watch.by == "lflops":
-        made = [{"dirpath": f"lflops{number}", "log": lambda text: None} | watch.settings for number in range(plan.monitors)]
+        made = [
+            {"dirpath": f"lflops{number}", "log": lambda text: None} | watch.settings
+            for number in range(plan.monitors)
+        ]
         callbacks += [FlopsCallback(**settings) for settings in made]
     elif watch.by != "nobody":
         callbacks.append(Harming(watch.by))
@@ -280,7 +331,14 @@ def run(case: Case, watch: Watch) -> Facts:
         "remove_unused_columns": False,
     }
     args = transformers.TrainingArguments("out", **(arguments | plan.arguments))
-    trainer = plan.kind(plan.model(), args, train_dataset=plan.data, eval_dataset=Rows(), callbacks=callbacks, **plan.given)
+    trainer = plan.kind(
+        plan.model(),
+        args,
+        train_dataset=plan.data,
+        eval_dataset=Rows(),
+        callbacks=callbacks,
+        **plan.given,
+    )
     if "GPT-2" in " ".join(case.traits) or isinstance(plan.data, Tokens):
         trainer.eval_dataset = plan.data
     facts: Facts = {}
@@ -299,12 +357,27 @@ def run(case: Case, watch: Watch) -> Facts:
         "heard": hears.events,
         "logs heard": hears.recorder.entries,
         "calls of overrides": OwnLoss.calls,
-        "calls of the model": {name: each.calls for name, each in trainer.model.named_modules() if isinstance(each, Net)},
+        "calls of the model": {
+            name: each.calls
+            for name, each in trainer.model.named_modules()
+            if isinstance(each, Net)
+        },
         "control": sorted((name, value) for name, value in vars(trainer.control).items()),
-        "state": (state.global_step, state.epoch, state.best_metric, str(state.best_model_checkpoint)),
-        "scheduler": None if trainer.lr_scheduler is None else digest(trainer.lr_scheduler.state_dict()),
+        "state": (
+            state.global_step,
+            state.epoch,
+            state.best_metric,
+            str(state.best_model_checkpoint),
+        ),
+        "scheduler": None
+        if trainer.lr_scheduler is None
+        else digest(trainer.lr_scheduler.state_dict()),
         **of_modules(trainer.model),
-        **of_optimizers([] if trainer.optimizer is None else [getattr(trainer.optimizer, "optimizer", trainer.optimizer)]),
+        **of_optimizers(
+            []
+            if trainer.optimizer is None
+            else [getattr(trainer.optimizer, "optimizer", trainer.optimizer)]
+        ),
         **attributes(Trainer=trainer, accelerator=trainer.accelerator, control=trainer.control),
     }
     return facts | results | (_files() if args.process_index == 0 else {})

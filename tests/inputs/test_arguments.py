@@ -38,29 +38,85 @@ def enter_scope(name: Any) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
-    "model, a class": (lambda: lflops.count(Net, x), lflops.CountError, ["count: Net is a class: give an instance"]),
-    "model, a function": (lambda: lflops.count(len, x), lflops.CountError, ["count", "built-in function len", "torch.nn.Module"]),
+    "model, a class": (
+        lambda: lflops.count(Net, x),
+        lflops.CountError,
+        ["count: Net is a class: give an instance"],
+    ),
+    "model, a function": (
+        lambda: lflops.count(len, x),
+        lflops.CountError,
+        ["count", "built-in function len", "torch.nn.Module"],
+    ),
     "args, a mapping": (
         lambda: lflops.count(net, {"x": x}),
         lflops.CountError,
-        ["count: args is a dict: give kwargs=batch, or args=(batch,) if the model takes the dict itself"],
+        [
+            "count: args is a dict: give kwargs=batch, or args=(batch,) if the model takes the dict itself"
+        ],
     ),
     "args, a list": (
         lambda: lflops.count(net, [x]),
         lflops.CountError,
-        ["count: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several"],
+        [
+            "count: args is a list: give (batch,) if it is one argument, tuple(batch) if it is several"
+        ],
     ),
-    "backward, a number": (lambda: lflops.count(net, x, backward=1), lflops.CountError, ["count: backward=1: give True or False"]),
-    "backward, a tensor": (lambda: lflops.count(net, x, backward=x), lflops.CountError, ["count: backward=a tensor of shape", "True"]),
-    "counting a class": (lambda: lflops.counting(Net), lflops.CountError, ["counting: Net is a class: give an instance"]),
-    "args, nothing": (lambda: lflops.count(net, None), lflops.CountError, ["count", "args=None", "tuple", "tensor"]),
-    "args, text": (lambda: lflops.count(net, "ab"), lflops.CountError, ["count", "args='ab'", "tuple", "tensor"]),
-    "kwargs, a number": (lambda: lflops.count(net, x, 3), lflops.CountError, ["count", "kwargs=3", "mapping"]),
-    "kwargs, a list": (lambda: lflops.count(net, x, ["twice"]), lflops.CountError, ["count", "kwargs=['twice']", "mapping"]),
-    "kwargs, a tensor": (lambda: lflops.count(net, x, x), lflops.CountError, ["count", "kwargs=a tensor of shape (3, 4)", "mapping"]),
-    "kwargs, without names": (lambda: lflops.count(net, x, {1: True}), lflops.CountError, ["count", "kwargs={1: True}", "names"]),
-    "loss, a number": (lambda: lflops.count(net, x, backward=True, loss=3), lflops.CountError, ["count", "loss=3", "function", "scalar"]),
-    "loss, without backward": (lambda: lflops.count(net, x, loss=torch.sum), lflops.CountError, ["count", "loss", "backward=True"]),
+    "backward, a number": (
+        lambda: lflops.count(net, x, backward=1),
+        lflops.CountError,
+        ["count: backward=1: give True or False"],
+    ),
+    "backward, a tensor": (
+        lambda: lflops.count(net, x, backward=x),
+        lflops.CountError,
+        ["count: backward=a tensor of shape", "True"],
+    ),
+    "counting a class": (
+        lambda: lflops.counting(Net),
+        lflops.CountError,
+        ["counting: Net is a class: give an instance"],
+    ),
+    "args, nothing": (
+        lambda: lflops.count(net, None),
+        lflops.CountError,
+        ["count", "args=None", "tuple", "tensor"],
+    ),
+    "args, text": (
+        lambda: lflops.count(net, "ab"),
+        lflops.CountError,
+        ["count", "args='ab'", "tuple", "tensor"],
+    ),
+    "kwargs, a number": (
+        lambda: lflops.count(net, x, 3),
+        lflops.CountError,
+        ["count", "kwargs=3", "mapping"],
+    ),
+    "kwargs, a list": (
+        lambda: lflops.count(net, x, ["twice"]),
+        lflops.CountError,
+        ["count", "kwargs=['twice']", "mapping"],
+    ),
+    "kwargs, a tensor": (
+        lambda: lflops.count(net, x, x),
+        lflops.CountError,
+        ["count", "kwargs=a tensor of shape (3, 4)", "mapping"],
+    ),
+    "kwargs, without names": (
+        lambda: lflops.count(net, x, {1: True}),
+        lflops.CountError,
+        ["count", "kwargs={1: True}", "names"],
+    ),
+    "loss, a number": (
+        lambda: lflops.count(net, x, backward=True, loss=3),
+        lflops.CountError,
+        ["count", "loss=3", "function", "scalar"],
+    ),
+    "loss, without backward": (
+        lambda: lflops.count(net, x, loss=torch.sum),
+        lflops.CountError,
+        ["count", "loss", "backward=True"],
+    ),
     "loss, of two elements": (
         lambda: lflops.count(net, x, backward=True, loss=lambda out: out[0]),
         lflops.CountError,
@@ -86,17 +142,57 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lflops.CountError,
         ["count", "backward=True", "loss=", "unfreeze"],
     ),
-    "ignore, an unknown name": (lambda: lflops.count(net, x, ignore=["third"]), lflops.CountError, ["ignore", "'third'", "named_modules"]),
-    "ignore, a number": (lambda: lflops.count(net, x, ignore=3), lflops.CountError, ["ignore", "3", "name", "module class"]),
-    "ignore, nothing": (lambda: lflops.count(net, x, ignore=None), lflops.CountError, ["ignore", "None", "name", "module class"]),
-    "ignore, a module": (lambda: lflops.count(net, x, ignore=net.first), lflops.CountError, ["ignore", "Linear(", "name", "module class"]),
-    "ignore, another class": (lambda: lflops.count(net, x, ignore=[int]), lflops.CountError, ["ignore", "class 'int'", "module class"]),
+    "ignore, an unknown name": (
+        lambda: lflops.count(net, x, ignore=["third"]),
+        lflops.CountError,
+        ["ignore", "'third'", "named_modules"],
+    ),
+    "ignore, a number": (
+        lambda: lflops.count(net, x, ignore=3),
+        lflops.CountError,
+        ["ignore", "3", "name", "module class"],
+    ),
+    "ignore, nothing": (
+        lambda: lflops.count(net, x, ignore=None),
+        lflops.CountError,
+        ["ignore", "None", "name", "module class"],
+    ),
+    "ignore, a module": (
+        lambda: lflops.count(net, x, ignore=net.first),
+        lflops.CountError,
+        ["ignore", "Linear(", "name", "module class"],
+    ),
+    "ignore, another class": (
+        lambda: lflops.count(net, x, ignore=[int]),
+        lflops.CountError,
+        ["ignore", "class 'int'", "module class"],
+    ),
     "counting nothing": (lflops.counting, lflops.CountError, ["counting", "at least one module"]),
-    "counting a list": (lambda: lflops.counting([net]), lflops.CountError, ["counting", "[Net(", "torch.nn.Module"]),
-    "counting and ignoring": (lambda: lflops.counting(net, ignore=["third"]), lflops.CountError, ["ignore", "'third'"]),
-    "scope, without a name": (lambda: enter_scope(""), ValueError, ["scope", "name=''", "without dots"]),
-    "scope, with a dot": (lambda: enter_scope("a.b"), ValueError, ["scope", "name='a.b'", "without dots"]),
-    "scope, a number": (lambda: enter_scope(3), ValueError, ["scope", "name=3", "name without dots"]),
+    "counting a list": (
+        lambda: lflops.counting([net]),
+        lflops.CountError,
+        ["counting", "[Net(", "torch.nn.Module"],
+    ),
+    "counting and ignoring": (
+        lambda: lflops.counting(net, ignore=["third"]),
+        lflops.CountError,
+        ["ignore", "'third'"],
+    ),
+    "scope, without a name": (
+        lambda: enter_scope(""),
+        ValueError,
+        ["scope", "name=''", "without dots"],
+    ),
+    "scope, with a dot": (
+        lambda: enter_scope("a.b"),
+        ValueError,
+        ["scope", "name='a.b'", "without dots"],
+    ),
+    "scope, a number": (
+        lambda: enter_scope(3),
+        ValueError,
+        ["scope", "name=3", "name without dots"],
+    ),
     "operator, text": (
         lambda: lflops.register_formula("aten::mm", lambda *_, out: 1),
         lflops.CountError,
@@ -116,7 +212,9 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
 
 
 @pytest.mark.parametrize(("call", "error", "said"), WRONG.values(), ids=WRONG)
-def test_a_wrong_argument_is_named_with_what_is_taken(call: Callable[[], object], error: type[Exception], said: list[str]) -> None:
+def test_a_wrong_argument_is_named_with_what_is_taken(
+    call: Callable[[], object], error: type[Exception], said: list[str]
+) -> None:
     """Who asked, what was given, what is taken, in that order and on one line that can be read."""
     names_what_is_taken(call, error, said, shorter_than=250)
 
@@ -141,14 +239,20 @@ FORMS: dict[str, Callable[[], Profile]] = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_arguments_are_taken_in_every_form(form: Callable[[], Profile]) -> None:
-    """3 samples of 4 * 8 + 8 * 2 MACs, however the samples are given; the shapes of the batch are told."""
+    """3 samples of 4 * 8 + 8 * 2 MACs, however the samples are given.
+
+    The shapes of the batch are told.
+    """
     profile = form()
     assert 3 * (4 * 8 + 8 * 2) == profile.total()
     assert [(3, 4)] == list(profile.run.shapes.values())
 
 
 def test_a_batch_whose_parts_refer_to_each_other_is_looked_through_once() -> None:
-    """Sixteen nodes that all know each other: every tensor once, not once for each way that leads to it."""
+    """Sixteen nodes that all know each other.
+
+    Every tensor once, not once for each way that leads to it.
+    """
 
     class Node:
         pass
@@ -178,7 +282,9 @@ def within(mode: Any, call: Callable[[], object]) -> object:
 FAKE = FakeTensorMode()
 PRETENDED: dict[str, Callable[[], object]] = {
     "a mode around all": lambda: within(FAKE, lambda: lflops.count(Net(), torch.ones(3, 4))),
-    "a mode around the count": lambda: within(FakeTensorMode(allow_non_fake_inputs=True), lambda: lflops.count(net, x)),
+    "a mode around the count": lambda: within(
+        FakeTensorMode(allow_non_fake_inputs=True), lambda: lflops.count(net, x)
+    ),
     "a model": lambda: lflops.count(within(FAKE, Net), x),
     "buffers": lambda: lflops.count(within(FAKE, lambda: nn.BatchNorm1d(4, affine=False)), x),
     "a batch": lambda: lflops.count(net, kwargs={"x": within(FAKE, lambda: torch.ones(3, 4))}),
@@ -188,7 +294,9 @@ PRETENDED: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("call", PRETENDED.values(), ids=PRETENDED)
 def test_fake_tensors_are_refused(call: Callable[[], object]) -> None:
     """No operator runs on them, so all figures would be zero."""
-    with pytest.raises(lflops.CountError, match="fake, and nothing would be counted: put it on device='meta'"):
+    with pytest.raises(
+        lflops.CountError, match="fake, and nothing would be counted: put it on device='meta'"
+    ):
         call()
 
 
@@ -221,11 +329,20 @@ def test_what_is_ignored_is_in_no_total_and_in_the_notes(ignore: Any, rows: set[
     for phase in ("forward", "backward"):
         for figure in ("macs", "executed_macs", "flops", "bytes_moved", "calls"):
             taken = sum(getattr(whole.modules[row].work(phase), f"own_{figure}") for row in rows)
-            assert getattr(whole.modules[""].work(phase), figure) - taken == getattr(profile.modules[""].work(phase), figure)
-    assert whole.total() - sum(cell.macs for cell in whole.cells if cell.module in rows and cell.phase == "forward") == profile.total()
+            assert getattr(whole.modules[""].work(phase), figure) - taken == getattr(
+                profile.modules[""].work(phase), figure
+            )
+    assert (
+        whole.total()
+        - sum(cell.macs for cell in whole.cells if cell.module in rows and cell.phase == "forward")
+        == profile.total()
+    )
     assert [] == [cell for cell in profile.cells if cell.module in rows]
     noted = {note.subject: note.values["macs"] for note in profile.notes if note.code == "ignored"}
-    assert {row: sum(whole.modules[row].work(phase).own_macs for phase in ("forward", "backward")) for row in rows} == noted
+    assert {
+        row: sum(whole.modules[row].work(phase).own_macs for phase in ("forward", "backward"))
+        for row in rows
+    } == noted
 
 
 def test_a_class_is_ignored_under_every_name_that_its_modules_run_under() -> None:
@@ -241,7 +358,9 @@ def test_a_class_is_ignored_under_every_name_that_its_modules_run_under() -> Non
 
     shared = nn.Linear(4, 4)
     model = nn.Sequential(Caller(shared), Caller(shared))
-    assert {"": 96, "0": 48, "0.shared": 48, "1": 48, "1.shared": 48} == lflops.count(model, x).by_module()
+    assert {"": 96, "0": 48, "0.shared": 48, "1": 48, "1.shared": 48} == lflops.count(
+        model, x
+    ).by_module()
     profile = lflops.count(model, x, ignore=nn.Linear)
     assert profile.total() == 0
     assert ["0.shared", "1.shared"] == [note.subject for note in profile.notes]
@@ -253,7 +372,9 @@ def test_what_counting_notes_is_said_in_sentences() -> None:
     torch.compiler.reset()
     model = torch.compile(nn.Linear(4, 2), backend="eager")
     root, compiled = lflops.count(model, x, ignore=[""]).notes
-    assert "1 compiled module was counted eagerly" in sentence(compiled if compiled.code == "compiled_ran_eager" else root)
+    assert "1 compiled module was counted eagerly" in sentence(
+        compiled if compiled.code == "compiled_ran_eager" else root
+    )
     assert not sentence(root if root.code == "ignored" else compiled).startswith(" ")
 
 
@@ -277,7 +398,10 @@ def test_there_is_no_profile_before_the_end() -> None:
     """Neither before the `with` nor in it."""
     counted = lflops.counting(net)
     for context in (None, counted):
-        with context or torch.no_grad(), pytest.raises(lflops.CountError, match="the profile is there when the `with` is left"):
+        with (
+            context or torch.no_grad(),
+            pytest.raises(lflops.CountError, match="the profile is there when the `with` is left"),
+        ):
             _ = counted.profile
     assert counted.profile.total() == 0
 

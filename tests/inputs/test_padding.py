@@ -61,12 +61,25 @@ def test_full_rows_have_none() -> None:
     assert 2 / 128 == share(ids)
 
 
-@pytest.mark.parametrize(("lengths", "said"), [((8, 16, 32, 8), [{"share": 0.5}]), ((32, 30, 32, 32), [])])
-def test_a_training_says_it_in_a_note(lengths: tuple[int, ...], said: list[dict[str, float]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "said"), [((8, 16, 32, 8), [{"share": 0.5}]), ((32, 30, 32, 32), [])]
+)
+def test_a_training_says_it_in_a_note(
+    lengths: tuple[int, ...], said: list[dict[str, float]], tmp_path: Path
+) -> None:
     """Where 2 of 128 positions are padding, there is no note."""
     model = nn.Sequential(nn.Embedding(40, 8), nn.Linear(8, 40))
-    optimizer, schedule = torch.optim.SGD(model.parameters(), lr=0.1), lflops.Schedule(wait=2, warmup=1, active=1, repeat=1)
-    asked: dict[str, Any] = {"schedule": schedule, "dirpath": tmp_path, "hardware": None, "trace": False, "ledger": False}
+    optimizer, schedule = (
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        lflops.Schedule(wait=2, warmup=1, active=1, repeat=1),
+    )
+    asked: dict[str, Any] = {
+        "schedule": schedule,
+        "dirpath": tmp_path,
+        "hardware": None,
+        "trace": False,
+        "ledger": False,
+    }
     with lflops.monitor(model, optimizer, log=lambda _: None, on_error="raise", **asked) as monitor:
         for _ in range(6):
             ids = tokens(*lengths)

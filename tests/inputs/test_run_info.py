@@ -13,10 +13,16 @@ from lflops.ranks.merge.merge import merge
 from lflops.report.report import report_of
 from tests.support.profile_builders import run, small_profile
 
-STATS = {"allocated_bytes.all.peak": 3 << 30, "reserved_bytes.all.peak": 4 << 30, "allocated_bytes.all.current": 5}
+STATS = {
+    "allocated_bytes.all.peak": 3 << 30,
+    "reserved_bytes.all.peak": 4 << 30,
+    "allocated_bytes.all.current": 5,
+}
 
 
-def test_the_allocators_peaks_are_read_without_waiting_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_allocators_peaks_are_read_without_waiting_for_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its sums are the host's; whoever synchronises here stops the training."""
 
     def refuse(*_: object) -> None:
@@ -30,7 +36,9 @@ def test_the_allocators_peaks_are_read_without_waiting_for_the_device(monkeypatc
 
 
 @pytest.mark.parametrize(("device", "initialized"), [("cpu", True), ("cuda", False)])
-def test_elsewhere_they_are_unknown(monkeypatch: pytest.MonkeyPatch, device: str, initialized: object) -> None:
+def test_elsewhere_they_are_unknown(
+    monkeypatch: pytest.MonkeyPatch, device: str, initialized: object
+) -> None:
     """On a CPU, and where nothing has used CUDA: asking would initialise it."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
     found = with_allocator_peaks(run(), torch.device(device))
@@ -40,7 +48,12 @@ def test_elsewhere_they_are_unknown(monkeypatch: pytest.MonkeyPatch, device: str
 def ranks(peaks: Sequence[int | None]) -> list[Profile]:
     """Profiles of ranks with such peaks."""
     given = replace(small_profile(), ranks=(), rank_stats=())
-    return [replace(given, run=replace(given.run, allocated_bytes=peak, reserved_bytes=peak and 2 * peak)) for peak in peaks]
+    return [
+        replace(
+            given, run=replace(given.run, allocated_bytes=peak, reserved_bytes=peak and 2 * peak)
+        )
+        for peak in peaks
+    ]
 
 
 def test_of_several_ranks_the_largest_is_kept() -> None:
@@ -55,4 +68,6 @@ def test_the_report_has_them_where_they_are_known() -> None:
     (given,) = ranks([3 << 30])
     remarks = {fact.label: fact.text for fact in report_of(analyze(given)).remarks}
     assert "3.00 GiB, reserved 6.00 GiB" == remarks["allocator's peak"]
-    assert "allocator's peak" not in {fact.label for fact in report_of(analyze(small_profile())).remarks}
+    assert "allocator's peak" not in {
+        fact.label for fact in report_of(analyze(small_profile())).remarks
+    }

@@ -1,4 +1,7 @@
-"""`FlopsCallback` in a real Trainer of transformers: figures, the same training, and nothing left on."""
+"""`FlopsCallback` in a real Trainer of transformers.
+
+Figures, the same training, and nothing left on.
+"""
 
 import copy
 import pickle
@@ -19,7 +22,10 @@ pytest.importorskip("accelerate")
 
 from lflops.integrations.huggingface import FlopsCallback  # noqa: E402 - transformers first
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 
 WIDTH, HIDDEN, CLASSES, BATCH = 16, 32, 4, 8
 FORWARD = BATCH * (WIDTH * HIDDEN + HIDDEN * CLASSES)
@@ -45,7 +51,11 @@ class Model(nn.Module):
 
 DATA = [
     {"x": x, "labels": y}
-    for x, y in zip(torch.randn(160, WIDTH, generator=torch.Generator().manual_seed(1)), torch.arange(160) % CLASSES, strict=True)
+    for x, y in zip(
+        torch.randn(160, WIDTH, generator=torch.Generator().manual_seed(1)),
+        torch.arange(160) % CLASSES,
+        strict=True,
+    )
 ]
 
 
@@ -63,10 +73,23 @@ class Breaks(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 def trainer(folder: Path, *callbacks: Any, **options: Any) -> Any:
     """A Trainer that reports to nobody."""
-    arguments = {"per_device_train_batch_size": BATCH, "num_train_epochs": 1, "report_to": [], "use_cpu": True, "save_strategy": "no"}
-    arguments |= {"disable_tqdm": True, "logging_steps": 1000, "seed": 3, "remove_unused_columns": False} | options
+    arguments = {
+        "per_device_train_batch_size": BATCH,
+        "num_train_epochs": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "save_strategy": "no",
+    }
+    arguments |= {
+        "disable_tqdm": True,
+        "logging_steps": 1000,
+        "seed": 3,
+        "remove_unused_columns": False,
+    } | options
     args = transformers.TrainingArguments(str(folder), **arguments)
-    return transformers.Trainer(Model(), args, train_dataset=DATA, eval_dataset=DATA[:32], callbacks=[*callbacks])
+    return transformers.Trainer(
+        Model(), args, train_dataset=DATA, eval_dataset=DATA[:32], callbacks=[*callbacks]
+    )
 
 
 def quiet(_message: str) -> None:
@@ -75,7 +98,9 @@ def quiet(_message: str) -> None:
 
 def watching(**settings: Any) -> FlopsCallback:
     """Raises what goes wrong."""
-    return FlopsCallback(**({"schedule": SHORT, "log": quiet, "on_error": "raise", "hardware": None} | settings))
+    return FlopsCallback(
+        **({"schedule": SHORT, "log": quiet, "on_error": "raise", "hardware": None} | settings)
+    )
 
 
 def macs(profile: Profile) -> tuple[int, int]:
@@ -86,8 +111,17 @@ def macs(profile: Profile) -> tuple[int, int]:
 
 def left(trained: Any) -> list[str]:
     """What is still set on a Trainer and its accelerator, and hooks on the model and the optimizer."""
-    wrapped = [name for owner in (trained, trained.accelerator) for name, value in vars(owner).items() if "Wrapper" in type(value).__name__]
-    hooks = [name for name, each in trained.model.named_modules() if each._forward_hooks or each._forward_pre_hooks]
+    wrapped = [
+        name
+        for owner in (trained, trained.accelerator)
+        for name, value in vars(owner).items()
+        if "Wrapper" in type(value).__name__
+    ]
+    hooks = [
+        name
+        for name, each in trained.model.named_modules()
+        if each._forward_hooks or each._forward_pre_hooks
+    ]
     return wrapped + hooks
 
 
@@ -99,7 +133,9 @@ def test_a_trainer_is_counted_and_timed(tmp_path: Path) -> None:
     (profile,) = callback.profiles
     assert (FORWARD, BACKWARD) == macs(profile)
     assert (BATCH, "train") == (profile.run.samples_per_step, profile.run.stage)
-    assert {"data", "transfer", "forward", "backward", "clip", "optimizer", "other"} == set(analyze(profile).step_times.phases)
+    assert {"data", "transfer", "forward", "backward", "clip", "optimizer", "other"} == set(
+        analyze(profile).step_times.phases
+    )
     assert profile.modules["first"].backward.seconds is not None
     assert list(tmp_path.rglob("*.profile.json"))
     assert [] == left(trained)
@@ -109,11 +145,22 @@ def test_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
     """Over every kind of step, with evaluations between."""
     options = {"eval_strategy": "steps", "eval_steps": 7}
     first = trainer(tmp_path, **options)
-    second = trainer(tmp_path, watching(schedule=Schedule(wait=2, warmup=1, active=2, repeat=2), stages=("train", "validate")), **options)
+    second = trainer(
+        tmp_path,
+        watching(
+            schedule=Schedule(wait=2, warmup=1, active=2, repeat=2), stages=("train", "validate")
+        ),
+        **options,
+    )
     first.train()
     second.train()
-    assert [bits(each) for each in first.model.parameters()] == [bits(each) for each in second.model.parameters()]
-    losses = [[entry["eval_loss"] for entry in each.state.log_history if "eval_loss" in entry] for each in (first, second)]
+    assert [bits(each) for each in first.model.parameters()] == [
+        bits(each) for each in second.model.parameters()
+    ]
+    losses = [
+        [entry["eval_loss"] for entry in each.state.log_history if "eval_loss" in entry]
+        for each in (first, second)
+    ]
     assert losses[0] == losses[1]
 
 
@@ -128,7 +175,9 @@ def test_gradients_are_accumulated(tmp_path: Path) -> None:
 def test_evaluation_is_a_stage_of_its_own(tmp_path: Path) -> None:
     """It has no backward."""
     callback = watching(stages=("train", "validate"), trace=False)
-    trainer(tmp_path, callback, eval_strategy="steps", eval_steps=10, per_device_eval_batch_size=BATCH).train()
+    trainer(
+        tmp_path, callback, eval_strategy="steps", eval_steps=10, per_device_eval_batch_size=BATCH
+    ).train()
     by_stage = {profile.run.stage: profile for profile in callback.profiles}
     assert (FORWARD, BACKWARD) == macs(by_stage["train"])
     assert (FORWARD, 0) == macs(by_stage["validate"])
@@ -136,7 +185,9 @@ def test_evaluation_is_a_stage_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5])
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_an_exception_leaves_nothing_on(step: int, error: type[BaseException], tmp_path: Path) -> None:
+def test_an_exception_leaves_nothing_on(
+    step: int, error: type[BaseException], tmp_path: Path
+) -> None:
     """In a clean, a counted, a traced and a hooked step; it comes out as it was."""
     trained = trainer(tmp_path, watching(), Breaks(step, error))
     with pytest.raises(error):
@@ -160,7 +211,12 @@ def test_the_trainers_own_log_is_as_without(tmp_path: Path) -> None:
     for callbacks in ((), (watching(trace=False),)):
         trained = trainer(tmp_path, *callbacks, logging_steps=5)
         trained.train()
-        histories.append([{name: entry[name] for name in entry.keys() & {"loss", "step"}} for entry in trained.state.log_history])
+        histories.append(
+            [
+                {name: entry[name] for name in entry.keys() & {"loss", "step"}}
+                for entry in trained.state.log_history
+            ]
+        )
         assert not any("lflops" in name for entry in trained.state.log_history for name in entry)
     assert histories[0] == histories[1]
     assert [5, 10, 15, 20] == [entry["step"] for entry in histories[0] if "loss" in entry]
@@ -188,7 +244,9 @@ def test_curves_go_to_the_trainers_reporters(tmp_path: Path) -> None:
     reporter = Reporter()
     trained = trainer(tmp_path, watching(trace=False), reporter, logging_steps=5)
     trained.train()
-    assert {10, 15, 20} <= {step for step, names in reporter.logged if "lflops/train/step_ms" in names}
+    assert {10, 15, 20} <= {
+        step for step, names in reporter.logged if "lflops/train/step_ms" in names
+    }
     assert 20 == trained.state.global_step
 
 
@@ -207,7 +265,9 @@ def test_copies_and_pickles_have_the_settings() -> None:
     """As a Trainer copies its callbacks, and a process is given them."""
     callback = watching(trace=False)
     for each in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):  # noqa: S301 - its own
-        assert {"trace": False} == {name: value for name, value in each._settings.items() if name == "trace"}
+        assert {"trace": False} == {
+            name: value for name, value in each._settings.items() if name == "trace"
+        }
 
 
 def test_a_caller_that_is_no_trainer_is_refused() -> None:

@@ -1,4 +1,7 @@
-"""The account of one start, from marks at moments that the test chooses: it adds up to the nanosecond, whatever happens."""
+"""The account of one start, from marks at moments that the test chooses.
+
+It adds up to the nanosecond, whatever happens.
+"""
 
 from collections import deque
 from itertools import pairwise
@@ -38,7 +41,15 @@ class Training:
         self.spend(milliseconds)
         self.phases.leave()
 
-    def step(self, *, data: float = 1, forward: float = 4, other: float = 1, elements: int = 64, touched: bool = False) -> None:
+    def step(
+        self,
+        *,
+        data: float = 1,
+        forward: float = 4,
+        other: float = 1,
+        elements: int = 64,
+        touched: bool = False,
+    ) -> None:
         """A step: 6 ms, if not said otherwise."""
         self.phase("data", data)
         self.phase("forward", forward)
@@ -49,7 +60,14 @@ class Training:
         """Its end."""
         self.done += 1
         usage = SimpleNamespace(ru_majflt=self.faults, ru_stime=self.system)
-        mark = StepEnd(self.done, self.ran, f"{self.ran} {self.waited} 0".encode(), usage, (("x",), ((elements,),)), touched)
+        mark = StepEnd(
+            self.done,
+            self.ran,
+            f"{self.ran} {self.waited} 0".encode(),
+            usage,
+            (("x",), ((elements,),)),
+            touched,
+        )
         self.recorder.marks.append((self.now, mark))
 
     def read(self) -> tuple[dict[str, int], list[SlowStep]]:
@@ -69,9 +87,18 @@ class Training:
 
 
 def test_every_phase_of_a_calm_training_has_its_time() -> None:
-    """Two cold steps of 6 ms are the warm-up. The other 18 have 1 ms of data, 4 of forward and 1 of no phase each."""
+    """Two cold steps of 6 ms are the warm-up.
+
+    The other 18 have 1 ms of data, 4 of forward and 1 of no phase each.
+    """
     spent, slow = Training().trained().read()
-    assert {"start_up": 500, "warm_up": 12, "training/data": 18, "training/forward": 72, "training/other": 18} == spent
+    assert {
+        "start_up": 500,
+        "warm_up": 12,
+        "training/data": 18,
+        "training/forward": 72,
+        "training/other": 18,
+    } == spent
     assert [] == slow
 
 
@@ -85,7 +112,10 @@ def test_a_step_that_is_going_on_is_part_of_the_account() -> None:
 
 
 def test_what_belonged_to_a_category_is_moved_there() -> None:
-    """Of a step's 31 ms of data, which were read before, 30 were a validation's. It goes on for 100."""
+    """Of a step's 31 ms of data, which were read before, 30 were a validation's.
+
+    It goes on for 100.
+    """
     training = Training().trained()
     training.phase("data", 31)
     training.read()
@@ -114,7 +144,9 @@ def test_what_is_within_a_category_is_taken_from_it() -> None:
     spent, slow = training.read()
     assert (70, 30) == (spent["validation"], spent["checkpoint_save"])
     assert 19 == spent["training/data"]
-    assert ["validation"] == [each.cause for each in slow]  # 70 ms are beyond what a step may take longer, and 30 ms are not
+    assert ["validation"] == [
+        each.cause for each in slow
+    ]  # 70 ms are beyond what a step may take longer, and 30 ms are not
 
 
 def slow_step(training: Training, **step: Any) -> tuple[dict[str, int], SlowStep]:
@@ -126,10 +158,19 @@ def slow_step(training: Training, **step: Any) -> tuple[dict[str, int], SlowStep
 
 
 def test_the_cost_of_a_slow_step_is_taken_out_of_its_phase() -> None:
-    """201 ms of data, where 1 ms is usual: 200 ms wait for the loader, and the rest is a step as usual."""
+    """201 ms of data, where 1 ms is usual.
+
+    200 ms wait for the loader, and the rest is a step as usual.
+    """
     spent, slow = slow_step(Training().trained(), data=201)
-    assert (200, 19, 76) == (spent["slow/loader"], spent["training/data"], spent["training/forward"])
-    expected = SlowStep(step=21, end=0.826, seconds=0.206, usual=0.006, cost=0.2, cause="loader", phase="data")
+    assert (200, 19, 76) == (
+        spent["slow/loader"],
+        spent["training/data"],
+        spent["training/forward"],
+    )
+    expected = SlowStep(
+        step=21, end=0.826, seconds=0.206, usual=0.006, cost=0.2, cause="loader", phase="data"
+    )
     assert expected == slow
 
 
@@ -142,7 +183,10 @@ def test_garbage_that_was_collected_explains_a_step() -> None:
 
 
 def test_garbage_that_is_collected_in_each_step_has_its_own_part() -> None:
-    """2 of the 4 ms of forward in each of 20 steps, the first of which are the warm-up. Of the last collection half is after the look."""
+    """2 of the 4 ms of forward in each of 20 steps, the first of which are the warm-up.
+
+    Of the last collection half is after the look.
+    """
     training = Training()
     for _ in range(20):
         training.collections += [training.now + 2 * MS, training.now + 4 * MS]
@@ -182,7 +226,10 @@ def test_a_process_that_was_stopped_explains_a_step() -> None:
 
 
 def test_pages_from_disk_explain_a_step_that_did_not_compute() -> None:
-    """500 of them, and 10 ms on a core, or 250 ms, of which the system took 240. One that computed was slow for another reason."""
+    """500 of them, and 10 ms on a core, or 250 ms, of which the system took 240.
+
+    One that computed was slow for another reason.
+    """
     for ran, in_system, cause in ((10, 0.0, "swap"), (250, 0.24, "swap"), (250, 0.0, "unknown")):
         training = Training().trained()
         training.faults, training.system, training.ran = 500, in_system, ran * MS
@@ -199,7 +246,10 @@ def test_an_allocator_that_tried_again_explains_a_step() -> None:
 
 
 def test_a_larger_batch_explains_a_step_and_is_soon_usual() -> None:
-    """Eight times the elements, 200 ms longer. After eight of them that is usual for the size, and 200 ms more are not."""
+    """Eight times the elements, 200 ms longer.
+
+    After eight of them that is usual for the size, and 200 ms more are not.
+    """
     training = Training().trained()
     assert "larger_batch" == slow_step(training, forward=204, elements=512)[1].cause
     for _ in range(12):
@@ -238,12 +288,19 @@ def test_between_epochs_begins_with_the_wait_for_the_loaders_end() -> None:
     training.recorder.stop()
     training.spend(10)
     spent, slow = training.read()
-    assert (70, 18 + 3 + 1, 10) == (spent["between_epochs"], spent["training/data"], spent["after_run"])
+    assert (70, 18 + 3 + 1, 10) == (
+        spent["between_epochs"],
+        spent["training/data"],
+        spent["after_run"],
+    )
     assert [] == slow
 
 
 EVENTS = st.one_of(
-    st.tuples(st.sampled_from(["enter", "enter_phase"]), st.sampled_from([*CATEGORIES, "data", "forward", "wait"])),
+    st.tuples(
+        st.sampled_from(["enter", "enter_phase"]),
+        st.sampled_from([*CATEGORIES, "data", "forward", "wait"]),
+    ),
     st.tuples(st.sampled_from(["leave", "step", "wait", "stop", "collect"]), st.just("")),
     st.tuples(st.just("rest"), st.sampled_from([*CATEGORIES])),
     st.tuples(st.just("leave_last"), st.sampled_from([*CATEGORIES])),
@@ -285,7 +342,10 @@ def test_a_mark_that_comes_after_a_later_look_at_the_clock_moves_the_time_back()
 
 
 def test_what_is_lost_is_all_but_training_and_warm_up() -> None:
-    """10 ms of start-up; thirty steps of 6 ms; then one with 200 ms in data, of which 199 are lost: 209 ms, one slow step. Taken twice."""
+    """10 ms of start-up; thirty steps of 6 ms; then one with 200 ms in data, of which 199 are lost: 209 ms, one slow step.
+
+    Taken twice.
+    """
     training = Training()
     training.spend(10)
     for _ in range(30):
@@ -299,25 +359,42 @@ def test_what_is_lost_is_all_but_training_and_warm_up() -> None:
     assert (209 * MS, 1) == (training.book.lost, training.book.slow_steps)
 
 
-@given(st.dictionaries(st.sampled_from(["data", "forward", "backward", "gc"]), st.integers(1, 10**6), min_size=1), st.data())
-def test_no_phase_of_a_step_gives_more_than_it_has(phases: dict[str, int], draw: st.DataObject) -> None:
+@given(
+    st.dictionaries(
+        st.sampled_from(["data", "forward", "backward", "gc"]), st.integers(1, 10**6), min_size=1
+    ),
+    st.data(),
+)
+def test_no_phase_of_a_step_gives_more_than_it_has(
+    phases: dict[str, int], draw: st.DataObject
+) -> None:
     """Medians of phases do not add up to that of the step, so a step can cost more than its phases took longer."""
     usual = draw.draw(st.dictionaries(st.sampled_from(sorted(phases)), st.integers(0, 10**6)))
     cost = draw.draw(st.integers(0, sum(phases.values())))
-    taken = _excess(StepSpent(phases, sum(phases.values()), Evidence(), None), SimpleNamespace(usual_phases=usual), cost)  # type: ignore[arg-type]
+    taken = _excess(
+        StepSpent(phases, sum(phases.values()), Evidence(), None),
+        SimpleNamespace(usual_phases=usual),
+        cost,
+    )  # type: ignore[arg-type]
     assert cost == sum(taken.values())
     assert all(0 <= spent <= phases[phase] for phase, spent in taken.items())
 
 
 def test_what_a_phase_cannot_give_the_longest_one_does() -> None:
-    """50 ns of forward and 60 of the collector are beyond the usual, and the step is 500 longer: 60 are all that the collector has."""
+    """50 ns of forward and 60 of the collector are beyond the usual, and the step is 500 longer.
+
+    60 are all that the collector has.
+    """
     step = StepSpent({"forward": 950, "gc": 60, "other": 1000}, 2010, Evidence(), None)
     usual = SimpleNamespace(usual_phases={"forward": 900, "other": 1000})
     assert {"forward": 440, "gc": 60} == _excess(step, usual, 500)  # type: ignore[arg-type]
 
 
 def test_the_system_is_asked_when_the_thread_was_off_its_core() -> None:
-    """For 2 ms since it was asked last: it cannot have waited for longer. To ask takes as long as all other marks of a step."""
+    """For 2 ms since it was asked last: it cannot have waited for longer.
+
+    To ask takes as long as all other marks of a step.
+    """
     now, asked = 1000 * MS, list[int]()
 
     def schedule() -> bytes:

@@ -10,11 +10,18 @@ from lflops.ledger.keeper import Keeper
 MS = 1_000_000
 
 
-@pytest.mark.parametrize(("late", "hearing", "freezes"), [(0, 300, []), (300, 0, [(110, 410)])], ids=["a slow disk", "a stopped process"])
+@pytest.mark.parametrize(
+    ("late", "hearing", "freezes"),
+    [(0, 300, []), (300, 0, [(110, 410)])],
+    ids=["a slow disk", "a stopped process"],
+)
 def test_a_freeze_is_a_wait_that_ends_late(
     late: int, hearing: int, freezes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread waits for 100 ms; to look whether a window was asked for may take as long as it likes."""
+    """The thread waits for 100 ms.
+
+    To look whether a window was asked for may take as long as it likes.
+    """
     clock = SimpleNamespace(now=0)
     monkeypatch.setattr(keeper.time, "perf_counter_ns", lambda: clock.now)
     clock.now = 10 * MS

@@ -27,7 +27,10 @@ from tests.support.warm_python import WarmPython
 pytestmark = LIGHTNINGS_WARNINGS
 
 CLOCKS_DIFFER = 0.05
-"""Seconds between the system's clock and ours, at the most: the process's begin is known to a hundredth."""
+"""Seconds between the system's clock and ours, at the most.
+
+The process's begin is known to a hundredth.
+"""
 
 
 def adds_up(ledger: Ledger | None) -> Ledger:
@@ -37,7 +40,9 @@ def adds_up(ledger: Ledger | None) -> Ledger:
     assert ledger.total == pytest.approx(sum(each.seconds for each in ledger.spans), abs=1e-6)
     groups = {name.partition("/")[0] for name in ledger.seconds}
     assert groups <= CATEGORIES.keys()
-    assert {name.partition("/")[2] for name in ledger.seconds if name.startswith("slow/")} <= CAUSES.keys()
+    assert {
+        name.partition("/")[2] for name in ledger.seconds if name.startswith("slow/")
+    } <= CAUSES.keys()
     assert all(value >= 0 for value in ledger.seconds.values())
     return ledger
 
@@ -55,7 +60,9 @@ def test_a_plain_loop_has_every_second_until_now() -> None:
     """While it runs its account ends between two looks at the system's clock."""
     model = nn.Linear(8, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with lflops.monitor(model, optimizer, trace=False, hardware=None, log=lambda _: None) as monitor:
+    with lflops.monitor(
+        model, optimizer, trace=False, hardware=None, log=lambda _: None
+    ) as monitor:
         loop(monitor, model, optimizer, 12)
         with monitor.stage("validate"), torch.no_grad():
             model(torch.ones(4, 8))
@@ -69,9 +76,17 @@ def test_a_plain_loop_has_every_second_until_now() -> None:
         assert before - CLOCKS_DIFFER <= start.begin + running.total <= after + CLOCKS_DIFFER
         assert "running" == start.ended
     ledger = adds_up(monitor.ledger)
-    assert (24, 0, 24, "finished") == (ledger.steps, ledger.starts[0].first_step, ledger.starts[0].last_step, ledger.starts[0].ended)
+    assert (24, 0, 24, "finished") == (
+        ledger.steps,
+        ledger.starts[0].first_step,
+        ledger.starts[0].last_step,
+        ledger.starts[0].ended,
+    )
     phases = {f"training/{name}" for name in ("data", "forward", "backward", "optimizer", "other")}
-    assert phases | {"warm_up", "validation", "checkpoint_save", "between_epochs", "lflops"} <= ledger.seconds.keys()
+    assert (
+        phases | {"warm_up", "validation", "checkpoint_save", "between_epochs", "lflops"}
+        <= ledger.seconds.keys()
+    )
 
 
 def test_nothing_is_left_when_the_run_is_over() -> None:
@@ -89,26 +104,41 @@ def test_nothing_is_left_when_the_run_is_over() -> None:
 
 def test_a_ledger_can_be_left_out(tmp_path: Path) -> None:
     """Then there is no file, and nothing to ask for."""
-    with lflops.monitor(nn.Linear(8, 2), ledger=False, dirpath=tmp_path, count=False, log=lambda _: None) as monitor:
+    with lflops.monitor(
+        nn.Linear(8, 2), ledger=False, dirpath=tmp_path, count=False, log=lambda _: None
+    ) as monitor:
         with monitor.step():
             pass
         assert monitor.ledger is None
     assert [] == list(tmp_path.rglob("*.ledger.jsonl"))
 
 
-def trainer(folder: Path, monitor: lflops.FlopsMonitor, **options: Any) -> lightning.pytorch.Trainer:
+def trainer(
+    folder: Path, monitor: lflops.FlopsMonitor, **options: Any
+) -> lightning.pytorch.Trainer:
     """One that logs, validates and saves."""
     quiet = {**QUIET, "enable_checkpointing": True}
     checkpoint = ModelCheckpoint(folder, save_last=True, save_top_k=1)
     logger = TensorBoardLogger(folder, version=0)
-    return lightning.pytorch.Trainer(**quiet, callbacks=[monitor, checkpoint], logger=logger, log_every_n_steps=5, **options)
+    return lightning.pytorch.Trainer(
+        **quiet, callbacks=[monitor, checkpoint], logger=logger, log_every_n_steps=5, **options
+    )
 
 
 @pytest.mark.parametrize(("every", "is_validated"), [(4, True), (1000, False)])
 def test_a_sanity_check_is_no_validation(every: int, is_validated: bool, tmp_path: Path) -> None:
-    """It is a part of the start: two batches before the first of ten steps, and none after them, or all of them after each fourth."""
+    """It is a part of the start.
+
+    Two batches before the first of ten steps, and none after them, or all of them after each
+    fourth.
+    """
     monitor = watching(ledger=True)
-    how: dict[str, Any] = {"max_epochs": 1, "num_sanity_val_steps": 2, "val_check_interval": every, "check_val_every_n_epoch": None}
+    how: dict[str, Any] = {
+        "max_epochs": 1,
+        "num_sanity_val_steps": 2,
+        "val_check_interval": every,
+        "check_val_every_n_epoch": None,
+    }
     trainer(tmp_path, monitor, **how).fit(Validated(), loader(10))
     assert is_validated == ("validation" in adds_up(monitor.ledger).seconds)
 
@@ -127,11 +157,17 @@ def test_a_trainer_that_fails_and_goes_on_is_one_run(tmp_path: Path) -> None:
     first, second = watching(ledger=True), watching(ledger=True)
     with pytest.raises(RuntimeError, match="planted"):
         trainer(tmp_path, first, max_epochs=2).fit(Failing(), loader(10))
-    trainer(tmp_path, second, max_epochs=2).fit(Validated(), loader(10), ckpt_path=tmp_path / "last.ckpt")
+    trainer(tmp_path, second, max_epochs=2).fit(
+        Validated(), loader(10), ckpt_path=tmp_path / "last.ckpt"
+    )
     for monitor in (first, second):
-        assert {"validation", "checkpoint_save", "logging", "lflops", "warm_up"} <= adds_up(monitor.ledger).seconds.keys()
+        assert {"validation", "checkpoint_save", "logging", "lflops", "warm_up"} <= adds_up(
+            monitor.ledger
+        ).seconds.keys()
     ledger = adds_up(load_run(tmp_path))
-    assert [(0, 17, "RuntimeError"), (10, 20, "finished")] == [(each.first_step, each.last_step, each.ended) for each in ledger.starts]
+    assert [(0, 17, "RuntimeError"), (10, 20, "finished")] == [
+        (each.first_step, each.last_step, each.ended) for each in ledger.starts
+    ]
     assert ledger.seconds["repeated"] > 0
     assert {"down", "checkpoint_load"} <= ledger.seconds.keys()
     assert 20 == ledger.steps
@@ -139,7 +175,13 @@ def test_a_trainer_that_fails_and_goes_on_is_one_run(tmp_path: Path) -> None:
 
 def test_transformers_has_one_too(tmp_path: Path) -> None:
     """With an evaluation and a checkpoint in every fourth of eight steps."""
-    config = transformers.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, vocab_size=16)
+    config = transformers.BertConfig(
+        hidden_size=8,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=8,
+        vocab_size=16,
+    )
     arguments = transformers.TrainingArguments(
         tmp_path,
         max_steps=8,
@@ -151,13 +193,23 @@ def test_transformers_has_one_too(tmp_path: Path) -> None:
         use_cpu=True,
         disable_tqdm=True,
     )
-    rows = [{"input_ids": torch.ones(4, dtype=torch.long), "labels": torch.ones(4, dtype=torch.long)}] * 16
+    rows = [
+        {"input_ids": torch.ones(4, dtype=torch.long), "labels": torch.ones(4, dtype=torch.long)}
+    ] * 16
     callback = FlopsCallback(trace=False, hardware=None, html=False, log=lambda _: None)
     model = transformers.BertForMaskedLM(config)
-    transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[callback]).train()
+    transformers.Trainer(
+        model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=[callback]
+    ).train()
     ledger = adds_up(callback.ledger)
     assert (8, "finished") == (ledger.steps, ledger.starts[0].ended)
-    assert {"validation", "checkpoint_save", "logging", "training/forward", "training/data"} <= ledger.seconds.keys()
+    assert {
+        "validation",
+        "checkpoint_save",
+        "logging",
+        "training/forward",
+        "training/data",
+    } <= ledger.seconds.keys()
     assert ledger == load_run(tmp_path)
 
 
@@ -187,14 +239,21 @@ def test_a_killed_process_leaves_its_ledger(warm_python: WarmPython, tmp_path: P
     ended = warm_python.run(TRAINING, 30, 60, tmp_path)
     assert (0, "") == (ended.status, ended.err)
     ledger = adds_up(load_run(tmp_path))
-    assert [(0, "killed"), (30, "finished")] == [(each.first_step, each.ended) for each in ledger.starts]
+    assert [(0, "killed"), (30, "finished")] == [
+        (each.first_step, each.ended) for each in ledger.starts
+    ]
     assert ledger.seconds["after_run"] > 0  # what the process did until its end
     assert ledger.starts[0].seconds == pytest.approx(killed.total, abs=1e-6)
 
 
 def test_a_file_is_lines_of_json(tmp_path: Path) -> None:
     """For other programs: nanoseconds by category add up to the last row's end."""
-    with lflops.monitor(nn.Linear(8, 2), dirpath=tmp_path, count=False, log=lambda _: None) as monitor, monitor.step():
+    with (
+        lflops.monitor(
+            nn.Linear(8, 2), dirpath=tmp_path, count=False, log=lambda _: None
+        ) as monitor,
+        monitor.step(),
+    ):
         pass
     (path,) = tmp_path.rglob("*.ledger.jsonl")
     head, *rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -209,7 +268,9 @@ def test_a_monitor_that_has_failed_marks_nothing_more(monkeypatch: pytest.Monkey
         raise RuntimeError("planted")
 
     model = nn.Linear(8, 2)
-    with lflops.monitor(model, trace=False, count=False, hardware=None, log=lambda _: None) as monitor:
+    with lflops.monitor(
+        model, trace=False, count=False, hardware=None, log=lambda _: None
+    ) as monitor:
         loop(monitor, model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
         monkeypatch.setattr(Session, "batch_ends", fail)
         with pytest.warns(UserWarning, match="planted"):
@@ -234,12 +295,18 @@ os.wait()
 """
 
 
-def test_a_program_that_ends_without_closing_its_run_has_a_ledger(warm_python: WarmPython, tmp_path: Path) -> None:
+def test_a_program_that_ends_without_closing_its_run_has_a_ledger(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
     """Until its exit; a process that it has forked writes nothing."""
     assert 0 == warm_python.run(UNCLOSED, tmp_path).status
     ledger = adds_up(load_run(tmp_path))
     assert ["exit"] == [each.ended for each in ledger.starts]
-    assert 1 == sum('"ended":"exit"' in line for path in tmp_path.rglob("*.ledger.jsonl") for line in path.read_text("utf-8").splitlines())
+    assert 1 == sum(
+        '"ended":"exit"' in line
+        for path in tmp_path.rglob("*.ledger.jsonl")
+        for line in path.read_text("utf-8").splitlines()
+    )
 
 
 def test_the_thread_ends_with_the_account(tmp_path: Path) -> None:
@@ -249,11 +316,18 @@ def test_the_thread_ends_with_the_account(tmp_path: Path) -> None:
     ended.end()
     ended._thread.join(60)
     assert not ended._thread.is_alive()
-    assert 1 == sum('"ended":"exit"' in line for path in tmp_path.iterdir() for line in path.read_text("utf-8").splitlines())
+    assert 1 == sum(
+        '"ended":"exit"' in line
+        for path in tmp_path.iterdir()
+        for line in path.read_text("utf-8").splitlines()
+    )
 
 
 def test_a_file_system_that_hangs_holds_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that never gives the lock back stands for it: the run ends after the patience, and says why."""
+    """A thread that never gives the lock back stands for it.
+
+    The run ends after the patience, and says why.
+    """
     monkeypatch.setattr(keeper, "PATIENCE", 0.01)
     hanging = keeper.Keeper()
     hanging.start(None)
@@ -284,11 +358,21 @@ class Logger:
 
 
 def test_loggers_get_curves_of_it(tmp_path: Path) -> None:
-    """From its first row on, with each point of the training's curves: here all but nothing of the time is start-up."""
+    """From its first row on, with each point of the training's curves.
+
+    Here all but nothing of the time is start-up.
+    """
     model, logger = nn.Linear(8, 2), Logger()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with lflops.monitor(
-        model, optimizer, logger=logger, log_every=10, trace=False, html=False, hardware=None, log=lambda _: None
+        model,
+        optimizer,
+        logger=logger,
+        log_every=10,
+        trace=False,
+        html=False,
+        hardware=None,
+        log=lambda _: None,
     ) as monitor:
         loop(monitor, model, optimizer, 20)
         monitor.ledger  # noqa: B018 - the account has a row now

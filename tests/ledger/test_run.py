@@ -17,12 +17,31 @@ def start(begin: int, *rows: Row, pid: int = 1, rank: int = 0) -> Segment:
     return Segment(Head(begin=begin * SECOND, rank=rank, ranks=1, pid=pid), None, rows)
 
 
-def row(end: int, category: str, seconds: int, *, step: int | None = None, first: int | None = 0, ended: str | None = None) -> Row:
+def row(
+    end: int,
+    category: str,
+    seconds: int,
+    *,
+    step: int | None = None,
+    first: int | None = 0,
+    ended: str | None = None,
+) -> Row:
     """So many seconds of a category, to that second of the start."""
-    return Row(end=end * SECOND, spent={category: seconds * SECOND}, step=step, first=None if step is None else first, ended=ended)
+    return Row(
+        end=end * SECOND,
+        spent={category: seconds * SECOND},
+        step=step,
+        first=None if step is None else first,
+        ended=ended,
+    )
 
 
-KILLED = start(100, row(10, "start_up", 10), row(20, "training/forward", 10, step=50), row(30, "training/forward", 10, step=100))
+KILLED = start(
+    100,
+    row(10, "start_up", 10),
+    row(20, "training/forward", 10, step=50),
+    row(30, "training/forward", 10, step=100),
+)
 RESUMED = start(
     160,
     row(5, "start_up", 5),
@@ -33,12 +52,20 @@ RESUMED = start(
 
 
 def test_a_resumed_run_has_the_time_in_between_and_the_work_that_was_lost() -> None:
-    """Killed at second 130 of the clock in step 100, back at 160 from step 60: of the steps 51 to 100, which took 10 s, 40 were lost.
+    """Killed at second 130 of the clock in step 100, back at 160 from step 60.
+
+    Of the steps 51 to 100, which took 10 s, 40 were lost.
 
     From 100 to 177 are 77 s.
     """
     ledger = ledger_of([KILLED, RESUMED], now=1e9)
-    assert {"start_up": 15, "training/forward": 22, "repeated": 8, "down": 30, "after_run": 2} == ledger.seconds
+    assert {
+        "start_up": 15,
+        "training/forward": 22,
+        "repeated": 8,
+        "down": 30,
+        "after_run": 2,
+    } == ledger.seconds
     assert (77, 110) == (ledger.total, ledger.steps)
     assert (
         Start(begin=100, seconds=30, first_step=0, last_step=100, ended="killed"),
@@ -59,7 +86,9 @@ def test_a_start_that_did_no_step_loses_nothing_of_the_one_before() -> None:
 def test_a_start_from_step_0_after_a_kill_has_lost_all_steps() -> None:
     """The start-up was no step."""
     anew = start(160, row(10, "training/forward", 10, step=10), pid=2)
-    assert {"start_up": 10, "repeated": 20, "down": 30, "training/forward": 10} == ledger_of([KILLED, anew], now=1e9).seconds
+    assert {"start_up": 10, "repeated": 20, "down": 30, "training/forward": 10} == ledger_of(
+        [KILLED, anew], now=1e9
+    ).seconds
 
 
 def test_a_step_that_was_going_on_counts_once() -> None:
@@ -67,7 +96,13 @@ def test_a_step_that_was_going_on_counts_once() -> None:
     rows = [
         Row(end=2 * SECOND, spent={}, open={"training/data": 2 * SECOND}),
         Row(end=4 * SECOND, spent={}, open={"training/data": 4 * SECOND}),
-        Row(end=6 * SECOND, spent={"slow/loader": 5 * SECOND}, open={"training/data": SECOND}, step=1, first=0),
+        Row(
+            end=6 * SECOND,
+            spent={"slow/loader": 5 * SECOND},
+            open={"training/data": SECOND},
+            step=1,
+            first=0,
+        ),
     ]
     ledger = ledger_of([start(100, *rows)], now=1e9)
     assert ({"slow/loader": 5, "training/data": 1}, 6) == (ledger.seconds, ledger.total)
@@ -95,17 +130,37 @@ def test_a_folder_with_other_runs_says_so(tmp_path: Path) -> None:
         segment = Segment(head)
         segment.path = tmp_path / f"rank0-{number}-{number}.ledger.jsonl"
         segment.open()
-        segment.add(Row(end=10**9, spent={"training/forward": 10**9}, open={}, step=5, first=0, memory=None, ended="finished"), [])
+        segment.add(
+            Row(
+                end=10**9,
+                spent={"training/forward": 10**9},
+                open={},
+                step=5,
+                first=0,
+                memory=None,
+                ended="finished",
+            ),
+            [],
+        )
         segment.close()
     found = load_run(tmp_path)
     assert (1, 1, 5) == (found.others, len(found.starts), found.steps)
-    assert headline(found).endswith("; 1 start of other runs or loops in this folder, each in its file")
+    assert headline(found).endswith(
+        "; 1 start of other runs or loops in this folder, each in its file"
+    )
 
 
 def test_a_clock_that_was_set_back_a_little_makes_no_other_run() -> None:
-    """The next start began half a second before the end of the one before, so it seems. Then it was not down at all."""
+    """The next start began half a second before the end of the one before, so it seems.
+
+    Then it was not down at all.
+    """
     killed = start(100, row(10, "training/forward", 10, step=5))
-    resumed = Segment(Head(begin=109_500_000_000, rank=0, ranks=1, pid=2), None, [row(4, "training/forward", 4, step=9, first=5)])
+    resumed = Segment(
+        Head(begin=109_500_000_000, rank=0, ranks=1, pid=2),
+        None,
+        [row(4, "training/forward", 4, step=9, first=5)],
+    )
     assert [killed, resumed] == starts_of_a_run([killed, resumed])
     assert {"training/forward": 14, "down": 0} == ledger_of([killed, resumed], now=1e9).seconds
 
@@ -118,7 +173,11 @@ def test_two_runs_at_once_are_two() -> None:
 
 def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
     """By rank, however deep its files are."""
-    for segment, name in ((KILLED, "a"), (RESUMED, "b/c"), (start(100, row(9, "start_up", 9), rank=1), "d")):
+    for segment, name in (
+        (KILLED, "a"),
+        (RESUMED, "b/c"),
+        (start(100, row(9, "start_up", 9), rank=1), "d"),
+    ):
         copy = Segment(segment.head, tmp_path / f"{name}.ledger.jsonl")
         copy.open()
         for each in segment.rows:

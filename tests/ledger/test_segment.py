@@ -1,4 +1,7 @@
-"""The file of one start: readable wherever the process died, bounded, and exact after it was shortened."""
+"""The file of one start.
+
+Readable wherever the process died, bounded, and exact after it was shortened.
+"""
 
 from pathlib import Path
 
@@ -20,7 +23,9 @@ def row(end: int, **more: object) -> Row:
 
 def slow(step: int, cost: float) -> SlowStep:
     """One that cost so many seconds."""
-    return SlowStep(step=step, end=1.0, seconds=cost + 1, usual=1.0, cost=cost, cause="loader", phase="data")
+    return SlowStep(
+        step=step, end=1.0, seconds=cost + 1, usual=1.0, cost=cost, cause="loader", phase="data"
+    )
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
@@ -36,7 +41,10 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_at_any_byte_has_all_whole_lines(tmp_path: Path) -> None:
-    """The last line is torn where the process was killed in it; without a first line there is nothing."""
+    """The last line is torn where the process was killed in it.
+
+    Without a first line there is nothing.
+    """
     path = tmp_path / "a.ledger.jsonl"
     written = Segment(HEAD, path)
     written.open()
@@ -45,7 +53,9 @@ def test_a_file_cut_at_any_byte_has_all_whole_lines(tmp_path: Path) -> None:
     written.close()
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
-    ends = [sum(map(len, lines[: count + 1])) - 1 for count in range(len(lines))]  # without the newline a line is whole, too
+    ends = [
+        sum(map(len, lines[: count + 1])) - 1 for count in range(len(lines))
+    ]  # without the newline a line is whole, too
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
         read = read_segment(path)
@@ -57,7 +67,10 @@ def test_a_file_cut_at_any_byte_has_all_whole_lines(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b'{"kind":"row","end":1,"spent":{}}\n', "the first line is not that of a ledger"),
-        (b'{"kind":"head","begin":1,"rank":0,"ranks":1,"pid":1,"version":9}\n', "a ledger of version 9; this lflops reads version 1"),
+        (
+            b'{"kind":"head","begin":1,"rank":0,"ranks":1,"pid":1,"version":9}\n',
+            "a ledger of version 9; this lflops reads version 1",
+        ),
     ],
 )
 def test_another_file_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
@@ -69,20 +82,33 @@ def test_another_file_is_refused(content: bytes, message: str, tmp_path: Path) -
 
 
 def test_rows_of_long_ago_become_one() -> None:
-    """A day of rows of two seconds: the last minutes as they were, none longer than a fiftieth of its age, and no second is lost."""
+    """A day of rows of two seconds.
+
+    The last minutes as they were, none longer than a fiftieth of its age, and no second is lost.
+    """
     day = 24 * 3600
     rows = coarser([row(end) for end in range(2, day + 1, 2)])
-    lengths = [after.end - before.end for before, after in zip([Row(end=0, spent={}), *rows], rows, strict=False)]
+    lengths = [
+        after.end - before.end
+        for before, after in zip([Row(end=0, spent={}), *rows], rows, strict=False)
+    ]
     assert day * SECOND == sum(sum(each.spent.values()) for each in rows) == sum(lengths)
     assert [2 * SECOND] * 50 == lengths[-50:]
     assert len(rows) < 500
     ages = [day * SECOND - each.end for each in rows]
-    assert all(length <= max(age / 50, 2 * SECOND) for length, age in zip(lengths, ages, strict=True))
+    assert all(
+        length <= max(age / 50, 2 * SECOND) for length, age in zip(lengths, ages, strict=True)
+    )
     assert rows == coarser(rows)
 
 
-def test_a_long_file_is_replaced_by_a_shorter_one_with_the_same_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three hundred lines at most. Of the slow steps the costliest ten stay, and they stay in their order."""
+def test_a_long_file_is_replaced_by_a_shorter_one_with_the_same_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three hundred lines at most.
+
+    Of the slow steps the costliest ten stay, and they stay in their order.
+    """
     monkeypatch.setattr(segment_file, "MOST_LINES", 300)
     monkeypatch.setattr(segment_file, "MOST_SLOW", 10)
     path = tmp_path / "a.ledger.jsonl"

@@ -1,4 +1,7 @@
-"""Calls that a training notes: made in their order, each at its moment, and what becomes of an error in one."""
+"""Calls that a training notes.
+
+Made in their order, each at its moment, and what becomes of an error in one.
+"""
 
 import gc
 import threading
@@ -27,7 +30,10 @@ class Clock:
 
 
 def test_calls_wait_while_it_runs_and_have_their_moments() -> None:
-    """By hand: three notes at 5, 7 and 7; what is called at once, before and after, sees the clock itself."""
+    """By hand: three notes at 5, 7 and 7.
+
+    What is called at once, before and after, sees the clock itself.
+    """
     clock = Clock()
     tape, heard = Tape(clock), list[tuple[str, int]]()
 
@@ -51,7 +57,10 @@ def test_calls_wait_while_it_runs_and_have_their_moments() -> None:
 
 
 def test_the_account_of_what_was_noted_is_that_of_what_was_marked() -> None:
-    """By hand: data from 10 to 30, forward from 30 to 70, and 30 of neither until the row at 100; 10 before of the start-up."""
+    """By hand: data from 10 to 30, forward from 30 to 70, and 30 of neither until the row at 100.
+
+    10 before of the start-up.
+    """
     for runs in (False, True):
         clock = Clock()
         tape = Tape(clock)
@@ -93,7 +102,10 @@ def test_another_thread_plays_in_the_same_order_while_notes_come() -> None:
 
 
 def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
-    """Whoever plays is not the training: nothing may be taken off there. The training asks for the error."""
+    """Whoever plays is not the training: nothing may be taken off there.
+
+    The training asks for the error.
+    """
     tape, taken_off, heard = Tape(), list[Any](), list[int]()
     boundary = Boundary(taken_off.append)
     boundary.passes = tape.plays_here
@@ -145,8 +157,13 @@ def test_so_many_are_played_at_once() -> None:
     assert [(True, 2), (True, 4), (False, 5)] == left
 
 
-def test_what_is_played_in_parts_is_charged_until_the_next_note_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: 100 steps of 4 ms of forward and 6 of no phase, two of them the warm-up; the collector has 60 ms more in the 81st."""
+def test_what_is_played_in_parts_is_charged_until_the_next_note_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By hand: 100 steps of 4 ms of forward and 6 of no phase, two of them the warm-up.
+
+    The collector has 60 ms more in the 81st.
+    """
     clock = Clock()
     monkeypatch.setattr("time.perf_counter_ns", clock)
     watched = Keeper(tape=(tape := Tape(clock)))
@@ -160,7 +177,9 @@ def test_what_is_played_in_parts_is_charged_until_the_next_note_alone(monkeypatc
         clock.now += 4 * MS
         tape.note(phases.leave)
         clock.now += 6 * MS
-        tape.note(lambda read: recorder.step_ends(read, None, touched=False), (step, 0, None, usage))
+        tape.note(
+            lambda read: recorder.step_ends(read, None, touched=False), (step, 0, None, usage)
+        )
     watched._read()
     steps = {"warm_up": 20, "training/forward": 392, "training/other": 588, "slow/gc": 60}
     spent, slow = book.take()

@@ -1,4 +1,7 @@
-"""What checkpointing would leave: a model of two blocks and a head, with round figures; and a real one."""
+"""What checkpointing would leave.
+
+A model of two blocks and a head, with round figures; and a real one.
+"""
 
 from typing import Any
 
@@ -20,15 +23,28 @@ ROWS: dict[str, dict[str, Any]] = {
     "layers.1": weights(500),
     "head": weights(200),
 }
-FORWARD = (product("layers.0.0", "mm", "forward", macs=70, bytes_moved=1), product("layers.1", "mm", "forward", macs=90, bytes_moved=1))
+FORWARD = (
+    product("layers.0.0", "mm", "forward", macs=70, bytes_moved=1),
+    product("layers.1", "mm", "forward", macs=90, bytes_moved=1),
+)
 CELLS = (*FORWARD, product("layers.1", "mm", "backward", macs=180, bytes_moved=1))
 
 
 def planned() -> Profile:
-    """Of what is alive 5,000 bytes are activations: of the first block 1,000, of its part 500, of the second 3,000, of the head 500."""
+    """Of what is alive 5,000 bytes are activations.
+
+    Of the first block 1,000, of its part 500, of the second 3,000, of the head 500.
+    """
     memory = replace(
         small_memory(),
-        by_category={"parameters": 4000, "optimizer_state": 8002, "gradients": 100, "activations": 5000, "temporary": 60, "other": 7},
+        by_category={
+            "parameters": 4000,
+            "optimizer_state": 8002,
+            "gradients": 100,
+            "activations": 5000,
+            "temporary": 60,
+            "other": 7,
+        },
         activations_by_module={"layers.0": 1000, "layers.0.0": 500, "layers.1": 3000, "head": 500},
     )
     return profile(ROWS, CELLS, memory=memory)
@@ -58,7 +74,9 @@ class Deep(nn.Module):
     def __init__(self, *, again: bool) -> None:
         super().__init__()
         self.again = again
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 512), nn.GELU(), nn.Linear(512, 8)) for _ in range(6))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 512), nn.GELU(), nn.Linear(512, 8)) for _ in range(6)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -67,8 +85,14 @@ class Deep(nn.Module):
 
 
 def test_checkpointing_every_block_comes_to_what_was_foretold() -> None:
-    """But for the blocks' results, which stay, and two gradients within the one that runs again. Its last product does not run again."""
-    plain, again = (lflops.estimate(Deep(again=again), torch.zeros(64, 8), backward=True) for again in (False, True))
+    """But for the blocks' results, which stay, and two gradients within the one that runs again.
+
+    Its last product does not run again.
+    """
+    plain, again = (
+        lflops.estimate(Deep(again=again), torch.zeros(64, 8), backward=True)
+        for again in (False, True)
+    )
     assert plain.memory is not None
     assert again.memory is not None
     blocks = checkpointed(plain)

@@ -3,7 +3,15 @@
 import pytest
 
 from lflops.hardware.chips import Hardware, lookup
-from lflops.memory.peak import CONTEXT_BYTES, CUBLAS_BYTES, HOPPER_CUBLAS_BYTES, NCCL_BYTES, Room, room, room_for
+from lflops.memory.peak import (
+    CONTEXT_BYTES,
+    CUBLAS_BYTES,
+    HOPPER_CUBLAS_BYTES,
+    NCCL_BYTES,
+    Room,
+    room,
+    room_for,
+)
 from tests.support.profile_builders import profile, small_memory
 
 GIB = 2**30
@@ -39,7 +47,10 @@ def test_the_last_twentieth_is_tight() -> None:
     """Of 90 GiB 85.5 fit well; the limits are to the byte."""
     besides = CONTEXT_BYTES + 2 * CUBLAS_BYTES
     well, all_of_it = 85 * GIB + GIB // 2 - besides, 90 * GIB - besides
-    verdicts = [of(1, reserved_bytes=reserved).verdict for reserved in (well, well + 1, all_of_it, all_of_it + 1)]
+    verdicts = [
+        of(1, reserved_bytes=reserved).verdict
+        for reserved in (well, well + 1, all_of_it, all_of_it + 1)
+    ]
     assert ["fits", "tight", "tight", "does not fit"] == verdicts
 
 
@@ -50,9 +61,15 @@ def test_what_is_sold_as_80_gb_has_no_room_for_75_gib() -> None:
 
 
 def test_an_unlisted_share_is_assumed_and_hopper_has_a_larger_workspace() -> None:
-    """98.5 % of what is sold; and 32 MiB for each of two threads, as on an H100 SXM, which showed 79.18 GiB."""
+    """98.5 % of what is sold.
+
+    And 32 MiB for each of two threads, as on an H100 SXM, which showed 79.18 GiB.
+    """
     found, seen = (of(GIB, lookup(name)) for name in ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3"))
-    assert (int(0.985 * 80 * GIB), 2 * HOPPER_CUBLAS_BYTES) == (found.usable_bytes, found.workspace_bytes)
+    assert (int(0.985 * 80 * GIB), 2 * HOPPER_CUBLAS_BYTES) == (
+        found.usable_bytes,
+        found.workspace_bytes,
+    )
     assert (int(79.18 * GIB), 64 * 2**20) == (seen.usable_bytes, seen.workspace_bytes)
 
 

@@ -66,12 +66,18 @@ TENSORS: dict[str, tuple[Callable[[], Tensor], Any]] = {
     "sparse COO": (lambda: of_integers().to_sparse(), (2, 3)),
     "sparse CSR": (lambda: of_integers().to_sparse_csr(), (2, 3)),
     "0-d": (lambda: torch.tensor(1), ()),
-    "quantized": (lambda: torch.quantize_per_tensor(torch.zeros(2, 3), 0.1, 0, torch.quint8), (2, 3)),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(torch.zeros(2, 3), 0.1, 0, torch.quint8),
+        (2, 3),
+    ),
     "complex": (lambda: torch.zeros(2, 3, dtype=torch.complex64), (2, 3)),
     "empty": (lambda: torch.empty(0, 3, dtype=torch.long), (0, 3)),
     "meta": (lambda: torch.empty(2, 3, dtype=torch.long, device="meta"), (2, 3)),
     "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), ("nested", 5)),
-    "jagged": (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged), ("nested", 5)),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+        ("nested", 5),
+    ),
     "a class whose functions raise": (lambda: of_integers().as_subclass(Raises), (2, 3)),
     "a class whose shape raises": (lambda: of_integers().as_subclass(RaisesShape), (2, 3)),
     "a class whose sizes raise": (RaisesSizes, None),
@@ -82,24 +88,35 @@ NAMES = ("attention_mask", "position_ids", "cu_seqlens", "lengths", "seq_idx", "
 """Names under which a batch's integers may mean the lengths of sequences, and two under which they need not."""
 
 
-@pytest.mark.filterwarnings("ignore:.*prototype:UserWarning", "ignore:Sparse CSR tensor support", "ignore:.*quantize")
+@pytest.mark.filterwarnings(
+    "ignore:.*prototype:UserWarning", "ignore:Sparse CSR tensor support", "ignore:.*quantize"
+)
 @pytest.mark.parametrize("kind", TENSORS)
 def test_a_tensor_of_any_kind_is_read_or_unknown(kind: str) -> None:
-    """Its shape is known, or it has none; the shapes of the batch are unknown then, and nothing is raised."""
+    """Its shape is known, or it has none.
+
+    The shapes of the batch are unknown then, and nothing is raised.
+    """
     make, shape = TENSORS[kind]
     for name in NAMES:
         reader = BatchReader()
-        shapes = [reader.shapes({name: make(), "y": torch.zeros(2)}) for _ in range(2)]  # found, and found again where it was
+        shapes = [
+            reader.shapes({name: make(), "y": torch.zeros(2)}) for _ in range(2)
+        ]  # found, and found again where it was
         assert shapes == [None if shape is None else ((name, "y"), (shape, (2,)))] * 2
         lengths_of(reader.read({name: make()}))
 
 
-@pytest.mark.filterwarnings("ignore:.*prototype:UserWarning", "ignore:Sparse CSR tensor support", "ignore:.*quantize")
+@pytest.mark.filterwarnings(
+    "ignore:.*prototype:UserWarning", "ignore:Sparse CSR tensor support", "ignore:.*quantize"
+)
 @pytest.mark.parametrize("kind", TENSORS)
 def test_a_tensor_of_any_kind_ends_no_training(kind: str) -> None:
     """It lies in the batches of a training in which an error of the monitor's own would be raised."""
     tensor = TENSORS[kind][0]()
-    profiles = trained([{"x": torch.zeros(2, 4), **dict.fromkeys(NAMES[:5], tensor)} for _ in range(6)])
+    profiles = trained(
+        [{"x": torch.zeros(2, 4), **dict.fromkeys(NAMES[:5], tensor)} for _ in range(6)]
+    )
     samples = {step.samples for step in profiles[0].steps}
     assert samples <= {None, 0, 1, 2}
     assert (kind == "a class whose sizes raise") == (samples == {None})
@@ -110,9 +127,16 @@ def trained(batches: list[Any]) -> list[Profile]:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters())
     schedule = Schedule(wait=1, warmup=1, active=2, repeat=1)
-    settings: dict[str, Any] = {"schedule": schedule, "on_error": "raise", "trace": False, "hardware": None}
+    settings: dict[str, Any] = {
+        "schedule": schedule,
+        "on_error": "raise",
+        "trace": False,
+        "hardware": None,
+    }
     logger = Points()
-    with lflops.monitor(model, optimizer, logger=logger, log_every=1, log=lambda _: None, **settings) as monitor:
+    with lflops.monitor(
+        model, optimizer, logger=logger, log_every=1, log=lambda _: None, **settings
+    ) as monitor:
         for batch in monitor.data(batches):
             with monitor.step(batch):
                 model(batch["x"]).sum().backward()
@@ -212,7 +236,10 @@ READ = {
     "OrderedDict": (OrderedDict(x=X, y=Y), ("x", "y")),
     "UserDict": (UserDict(x=X, y=Y), ("x", "y")),
     "BatchEncoding": (BatchEncoding({"x": X, "y": Y}), ("x", "y")),
-    "ModelOutput": (BaseModelOutput(last_hidden_state=X, hidden_states=(Y,)), ("last_hidden_state", "hidden_states.0")),  # type: ignore[arg-type]
+    "ModelOutput": (
+        BaseModelOutput(last_hidden_state=X, hidden_states=(Y,)),
+        ("last_hidden_state", "hidden_states.0"),
+    ),  # type: ignore[arg-type]
     "dataclass": (Sample(X, Y), ("x", "y")),
     "slots": (Slotted(X, Y), ("x", "y")),
     "a stored dictionary of a lazy one": (Lazy(x=X, y=Y), ("x", "y")),
@@ -240,7 +267,10 @@ def test_batches_are_read_through_mappings_sequences_and_dataclasses(kind: str) 
 
 @pytest.mark.parametrize("kind", {**NOT_READ})
 def test_other_batches_are_unknown(kind: str) -> None:
-    """An iterator holds no tensor that anybody could see; of all the others the shapes are unknown, and no code of theirs is run."""
+    """An iterator holds no tensor that anybody could see.
+
+    Of all the others the shapes are unknown, and no code of theirs is run.
+    """
     reader = BatchReader()
     expected = ((), ()) if kind == "an iterator" else None
     assert [reader.shapes(NOT_READ[kind]) for _ in range(2)] == [expected] * 2
@@ -248,7 +278,9 @@ def test_other_batches_are_unknown(kind: str) -> None:
 
 def test_a_batch_of_unknown_shapes_has_no_samples_and_no_work() -> None:
     """Rather than those of another one."""
-    graphs = [{"x": torch.zeros(2, 4), "graph": Graph(y=torch.zeros(number))} for number in range(6)]
+    graphs = [
+        {"x": torch.zeros(2, 4), "graph": Graph(y=torch.zeros(number))} for number in range(6)
+    ]
     (profile,) = trained(graphs)
     assert {None} == {step.samples for step in profile.steps}
     assert 2 * 4 * 4 == profile.modules[""].forward.macs
@@ -308,7 +340,9 @@ def test_a_look_at_a_batch_is_bounded(batch: Any, shapes: Any, visits: list[obje
     assert len(visits) == 1
 
 
-def test_without_a_bound_a_data_set_is_searched(visits: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_bound_a_data_set_is_searched(
+    visits: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The planted culprit of the test above."""
     monkeypatch.setattr(batch_file, "MOST_VALUES", 10**6)
     monkeypatch.setattr(batch_file, "LONG", 10**6)
@@ -321,7 +355,9 @@ def test_no_function_mode_of_the_users_sees_a_look_at_a_batch() -> None:
     called: list[Any] = []
 
     class Watch(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             called.append(function)
             return function(*args, **(kwargs or {}))
 
@@ -339,7 +375,9 @@ def test_no_function_mode_of_the_users_sees_a_look_at_a_batch() -> None:
 
 def test_outputs_are_searched_in_a_bounded_time_and_run_no_property() -> None:
     """Of a plain object that refers to a data set, the tensors are found that it has itself."""
-    output = Graph(x=X, source=Lazy(y=Y), dataset=[Graph(number=number) for number in range(20_000)], z=Y)
+    output = Graph(
+        x=X, source=Lazy(y=Y), dataset=[Graph(number=number) for number in range(20_000)], z=Y
+    )
     assert [X, Y] == list(tensors_in(output))[:2]
     assert ["x", "source.y"] == [name for name, _ in named_tensors_in(output)]
     assert [X] * 3_000 == list(tensors_in([X] * 3_000))

@@ -24,7 +24,11 @@ FORWARD = ROWS * (8 * 8 + 8 * 3)
 def wandb_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A run that never leaves this machine."""
     wandb = pytest.importorskip("wandb")
-    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_DIR": str(tmp_path),
+    }.items():
         monkeypatch.setenv(name, value)
     run = wandb.init(project="lflops", dir=str(tmp_path))
     yield run
@@ -45,7 +49,10 @@ def test_wandb_has_a_table_pictures_the_page_and_totals(wandb_run: Any, tmp_path
     fit(Classifier(), monitor, logger=WandbLogger(experiment=wandb_run))
     media = Path(wandb_run.dir) / "media"
     (table,) = media.rglob("modules*.table.json")
-    rows = {row[0]: dict(zip(json.loads(table.read_text())["columns"], row, strict=True)) for row in json.loads(table.read_text())["data"]}
+    rows = {
+        row[0]: dict(zip(json.loads(table.read_text())["columns"], row, strict=True))
+        for row in json.loads(table.read_text())["data"]
+    }
     assert FORWARD == rows["(model)"]["forward MACs"]
     assert 8 * 8 + 8 == rows["body.0"]["parameters"]
     assert list(media.rglob("memory*.png"))
@@ -59,13 +66,18 @@ def test_wandb_has_a_table_pictures_the_page_and_totals(wandb_run: Any, tmp_path
 
 
 def test_a_loop_of_ones_own_logs_to_a_run_of_wandb(wandb_run: Any) -> None:
-    """The run is given to `lflops.monitor` as it is. Curves go over the training's steps; tables and totals are those of a WandbLogger."""
+    """The run is given to `lflops.monitor` as it is.
+
+    Curves go over the training's steps; tables and totals are those of a WandbLogger.
+    """
     model = Classifier()
     logged: list[dict[str, Any]] = []
     log = wandb_run.log
     wandb_run.log = lambda values: logged.append(values) or log(values)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with lflops.monitor(model, optimizer, logger=wandb_run, schedule=SHORT, log_every=2, log=str) as monitor:
+    with lflops.monitor(
+        model, optimizer, logger=wandb_run, schedule=SHORT, log_every=2, log=str
+    ) as monitor:
         for _ in range(8):
             batch = torch.randn(ROWS, 8)
             with monitor.step(batch):
@@ -79,7 +91,10 @@ def test_a_loop_of_ones_own_logs_to_a_run_of_wandb(wandb_run: Any) -> None:
 
 
 def test_mlflow_has_artifacts_and_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a local store, read back by MLflow's client. Its folder has no folder of ours in it that it would take for an experiment."""
+    """In a local store, read back by MLflow's client.
+
+    Its folder has no folder of ours in it that it would take for an experiment.
+    """
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     logger = MLFlowLogger("lflops", save_dir=str(tmp_path / "store"))
@@ -88,8 +103,12 @@ def test_mlflow_has_artifacts_and_totals(tmp_path: Path, monkeypatch: pytest.Mon
     folder = "lflops/train-0"
     names = {Path(each.path).name for each in client.list_artifacts(run, folder)}
     assert {"summary.txt", "modules.json", "memory.png"} <= names
-    assert {"html", "json"} == {name.rpartition(".")[2] for name in names if name.startswith("train-0-")}
-    table = json.loads(Path(client.download_artifacts(run, f"{folder}/modules.json", str(tmp_path))).read_text())
+    assert {"html", "json"} == {
+        name.rpartition(".")[2] for name in names if name.startswith("train-0-")
+    }
+    table = json.loads(
+        Path(client.download_artifacts(run, f"{folder}/modules.json", str(tmp_path))).read_text()
+    )
     rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["data"]}
     assert FORWARD == rows["(model)"]["forward MACs"]
     assert "99" == client.get_run(run).data.params["lflops.train.parameters"].removesuffix(".0")

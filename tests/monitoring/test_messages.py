@@ -42,7 +42,9 @@ SHOWN: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("choice", SILENCED)
-def test_who_silences_logging_sees_nothing(choice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_silences_logging_sees_nothing(
+    choice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By whichever of logging's ways."""
     monkeypatch.setattr(ROOT, "handlers", [])  # pytest has one there
     SILENCED[choice]()
@@ -51,7 +53,9 @@ def test_who_silences_logging_sees_nothing(choice: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("choice", SHOWN)
-def test_who_does_not_sees_it(choice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_sees_it(
+    choice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the standard output, once."""
     monkeypatch.setattr(ROOT, "handlers", [])
     monkeypatch.setattr(LOGGER, "handlers", [])
@@ -68,5 +72,7 @@ def test_who_has_set_logging_up_has_it_there(capsys: pytest.CaptureFixture[str])
     LOGGER.addHandler(handler)
     ROOT.setLevel(logging.INFO)
     say("a summary of 100 %")
-    assert [("lflops", "INFO", "a summary of 100 %")] == [(each.name, each.levelname, each.getMessage()) for each in records]
+    assert [("lflops", "INFO", "a summary of 100 %")] == [
+        (each.name, each.levelname, each.getMessage()) for each in records
+    ]
     assert ("", "") == capsys.readouterr()

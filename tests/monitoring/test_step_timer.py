@@ -1,4 +1,7 @@
-"""Plain steps are noted in a short way and made out later: they are what the long way makes of them."""
+"""Plain steps are noted in a short way and made out later.
+
+They are what the long way makes of them.
+"""
 
 import itertools
 import math
@@ -34,7 +37,9 @@ class Run:
         """Make the cold steps."""
         self.clock = StillClock()
         self.phases = StepPhases(self.clock)
-        self.steps = StepClock(self.phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks)
+        self.steps = StepClock(
+            self.phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks
+        )
         self.steps.install(unguarded)
         self.logged = 0
         self._is_short = is_short
@@ -65,16 +70,24 @@ class Run:
     def read(self) -> Iterator[Step]:
         """All steps but the cold ones."""
         self.steps.flush_plain_steps(self.logged)
-        return map(self.steps.step, [step for step in self.steps.read() if step.is_complete and step.ordinal >= COLD])
+        return map(
+            self.steps.step,
+            [step for step in self.steps.read() if step.is_complete and step.ordinal >= COLD],
+        )
 
 
 def seen(run: Run) -> list[tuple[Any, ...]]:
     """What a test compares of the steps."""
-    return [(step.index, step.seconds, step.phases, step.samples, step.marks) for step in run.read()]
+    return [
+        (step.index, step.seconds, step.phases, step.samples, step.marks) for step in run.read()
+    ]
 
 
 def test_a_plain_step_has_its_phases() -> None:
-    """1 s of fetching, 2 of forward within 7 of something else; a phase that goes on over the step's end belongs to both."""
+    """1 s of fetching, 2 of forward within 7 of something else.
+
+    A phase that goes on over the step's end belongs to both.
+    """
     run = Run()
     run.play("d1)3f2)4")
     assert run.end(BATCH)
@@ -90,7 +103,10 @@ def test_a_plain_step_has_its_phases() -> None:
 
 
 def test_a_phase_that_was_left_by_an_exception_is_over_in_the_next_step() -> None:
-    """Its end has no mark, so all until the step's end is its time; the step behind that begins outside of it."""
+    """Its end has no mark, so all until the step's end is its time.
+
+    The step behind that begins outside of it.
+    """
     run = Run()
     run.play("1f2!3")
     assert run.end(BATCH)
@@ -99,9 +115,14 @@ def test_a_phase_that_was_left_by_an_exception_is_over_in_the_next_step() -> Non
     assert [{"other": 1.0, "forward": 5.0}, {"other": 4.0}] == [step.phases for step in run.read()]
 
 
-@given(st.lists(st.tuples(st.text("dfb)!123", max_size=12), st.booleans(), st.booleans()), max_size=12))
+@given(
+    st.lists(st.tuples(st.text("dfb)!123", max_size=12), st.booleans(), st.booleans()), max_size=12)
+)
 def test_the_short_way_is_the_long_one(script: list[tuple[str, bool, bool]]) -> None:
-    """Whatever happens in the steps: phases that go on over several, other shapes, something that is marked."""
+    """Whatever happens in the steps.
+
+    Phases that go on over several, other shapes, something that is marked.
+    """
     short, long = Run(), Run(is_short=False)
     for run in (short, long):
         for within, is_other, is_marked in script:
@@ -150,29 +171,48 @@ def test_batches_that_turn_out_to_be_parts_of_steps_are_none() -> None:
 def test_there_are_only_so_many_plain_steps_in_a_row() -> None:
     """What is noted of them takes memory; the last ones are there for who asks."""
     run = Run()
-    assert [*[True] * MAX_PENDING_STEPS, False, True] == [run.end(BATCH) for _ in range(MAX_PENDING_STEPS + 2)]
+    assert [*[True] * MAX_PENDING_STEPS, False, True] == [
+        run.end(BATCH) for _ in range(MAX_PENDING_STEPS + 2)
+    ]
     assert MAX_PENDING_STEPS + 2 == run.steps.ordinal - COLD
     assert [*range(4, MAX_PENDING_STEPS + 4)] == [step.index for step in run.read()]
 
 
 def test_the_cpu_time_of_some_plain_steps_is_read() -> None:
-    """Of the first three in each sixteen, so of all in a short row; the system's figures before and behind a step make it."""
+    """Of the first three in each sixteen, so of all in a short row.
+
+    The system's figures before and behind a step make it.
+    """
     run = Run()
     for _ in range(2 * CPU_ROUND + 2):
         assert run.end(BATCH)
-    read = [place for place, step in enumerate(run.read(), 1) if step.cpu_user is not None and step.cpu_system is not None]
+    read = [
+        place
+        for place, step in enumerate(run.read(), 1)
+        if step.cpu_user is not None and step.cpu_system is not None
+    ]
     assert [1, 2, 3, 17, 18, 19, 33, 34] == read
 
 
 @pytest.mark.parametrize("is_short", [True, False])
-def test_on_ranks_the_system_is_asked_in_each_step(is_short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it did to the training's thread between two readings: 2 s on a core, 0.5 s of waiting for one."""
-    readings = (f"{2_000_000_000 * number} {500_000_000 * number} {number}\n".encode() for number in itertools.count(7))
+def test_on_ranks_the_system_is_asked_in_each_step(
+    is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it did to the training's thread between two readings.
+
+    2 s on a core, 0.5 s of waiting for one.
+    """
+    readings = (
+        f"{2_000_000_000 * number} {500_000_000 * number} {number}\n".encode()
+        for number in itertools.count(7)
+    )
     monkeypatch.setattr(ThreadSchedule, "read", lambda _: next(readings))
     run = Run(is_short=is_short, on_ranks=True)
     for _ in range(CPU_ROUND):
         run.end(BATCH)
-    assert [(2.0, 0.5)] * CPU_ROUND == [(step.thread_cpu, step.thread_waited) for step in run.read()]
+    assert [(2.0, 0.5)] * CPU_ROUND == [
+        (step.thread_cpu, step.thread_waited) for step in run.read()
+    ]
     alone = Run(is_short=is_short)
     alone.end(BATCH)
     assert [(None, None)] == [(step.thread_cpu, step.thread_waited) for step in alone.read()]
@@ -210,7 +250,10 @@ def compiled() -> Any:
 
 
 def test_a_step_in_which_torch_compile_compiles_is_marked() -> None:
-    """The first call compiles, and so does one with another number of dimensions; in between it runs what there is."""
+    """The first call compiles, and so does one with another number of dimensions.
+
+    In between it runs what there is.
+    """
     torch._dynamo.reset()
     run, function = Run(), compiled()
     for shape in ((2,), (2,), (2, 2), (2, 2)):
@@ -221,7 +264,10 @@ def test_a_step_in_which_torch_compile_compiles_is_marked() -> None:
 
 
 def test_torch_compile_is_heard_again_after_its_reset() -> None:
-    """torch.compiler.reset() takes off everybody's callbacks; with the next step that is not plain ours is there again."""
+    """torch.compiler.reset() takes off everybody's callbacks.
+
+    With the next step that is not plain ours is there again.
+    """
     run = Run()
     torch.compiler.reset()
     run.steps.mark("checkpoint")
@@ -233,7 +279,10 @@ def test_torch_compile_is_heard_again_after_its_reset() -> None:
 
 
 def test_what_was_compiled_unheard_was_in_any_of_the_steps() -> None:
-    """Behind a reset nothing is heard, but the graphs are counted: the steps until that is seen are none to measure others by."""
+    """Behind a reset nothing is heard, but the graphs are counted.
+
+    The steps until that is seen are none to measure others by.
+    """
     run = Run()
     run.end(BATCH)
     torch.compiler.reset()
@@ -242,7 +291,9 @@ def test_what_was_compiled_unheard_was_in_any_of_the_steps() -> None:
     run.steps.mark("checkpoint")
     run.end(BATCH)
     run.end(BATCH)
-    assert [("recompiled",)] * 3 + [("checkpoint", "recompiled"), ()] == [step.marks for step in run.read()]
+    assert [("recompiled",)] * 3 + [("checkpoint", "recompiled"), ()] == [
+        step.marks for step in run.read()
+    ]
     run.steps.close()
 
 

@@ -14,13 +14,23 @@ END = 10
 
 def step(ordinal: int, *, hooked: bool) -> TimedStep:
     """A whole step."""
-    fields: dict[str, Any] = {"times_phases": True, "device_marks": ([], [], 0.0), "shapes": (), "cpu": None}
+    fields: dict[str, Any] = {
+        "times_phases": True,
+        "device_marks": ([], [], 0.0),
+        "shapes": (),
+        "cpu": None,
+    }
     fields |= {"samples": None, "tokens": None}
-    return TimedStep(ordinal=ordinal, logged_step=ordinal, hooked=object() if hooked else None, **fields)  # type: ignore[arg-type]
+    return TimedStep(
+        ordinal=ordinal, logged_step=ordinal, hooked=object() if hooked else None, **fields
+    )  # type: ignore[arg-type]
 
 
 def test_further_hooked_steps_are_waited_for() -> None:
-    """Three in it and five after it, then four more twice: sixteen are the most. A clean step among them is none of them."""
+    """Three in it and five after it, then four more twice: sixteen are the most.
+
+    A clean step among them is none of them.
+    """
     window = Window(0, 0)
     for ordinal in range(END):
         window.opened = ordinal >= 5
@@ -66,7 +76,13 @@ def phases_of(step_seconds: float, before_optimizer: tuple[float, ...]) -> list[
     def of(timed: TimedStep) -> Step:
         took = before_optimizer[timed.ordinal]
         phases = {BETWEEN: took, "other": step_seconds - took}
-        return Step(index=timed.ordinal, kind="clean", seconds=step_seconds, phases=phases, host_phases=phases)
+        return Step(
+            index=timed.ordinal,
+            kind="clean",
+            seconds=step_seconds,
+            phases=phases,
+            host_phases=phases,
+        )
 
     made, _ = window.profile(profile({"": {}}, ()), 3, (), of=of, clock=StillClock(), failed=False)
     assert all(each.phases == each.host_phases for each in made.steps)
@@ -75,12 +91,19 @@ def phases_of(step_seconds: float, before_optimizer: tuple[float, ...]) -> list[
 
 def test_what_a_loop_does_before_its_optimizer_is_clip_if_it_is_long_in_most_steps() -> None:
     """Of steps of 20 s, 5 % is 1 s. It is the same phase in all steps of a window."""
-    assert [{"clip": 2.0, "other": 18.0}, {"clip": 2.0, "other": 18.0}, {"clip": 0.5, "other": 19.5}] == phases_of(20.0, (2.0, 2.0, 0.5))
+    assert [
+        {"clip": 2.0, "other": 18.0},
+        {"clip": 2.0, "other": 18.0},
+        {"clip": 0.5, "other": 19.5},
+    ] == phases_of(20.0, (2.0, 2.0, 0.5))
     assert [{"other": 20.0}] * 3 == phases_of(20.0, (0.5, 0.5, 2.0))
     assert [{"other": 20.0}] * 2 == phases_of(20.0, (2.0, 0.5))
 
 
 def test_the_moment_between_two_hooks_is_no_clip_however_short_the_step() -> None:
-    """A quarter of 2**-10 s (977 µs) is 244 µs; that of half a step is 122 µs, less than clipping takes."""
+    """A quarter of 2**-10 s (977 µs) is 244 µs.
+
+    That of half a step is 122 µs, less than clipping takes.
+    """
     assert ["clip", "other"] == [*phases_of(2**-10, (2**-12,))[0]]
     assert ["other"] == [*phases_of(2**-11, (2**-13,))[0]]

@@ -17,13 +17,30 @@ from tests.support.warm_python import WarmPython
 
 
 @pytest.mark.parametrize(("kept", "expected"), [(2, [3, 4]), (32, [0, 1, 2, 3, 4])])
-def test_the_last_windows_are_kept(kept: int, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schedule repeats without end; all windows have their files, and the first alone tells where to see more."""
+def test_the_last_windows_are_kept(
+    kept: int, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule repeats without end.
+
+    All windows have their files, and the first alone tells where to see more.
+    """
     monkeypatch.setattr(results, "KEPT", kept)
     model, said = nn.Linear(2, 2), list[str]()
     optimizer = torch.optim.SGD(model.parameters())
-    settings: dict[str, Any] = {"trace": False, "html": False, "hardware": None, "on_error": "raise", "log": said.append}
-    with lflops.monitor(model, optimizer, schedule=Schedule(wait=0, warmup=1, active=1, repeat=5), dirpath=tmp_path, **settings) as monitor:
+    settings: dict[str, Any] = {
+        "trace": False,
+        "html": False,
+        "hardware": None,
+        "on_error": "raise",
+        "log": said.append,
+    }
+    with lflops.monitor(
+        model,
+        optimizer,
+        schedule=Schedule(wait=0, warmup=1, active=1, repeat=5),
+        dirpath=tmp_path,
+        **settings,
+    ) as monitor:
         for _ in range(40):
             with monitor.step():
                 model(torch.ones(1, 2)).sum().backward()
@@ -49,8 +66,13 @@ def test_a_file_system_that_hangs_does_not_hold_the_exit(warm_python: WarmPython
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_end_of_a_training_waits_for_no_page_that_hangs(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a normal end so long, and then the file is named; after an error of the training not at all. The window is logged."""
+def test_the_end_of_a_training_waits_for_no_page_that_hangs(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a normal end so long, and then the file is named; after an error of the training not at all.
+
+    The window is logged.
+    """
     monkeypatch.setattr(results, "LARGE", 0)
     monkeypatch.setattr(results, "LONGEST", 0.01)
     goes_on, written = threading.Event(), list[Path]()
@@ -61,10 +83,18 @@ def test_the_end_of_a_training_waits_for_no_page_that_hangs(fails: bool, tmp_pat
 
     monkeypatch.setattr(html, "save", hang)
     model, said = nn.Linear(2, 2), list[str]()
-    settings: dict[str, Any] = {"trace": False, "hardware": None, "on_error": "raise", "log": said.append, "dirpath": tmp_path}
+    settings: dict[str, Any] = {
+        "trace": False,
+        "hardware": None,
+        "on_error": "raise",
+        "log": said.append,
+        "dirpath": tmp_path,
+    }
 
     def train() -> None:
-        with lflops.monitor(model, schedule=Schedule(wait=0, warmup=1, active=1, repeat=1), **settings) as monitor:
+        with lflops.monitor(
+            model, schedule=Schedule(wait=0, warmup=1, active=1, repeat=1), **settings
+        ) as monitor:
             for _ in range(8):
                 with monitor.step():
                     model(torch.ones(1, 2)).sum().backward()
@@ -76,7 +106,10 @@ def test_the_end_of_a_training_waits_for_no_page_that_hangs(fails: bool, tmp_pat
             with warnings.catch_warnings(action="error"), pytest.raises(UserError):
                 train()
         else:
-            with pytest.warns(UserWarning, match=r"the page in .*\.profile\.html and the summary were not done in 0\.01 s"):
+            with pytest.warns(
+                UserWarning,
+                match=r"the page in .*\.profile\.html and the summary were not done in 0\.01 s",
+            ):
                 train()
         assert not written
         assert 1 == sum("window 0 closed" in message for message in said)

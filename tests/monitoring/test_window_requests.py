@@ -31,7 +31,9 @@ class Asking(lightning.pytorch.Callback):
         self.monitor = monitor
         self.batches = batches
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Ask."""
         if batch_idx in self.batches:
             self.monitor.request_window()
@@ -39,12 +41,18 @@ class Asking(lightning.pytorch.Callback):
 
 def windows(monitor: lflops.FlopsMonitor) -> list[tuple[int | None, list[int]]]:
     """The number of each window, and its steps that were counted or timed by module."""
-    return [(each.run.window, [step.index for step in each.steps if step.kind != "clean"]) for each in monitor.profiles]
+    return [
+        (each.run.window, [step.index for step in each.steps if step.kind != "clean"])
+        for each in monitor.profiles
+    ]
 
 
 @pytest.mark.parametrize("track", [True, False])
 def test_a_window_opens_after_the_last_scheduled_one(track: bool) -> None:
-    """Asked for in step 30, it counts step 31 and times the two after it; its counts are those of the scheduled one. So is a third."""
+    """Asked for in step 30, it counts step 31 and times the two after it; its counts are those of the scheduled one.
+
+    So is a third.
+    """
     monitor = watching(schedule=SHORT, track=track)
     fit(Classifier(), monitor, Asking(monitor, 30, 50), batches=80)
     assert [(0, [2, 3, 4]), (1, [31, 32, 33]), (2, [51, 52, 53])] == windows(monitor)
@@ -52,7 +60,10 @@ def test_a_window_opens_after_the_last_scheduled_one(track: bool) -> None:
 
 
 def test_a_window_that_is_waited_for_comes_earlier() -> None:
-    """The first of two, with 40 steps before each: it was asked for in step 10, and the other still comes 40 steps later."""
+    """The first of two, with 40 steps before each.
+
+    It was asked for in step 10, and the other still comes 40 steps later.
+    """
     monitor = watching(schedule=Schedule(wait=40, warmup=1, active=2, repeat=2))
     fit(Classifier(), monitor, Asking(monitor, 10), batches=100)
     assert [(0, [12, 13, 14]), (1, [56, 57])] == windows(monitor)
@@ -84,7 +95,15 @@ def test_the_shell_asks_a_loop_that_runs(
     """It leaves a file, which the loop's thread takes; a run that is over is not asked."""
     monkeypatch.setattr(keeper, "LOOK", 0.01)
     model = nn.Linear(8, 2)
-    with lflops.monitor(model, dirpath=tmp_path, trace=False, html=False, hardware=None, schedule=SHORT, log=lambda _: None) as monitor:
+    with lflops.monitor(
+        model,
+        dirpath=tmp_path,
+        trace=False,
+        html=False,
+        hardware=None,
+        schedule=SHORT,
+        log=lambda _: None,
+    ) as monitor:
         for step in range(2_000_000):
             with monitor.step(torch.ones(4, 8)):
                 model(torch.ones(4, 8)).sum().backward()
@@ -156,31 +175,53 @@ print(*counted, layer.weight.detach().double().sum().item().hex())
 """
 
 
-def ranks_of(python: WarmPython, folder: Path, kind: str, ranks: int = 2, *, hosts: bool = True) -> list[Ended]:
-    """Ranks that ask for a window in step 20 of the first. Their store is a TCPStore, which the first one hosts, or a file."""
+def ranks_of(
+    python: WarmPython, folder: Path, kind: str, ranks: int = 2, *, hosts: bool = True
+) -> list[Ended]:
+    """Ranks that ask for a window in step 20 of the first.
+
+    Their store is a TCPStore, which the first one hosts, or a file.
+    """
     init = f"tcp://localhost:{free_port()}" if hosts else f"file://{folder}/store"
-    return python.together([Script(RANKS, (init, folder, rank, ranks, kind)) for rank in range(ranks)])
+    return python.together(
+        [Script(RANKS, (init, folder, rank, ranks, kind)) for rank in range(ranks)]
+    )
 
 
 @pytest.mark.parametrize(("ranks", "hosts"), [(2, True), (4, True), (2, False)])
-def test_ranks_meet_at_most_two_steps_later(ranks: int, hosts: bool, tmp_path: Path, warm_python: WarmPython) -> None:
-    """Asked for in step 20, all count step 21 or 22, as the first rank says. They go on to the same weights."""
+def test_ranks_meet_at_most_two_steps_later(
+    ranks: int, hosts: bool, tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """Asked for in step 20, all count step 21 or 22, as the first rank says.
+
+    They go on to the same weights.
+    """
     said = {each.out for each in ranks_of(warm_python, tmp_path, "together", ranks, hosts=hosts)}
     assert 1 == len(said), said
     due, counted, *_ = said.pop().split()
     assert (True, True) == (due in {"21", "22"}, due == counted)
 
 
-def test_ranks_meet_when_the_window_that_is_open_is_reported(tmp_path: Path, warm_python: WarmPython) -> None:
-    """It counts step 17, and times modules until step 25 or later. The first rank, which puts it together, is the last to be free."""
+def test_ranks_meet_when_the_window_that_is_open_is_reported(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """It counts step 17, and times modules until step 25 or later.
+
+    The first rank, which puts it together, is the last to be free.
+    """
     said = {each.out for each in ranks_of(warm_python, tmp_path, "within")}
     assert 1 == len(said), said
     first, second, _ = said.pop().split()
     assert ("17", True) == (first, int(second) > 25)
 
 
-def test_ranks_that_are_apart_meet_at_a_step_that_none_has_passed(tmp_path: Path, warm_python: WarmPython) -> None:
-    """Without collectives one may be in step 60 when the other, in step 20, asks: both count step 61 or 62."""
+def test_ranks_that_are_apart_meet_at_a_step_that_none_has_passed(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """Without collectives one may be in step 60 when the other, in step 20, asks.
+
+    Both count step 61 or 62.
+    """
     said = {each.out for each in ranks_of(warm_python, tmp_path, "apart")}
     assert 1 == len(said), said
     due, counted, *_ = said.pop().split()
@@ -188,7 +229,9 @@ def test_ranks_that_are_apart_meet_at_a_step_that_none_has_passed(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["ended", "killed"])
-def test_of_ranks_that_have_left_nobody_waits(kind: str, tmp_path: Path, warm_python: WarmPython) -> None:
+def test_of_ranks_that_have_left_nobody_waits(
+    kind: str, tmp_path: Path, warm_python: WarmPython
+) -> None:
     """The one that goes on has its window, after its answers were waited for, and ends as it would have."""
     first, other = ranks_of(warm_python, tmp_path, kind, hosts=False)
     assert (0, -9 if kind == "killed" else 0) == (first.status, other.status)
@@ -196,7 +239,9 @@ def test_of_ranks_that_have_left_nobody_waits(kind: str, tmp_path: Path, warm_py
     assert (True, True) == (due in {"21", "22"}, due == counted)
 
 
-def test_where_the_store_is_gone_the_training_goes_on(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_where_the_store_is_gone_the_training_goes_on(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """The rank that hosts it is killed; the other makes its hundred steps, without a window."""
     first, other = ranks_of(warm_python, tmp_path, "gone")
     assert (-9, 0) == (first.status, other.status), other.err
@@ -208,8 +253,14 @@ def test_where_the_store_is_gone_the_training_goes_on(tmp_path: Path, warm_pytho
     [(1000.0, 0, 8), (30.0, 0, 9), (1000.0, 5000, 9), (10.0, 5000, 11), (0.0, 5000, 9)],
     ids=["it is long", "it ends in time", "it is overdue", "three more follow", "nothing is known"],
 )
-def test_a_rank_names_the_first_step_that_ends_later(usual: float, ago: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 30 s, after seven steps: that of 1,000 s goes on, that of 30 s ends, and one that is overdue, with those of 10 s that follow."""
+def test_a_rank_names_the_first_step_that_ends_later(
+    usual: float, ago: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 30 s, after seven steps.
+
+    That of 1,000 s goes on, that of 30 s ends, and one that is overdue, with those of 10 s that
+    follow.
+    """
     monkeypatch.setattr(Book, "usual", usual)
     watched = keeper.Keeper()
     assert 0 == watched.step_after(30.0)
@@ -217,11 +268,15 @@ def test_a_rank_names_the_first_step_that_ends_later(usual: float, ago: int, ste
     assert step == watched.step_after(30.0)
 
 
-def test_a_request_that_an_earlier_run_did_not_hear_opens_no_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_an_earlier_run_did_not_hear_opens_no_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is removed as the run begins."""
     monkeypatch.setattr(keeper, "HEAR", 0.001)
     (tmp_path / REQUEST).touch()
-    with lflops.monitor(nn.Linear(8, 2), dirpath=tmp_path, stages=(), html=False, hardware=None, log=lambda _: None) as monitor:
+    with lflops.monitor(
+        nn.Linear(8, 2), dirpath=tmp_path, stages=(), html=False, hardware=None, log=lambda _: None
+    ) as monitor:
         assert not (tmp_path / REQUEST).exists()
     assert [] == monitor.profiles
 
@@ -229,11 +284,21 @@ def test_a_request_that_an_earlier_run_did_not_hear_opens_no_window(tmp_path: Pa
 def test_a_rank_that_hears_too_late_says_so() -> None:
     """Its window opens all the same: the others have opened theirs."""
     model = nn.Linear(8, 2)
-    settings = {"stages": (), "schedule": SHORT, "trace": False, "html": False, "hardware": None, "log": lambda _: None}
+    settings = {
+        "stages": (),
+        "schedule": SHORT,
+        "trace": False,
+        "html": False,
+        "hardware": None,
+        "log": lambda _: None,
+    }
     with lflops.monitor(model, **settings) as monitor:
         for step in range(30):
             words = "opens after step 11 on rank 0, which had passed step 5 of the others"
-            with pytest.warns(UserWarning, match=words) if step == 10 else nullcontext(), monitor.step(torch.ones(4, 8)):
+            with (
+                pytest.warns(UserWarning, match=words) if step == 10 else nullcontext(),
+                monitor.step(torch.ones(4, 8)),
+            ):
                 if step == 10:
                     monitor._run._requests.due = 5
                 model(torch.ones(4, 8)).sum().backward()
@@ -244,9 +309,19 @@ def test_a_rank_that_hears_too_late_says_so() -> None:
 def test_several_ranks_without_a_ledger_are_told_that_no_window_opens() -> None:
     """Nothing would look for the step that all can meet. One process alone needs nobody to look."""
     model = nn.Linear(8, 2)
-    with lflops.monitor(model, ledger=False, trace=False, html=False, hardware=None, schedule=SHORT, log=lambda _: None) as monitor:
+    with lflops.monitor(
+        model,
+        ledger=False,
+        trace=False,
+        html=False,
+        hardware=None,
+        schedule=SHORT,
+        log=lambda _: None,
+    ) as monitor:
         monitor._run.store = object()
-        with pytest.warns(UserWarning, match="request_window: no window opens: the ledger finds the step"):
+        with pytest.warns(
+            UserWarning, match="request_window: no window opens: the ledger finds the step"
+        ):
             monitor.request_window()
         monitor._run.store = None
         for step in range(30):
@@ -260,7 +335,15 @@ def test_several_ranks_without_a_ledger_are_told_that_no_window_opens() -> None:
 def test_a_monitor_without_stages_opens_a_window_on_request(tmp_path: Path) -> None:
     """And none before: 8 x 4 x 2 MACs forward, as many for the weights' gradient."""
     model = nn.Linear(8, 2)
-    with lflops.monitor(model, stages=(), dirpath=tmp_path, trace=False, html=False, hardware=None, log=lambda _: None) as monitor:
+    with lflops.monitor(
+        model,
+        stages=(),
+        dirpath=tmp_path,
+        trace=False,
+        html=False,
+        hardware=None,
+        log=lambda _: None,
+    ) as monitor:
         for step in range(30):
             with monitor.step(torch.ones(4, 8)):
                 model(torch.ones(4, 8)).sum().backward()

@@ -18,14 +18,35 @@ from tests.support.rank_profiles import four_ranks
 from tests.support.repository import ROOT
 
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
-VIEWS = ("summary", "modules", "timeline", "operators", "roofline", "memory", "ranks", "run", "runs", "compare")
+VIEWS = (
+    "summary",
+    "modules",
+    "timeline",
+    "operators",
+    "roofline",
+    "memory",
+    "ranks",
+    "run",
+    "runs",
+    "compare",
+)
 CHIP = Hardware("abacus", {"fp32": 1e6}, bandwidth_bytes_per_second=1e6, memory_bytes=4000.0)
 
 
 def whole() -> Profile:
-    """A profile that has something for every view: ranks, memory, a trace, an operator without a formula, a chip."""
+    """A profile that has something for every view.
+
+    Ranks, memory, a trace, an operator without a formula, a chip.
+    """
     given = small_profile()
-    return with_seconds(replace(given, run=replace(given.run, hardware=CHIP), ranks=four_ranks().ranks, rank_stats=four_ranks().rank_stats))
+    return with_seconds(
+        replace(
+            given,
+            run=replace(given.run, hardware=CHIP),
+            ranks=four_ranks().ranks,
+            rank_stats=four_ranks().rank_stats,
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +57,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     slower = tuple(replace(step, seconds=step.seconds and 2 * step.seconds) for step in given.steps)
     for name, each in ("a", given), ("b", replace(given, steps=slower)):
         each.save(folder / f"{name}.json")
-    assert 0 == main(["html", str(folder / "a.json"), str(folder / "b.json"), "-o", str(folder / "page.html")])
+    assert 0 == main(
+        ["html", str(folder / "a.json"), str(folder / "b.json"), "-o", str(folder / "page.html")]
+    )
     return folder / "page.html"
 
 
@@ -52,14 +75,22 @@ def opened(opening: Callable[..., Seen], file: Path, view: str, **options: Any) 
 def violations(seen: Seen) -> list[str]:
     """What axe-core finds: the rule, and where."""
     seen.page.evaluate(AXE.read_text("utf-8"))
-    found = seen.page.evaluate("async () => (await axe.run(document, { resultTypes: ['violations'] })).violations")
-    return [f"{rule['id']}: {node['target']} {node['failureSummary']}" for rule in found for node in rule["nodes"][:3]]
+    found = seen.page.evaluate(
+        "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations"
+    )
+    return [
+        f"{rule['id']}: {node['target']} {node['failureSummary']}"
+        for rule in found
+        for node in rule["nodes"][:3]
+    ]
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="needs axe-core, by npm ci")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_axe_finds_nothing(view: str, scheme: str, opening: Callable[..., Seen], file: Path) -> None:
+def test_axe_finds_nothing(
+    view: str, scheme: str, opening: Callable[..., Seen], file: Path
+) -> None:
     """In no view."""
     assert [] == violations(opened(opening, file, view, color_scheme=scheme))
 
@@ -80,26 +111,46 @@ def test_axe_finds_nothing_in_the_tab_s_frame(opening: Callable[..., Seen], tmp_
     with tab(opening, tmp_path, expected=1) as (seen, _, _):
         (frame,) = (each for each in seen.page.frames if each.parent_frame)
         frame.evaluate(AXE.read_text("utf-8"))
-        found = frame.evaluate("async () => (await axe.run(document, { resultTypes: ['violations'] })).violations")
+        found = frame.evaluate(
+            "async () => (await axe.run(document, { resultTypes: ['violations'] })).violations"
+        )
         assert [] == [rule["id"] for rule in found]
 
 
 WIDGETS = {
     "summary": ("main", "End", "(node) => String(node.scrollTop)"),
     "modules": (".icicle", "ArrowDown", "(node) => node.getAttribute('aria-activedescendant')"),
-    "timeline": (".step-timeline", "ArrowRight", "(node) => node.closest('section').querySelector('.timeline-caption').textContent"),
-    "operators": ("[role=grid]", "ArrowDown", "(node) => node.getAttribute('aria-activedescendant')"),
+    "timeline": (
+        ".step-timeline",
+        "ArrowRight",
+        "(node) => node.closest('section').querySelector('.timeline-caption').textContent",
+    ),
+    "operators": (
+        "[role=grid]",
+        "ArrowDown",
+        "(node) => node.getAttribute('aria-activedescendant')",
+    ),
     "roofline": (".picture", "ArrowRight", "(node) => node.querySelector('.card').textContent"),
     "memory": (".treemap", "ArrowRight", "(node) => node.getAttribute('aria-activedescendant')"),
-    "ranks": ("[role=grid], [role=treegrid]", "ArrowDown", "(node) => node.getAttribute('aria-activedescendant')"),
+    "ranks": (
+        "[role=grid], [role=treegrid]",
+        "ArrowDown",
+        "(node) => node.getAttribute('aria-activedescendant')",
+    ),
     "runs": ("[role=grid]", "ArrowDown", "(node) => node.getAttribute('aria-activedescendant')"),
-    "compare": ("[role=treegrid]", "ArrowRight", "(node) => node.querySelectorAll('.grid-body [role=row]').length"),
+    "compare": (
+        "[role=treegrid]",
+        "ArrowRight",
+        "(node) => node.querySelectorAll('.grid-body [role=row]').length",
+    ),
 }
 """Of each view what is worked with, a key, and what that changes."""
 
 
 @pytest.mark.parametrize("view", WIDGETS)
-def test_a_view_is_used_with_the_keyboard_alone(view: str, opening: Callable[..., Seen], file: Path) -> None:
+def test_a_view_is_used_with_the_keyboard_alone(
+    view: str, opening: Callable[..., Seen], file: Path
+) -> None:
     """From the tabs by Tab to what is worked with, where a key changes something."""
     seen = opened(opening, file, "summary")
     seen.page.set_viewport_size({"width": 1280, "height": 600})
@@ -121,4 +172,6 @@ def test_a_view_is_used_with_the_keyboard_alone(view: str, opening: Callable[...
     assert widget.evaluate("(node) => node === document.activeElement")
     before = widget.evaluate(read)
     page.keyboard.press(key)
-    page.wait_for_function(f"([node, before]) => ({read})(node) !== before", arg=[widget.element_handle(), before])
+    page.wait_for_function(
+        f"([node, before]) => ({read})(node) !== before", arg=[widget.element_handle(), before]
+    )

@@ -17,10 +17,16 @@ LEAST = 0.05
 def oklab(colour: str) -> tuple[float, ...]:
     """A colour `#rrggbb` in Björn Ottosson's Oklab."""
     values = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    red, green, blue = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values)
+    red, green, blue = (
+        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values
+    )
     cones = ((0.4122, 0.5363, 0.0514), (0.2119, 0.6807, 0.1074), (0.0883, 0.2817, 0.63))
     l, m, s = ((r * red + g * green + b * blue) ** (1 / 3) for r, g, b in cones)  # noqa: E741 - as the paper calls them
-    return (0.2105 * l + 0.7936 * m - 0.0041 * s, 1.978 * l - 2.4286 * m + 0.4506 * s, 0.0259 * l + 0.7828 * m - 0.8087 * s)
+    return (
+        0.2105 * l + 0.7936 * m - 0.0041 * s,
+        1.978 * l - 2.4286 * m + 0.4506 * s,
+        0.0259 * l + 0.7828 * m - 0.8087 * s,
+    )
 
 
 def colours_of(prefix: str) -> dict[str, str]:
@@ -31,12 +37,19 @@ def colours_of(prefix: str) -> dict[str, str]:
 def test_no_two_parts_of_a_step_look_alike() -> None:
     """All pairs of the table are further apart than twice what is just seen."""
     table = {name: oklab(colour) for name, colour in colours_of("part").items()}
-    assert [] == [pair for pair in itertools.combinations(table, 2) if math.dist(table[pair[0]], table[pair[1]]) < LEAST]
+    assert [] == [
+        pair
+        for pair in itertools.combinations(table, 2)
+        if math.dist(table[pair[0]], table[pair[1]]) < LEAST
+    ]
     assert 16 <= len(table)
 
 
 def test_the_bars_of_a_step_have_the_table_s_colours(page_of: Callable[..., Seen]) -> None:
-    """In both stacked bars of Summary, and in the phases of Roofline: a name has one colour, and a colour one name."""
+    """In both stacked bars of Summary, and in the phases of Roofline.
+
+    A name has one colour, and a colour one name.
+    """
     seen = page_of(whole(), color_scheme="light")
     shown = """(nodes) => nodes.map((node) => [node.textContent.trim(), getComputedStyle(node).backgroundColor])"""
     slices = seen.page.locator(".slice:not(.unaccounted)").evaluate_all(shown)
@@ -54,4 +67,6 @@ def test_figures_have_the_page_s_colours() -> None:
     """Those of matplotlib are a table of their own."""
     parts, memory = colours_of("part"), colours_of("memory")
     assert {name: parts[name] for name in pictures.PHASES} == pictures.PHASES
-    assert {name: parts["other"] if name == "other" else memory[name] for name in pictures.CATEGORIES} == pictures.CATEGORIES
+    assert {
+        name: parts["other"] if name == "other" else memory[name] for name in pictures.CATEGORIES
+    } == pictures.CATEGORIES

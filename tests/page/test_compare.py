@@ -17,7 +17,13 @@ from tests.support.profile_builders import profile_of, small_profile
 from tests.support.profile_pairs import clean, ran
 from tests.support.tensorboard_server import board
 
-FIVE = {"encoder.a": 20e-3, "encoder.b": 20e-3, "decoder.c": 20e-3, "decoder.d": 20e-3, "head": 20e-3}
+FIVE = {
+    "encoder.a": 20e-3,
+    "encoder.b": 20e-3,
+    "decoder.c": 20e-3,
+    "decoder.d": 20e-3,
+    "head": 20e-3,
+}
 
 
 def pair_of(opening: Callable[..., Seen], folder: Path, before: Profile, after: Profile) -> Seen:
@@ -38,9 +44,14 @@ def column(seen: Seen, label: str) -> list[str]:
 
 
 def test_what_changed_comes_first(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """The head lost 2 ms a step; other work, added and renamed behind it; on request the modules that nothing happened to."""
+    """The head lost 2 ms a step.
+
+    Other work, added and renamed behind it; on request the modules that nothing happened to.
+    """
     before = ran(FIVE | {"old": 1e-3})
-    after = ran(FIVE | {"head": 22e-3, "new": 1e-3, "extra": 2e-3}, macs={"encoder.a": 300, "extra": 7})
+    after = ran(
+        FIVE | {"head": 22e-3, "new": 1e-3, "extra": 2e-3}, macs={"encoder.a": 300, "extra": 7}
+    )
     seen = pair_of(opening, tmp_path, before, after)
     assert "true" == seen.page.get_by_role("tab", name="Compare").get_attribute("aria-selected")
     assert ["head", "encoder.a", "extra", "old → new"] == seen.labels()
@@ -61,13 +72,21 @@ def test_what_changed_comes_first(opening: Callable[..., Seen], tmp_path: Path) 
 
 def test_the_interval_is_that_of_python(opening: Callable[..., Seen], tmp_path: Path) -> None:
     """As the terminal's report has it, in the same rounding; and the sentence about the whole run."""
-    before, after = ran(FIVE, width=0.01), ran({name: 1.25 * each for name, each in (FIVE | {"head": 22e-3}).items()}, width=0.01)
+    before, after = (
+        ran(FIVE, width=0.01),
+        ran({name: 1.25 * each for name, each in (FIVE | {"head": 22e-3}).items()}, width=0.01),
+    )
     time = lflops.diff(before, after).slower[0].news
     assert time.low
     assert time.high
     seen = pair_of(opening, tmp_path, before, after)
-    assert [f"+{100 * (time.low - 1):.1f} % to +{100 * (time.high - 1):.1f} %"] == column(seen, "interval")
-    assert list(headline(lflops.diff(before, after))) == seen.page.locator(".verdict, .sentences li").all_inner_texts()
+    assert [f"+{100 * (time.low - 1):.1f} % to +{100 * (time.high - 1):.1f} %"] == column(
+        seen, "interval"
+    )
+    assert (
+        list(headline(lflops.diff(before, after)))
+        == seen.page.locator(".verdict, .sentences li").all_inner_texts()
+    )
 
 
 def test_a_row_opens_into_its_phases(opening: Callable[..., Seen], tmp_path: Path) -> None:
@@ -87,7 +106,12 @@ def test_a_row_opens_into_its_phases(opening: Callable[..., Seen], tmp_path: Pat
 def test_rows_are_sorted_by_what_is_asked_for(opening: Callable[..., Seen], tmp_path: Path) -> None:
     """The least change first after two clicks, and what matters most again after three."""
     before = FIVE | {f"tail.{i}": 20e-3 for i in range(6)}
-    seen = pair_of(opening, tmp_path, ran(before), ran(before | {"head": 30e-3, "encoder.a": 24e-3, "decoder.c": 15e-3}))
+    seen = pair_of(
+        opening,
+        tmp_path,
+        ran(before),
+        ran(before | {"head": 30e-3, "encoder.a": 24e-3, "decoder.c": 15e-3}),
+    )
     usual = ["head", "decoder.c", "encoder.a"]
     assert usual == seen.labels()
     button = seen.page.get_by_role("button", name=re.compile("^change"))
@@ -98,15 +122,25 @@ def test_rows_are_sorted_by_what_is_asked_for(opening: Callable[..., Seen], tmp_
 
 def test_other_circumstances_are_doubts(opening: Callable[..., Seen], tmp_path: Path) -> None:
     """Another device, and twice the samples."""
-    seen = pair_of(opening, tmp_path, ran(FIVE, device_name="cpu", samples_per_step=4), ran(FIVE, device_name="cuda", samples_per_step=8))
+    seen = pair_of(
+        opening,
+        tmp_path,
+        ran(FIVE, device_name="cpu", samples_per_step=4),
+        ran(FIVE, device_name="cuda", samples_per_step=8),
+    )
     told = seen.page.locator(".sentences .doubt").inner_text()
     assert "The runs differ in device name: cpu → cuda; samples per step: 4 → 8." == told
-    assert "The work is the same, to the last FLOP and byte." in seen.page.locator(".sentences").inner_text()
+    assert (
+        "The work is the same, to the last FLOP and byte."
+        in seen.page.locator(".sentences").inner_text()
+    )
 
 
 def test_figures_say_what_they_were(opening: Callable[..., Seen], tmp_path: Path) -> None:
     """Steps of 250 and of 125 ms: 16 and 32 samples a second."""
-    before, after = (ran(FIVE, steps=clean(each, each, each), samples_per_step=4) for each in (0.25, 0.125))
+    before, after = (
+        ran(FIVE, steps=clean(each, each, each), samples_per_step=4) for each in (0.25, 0.125)
+    )
     seen = pair_of(opening, tmp_path, before, after)
     figure = seen.page.locator(".figure").filter(has_text="samples/s").inner_text()
     assert ["samples/s", "32.0", "was 16.0", "+100.0 %"] == figure.split("\n")
@@ -155,7 +189,9 @@ def test_the_tab_compares_any_two_windows(opening: Callable[..., Seen], tmp_path
         lflops.tensorboard.log(writer, ran(FIVE, macs={"head": 200}), 1)
     with board(tmp_path, "--load_fast=false") as server:
         server.windows(expected=4)
-        seen = opening(f"{server.address}#lflops&p.lflops.state=run%3Done%26step%3D3%26view%3Dcompare")
+        seen = opening(
+            f"{server.address}#lflops&p.lflops.state=run%3Done%26step%3D3%26view%3Dcompare"
+        )
         frame = seen.page.frame_locator("iframe")
         frame.locator(".changes").wait_for()
         assert "2" == frame.get_by_label("compare with step").input_value()

@@ -43,25 +43,37 @@ def table(content: bytes) -> list[list[str]]:
 
 
 def test_the_modules_are_exported_as_they_are_shown(page_of: Callable[..., Seen]) -> None:
-    """The chosen columns in their order, the rows that match in theirs; exact values, and nothing for what is unknown."""
+    """The chosen columns in their order, the rows that match in theirs.
+
+    Exact values, and nothing for what is unknown.
+    """
     seen = page_of(small_profile())
     seen.modules()
     seen.page.locator(".chooser summary").click()
     for column in seen.page.locator(".chooser input").all():
-        column.set_checked(column.get_attribute("value") in {"backward.macs", "rank_spread", "forward.seconds"})
+        column.set_checked(
+            column.get_attribute("value") in {"backward.macs", "rank_spread", "forward.seconds"}
+        )
     seen.page.get_by_role("button", name="backward MACs").click()
     seen.page.get_by_label("filter by name or class").fill("linear")
     name, content = exported(seen, seen.page, "modules as CSV")
     assert "Model-fit-window-0-step-8-modules.csv" == name
     head, *rows = table(content)
     assert ["module", "class", "modules", "rank spread", "forward time", "backward MACs"] == head
-    assert [["(model)", "768"], ["encoder", "512"], ["encoder.0", "512"], ["head", "256"]] == [[row[0], row[5]] for row in rows]
+    assert [["(model)", "768"], ["encoder", "512"], ["encoder.0", "512"], ["head", "256"]] == [
+        [row[0], row[5]] for row in rows
+    ]
     assert (["", "", ""], pytest.approx(0.5)) == ([row[3] for row in rows[:3]], float(rows[3][3]))
-    assert [pytest.approx(3e-4), pytest.approx(2e-4), pytest.approx(1e-4), pytest.approx(1e-4)] == [float(row[4]) for row in rows]
+    assert [pytest.approx(3e-4), pytest.approx(2e-4), pytest.approx(1e-4), pytest.approx(1e-4)] == [
+        float(row[4]) for row in rows
+    ]
 
 
 def test_what_changed_is_exported(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Both names of a module, and the numbers as they are: 20 ms became 10, so 10 ms were won; a row that is open with its parts."""
+    """Both names of a module, and the numbers as they are.
+
+    20 ms became 10, so 10 ms were won; a row that is open with its parts.
+    """
     five = dict.fromkeys("abcde", 20e-3)
     for name, each in ("before", ran(five)), ("after", ran(five | {"e": 10e-3})):
         each.save(tmp_path / name)
@@ -77,7 +89,12 @@ def test_what_changed_is_exported(opening: Callable[..., Seen], tmp_path: Path) 
 @pytest.mark.parametrize("name", ["=1+1", "+cmd", "-cmd", "@SUM(A1)", "\tx"])
 def test_a_name_is_no_formula(page_of: Callable[..., Seen], name: str) -> None:
     """It has an apostrophe before it; so a spreadsheet takes it for text."""
-    seen = page_of(profile({"": {}, name: {"kind": '=HYPERLINK("x","y")'}}, [product(name, "aten::mm", "forward", macs=7, bytes_moved=1)]))
+    seen = page_of(
+        profile(
+            {"": {}, name: {"kind": '=HYPERLINK("x","y")'}},
+            [product(name, "aten::mm", "forward", macs=7, bytes_moved=1)],
+        )
+    )
     seen.modules()
     _, _, row = table(exported(seen, seen.page, "modules as CSV")[1])
     assert [f"'{name}", '\'=HYPERLINK("x","y")'] == row[:2]
@@ -104,7 +121,10 @@ CELLS = """async (rows) => {
 
 
 def test_any_table_is_exported_by_its_cells(browser: Any) -> None:
-    """A title with the column's label before it is the exact value; a dash is nothing; commas and quotes stay what they are."""
+    """A title with the column's label before it is the exact value.
+
+    A dash is nothing; commas and quotes stay what they are.
+    """
     rows = [
         [["mm", None], ["1.23 M", "FLOPs: 1,234,567"]],
         [['a "b", c', 'a "b", c'], ["–", "FLOPs: unknown"]],
@@ -119,16 +139,24 @@ def test_any_table_is_exported_by_its_cells(browser: Any) -> None:
 def test_the_window_is_exported_as_json(page_of: Callable[..., Seen]) -> None:
     """All that the page has of it."""
     name, content = exported(page := page_of(small_profile()), page.page, "this window as JSON")
-    assert ("Model-fit-window-0-step-8.json", json.decode(json.encode(payload(analyze(small_profile()))))) == (name, json.decode(content))
+    assert (
+        "Model-fit-window-0-step-8.json",
+        json.decode(json.encode(payload(analyze(small_profile())))),
+    ) == (name, json.decode(content))
 
 
 def styles(node: ET.Element) -> Mapping[str, str]:
     """What a node's own style says."""
-    return dict(part.split(": ", 1) for part in node.get("style", "").rstrip(";").split("; ") if part)
+    return dict(
+        part.split(": ", 1) for part in node.get("style", "").rstrip(";").split("; ") if part
+    )
 
 
 def test_a_chart_of_boxes_is_exported_as_it_looks(page_of: Callable[..., Seen]) -> None:
-    """Phases of 0.2, 1 and 1.5 ms; in the picture the forward's colour is where the forward is. All that under the page's own policy."""
+    """Phases of 0.2, 1 and 1.5 ms; in the picture the forward's colour is where the forward is.
+
+    All that under the page's own policy.
+    """
     seen = page_of(small_profile(), color_scheme="light")
     drawing = ET.fromstring(exported(seen, seen.page, "The step by phase as SVG")[1])  # noqa: S314 - our own
     parts = drawing.findall(f"{SVG}svg/{SVG}svg")
@@ -144,15 +172,24 @@ def test_a_chart_of_boxes_is_exported_as_it_looks(page_of: Callable[..., Seen]) 
     assert "var(" not in ET.tostring(drawing, "unicode")
     picture = imread(BytesIO(exported(seen, seen.page, "The step by phase as PNG")[1]))
     high, long = picture.shape[:2]
-    assert (2 * float(drawing.get("width", "")), 2 * float(drawing.get("height", ""))) == (pytest.approx(long, abs=1), high)
-    assert [0x6A, 0xA9, 0xE9] == [round(255 * float(each)) for each in picture[high // 8, int(long * 0.3)][:3]]
+    assert (2 * float(drawing.get("width", "")), 2 * float(drawing.get("height", ""))) == (
+        pytest.approx(long, abs=1),
+        high,
+    )
+    assert [0x6A, 0xA9, 0xE9] == [
+        round(255 * float(each)) for each in picture[high // 8, int(long * 0.3)][:3]
+    ]
 
 
-def test_the_tab_exports_under_tensorboard_s_policy(opening: Callable[..., Seen], tmp_path: Path) -> None:
+def test_the_tab_exports_under_tensorboard_s_policy(
+    opening: Callable[..., Seen], tmp_path: Path
+) -> None:
     """A drawing with the styles of the sheet in it, as a picture too, and a table."""
     with SummaryWriter(tmp_path) as writer:
         for step in (1, 2):
-            lflops.tensorboard.log(writer, ran({"a": 1e-3}, steps=clean(0.1 * step), samples_per_step=4), step)
+            lflops.tensorboard.log(
+                writer, ran({"a": 1e-3}, steps=clean(0.1 * step), samples_per_step=4), step
+            )
     with board(tmp_path, "--load_fast=false") as server:
         server.windows(expected=2)
         seen = opening(f"{server.address}#lflops", color_scheme="light")
@@ -164,10 +201,13 @@ def test_the_tab_exports_under_tensorboard_s_policy(opening: Callable[..., Seen]
         assert ("rgb(21, 88, 176)", "none") == (styles(line)["stroke"], styles(line)["fill"])
         picture = imread(BytesIO(exported(seen, frame, "pass over 2 windows as PNG")[1]))
         assert (0x15, 0x58, 0xB0) in {
-            tuple(round(255 * float(each)) for each in pixel[:3]) for pixel in picture.reshape(-1, picture.shape[2])
+            tuple(round(255 * float(each)) for each in pixel[:3])
+            for pixel in picture.reshape(-1, picture.shape[2])
         }
         frame.get_by_role("tab", name="Modules").click()
-        assert ["(model)", "a"] == [row[0] for row in table(exported(seen, frame, "modules as CSV")[1])[1:]]
+        assert ["(model)", "a"] == [
+            row[0] for row in table(exported(seen, frame, "modules as CSV")[1])[1:]
+        ]
 
 
 def test_the_timeline_is_exported_with_its_bars(page_of: Callable[..., Seen]) -> None:
@@ -179,9 +219,15 @@ def test_the_timeline_is_exported_with_its_bars(page_of: Callable[..., Seen]) ->
     bar = drawing.find(f".//{SVG}g[@data-bar='0']/{SVG}rect")
     assert bar is not None
     assert "none" != styles(bar)["fill"]
-    assert pytest.approx((float(drawing.get("width", "0")) - 122) / 3, rel=0.02) == float(bar.get("width", "0"))
+    assert pytest.approx((float(drawing.get("width", "0")) - 122) / 3, rel=0.02) == float(
+        bar.get("width", "0")
+    )
     picture = imread(BytesIO(exported(seen, seen.page, "timeline of a step as PNG")[1]))
-    assert (0x6A, 0xA9, 0xE9) in {tuple(round(255 * float(each)) for each in pixel[:3]) for row in picture[:150] for pixel in row[::7]}
+    assert (0x6A, 0xA9, 0xE9) in {
+        tuple(round(255 * float(each)) for each in pixel[:3])
+        for row in picture[:150]
+        for pixel in row[::7]
+    }
     seen.page.locator(".exports summary").click()
     assert 1 == seen.page.locator(".menu button", has_text="as SVG").count()
 
@@ -191,17 +237,31 @@ ROUNDED = re.compile(r"[-−+<>~×]?\d[\d.,]*( ?%| [munµ]?s| [KMGT]?i?B| [kMGTP
 
 
 @pytest.mark.parametrize("view", [view.capitalize() for view in VIEWS])
-def test_no_table_is_exported_as_rounded_text(view: str, opening: Callable[..., Seen], tmp_path: Path) -> None:
+def test_no_table_is_exported_as_rounded_text(
+    view: str, opening: Callable[..., Seen], tmp_path: Path
+) -> None:
     """No cell of any view has a unit, a per cent sign or a comma in a number."""
     whole().save(tmp_path / "a.json")
     replace(whole(), steps=whole().steps[1:]).save(tmp_path / "b.json")
-    assert 0 == main(["html", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "-o", str(tmp_path / "page.html")])
+    assert 0 == main(
+        [
+            "html",
+            str(tmp_path / "a.json"),
+            str(tmp_path / "b.json"),
+            "-o",
+            str(tmp_path / "page.html"),
+        ]
+    )
     seen = opening((tmp_path / "page.html").as_uri())
     seen.view(view)
     if view == "Compare":
         seen.page.get_by_label("show").select_option("all")
     seen.page.locator(".exports summary").click()
-    offered = [each for each in seen.page.locator(".menu button").all_inner_texts() if each.endswith("as CSV")]
+    offered = [
+        each
+        for each in seen.page.locator(".menu button").all_inner_texts()
+        if each.endswith("as CSV")
+    ]
     seen.page.locator(".exports summary").click()
     assert bool(offered) is (view not in {"Run", "Summary", "Timeline"})
     for label in offered:
@@ -232,7 +292,9 @@ def test_the_ranks_times_are_exported_exactly(page_of: Callable[..., Seen]) -> N
     assert (["2", "0", "1", "3"], ["0.002", "0.001", "0.001", ""]) == (head[2:], first[2:])
     assert ("head forward", pytest.approx(1e-3)) == (first[0], float(first[1]))
     _, content = exported(seen, seen.page, "every rank as CSV")
-    assert [["2", "0.005"], ["0", "0.003"], ["1", "0.002"], ["3", ""]] == [[row[0], row[5]] for row in table(content)[1:]]
+    assert [["2", "0.005"], ["0", "0.003"], ["1", "0.002"], ["3", ""]] == [
+        [row[0], row[5]] for row in table(content)[1:]
+    ]
 
 
 def test_the_memory_s_tables_are_exported_exactly(page_of: Callable[..., Seen]) -> None:
@@ -240,7 +302,9 @@ def test_the_memory_s_tables_are_exported_exactly(page_of: Callable[..., Seen]) 
     seen = page_of(small_profile())
     seen.view("Memory")
     _, content = exported(seen, seen.page, "by category as CSV")
-    assert [["category", "bytes"], ["parameters", "712"], ["activations", "2288"]] == [row[:2] for row in table(content)]
+    assert [["category", "bytes"], ["parameters", "712"], ["activations", "2288"]] == [
+        row[:2] for row in table(content)
+    ]
     name, content = exported(seen, seen.page, "live memory over the step as SVG")
     assert name.endswith("live-memory-over-the-step.svg")
     assert 4 == len(ET.fromstring(content).findall(f".//{SVG}path"))  # noqa: S314 - our own file

@@ -1,4 +1,7 @@
-"""Modules that are alike share a row of Modules, in a real browser; the same rows and figures as in the terminal's report."""
+"""Modules that are alike share a row of Modules, in a real browser.
+
+The same rows and figures as in the terminal's report.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -17,11 +20,16 @@ MACS = {"fc": 100, "norm": 10}
 def repeated(*blocks: float, odd: int | None = None) -> Profile:
     """Blocks of two layers, whose `fc` takes so many milliseconds; one of them may have other work."""
     names = [f"blocks.{i}.{layer}" for i in range(len(blocks)) for layer in MACS]
-    rows = {above: {"kind": "Block"} for name in [*names, "head"] for above in reversed(ancestry(name))}
+    rows = {
+        above: {"kind": "Block"} for name in [*names, "head"] for above in reversed(ancestry(name))
+    }
     macs = {name: MACS[name.rpartition(".")[2]] for name in names} | {"head": 50}
     if odd is not None:
         macs[f"blocks.{odd}.fc"] = 300
-    cells = [product(name, "aten::mm", "forward", macs=each, bytes_moved=each) for name, each in macs.items()]
+    cells = [
+        product(name, "aten::mm", "forward", macs=each, bytes_moved=each)
+        for name, each in macs.items()
+    ]
     own: dict[tuple[str, Phase], float] = {(name, "forward"): 1e-3 for name in macs}
     own |= {(f"blocks.{i}.fc", "forward"): each * 1e-3 for i, each in enumerate(blocks)}
     return clocked(profile({name: row | weights(0) for name, row in rows.items()}, cells), own)
@@ -42,18 +50,28 @@ def walked(rows: tuple[Row, ...]) -> Iterator[Row]:
 
 
 def test_what_repeats_is_one_row_with_the_mean_of_the_times(page_of: Callable[..., Seen]) -> None:
-    """4 blocks with an `fc` of 1, 2, 3 and 6 ms: 3 ms in the mean, and 4 with the norm's; the work is that of one."""
+    """4 blocks with an `fc` of 1, 2, 3 and 6 ms.
+
+    3 ms in the mean, and 4 with the norm's; the work is that of one.
+    """
     seen = page_of(repeated(1, 2, 3, 6))
     seen.modules()
-    assert {"blocks": "440", "blocks.0": "440", "blocks.0.fc": "400"}.items() <= seen.shown("forward MACs").items()
+    assert {"blocks": "440", "blocks.0": "440", "blocks.0.fc": "400"}.items() <= seen.shown(
+        "forward MACs"
+    ).items()
     seen.page.get_by_label("mean of one").check()
     columns(seen, "forward.rate")
     assert ["(model)", "blocks", "0…3", "fc", "norm", "head"] == seen.labels()
     times = {name: float(text) for name, text in seen.shown("forward time").items()}
     assert (pytest.approx(4e-3), pytest.approx(3e-3)) == (times["blocks.0"], times["blocks.0.fc"])
-    assert {"": "490", "blocks": "440", "blocks.0": "110", "blocks.0.fc": "100", "blocks.0.norm": "10", "head": "50"} == seen.shown(
-        "forward MACs"
-    )
+    assert {
+        "": "490",
+        "blocks": "440",
+        "blocks.0": "110",
+        "blocks.0.fc": "100",
+        "blocks.0.norm": "10",
+        "head": "50",
+    } == seen.shown("forward MACs")
     assert pytest.approx(2 * 100 / 3e-3) == float(seen.shown("forward FLOP/s")["blocks.0.fc"])
 
 
@@ -98,7 +116,9 @@ def test_a_run_is_unfolded_by_a_click_and_folded_again(page_of: Callable[..., Se
     seen.modules()
     seen.page.get_by_role("button", name="show 3 modules one by one").click()
     times = {name: float(text) for name, text in seen.shown("forward time").items()}
-    assert [pytest.approx(2e-3), pytest.approx(3e-3), pytest.approx(7e-3)] == [times[f"blocks.{i}"] for i in range(3)]
+    assert [pytest.approx(2e-3), pytest.approx(3e-3), pytest.approx(7e-3)] == [
+        times[f"blocks.{i}"] for i in range(3)
+    ]
     seen.page.get_by_role("button", name="show 3 identical modules as one").press("Enter")
     assert "0…2" in seen.labels()
     seen.page.get_by_label("fold repeats").uncheck()

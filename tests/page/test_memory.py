@@ -34,7 +34,8 @@ def said(seen: Seen) -> str:
 def legend(seen: Seen) -> dict[str, str]:
     """The exact bytes of each category at the cursor."""
     return {
-        item.inner_text().split()[0]: item.locator("b").get_attribute("title") for item in seen.page.locator(".memory .legend li").all()
+        item.inner_text().split()[0]: item.locator("b").get_attribute("title")
+        for item in seen.page.locator(".memory .legend li").all()
     }
 
 
@@ -44,14 +45,30 @@ def rows(seen: Seen, label: str) -> list[str]:
     return [" | ".join(row.locator("td").all_inner_texts()) for row in found.all()]
 
 
-def test_the_cursor_begins_at_the_peak_and_moves_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
+def test_the_cursor_begins_at_the_peak_and_moves_with_the_keyboard(
+    page_of: Callable[..., Seen],
+) -> None:
     """It says the operator, the module, the phase and the bytes of each category there, also to a screen reader."""
     seen = shown(page_of, small_profile())
     assert "2.93 KiB at the peak, in aten::addmm of head, forward, operator 3 of 4" == said(seen)
-    assert {"parameters": "712 bytes", "gradients": "0 bytes", "activations": "2,288 bytes", "temporary": "0 bytes"} == legend(seen)
+    assert {
+        "parameters": "712 bytes",
+        "gradients": "0 bytes",
+        "activations": "2,288 bytes",
+        "temporary": "0 bytes",
+    } == legend(seen)
     slider(seen).press("ArrowRight")
-    assert "2.44 KiB before aten::mm of head, backward, operator 4 of 4" == said(seen) == slider(seen).get_attribute("aria-valuetext")
-    assert {"parameters": "712 bytes", "gradients": "136 bytes", "activations": "1,288 bytes", "temporary": "364 bytes"} == legend(seen)
+    assert (
+        "2.44 KiB before aten::mm of head, backward, operator 4 of 4"
+        == said(seen)
+        == slider(seen).get_attribute("aria-valuetext")
+    )
+    assert {
+        "parameters": "712 bytes",
+        "gradients": "136 bytes",
+        "activations": "1,288 bytes",
+        "temporary": "364 bytes",
+    } == legend(seen)
     slider(seen).press("ArrowRight")
     assert said(seen).endswith("operator 4 of 4")
     slider(seen).press("Home")
@@ -85,7 +102,9 @@ def test_enter_and_a_click_lead_to_the_module(page_of: Callable[..., Seen]) -> N
 def test_the_peak_is_taken_apart(page_of: Callable[..., Seen]) -> None:
     """712 of 3,000 bytes are parameters; encoder.0 holds 2,832; and 2,288 are one activation."""
     seen = shown(page_of, small_profile())
-    assert ["parameters | 712 B | 23.7 %", "activations | 2.23 KiB | 76.3 %"] == rows(seen, "by category")
+    assert ["parameters | 712 B | 23.7 %", "activations | 2.23 KiB | 76.3 %"] == rows(
+        seen, "by category"
+    )
     assert ["encoder.0 | 2.77 KiB | 94.4 %", "head | 168 B | 5.6 %"] == rows(seen, "by module")
     assert [
         "activations | encoder.0 | aten::addmm in forward | 2.23 KiB | 1 | 76.3 %",
@@ -114,13 +133,17 @@ def test_the_chip_s_room_is_drawn_where_it_is_near(page_of: Callable[..., Seen])
         chip = run(hardware=Hardware("abacus", {"fp32": 1.0}, memory_bytes=room))
         seen = shown(page_of, replace(small_profile(), run=chip))
         assert lines == seen.page.locator("line.roof").count()
-        assert {4000.0: "75.0 %", 300_000.0: "1.0 %"}[room] == seen.page.locator(".memory .figure-value").nth(1).inner_text()
+        assert {4000.0: "75.0 %", 300_000.0: "1.0 %"}[room] == seen.page.locator(
+            ".memory .figure-value"
+        ).nth(1).inner_text()
 
 
 def test_without_a_count_it_says_what_to_do(page_of: Callable[..., Seen]) -> None:
     """No empty chart."""
     seen = shown(page_of, replace(small_profile(), memory=None))
-    assert "Unknown: no step was counted with its memory" in seen.page.locator(".memory").inner_text()
+    assert (
+        "Unknown: no step was counted with its memory" in seen.page.locator(".memory").inner_text()
+    )
     assert 0 == seen.page.locator(".memory svg").count()
 
 
@@ -131,7 +154,10 @@ def test_names_in_memory_are_text(page_of: Callable[..., Seen]) -> None:
         by_module={IMAGE: 3000},
         by_category={IMAGE: 3000},
         alive=(Allocation(IMAGE, IMAGE, IMAGE, "forward", 3000),),
-        timeline=tuple(Moment(IMAGE, IMAGE, "forward", 3000, place, ByCategory(3000, 0, 0, 0, 0, 0)) for place in range(3)),
+        timeline=tuple(
+            Moment(IMAGE, IMAGE, "forward", 3000, place, ByCategory(3000, 0, 0, 0, 0, 0))
+            for place in range(3)
+        ),
     )
     seen = shown(page_of, replace(hostile_profile(), memory=memory))
     assert said(seen).startswith(f"2.93 KiB at the peak, in {IMAGE} of {IMAGE}")
@@ -139,17 +165,31 @@ def test_names_in_memory_are_text(page_of: Callable[..., Seen]) -> None:
 
 
 def test_the_peak_is_a_treemap_down_to_the_storages(page_of: Callable[..., Seen]) -> None:
-    """Of 3000 bytes 2288 are one activation, 136 the head's parameters, and 576 smaller parameters; by module the rest is elsewhere."""
+    """Of 3000 bytes 2288 are one activation, 136 the head's parameters, and 576 smaller parameters.
+
+    By module the rest is elsewhere.
+    """
     seen = shown(page_of, small_profile())
     tiles = seen.page.locator(".treemap .tile")
     areas = {
-        tile.get_attribute("title").split(":")[0]: tile.evaluate("node => (node.clientWidth + 2) * (node.clientHeight + 2)")
+        tile.get_attribute("title").split(":")[0]: tile.evaluate(
+            "node => (node.clientWidth + 2) * (node.clientHeight + 2)"
+        )
         for tile in tiles.all()
     }
-    assert {"activations of encoder.0", "parameters of head", "smaller storages of parameters"} == areas.keys()
-    assert pytest.approx(2288 / 576, rel=0.15) == areas["activations of encoder.0"] / areas["smaller storages of parameters"]
+    assert {
+        "activations of encoder.0",
+        "parameters of head",
+        "smaller storages of parameters",
+    } == areas.keys()
+    assert (
+        pytest.approx(2288 / 576, rel=0.15)
+        == areas["activations of encoder.0"] / areas["smaller storages of parameters"]
+    )
     seen.page.get_by_label("group the treemap by").select_option("module")
-    assert ["encoder.0 2.77 KiB", "head 168 B"] == [head.inner_text() for head in seen.page.locator(".treemap-head").all()][:2]
+    assert ["encoder.0 2.77 KiB", "head 168 B"] == [
+        head.inner_text() for head in seen.page.locator(".treemap-head").all()
+    ][:2]
     seen.page.locator(".treemap").focus()
     seen.page.locator(".treemap").press("Home")
     seen.page.locator(".treemap").press("Enter")
@@ -157,16 +197,27 @@ def test_the_peak_is_a_treemap_down_to_the_storages(page_of: Callable[..., Seen]
 
 
 def test_what_would_lower_the_peak_is_listed(page_of: Callable[..., Seen]) -> None:
-    """Two blocks of 1000 and 900 bytes of activations: together without the larger, 900 of 3000; gradients that wait through forward."""
+    """Two blocks of 1000 and 900 bytes of activations.
+
+    Together without the larger, 900 of 3000; gradients that wait through forward.
+    """
     memory = replace(
-        small_memory(), activations_by_module={"blocks.0": 1000, "blocks.1": 900}, by_category={"activations": 1900, "gradients": 500}
+        small_memory(),
+        activations_by_module={"blocks.0": 1000, "blocks.1": 900},
+        by_category={"activations": 1900, "gradients": 500},
     )
     names = ["", "blocks", "blocks.0", "blocks.1"]
-    cells = [product(name, "mm", phase, macs=10, bytes_moved=1) for name in names[2:] for phase in ("forward", "backward")]
-    seen = shown(page_of, profile({name: {} for name in names}, cells, memory=memory))
-    rows = seen.page.get_by_role("table", name="what would lower the peak").locator("tbody tr").all()
-    assert [["checkpoint blocks.* ×2", "900 B", "30.0 %", "20 MACs more, 50.0 % of the step's"]] == [
-        row.locator("td").all_inner_texts() for row in rows[:1]
+    cells = [
+        product(name, "mm", phase, macs=10, bytes_moved=1)
+        for name in names[2:]
+        for phase in ("forward", "backward")
     ]
+    seen = shown(page_of, profile({name: {} for name in names}, cells, memory=memory))
+    rows = (
+        seen.page.get_by_role("table", name="what would lower the peak").locator("tbody tr").all()
+    )
+    assert [
+        ["checkpoint blocks.* ×2", "900 B", "30.0 %", "20 MACs more, 50.0 % of the step's"]
+    ] == [row.locator("td").all_inner_texts() for row in rows[:1]]
     assert "free the gradients before forward" in rows[1].inner_text()
     assert "500 B" in rows[1].inner_text()

@@ -15,10 +15,15 @@ from tests.support.repository import ROOT
 PAYLOAD = "lflops/report/payload/operators.py"
 COLUMNS = ROOT / "lflops/page/table/module_columns.js"
 IN_THE_VIEW = {"name", "kind", "compiled", "owner", "identical"}
-"""Read by `lflops/page/views/modules.js` itself: they are of the rows, and no columns that a user can choose."""
+"""Read by `lflops/page/views/modules.js` itself.
+
+They are of the rows, and no columns that a user can choose.
+"""
 
 NODE = shutil.which("node")
-needs_node = pytest.mark.skipif(NODE is None, reason="needs Node.js 20 or newer: apt-get install nodejs")
+needs_node = pytest.mark.skipif(
+    NODE is None, reason="needs Node.js 20 or newer: apt-get install nodejs"
+)
 
 READS = """
 import { columns } from %s;
@@ -31,15 +36,23 @@ console.log(JSON.stringify([...reads]));
 def read_by(file: Path) -> set[str]:
     """The columns of the payload that the page's table reads."""
     script = READS % json.dumps(file.as_uri())
-    ran = subprocess.run([str(NODE), "--input-type=module", "-e", script], check=True, capture_output=True, text=True)
+    ran = subprocess.run(
+        [str(NODE), "--input-type=module", "-e", script], check=True, capture_output=True, text=True
+    )
     return set(json.loads(ran.stdout))
 
 
 def one_sided(in_payload: set[str], in_page: set[str]) -> list[str]:
     """What to do about each column that only one side has."""
     return [
-        *[f"{PAYLOAD} has the column {name!r}: read it in lflops/page/table/module_columns.js" for name in sorted(in_payload - in_page)],
-        *[f"lflops/page/table/module_columns.js reads {name!r}: write it in {PAYLOAD}" for name in sorted(in_page - in_payload)],
+        *[
+            f"{PAYLOAD} has the column {name!r}: read it in lflops/page/table/module_columns.js"
+            for name in sorted(in_payload - in_page)
+        ],
+        *[
+            f"lflops/page/table/module_columns.js reads {name!r}: write it in {PAYLOAD}"
+            for name in sorted(in_page - in_payload)
+        ],
     ]
 
 

@@ -26,8 +26,13 @@ STAYS = """() => {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_nothing_but_tables_is_wider_than_the_screen(view: str, opening: Callable[..., Seen], file: Path) -> None:
-    """The document and the view fit; of a table at least two columns of figures are beside the names, which stay when it scrolls."""
+def test_nothing_but_tables_is_wider_than_the_screen(
+    view: str, opening: Callable[..., Seen], file: Path
+) -> None:
+    """The document and the view fit.
+
+    Of a table at least two columns of figures are beside the names, which stay when it scrolls.
+    """
     seen = opened(opening, file, "summary")
     seen.page.set_viewport_size({"width": 390, "height": 844})
     seen.view(view.capitalize())
@@ -36,5 +41,7 @@ def test_nothing_but_tables_is_wider_than_the_screen(view: str, opening: Callabl
         seen.page.get_by_label("show").select_option("all")
     assert [390, 0] == seen.page.evaluate(WIDTHS)
     if view in TABLES:
-        assert 2 <= seen.page.locator(".grid .grid-body [role=row]").first.locator(".number").evaluate_all(SHOWN)
+        assert 2 <= seen.page.locator(".grid .grid-body [role=row]").first.locator(
+            ".number"
+        ).evaluate_all(SHOWN)
         seen.page.wait_for_function(STAYS)

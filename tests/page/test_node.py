@@ -16,5 +16,7 @@ def test_the_page_s_code_passes_its_tests_in_node() -> None:
     """All `*.test.js` here."""
     files = sorted(str(path.relative_to(ROOT)) for path in Path(__file__).parent.glob("*.test.js"))
     assert files
-    ran = subprocess.run([str(NODE), "--test", *files], cwd=ROOT, check=False, capture_output=True, text=True)
+    ran = subprocess.run(
+        [str(NODE), "--test", *files], cwd=ROOT, check=False, capture_output=True, text=True
+    )
     assert 0 == ran.returncode, ran.stdout + ran.stderr

@@ -35,7 +35,10 @@ def order(seen: Seen) -> list[str]:
 
 def cells(seen: Seen, operator: str) -> dict[str, str]:
     """What the table says of one, by column."""
-    heads = [head.inner_text().replace("\n", " ").rstrip(" ▾▴") for head in seen.page.locator("[role=columnheader]").all()]
+    heads = [
+        head.inner_text().replace("\n", " ").rstrip(" ▾▴")
+        for head in seen.page.locator("[role=columnheader]").all()
+    ]
     row = seen.page.locator(SHEET).filter(has=seen.page.locator(f".name[title='{operator}']")).first
     return dict(zip(heads, row.locator("[role=gridcell]").all_inner_texts(), strict=True))
 
@@ -43,16 +46,27 @@ def cells(seen: Seen, operator: str) -> dict[str, str]:
 def test_what_has_no_formula_comes_first(operators_of: Callable[..., Seen]) -> None:
     """However the others are sorted; a doubt says so, and no count is made up."""
     seen = operators_of(small_profile())
-    assert "1 operator ran without a formula: it is not in any total" in seen.page.locator(".operators .doubt").inner_text()
+    assert (
+        "1 operator ran without a formula: it is not in any total"
+        in seen.page.locator(".operators .doubt").inner_text()
+    )
     for _ in range(2):
         assert "my_ops::scan" == order(seen)[0]
         seen.page.get_by_role("button", name="calls").click()
     assert "no formula: not in any total" == seen.page.locator(f"{SHEET} .mark").inner_text()
-    assert {"calls": "2", "MACs": "–", "share of MACs": "–", "bytes moved": "64 B"}.items() <= cells(seen, "my_ops::scan").items()
+    assert {
+        "calls": "2",
+        "MACs": "–",
+        "share of MACs": "–",
+        "bytes moved": "64 B",
+    }.items() <= cells(seen, "my_ops::scan").items()
 
 
 def test_an_operator_has_its_figures(operators_of: Callable[..., Seen]) -> None:
-    """640 of 1408 MACs, in 1280 FLOPs and 960 + 424 bytes; the trace saw 100 µs of it on the host in a batch, half of that its own."""
+    """640 of 1408 MACs, in 1280 FLOPs and 960 + 424 bytes.
+
+    The trace saw 100 µs of it on the host in a batch, half of that its own.
+    """
     seen = operators_of(small_profile())
     expected = {
         "dtype": "float32",
@@ -101,7 +115,9 @@ def test_an_operator_leads_to_its_modules(operators_of: Callable[..., Seen]) -> 
     seen.page.locator(SHEET).filter(has=seen.page.locator(".name[title='aten::addmm']")).click()
     table = seen.page.get_by_role("table", name="modules that ran aten::addmm")
     assert ["encoder.0", "head"] == table.get_by_role("button").all_inner_texts()
-    assert ["1", "512", "1.02 k", "960 B"] == table.locator("tbody tr").first.locator("td").all_inner_texts()
+    assert ["1", "512", "1.02 k", "960 B"] == table.locator("tbody tr").first.locator(
+        "td"
+    ).all_inner_texts()
     table.get_by_role("button", name="encoder.0").click()
     seen.page.locator(f"{ROW}.chosen .name[title='encoder.0']").wait_for()
 
@@ -118,7 +134,14 @@ def test_what_only_the_trace_saw_is_marked(operators_of: Callable[..., Seen]) ->
     """Another operator called it: its counts are unknown, and so are its modules."""
     given = small_profile()
     assert given.trace
-    copy = TracedOperator(name="aten::copy_", calls=2, host_seconds=2e-4, own_host_seconds=2e-4, device_seconds=0.0, own_device_seconds=0.0)
+    copy = TracedOperator(
+        name="aten::copy_",
+        calls=2,
+        host_seconds=2e-4,
+        own_host_seconds=2e-4,
+        device_seconds=0.0,
+        own_device_seconds=0.0,
+    )
     seen = operators_of(replace(given, trace=replace(given.trace, operators=(copy,))))
     assert {"calls": "–", "host, traced": "100 µs"}.items() <= cells(seen, "copy_").items()
     seen.page.locator(SHEET).filter(has=seen.page.locator(".name[title='copy_']")).click()
@@ -134,7 +157,10 @@ def test_where_nothing_was_counted_it_says_so(page_of: Callable[..., Seen]) -> N
 
 def test_names_of_operators_are_text(operators_of: Callable[..., Seen]) -> None:
     """Those without a formula too, and in the list of modules."""
-    given = replace(hostile_profile(), uncounted=(Uncounted(module=IMAGE, operator=SCRIPT, phase="forward", calls=1, bytes=1),))
+    given = replace(
+        hostile_profile(),
+        uncounted=(Uncounted(module=IMAGE, operator=SCRIPT, phase="forward", calls=1, bytes=1),),
+    )
     seen = operators_of(given)
     assert [SCRIPT, IMAGE] == order(seen)
     seen.page.locator("[role=grid]").press("End")
@@ -144,17 +170,25 @@ def test_names_of_operators_are_text(operators_of: Callable[..., Seen]) -> None:
 
 def test_a_count_beyond_what_a_double_holds_is_whole(operators_of: Callable[..., Seen]) -> None:
     """To its last digit."""
-    seen = operators_of(profile({"": {}}, [product("", "mm", "forward", macs=2**60 + 1, bytes_moved=1)]))
+    seen = operators_of(
+        profile({"": {}}, [product("", "mm", "forward", macs=2**60 + 1, bytes_moved=1)])
+    )
     assert 1 == seen.page.locator('.number[title="MACs: 1,152,921,504,606,846,977"]').count()
 
 
 def test_kernels_of_compiled_code_are_another_table(operators_of: Callable[..., Seen]) -> None:
-    """With the module of each, the share of compiled time, and the mark of what is fused; the name leads to the module."""
+    """With the module of each, the share of compiled time, and the mark of what is fused.
+
+    The name leads to the module.
+    """
     seen = operators_of(compiled_profile())
     seen.page.get_by_label("table", exact=True).select_option("kernels")
     seen.page.locator("section[aria-label='kernels of compiled code']").wait_for()
     remark = seen.page.locator(".operators > .remark").inner_text()
-    assert "2 compiled graphs; 90.0 % of the time in compiled code is of known modules; 20.0 % is in kernels that are fused" in remark
+    assert (
+        "2 compiled graphs; 90.0 % of the time in compiled code is of known modules; 20.0 % is in kernels that are fused"
+        in remark
+    )
     expected = {
         "module": "encoder.1",
         "phase": "forward",
@@ -171,6 +205,8 @@ def test_kernels_of_compiled_code_are_another_table(operators_of: Callable[..., 
     seen.page.locator(f"{ROW}.chosen .name[title='encoder.0']").wait_for()
 
 
-def test_without_compiled_code_there_is_no_choice_of_tables(operators_of: Callable[..., Seen]) -> None:
+def test_without_compiled_code_there_is_no_choice_of_tables(
+    operators_of: Callable[..., Seen],
+) -> None:
     """Most models have one table."""
     assert operators_of(small_profile()).page.get_by_label("table", exact=True).count() == 0

@@ -21,7 +21,15 @@ from lflops.report.report import report_of
 from lflops.report.verdict import verdict_lines
 from tests.support.browser import GRID, ROW, Seen, bench, tab
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
-from tests.support.profile_builders import clocked, product, profile, profile_of, run, small_profile, untimed
+from tests.support.profile_builders import (
+    clocked,
+    product,
+    profile,
+    profile_of,
+    run,
+    small_profile,
+    untimed,
+)
 from tests.support.tensorboard_server import write
 
 
@@ -40,10 +48,17 @@ def test_every_module_has_the_profile_s_numbers(page_of: Callable[..., Seen]) ->
         column.check()
     for phase in PHASES:
         if any(module.work(phase).macs for module in given.modules.values()):
-            expected = {name or "": digits(module.work(phase).macs) for name, module in given.modules.items()}
+            expected = {
+                name or "": digits(module.work(phase).macs)
+                for name, module in given.modules.items()
+            }
             assert expected == seen.shown(f"{phase} MACs")
-    assert {name: digits(module.parameters) for name, module in given.modules.items()} == seen.shown("parameters")
-    assert {name: str(module.forward.seconds.median) for name, module in given.modules.items()} == seen.shown("forward time")
+    assert {
+        name: digits(module.parameters) for name, module in given.modules.items()
+    } == seen.shown("parameters")
+    assert {
+        name: str(module.forward.seconds.median) for name, module in given.modules.items()
+    } == seen.shown("forward time")
     assert {"file:"} == {address.split("//")[0] for address in seen.asked}
 
 
@@ -52,7 +67,13 @@ def test_own_values_are_those_without_what_is_below(page_of: Callable[..., Seen]
     seen = page_of(small_profile())
     seen.modules()
     seen.page.get_by_label("own only").check()
-    assert {"": "0", "encoder": "0", "encoder.0": "512", "encoder.1": "0", "head": "128"} == seen.shown("forward MACs")
+    assert {
+        "": "0",
+        "encoder": "0",
+        "encoder.0": "512",
+        "encoder.1": "0",
+        "head": "128",
+    } == seen.shown("forward MACs")
     assert "unknown" == seen.shown("forward time")["encoder"]
 
 
@@ -66,10 +87,14 @@ def test_rows_are_sorted_among_their_siblings(page_of: Callable[..., Seen]) -> N
     assert ["(model)", "encoder", "0", "1", "head"] == order == seen.labels()
     head.click()
     assert ["(model)", "head", "encoder", "1", "0"] == seen.labels()
-    assert "ascending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute("aria-sort")
+    assert "ascending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute(
+        "aria-sort"
+    )
     head.click()
     assert order == seen.labels()
-    assert "descending" == seen.page.get_by_role("columnheader", name="total time").get_attribute("aria-sort")
+    assert "descending" == seen.page.get_by_role("columnheader", name="total time").get_attribute(
+        "aria-sort"
+    )
     seen.page.get_by_label("flat").check()
     seen.page.get_by_role("button", name="module", exact=True).click()
     assert ["(model)", "encoder", "encoder.0", "encoder.1", "head"] == seen.labels()
@@ -95,19 +120,35 @@ def test_rows_are_filtered_by_name_class_and_pattern(page_of: Callable[..., Seen
 
 def timed_blocks(*milliseconds: float) -> Profile:
     """Blocks that do the same work, each with an `fc` of so many milliseconds forward and twice as many backward; a head of 4 and 8."""
-    names = ["", "blocks", *(f"blocks.{i}{part}" for i in range(len(milliseconds)) for part in ("", ".fc")), "head"]
+    names = [
+        "",
+        "blocks",
+        *(f"blocks.{i}{part}" for i in range(len(milliseconds)) for part in ("", ".fc")),
+        "head",
+    ]
     leaves = [name for name in names if name.endswith("fc") or name == "head"]
-    cells = [product(name, "aten::mm", phase, macs=100, bytes_moved=100) for name in leaves for phase in ("forward", "backward")]
+    cells = [
+        product(name, "aten::mm", phase, macs=100, bytes_moved=100)
+        for name in leaves
+        for phase in ("forward", "backward")
+    ]
     seconds = {f"blocks.{i}.fc": each for i, each in enumerate(milliseconds)} | {"head": 4.0}
-    own: dict[tuple[str, Phase], float] = {(name, "forward"): each * 1e-3 for name, each in seconds.items()}
+    own: dict[tuple[str, Phase], float] = {
+        (name, "forward"): each * 1e-3 for name, each in seconds.items()
+    }
     own |= {(name, "backward"): 2 * each * 1e-3 for name, each in seconds.items()}
     step = Step(index=0, kind="clean", seconds=0.1, phases={"forward": 0.03, "backward": 0.06})
     kinds = {name: {"kind": "Linear" if name in leaves else "Block"} for name in names}
-    return clocked(profile(kinds, cells, run=run(kind="training", stage="train"), steps=(step,)), own)
+    return clocked(
+        profile(kinds, cells, run=run(kind="training", stage="train"), steps=(step,)), own
+    )
 
 
 def test_what_takes_the_time_comes_first(page_of: Callable[..., Seen]) -> None:
-    """Blocks of 3, 6, 9 and 12 ms: 30 of 100 ms together in one row, and 7.5 in the mean of one; the head's 12 come after."""
+    """Blocks of 3, 6, 9 and 12 ms.
+
+    30 of 100 ms together in one row, and 7.5 in the mean of one; the head's 12 come after.
+    """
     seen = page_of(timed_blocks(1, 2, 3, 4))
     seen.modules()
     assert ["(model)", "blocks", "0…3", "fc", "head"] == seen.labels()
@@ -122,23 +163,43 @@ def test_what_takes_the_time_comes_first(page_of: Callable[..., Seen]) -> None:
 
 def test_an_unknown_time_says_why(page_of: Callable[..., Seen]) -> None:
     """Of a module that also ran in backward, where it has no time."""
-    cells = [product(name, "mm", phase, macs=1, bytes_moved=1) for name in "ab" for phase in ("forward", "backward")]
-    own: dict[tuple[str, Phase], float] = {("a", "forward"): 1.0, ("b", "forward"): 1.0, ("b", "backward"): 1.0}
+    cells = [
+        product(name, "mm", phase, macs=1, bytes_moved=1)
+        for name in "ab"
+        for phase in ("forward", "backward")
+    ]
+    own: dict[tuple[str, Phase], float] = {
+        ("a", "forward"): 1.0,
+        ("b", "forward"): 1.0,
+        ("b", "backward"): 1.0,
+    }
     seen = page_of(clocked(profile({"": {}, "a": {}, "b": {}}, cells), own))
     seen.modules()
-    title = seen.page.locator(ROW, has_text="a").locator('.number[title^="total time"]').last.get_attribute("title")
+    title = (
+        seen.page.locator(ROW, has_text="a")
+        .locator('.number[title^="total time"]')
+        .last.get_attribute("title")
+    )
     assert "total time: unknown\nit ran in backward, but its hooks saw no time there" == title
 
 
 def test_classes_have_colours_of_their_own(page_of: Callable[..., Seen]) -> None:
-    """Eleven plain and the same eleven striped, each once; of 24 classes the last two are grey. The legend lists twelve."""
+    """Eleven plain and the same eleven striped, each once; of 24 classes the last two are grey.
+
+    The legend lists twelve.
+    """
     kinds = {f"m{number:02}": f"Class{number}" for number in range(23)}
     cells = [product(name, "mm", "forward", macs=1, bytes_moved=1) for name in kinds]
     counted = profile({"": {}, **{name: {} for name in kinds}}, cells)
-    modules = {name: replace(module, kind=kinds.get(name, "Root")) for name, module in counted.modules.items()}
+    modules = {
+        name: replace(module, kind=kinds.get(name, "Root"))
+        for name, module in counted.modules.items()
+    }
     seen = page_of(replace(counted, modules=modules))
     seen.modules()
-    drawn = seen.page.locator(".icicle .block").evaluate_all("bars => bars.map((bar) => bar.style.background)")
+    drawn = seen.page.locator(".icicle .block").evaluate_all(
+        "bars => bars.map((bar) => bar.style.background)"
+    )
     times = Counter(drawn)
     assert (24, 23, 2) == (len(drawn), len(times), times["var(--rest)"])
     assert 11 == sum("gradient" in each for each in times)
@@ -147,7 +208,10 @@ def test_classes_have_colours_of_their_own(page_of: Callable[..., Seen]) -> None
 
 
 def test_the_icicle_has_the_shares_and_zooms(page_of: Callable[..., Seen]) -> None:
-    """Of 42 ms the blocks have 30, in one bar, and the head 12. Enter chooses the row; a space zooms in, and a crumb goes back."""
+    """Of 42 ms the blocks have 30, in one bar, and the head 12.
+
+    Enter chooses the row; a space zooms in, and a crumb goes back.
+    """
     seen = page_of(timed_blocks(1, 2, 3, 4))
     seen.modules()
     bars = seen.page.locator(".icicle .block")
@@ -158,18 +222,27 @@ def test_the_icicle_has_the_shares_and_zooms(page_of: Callable[..., Seen]) -> No
     chart.focus()
     for key in ("ArrowDown", "ArrowRight"):
         chart.press(key)
-    assert "head Linear: total time 12.0 ms · own 12.0 ms · 12.0 % of the step" == caption.inner_text()
+    assert (
+        "head Linear: total time 12.0 ms · own 12.0 ms · 12.0 % of the step" == caption.inner_text()
+    )
     chart.press("Enter")
     assert "head" == seen.page.locator(f"{ROW}.chosen .name").get_attribute("title")
     for key in ("Home", "ArrowDown", " "):
         chart.press(key)
     assert ["blocks", "0…3", "fc"] == bars.all_inner_texts()
-    seen.page.get_by_role("navigation", name="zoomed to").get_by_role("button", name="(model)").click()
+    seen.page.get_by_role("navigation", name="zoomed to").get_by_role(
+        "button", name="(model)"
+    ).click()
     assert 5 == bars.count()
 
 
-def test_the_icicle_zooms_with_the_wheel_and_shows_what_is_searched(page_of: Callable[..., Seen]) -> None:
-    """Into the branch below the pointer and out again; what matches stays bright. The address keeps the zoom."""
+def test_the_icicle_zooms_with_the_wheel_and_shows_what_is_searched(
+    page_of: Callable[..., Seen],
+) -> None:
+    """Into the branch below the pointer and out again; what matches stays bright.
+
+    The address keeps the zoom.
+    """
     seen = page_of(timed_blocks(1, 2, 3, 4))
     seen.modules()
     bars = seen.page.locator(".icicle .block")
@@ -203,7 +276,9 @@ def test_the_tree_is_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> N
     assert "row-0" == grid.get_attribute("aria-activedescendant")
     seen.page.get_by_role("button", name="parameters").press("Enter")
     assert ["(model)", "encoder", "0", "1", "head"] == seen.labels()
-    assert "descending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute("aria-sort")
+    assert "descending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute(
+        "aria-sort"
+    )
 
 
 def test_the_address_keeps_what_is_looked_at(page_of: Callable[..., Seen]) -> None:
@@ -215,11 +290,16 @@ def test_the_address_keeps_what_is_looked_at(page_of: Callable[..., Seen]) -> No
     seen.page.reload()
     seen.page.locator(ROW).first.wait_for()
     assert ["(model)", "head"] == seen.labels()
-    assert "descending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute("aria-sort")
+    assert "descending" == seen.page.get_by_role("columnheader", name="parameters").get_attribute(
+        "aria-sort"
+    )
 
 
 def test_names_are_text(page_of: Callable[..., Seen]) -> None:
-    """An image that would run a script, the end of a script, and a name that JavaScript knows: all shown as they are; nothing runs."""
+    """An image that would run a script, the end of a script, and a name that JavaScript knows.
+
+    All shown as they are; nothing runs.
+    """
     seen = page_of(hostile_profile())
     assert IMAGE in seen.page.locator("h1").inner_text()
     assert SCRIPT in seen.page.locator(".facts").inner_text()
@@ -242,7 +322,9 @@ def test_20_000_modules_fit_a_mail(large: tuple[str, Path]) -> None:
     assert large[1].stat().st_size < 5e6
 
 
-def test_20_000_modules_are_drawn_a_screen_at_a_time(large: tuple[str, Path], opening: Callable[..., Seen]) -> None:
+def test_20_000_modules_are_drawn_a_screen_at_a_time(
+    large: tuple[str, Path], opening: Callable[..., Seen]
+) -> None:
     """The document has what is on the screen, wherever it is scrolled to."""
     last, path = large
     seen = opening(path.as_uri())
@@ -259,7 +341,14 @@ def test_20_000_modules_are_drawn_a_screen_at_a_time(large: tuple[str, Path], op
 
 def test_a_profile_of_one_module_and_without_times(page_of: Callable[..., Seen]) -> None:
     """The root alone; what is unknown is said to be, and no column is there for it."""
-    seen = page_of(untimed(profile({"": {"kind": "Linear"}}, [product("", "aten::mm", "forward", macs=2**60 + 1, bytes_moved=1)])))
+    seen = page_of(
+        untimed(
+            profile(
+                {"": {"kind": "Linear"}},
+                [product("", "aten::mm", "forward", macs=2**60 + 1, bytes_moved=1)],
+            )
+        )
+    )
     assert 2 == seen.page.locator(".summary").get_by_text("Unknown:").count()
     seen.modules()
     assert ["(model)"] == seen.labels()
@@ -267,13 +356,18 @@ def test_a_profile_of_one_module_and_without_times(page_of: Callable[..., Seen])
     assert 0 == seen.page.get_by_role("columnheader", name="time").count()
 
 
-def test_it_is_dark_where_the_system_is_or_where_it_is_asked_for(page_of: Callable[..., Seen]) -> None:
+def test_it_is_dark_where_the_system_is_or_where_it_is_asked_for(
+    page_of: Callable[..., Seen],
+) -> None:
     """Light and dark by the system, and either by choice."""
 
     def ground(seen: Seen) -> str:
         return seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
 
-    light, dark = page_of(small_profile(), color_scheme="light"), page_of(small_profile(), color_scheme="dark")
+    light, dark = (
+        page_of(small_profile(), color_scheme="light"),
+        page_of(small_profile(), color_scheme="dark"),
+    )
     assert ("rgb(255, 255, 255)", "rgb(20, 24, 30)") == (ground(light), ground(dark))
     light.page.get_by_label("theme").select_option("dark")
     dark.page.get_by_label("theme").select_option("light")
@@ -281,7 +375,10 @@ def test_it_is_dark_where_the_system_is_or_where_it_is_asked_for(page_of: Callab
 
 
 def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """The latest window first; another one by choice; what cannot be read is named; no request leaves this host."""
+    """The latest window first.
+
+    Another one by choice; what cannot be read is named; no request leaves this host.
+    """
     with SummaryWriter(tmp_path / "run") as writer:
         write(writer, "broken", b"?")
         lflops.tensorboard.log(writer, hostile_profile(), 1)
@@ -298,7 +395,9 @@ def test_the_tab_shows_what_was_logged(opening: Callable[..., Seen], tmp_path: P
         assert 0 == frame.locator("img").count()
 
 
-def test_a_reload_of_tensorboard_shows_the_same_again(opening: Callable[..., Seen], tmp_path: Path) -> None:
+def test_a_reload_of_tensorboard_shows_the_same_again(
+    opening: Callable[..., Seen], tmp_path: Path
+) -> None:
     """The view, its filter and the window that was chosen are in TensorBoard's own address."""
     with SummaryWriter(tmp_path) as writer:
         for step in (1, 2):
@@ -313,8 +412,13 @@ def test_a_reload_of_tensorboard_shows_the_same_again(opening: Callable[..., See
         assert "1" == frame.get_by_label("step", exact=True).input_value()
 
 
-def test_the_tab_offers_a_new_window_and_never_switches_by_itself(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """When TensorBoard reloads: the view stays as it is, its trend grows, and the new window, of another run, is one click away."""
+def test_the_tab_offers_a_new_window_and_never_switches_by_itself(
+    opening: Callable[..., Seen], tmp_path: Path
+) -> None:
+    """When TensorBoard reloads.
+
+    The view stays as it is, its trend grows, and the new window, of another run, is one click away.
+    """
     with SummaryWriter(tmp_path / "a") as writer, SummaryWriter(tmp_path / "b") as other:
         for step in (1, 2):
             lflops.tensorboard.log(writer, small_profile(), step)
@@ -326,25 +430,38 @@ def test_the_tab_offers_a_new_window_and_never_switches_by_itself(opening: Calla
             for each in (writer, other):
                 each.flush()
             server.windows(expected=4)
-            seen.page.get_by_title("Reload").or_(seen.page.locator("app-header-reload button")).first.click()
+            seen.page.get_by_title("Reload").or_(
+                seen.page.locator("app-header-reload button")
+            ).first.click()
             news = frame.locator(".news")
             news.get_by_text("New window at step 7 of run b").wait_for()
             assert "Model, fit" == frame.locator("h1").inner_text()
-            assert ["1", "2", "3"] == frame.get_by_label("step", exact=True).locator("option").all_inner_texts()
+            assert ["1", "2", "3"] == frame.get_by_label("step", exact=True).locator(
+                "option"
+            ).all_inner_texts()
             frame.get_by_label("step over 3 windows").wait_for()
             news.get_by_role("button", name="show").click()
             frame.locator("h1", has_text="img src").wait_for()
             assert 0 == news.get_by_role("button").count()
 
 
-def test_a_window_has_one_step_wherever_it_is_named(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Logged when the training was at steps 12 and 29, of windows at steps 8 and 25: the second number is nowhere."""
+def test_a_window_has_one_step_wherever_it_is_named(
+    opening: Callable[..., Seen], tmp_path: Path
+) -> None:
+    """Logged when the training was at steps 12 and 29, of windows at steps 8 and 25.
+
+    The second number is nowhere.
+    """
     with SummaryWriter(tmp_path) as writer:
         for step, logged in ((8, 12), (25, 29)):
             given = small_profile()
-            lflops.tensorboard.log(writer, replace(given, run=replace(given.run, step=step)), logged)
+            lflops.tensorboard.log(
+                writer, replace(given, run=replace(given.run, step=step)), logged
+            )
     with tab(opening, tmp_path, expected=2) as (_, frame, _):
-        assert ["8", "25"] == frame.get_by_label("step", exact=True).locator("option").all_inner_texts()
+        assert ["8", "25"] == frame.get_by_label("step", exact=True).locator(
+            "option"
+        ).all_inner_texts()
         assert "29" not in frame.locator("body").inner_text()
         assert "step 8" in frame.locator(".trend-chart").first.get_attribute("aria-label")
 
@@ -355,7 +472,11 @@ def test_back_and_forward_go_from_view_to_view(page_of: Callable[..., Seen]) -> 
     seen.modules()
     seen.page.get_by_label("filter by name or class").fill("head")
     seen.view("Memory")
-    for act, expected in ((seen.page.go_back, "modules"), (seen.page.go_back, "summary"), (seen.page.go_forward, "modules")):
+    for act, expected in (
+        (seen.page.go_back, "modules"),
+        (seen.page.go_back, "summary"),
+        (seen.page.go_forward, "modules"),
+    ):
         act()
         seen.page.locator(f"section.{expected}").wait_for()
     assert ["(model)", "head"] == seen.labels()
@@ -365,7 +486,12 @@ def test_the_tabs_are_walked_with_the_keyboard(page_of: Callable[..., Seen]) -> 
     """Right and left in a circle, Home and End."""
     seen = page_of(small_profile())
     seen.page.get_by_role("tab", name="Summary").focus()
-    for key, expected in (("End", "Compare"), ("ArrowRight", "Summary"), ("ArrowLeft", "Compare"), ("Home", "Summary")):
+    for key, expected in (
+        ("End", "Compare"),
+        ("ArrowRight", "Summary"),
+        ("ArrowLeft", "Compare"),
+        ("Home", "Summary"),
+    ):
         seen.page.keyboard.press(key)
         assert expected == seen.page.evaluate("document.activeElement.textContent")
 
@@ -375,7 +501,12 @@ def test_a_view_scrolls_with_the_keyboard(page_of: Callable[..., Seen]) -> None:
     seen = page_of(small_profile())
     seen.page.set_viewport_size({"width": 1280, "height": 300})
     seen.page.keyboard.press("End")
-    assert seen.page.evaluate("(() => { const main = document.querySelector('main'); return main.scrollTop; })()") > 100
+    assert (
+        seen.page.evaluate(
+            "(() => { const main = document.querySelector('main'); return main.scrollTop; })()"
+        )
+        > 100
+    )
     seen.page.keyboard.press("Home")
     assert 0 == seen.page.evaluate("document.querySelector('main').scrollTop")
 
@@ -407,9 +538,19 @@ def test_numbers_read_as_in_the_report(browser: Any) -> None:
     """Counts, bytes, seconds and shares: the page's text is that of `units`."""
     code = "async ([name, values]) => { const all = await import('/lib/format.js'); return values.map(all[name]); }"
     with bench(browser) as page:
-        for function, values in ("count", NUMBERS), ("size", NUMBERS), ("duration", SECONDS), ("percent", SHARES):
-            given = [str(value) if isinstance(value, int) and value >= 1 << 53 else value for value in values]
-            assert [getattr(units, function)(value) for value in [*values, None]] == page.evaluate(code, [function, [*given, None]])
+        for function, values in (
+            ("count", NUMBERS),
+            ("size", NUMBERS),
+            ("duration", SECONDS),
+            ("percent", SHARES),
+        ):
+            given = [
+                str(value) if isinstance(value, int) and value >= 1 << 53 else value
+                for value in values
+            ]
+            assert [getattr(units, function)(value) for value in [*values, None]] == page.evaluate(
+                code, [function, [*given, None]]
+            )
 
 
 def test_the_step_s_bar_leaves_nothing_unnamed(page_of: Callable[..., Seen]) -> None:
@@ -420,10 +561,15 @@ def test_the_step_s_bar_leaves_nothing_unnamed(page_of: Callable[..., Seen]) -> 
 
 def test_the_summary_is_a_verdict(page_of: Callable[..., Seen]) -> None:
     """The sentences of the report, the budget below them; a part leads to its modules."""
-    given = replace(timed_blocks(1, 2, 3, 4), run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)))
+    given = replace(
+        timed_blocks(1, 2, 3, 4),
+        run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)),
+    )
     seen = page_of(given)
     told = report_of(analyze(given)).verdict
-    assert [text for _, text in verdict_lines(told)] == "\n".join(seen.page.locator(".verdict dd").all_inner_texts()).splitlines()
+    assert [text for _, text in verdict_lines(told)] == "\n".join(
+        seen.page.locator(".verdict dd").all_inner_texts()
+    ).splitlines()
     seen.page.locator(".parts-of-budget .leading").first.click()
     seen.page.locator(ROW).first.wait_for()
     assert "blocks" in seen.labels()
@@ -434,7 +580,10 @@ def test_a_menu_closes_with_escape_or_by_a_click_beside_it(page_of: Callable[...
     seen = page_of(small_profile())
     seen.modules()
     menu, opener = seen.page.locator(".chooser"), seen.page.locator(".chooser summary")
-    for act in (lambda: seen.page.keyboard.press("Escape"), lambda: seen.page.locator("h1").click()):
+    for act in (
+        lambda: seen.page.keyboard.press("Escape"),
+        lambda: seen.page.locator("h1").click(),
+    ):
         opener.click()
         menu.locator("input").first.click()
         assert menu.get_attribute("open") is not None
@@ -444,17 +593,34 @@ def test_a_menu_closes_with_escape_or_by_a_click_beside_it(page_of: Callable[...
 
 def test_the_page_shows_each_fact_as_the_report_has_it(page_of: Callable[..., Seen]) -> None:
     """Every part, figure and fact of the Summary, by its text in the document."""
-    given = replace(timed_blocks(1, 2, 3, 4), run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)))
+    given = replace(
+        timed_blocks(1, 2, 3, 4),
+        run=run(kind="training", stage="train", hardware=Hardware("abacus", {"fp32": 1e6}, 1e9)),
+    )
     report, page = report_of(analyze(given)), page_of(given).page
     facts = [*report.speed, *report.model, *report.subject, *report.remarks]
     parts = [*report.budget, *(fact for fact in report.speed if fact.of == "step")]
     listed = page.locator(".parts li").all_inner_texts()
-    shown = dict(zip(page.locator(".figure-label").all_inner_texts(), page.locator(".figure-value").all_inner_texts(), strict=True))
-    for label, text in zip(page.locator(".facts dt").all_inner_texts(), page.locator(".facts dd").all_inner_texts(), strict=True):
+    shown = dict(
+        zip(
+            page.locator(".figure-label").all_inner_texts(),
+            page.locator(".figure-value").all_inner_texts(),
+            strict=True,
+        )
+    )
+    for label, text in zip(
+        page.locator(".facts dt").all_inner_texts(),
+        page.locator(".facts dd").all_inner_texts(),
+        strict=True,
+    ):
         shown.setdefault(label, text)
     expected = {fact.label: fact.text for fact in reversed(facts) if fact.of != "step"}
-    assert dict.fromkeys(expected, True) == {label: shown.get(label, "").startswith(text) for label, text in expected.items()}
-    assert [f"{part.label} {part_text(part)}" for part in parts] == [text.splitlines()[0] for text in listed]
+    assert dict.fromkeys(expected, True) == {
+        label: shown.get(label, "").startswith(text) for label, text in expected.items()
+    }
+    assert [f"{part.label} {part_text(part)}" for part in parts] == [
+        text.splitlines()[0] for text in listed
+    ]
 
 
 def part_text(part: Any) -> str:

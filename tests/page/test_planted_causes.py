@@ -1,4 +1,6 @@
-"""Trainings with one planted cause each: the first screen of their pages names it, without scrolling and without a click.
+"""Trainings with one planted cause each.
+
+The first screen of their pages names it, without scrolling and without a click.
 
 The monitor's clock stands still but where the cause is, so a busy machine changes nothing.
 """
@@ -15,7 +17,14 @@ from lflops.monitoring import session
 from lflops.schedule import Schedule
 from tests.support.browser import Seen
 from tests.support.fake_clock import StillClock
-from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, WIDTH, Classifier, fit, loader, watching
+from tests.support.lightning_runs import (
+    LIGHTNINGS_WARNINGS,
+    WIDTH,
+    Classifier,
+    fit,
+    loader,
+    watching,
+)
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -38,7 +47,10 @@ class Slow(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """Nothing but element by element, again and again; it takes the time that its bytes take on the chip."""
+    """Nothing but element by element, again and again.
+
+    It takes the time that its bytes take on the chip.
+    """
 
     def __init__(self, clock: StillClock) -> None:
         super().__init__()
@@ -76,14 +88,27 @@ def test_the_first_screen_names_the_planted_cause(
     """At 1024 x 768 the sentence is in sight as soon as the page is drawn, and it is the first cause."""
     clock = StillClock()
     monkeypatch.setattr(session, "HostClock", lambda: clock)
-    planted = Planted(clock, 10.0 if cause == "block" else 0.1, Pointwise(clock) if cause == "pointwise" else nn.Tanh())
-    monitor = watching(hardware=CHIP, html=True, dirpath=tmp_path, schedule=Schedule(wait=1, warmup=1, active=6))
-    fit(planted, monitor, data=loader(20, look=lambda: clock.advance(5.0 if cause == "data" else 0.01)))
+    planted = Planted(
+        clock,
+        10.0 if cause == "block" else 0.1,
+        Pointwise(clock) if cause == "pointwise" else nn.Tanh(),
+    )
+    monitor = watching(
+        hardware=CHIP, html=True, dirpath=tmp_path, schedule=Schedule(wait=1, warmup=1, active=6)
+    )
+    fit(
+        planted,
+        monitor,
+        data=loader(20, look=lambda: clock.advance(5.0 if cause == "data" else 0.01)),
+    )
     (file,) = tmp_path.glob("*.html")
     page = opening(file.as_uri()).page
     page.set_viewport_size({"width": 1024, "height": 768})
     verdict = page.locator(".verdict")
-    text, box = verdict.locator("dd").nth(1).locator("div").first.inner_text(), verdict.bounding_box()
+    text, box = (
+        verdict.locator("dd").nth(1).locator("div").first.inner_text(),
+        verdict.bounding_box(),
+    )
     assert {cause} == {each for each, sentence in NAMED.items() if sentence in text}, text
     assert box is not None
     assert box["y"] + box["height"] < 768

@@ -36,16 +36,34 @@ def numbers(seen: Seen) -> list[str]:
 
 def figures(seen: Seen) -> dict[str, str]:
     """Summary's, by their labels."""
-    return dict(zip(*(seen.page.locator(f".figure-{part}").all_inner_texts() for part in ("label", "value")), strict=True))
+    return dict(
+        zip(
+            *(
+                seen.page.locator(f".figure-{part}").all_inner_texts()
+                for part in ("label", "value")
+            ),
+            strict=True,
+        )
+    )
 
 
 def test_the_slowest_rank_and_the_worst_place_come_first(page_of: Callable[..., Seen]) -> None:
-    """Each cell with its seconds and what that is against the median rank; a rank that told nothing has none."""
+    """Each cell with its seconds and what that is against the median rank.
+
+    A rank that told nothing has none.
+    """
     seen = shown(page_of, four_ranks())
     assert ["2", "0", "1", "3"] == heads(seen)
-    assert ["head forward", "encoder.0 forward"] == seen.page.locator(".heat tbody th").all_inner_texts()
-    assert ["+100.0 %", "0 %", "0 %", ""] == seen.page.locator(".heat tbody tr").first.locator("td:not(.amount)").all_inner_texts()
-    assert "head forward, rank 2: 2.00 ms, +100.0 % against the median rank (0.002 s)" == cells(seen, 0)[0]
+    assert ["head forward", "encoder.0 forward"] == seen.page.locator(
+        ".heat tbody th"
+    ).all_inner_texts()
+    assert ["+100.0 %", "0 %", "0 %", ""] == seen.page.locator(".heat tbody tr").first.locator(
+        "td:not(.amount)"
+    ).all_inner_texts()
+    assert (
+        "head forward, rank 2: 2.00 ms, +100.0 % against the median rank (0.002 s)"
+        == cells(seen, 0)[0]
+    )
     assert "head forward, rank 3: no time of it" == cells(seen, 0)[3]
     assert "−10.0 % against the median rank" in cells(seen, 1)[2]
     seen.page.get_by_label("order of ranks").select_option("number")
@@ -54,15 +72,22 @@ def test_the_slowest_rank_and_the_worst_place_come_first(page_of: Callable[..., 
 
 def test_many_times_as_slow_is_a_factor(page_of: Callable[..., Seen]) -> None:
     """429 ms against 1 ms."""
-    seen = shown(page_of, replace(four_ranks(), rank_stats=(stat("head", {0: 1e-3, 1: 1e-3, 2: 429e-3}),)))
-    assert ["×429", "0 %", "0 %", ""] == seen.page.locator(".heat tbody tr").first.locator("td:not(.amount)").all_inner_texts()
+    seen = shown(
+        page_of, replace(four_ranks(), rank_stats=(stat("head", {0: 1e-3, 1: 1e-3, 2: 429e-3}),))
+    )
+    assert ["×429", "0 %", "0 %", ""] == seen.page.locator(".heat tbody tr").first.locator(
+        "td:not(.amount)"
+    ).all_inner_texts()
 
 
 def test_slower_and_faster_have_colours_of_their_own(page_of: Callable[..., Seen]) -> None:
     """Twice as long is the deepest of one, a tenth less a little of the other, the median none of either."""
     seen = shown(page_of, four_ranks())
     grounds = [
-        [cell.evaluate("cell => cell.style.background") for cell in row.locator("td:not(.amount)").all()]
+        [
+            cell.evaluate("cell => cell.style.background")
+            for cell in row.locator("td:not(.amount)").all()
+        ]
         for row in seen.page.locator(".heat tbody tr").all()
     ]
     assert "--heat-slower) 100%" in grounds[0][0]
@@ -75,7 +100,9 @@ def test_every_rank_is_listed_with_what_became_of_it(page_of: Callable[..., Seen
     """The slowest first; sorted by what is clicked on, what is unknown last."""
     seen = shown(page_of, four_ranks())
     assert ["2", "0", "1", "3"] == numbers(seen)
-    assert "missing: no report arrived" == seen.page.locator(ROW).nth(3).locator(".doubt").get_attribute("title")
+    assert "missing: no report arrived" == seen.page.locator(ROW).nth(3).locator(
+        ".doubt"
+    ).get_attribute("title")
     assert "failed" not in seen.page.locator(".ranks").inner_text()
     assert "missing: 3 (data 3)" in seen.page.locator(".ranks .facts").inner_text()
     seen.page.get_by_role("button", name="peak memory").click()
@@ -92,16 +119,31 @@ def test_a_row_leads_to_its_module(page_of: Callable[..., Seen]) -> None:
 
 
 def test_one_rank_is_shown_where_it_is_known_by_itself(page_of: Callable[..., Seen]) -> None:
-    """Its step, data, CPU time, MACs and peak; the rest is said to be of the run; and the address keeps it."""
+    """Its step, data, CPU time, MACs and peak.
+
+    The rest is said to be of the run; and the address keeps it.
+    """
     seen = page_of(four_ranks())
     of_all, facts_of_all = figures(seen), seen.page.locator(".facts").inner_text()
     seen.page.get_by_label("rank", exact=True).select_option("2")
     found = figures(seen)
-    own = {"step": "5.00 ms", "data wait": "300 µs", "CPU time": "6.00 ms", "MACs": "1.41 k", "peak live memory": "1000 B"}
-    assert {f"{label}, rank 2": text for label, text in own.items()} == {label: text for label, text in found.items() if "rank 2" in label}
+    own = {
+        "step": "5.00 ms",
+        "data wait": "300 µs",
+        "CPU time": "6.00 ms",
+        "MACs": "1.41 k",
+        "peak live memory": "1000 B",
+    }
+    assert {f"{label}, rank 2": text for label, text in own.items()} == {
+        label: text for label, text in found.items() if "rank 2" in label
+    }
     assert facts_of_all == seen.page.locator(".facts").inner_text()
-    seen.page.get_by_text("The figures of rank 2 come first. The rest is of the whole run.").wait_for()
-    assert "all ranks: 2.00 ms to 5.00 ms" == seen.page.locator(".figure .remark").first.inner_text()
+    seen.page.get_by_text(
+        "The figures of rank 2 come first. The rest is of the whole run."
+    ).wait_for()
+    assert (
+        "all ranks: 2.00 ms to 5.00 ms" == seen.page.locator(".figure .remark").first.inner_text()
+    )
     seen.page.reload()
     seen.page.locator(".figures").wait_for()
     assert found == figures(seen)
@@ -139,7 +181,10 @@ def test_a_column_is_the_choice_of_its_rank(page_of: Callable[..., Seen]) -> Non
 
 
 def test_1_024_ranks_fit_64_columns(page_of: Callable[..., Seen]) -> None:
-    """32 of them alone, the slowest; the other 992 by 31, each with the slowest of them. By number they are all by 16."""
+    """32 of them alone, the slowest; the other 992 by 31, each with the slowest of them.
+
+    By number they are all by 16.
+    """
     seen = shown(page_of, so_many(1024))
     found = heads(seen)
     assert (64, "512", "1023", "992 +30") == (len(found), found[0], found[1], found[32])
@@ -169,7 +214,10 @@ def test_what_no_rank_told_is_said_to_be_unknown(page_of: Callable[..., Seen]) -
 
 def test_names_in_ranks_are_text(page_of: Callable[..., Seen]) -> None:
     """Of hosts, devices, coordinates and modules alike."""
-    ranks = tuple(answered(number, host=IMAGE, device=IMAGE, coordinates={IMAGE: number}) for number in range(2))
+    ranks = tuple(
+        answered(number, host=IMAGE, device=IMAGE, coordinates={IMAGE: number})
+        for number in range(2)
+    )
     given = replace(hostile_profile(), ranks=ranks, rank_stats=(stat(IMAGE, {0: 1.0, 1: 2.0}),))
     seen = shown(page_of, given)
     assert f"{IMAGE} forward" == seen.page.locator(".heat tbody th").inner_text()

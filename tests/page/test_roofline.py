@@ -19,15 +19,28 @@ SHEET = "[role=grid] .grid-body [role=row]"
 
 
 def blocks(**facts: Any) -> Profile:
-    """A product of 20,000 FLOPs in 40 s, twice as long as at the roof of 1000 FLOP/s; another in 10 s, over it; an untimed norm."""
-    rows: dict[str, dict[str, Any]] = {"": {}, "blocks": {}, "blocks.0": {"kind": "Block"}, "blocks.0.fc": {}, "blocks.1": {}, "norm": {}}
+    """A product of 20,000 FLOPs in 40 s, twice as long as at the roof of 1000 FLOP/s.
+
+    Another in 10 s, over it; an untimed norm.
+    """
+    rows: dict[str, dict[str, Any]] = {
+        "": {},
+        "blocks": {},
+        "blocks.0": {"kind": "Block"},
+        "blocks.0.fc": {},
+        "blocks.1": {},
+        "norm": {},
+    }
     cells = [
         product("blocks.0.fc", "mm", "forward", macs=10_000, bytes_moved=1000),
         product("blocks.1", "mm", "backward", macs=10_000, bytes_moved=1000),
         cell("norm", "native_layer_norm", "optimizer", flops=500, bytes_moved=1000),
         cell("norm", "copy_", "other", bytes_moved=1000),
     ]
-    times: Mapping[tuple[str, Phase], float] = {("blocks.0.fc", "forward"): 40.0, ("blocks.1", "backward"): 10.0}
+    times: Mapping[tuple[str, Phase], float] = {
+        ("blocks.0.fc", "forward"): 40.0,
+        ("blocks.1", "backward"): 10.0,
+    }
     return clocked(profile(rows, cells, run=run(**({"hardware": CHIP} | facts))), times)
 
 
@@ -50,19 +63,35 @@ def order(seen: Seen) -> list[str]:
 
 
 def test_points_stand_below_a_roof(roofline_of: Callable[..., Seen]) -> None:
-    """Three of four: what computes nothing has no place. The untimed one is a mark on the axis; the roof says its peak and its slope."""
+    """Three of four: what computes nothing has no place.
+
+    The untimed one is a mark on the axis; the roof says its peak and its slope.
+    """
     seen = roofline_of(blocks())
-    assert (2, 1, 1) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug", ".ring"))
-    assert "1 compute nothing and have no place in the chart" in seen.page.locator(".side-by-side").inner_text()
+    assert (2, 1, 1) == tuple(
+        seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug", ".ring")
+    )
+    assert (
+        "1 compute nothing and have no place in the chart"
+        in seen.page.locator(".side-by-side").inner_text()
+    )
     labels = seen.page.locator(".picture .roof-label").all_text_contents()
-    assert ["fp32 1.00 kFLOP/s", "100 B/s"] == [label.removesuffix("chip: 1,000 FLOP/s") for label in labels]
+    assert ["fp32 1.00 kFLOP/s", "100 B/s"] == [
+        label.removesuffix("chip: 1,000 FLOP/s") for label in labels
+    ]
     assert "chip: fp32 1.00 kFLOP/s, 100 B/s a pencil" in seen.page.locator(".roofs").inner_text()
 
 
 def test_a_point_is_where_its_figures_are(roofline_of: Callable[..., Seen]) -> None:
-    """Both products have one intensity, and the second is 4 times as fast: at one place to the right, and log10(4) decades higher."""
+    """Both products have one intensity, and the second is 4 times as fast.
+
+    At one place to the right, and log10(4) decades higher.
+    """
     seen = roofline_of(blocks())
-    at = [(float(each.get_attribute("cx")), float(each.get_attribute("cy"))) for each in seen.page.locator(".picture .timed").all()]
+    at = [
+        (float(each.get_attribute("cx")), float(each.get_attribute("cy")))
+        for each in seen.page.locator(".picture .timed").all()
+    ]
     ticks = seen.page.locator(".picture .tick")
     heights = {tick.text_content(): float(tick.get_attribute("y")) for tick in ticks.all()}
     decade = heights["100 FLOP/s"] - heights["1 kFLOP/s"]
@@ -71,16 +100,31 @@ def test_a_point_is_where_its_figures_are(roofline_of: Callable[..., Seen]) -> N
 
 
 def test_the_table_has_what_there_is_to_win_first(roofline_of: Callable[..., Seen]) -> None:
-    """20 s of the first product; nothing of what is over its roof, which is said; unknown of what was not timed."""
+    """20 s of the first product.
+
+    Nothing of what is over its roof, which is said; unknown of what was not timed.
+    """
     seen = roofline_of(blocks())
     assert ["blocks.0.fc", "blocks.1", "norm", "norm"] == order(seen)
     first, second = (seen.page.locator(SHEET).nth(index) for index in (0, 1))
-    assert ["forward", "compute", "20.0 s", "50.0 %", "40.0 s", "20.0 s", "500", "1.00 k", "20"] == [
-        each.inner_text() for each in first.locator("[role=gridcell]").all()
-    ][1:]
-    assert "over its roof: a count, a time or a peak is wrong" == second.locator(".mark").get_attribute("title")
+    assert [
+        "forward",
+        "compute",
+        "20.0 s",
+        "50.0 %",
+        "40.0 s",
+        "20.0 s",
+        "500",
+        "1.00 k",
+        "20",
+    ] == [each.inner_text() for each in first.locator("[role=gridcell]").all()][1:]
+    assert "over its roof: a count, a time or a peak is wrong" == second.locator(
+        ".mark"
+    ).get_attribute("title")
     seen.page.get_by_role("button", name="at the roof").click()
-    assert "descending" == seen.page.get_by_role("columnheader", name="at the roof").get_attribute("aria-sort")
+    assert "descending" == seen.page.get_by_role("columnheader", name="at the roof").get_attribute(
+        "aria-sort"
+    )
 
 
 def test_a_point_says_its_figures(roofline_of: Callable[..., Seen]) -> None:
@@ -88,7 +132,10 @@ def test_a_point_says_its_figures(roofline_of: Callable[..., Seen]) -> None:
     seen = roofline_of(blocks())
     card = seen.page.locator(".card")
     seen.page.locator(".picture .timed").first.hover()
-    assert all(text in card.inner_text() for text in ("blocks.0.fc", "500 FLOP/s", "1.00 kFLOP/s", "50.0 %", "compute"))
+    assert all(
+        text in card.inner_text()
+        for text in ("blocks.0.fc", "500 FLOP/s", "1.00 kFLOP/s", "50.0 %", "compute")
+    )
     seen.page.mouse.move(5, 5)
     card.wait_for(state="hidden")
     seen.page.locator("[role=grid]").press("ArrowDown")
@@ -98,7 +145,10 @@ def test_a_point_says_its_figures(roofline_of: Callable[..., Seen]) -> None:
 
 @pytest.mark.parametrize("way", ["point", "row", "key"])
 def test_a_point_leads_to_its_module(way: str, roofline_of: Callable[..., Seen]) -> None:
-    """A click on it chooses its row; from there by the name, or by Enter: the module is chosen, and what is above it is open."""
+    """A click on it chooses its row.
+
+    From there by the name, or by Enter: the module is chosen, and what is above it is open.
+    """
     seen = roofline_of(blocks())
     if way == "point":
         seen.page.locator(".picture .timed").first.click()
@@ -120,25 +170,39 @@ def test_phases_can_be_left_out(roofline_of: Callable[..., Seen]) -> None:
     seen.page.locator(".roofline").wait_for()
     assert ["blocks.0.fc", "norm", "norm"] == order(seen)
     assert 1 == seen.page.locator(".picture .timed").count()
-    assert "false" == seen.page.get_by_role("button", name="backward", exact=True).get_attribute("aria-pressed")
+    assert "false" == seen.page.get_by_role("button", name="backward", exact=True).get_attribute(
+        "aria-pressed"
+    )
 
 
 def test_operators_and_what_repeats_are_points_too(roofline_of: Callable[..., Seen]) -> None:
-    """Four operators by phase, none of which has a time; of 10 layers in each block one point by phase."""
+    """Four operators by phase, none of which has a time.
+
+    Of 10 layers in each block one point by phase.
+    """
     seen = roofline_of(blocks())
     seen.page.get_by_label("points", exact=True).select_option("operators")
-    assert (0, 3) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug"))
-    assert "3 without a time are marks on the axis" in seen.page.locator(".side-by-side").inner_text()
+    assert (0, 3) == tuple(
+        seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug")
+    )
+    assert (
+        "3 without a time are marks on the axis" in seen.page.locator(".side-by-side").inner_text()
+    )
     assert "mm float32" in seen.page.locator(SHEET).first.inner_text()
     seen = roofline_of(profile_of(50))
     assert "blocks.*.layers.*" in order(seen)
 
 
 def test_without_a_chip_there_are_points_and_a_reason(roofline_of: Callable[..., Seen]) -> None:
-    """What was achieved is drawn, with no roof; without a time there is no chart, and still the table."""
+    """What was achieved is drawn, with no roof.
+
+    Without a time there is no chart, and still the table.
+    """
     seen = roofline_of(blocks(hardware=None, device_name="abacus"))
     assert "what abacus can do is not known" in seen.page.locator(".doubt").inner_text()
-    assert (2, 0) == tuple(seen.page.locator(f".picture {kind}").count() for kind in ("circle", ".roof"))
+    assert (2, 0) == tuple(
+        seen.page.locator(f".picture {kind}").count() for kind in ("circle", ".roof")
+    )
     seen = roofline_of(untimed(blocks(hardware=None)))
     assert 0 == seen.page.locator(".picture circle").count()
     assert 4 == len(order(seen))
@@ -147,7 +211,9 @@ def test_without_a_chip_there_are_points_and_a_reason(roofline_of: Callable[...,
 def test_a_roof_that_nothing_is_judged_by_is_dashed(roofline_of: Callable[..., Seen]) -> None:
     """That of the datasheet, beside what was measured."""
     seen = roofline_of(blocks(device_name="NVIDIA H200"))
-    assert (2, 1) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".roof", ".roof.other"))
+    assert (2, 1) == tuple(
+        seen.page.locator(f".picture {kind}").count() for kind in (".roof", ".roof.other")
+    )
     assert "not what is judged by" in seen.page.locator(".roofs li").last.inner_text()
 
 
@@ -161,7 +227,9 @@ def test_where_nothing_was_counted_it_says_so(page_of: Callable[..., Seen]) -> N
 def test_names_in_the_chart_are_text(roofline_of: Callable[..., Seen]) -> None:
     """Of modules, of the chip and of where its figures are from: nothing of it runs."""
     given = hostile_profile()
-    seen = roofline_of(replace(given, run=run(hardware=Hardware(IMAGE, {"fp32": 1.0}, 1.0, None, SCRIPT))))
+    seen = roofline_of(
+        replace(given, run=run(hardware=Hardware(IMAGE, {"fp32": 1.0}, 1.0, None, SCRIPT)))
+    )
     assert {IMAGE, SCRIPT, "__proto__", "(model)"} == set(order(seen))
     assert IMAGE in seen.page.locator(".roofs").inner_text()
     seen.page.locator("[role=grid]").press("ArrowDown")
@@ -169,7 +237,9 @@ def test_names_in_the_chart_are_text(roofline_of: Callable[..., Seen]) -> None:
     assert 0 == seen.page.locator("img").count()
 
 
-def test_of_many_modules_those_with_the_most_time_are_drawn(roofline_of: Callable[..., Seen]) -> None:
+def test_of_many_modules_those_with_the_most_time_are_drawn(
+    roofline_of: Callable[..., Seen],
+) -> None:
     """2,000 points of 600 modules in 4 phases; and rows as many as fit the screen."""
     seen = roofline_of(replace(profile_of(600), run=run(hardware=CHIP)))
     seen.page.get_by_label("points", exact=True).select_option("modules")
@@ -179,16 +249,31 @@ def test_of_many_modules_those_with_the_most_time_are_drawn(roofline_of: Callabl
 
 
 def test_a_traced_operator_is_a_point_of_its_own_height(roofline_of: Callable[..., Seen]) -> None:
-    """Both products are one operator of 40 s in the trace: one timed point, and marks for what was not traced."""
-    mm = TracedOperator(name="mm", calls=1, host_seconds=40.0, own_host_seconds=40.0, device_seconds=0.0, own_device_seconds=0.0)
+    """Both products are one operator of 40 s in the trace.
+
+    One timed point, and marks for what was not traced.
+    """
+    mm = TracedOperator(
+        name="mm",
+        calls=1,
+        host_seconds=40.0,
+        own_host_seconds=40.0,
+        device_seconds=0.0,
+        own_device_seconds=0.0,
+    )
     seen = roofline_of(replace(blocks(), trace=Trace(files={}, batches=1, operators=(mm,))))
     seen.page.get_by_label("points", exact=True).select_option("operators")
-    assert (1, 1) == tuple(seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug"))
+    assert (1, 1) == tuple(
+        seen.page.locator(f".picture {kind}").count() for kind in (".timed", ".rug")
+    )
     assert "40.0 s" in seen.page.locator(SHEET).filter(has_text="mm float32").inner_text()
 
 
 def test_a_drag_zooms_and_the_table_follows(roofline_of: Callable[..., Seen]) -> None:
-    """Around the slower product: it alone is left in the chart and the table, until the zoom is reset; the address keeps it."""
+    """Around the slower product.
+
+    It alone is left in the chart and the table, until the zoom is reset; the address keeps it.
+    """
     seen = roofline_of(blocks())
     box = seen.page.locator(".picture .timed").first.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -198,7 +283,10 @@ def test_a_drag_zooms_and_the_table_follows(roofline_of: Callable[..., Seen]) ->
     seen.page.mouse.up()
     seen.page.get_by_role("button", name="reset zoom").wait_for()
     assert ["blocks.0.fc"] == order(seen)
-    labels = [each.removesuffix("FLOP/s").strip() for each in seen.page.locator(".picture .tick").all_text_contents()]
+    labels = [
+        each.removesuffix("FLOP/s").strip()
+        for each in seen.page.locator(".picture .tick").all_text_contents()
+    ]
     assert 6 <= len(labels)
     assert all(float(each.split()[0]) > 0 for each in labels)
     seen.page.reload()
@@ -207,12 +295,21 @@ def test_a_drag_zooms_and_the_table_follows(roofline_of: Callable[..., Seen]) ->
 
 
 def test_what_fusion_saves_is_in_the_table_and_said(roofline_of: Callable[..., Seen]) -> None:
-    """The product's 960 bytes either way, GELU's 512 in 256; of what is not compiled the bytes as dispatched alone."""
+    """The product's 960 bytes either way, GELU's 512 in 256.
+
+    Of what is not compiled the bytes as dispatched alone.
+    """
     seen = roofline_of(compiled_profile())
     assert "fusion saves 20.0 %" in seen.page.locator(".roofline .fusion").inner_text()
     rows = [each.inner_text().split("\n") for each in seen.page.locator(SHEET).all()]
     ends = {(row[0], row[1] if row[1] != "itself" else row[2]): row[-2:] for row in rows}
-    assert (["960 B", "960 B"], ["512 B", "256 B"]) == (ends["encoder.0", "forward"], ends["encoder.1", "forward"])
+    assert (["960 B", "960 B"], ["512 B", "256 B"]) == (
+        ends["encoder.0", "forward"],
+        ends["encoder.1", "forward"],
+    )
     assert "–" == ends["head", "forward"][1]
     seen = roofline_of(blocks())
-    assert (0, 0) == (seen.page.locator(".fusion").count(), seen.page.get_by_role("columnheader", name="bytes, fused").count())
+    assert (0, 0) == (
+        seen.page.locator(".fusion").count(),
+        seen.page.get_by_role("columnheader", name="bytes, fused").count(),
+    )

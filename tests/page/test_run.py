@@ -20,13 +20,21 @@ WIDTHS = [1440, 1024, 390]
 def figures(seen: Any) -> dict[str, Any]:
     """What the view has of a run: its bar, its dots and bands, and its tables."""
     seen.locator(".run-chart").wait_for()
-    table = {name: seen.get_by_role("table", name=name).locator("tbody tr") for name in ("slow steps", "starts")}
+    table = {
+        name: seen.get_by_role("table", name=name).locator("tbody tr")
+        for name in ("slow steps", "starts")
+    }
     return {
         "title": seen.locator("section.run h2").first.inner_text(),
-        "slices": seen.locator("section.run .slice").evaluate_all("(all) => all.map((each) => each.title)"),
+        "slices": seen.locator("section.run .slice").evaluate_all(
+            "(all) => all.map((each) => each.title)"
+        ),
         "dots": seen.locator(".run-chart circle title").all_text_contents(),
         "down": seen.locator(".run-chart .down title").all_text_contents(),
-        **{name: [row.locator("td").all_inner_texts() for row in rows.all()] for name, rows in table.items()},
+        **{
+            name: [row.locator("td").all_inner_texts() for row in rows.all()]
+            for name, rows in table.items()
+        },
     }
 
 
@@ -49,7 +57,10 @@ RESUMED = {
         ["8", "2.00 s", "100 ms", "waiting for the data loader"],
         ["15", "2.00 s", "100 ms", "Python's garbage collector"],
     ],
-    "starts": [["0 s", "30.0 s", "1 to 10", "killed"], ["40.0 s", "20.0 s", "11 to 20", "finished"]],
+    "starts": [
+        ["0 s", "30.0 s", "1 to 10", "killed"],
+        ["40.0 s", "20.0 s", "11 to 20", "finished"],
+    ],
 }
 """By hand, from what is written."""
 
@@ -71,7 +82,9 @@ def test_a_page_of_the_run_opens_offline(
     lines = seen.page.locator(".run-chart polyline").evaluate_all(
         "(all) => all.map((each) => each.getAttribute('points').split(' ').length)"
     )
-    assert [2, 2, 2, 2] == lines  # two of steps and two of memory: what is unknown interrupts them, and a point by itself is drawn twice
+    assert (
+        [2, 2, 2, 2] == lines
+    )  # two of steps and two of memory: what is unknown interrupts them, and a point by itself is drawn twice
     seen.page.set_viewport_size({"width": 1280, "height": 800})
 
 
@@ -99,7 +112,9 @@ def test_the_tab_has_the_run_of_its_window(opening: Callable[..., Seen], tmp_pat
         assert RESUMED == figures(frame)
         frame.get_by_label("run", exact=True).select_option("without")
         frame.get_by_text("no ledger of rank 0 is there").wait_for()
-        window = next(each for each in server.windows(expected=2)["windows"] if each["run"] == "with")
+        window = next(
+            each for each in server.windows(expected=2)["windows"] if each["run"] == "with"
+        )
         (tmp_path / "with" / "lflops" / "rank0-2.ledger.jsonl").symlink_to("/etc/hostname")
         status, _, said = server.get("ledger", run="with", tag=window["tag"], step=window["step"])
         assert (403, b"the ledger does not lie below the log directory") == (status, said)

@@ -13,12 +13,22 @@ from tests.support.tensorboard_server import board
 SHEET = "[role=grid] .grid-body [role=row]"
 
 
-def test_runs_are_searched_sorted_and_held_against_a_baseline(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Three runs of 100, 80 and 125 ms: the last windows of each, the fastest first on request, and what each adds to the baseline."""
+def test_runs_are_searched_sorted_and_held_against_a_baseline(
+    opening: Callable[..., Seen], tmp_path: Path
+) -> None:
+    """Three runs of 100, 80 and 125 ms.
+
+    The last windows of each, the fastest first on request, and what each adds to the baseline.
+    """
     for name, seconds, device in (("a", 0.1, "cpu"), ("b", 0.08, "H200"), ("c", 0.125, "H200")):
         with SummaryWriter(tmp_path / name) as writer:
             for step in (1, 2):
-                given = ran({"fc": 1e-3}, steps=clean(seconds * 2 / step), samples_per_step=4, device_name=device)
+                given = ran(
+                    {"fc": 1e-3},
+                    steps=clean(seconds * 2 / step),
+                    samples_per_step=4,
+                    device_name=device,
+                )
                 lflops.tensorboard.log(writer, given, step)
     with board(tmp_path, "--load_fast=false") as server:
         server.windows(expected=6)
@@ -54,7 +64,9 @@ def test_a_file_of_one_profile_is_this_file(page_of: Callable[..., Seen]) -> Non
     assert "null" not in seen.page.locator("main").inner_html()
 
 
-def test_the_run_filter_of_tensorboard_is_followed(opening: Callable[..., Seen], tmp_path: Path) -> None:
+def test_the_run_filter_of_tensorboard_is_followed(
+    opening: Callable[..., Seen], tmp_path: Path
+) -> None:
     """It hides one of two runs, and that is said."""
     for name in ("fast", "slow"):
         with SummaryWriter(tmp_path / name) as writer:
@@ -65,4 +77,7 @@ def test_the_run_filter_of_tensorboard_is_followed(opening: Callable[..., Seen],
         frame = seen.page.frame_locator("iframe")
         frame.locator(SHEET).first.wait_for()
         assert ["fast"] == frame.locator(f"{SHEET} .label").all_inner_texts()
-        assert "1 hidden by TensorBoard's run filter" in frame.locator(".bar-of-controls .quiet").inner_text()
+        assert (
+            "1 hidden by TensorBoard's run filter"
+            in frame.locator(".bar-of-controls .quiet").inner_text()
+        )

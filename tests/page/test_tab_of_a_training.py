@@ -1,4 +1,7 @@
-"""From a training to the tab: what TensorBoard shows of it is what its profile has, module by module."""
+"""From a training to the tab.
+
+What TensorBoard shows of it is what its profile has, module by module.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +18,13 @@ from tests.support.tensorboard_server import board
 
 pytestmark = LIGHTNINGS_WARNINGS
 
-FIELDS = {"MACs": "macs", "FLOPs": "flops", "bytes": "bytes_moved", "communicated": "comm_bytes", "time": "seconds"}
+FIELDS = {
+    "MACs": "macs",
+    "FLOPs": "flops",
+    "bytes": "bytes_moved",
+    "communicated": "comm_bytes",
+    "time": "seconds",
+}
 
 
 def expected(modules: Mapping[str, Any], column: str) -> Iterator[float | None]:
@@ -26,7 +35,11 @@ def expected(modules: Mapping[str, Any], column: str) -> Iterator[float | None]:
             value = module[phase][FIELDS[name]]
             yield value["median"] if isinstance(value, dict) else value
         else:
-            yield module[{"trainable": "trainable_parameters", "peak memory": "peak_bytes"}.get(column, column)]
+            yield module[
+                {"trainable": "trainable_parameters", "peak memory": "peak_bytes"}.get(
+                    column, column
+                )
+            ]
 
 
 def read(text: str) -> float | None:
@@ -35,8 +48,15 @@ def read(text: str) -> float | None:
 
 
 def test_the_tab_has_the_numbers_of_the_file(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """Every module in every column, of a real Trainer with a TensorBoardLogger; what is derived of two columns is left out."""
-    fit(Classifier(), watching(schedule=Schedule(wait=1, warmup=1, active=2)), logger=TensorBoardLogger(tmp_path))
+    """Every module in every column, of a real Trainer with a TensorBoardLogger.
+
+    What is derived of two columns is left out.
+    """
+    fit(
+        Classifier(),
+        watching(schedule=Schedule(wait=1, warmup=1, active=2)),
+        logger=TensorBoardLogger(tmp_path),
+    )
     (file,) = tmp_path.rglob("*.profile.json")
     modules = json.loads(file.read_text())["modules"]
     with tab(opening, tmp_path, expected=1) as (_, frame, _):
@@ -45,20 +65,44 @@ def test_the_tab_has_the_numbers_of_the_file(opening: Callable[..., Seen], tmp_p
         for box in frame.locator(".chooser input").all():
             box.check()
         rows = frame.locator(ROW).all()
-        names = [row.locator(".name").get_attribute("title") for row in rows]  # those with the most time first
+        names = [
+            row.locator(".name").get_attribute("title") for row in rows
+        ]  # those with the most time first
         assert sorted(modules) == sorted(names)
         modules = {name: modules[name] for name in names}
-        cells = [row.locator(".number").evaluate_all("cells => cells.map((cell) => cell.title.split(': '))") for row in rows]
+        cells = [
+            row.locator(".number").evaluate_all(
+                "cells => cells.map((cell) => cell.title.split(': '))"
+            )
+            for row in rows
+        ]
     shown = {column: [read(dict(row)[column]) for row in cells] for column, _ in cells[0]}
-    derived = {column for column in shown if column.endswith(("FLOP/s", "FLOPs/byte"))} | {"total time", "share of the step", "MFU"}
-    assert {"parameters", "calls", "forward MACs", "backward MACs", "optimizer FLOPs", "forward time", "backward time"} < {*shown}
-    assert {column: list(expected(modules, column)) for column in shown if column not in derived} == {
-        column: values for column, values in shown.items() if column not in derived
+    derived = {column for column in shown if column.endswith(("FLOP/s", "FLOPs/byte"))} | {
+        "total time",
+        "share of the step",
+        "MFU",
     }
+    assert {
+        "parameters",
+        "calls",
+        "forward MACs",
+        "backward MACs",
+        "optimizer FLOPs",
+        "forward time",
+        "backward time",
+    } < {*shown}
+    assert {
+        column: list(expected(modules, column)) for column in shown if column not in derived
+    } == {column: values for column, values in shown.items() if column not in derived}
 
 
-def test_the_tab_serves_the_trace_of_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the callback left it, named from the run's folder; the logger's was given from where the training ran."""
+def test_the_tab_serves_the_trace_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the callback left it, named from the run's folder.
+
+    The logger's was given from where the training ran.
+    """
     monkeypatch.chdir(tmp_path)
     monitor = watching(trace=True, schedule=Schedule(wait=1, warmup=1, active=2))
     fit(Classifier(), monitor, logger=TensorBoardLogger("logs"))
@@ -66,5 +110,7 @@ def test_the_tab_serves_the_trace_of_a_training(tmp_path: Path, monkeypatch: pyt
     with board(tmp_path / "logs") as server:
         (window,) = server.windows(expected=1)["windows"]
         place = {name: window[name] for name in ("run", "tag", "step")}
-        assert [{"rank": "0", "file": f"lflops_traces/{trace.parent.name}/{trace.name}"}] == server.json("window", **place)["traces"]
+        assert [
+            {"rank": "0", "file": f"lflops_traces/{trace.parent.name}/{trace.name}"}
+        ] == server.json("window", **place)["traces"]
         assert trace.read_bytes() == server.get("trace", **place, index=0)[2]

@@ -1,4 +1,7 @@
-"""The view Timeline in a real browser: one step in time, its keyboard, its zoom, and memory on the same axis."""
+"""The view Timeline in a real browser.
+
+One step in time, its keyboard, its zoom, and memory on the same axis.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,12 +46,27 @@ def caption(view: Any) -> str:
 
 
 def test_modules_operators_and_kernels_share_an_axis(page_of: Callable[..., Seen]) -> None:
-    """Two ranks, the first with operators and kernels: the encoder has 0.7 of 3 ms, so as much of the width."""
+    """Two ranks, the first with operators and kernels.
+
+    The encoder has 0.7 of 3 ms, so as much of the width.
+    """
     view = opened(page_of(small_profile()))
-    assert ["forward", "backward", "optimizer", "encoder", "head", "head", "encoder", "encoder.0", "encoder.1"] == labels(view)[:9]
+    assert [
+        "forward",
+        "backward",
+        "optimizer",
+        "encoder",
+        "head",
+        "head",
+        "encoder",
+        "encoder.0",
+        "encoder.1",
+    ] == labels(view)[:9]
     headings = set(view.locator("svg .tick-label").all_text_contents())
     assert {"rank 0", "rank 1", "operators", "kernels", "stream 1", "live memory"} <= headings
-    widths = [view.locator(f'[data-bar="{bar}"] rect').bounding_box()["width"] for bar in (0, 1)]  # forward, and the encoder in it
+    widths = [
+        view.locator(f'[data-bar="{bar}"] rect').bounding_box()["width"] for bar in (0, 1)
+    ]  # forward, and the encoder in it
     assert pytest.approx(0.7, abs=0.01) == widths[1] / widths[0]
     assert "2 shorter slices are left out" in view.inner_text()
 
@@ -64,12 +82,19 @@ def test_one_rank_can_be_chosen(page_of: Callable[..., Seen]) -> None:
 
 
 def test_the_keyboard_goes_from_bar_to_bar_and_zooms(page_of: Callable[..., Seen]) -> None:
-    """Down from forward to the encoder, right to the head, Enter to its row; a space zooms to it, 0 shows all again."""
+    """Down from forward to the encoder, right to the head, Enter to its row.
+
+    A space zooms to it, 0 shows all again.
+    """
     seen = page_of(small_profile())
     view = opened(seen)
     view.locator(".step-timeline").focus()
     assert caption(view).startswith("forward 1.00 ms, 33.3 % of the step, from 0 s on")
-    for key, said in ("ArrowDown", "encoder, forward 700"), ("ArrowRight", "head, forward 300"), ("ArrowUp", "forward 1.00 ms"):
+    for key, said in (
+        ("ArrowDown", "encoder, forward 700"),
+        ("ArrowRight", "head, forward 300"),
+        ("ArrowUp", "forward 1.00 ms"),
+    ):
         seen.page.keyboard.press(key)
         assert caption(view).startswith(said)
     seen.page.keyboard.press("ArrowDown")
@@ -85,7 +110,10 @@ def test_the_keyboard_goes_from_bar_to_bar_and_zooms(page_of: Callable[..., Seen
 
 
 def test_the_wheel_zooms_and_a_drag_pans(page_of: Callable[..., Seen]) -> None:
-    """Three turns make 1.5 ms of 3 of it: the optimizer's slice, from 2 ms on, is out of the picture, and comes in by a drag."""
+    """Three turns make 1.5 ms of 3 of it.
+
+    The optimizer's slice, from 2 ms on, is out of the picture, and comes in by a drag.
+    """
     seen = page_of(small_profile())
     view = opened(seen)
     box = view.locator(".step-timeline svg").bounding_box()
@@ -104,7 +132,10 @@ def test_the_wheel_zooms_and_a_drag_pans(page_of: Callable[..., Seen]) -> None:
 
 
 def test_the_pointer_says_what_was_alive(page_of: Callable[..., Seen]) -> None:
-    """`head` ran third in the counted step, and from 0.7 ms on in this one: 3000 bytes were alive before it."""
+    """`head` ran third in the counted step, and from 0.7 ms on in this one.
+
+    3000 bytes were alive before it.
+    """
     seen = page_of(small_profile())
     view = opened(seen)
     view.locator('[data-bar="4"] rect').hover()
@@ -114,12 +145,18 @@ def test_the_pointer_says_what_was_alive(page_of: Callable[..., Seen]) -> None:
 
 
 def test_memory_is_drawn_where_no_operator_runs(page_of: Callable[..., Seen]) -> None:
-    """In the optimizer's slice, behind the last operator, as much is alive as after it: the areas are as wide as the picture."""
+    """In the optimizer's slice, behind the last operator, as much is alive as after it.
+
+    The areas are as wide as the picture.
+    """
     seen = page_of(small_profile())
     view = opened(seen)
     view.locator(".bar-label", has_text="optimizer").dblclick(force=True)
     seen.page.wait_for_function("() => location.hash.includes('timeline.from=')")
-    box, area = (view.locator(each).first.bounding_box() for each in (".step-timeline svg", ".step-timeline svg > path"))
+    box, area = (
+        view.locator(each).first.bounding_box()
+        for each in (".step-timeline svg", ".step-timeline svg > path")
+    )
     assert area["width"] > 0.85 * box["width"]
     assert area["height"] > 10
 
@@ -139,15 +176,29 @@ def test_without_a_step_it_says_what_records_one(page_of: Callable[..., Seen]) -
     """No empty chart."""
     seen = page_of(replace(small_profile(), timelines=()))
     seen.view("Timeline")
-    assert "Unknown: no step was traced or timed by module" in seen.page.locator(".timeline-view").inner_text()
+    assert (
+        "Unknown: no step was traced or timed by module"
+        in seen.page.locator(".timeline-view").inner_text()
+    )
 
 
 def test_a_training_is_shown_in_time(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """In the tab, from a real Trainer that traced: modules in the order in which they ran, forward and back, above their operators."""
-    fit(Classifier(), watching(trace=True, schedule=Schedule(wait=1, warmup=1, active=2)), logger=TensorBoardLogger(tmp_path))
+    """In the tab, from a real Trainer that traced.
+
+    Modules in the order in which they ran, forward and back, above their operators.
+    """
+    fit(
+        Classifier(),
+        watching(trace=True, schedule=Schedule(wait=1, warmup=1, active=2)),
+        logger=TensorBoardLogger(tmp_path),
+    )
     with tab(opening, tmp_path, expected=1) as (_, frame, _):
         frame.get_by_role("tab", name="Timeline").click()
         frame.locator(".step-timeline svg").wait_for()
-        assert {"modules", "operators", "live memory"} <= set(frame.locator("svg .tick-label").all_text_contents())
+        assert {"modules", "operators", "live memory"} <= set(
+            frame.locator("svg .tick-label").all_text_contents()
+        )
         phases = frame.locator(".step-timeline").evaluate(WALKED, "ArrowRight")
-        assert ["data", "transfer", "forward", "backward", "optimizer"] == list(dict.fromkeys(phases))
+        assert ["data", "transfer", "forward", "backward", "optimizer"] == list(
+            dict.fromkeys(phases)
+        )

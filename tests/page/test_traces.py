@@ -70,7 +70,9 @@ def test_a_trace_is_saved_by_its_name(seen: Seen, server: Board) -> None:
 
 def test_perfetto_is_asked_for_on_a_click_and_is_given_the_trace(seen: Seen, server: Board) -> None:
     """Within the browser, as soon as it answers."""
-    seen.page.route(f"{PERFETTO}**", lambda route: route.fulfill(content_type="text/html", body=ANSWERS))
+    seen.page.route(
+        f"{PERFETTO}**", lambda route: route.fulfill(content_type="text/html", body=ANSWERS)
+    )
     button = frame(seen).get_by_role("button", name="open in Perfetto").first
     button.wait_for()
     assert [] == other_requests(server, seen)
@@ -84,7 +86,9 @@ def test_perfetto_is_asked_for_on_a_click_and_is_given_the_trace(seen: Seen, ser
 def test_a_trace_that_is_not_there_is_said_not_to_be(seen: Seen, server: Board) -> None:
     """And Perfetto is not asked for."""
     frame(seen).get_by_role("button", name="open in Perfetto").nth(1).click()
-    frame(seen).get_by_text("This trace cannot be shown: the trace is not there, or not yet").wait_for()
+    frame(seen).get_by_text(
+        "This trace cannot be shown: the trace is not there, or not yet"
+    ).wait_for()
     assert [] == other_requests(server, seen)
 
 

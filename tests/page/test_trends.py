@@ -19,31 +19,58 @@ def figure(frame: Any, label: str) -> Any:
     return frame.locator(".figure").filter(has=frame.get_by_text(label, exact=True))
 
 
-def test_figures_have_their_trend_over_the_windows_of_the_run(opening: Callable[..., Seen], tmp_path: Path) -> None:
-    """100, 80 and 100 ms a step for 4 samples: 40, 50, 40 a second. Another run and another stage are in none of it.
+def test_figures_have_their_trend_over_the_windows_of_the_run(
+    opening: Callable[..., Seen], tmp_path: Path
+) -> None:
+    """100, 80 and 100 ms a step for 4 samples: 40, 50, 40 a second.
+
+    Another run and another stage are in none of it.
 
     100 MACs at 2 kFLOP/s take 100 ms: 80 ms are over the peak, wherever they stand.
     """
     chip = Hardware("abacus", {"fp32": 2000.0}, None)
     with SummaryWriter(tmp_path / "one") as writer:
         for step, seconds in (10, 0.1), (20, 0.08), (40, 0.1):
-            lflops.tensorboard.log(writer, ran({"a": 1e-3}, steps=clean(seconds), samples_per_step=4, hardware=chip), step)
-        lflops.tensorboard.log(writer, ran({"a": 1e-3}, steps=clean(9.0), samples_per_step=4), 30, tag="other")
+            lflops.tensorboard.log(
+                writer,
+                ran({"a": 1e-3}, steps=clean(seconds), samples_per_step=4, hardware=chip),
+                step,
+            )
+        lflops.tensorboard.log(
+            writer, ran({"a": 1e-3}, steps=clean(9.0), samples_per_step=4), 30, tag="other"
+        )
     with SummaryWriter(tmp_path / "two") as writer:
         lflops.tensorboard.log(writer, ran({"a": 1e-3}, steps=clean(9.0), samples_per_step=4), 30)
     with board(tmp_path, "--load_fast=false") as server:
         server.windows(expected=5)
-        seen = opening(f"{server.address}#lflops&p.lflops.state=run%3Done%26tag%3Dlflops%252Fmeasure%252Fprofile%26step%3D40")
+        seen = opening(
+            f"{server.address}#lflops&p.lflops.state=run%3Done%26tag%3Dlflops%252Fmeasure%252Fprofile%26step%3D40"
+        )
         frame = seen.page.frame_locator("iframe")
         frame.locator(".figures").wait_for()
         samples = figure(frame, "samples/s")
         line = samples.get_by_role("img")
-        assert "samples/s over 3 windows, from 40.0 at step 10 to 40.0 at step 40" == line.get_attribute("aria-label")
-        assert ["step 10: 40.0", "step 20: 50.0", "step 40: 40.0"] == line.locator("title").all_text_contents()
-        points = [tuple(map(float, point.split(","))) for point in line.locator("polyline").get_attribute("points").split()]
-        assert (True, True) == (points[0][1] == points[2][1] > points[1][1], points[1][0] - points[0][0] < points[2][0] - points[1][0])
+        assert (
+            "samples/s over 3 windows, from 40.0 at step 10 to 40.0 at step 40"
+            == line.get_attribute("aria-label")
+        )
+        assert ["step 10: 40.0", "step 20: 50.0", "step 40: 40.0"] == line.locator(
+            "title"
+        ).all_text_contents()
+        points = [
+            tuple(map(float, point.split(",")))
+            for point in line.locator("polyline").get_attribute("points").split()
+        ]
+        assert (True, True) == (
+            points[0][1] == points[2][1] > points[1][1],
+            points[1][0] - points[0][0] < points[2][0] - points[1][0],
+        )
         reached = figure(frame, "MFU").get_by_role("img").locator("title").all_text_contents()
-        assert ["step 10: 100.0 %", "step 20: 125.0 % (over the peak)", "step 40: 100.0 %"] == reached
+        assert [
+            "step 10: 100.0 %",
+            "step 20: 125.0 % (over the peak)",
+            "step 40: 100.0 %",
+        ] == reached
         assert "20.0 % less than at step 20" in samples.inner_text()
         assert "25.0 % more than at step 20" in figure(frame, "pass").inner_text()
         frame.get_by_label("step", exact=True).select_option("10")

@@ -18,9 +18,22 @@ from lflops.profile.json_file import load, save
 from lflops.profile.notes import Note
 from lflops.profile.profile import Cell, Profile, Step
 from lflops.profile.records import PHASES
-from tests.support.profile_builders import cell, fields_of, module_profile, profile, profile_of, small_profile, spread, work
+from tests.support.profile_builders import (
+    cell,
+    fields_of,
+    module_profile,
+    profile,
+    profile_of,
+    small_profile,
+    spread,
+    work,
+)
 
-COUNTS = tuple(name for name, kind in work().__annotations__.items() if name in fields_of(work()) and fields_of(work())[name] == 0)
+COUNTS = tuple(
+    name
+    for name, kind in work().__annotations__.items()
+    if name in fields_of(work()) and fields_of(work())[name] == 0
+)
 SMALL = msgspec.json.encode(small_profile())
 TRACE = b'{"schemaVersion": 1, "traceEvents": []}'
 PLACEHOLDER = "what the test puts here"
@@ -49,7 +62,13 @@ def tree() -> Any:
 def places(value: Any, keys: Keys = ()) -> Iterator[Keys]:
     """The path to every value in a tree of JSON."""
     yield keys
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from places(inner, (*keys, key))
 
 
@@ -85,19 +104,27 @@ def without(keys: Keys) -> bytes:
 
 
 def refusal(path: Path, text: bytes | None = None) -> str:
-    """What is said about a file after its name; a refusal ends with what to give, but for a profile of another version."""
+    """What is said about a file after its name.
+
+    A refusal ends with what to give, but for a profile of another version.
+    """
     if text is not None:
         path.write_bytes(text)
     with pytest.raises(ProfileError) as caught:
         load(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
-    assert ("this lflops reads" in message) != message.endswith("; give a file as Profile.save writes it")
+    assert ("this lflops reads" in message) != message.endswith(
+        "; give a file as Profile.save writes it"
+    )
     return message.removeprefix(f"{path}: ").removesuffix("; give a file as Profile.save writes it")
 
 
 def read_or_refused(path: Path, text: bytes) -> None:
-    """There is no third outcome; a refusal names the file, and is one printable line that is not long."""
+    """There is no third outcome.
+
+    A refusal names the file, and is one printable line that is not long.
+    """
     path.write_bytes(text)
     try:
         assert isinstance(load(path), Profile)
@@ -135,7 +162,9 @@ def test_a_profile_saves_itself(path: Path) -> None:
     assert small_profile() == load(str(path))
 
 
-names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="."), min_size=1, max_size=5)
+names = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="."), min_size=1, max_size=5
+)
 counts = st.integers(0, 2**70)
 finite = st.floats(0, allow_infinity=False)
 
@@ -146,7 +175,10 @@ def profiles(draw: st.DrawFn) -> Profile:
     rows: dict[str, dict[str, Any]] = {"": {}}
     for name in draw(st.lists(names, max_size=6, unique=True)):
         above = draw(st.sampled_from(sorted(rows)))
-        rows[f"{above}.{name}".removeprefix(".")] = {"kind": name, "peak_bytes": draw(st.none() | counts)}
+        rows[f"{above}.{name}".removeprefix(".")] = {
+            "kind": name,
+            "peak_bytes": draw(st.none() | counts),
+        }
     cells = st.builds(
         Cell,
         module=st.sampled_from(sorted(rows)),
@@ -159,12 +191,24 @@ def profiles(draw: st.DrawFn) -> Profile:
         flops=counts,
         bytes_moved=counts,
     )
-    notes = st.builds(Note, code=names, subject=names, values=st.dictionaries(names, st.integers() | finite | names, max_size=3))
+    notes = st.builds(
+        Note,
+        code=names,
+        subject=names,
+        values=st.dictionaries(names, st.integers() | finite | names, max_size=3),
+    )
     steps = st.builds(
-        Step, index=counts, kind=st.just("clean"), seconds=st.none() | finite, phases=st.dictionaries(names, finite, max_size=3)
+        Step,
+        index=counts,
+        kind=st.just("clean"),
+        seconds=st.none() | finite,
+        phases=st.dictionaries(names, finite, max_size=3),
     )
     return profile(
-        rows, draw(st.lists(cells, max_size=6)), notes=draw(st.tuples(notes) | st.just(())), steps=draw(st.tuples(steps) | st.just(()))
+        rows,
+        draw(st.lists(cells, max_size=6)),
+        notes=draw(st.tuples(notes) | st.just(())),
+        steps=draw(st.tuples(steps) | st.just(())),
     )
 
 
@@ -179,7 +223,11 @@ def with_unknown(value: Any) -> Any:
     """Every struct in it as JSON with one more field."""
     if isinstance(value, msgspec.Struct):
         fields = {name: with_unknown(getattr(value, name)) for name in value.__struct_fields__}
-        return [*fields.values(), "new"] if value.__struct_config__.array_like else fields | {"new": [{"at": None}, 1e9]}
+        return (
+            [*fields.values(), "new"]
+            if value.__struct_config__.array_like
+            else fields | {"new": [{"at": None}, 1e9]}
+        )
     if isinstance(value, dict):
         return {key: with_unknown(inner) for key, inner in value.items()}
     return [with_unknown(inner) for inner in value] if isinstance(value, tuple) else value
@@ -192,11 +240,15 @@ def test_what_a_later_minor_version_adds_is_ignored(path: Path) -> None:
     assert later == load(path)
 
 
-@pytest.mark.parametrize("key", ["communication", "steps", "memory", "trace", "ranks", "rank_stats", "notes"])
+@pytest.mark.parametrize(
+    "key", ["communication", "steps", "memory", "trace", "ranks", "rank_stats", "notes"]
+)
 def test_what_only_a_training_run_has_may_be_missing(path: Path, key: str) -> None:
     """A file of a count need not have it."""
     path.write_bytes(without((key,)))
-    assert msgspec.structs.fields(Profile)[Profile.__struct_fields__.index(key)].default == getattr(load(path), key)
+    assert msgspec.structs.fields(Profile)[Profile.__struct_fields__.index(key)].default == getattr(
+        load(path), key
+    )
 
 
 # Any damage
@@ -225,7 +277,11 @@ def test_a_truncated_file_is_refused(scratch: Path, length: int) -> None:
     refusal(scratch, SMALL[:length])
 
 
-@given(flips=st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+@given(
+    flips=st.lists(
+        st.tuples(st.integers(0, len(SMALL) - 1), st.integers(1, 255)), min_size=1, max_size=4
+    )
+)
 def test_flipped_bits_are_refused_or_harmless(scratch: Path, flips: list[tuple[int, int]]) -> None:
     """A flipped bit in a name or a time can pass, and nothing else happens."""
     text = bytearray(SMALL)
@@ -239,7 +295,9 @@ def test_flipped_bits_are_refused_or_harmless(scratch: Path, flips: list[tuple[i
     length=st.integers(0, 200),
     inserted=st.binary(max_size=20) | st.sampled_from([b"{", b"[", b'"', b",", b"\\", b"NaN"]),
 )
-def test_a_replaced_stretch_is_refused_or_harmless(scratch: Path, start: int, length: int, inserted: bytes) -> None:
+def test_a_replaced_stretch_is_refused_or_harmless(
+    scratch: Path, start: int, length: int, inserted: bytes
+) -> None:
     """Lost brackets, doubled quotes and lone backslashes."""
     read_or_refused(scratch, SMALL[:start] + inserted + SMALL[start + length :])
 
@@ -262,22 +320,46 @@ ODD = [
         b"0x10",
         b"'x'",
     ),
-    *(b'""', b'"-1"', b'"1.0"', b'"\\ud800"', b'"\\u0000"', b'"\x00"', b'"\xff"', b"\xff", b'"\\u001b[31m\\u202e\\n"', '"ä.ö.☃"'.encode()),
-    *(b"[]", b"[[]]", b"{}", b'{"":{}}', b'{"calls":-1}', b"[" * 2000, b"[" * 2000 + b"]" * 2000, b'{"a":' * 2000),
+    *(
+        b'""',
+        b'"-1"',
+        b'"1.0"',
+        b'"\\ud800"',
+        b'"\\u0000"',
+        b'"\x00"',
+        b'"\xff"',
+        b"\xff",
+        b'"\\u001b[31m\\u202e\\n"',
+        '"ä.ö.☃"'.encode(),
+    ),
+    *(
+        b"[]",
+        b"[[]]",
+        b"{}",
+        b'{"":{}}',
+        b'{"calls":-1}',
+        b"[" * 2000,
+        b"[" * 2000 + b"]" * 2000,
+        b'{"a":' * 2000,
+    ),
     *(b"9" * 30, b"9" * 4300, b"9" * 5000, b"-" + b"9" * 30, b'"' + b"x" * 5000 + b'"'),
 ]
 
 
 @settings(max_examples=500)
 @given(keys=st.sampled_from(PLACES), odd=st.sampled_from(ODD))
-def test_any_value_replaced_by_an_odd_one_is_refused_or_harmless(scratch: Path, keys: Keys, odd: bytes) -> None:
+def test_any_value_replaced_by_an_odd_one_is_refused_or_harmless(
+    scratch: Path, keys: Keys, odd: bytes
+) -> None:
     """Whatever type stands wherever."""
     read_or_refused(scratch, spoilt(keys, odd) if keys else odd)
 
 
 @settings(max_examples=300)
 @given(keys=st.sampled_from(PLACES[1:]), other=st.sampled_from(PLACES[1:]))
-def test_any_value_that_stands_at_anothers_place_is_refused_or_harmless(scratch: Path, keys: Keys, other: Keys) -> None:
+def test_any_value_that_stands_at_anothers_place_is_refused_or_harmless(
+    scratch: Path, keys: Keys, other: Keys
+) -> None:
     """Values that are right somewhere else."""
     read_or_refused(scratch, replaced(keys, at(tree(), other)))
 
@@ -289,8 +371,14 @@ def test_any_missing_value_is_refused_or_harmless(scratch: Path, keys: Keys) -> 
     read_or_refused(scratch, without(keys))
 
 
-@given(keys=st.sampled_from([keys for keys in PLACES if keys and isinstance(keys[-1], str)]), odd=st.sampled_from(ODD), first=st.booleans())
-def test_a_key_that_is_there_twice_is_refused_or_harmless(scratch: Path, keys: Keys, odd: bytes, *, first: bool) -> None:
+@given(
+    keys=st.sampled_from([keys for keys in PLACES if keys and isinstance(keys[-1], str)]),
+    odd=st.sampled_from(ODD),
+    first=st.booleans(),
+)
+def test_a_key_that_is_there_twice_is_refused_or_harmless(
+    scratch: Path, keys: Keys, odd: bytes, *, first: bool
+) -> None:
     """The last one counts, but the first one is looked at too."""
     root = tree()
     container = at(root, keys[:-1])
@@ -298,18 +386,29 @@ def test_a_key_that_is_there_twice_is_refused_or_harmless(scratch: Path, keys: K
     doubled = {PLACEHOLDER: 0, keys[-1]: value} if first else {keys[-1]: value, PLACEHOLDER: 0}
     container.update(doubled)
     twin = json.dumps(keys[-1]).encode() + b": " + odd
-    read_or_refused(scratch, json.dumps(root).encode().replace(json.dumps(PLACEHOLDER).encode() + b": 0", twin))
+    read_or_refused(
+        scratch, json.dumps(root).encode().replace(json.dumps(PLACEHOLDER).encode() + b": 0", twin)
+    )
 
 
 def test_a_wrong_value_is_refused_with_its_place(path: Path) -> None:
-    """A list of lists stands nowhere in a profile: put in the place of each number and string, one by one, it is found."""
-    leaves = [keys for keys in PLACES if not isinstance(at(tree(), keys), dict | list) and keys != ("schema_version",)]
+    """A list of lists stands nowhere in a profile.
+
+    Put in the place of each number and string, one by one, it is found.
+    """
+    leaves = [
+        keys
+        for keys in PLACES
+        if not isinstance(at(tree(), keys), dict | list) and keys != ("schema_version",)
+    ]
     assert 800 < len(leaves)
     for keys in leaves:
         said = refusal(path, replaced(keys, [[]]))
         assert said.startswith(keys[0])
         assert keys[0] != "modules" or said.startswith(f"modules[{keys[1]!r}].")
-        assert said.partition(":")[0].endswith(f"[{keys[-1]}]" if isinstance(keys[-1], int) else (f".{keys[-1]}", f"[{keys[-1]!r}]"))
+        assert said.partition(":")[0].endswith(
+            f"[{keys[-1]}]" if isinstance(keys[-1], int) else (f".{keys[-1]}", f"[{keys[-1]!r}]")
+        )
 
 
 def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
@@ -333,7 +432,10 @@ def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
         (b"null", "not an lflops profile: expected `object`, got `null`"),
         (b"[1, 2]", "not an lflops profile: expected `object`, got `array`"),
         (b'{"events": []}', "not an lflops profile: schema_version is missing"),
-        (b'{"schema_version": "1.0"}', "not an lflops profile: object missing required field `run`"),
+        (
+            b'{"schema_version": "1.0"}',
+            "not an lflops profile: object missing required field `run`",
+        ),
         (b"\x1f\x8b\x08", "is packed by gzip: unpack it first"),
         (gzip.compress(SMALL, mtime=0), "is packed by gzip: unpack it first"),
         (TRACE, "is a trace of torch.profiler: lflops trace show reads it"),
@@ -358,10 +460,15 @@ def test_what_is_no_profile_is_called_so(path: Path, text: bytes, said: str) -> 
         (b'"1"', 'not an lflops profile: schema_version is "1", "major.minor" is taken'),
         (b'"1.0.0"', 'not an lflops profile: schema_version is "1.0.0", "major.minor" is taken'),
         (b'"-1.0"', 'not an lflops profile: schema_version is "-1.0", "major.minor" is taken'),
-        ('"١.٠"'.encode(), 'not an lflops profile: schema_version is "١.٠", "major.minor" is taken'),
+        (
+            '"١.٠"'.encode(),
+            'not an lflops profile: schema_version is "١.٠", "major.minor" is taken',
+        ),
     ],
 )
-def test_another_version_is_refused_before_anything_else_is_looked_at(path: Path, version: bytes, said: str) -> None:
+def test_another_version_is_refused_before_anything_else_is_looked_at(
+    path: Path, version: bytes, said: str
+) -> None:
     """Everything else in the file is wrong, and nothing is said of it."""
     assert said == refusal(path, b'{"modules": 5, "schema_version": ' + version + b"}")
 
@@ -378,20 +485,36 @@ def test_another_version_is_refused_before_anything_else_is_looked_at(path: Path
         (b"[[1]]", ": expected `int`, got `array`"),
     ],
 )
-def test_a_wrong_count_is_shown_with_its_module_and_field(path: Path, text: bytes, said: str) -> None:
+def test_a_wrong_count_is_shown_with_its_module_and_field(
+    path: Path, text: bytes, said: str
+) -> None:
     """What was given and what is taken; the module's name is what msgspec leaves out."""
     place = "modules['encoder.0'].forward.own_macs"
-    assert place + (said if said[0] == ":" else f" {said}") == refusal(path, spoilt(("modules", "encoder.0", "forward", "own_macs"), text))
+    assert place + (said if said[0] == ":" else f" {said}") == refusal(
+        path, spoilt(("modules", "encoder.0", "forward", "own_macs"), text)
+    )
 
 
 @pytest.mark.parametrize(
     ("keys", "text", "said"),
     [
-        (("run", "kind"), b'"guess"', 'run.kind is "guess": one of count, measure, estimate, training is taken'),
+        (
+            ("run", "kind"),
+            b'"guess"',
+            'run.kind is "guess": one of count, measure, estimate, training is taken',
+        ),
         (("run", "shapes", "0", 1), b"-8", "run.shapes['0'][1] is -8: expected `int` >= 0"),
         (("run", "observer_ratio"), b"1e999", "run.observer_ratio is 1e999: number out of range"),
-        (("modules", "head", "dtypes", "float32", "bytes"), b"-1", "modules['head'].dtypes.float32.bytes is -1: expected `int` >= 0"),
-        (("modules", "head", "forward", "seconds", "low"), b"-1.5", "modules['head'].forward.seconds.low is -1.5: expected `float` >= 0.0"),
+        (
+            ("modules", "head", "dtypes", "float32", "bytes"),
+            b"-1",
+            "modules['head'].dtypes.float32.bytes is -1: expected `int` >= 0",
+        ),
+        (
+            ("modules", "head", "forward", "seconds", "low"),
+            b"-1.5",
+            "modules['head'].forward.seconds.low is -1.5: expected `float` >= 0.0",
+        ),
         (("cells", 3, "operator"), b"7", "cells[3].operator is 7: expected `str`, got `int`"),
         (
             ("cells", 3, "phase"),
@@ -399,27 +522,52 @@ def test_a_wrong_count_is_shown_with_its_module_and_field(path: Path, text: byte
             'cells[3].phase is "sideways": one of forward, backward, recompute, optimizer, other is taken',
         ),
         (("memory", "timeline", 2, 3), b"-1", "memory.timeline[2][3] is -1: expected `int` >= 0"),
-        (("memory", "by_category", "parameters"), b"{}", "memory.by_category.parameters: expected `int`, got `object`"),
-        (("steps", 0, "phases", "forward"), b'"fast"', 'steps[0].phases.forward is "fast": expected `float`, got `str`'),
-        (("notes", 0, "values", "host"), b"null", "notes[0].values.host is null: expected `int | float | str`, got `null`"),
-        (("ranks", 1, "status"), b'"lost"', 'ranks[1].status is "lost": one of ok, late, missing, failed is taken'),
+        (
+            ("memory", "by_category", "parameters"),
+            b"{}",
+            "memory.by_category.parameters: expected `int`, got `object`",
+        ),
+        (
+            ("steps", 0, "phases", "forward"),
+            b'"fast"',
+            'steps[0].phases.forward is "fast": expected `float`, got `str`',
+        ),
+        (
+            ("notes", 0, "values", "host"),
+            b"null",
+            "notes[0].values.host is null: expected `int | float | str`, got `null`",
+        ),
+        (
+            ("ranks", 1, "status"),
+            b'"lost"',
+            'ranks[1].status is "lost": one of ok, late, missing, failed is taken',
+        ),
     ],
 )
-def test_a_wrong_value_is_shown_with_its_place_and_what_is_taken(path: Path, keys: Keys, text: bytes, said: str) -> None:
+def test_a_wrong_value_is_shown_with_its_place_and_what_is_taken(
+    path: Path, keys: Keys, text: bytes, said: str
+) -> None:
     """In mappings, tuples, structs that are written as arrays, and structs that may be missing."""
     assert said == refusal(path, spoilt(keys, text))
 
 
-@pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity", b"nan", b"tru", b'"\\x"', b'"\\ud800 "', b"01", b"'1'"])
+@pytest.mark.parametrize(
+    "literal",
+    [b"NaN", b"Infinity", b"-Infinity", b"nan", b"tru", b'"\\x"', b'"\\ud800 "', b"01", b"'1'"],
+)
 def test_what_is_no_json_is_named_with_its_module_and_field(path: Path, literal: bytes) -> None:
     """The byte at which it stops is looked up in the text."""
     keys = ("modules", "encoder.0", "forward", "seconds", "median")
-    assert "modules['encoder.0'].forward.seconds.median: JSON is malformed" in refusal(path, spoilt(keys, literal))
+    assert "modules['encoder.0'].forward.seconds.median: JSON is malformed" in refusal(
+        path, spoilt(keys, literal)
+    )
 
 
 def test_a_wrong_row_that_is_there_twice_is_refused_with_the_mapping(path: Path) -> None:
     """The second one is right: which row was wrong can no longer be told."""
-    assert "modules[...]: 'Expected `object`, got `int`'" == refusal(path, SMALL.replace(b'"head":{"kind"', b'"head":5,"head":{"kind"', 1))
+    assert "modules[...]: 'Expected `object`, got `int`'" == refusal(
+        path, SMALL.replace(b'"head":{"kind"', b'"head":5,"head":{"kind"', 1)
+    )
 
 
 def test_a_truncated_file_is_named_with_the_place_at_which_it_ends(path: Path) -> None:
@@ -428,7 +576,9 @@ def test_a_truncated_file_is_named_with_the_place_at_which_it_ends(path: Path) -
     assert "modules['encoder.1'].calls: Input data was truncated" == refusal(path, SMALL[:end])
 
 
-def test_the_place_in_a_huge_file_is_not_searched_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_place_in_a_huge_file_is_not_searched_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would take minutes; here the bound is lowered."""
     monkeypatch.setattr("lflops.profile.json_file.LARGEST_SEARCH", 100)
     assert "Input data was truncated" == refusal(path, SMALL[:-200])
@@ -477,9 +627,13 @@ def test_quotes_and_brackets_in_strings_do_not_mislead_the_search_for_a_place(pa
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 @pytest.mark.parametrize("closed", [True, False])
-def test_deep_nesting_is_refused_wherever_it_is(path: Path, opening: bytes, *, closed: bool) -> None:
+def test_deep_nesting_is_refused_wherever_it_is(
+    path: Path, opening: bytes, *, closed: bool
+) -> None:
     """100,000 levels: as the whole file, in a field that would be ignored, and in ones that are known."""
-    deep = opening * 100_000 + (b"0" + (b"]" if opening == b"[" else b"}") * 100_000 if closed else b"")
+    deep = opening * 100_000 + (
+        b"0" + (b"]" if opening == b"[" else b"}") * 100_000 if closed else b""
+    )
     refusal(path, deep)
     places: list[Keys] = [
         ("unknown",),
@@ -498,7 +652,9 @@ def test_deep_nesting_is_refused_wherever_it_is(path: Path, opening: bytes, *, c
 def test_deep_nesting_that_json_bears_is_refused_as_a_wrong_type(path: Path) -> None:
     """50 levels are no reason to fail but for standing where a count belongs."""
     deep = b"[" * 50 + b"]" * 50
-    assert "modules['head'].calls: expected `int`, got `array`" == refusal(path, spoilt(("modules", "head", "calls"), deep))
+    assert "modules['head'].calls: expected `int`, got `array`" == refusal(
+        path, spoilt(("modules", "head", "calls"), deep)
+    )
 
 
 def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> None:
@@ -527,18 +683,54 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
     ("text", "said"),
     [
         (without(("modules", "")), "modules has no row '', the root"),
-        (without(("modules", "encoder")), "modules['encoder.0'] has no row above it, 'encoder' is missing"),
-        (replaced(("modules", "head", "depth"), 2), "modules['head'].depth is 2, which is not how deep its name is"),
-        (replaced(("modules", "", "depth"), 1), "modules[''].depth is 1, which is not how deep its name is"),
-        (replaced(("modules", "head", "owner"), "tail"), "modules['head'].owner is 'tail', which is no row of modules"),
-        (replaced(("cells", 1, "module"), "encoder.2"), "cells[1].module is 'encoder.2', which is no row of modules"),
-        (replaced(("uncounted", 0, "module"), "encoder.2"), "uncounted[0].module is 'encoder.2', which is no row of modules"),
-        (replaced(("communication", 0, "module"), "dp"), "communication[0].module is 'dp', which is no row of modules"),
-        (replaced(("rank_stats", 0, "module"), "Head"), "rank_stats[0].module is 'Head', which is no row of modules"),
-        (replaced(("memory", "alive", 1, 2), "x"), "memory.alive[1].module is 'x', which is no row of modules"),
-        (replaced(("memory", "timeline", 3, 1), "x"), "memory.timeline[3].module is 'x', which is no row of modules"),
-        (replaced(("memory", "by_module", "x"), 0), "memory.by_module has 'x', which is no row of modules"),
-        (replaced(("waits",), [["head", "dp"]]), "waits[0][1] is 'dp', which is no phase of the model"),
+        (
+            without(("modules", "encoder")),
+            "modules['encoder.0'] has no row above it, 'encoder' is missing",
+        ),
+        (
+            replaced(("modules", "head", "depth"), 2),
+            "modules['head'].depth is 2, which is not how deep its name is",
+        ),
+        (
+            replaced(("modules", "", "depth"), 1),
+            "modules[''].depth is 1, which is not how deep its name is",
+        ),
+        (
+            replaced(("modules", "head", "owner"), "tail"),
+            "modules['head'].owner is 'tail', which is no row of modules",
+        ),
+        (
+            replaced(("cells", 1, "module"), "encoder.2"),
+            "cells[1].module is 'encoder.2', which is no row of modules",
+        ),
+        (
+            replaced(("uncounted", 0, "module"), "encoder.2"),
+            "uncounted[0].module is 'encoder.2', which is no row of modules",
+        ),
+        (
+            replaced(("communication", 0, "module"), "dp"),
+            "communication[0].module is 'dp', which is no row of modules",
+        ),
+        (
+            replaced(("rank_stats", 0, "module"), "Head"),
+            "rank_stats[0].module is 'Head', which is no row of modules",
+        ),
+        (
+            replaced(("memory", "alive", 1, 2), "x"),
+            "memory.alive[1].module is 'x', which is no row of modules",
+        ),
+        (
+            replaced(("memory", "timeline", 3, 1), "x"),
+            "memory.timeline[3].module is 'x', which is no row of modules",
+        ),
+        (
+            replaced(("memory", "by_module", "x"), 0),
+            "memory.by_module has 'x', which is no row of modules",
+        ),
+        (
+            replaced(("waits",), [["head", "dp"]]),
+            "waits[0][1] is 'dp', which is no phase of the model",
+        ),
         (
             replaced(("modules", "encoder", "forward", "macs"), 511),
             "modules['encoder'].forward.macs is 511, own_macs and the rows right below add up to 512",
@@ -597,7 +789,9 @@ def test_a_device_is_refused_without_reading_it(path: Path) -> None:
     assert "is a folder, a pipe or a device" == refusal(path)
 
 
-def test_a_file_that_is_too_large_is_refused_unread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large_is_refused_unread(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bound is a gibibyte; here it is lowered to a byte less than the file has."""
     monkeypatch.setattr("lflops.profile.json_file.LARGEST_FILE", len(SMALL) - 1)
     assert f"has {len(SMALL)} bytes, a profile at most {len(SMALL) - 1}" == refusal(path, SMALL)
@@ -644,19 +838,36 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (with_row("encoder.0", backward=work(seconds=spread(NAN))), "modules['encoder.0'].backward.seconds.median is nan"),
-        (with_row("head", other=work(device_seconds=spread(INFINITY))), "modules['head'].other.device_seconds.median is inf"),
+        (
+            with_row("encoder.0", backward=work(seconds=spread(NAN))),
+            "modules['encoder.0'].backward.seconds.median is nan",
+        ),
+        (
+            with_row("head", other=work(device_seconds=spread(INFINITY))),
+            "modules['head'].other.device_seconds.median is inf",
+        ),
         (with_row("head", calls=NAN), "modules['head'].calls is nan"),
         (
-            msgspec.structs.replace(small_profile(), notes=(Note(code="c", subject="s", values={"ratio": -INFINITY}),)),
+            msgspec.structs.replace(
+                small_profile(), notes=(Note(code="c", subject="s", values={"ratio": -INFINITY}),)
+            ),
             "notes[0].values.ratio is -inf",
         ),
-        (msgspec.structs.replace(small_profile(), steps=(Step(index=0, kind="clean", seconds=NAN, phases={}),)), "steps[0].seconds is nan"),
+        (
+            msgspec.structs.replace(
+                small_profile(), steps=(Step(index=0, kind="clean", seconds=NAN, phases={}),)
+            ),
+            "steps[0].seconds is nan",
+        ),
     ],
 )
-def test_what_is_not_finite_is_refused_with_its_place(path: Path, given: Profile, said: str) -> None:
+def test_what_is_not_finite_is_refused_with_its_place(
+    path: Path, given: Profile, said: str
+) -> None:
     """As null it would be read as unknown, or not at all."""
-    assert f"{said}: finite numbers are taken, and None where one is unknown" == unsaved(given, path)
+    assert f"{said}: finite numbers are taken, and None where one is unknown" == unsaved(
+        given, path
+    )
     assert not path.exists()
 
 
@@ -670,9 +881,15 @@ def test_what_is_no_plain_value_is_refused_with_its_place(path: Path) -> None:
     ("given", "said"),
     [
         (with_row("head", calls=-1), "modules['head'].calls is -1: expected `int` >= 0"),
-        (with_row("head", depth=0), "modules['head'].depth is 0, which is not how deep its name is"),
+        (
+            with_row("head", depth=0),
+            "modules['head'].depth is 0, which is not how deep its name is",
+        ),
         (msgspec.structs.replace(small_profile(), modules={}), "modules has no row '', the root"),
-        (msgspec.structs.replace(small_profile(), modules={"a": module_profile()}), "modules has no row '', the root"),
+        (
+            msgspec.structs.replace(small_profile(), modules={"a": module_profile()}),
+            "modules has no row '', the root",
+        ),
         (
             msgspec.structs.replace(small_profile(), cells=(cell("x", "aten::add", "forward"),)),
             "cells[0].module is 'x', which is no row of modules",
@@ -698,13 +915,23 @@ def test_a_value_that_contains_itself_is_refused(path: Path) -> None:
     """It has no end."""
     values: dict[str, Any] = {}
     values["self"] = values
-    unsaved(msgspec.structs.replace(small_profile(), notes=(Note(code="c", subject="s", values=values),)), path)
+    unsaved(
+        msgspec.structs.replace(
+            small_profile(), notes=(Note(code="c", subject="s", values=values),)
+        ),
+        path,
+    )
 
 
 def test_a_key_that_json_cannot_write_is_refused(path: Path) -> None:
     """Neither a string nor a number."""
     nothing: Any = None
-    unsaved(msgspec.structs.replace(small_profile(), notes=(Note(code="c", subject="s", values={nothing: 1}),)), path)
+    unsaved(
+        msgspec.structs.replace(
+            small_profile(), notes=(Note(code="c", subject="s", values={nothing: 1}),)
+        ),
+        path,
+    )
 
 
 def test_any_mapping_can_be_saved(path: Path) -> None:
@@ -743,7 +970,9 @@ def test_a_refused_profile_leaves_the_older_file_as_it_was(path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["os.fsync", "pathlib.Path.replace"])
-@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize(
+    "failure", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()]
+)
 def test_a_failure_while_writing_leaves_the_older_file_as_it_was(
     path: Path, monkeypatch: pytest.MonkeyPatch, step: str, failure: BaseException
 ) -> None:
@@ -754,7 +983,9 @@ def test_a_failure_while_writing_leaves_the_older_file_as_it_was(
 
     path.write_bytes(b"older")
     monkeypatch.setattr(step, fail)
-    with pytest.raises(KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else ProfileError):
+    with pytest.raises(
+        KeyboardInterrupt if isinstance(failure, KeyboardInterrupt) else ProfileError
+    ):
         save(small_profile(), path)
     assert b"older" == path.read_bytes()
     assert [path] == list(path.parent.iterdir())
@@ -776,7 +1007,10 @@ def test_a_pipe_is_not_written_over(path: Path) -> None:
 def test_a_folder_that_is_a_file_is_refused(path: Path) -> None:
     """The system's own words."""
     path.touch()
-    assert unsaved(small_profile(), path / "small.profile.json") in {"Not a directory", "File exists"}
+    assert unsaved(small_profile(), path / "small.profile.json") in {
+        "Not a directory",
+        "File exists",
+    }
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

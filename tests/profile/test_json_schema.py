@@ -27,7 +27,9 @@ def saved(profile: lflops.Profile, folder: Path) -> Any:
     return json.loads((folder / "profile.json").read_text("utf-8"))
 
 
-def test_it_is_a_schema_and_printed_by_the_shell(schema: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_it_is_a_schema_and_printed_by_the_shell(
+    schema: dict[str, Any], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     """Of the draft that it names."""
     jsonschema.Draft202012Validator.check_schema(schema)
     assert 0 == main(["schema"])
@@ -37,7 +39,9 @@ def test_it_is_a_schema_and_printed_by_the_shell(schema: dict[str, Any], capfdbi
 def test_a_real_profile_is_valid(schema: dict[str, Any], tmp_path: Path) -> None:
     """One that has times, memory and a chip."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    profile = lflops.measure(model, torch.randn(3, 4), backward=True, warmup=0, repeats=1, hardware=lookup("NVIDIA H200"))
+    profile = lflops.measure(
+        model, torch.randn(3, 4), backward=True, warmup=0, repeats=1, hardware=lookup("NVIDIA H200")
+    )
     jsonschema.validate(saved(profile, tmp_path), schema)
 
 
@@ -53,7 +57,9 @@ def test_a_real_profile_is_valid(schema: dict[str, Any], tmp_path: Path) -> None
         (["schema_version"], 1),
     ],
 )
-def test_a_wrong_value_is_refused_as_load_refuses_it(path: list[Any], value: object, schema: dict[str, Any], tmp_path: Path) -> None:
+def test_a_wrong_value_is_refused_as_load_refuses_it(
+    path: list[Any], value: object, schema: dict[str, Any], tmp_path: Path
+) -> None:
     """By both."""
     content = saved(lflops.count(torch.nn.Linear(4, 8), torch.randn(3, 4)), tmp_path)
     place = content
@@ -77,7 +83,9 @@ def test_a_field_of_a_later_minor_version_is_taken(schema: dict[str, Any], tmp_p
 def test_each_field_of_a_docstring_is_described(schema: dict[str, Any]) -> None:
     """Objects by their properties, arrays by their items."""
     assert "What was profiled" in schema["$defs"]["Run"]["description"]
-    assert schema["$defs"]["Work"]["properties"]["macs"]["description"].startswith("Multiply-accumulates")
+    assert schema["$defs"]["Work"]["properties"]["macs"]["description"].startswith(
+        "Multiply-accumulates"
+    )
     moment = schema["$defs"]["Moment"]["prefixItems"]
     assert list(profile_builders.Moment.__struct_fields__) == [item["title"] for item in moment]
     assert any("most bytes alive" in item.get("description", "") for item in moment)

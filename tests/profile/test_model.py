@@ -8,7 +8,13 @@ from tests.support.profile_builders import small_profile
 
 
 @pytest.mark.parametrize(
-    ("metric", "encoder"), [("macs", 512), ("executed_macs", 512), ("flops", 2 * 512 + 64), ("bytes_moved", 4 * (240 + 128))]
+    ("metric", "encoder"),
+    [
+        ("macs", 512),
+        ("executed_macs", 512),
+        ("flops", 2 * 512 + 64),
+        ("bytes_moved", 4 * (240 + 128)),
+    ],
 )
 def test_every_query_gives_the_metric_that_is_asked_for(metric: Any, encoder: int) -> None:
     """The encoder's product of 512 MACs, 240 floats moved, and its activation of 64 FLOPs, 128 floats."""
@@ -24,34 +30,47 @@ def test_all_is_every_phase() -> None:
     profile = small_profile()
     assert 640 + 768 == profile.total(phase="all") == profile.total(phase=None)
     assert profile.by_module(None) == profile.by_module("all")
-    assert {"addmm": 640, "mm": 768} == {name.removeprefix("aten::"): macs for name, macs in profile.by_operator("all").items()}
+    assert {"addmm": 640, "mm": 768} == {
+        name.removeprefix("aten::"): macs for name, macs in profile.by_operator("all").items()
+    }
 
 
 @pytest.mark.parametrize("query", ["by_module", "by_operator", "by_module_and_operator", "total"])
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ({"phase": "bwd"}, "phase='bwd': give one of forward, backward, recompute, optimizer, other, all"),
+        (
+            {"phase": "bwd"},
+            "phase='bwd': give one of forward, backward, recompute, optimizer, other, all",
+        ),
         ({"metric": "mac"}, "metric='mac': give one of macs, executed_macs, flops, bytes_moved"),
     ],
 )
-def test_a_slip_of_the_pen_is_no_empty_answer(query: str, argument: dict[str, Any], message: str) -> None:
+def test_a_slip_of_the_pen_is_no_empty_answer(
+    query: str, argument: dict[str, Any], message: str
+) -> None:
     """It says what was given and what is taken."""
     with pytest.raises(ValueError, match=re.escape(message)):
         getattr(small_profile(), query)(**argument)
 
 
 @pytest.mark.parametrize("query", ["by_operator", "total"])
-@pytest.mark.parametrize(("module", "near"), [("encodr.0", ", the nearest is 'encoder.0'"), ("xyz", "")])
+@pytest.mark.parametrize(
+    ("module", "near"), [("encodr.0", ", the nearest is 'encoder.0'"), ("xyz", "")]
+)
 def test_an_unknown_module_is_named_with_the_nearest(query: str, module: str, near: str) -> None:
     """Where there is one that is near."""
-    with pytest.raises(ValueError, match=re.escape(f"module={module!r}: no such module{near}") + "$"):
+    with pytest.raises(
+        ValueError, match=re.escape(f"module={module!r}: no such module{near}") + "$"
+    ):
         getattr(small_profile(), query)(module=module)
 
 
 def test_a_profile_is_printed_in_one_line() -> None:
     """640 and 768 MACs in five modules, one operator without a formula."""
-    said = "<Profile Model, 640 MACs forward, 768 MACs backward, modules: 5, operators not counted: 1>"
+    said = (
+        "<Profile Model, 640 MACs forward, 768 MACs backward, modules: 5, operators not counted: 1>"
+    )
     assert said == repr(small_profile()) == str(small_profile())
 
 

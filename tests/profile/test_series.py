@@ -9,14 +9,20 @@ def test_a_series_that_is_short_enough_is_whole() -> None:
 
 
 def test_of_a_long_one_each_bucket_s_lowest_and_highest_stay() -> None:
-    """Of 12 values in 8 places: both ends and place 5, so two buckets of six for the five that are left."""
+    """Of 12 values in 8 places.
+
+    Both ends and place 5, so two buckets of six for the five that are left.
+    """
     values = [3, 9, 0, 4, 5, 5, 5, 8, 7, 1, 2, 6]
     assert [0, 1, 2, 5, 7, 9, 11] == extremes(values, 8, [5])
 
 
 def test_never_more_stay_than_there_is_room_for() -> None:
     """Whatever the length."""
-    assert all(len(extremes(list(range(length, 0, -1)), 20, [length // 2])) <= 20 for length in range(1, 300))
+    assert all(
+        len(extremes(list(range(length, 0, -1)), 20, [length // 2])) <= 20
+        for length in range(1, 300)
+    )
 
 
 def test_a_sum_with_an_unknown_part_is_unknown() -> None:

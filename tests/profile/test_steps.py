@@ -13,13 +13,26 @@ from lflops.profile.steps import Step, StepKind, is_clean
         ("clean", (), True),
         ("clean", ("no_update",), True),
         *[(kind, (), False) for kind in ("counted", "hooked", "traced")],
-        *[("clean", ("no_update", mark), False) for mark in ("cold", "recompiled", "new_shapes", "validation", "checkpoint", "background")],
+        *[
+            ("clean", ("no_update", mark), False)
+            for mark in (
+                "cold",
+                "recompiled",
+                "new_shapes",
+                "validation",
+                "checkpoint",
+                "background",
+            )
+        ],
     ],
 )
 def test_a_step_is_clean_where_only_the_clock_was_read_and_nothing_disturbed_it(
     kind: StepKind, marks: tuple[str, ...], expected: bool
 ) -> None:
-    """Each other kind and each disturbance excludes a step; a step without an update is as long as the others."""
+    """Each other kind and each disturbance excludes a step.
+
+    A step without an update is as long as the others.
+    """
     assert expected is is_clean(kind, marks)
     assert expected is Step(index=0, kind=kind, seconds=1.0, phases={}, marks=marks).is_clean
 

@@ -1,4 +1,7 @@
-"""Profiles that two threads read at once: msgspec crashes where both are the first to decode a type."""
+"""Profiles that two threads read at once.
+
+Msgspec crashes where both are the first to decode a type.
+"""
 
 import pytest
 
@@ -31,8 +34,13 @@ READ = "(Memory, PlacesOfTable, RankHeader, Table, Line, Profile, list[Step], _W
 
 
 @pytest.mark.parametrize(("kinds", "expected"), [(READ, 0), ("(Planted,)", 1)])
-def test_no_thread_is_the_first_to_decode_a_type(kinds: str, expected: int, warm_python: WarmPython) -> None:
-    """Whatever several threads of ours decode was worked out when its module was loaded; a type that was not would be seen."""
+def test_no_thread_is_the_first_to_decode_a_type(
+    kinds: str, expected: int, warm_python: WarmPython
+) -> None:
+    """Whatever several threads of ours decode was worked out when its module was loaded.
+
+    A type that was not would be seen.
+    """
     ended = warm_python.run(CALLS.replace("{kinds}", kinds))
     assert 0 == ended.status, ended.err
     assert str(expected) == ended.out.strip()

@@ -1,4 +1,7 @@
-"""Who is slow, from the clean steps of all ranks alone: steps written by hand, with 1 % of jitter, and what is planted in them."""
+"""Who is slow, from the clean steps of all ranks alone.
+
+Steps written by hand, with 1 % of jitter, and what is planted in them.
+"""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +38,12 @@ def nothing(_step: int) -> float:
 
 
 def shared(
-    number: int, plants: Mapping[tuple[int, str], Plant], *, ranks: int = 2, seed: int = 0, **beside: Callable[[int, int], Any]
+    number: int,
+    plants: Mapping[tuple[int, str], Plant],
+    *,
+    ranks: int = 2,
+    seed: int = 0,
+    **beside: Callable[[int, int], Any],
 ) -> CleanSteps:
     """The steps of ranks that wait for the last one at the end of backward.
 
@@ -50,7 +58,10 @@ def shared(
     of_rank: dict[int, list[Step]] = {rank: [] for rank in range(ranks)}
     for step in range(number):
         took = {
-            rank: {phase: seconds * draw.gauss(1, 0.01) + plants.get((rank, phase), nothing)(step) for phase, seconds in USUAL.items()}
+            rank: {
+                phase: seconds * draw.gauss(1, 0.01) + plants.get((rank, phase), nothing)(step)
+                for phase, seconds in USUAL.items()
+            }
             for rank in of_rank
         }
         busy = {rank: sum(phases.values()) - phases["optimizer"] for rank, phases in took.items()}
@@ -59,7 +70,13 @@ def shared(
             phases["backward"] += waiting
             more = {name: value(rank, step) for name, value in beside.items()}
             of_rank[rank].append(
-                Step(index=step + 1, kind="clean", seconds=sum(phases.values()), phases=phases, **({"waiting": waiting} | more))
+                Step(
+                    index=step + 1,
+                    kind="clean",
+                    seconds=sum(phases.values()),
+                    phases=phases,
+                    **({"waiting": waiting} | more),
+                )
             )
     for rank, steps in of_rank.items():
         kept.add(rank, steps, ranks=ranks)
@@ -76,10 +93,23 @@ def given(
     chips: Sequence[str] = (),
 ) -> Profile:
     """A profile with nothing but the comparison."""
-    facts = [{"macs": macs[n] if macs else None, "device": chips[n] if chips else None} for n in range(ranks)]
-    each = tuple(Rank(rank=n, node=None, host=None, coordinates={}, status="ok", **facts[n]) for n in range(ranks))
+    facts = [
+        {"macs": macs[n] if macs else None, "device": chips[n] if chips else None}
+        for n in range(ranks)
+    ]
+    each = tuple(
+        Rank(rank=n, node=None, host=None, coordinates={}, status="ok", **facts[n])
+        for n in range(ranks)
+    )
     rows = {name: weights(0) for name in ("", "slow")}
-    return profile(rows, [], run=run(world_size=ranks), ranks=each, clean_comparison=clean.compared(waits), rank_comparison=hooked)
+    return profile(
+        rows,
+        [],
+        run=run(world_size=ranks),
+        ranks=each,
+        clean_comparison=clean.compared(waits),
+        rank_comparison=hooked,
+    )
 
 
 def first(found: Profile) -> Row:
@@ -92,7 +122,14 @@ def first(found: Profile) -> Row:
 def test_a_phase_that_takes_longer_in_each_step_is_named(phase: str) -> None:
     """Also backward, which is as long on the rank that waits at its end."""
     row = first(given(shared(60, {(1, phase): every(1)})))
-    assert (1, "", phase, "steady", 60, 60) == (row.slow_rank, row.module, row.phase, row.pattern, row.slow_steps, row.steps)
+    assert (1, "", phase, "steady", 60, 60) == (
+        row.slow_rank,
+        row.module,
+        row.phase,
+        row.pattern,
+        row.slow_steps,
+        row.steps,
+    )
     assert pytest.approx(10e-3, rel=0.05) == row.seconds_lost
 
 
@@ -100,13 +137,25 @@ def test_a_phase_that_takes_longer_in_each_step_is_named(phase: str) -> None:
 def test_what_comes_in_some_steps_is_named(period: int, steps: int) -> None:
     """Once in so many, as a checkpoint or a log; it costs a step that share of 30 ms."""
     row = first(given(shared(steps, {(0, "forward"): every(period, 30e-3)})))
-    assert (0, "forward", "burst", -(-steps // period)) == (row.slow_rank, row.phase, row.pattern, row.slow_steps)
+    assert (0, "forward", "burst", -(-steps // period)) == (
+        row.slow_rank,
+        row.phase,
+        row.pattern,
+        row.slow_steps,
+    )
     assert pytest.approx(30e-3 * -(-steps // period) / steps, rel=0.05) == row.seconds_lost
 
 
-@pytest.mark.parametrize(("steps", "waited", "is_named"), [(30, 0.5e-3, True), (30, 4e-3, False), (60, 4e-3, True)])
-def test_on_a_busy_machine_a_few_bursts_are_chance(steps: int, waited: float, is_named: bool) -> None:
-    """In every sixth step, where both ranks wait for their cores 4 ms of 34, or hardly at all. Of many steps it is no chance."""
+@pytest.mark.parametrize(
+    ("steps", "waited", "is_named"), [(30, 0.5e-3, True), (30, 4e-3, False), (60, 4e-3, True)]
+)
+def test_on_a_busy_machine_a_few_bursts_are_chance(
+    steps: int, waited: float, is_named: bool
+) -> None:
+    """In every sixth step, where both ranks wait for their cores 4 ms of 34, or hardly at all.
+
+    Of many steps it is no chance.
+    """
     clean = shared(steps, {(0, "forward"): every(6, 30e-3)}, thread_waited=lambda *_: waited)
     assert ["burst"] * is_named == [row.pattern for row in lflops.imbalance(given(clean)).rows]
 
@@ -121,7 +170,10 @@ def test_what_begins_late_is_named_with_its_first_step() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_nobody_is_accused_of_jitter(ranks: int) -> None:
     """In none of ten runs."""
-    assert [()] * 10 == [lflops.imbalance(given(shared(120, {}, ranks=ranks, seed=seed), ranks=ranks)).rows for seed in range(10)]
+    assert [()] * 10 == [
+        lflops.imbalance(given(shared(120, {}, ranks=ranks, seed=seed), ranks=ranks)).rows
+        for seed in range(10)
+    ]
 
 
 def said(found: Profile) -> str:
@@ -130,9 +182,18 @@ def said(found: Profile) -> str:
 
 
 def test_ranks_that_take_turns_are_not_accused() -> None:
-    """Each is 10 ms late in every second step. Where the tokens of their batches go with that, these are the reason."""
-    turns: dict[tuple[int, str], Plant] = {(0, "forward"): every(2), (1, "forward"): lambda step: 10e-3 * (step % 2)}
-    for tokens, differ in ((lambda _rank, _step: 512, False), (lambda rank, step: 1024 if step % 2 == rank else 512, True)):
+    """Each is 10 ms late in every second step.
+
+    Where the tokens of their batches go with that, these are the reason.
+    """
+    turns: dict[tuple[int, str], Plant] = {
+        (0, "forward"): every(2),
+        (1, "forward"): lambda step: 10e-3 * (step % 2),
+    }
+    for tokens, differ in (
+        (lambda _rank, _step: 512, False),
+        (lambda rank, step: 1024 if step % 2 == rank else 512, True),
+    ):
         found = given(shared(60, turns, tokens=tokens))
         result = lflops.imbalance(found)
         assert ((), True, differ) == (result.rows, result.take_turns, result.lengths_differ)
@@ -142,20 +203,36 @@ def test_ranks_that_take_turns_are_not_accused() -> None:
 
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 def test_of_several_that_take_turns_none_is_accused(ranks: int) -> None:
-    """Each is 10 ms late once in so many steps, so each step is. One of them that is late alone is still named."""
+    """Each is 10 ms late once in so many steps, so each step is.
+
+    One of them that is late alone is still named.
+    """
 
     def turn(rank: int) -> Plant:
         return lambda step: 10e-3 * (step % ranks == rank)
 
-    result = lflops.imbalance(given(shared(120, {(rank, "forward"): turn(rank) for rank in range(ranks)}, ranks=ranks), ranks=ranks))
+    result = lflops.imbalance(
+        given(
+            shared(120, {(rank, "forward"): turn(rank) for rank in range(ranks)}, ranks=ranks),
+            ranks=ranks,
+        )
+    )
     assert ((), True) == (result.rows, result.take_turns)
-    alone = lflops.imbalance(given(shared(120, {(1, "forward"): turn(1)}, ranks=ranks), ranks=ranks))
-    assert ([(1, "forward")], False) == ([(row.slow_rank, row.phase) for row in alone.rows], alone.take_turns)
+    alone = lflops.imbalance(
+        given(shared(120, {(1, "forward"): turn(1)}, ranks=ranks), ranks=ranks)
+    )
+    assert ([(1, "forward")], False) == (
+        [(row.slow_rank, row.phase) for row in alone.rows],
+        alone.take_turns,
+    )
 
 
 def test_on_a_busy_machine_nobody_takes_turns() -> None:
     """The same delays, where each rank waited 5 ms a step for its core."""
-    turns: dict[tuple[int, str], Plant] = {(0, "forward"): every(2), (1, "forward"): lambda step: 10e-3 * (step % 2)}
+    turns: dict[tuple[int, str], Plant] = {
+        (0, "forward"): every(2),
+        (1, "forward"): lambda step: 10e-3 * (step % 2),
+    }
     result = lflops.imbalance(found := given(shared(60, turns, thread_waited=lambda *_: 5e-3)))
     assert ((), False, True) == (result.rows, result.take_turns, result.busy_machine)
     assert said(found).startswith("cannot tell: this machine was busy")
@@ -164,25 +241,48 @@ def test_on_a_busy_machine_nobody_takes_turns() -> None:
 def test_hooked_steps_say_which_module_it_is() -> None:
     """Three are enough for that, and none of what they say beyond the clean steps is believed."""
     excess = RankExcess(
-        module="slow", phase="forward", rank=1, seconds=15e-3, usual=5e-3, excess=(10e-3,) * 3, late=(10e-3,) * 3, intervals=(0,)
+        module="slow",
+        phase="forward",
+        rank=1,
+        seconds=15e-3,
+        usual=5e-3,
+        excess=(10e-3,) * 3,
+        late=(10e-3,) * 3,
+        intervals=(0,),
     )
     other = replace(excess, module="", phase="optimizer", rank=0)
-    hooked = RankComparison(steps=3, seconds=43e-3, lost_seconds=10e-3, excesses=(excess, other), waits=(), places=4)
+    hooked = RankComparison(
+        steps=3, seconds=43e-3, lost_seconds=10e-3, excesses=(excess, other), waits=(), places=4
+    )
     row = first(given(shared(30, {(1, "forward"): every(1)}), hooked=hooked))
     assert ("slow", "forward", 1, 30) == (row.module, row.phase, row.slow_rank, row.steps)
 
 
 def test_where_ranks_wait_within_a_phase_hooked_steps_have_to_be_enough() -> None:
-    """As under FSDP: the clean steps cannot say who was slow in forward. Three hooked ones accuse nobody of 2 of 43 ms."""
+    """As under FSDP: the clean steps cannot say who was slow in forward.
+
+    Three hooked ones accuse nobody of 2 of 43 ms.
+    """
     excess = RankExcess(
-        module="slow", phase="forward", rank=1, seconds=7e-3, usual=5e-3, excess=(2e-3,) * 6, late=(2e-3,) * 6, intervals=(0,)
+        module="slow",
+        phase="forward",
+        rank=1,
+        seconds=7e-3,
+        usual=5e-3,
+        excess=(2e-3,) * 6,
+        late=(2e-3,) * 6,
+        intervals=(0,),
     )
-    many = RankComparison(steps=6, seconds=43e-3, lost_seconds=2e-3, excesses=(excess,), waits=(), places=4)
+    many = RankComparison(
+        steps=6, seconds=43e-3, lost_seconds=2e-3, excesses=(excess,), waits=(), places=4
+    )
     few = replace(many, steps=3, excesses=(replace(excess, excess=(2e-3,) * 3, late=(2e-3,) * 3),))
     waits = WAITS | {ModulePhase("slow", "forward"), ModulePhase("slow", "backward")}
     clean = shared(30, {})
     assert "slow" == first(given(clean, waits=waits, hooked=many)).module
-    assert "cannot tell: 3 steps of all ranks to compare, and 6 are needed" == said(given(clean, waits=waits, hooked=few))
+    assert "cannot tell: 3 steps of all ranks to compare, and 6 are needed" == said(
+        given(clean, waits=waits, hooked=few)
+    )
 
 
 def test_few_steps_accuse_nobody() -> None:
@@ -193,14 +293,22 @@ def test_few_steps_accuse_nobody() -> None:
 
 
 def busy(rank: int, _step: int) -> float:
-    """Seconds of the CPU in the thread of rank 1, which is 10 ms late: no more than in that of rank 0."""
+    """Seconds of the CPU in the thread of rank 1, which is 10 ms late.
+
+    No more than in that of rank 0.
+    """
     return 33e-3
 
 
 def test_the_cause_is_named_with_its_evidence() -> None:
-    """Kept off its core, in all places; another thread; more tokens; or none of these, where it sleeps of itself."""
+    """Kept off its core, in all places.
+
+    Another thread; more tokens; or none of these, where it sleeps of itself.
+    """
     plant: dict[tuple[int, str], Plant] = {(1, "forward"): every(1)}
-    everywhere: dict[tuple[int, str], Plant] = {(1, phase): every(1, 0.3 * seconds) for phase, seconds in USUAL.items()}
+    everywhere: dict[tuple[int, str], Plant] = {
+        (1, phase): every(1, 0.3 * seconds) for phase, seconds in USUAL.items()
+    }
     of_system: dict[str, Any] = {
         "thread_cpu": busy,
         "cpu_user": busy,
@@ -209,42 +317,99 @@ def test_the_cause_is_named_with_its_evidence() -> None:
     }
     preempted = first(given(shared(30, everywhere, **of_system)))
     assert ("all", "preempted") == (preempted.phase, preempted.cause)
-    seldom = first(given(shared(30, everywhere, **of_system | {"thread_waited": lambda rank, _: 3e-3 * rank})))
+    seldom = first(
+        given(shared(30, everywhere, **of_system | {"thread_waited": lambda rank, _: 3e-3 * rank}))
+    )
     assert ("all", None) == (seldom.phase, seldom.cause)  # it explains 3 of 10 ms
-    asleep = first(given(shared(30, plant, thread_cpu=busy, cpu_user=busy, cpu_system=lambda *_: 0.0, thread_waited=lambda *_: 0.0)))
+    asleep = first(
+        given(
+            shared(
+                30,
+                plant,
+                thread_cpu=busy,
+                cpu_user=busy,
+                cpu_system=lambda *_: 0.0,
+                thread_waited=lambda *_: 0.0,
+            )
+        )
+    )
     assert ("forward", None) == (asleep.phase, asleep.cause)
 
     def process(rank: int, _step: int) -> float:
         return 33e-3 + 8e-3 * rank
 
-    thread = first(given(shared(30, plant, thread_cpu=busy, cpu_user=process, cpu_system=lambda *_: 0.0, thread_waited=lambda *_: 0.0)))
+    thread = first(
+        given(
+            shared(
+                30,
+                plant,
+                thread_cpu=busy,
+                cpu_user=process,
+                cpu_system=lambda *_: 0.0,
+                thread_waited=lambda *_: 0.0,
+            )
+        )
+    )
     assert "thread" == thread.cause
     both: dict[str, Any] = {"thread_cpu": busy, "cpu_user": process, "cpu_system": lambda *_: 0.0}
-    for waited, cause in ((9e-3, "preempted"), (7e-3, "thread")):  # of 10 ms, where other threads computed for 8
-        assert cause == first(given(shared(30, everywhere, **both, thread_waited=lambda rank, _, waited=waited: waited * rank))).cause
+    for waited, cause in (
+        (9e-3, "preempted"),
+        (7e-3, "thread"),
+    ):  # of 10 ms, where other threads computed for 8
+        assert (
+            cause
+            == first(
+                given(
+                    shared(
+                        30,
+                        everywhere,
+                        **both,
+                        thread_waited=lambda rank, _, waited=waited: waited * rank,
+                    )
+                )
+            ).cause
+        )
     longer = first(given(shared(30, plant, tokens=lambda rank, _: 512 + 512 * rank)))
     assert ("work", 2.0) == (longer.cause, longer.work_ratio)
     counted = first(given(shared(30, plant), macs=(1000, 3100)))
     assert ("work", 3.1) == (counted.cause, counted.work_ratio)
-    assert "its batch has 3.1 × the work of the others'" in said(given(shared(30, plant), macs=(1000, 3100)))
+    assert "its batch has 3.1 × the work of the others'" in said(
+        given(shared(30, plant), macs=(1000, 3100))
+    )
 
 
 @pytest.mark.parametrize(
     ("device", "steps", "phase", "is_fault"),
-    [("cpu", 30, "all", False), ("cpu", 60, "all", True), ("cpu", 30, "forward", True), ("cuda", 30, "all", True)],
+    [
+        ("cpu", 30, "all", False),
+        ("cpu", 60, "all", True),
+        ("cpu", 30, "forward", True),
+        ("cuda", 30, "all", True),
+    ],
 )
 def test_a_rank_on_a_cpu_is_accused_of_all_that_it_does_from_many_steps_on(
     device: str, steps: int, phase: str, is_fault: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes 30 % longer, for no known cause. For a few seconds, neighbours of its core do that; 30 steps of 34 ms are one."""
-    plants = {(1, each): every(1, 0.3 * seconds) for each, seconds in USUAL.items() if phase in {each, "all"}}
+    """It takes 30 % longer, for no known cause.
+
+    For a few seconds, neighbours of its core do that; 30 steps of 34 ms are one.
+    """
+    plants = {
+        (1, each): every(1, 0.3 * seconds)
+        for each, seconds in USUAL.items()
+        if phase in {each, "all"}
+    }
     found = given(shared(steps, plants))
     of_step = Step(index=1, kind="clean", seconds=sum(USUAL.values()), phases=USUAL)
-    found = replace(found, run=replace(found.run, kind="training", device_type=device), steps=(of_step,) * 6)
+    found = replace(
+        found, run=replace(found.run, kind="training", device_type=device), steps=(of_step,) * 6
+    )
     (finding,) = (each for each in lflops.explain(found).findings if each.cause == "rank")
     assert (1, phase, is_fault) == (finding.rank, finding.phase, finding.is_fault)
     monkeypatch.setattr(causes, "_A_WHILE", 0.5)
-    assert [True] == [each.is_fault for each in lflops.explain(found).findings if each.cause == "rank"]
+    assert [True] == [
+        each.is_fault for each in lflops.explain(found).findings if each.cause == "rank"
+    ]
 
 
 def test_a_slow_rank_with_another_chip_than_all_others_has_its_cause() -> None:
@@ -257,52 +422,96 @@ def test_a_slow_rank_with_another_chip_than_all_others_has_its_cause() -> None:
     assert None is first(given(clean, ranks=3, chips=("H100", "A100", "A100"))).cause
     assert None is first(given(clean, ranks=3)).cause
     late = shared(30, {(2, "data"): every(1)}, ranks=3)
-    assert ("data", None) == ((row := first(given(late, ranks=3, chips=("H100", "H100", "A100")))).phase, row.cause)
+    assert ("data", None) == (
+        (row := first(given(late, ranks=3, chips=("H100", "H100", "A100")))).phase,
+        row.cause,
+    )
 
 
-def test_a_rank_whose_core_is_shared_is_named_though_its_delays_are_neither_steady_nor_bursts() -> None:
-    """In two of three steps it waits up to 16 ms for its core, 5 on average; where both ranks are hit as often, none is named."""
+def test_a_rank_whose_core_is_shared_is_named_though_its_delays_are_neither_steady_nor_bursts() -> (
+    None
+):
+    """In two of three steps it waits up to 16 ms for its core, 5 on average.
+
+    Where both ranks are hit as often, none is named.
+    """
 
     def waited(rank: int, step: int) -> float:
         return (0.0, 4e-3, 16e-3)[(7 * step + step // 5) % 3] * ((step + rank) % 2 or 0.5)
 
     for unfair in (True, False):
-        alone = {rank: (lambda step, rank=rank: waited(rank, step)) for rank in ((1,) if unfair else (0, 1))}
-        plants: dict[tuple[int, str], Plant] = {(rank, "forward"): plant for rank, plant in alone.items()}
-        clean = shared(96, plants, thread_waited=lambda rank, step, alone=alone: alone.get(rank, nothing)(step))
+        alone = {
+            rank: (lambda step, rank=rank: waited(rank, step))
+            for rank in ((1,) if unfair else (0, 1))
+        }
+        plants: dict[tuple[int, str], Plant] = {
+            (rank, "forward"): plant for rank, plant in alone.items()
+        }
+        clean = shared(
+            96, plants, thread_waited=lambda rank, step, alone=alone: alone.get(rank, nothing)(step)
+        )
         found = lflops.imbalance(given(clean))
         if not unfair:
             assert ((), True) == (found.rows, found.busy_machine)
             continue
         (row,) = found.rows
         assert ("", "all", 1, "preempted") == (row.module, row.phase, row.slow_rank, row.cause)
-        assert sum(waited(1, step) for step in range(96)) / 96 == pytest.approx(row.seconds_lost, rel=0.02)
+        assert sum(waited(1, step) for step in range(96)) / 96 == pytest.approx(
+            row.seconds_lost, rel=0.02
+        )
         assert "in no single place" in said(given(clean))
 
 
-@pytest.mark.parametrize(("event", "said_of_it"), [("validation", "in validation"), ("checkpoint", "in saving checkpoints")])
-def test_a_rank_that_takes_longer_between_batches_is_named_with_what_it_does_there(event: str, said_of_it: str) -> None:
-    """Each twentieth step has an event of 60 ms on rank 1, of 10 ms on rank 0: 50 ms in 5 of 100 steps."""
+@pytest.mark.parametrize(
+    ("event", "said_of_it"),
+    [("validation", "in validation"), ("checkpoint", "in saving checkpoints")],
+)
+def test_a_rank_that_takes_longer_between_batches_is_named_with_what_it_does_there(
+    event: str, said_of_it: str
+) -> None:
+    """Each twentieth step has an event of 60 ms on rank 1, of 10 ms on rank 0.
+
+    50 ms in 5 of 100 steps.
+    """
     clean, draw = CleanSteps(), random.Random(0)  # noqa: S311 - nothing is secret
     for rank in range(2):
         steps = []
         for index in range(100):
-            phases = {phase: seconds * draw.gauss(1, 0.01) for phase, seconds in USUAL.items()} | {"other": 1e-3}
+            phases = {phase: seconds * draw.gauss(1, 0.01) for phase, seconds in USUAL.items()} | {
+                "other": 1e-3
+            }
             marks: tuple[str, ...] = ()
             if index % 20 == 7:
                 phases, marks = phases | {"other": (10e-3, 60e-3)[rank]}, (event,)
-            steps.append(Step(index=index, kind="clean", seconds=sum(phases.values()), phases=phases, waiting=0.5e-3, marks=marks))
+            steps.append(
+                Step(
+                    index=index,
+                    kind="clean",
+                    seconds=sum(phases.values()),
+                    phases=phases,
+                    waiting=0.5e-3,
+                    marks=marks,
+                )
+            )
         clean.add(rank, steps, ranks=2)
     found = given(clean)
     (row,) = lflops.imbalance(found).rows
-    assert (event, 1, "burst", 5, 100) == (row.phase, row.slow_rank, row.pattern, row.slow_steps, row.steps)
+    assert (event, 1, "burst", 5, 100) == (
+        row.phase,
+        row.slow_rank,
+        row.pattern,
+        row.slow_steps,
+        row.steps,
+    )
     assert 2.5e-3 == pytest.approx(row.seconds_lost, rel=0.02)
     assert said_of_it in said(found)
 
 
 def test_steps_with_an_event_are_compared_and_other_disturbed_steps_are_not() -> None:
     """As it is in `DISTURBANCES`."""
-    assert ["checkpoint", "validation"] == [mark for mark in sorted(DISTURBANCES) if is_compared((mark, "no_update"))]
+    assert ["checkpoint", "validation"] == [
+        mark for mark in sorted(DISTURBANCES) if is_compared((mark, "no_update"))
+    ]
     assert is_compared(())
     assert not is_compared(("validation", "cold"))
 
@@ -310,9 +519,16 @@ def test_steps_with_an_event_are_compared_and_other_disturbed_steps_are_not() ->
 def test_on_a_busy_machine_it_is_chance_who_waits_longest_for_a_core() -> None:
     """Rank 1 waits 12 ms a step and rank 0 half as long, in no regular order: nobody is accused."""
     draws = {rank: random.Random(rank) for rank in range(2)}  # noqa: S311 - nothing is secret
-    waits = {rank: [draw.expovariate(1 / (6e-3 + 6e-3 * rank)) for _ in range(96)] for rank, draw in draws.items()}
-    plants: dict[tuple[int, str], Plant] = {(rank, "forward"): (lambda step, rank=rank: waits[rank][step]) for rank in range(2)}
-    found = lflops.imbalance(given(shared(96, plants, thread_waited=lambda rank, step: waits[rank][step])))
+    waits = {
+        rank: [draw.expovariate(1 / (6e-3 + 6e-3 * rank)) for _ in range(96)]
+        for rank, draw in draws.items()
+    }
+    plants: dict[tuple[int, str], Plant] = {
+        (rank, "forward"): (lambda step, rank=rank: waits[rank][step]) for rank in range(2)
+    }
+    found = lflops.imbalance(
+        given(shared(96, plants, thread_waited=lambda rank, step: waits[rank][step]))
+    )
     assert ((), True) == (found.rows, found.busy_machine)
 
 
@@ -329,23 +545,45 @@ def test_the_last_steps_of_a_run_are_kept() -> None:
     assert compared is not None
     assert (MOST_STEPS, 51, MOST_STEPS + 50) == (compared.steps, compared.at[0], compared.at[-1])
     many = CleanSteps()
-    many.add(0, (Step(index=n, kind="clean", seconds=1.0, phases={"data": 1.0}) for n in range(200)), ranks=1 << 20)
+    many.add(
+        0,
+        (Step(index=n, kind="clean", seconds=1.0, phases={"data": 1.0}) for n in range(200)),
+        ranks=1 << 20,
+    )
     assert 16 == many.common
 
 
 def test_only_steps_that_all_ranks_have_are_compared() -> None:
     """Rank 1 has one of three."""
     clean = CleanSteps()
-    clean.add(0, (Step(index=n, kind="clean", seconds=1.0, phases={"data": 1.0}) for n in (1, 2, 3)), ranks=2)
+    clean.add(
+        0,
+        (Step(index=n, kind="clean", seconds=1.0, phases={"data": 1.0}) for n in (1, 2, 3)),
+        ranks=2,
+    )
     assert clean.compared(WAITS) is None
     clean.add(1, [Step(index=2, kind="clean", seconds=1.0, phases={"data": 1.0})], ranks=2)
     assert 1 == clean.common
 
 
 def test_a_cause_in_no_single_place_has_one_row_with_all_that_it_costs() -> None:
-    """A rank that was preempted in forward and in backward, by 4 and by 6 ms; another one in forward."""
+    """A rank that was preempted in forward and in backward, by 4 and by 6 ms.
+
+    Another one in forward.
+    """
     row = Row(
-        module="", phase="all", modules=1, slow_rank=1, seconds_lost=4e-3, pattern="steady", slow_steps=9, steps=9, seconds=2.0, usual=1.0
+        module="",
+        phase="all",
+        modules=1,
+        slow_rank=1,
+        seconds_lost=4e-3,
+        pattern="steady",
+        slow_steps=9,
+        steps=9,
+        seconds=2.0,
+        usual=1.0,
     )
     first, other = _once([row, replace(row, slow_rank=2), replace(row, seconds_lost=6e-3)])
-    assert [(1, 10e-3), (2, 4e-3)] == [(each.slow_rank, each.seconds_lost) for each in (first, other)]
+    assert [(1, 10e-3), (2, 4e-3)] == [
+        (each.slow_rank, each.seconds_lost) for each in (first, other)
+    ]

@@ -1,4 +1,7 @@
-"""Collectives of a step: time, exposed time, bandwidth, and the share of the link; and how they are said."""
+"""Collectives of a step.
+
+Time, exposed time, bandwidth, and the share of the link; and how they are said.
+"""
 
 from typing import Any
 
@@ -22,20 +25,35 @@ def call(module: str, collective: str = "allreduce_", **fields: Any) -> Communic
 
 def of(*calls: Communication, hosts: tuple[str, ...] = ("a", "a")) -> Profile:
     """A run of two ranks."""
-    each = tuple(Rank(rank=n, node=None, host=host, device=None, coordinates={}, status="ok") for n, host in enumerate(hosts))
+    each = tuple(
+        Rank(rank=n, node=None, host=host, device=None, coordinates={}, status="ok")
+        for n, host in enumerate(hosts)
+    )
     rows = {name: weights(0) for name in ("", "up", "down")}
-    return profile(rows, [], run=run(world_size=len(hosts)), ranks=each if len(each) > 1 else (), communication=calls)
+    return profile(
+        rows,
+        [],
+        run=run(world_size=len(hosts)),
+        ranks=each if len(each) > 1 else (),
+        communication=calls,
+    )
 
 
 def test_a_kind_is_summed_over_its_calls() -> None:
-    """2 GB in 12 ms of which 4 were exposed; an all-reduce of eight ranks sends 7/4 of its message: 3.5 GB in the 10 ms of transfer."""
+    """2 GB in 12 ms of which 4 were exposed.
+
+    An all-reduce of eight ranks sends 7/4 of its message: 3.5 GB in the 10 ms of transfer.
+    """
     up = call("up", seconds=7e-3, exposed_seconds=1e-3, least_seconds=6e-3)
     down = call("down", seconds=5e-3, exposed_seconds=3e-3, least_seconds=4e-3)
     (found,) = analyze(of(up, down), CHIP).communication
     assert ("all_reduce", 8, 2, 2 * 10**9, 12e-3, 4e-3) == (
         found.kind, found.group_size, found.calls, found.bytes, pytest.approx(found.seconds), pytest.approx(found.exposed_seconds)
     )  # fmt: skip
-    assert (pytest.approx(350e9), pytest.approx(0.875)) == (found.bus_bytes_per_second, found.link_share)
+    assert (pytest.approx(350e9), pytest.approx(0.875)) == (
+        found.bus_bytes_per_second,
+        found.link_share,
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,9 +67,13 @@ def test_a_kind_is_summed_over_its_calls() -> None:
         ("allreduce_", None, None),
     ],
 )
-def test_the_bus_carries_what_the_kind_has_to_send(collective: str, size: int | None, sent: float | None) -> None:
+def test_the_bus_carries_what_the_kind_has_to_send(
+    collective: str, size: int | None, sent: float | None
+) -> None:
     """1 GB in 10 ms."""
-    (found,) = analyze(of(call("up", collective, group_size=size, seconds=10e-3)), CHIP).communication
+    (found,) = analyze(
+        of(call("up", collective, group_size=size, seconds=10e-3)), CHIP
+    ).communication
     assert (None if sent is None else pytest.approx(sent * 100e9)) == found.bus_bytes_per_second
 
 
@@ -68,9 +90,13 @@ def test_what_is_unknown_of_one_call_is_unknown_of_the_kind() -> None:
 def test_the_kind_that_takes_longest_comes_first() -> None:
     """Without times, the one with the most bytes."""
     gathers = call("up", "_allgather_base_", seconds=3e-3)
-    assert ["all_reduce", "all_gather"] == [each.kind for each in analyze(of(gathers, call("up", seconds=4e-3))).communication]
+    assert ["all_reduce", "all_gather"] == [
+        each.kind for each in analyze(of(gathers, call("up", seconds=4e-3))).communication
+    ]
     small, large = call("up", bytes=1), call("up", "_allgather_base_")
-    assert ["all_gather", "all_reduce"] == [each.kind for each in analyze(of(small, large)).communication]
+    assert ["all_gather", "all_reduce"] == [
+        each.kind for each in analyze(of(small, large)).communication
+    ]
 
 
 def said(given: Profile, chip: Hardware | None = CHIP) -> list[str]:
@@ -78,7 +104,12 @@ def said(given: Profile, chip: Hardware | None = CHIP) -> list[str]:
     lines = list(ranks(analyze(given, chip)))
     start = [label for label, _ in lines].index("communication")
     rest = [label for label, _ in lines[start + 1 :]]
-    return [text for _, text in lines[start : start + 1 + next((n for n, label in enumerate(rest) if label), len(rest))]]
+    return [
+        text
+        for _, text in lines[
+            start : start + 1 + next((n for n, label in enumerate(rest) if label), len(rest))
+        ]
+    ]
 
 
 def test_each_kind_is_a_sentence() -> None:

@@ -32,24 +32,53 @@ LAYERS = ("layers.0.mlp", "layers.1.mlp")
 STEADY = (4e-3, 4.1e-3, 3.9e-3, 4e-3, 4e-3, 4.05e-3)
 
 
-def excess(module: str, longer: tuple[float, ...] = STEADY, *, phase: str = "forward", rank: int = 5, **fields: Any) -> RankExcess:
+def excess(
+    module: str,
+    longer: tuple[float, ...] = STEADY,
+    *,
+    phase: str = "forward",
+    rank: int = 5,
+    **fields: Any,
+) -> RankExcess:
     """Beyond the 10 ms that the others take, step by step; all of it makes the rank late."""
-    usual: dict[str, Any] = {"seconds": 10e-3 + sorted(longer)[len(longer) // 2], "usual": 10e-3, "late": longer, "intervals": (0,)}
-    return RankExcess(**({"module": module, "phase": phase, "rank": rank, "excess": longer} | usual | fields))
+    usual: dict[str, Any] = {
+        "seconds": 10e-3 + sorted(longer)[len(longer) // 2],
+        "usual": 10e-3,
+        "late": longer,
+        "intervals": (0,),
+    }
+    return RankExcess(
+        **({"module": module, "phase": phase, "rank": rank, "excess": longer} | usual | fields)
+    )
 
 
 def comparison(*excesses: RankExcess, **fields: Any) -> RankComparison:
     """Of steps of 100 ms."""
-    given: dict[str, Any] = {"steps": 6, "seconds": 0.1, "lost_seconds": 5e-3, "excesses": excesses, "waits": (), "places": 10}
+    given: dict[str, Any] = {
+        "steps": 6,
+        "seconds": 0.1,
+        "lost_seconds": 5e-3,
+        "excesses": excesses,
+        "waits": (),
+        "places": 10,
+    }
     return RankComparison(**(given | fields))
 
 
 def compared(*excesses: RankExcess, **fields: Any) -> Profile:
     """Eight ranks whose clean step takes 100 ms."""
     rows = {name: weights(0) for name in ("", "layers", "layers.0", "layers.1", *LAYERS, "head")}
-    each = tuple(Rank(rank=n, node=None, host=f"node{n // 4}", device=None, coordinates={}, status="ok") for n in range(8))
+    each = tuple(
+        Rank(rank=n, node=None, host=f"node{n // 4}", device=None, coordinates={}, status="ok")
+        for n in range(8)
+    )
     step = Step(index=0, kind="clean", seconds=0.1, phases={})
-    given: dict[str, Any] = {"run": run(world_size=8), "ranks": each, "rank_comparison": comparison(*excesses), "steps": (step,)}
+    given: dict[str, Any] = {
+        "run": run(world_size=8),
+        "ranks": each,
+        "rank_comparison": comparison(*excesses),
+        "steps": (step,),
+    }
     return profile(rows, [], **(given | fields))
 
 
@@ -61,15 +90,22 @@ def culprits(*excesses: RankExcess, **fields: Any) -> list[tuple[str, str, int]]
 
 def test_the_worst_comes_first() -> None:
     """4 ms forward in the head before 2 ms backward in a layer; 14 ms are 1.4 times 10."""
-    found = lflops.imbalance(compared(excess(LAYERS[0], (2e-3,) * 6, phase="backward", rank=1), excess("head"))).rows
-    assert [("head", "forward", 5), (LAYERS[0], "backward", 1)] == [(row.module, row.phase, row.slow_rank) for row in found]
+    found = lflops.imbalance(
+        compared(excess(LAYERS[0], (2e-3,) * 6, phase="backward", rank=1), excess("head"))
+    ).rows
+    assert [("head", "forward", 5), (LAYERS[0], "backward", 1)] == [
+        (row.module, row.phase, row.slow_rank) for row in found
+    ]
     assert [4e-3, 2e-3] == pytest.approx([row.seconds_lost for row in found])
     assert pytest.approx(1.4) == found[0].ratio
     assert [("steady", 6, 6)] * 2 == [(row.pattern, row.slow_steps, row.steps) for row in found]
 
 
 def test_only_what_makes_the_rank_late_is_its_cost() -> None:
-    """Of 4 ms longer in the head, others waited 1.5 ms; 0.5 ms would be below a hundredth of the step."""
+    """Of 4 ms longer in the head, others waited 1.5 ms.
+
+    0.5 ms would be below a hundredth of the step.
+    """
     (row,) = lflops.imbalance(compared(excess("head", late=(1.5e-3,) * 6))).rows
     assert pytest.approx(1.5e-3) == row.seconds_lost
     assert [] == culprits(excess("head", late=(0.5e-3,) * 6))
@@ -89,7 +125,10 @@ def test_noise_accuses_nobody(seconds: tuple[float, ...]) -> None:
 
 
 def test_the_slowest_of_many_ranks_is_slow_by_chance() -> None:
-    """4 ms among ranks that differ by 1 ms is six standard deviations of eight ranks too few; by 0.4 ms it is a culprit."""
+    """4 ms among ranks that differ by 1 ms is six standard deviations of eight ranks too few.
+
+    By 0.4 ms it is a culprit.
+    """
     assert [] == culprits(excess("head", noise=1e-3))
     assert [("head", "forward", 5)] == culprits(excess("head", noise=0.4e-3))
 
@@ -98,10 +137,19 @@ THIRD = (0.0, 0.1e-3, 20e-3, -0.1e-3, 0.0, 20e-3, 0.1e-3, 0.0, 20.1e-3)
 
 
 def test_bursts_are_told_from_noise_by_how_often_ranks_are_so_late() -> None:
-    """20 ms in a third of the steps: 6.67 ms a step on the mean. Where any place of 10 s in all has 300 such jolts, it is noise."""
+    """20 ms in a third of the steps: 6.67 ms a step on the mean.
+
+    Where any place of 10 s in all has 300 such jolts, it is noise.
+    """
     given = compared(rank_comparison=comparison(excess("head", THIRD), steps=9))
     (row,) = lflops.imbalance(given).rows
-    assert ("burst", 3, 9, pytest.approx(20e-3 / 3), None) == (row.pattern, row.slow_steps, row.steps, row.seconds_lost, row.ratio)
+    assert ("burst", 3, 9, pytest.approx(20e-3 / 3), None) == (
+        row.pattern,
+        row.slow_steps,
+        row.steps,
+        row.seconds_lost,
+        row.ratio,
+    )
     jolts: dict[str, Any] = {"steps": 9, "jolts": (0, 0, 0, 0, 0, 300), "jolted_seconds": 10.0}
     assert [] == culprits(excess("head", THIRD), **jolts)
 
@@ -133,7 +181,10 @@ def test_a_rank_that_is_slow_in_everything_is_one_row() -> None:
 
 
 def test_one_module_does_not_make_a_rank_slow_in_everything() -> None:
-    """Of 5 ms that the rank is late 4 are the head's; what all else is slower by is below the noise."""
+    """Of 5 ms that the rank is late 4 are the head's.
+
+    What all else is slower by is below the noise.
+    """
     head = excess("head", (30e-3,) * 6, late=(32e-3,) * 6)
     everything = excess("", (2e-3,) * 6, phase="all", usual=0.1, seconds=0.102, late=(32e-3,) * 6)
     assert ("head", "forward", 5) == culprits(everything, head)[0]
@@ -145,8 +196,12 @@ def test_one_of_several_like_modules_is_named_alone() -> None:
     kind = excess("layers.*.mlp", (8.2e-3,) * 6, modules=4)
     assert [("layers.1.mlp", "forward", 5)] == culprits(kind, one)
     much = excess("layers.*.mlp", (9.5e-3,) * 6, modules=4, late=(12e-3,) * 6)
-    assert [("layers.1.mlp", 1, pytest.approx(8e-3)), ("layers.*.mlp", 4, pytest.approx(1.5e-3))] == [
-        (row.module, row.modules, row.seconds_lost) for row in lflops.imbalance(compared(much, one)).rows
+    assert [
+        ("layers.1.mlp", 1, pytest.approx(8e-3)),
+        ("layers.*.mlp", 4, pytest.approx(1.5e-3)),
+    ] == [
+        (row.module, row.modules, row.seconds_lost)
+        for row in lflops.imbalance(compared(much, one)).rows
     ]
     each = [excess(f"layers.{n}.mlp", (2e-3,) * 6, late=(8e-3,) * 6) for n in range(4)]
     (row,) = lflops.imbalance(compared(excess("layers.*.mlp", (8e-3,) * 6, modules=4), *each)).rows
@@ -154,16 +209,25 @@ def test_one_of_several_like_modules_is_named_alone() -> None:
 
 
 def test_what_one_culprit_explains_is_not_explained_twice() -> None:
-    """The rank is 10 ms late, and takes 9 ms longer for data. That the head takes 9 ms longer too costs 1 ms."""
+    """The rank is 10 ms late, and takes 9 ms longer for data.
+
+    That the head takes 9 ms longer too costs 1 ms.
+    """
     data = excess("", (9e-3,) * 6, phase="data", late=(10e-3,) * 6)
     found = lflops.imbalance(compared(data, excess("head", (8.9e-3,) * 6, late=(10e-3,) * 6))).rows
-    assert [("data", pytest.approx(9e-3)), ("forward", pytest.approx(1e-3))] == [(row.phase, row.seconds_lost) for row in found]
+    assert [("data", pytest.approx(9e-3)), ("forward", pytest.approx(1e-3))] == [
+        (row.phase, row.seconds_lost) for row in found
+    ]
     assert 2 == len(culprits(data, excess("head", (8.9e-3,) * 6, intervals=(1,))))
 
 
 def test_of_medians_no_steps_are_said() -> None:
     """Quartiles stand for them."""
-    (row,) = lflops.imbalance(compared(rank_comparison=comparison(excess("head", (4e-3,) * 3), steps=3, from_quartiles=True))).rows
+    (row,) = lflops.imbalance(
+        compared(
+            rank_comparison=comparison(excess("head", (4e-3,) * 3), steps=3, from_quartiles=True)
+        )
+    ).rows
     assert (None, None) == (row.slow_steps, row.steps)
 
 
@@ -203,7 +267,9 @@ def test_the_worst_three_are_a_sentence_each() -> None:
 def test_ranks_of_one_host_are_said_to_be() -> None:
     """Four slow ranks on node1; where all ranks are on one host it is not named."""
     four = [excess("head", (n * 1e-3,) * 6, rank=n) for n in (4, 5, 6, 7)]
-    assert said(compared(rank_comparison=comparison(*four)))["slow ranks"].endswith(" | 1 more, all of them on node1")
+    assert said(compared(rank_comparison=comparison(*four)))["slow ranks"].endswith(
+        " | 1 more, all of them on node1"
+    )
     other = compared(rank_comparison=comparison(*four[:3], excess("head", rank=1)))
     assert said(other)["slow ranks"].endswith(" | 1 more")
     one = replace(other, ranks=tuple(replace(rank, host="node0") for rank in other.ranks))
@@ -217,7 +283,9 @@ def test_a_rank_that_costs_much_is_in_the_first_sentences() -> None:
     assert sentence == report_of(analyze(slow)).verdict.why[0]
     by_clean_steps = replace(slow, rank_comparison=None, clean_comparison=slow.rank_comparison)
     assert sentence == report_of(analyze(by_clean_steps)).verdict.why[0]
-    assert not any("Rank" in each for each in report_of(analyze(compared(excess("head")))).verdict.why)
+    assert not any(
+        "Rank" in each for each in report_of(analyze(compared(excess("head")))).verdict.why
+    )
 
 
 def test_bursts_and_kinds_are_said_as_such() -> None:
@@ -228,15 +296,36 @@ def test_bursts_and_kinds_are_said_as_such() -> None:
         == said(compared(rank_comparison=comparison(burst, steps=9)))["slow ranks"]
     )
     kind = excess("layers.*.mlp", (8e-3,) * 6, modules=4)
-    assert "in layers.*.mlp forward (4 modules), in 6 of 6 steps: costs 8.00 ms a step" in said(compared(kind))["slow ranks"]
+    assert (
+        "in layers.*.mlp forward (4 modules), in 6 of 6 steps: costs 8.00 ms a step"
+        in said(compared(kind))["slow ranks"]
+    )
 
 
 def test_who_waits_for_whom_is_said() -> None:
     """The median waiting of seven; of two ranks the one that waits."""
     waits = (
-        RankWait(module="", phase="backward", for_rank=3, ranks=7, seconds=50e-3, longest=51e-3, longest_rank=0),
-        RankWait(module="head", phase="forward", for_rank=1, ranks=1, seconds=20e-3, longest=20e-3, longest_rank=0),
-        RankWait(module="", phase="sync", for_rank=0, ranks=1, seconds=5e-3, longest=5e-3, longest_rank=1),
+        RankWait(
+            module="",
+            phase="backward",
+            for_rank=3,
+            ranks=7,
+            seconds=50e-3,
+            longest=51e-3,
+            longest_rank=0,
+        ),
+        RankWait(
+            module="head",
+            phase="forward",
+            for_rank=1,
+            ranks=1,
+            seconds=20e-3,
+            longest=20e-3,
+            longest_rank=0,
+        ),
+        RankWait(
+            module="", phase="sync", for_rank=0, ranks=1, seconds=5e-3, longest=5e-3, longest_rank=1
+        ),
     )
     assert (
         "7 ranks wait 50.0 ms a step for rank 3 in the model's own backward"
@@ -247,9 +336,13 @@ def test_who_waits_for_whom_is_said() -> None:
 
 def test_what_the_run_loses_altogether_is_one_sentence() -> None:
     """4 of 100 ms; where no rank is slower than the others by more than noise, nothing."""
-    line = said(compared(rank_comparison=comparison(excess("head"), lost_seconds=4e-3)))["imbalance"]
+    line = said(compared(rank_comparison=comparison(excess("head"), lost_seconds=4e-3)))[
+        "imbalance"
+    ]
     assert "with all ranks as fast as the median one, a step would take 96.0 ms, 4.0 % less" == line
-    assert "imbalance" not in said(compared(rank_comparison=comparison(excess("head"), lost_seconds=None)))
+    assert "imbalance" not in said(
+        compared(rank_comparison=comparison(excess("head"), lost_seconds=None))
+    )
     assert "imbalance" not in said(compared(rank_comparison=comparison(lost_seconds=4e-3)))
 
 
@@ -267,14 +360,20 @@ def test_ranks_that_did_not_answer_are_named() -> None:
     each[5] = replace(each[5], status="failed")
     each[7] = replace(each[7], status="late", host=None)
     lines = said(replace(given, ranks=tuple(each)))
-    assert "5 of 8 reported; failed: 5 (on node1); late: 7; missing: 2 (data 1, tensor 0)" == lines["ranks"]
+    assert (
+        "5 of 8 reported; failed: 5 (on node1); late: 7; missing: 2 (data 1, tensor 0)"
+        == lines["ranks"]
+    )
     assert "8 of 8 reported" == said(given)["ranks"]
 
 
 def test_who_waits_for_data_is_told() -> None:
     """Rank 3 waits 40 ms, the others one."""
     given = compared()
-    each = [replace(rank, data=spread(40e-3 if rank.rank == 3 else 1e-3), macs=100 + rank.rank) for rank in given.ranks]
+    each = [
+        replace(rank, data=spread(40e-3 if rank.rank == 3 else 1e-3), macs=100 + rank.rank)
+        for rank in given.ranks
+    ]
     lines = said(replace(given, ranks=tuple(each)))
     assert "1.00 ms to 40.0 ms, the most on rank 3" == lines["data wait by rank"]
     assert "828 MACs forward and backward, 100 to 107 on each" == lines["all ranks"]
@@ -303,9 +402,12 @@ class Layers(nn.Module):
 
 
 def test_a_planted_delay_is_found_with_its_rank_its_module_and_its_cost() -> None:
-    """Four ranks, each timed for itself; the third takes 3 ms longer in `second` forward: 1.3 times as long.
+    """Four ranks, each timed for itself.
 
-    So it is in each of three clean steps, which say that it is forward, and three hooked ones, which say that it is `second`.
+    The third takes 3 ms longer in `second` forward: 1.3 times as long.
+
+    So it is in each of three clean steps, which say that it is forward, and three hooked ones,
+    which say that it is `second`.
     """
     store, reports = HashStore(), []
     for rank in range(4):
@@ -318,11 +420,21 @@ def test_a_planted_delay_is_found_with_its_rank_its_module_and_its_cost() -> Non
             out.sum().backward()
             divide(ASIDE)
 
-        passes = time_passes(Pass(run_once, first="forward"), ModuleTimer(ModuleTree({"": model}), clock), clock, warmup=0, repeats=3)
+        passes = time_passes(
+            Pass(run_once, first="forward"),
+            ModuleTimer(ModuleTree({"": model}), clock),
+            clock,
+            warmup=0,
+            repeats=3,
+        )
         with lflops.counting(model) as counted:
             model(torch.ones(2)).sum().backward()
         facts = run(kind="training", stage="train", window=0)
-        reports.append(attach_module_times(replace(counted.profile, run=facts, steps=passes.steps), passes.hooked, NO_OVERHEAD))
+        reports.append(
+            attach_module_times(
+                replace(counted.profile, run=facts, steps=passes.steps), passes.hooked, NO_OVERHEAD
+            )
+        )
     four = Topology(world_size=4, coordinates={}, sizes={})
     for rank in (3, 2, 1, 0):
         gather = Gather(store, rank, four, timeout=60.0)

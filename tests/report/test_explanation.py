@@ -1,4 +1,7 @@
-"""What `lflops.explain` and `lflops why` say: which findings are faults, what the ledger adds, and that all of it stays small."""
+"""What `lflops.explain` and `lflops why` say.
+
+Which findings are faults, what the ledger adds, and that all of it stays small.
+"""
 
 import json
 import re
@@ -24,7 +27,14 @@ from lflops.profile.profile import Communication, Profile
 from lflops.profile.records import ModulePhase, Phase, Trace
 from lflops.profile.steps import Step
 from lflops.report import explanation
-from lflops.report.explanation import Explanation, explain, fault_changes, fault_lines, lines_of, markdown
+from lflops.report.explanation import (
+    Explanation,
+    explain,
+    fault_changes,
+    fault_lines,
+    lines_of,
+    markdown,
+)
 from lflops.report.log_text import log_text
 from tests.support.profile_builders import cell, clocked, product, profile, run, weights
 
@@ -45,12 +55,21 @@ def trained(
     took = USUAL | phases
     rows = {name: {"kind": "Linear"} | weights(4) for name in ("a", "b")}
     work = [
-        product(name, "aten::mm", phase, macs=macs, bytes_moved=8) for name in rows for phase, macs in (("forward", 4), ("backward", 8))
+        product(name, "aten::mm", phase, macs=macs, bytes_moved=8)
+        for name in rows
+        for phase, macs in (("forward", 4), ("backward", 8))
     ]
     adam = cell("", "aten::_foreach_add_", "optimizer", calls=40, bytes_moved=1000)
-    clean = [Step(index=n, kind="clean", seconds=sum(took.values()), phases=took, waiting=waiting) for n in range(steps)]
+    clean = [
+        Step(index=n, kind="clean", seconds=sum(took.values()), phases=took, waiting=waiting)
+        for n in range(steps)
+    ]
     made = profile(
-        {"": {"kind": "Net"} | weights(0, 8)} | rows, [*work, adam, *cells], run=run(kind="training"), steps=tuple(clean), **dict(facts)
+        {"": {"kind": "Net"} | weights(0, 8)} | rows,
+        [*work, adam, *cells],
+        run=run(kind="training"),
+        steps=tuple(clean),
+        **dict(facts),
     )
     each: dict[tuple[str, Phase], float] = {(name, "forward"): took["forward"] / 2 for name in rows}
     each |= {(name, "backward"): took["backward"] / 2 for name in rows}
@@ -59,23 +78,37 @@ def trained(
 
 def account(**seconds: float) -> Ledger:
     """Of a run of 100 steps."""
-    spent = {"start_up": 50.0, "training/forward": 80.0, **{name.replace("__", "/"): each for name, each in seconds.items()}}
+    spent = {
+        "start_up": 50.0,
+        "training/forward": 80.0,
+        **{name.replace("__", "/"): each for name, each in seconds.items()},
+    }
     begin = 1_800_000_000.0
-    start = Start(begin=begin, seconds=sum(spent.values()), first_step=0, last_step=100, ended="finished")
+    start = Start(
+        begin=begin, seconds=sum(spent.values()), first_step=0, last_step=100, ended="finished"
+    )
     span = Span(begin=begin, seconds=start.seconds, steps=100, spent=spent)
-    return Ledger(seconds=spent, total=start.seconds, steps=100, slow_steps=(), starts=(start,), spans=(span,))
+    return Ledger(
+        seconds=spent, total=start.seconds, steps=100, slow_steps=(), starts=(start,), spans=(span,)
+    )
 
 
 def faults(given: Profile | Ledger) -> list[tuple[str, float | None]]:
     """Cause and cost."""
-    return [(each.cause, None if each.seconds is None else round(each.seconds, 9)) for each in explain(given).findings if each.is_fault]
+    return [
+        (each.cause, None if each.seconds is None else round(each.seconds, 9))
+        for each in explain(given).findings
+        if each.is_fault
+    ]
 
 
 def test_a_training_like_any_other_has_no_fault_though_its_time_goes_somewhere() -> None:
     """Of 34 ms the optimizer has 2, which is more than 2 %: that is said, and is no fault."""
     found = explain(trained())
     assert ("nothing found", None) == (found.status, found.cause)
-    assert {"data", "optimizer", "other"} == {each.cause for each in found.findings if each.cause in USUAL}
+    assert {"data", "optimizer", "other"} == {
+        each.cause for each in found.findings if each.cause in USUAL
+    }
     assert not any(each.is_fault for each in found.findings)
 
 
@@ -91,13 +124,16 @@ def test_few_steps_or_a_busy_machine_cannot_tell() -> None:
         ({"data": 20e-3}, [("data", 20e-3)]),
         ({"other": 10e-3}, [("other", 10e-3)]),
         ({"clip": 8e-3}, [("clip", 8e-3)]),
-        # 40 operators need 1.2 ms at the most, and 1,000 bytes hardly anything: 7 ms is too long, 2 are not.
+        # 40 operators need 1.2 ms at the most, and 1,000 bytes hardly anything: 7 ms is too long, 2
+        # are not.
         ({"optimizer": 7e-3}, [("optimizer", 7e-3)]),
         ({"optimizer": 2.3e-3}, []),
         ({"data": 2e-3}, []),
     ],
 )
-def test_from_which_share_on_a_phase_is_a_fault(phases: dict[str, float], said: list[tuple[str, float]]) -> None:
+def test_from_which_share_on_a_phase_is_a_fault(
+    phases: dict[str, float], said: list[tuple[str, float]]
+) -> None:
     """A tenth of the step, or a little more."""
     assert said == faults(trained(**phases))
 
@@ -105,15 +141,28 @@ def test_from_which_share_on_a_phase_is_a_fault(phases: dict[str, float], said: 
 def test_products_outside_of_all_phases_are_a_model_s() -> None:
     """As of another model of a GAN: 2 MACs where forward has 24. One is some metric's."""
     for macs, said in ((1, [("other", 20e-3)]), (2, [])):
-        cells = [product("", "aten::mm", "other", macs=macs, bytes_moved=8), product("a", "aten::addmm", "forward", macs=16, bytes_moved=8)]
+        cells = [
+            product("", "aten::mm", "other", macs=macs, bytes_moved=8),
+            product("a", "aten::addmm", "forward", macs=16, bytes_moved=8),
+        ]
         assert said == faults(trained(other=20e-3, cells=cells))
 
 
 def test_a_clip_of_a_short_step_is_no_fault() -> None:
-    """0.4 ms of 2.4 are the work of a few operators, however large the share; 0.6 ms of 2.6 are more."""
+    """0.4 ms of 2.4 are the work of a few operators, however large the share.
+
+    0.6 ms of 2.6 are more.
+    """
 
     def short(clip: float) -> Profile:
-        return trained(data=0.1e-3, forward=0.6e-3, backward=1.2e-3, optimizer=0.05e-3, other=0.05e-3, clip=clip)
+        return trained(
+            data=0.1e-3,
+            forward=0.6e-3,
+            backward=1.2e-3,
+            optimizer=0.05e-3,
+            other=0.05e-3,
+            clip=clip,
+        )
 
     assert [] == faults(short(0.4e-3))
     assert [("clip", 0.6e-3)] == faults(short(0.6e-3))
@@ -122,16 +171,38 @@ def test_a_clip_of_a_short_step_is_no_fault() -> None:
 @pytest.mark.parametrize(
     ("strategy", "clip", "outside"),
     [
-        ("DDPStrategy", "is gradient clipping", ("is Net itself, outside its layers.", "out of training_step")),
-        ("Fabric", "is between backward and the optimizer's step", ("outside its layers, or between it and backward.", "of the loss")),
-        (None, "is between backward and the optimizer's step", ("outside its layers, or between it and backward.", "of the loss")),
+        (
+            "DDPStrategy",
+            "is gradient clipping",
+            ("is Net itself, outside its layers.", "out of training_step"),
+        ),
+        (
+            "Fabric",
+            "is between backward and the optimizer's step",
+            ("outside its layers, or between it and backward.", "of the loss"),
+        ),
+        (
+            None,
+            "is between backward and the optimizer's step",
+            ("outside its layers, or between it and backward.", "of the loss"),
+        ),
     ],
 )
-def test_a_loop_of_the_users_own_has_its_own_words(strategy: str | None, clip: str, outside: tuple[str, str]) -> None:
+def test_a_loop_of_the_users_own_has_its_own_words(
+    strategy: str | None, clip: str, outside: tuple[str, str]
+) -> None:
     """Only Lightning, whose strategies have such names, has a `training_step`, and a hook that clips and does nothing else."""
-    own: dict[tuple[str, Phase], float] = {("", "forward"): 8e-3, ("a", "forward"): 1e-3, ("b", "forward"): 1e-3}
+    own: dict[tuple[str, Phase], float] = {
+        ("", "forward"): 8e-3,
+        ("a", "forward"): 1e-3,
+        ("b", "forward"): 1e-3,
+    }
     given = trained(own=own, clip=8e-3)
-    found = {each.cause: each for each in explain(replace(given, run=replace(given.run, strategy=strategy))).findings if each.is_fault}
+    found = {
+        each.cause: each
+        for each in explain(replace(given, run=replace(given.run, strategy=strategy))).findings
+        if each.is_fault
+    }
     assert {"clip", "outside"} == found.keys()
     assert clip in found["clip"].said
     assert outside[0] in found["outside"].said
@@ -140,15 +211,22 @@ def test_a_loop_of_the_users_own_has_its_own_words(strategy: str | None, clip: s
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(8e-3, []), (9e-3, [("optimizer", 9e-3)])])
-def test_an_optimizer_with_many_operators_may_take_long(seconds: float, said: list[tuple[str, float]]) -> None:
+def test_an_optimizer_with_many_operators_may_take_long(
+    seconds: float, said: list[tuple[str, float]]
+) -> None:
     """440 need 8.8 ms at the most."""
     many = cell("", "aten::_foreach_add_", "optimizer", calls=400)
     assert said == faults(trained(optimizer=seconds, cells=[many]))
 
 
 @pytest.mark.parametrize(("calls", "said"), [(10, []), (60, [("optimizer", 7e-3)])])
-def test_an_optimizer_s_large_operators_read_memory_and_small_ones_a_cache(calls: int, said: list[tuple[str, float]]) -> None:
-    """60 MB need 12 ms at 5 GB/s; of 100 operators they are small, and need 2 ms for these and 3 ms at 20 GB/s."""
+def test_an_optimizer_s_large_operators_read_memory_and_small_ones_a_cache(
+    calls: int, said: list[tuple[str, float]]
+) -> None:
+    """60 MB need 12 ms at 5 GB/s.
+
+    Of 100 operators they are small, and need 2 ms for these and 3 ms at 20 GB/s.
+    """
     large = cell("", "aten::_foreach_add_", "optimizer", calls=calls, bytes_moved=60_000_000)
     assert said == faults(trained(optimizer=7e-3, cells=[large]))
 
@@ -161,8 +239,13 @@ def test_one_slow_step_of_an_optimizer_is_no_slow_optimizer() -> None:
 
 
 @pytest.mark.parametrize(("moved", "said"), [(1000, [("optimizer", 7e-3)]), (4_000_000, [])])
-def test_on_a_device_an_optimizer_may_take_its_bytes_and_not_each_launch(moved: int, said: list[tuple[str, float]]) -> None:
-    """At 1 GB/s 4 MB take 4 ms, so 7 ms are not too long; 1,000 bytes take nothing, whatever 400 launches of the host take."""
+def test_on_a_device_an_optimizer_may_take_its_bytes_and_not_each_launch(
+    moved: int, said: list[tuple[str, float]]
+) -> None:
+    """At 1 GB/s 4 MB take 4 ms, so 7 ms are not too long.
+
+    1,000 bytes take nothing, whatever 400 launches of the host take.
+    """
     many = cell("", "aten::add_", "optimizer", calls=400, bytes_moved=moved)
     given = trained(optimizer=7e-3, cells=[many])
     chip = Hardware("chip", {"fp32": 1e6}, 1e9)
@@ -182,7 +265,10 @@ def test_a_second_backward_costs_what_is_more_than_twice_the_forward() -> None:
     again = [product(name, "aten::mm", "backward", macs=8, bytes_moved=8) for name in ("a", "b")]
     given = trained(cells=again)
     assert [("backward_twice", 10e-3)] == faults(given)
-    assert "Backward multiplies 4.0× as much as forward, where twice is usual" in explain(given).findings[0].said
+    assert (
+        "Backward multiplies 4.0× as much as forward, where twice is usual"
+        in explain(given).findings[0].said
+    )
 
 
 def test_a_layer_that_nothing_is_learned_from_is_unused() -> None:
@@ -190,41 +276,90 @@ def test_a_layer_that_nothing_is_learned_from_is_unused() -> None:
     wasted = product("c", "aten::mm", "forward", macs=4, bytes_moved=8)
 
     def with_third(parameters: int) -> Profile:
-        rows = {name: {"kind": "Linear"} | weights(4) for name in ("a", "b")} | {"c": {"kind": "Linear"} | weights(parameters)}
-        work = [wasted, *(product(name, "aten::mm", "forward", macs=4, bytes_moved=8) for name in ("a", "b"))]
-        work += [product(name, "aten::mm", "backward", macs=8, bytes_moved=8) for name in ("a", "b")]
-        steps = tuple(Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6))
+        rows = {name: {"kind": "Linear"} | weights(4) for name in ("a", "b")} | {
+            "c": {"kind": "Linear"} | weights(parameters)
+        }
+        work = [
+            wasted,
+            *(product(name, "aten::mm", "forward", macs=4, bytes_moved=8) for name in ("a", "b")),
+        ]
+        work += [
+            product(name, "aten::mm", "backward", macs=8, bytes_moved=8) for name in ("a", "b")
+        ]
+        steps = tuple(
+            Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6)
+        )
         root = {"": {"kind": "Net"} | weights(0, 8 + parameters)}
-        own: dict[tuple[str, Phase], float] = {("a", "forward"): 3e-3, ("b", "forward"): 3e-3, ("c", "forward"): 4e-3}
+        own: dict[tuple[str, Phase], float] = {
+            ("a", "forward"): 3e-3,
+            ("b", "forward"): 3e-3,
+            ("c", "forward"): 4e-3,
+        }
         return clocked(profile(root | rows, work, run=run(kind="training"), steps=steps), own)
 
-    assert [("unused", "c", 4e-3)] == [(each.cause, each.module, each.seconds) for each in explain(with_third(4)).findings if each.is_fault]
+    assert [("unused", "c", 4e-3)] == [
+        (each.cause, each.module, each.seconds)
+        for each in explain(with_third(4)).findings
+        if each.is_fault
+    ]
     assert [] == faults(with_third(0))
 
 
-def built(rows: dict[str, Any], macs: dict[tuple[str, Phase], int], own: dict[tuple[str, Phase], float], **facts: Any) -> Profile:
+def built(
+    rows: dict[str, Any],
+    macs: dict[tuple[str, Phase], int],
+    own: dict[tuple[str, Phase], float],
+    **facts: Any,
+) -> Profile:
     """A training of 34 ms a step, of these modules."""
-    work = [product(name, "aten::mm", phase, macs=each, bytes_moved=8) for (name, phase), each in macs.items()]
-    steps = tuple(Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6))
+    work = [
+        product(name, "aten::mm", phase, macs=each, bytes_moved=8)
+        for (name, phase), each in macs.items()
+    ]
+    steps = tuple(
+        Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6)
+    )
     return clocked(
-        profile({"": {"kind": "Net"} | weights(0, 8)} | rows, work, **({"run": run(kind="training"), "steps": steps} | facts)), own
+        profile(
+            {"": {"kind": "Net"} | weights(0, 8)} | rows,
+            work,
+            **({"run": run(kind="training"), "steps": steps} | facts),
+        ),
+        own,
     )
 
 
 def test_time_of_a_module_without_operators_is_python() -> None:
-    """A container needs 50 µs, and as much for each of its two layers: of 4 ms, 3.85 are hooks around these. A list has no time."""
+    """A container needs 50 µs, and as much for each of its two layers: of 4 ms, 3.85 are hooks around these.
+
+    A list has no time.
+    """
     names = ("block", "block.0", "block.1")
-    rows = {name: {"kind": "Linear"} | weights(4) for name in names} | {"block": {"kind": "Sequential"} | weights(0, 8)}
-    macs: dict[tuple[str, Phase], int] = {(name, phase): 4 for name in names[1:] for phase in ("forward", "backward")}
+    rows = {name: {"kind": "Linear"} | weights(4) for name in names} | {
+        "block": {"kind": "Sequential"} | weights(0, 8)
+    }
+    macs: dict[tuple[str, Phase], int] = {
+        (name, phase): 4 for name in names[1:] for phase in ("forward", "backward")
+    }
 
     def of_block(milliseconds: float, **facts: Any) -> Profile:
         return built(
-            rows, macs, {("block", "forward"): milliseconds * 1e-3, ("block.0", "forward"): 3e-3, ("block.1", "forward"): 3e-3}, **facts
+            rows,
+            macs,
+            {
+                ("block", "forward"): milliseconds * 1e-3,
+                ("block.0", "forward"): 3e-3,
+                ("block.1", "forward"): 3e-3,
+            },
+            **facts,
         )
 
     assert [("python", 3.85e-3)] == faults(of_block(4))
     found = explain(of_block(4)).findings[0]
-    assert ("block", "11.3 % of the step (3.85 ms) is in block (Sequential) itself, which runs no operator") == (
+    assert (
+        "block",
+        "11.3 % of the step (3.85 ms) is in block (Sequential) itself, which runs no operator",
+    ) == (
         found.module,
         found.said.partition(" of its")[0],
     )
@@ -235,31 +370,61 @@ def test_time_of_a_module_without_operators_is_python() -> None:
 
 
 def test_frozen_layers_learn_nothing() -> None:
-    """Three quarters of the products in forward are in layers without gradients. One with an adapter behind it has a backward."""
+    """Three quarters of the products in forward are in layers without gradients.
+
+    One with an adapter behind it has a backward.
+    """
     frozen = weights(4) | {"trainable_parameters": 0}
 
     def with_backward(*names: str) -> Profile:
-        rows = {"a": {"kind": "Linear"} | frozen, "b": {"kind": "Linear"} | frozen, "c": {"kind": "Linear"} | weights(4)}
-        macs: dict[tuple[str, Phase], int] = {("a", "forward"): 4, ("b", "forward"): 8, ("c", "forward"): 4}
+        rows = {
+            "a": {"kind": "Linear"} | frozen,
+            "b": {"kind": "Linear"} | frozen,
+            "c": {"kind": "Linear"} | weights(4),
+        }
+        macs: dict[tuple[str, Phase], int] = {
+            ("a", "forward"): 4,
+            ("b", "forward"): 8,
+            ("c", "forward"): 4,
+        }
         return built(rows, macs | {(name, "backward"): 4 for name in names}, {})
 
     found = explain(with_backward("c"))
     assert [("frozen", None)] == faults(with_backward("c"))
-    assert found.findings[0].said.startswith("75.0 % of the products in forward are in frozen layers")
+    assert found.findings[0].said.startswith(
+        "75.0 % of the products in forward are in frozen layers"
+    )
     assert [] == faults(with_backward("c", "b"))
     assert [] == faults(with_backward())
 
 
 def test_a_step_that_calls_no_model_has_no_frozen_layers() -> None:
-    """It goes backward, as from a loss of parameters alone: of no products in forward there is no share."""
-    rows = {"a": {"kind": "Linear"} | weights(4) | {"trainable_parameters": 0}, "b": {"kind": "Linear"} | weights(4)}
+    """It goes backward, as from a loss of parameters alone.
+
+    Of no products in forward there is no share.
+    """
+    rows = {
+        "a": {"kind": "Linear"} | weights(4) | {"trainable_parameters": 0},
+        "b": {"kind": "Linear"} | weights(4),
+    }
     assert [] == faults(built(rows, {("b", "backward"): 4}, {}))
 
 
 def on_busy_machine(given: Profile, own: dict[str, float], *, workers: int = 0) -> Profile:
     """Others had three quarters of the CPU time; `own` is what phases took without them."""
-    hooked = Step(index=9, kind="hooked", seconds=134e-3, phases={}, cpu_user=34e-3, cpu_system=0.0, cpu_lost=102e-3, own_phases=own)
-    return replace(given, run=replace(given.run, workers=workers), steps=(*given.steps, hooked, hooked, hooked))
+    hooked = Step(
+        index=9,
+        kind="hooked",
+        seconds=134e-3,
+        phases={},
+        cpu_user=34e-3,
+        cpu_system=0.0,
+        cpu_lost=102e-3,
+        own_phases=own,
+    )
+    return replace(
+        given, run=replace(given.run, workers=workers), steps=(*given.steps, hooked, hooked, hooked)
+    )
 
 
 @pytest.mark.parametrize(
@@ -269,8 +434,13 @@ def on_busy_machine(given: Profile, own: dict[str, float], *, workers: int = 0) 
         (40e-3, 1e-3, []),  # 40 of 163 ms, and 1 of 34 without others: 3 %
     ],
 )
-def test_on_a_busy_machine_a_phase_is_judged_without_what_others_took(wall: float, own: float, said: list[tuple[str, float]]) -> None:
-    """It takes four times as long for computing, and not for sleeping. Where what others took is unknown, no one can tell."""
+def test_on_a_busy_machine_a_phase_is_judged_without_what_others_took(
+    wall: float, own: float, said: list[tuple[str, float]]
+) -> None:
+    """It takes four times as long for computing, and not for sleeping.
+
+    Where what others took is unknown, no one can tell.
+    """
     given = trained(data=wall, forward=40e-3, backward=80e-3)
     assert said == faults(on_busy_machine(given, USUAL | {"data": own}))
     assert [] == faults(on_busy_machine(given, {}))
@@ -278,33 +448,53 @@ def test_on_a_busy_machine_a_phase_is_judged_without_what_others_took(wall: floa
 
 def test_what_hooks_take_is_no_part_of_a_phase() -> None:
     """15 of 54 ms are in no phase where modules are hooked, and 1 of 35 where they are not."""
-    assert [("other", 15e-3)] == faults(on_busy_machine(trained(other=15e-3), USUAL | {"other": 15e-3}))
+    assert [("other", 15e-3)] == faults(
+        on_busy_machine(trained(other=15e-3), USUAL | {"other": 15e-3})
+    )
     assert [] == faults(on_busy_machine(trained(), USUAL | {"other": 15e-3}))
 
 
 def test_on_a_busy_machine_what_modules_take_is_judged_by_their_phases() -> None:
-    """The model itself has 24 of 40 ms of forward, which are 6 of 10 without others: 18 % of 34. With 8, it is 2, and 6 %."""
+    """The model itself has 24 of 40 ms of forward, which are 6 of 10 without others: 18 % of 34.
+
+    With 8, it is 2, and 6 %.
+    """
 
     def with_outside(seconds: float) -> Profile:
-        own: dict[tuple[str, Phase], float] = {("", "forward"): seconds} | {(name, "forward"): 20e-3 - seconds / 2 for name in ("a", "b")}
+        own: dict[tuple[str, Phase], float] = {("", "forward"): seconds} | {
+            (name, "forward"): 20e-3 - seconds / 2 for name in ("a", "b")
+        }
         return trained(own=own, forward=40e-3, backward=80e-3)
 
     assert [("outside", 24e-3)] == faults(on_busy_machine(with_outside(24e-3), USUAL))
     assert [] == faults(on_busy_machine(with_outside(8e-3), USUAL))
 
 
-@pytest.mark.parametrize(("workers", "on_core", "is_fault"), [(0, 3e-3, True), (2, 0.1e-3, True), (2, 2e-3, False)])
-def test_to_take_a_batch_from_a_worker_is_no_waiting(workers: int, on_core: float, is_fault: bool) -> None:
-    """Of 39 ms 6 are data, 15 %. Handing over takes 1.5 of them at the most: 11 % are left, or 6 % if the thread computes in 2 more."""
+@pytest.mark.parametrize(
+    ("workers", "on_core", "is_fault"), [(0, 3e-3, True), (2, 0.1e-3, True), (2, 2e-3, False)]
+)
+def test_to_take_a_batch_from_a_worker_is_no_waiting(
+    workers: int, on_core: float, is_fault: bool
+) -> None:
+    """Of 39 ms 6 are data, 15 %.
+
+    Handing over takes 1.5 of them at the most: 11 % are left, or 6 % if the thread computes in 2
+    more.
+    """
     given = trained(data=6e-3)
     hooked = Step(index=9, kind="hooked", seconds=39e-3, phases={}, fetching_cpu=on_core)
-    found = faults(replace(given, run=replace(given.run, workers=workers), steps=(*given.steps, hooked)))
+    found = faults(
+        replace(given, run=replace(given.run, workers=workers), steps=(*given.steps, hooked))
+    )
     assert ([("data", 6e-3)] if is_fault else []) == found
 
 
 @pytest.mark.parametrize(("on_core", "is_fault"), [(0.0, True), (0.06, False)])
 def test_over_the_run_to_take_a_batch_is_no_waiting_either(on_core: float, is_fault: bool) -> None:
-    """Of 90 s of training 10 are data, 11 %, in 100 steps. If the thread computes for 6 of them, 4 % are left; 0.2 % is handing over."""
+    """Of 90 s of training 10 are data, 11 %, in 100 steps.
+
+    If the thread computes for 6 of them, 4 % are left; 0.2 % is handing over.
+    """
     given = trained()
     hooked = Step(index=9, kind="hooked", seconds=34e-3, phases={}, fetching_cpu=on_core)
     given = replace(given, run=replace(given.run, workers=1), steps=(*given.steps, hooked))
@@ -322,7 +512,12 @@ def test_on_a_busy_machine_workers_that_are_late_are_no_fault() -> None:
 @pytest.mark.parametrize(
     ("cause", "seconds", "quiet", "busy"),
     [
-        ("validation", 15.0, True, False),  # 16 % of the run's training, where others let it take 5 % times 4
+        (
+            "validation",
+            15.0,
+            True,
+            False,
+        ),  # 16 % of the run's training, where others let it take 5 % times 4
         ("validation", 25.0, True, True),  # 24 %
         ("gc", 2000.0, True, False),
     ],
@@ -330,17 +525,35 @@ def test_on_a_busy_machine_workers_that_are_late_are_no_fault() -> None:
 def test_what_is_between_steps_takes_longer_on_a_busy_machine_as_steps_do(
     cause: str, seconds: float, quiet: bool, busy: bool, tmp_path: Path
 ) -> None:
-    """Three quarters of the time are others'. How much of a collection of garbage theirs was is unknown."""
+    """Three quarters of the time are others'.
+
+    How much of a collection of garbage theirs was is unknown.
+    """
     for is_busy, expected in ((False, quiet), (True, busy)):
         given = on_busy_machine(trained(), USUAL) if is_busy else trained()
         found = explanation._explained(given, account(**{cause: seconds}))
         assert expected == any(each.is_fault for each in found.findings if each.cause == cause)
 
 
-@pytest.mark.parametrize(("threads", "others", "is_one"), [(1, 10e-3, True), (1, 1e-3, False), (4, 10e-3, False)])
-def test_another_thread_of_python_is_seen_by_its_time_on_a_core(threads: int, others: float, is_one: bool) -> None:
-    """In 34 ms the training's thread has 20 on a core, and other threads of the process 10. Torch's own are no fault."""
-    hooked = Step(index=9, kind="hooked", seconds=34e-3, phases=USUAL, cpu_user=20e-3 + others, cpu_system=0.0, thread_cpu=20e-3)
+@pytest.mark.parametrize(
+    ("threads", "others", "is_one"), [(1, 10e-3, True), (1, 1e-3, False), (4, 10e-3, False)]
+)
+def test_another_thread_of_python_is_seen_by_its_time_on_a_core(
+    threads: int, others: float, is_one: bool
+) -> None:
+    """In 34 ms the training's thread has 20 on a core, and other threads of the process 10.
+
+    Torch's own are no fault.
+    """
+    hooked = Step(
+        index=9,
+        kind="hooked",
+        seconds=34e-3,
+        phases=USUAL,
+        cpu_user=20e-3 + others,
+        cpu_system=0.0,
+        thread_cpu=20e-3,
+    )
     given = trained()
     on = replace(given.run, threads=threads, cores=4)
     expected = [("thread", 10e-3)] if is_one else []
@@ -352,7 +565,10 @@ def test_a_training_in_float64_could_take_half() -> None:
     """The modules have 30 of 34 ms."""
     given = trained()
     assert [("dtype", 15e-3)] == faults(replace(given, run=replace(given.run, dtype="float64")))
-    assert "The training multiplies in float64" in explain(replace(given, run=replace(given.run, dtype="float64"))).findings[0].said
+    assert (
+        "The training multiplies in float64"
+        in explain(replace(given, run=replace(given.run, dtype="float64"))).findings[0].said
+    )
 
 
 def test_float32_leaves_tensor_cores_unused() -> None:
@@ -362,12 +578,18 @@ def test_float32_leaves_tensor_cores_unused() -> None:
     given = replace(plain, run=replace(plain.run, hardware=Hardware("H100 SXM", peaks)))
     assert ("tensor_cores", 6e-3) in faults(given)
     others = (Hardware("V100 SXM2 32GB", {"fp32": 4000.0}), Hardware("MI300X", peaks), None)
-    for other in (replace(given.run, dtype="bfloat16"), *(replace(given.run, hardware=each) for each in others)):
+    for other in (
+        replace(given.run, dtype="bfloat16"),
+        *(replace(given.run, hardware=each) for each in others),
+    ):
         assert "tensor_cores" not in dict(faults(replace(given, run=other)))
 
 
 def test_tf32_is_slower_than_bfloat16() -> None:
-    """48 FLOPs take 12 ms at 4000 a second, and 3 ms at 16,000. Where the peak of bfloat16 is unknown, so is what it would save."""
+    """48 FLOPs take 12 ms at 4000 a second, and 3 ms at 16,000.
+
+    Where the peak of bfloat16 is unknown, so is what it would save.
+    """
     plain = trained()
     cells = tuple(replace(each, dtype="tf32") if each.macs else each for each in plain.cells)
     of_tf32 = replace(plain, run=replace(plain.run, dtype="tf32"), cells=cells)
@@ -392,8 +614,15 @@ def test_gradients_that_are_averaged_by_hand_are_communication() -> None:
 
 
 def test_what_the_model_waits_for_before_its_layers_run_is_no_fault_of_its() -> None:
-    """8 ms of forward are in no layer: the model's own code, or DDP's look at the buffers of the other ranks."""
-    own: dict[tuple[str, Phase], float] = {("", "forward"): 8e-3, ("a", "forward"): 1e-3, ("b", "forward"): 1e-3}
+    """8 ms of forward are in no layer.
+
+    The model's own code, or DDP's look at the buffers of the other ranks.
+    """
+    own: dict[tuple[str, Phase], float] = {
+        ("", "forward"): 8e-3,
+        ("a", "forward"): 1e-3,
+        ("b", "forward"): 1e-3,
+    }
     assert [("outside", 8e-3)] == faults(trained(own=own))
     assert [] == faults(trained(own=own, facts={"waits": (ModulePhase("", "forward"),)}))
 
@@ -402,10 +631,16 @@ def test_what_the_model_waits_for_before_its_layers_run_is_no_fault_of_its() -> 
     ("graph_breaks", {"places": 3}, "torch.compile breaks the graph in 3 places"),
     ("find_unused", {}, "DistributedDataParallel looks for unused parameters"),
 ])  # fmt: skip
-def test_what_was_left_on_is_a_fault_whose_cost_is_unknown(code: str, values: dict[str, int], words: str) -> None:
+def test_what_was_left_on_is_a_fault_whose_cost_is_unknown(
+    code: str, values: dict[str, int], words: str
+) -> None:
     """It comes first."""
-    found = explain(trained(facts={"notes": (Note(code=code, subject="", values=values),)}, data=20e-3))
-    assert [(code, None), ("data", 20e-3)] == [(each.cause, each.seconds) for each in found.findings[:2]]
+    found = explain(
+        trained(facts={"notes": (Note(code=code, subject="", values=values),)}, data=20e-3)
+    )
+    assert [(code, None), ("data", 20e-3)] == [
+        (each.cause, each.seconds) for each in found.findings[:2]
+    ]
     assert found.findings[0].said.startswith(words)
 
 
@@ -413,7 +648,10 @@ def test_padding_costs_its_share_of_forward_and_backward() -> None:
     """Of 30 ms of both, 60 % are 18 ms."""
     note = Note(code="padding", subject="", values={"share": 0.6})
     assert [("padding", pytest.approx(18e-3))] == faults(trained(facts={"notes": (note,)}))
-    assert "60.0 % of each batch is padding" in explain(trained(facts={"notes": (note,)})).findings[0].said
+    assert (
+        "60.0 % of each batch is padding"
+        in explain(trained(facts={"notes": (note,)})).findings[0].said
+    )
 
 
 def test_many_small_messages_are_a_fault_and_few_large_ones_are_none() -> None:
@@ -424,7 +662,11 @@ def test_many_small_messages_are_a_fault_and_few_large_ones_are_none() -> None:
             module="", phase="backward", collective="allreduce_", group="world", group_size=2, calls=calls, bytes=calls * bytes_each,
             seconds=10e-3, exposed_seconds=10e-3,
         )  # fmt: skip
-        own: dict[tuple[str, Phase], float] = {("", "backward"): 10e-3, ("a", "backward"): 5e-3, ("b", "backward"): 5e-3}
+        own: dict[tuple[str, Phase], float] = {
+            ("", "backward"): 10e-3,
+            ("a", "backward"): 5e-3,
+            ("b", "backward"): 5e-3,
+        }
         return trained(facts={"communication": (sent,)}, own=own, waiting=10e-3)
 
     assert [("communication", 10e-3)] == faults(exchanging(16, 1 << 16))
@@ -438,18 +680,33 @@ def test_what_is_computed_again_is_told_without_a_peak() -> None:
 
 
 def test_the_ledger_adds_what_is_between_steps() -> None:
-    """Of 100 s of training 20 are validation: 0.2 s for each of 100 steps. The 50 of start-up are no part of them; 3 % is no fault."""
+    """Of 100 s of training 20 are validation: 0.2 s for each of 100 steps.
+
+    The 50 of start-up are no part of them; 3 % is no fault.
+    """
     found = explain(account(validation=17.0, checkpoint_save=3.0))
-    assert [("validation", 0.17, 0.17)] == [(each.cause, each.seconds, each.share) for each in found.findings]
-    assert "17.0 % of the run, without its start, is validation: 170 ms for each step." == found.findings[0].said
+    assert [("validation", 0.17, 0.17)] == [
+        (each.cause, each.seconds, each.share) for each in found.findings
+    ]
+    assert (
+        "17.0 % of the run, without its start, is validation: 170 ms for each step."
+        == found.findings[0].said
+    )
     assert ("found", "validation") == (found.status, found.cause)
     assert 50.0 == (found.run or {})["start_up"]
     assert "cannot tell" == explain(account()).status
 
 
-@pytest.mark.parametrize(("compiling", "is_fault"), [((9.0, 0.0, 0.0, 0.0), False), ((9.0, 1.0, 1.0, 1.0), True)])
-def test_compilation_is_a_fault_where_it_goes_on(compiling: tuple[float, ...], is_fault: bool) -> None:
-    """Four spans of 25 steps and 10 s each. A model is compiled at first; one whose shapes change is compiled again and again."""
+@pytest.mark.parametrize(
+    ("compiling", "is_fault"), [((9.0, 0.0, 0.0, 0.0), False), ((9.0, 1.0, 1.0, 1.0), True)]
+)
+def test_compilation_is_a_fault_where_it_goes_on(
+    compiling: tuple[float, ...], is_fault: bool
+) -> None:
+    """Four spans of 25 steps and 10 s each.
+
+    A model is compiled at first; one whose shapes change is compiled again and again.
+    """
     made = account(compilation=sum(compiling))
     spans = [
         Span(
@@ -464,19 +721,25 @@ def test_compilation_is_a_fault_where_it_goes_on(compiling: tuple[float, ...], i
     assert ("compilation", is_fault) == (finding.cause, finding.is_fault)
 
 
-def with_ledger(made: Profile, ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Explanation:
+def with_ledger(
+    made: Profile, ledger: Ledger, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Explanation:
     """What the folder of a run has to say."""
     made.save(folder / "train-0-9.profile.json")
     monkeypatch.setattr(explanation, "load_run", lambda _path: ledger)
     return explain(folder)
 
 
-def test_a_loader_that_is_late_beyond_the_window_is_seen_by_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_is_late_beyond_the_window_is_seen_by_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """20 of 100 s, though the window's steps had their batches ready."""
     ledger = account(training__data=20.0)
     assert [("data", 0.2)] == faults(ledger)
     assert [("data", True)] == [
-        (each.cause, each.is_fault) for each in with_ledger(trained(), ledger, tmp_path, monkeypatch).findings if each.cause == "data"
+        (each.cause, each.is_fault)
+        for each in with_ledger(trained(), ledger, tmp_path, monkeypatch).findings
+        if each.cause == "data"
     ]
     assert [] == faults(account(training__optimizer=20.0))
 
@@ -490,41 +753,86 @@ def test_a_loader_that_is_late_beyond_the_window_is_seen_by_the_ledger(tmp_path:
     ],
 )
 def test_others_that_had_the_cores_in_some_of_the_run_are_no_fault_of_it(
-    seconds: float, status: str, said: list[tuple[str, float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: float,
+    status: str,
+    said: list[tuple[str, float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It makes all that is between steps longer, also where the window's steps were quiet."""
     ledger = account(training__data=20.0, slow__not_scheduled=seconds)
     found = with_ledger(trained(), ledger, tmp_path, monkeypatch)
-    assert (status, said) == (found.status, [(each.cause, round(each.seconds or 0.0, 9)) for each in found.findings if each.is_fault])
-    assert found.because.endswith("; this machine was busy in some of the run, or the process was stopped") == (seconds > 5)
-    assert (seconds > 5) == any(each.cause == "not_scheduled" and not each.is_fault for each in found.findings)
+    assert (status, said) == (
+        found.status,
+        [(each.cause, round(each.seconds or 0.0, 9)) for each in found.findings if each.is_fault],
+    )
+    assert found.because.endswith(
+        "; this machine was busy in some of the run, or the process was stopped"
+    ) == (seconds > 5)
+    assert (seconds > 5) == any(
+        each.cause == "not_scheduled" and not each.is_fault for each in found.findings
+    )
 
 
-def test_one_stop_of_the_process_excuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_stop_of_the_process_excuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was stopped for a minute in one step. The others wait for data for a fifth of the rest."""
-    stopped = SlowStep(step=50, end=100.0, seconds=61.0, usual=1.0, cost=60.0, cause="not_scheduled", phase="forward")
+    stopped = SlowStep(
+        step=50,
+        end=100.0,
+        seconds=61.0,
+        usual=1.0,
+        cost=60.0,
+        cause="not_scheduled",
+        phase="forward",
+    )
     ledger = replace(account(training__data=20.0, slow__not_scheduled=60.0), slow_steps=(stopped,))
     found = with_ledger(trained(), ledger, tmp_path, monkeypatch)
     assert ["data"] == [each.cause for each in found.findings if each.is_fault]
     assert "busy" not in found.because
 
 
-def test_garbage_explains_what_is_in_no_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 ms of each step are in no phase, and the collector has 8 of them; in slow steps and in usual ones."""
-    found = with_ledger(trained(other=10e-3), account(gc=0.5, slow__gc=0.3, training__optimizer=2.0), tmp_path, monkeypatch)
+def test_garbage_explains_what_is_in_no_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 ms of each step are in no phase, and the collector has 8 of them.
+
+    In slow steps and in usual ones.
+    """
+    found = with_ledger(
+        trained(other=10e-3),
+        account(gc=0.5, slow__gc=0.3, training__optimizer=2.0),
+        tmp_path,
+        monkeypatch,
+    )
     assert ["other"] == [each.cause for each in found.findings if each.is_fault]
     found = with_ledger(trained(other=10e-3), account(gc=10.0, slow__gc=6.0), tmp_path, monkeypatch)
-    assert [("gc", 0.16)] == [(each.cause, each.seconds) for each in found.findings if each.is_fault]
+    assert [("gc", 0.16)] == [
+        (each.cause, each.seconds) for each in found.findings if each.is_fault
+    ]
 
 
-def test_a_window_whose_steps_are_compiled_for_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_whose_steps_are_compiled_for_says_that_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three of them, besides the first ones; the ledger has 9 s of it, and no span that is late."""
     for recompiled, is_fault in ((3, True), (2, False)):
         given = trained()
-        again = [Step(index=9 + n, kind="clean", seconds=1.0, phases={}, marks=("recompiled",)) for n in range(recompiled)]
+        again = [
+            Step(index=9 + n, kind="clean", seconds=1.0, phases={}, marks=("recompiled",))
+            for n in range(recompiled)
+        ]
         cold = Step(index=0, kind="clean", seconds=1.0, phases={}, marks=("cold", "recompiled"))
-        found = with_ledger(replace(given, steps=(cold, *given.steps, *again)), account(compilation=9.0), tmp_path, monkeypatch)
-        assert [is_fault] == [each.is_fault for each in found.findings if each.cause == "compilation"]
+        found = with_ledger(
+            replace(given, steps=(cold, *given.steps, *again)),
+            account(compilation=9.0),
+            tmp_path,
+            monkeypatch,
+        )
+        assert [is_fault] == [
+            each.is_fault for each in found.findings if each.cause == "compilation"
+        ]
 
 
 def test_steps_that_vary_without_a_cause_leave_it_open() -> None:
@@ -533,13 +841,25 @@ def test_steps_that_vary_without_a_cause_leave_it_open() -> None:
     twice = {name: 2 * seconds for name, seconds in USUAL.items()}
     slow = Step(index=9, kind="clean", seconds=sum(twice.values()), phases=twice)
     varied = [*given.steps[3:], slow, slow, slow]
-    assert ("nothing found", "cannot tell") == (explain(given).status, explain(replace(given, steps=tuple(varied))).status)
+    assert ("nothing found", "cannot tell") == (
+        explain(given).status,
+        explain(replace(given, steps=tuple(varied))).status,
+    )
 
 
 def test_the_log_says_of_a_window_what_lflops_why_says() -> None:
-    """Four steps in which 3 % is the optimizer's are too few; six are enough. A wait of 20 ms is a fault in any number of steps."""
-    few = "Cannot tell whether anything is wrong, because fewer than 5 undisturbed steps were timed."
-    judgements = [(trained(), " No known fault found."), (trained(4), f" {few}"), (trained(4, data=20e-3), "")]
+    """Four steps in which 3 % is the optimizer's are too few; six are enough.
+
+    A wait of 20 ms is a fault in any number of steps.
+    """
+    few = (
+        "Cannot tell whether anything is wrong, because fewer than 5 undisturbed steps were timed."
+    )
+    judgements = [
+        (trained(), " No known fault found."),
+        (trained(4), f" {few}"),
+        (trained(4, data=20e-3), ""),
+    ]
     for given, judgement in judgements:
         first, *others = lines_of(explain(given))
         assert first == ("verdict", explain(given).said + judgement)
@@ -550,19 +870,39 @@ def test_the_log_says_of_a_window_what_lflops_why_says() -> None:
 
 
 def test_steps_that_cannot_tell_give_no_advice() -> None:
-    """Of 34 ms forward and backward have 30, in products, whose peak is not known: six steps say to measure it, and four do not."""
+    """Of 34 ms forward and backward have 30, in products, whose peak is not known.
+
+    Six steps say to measure it, and four do not.
+    """
     assert [True, False] == ["next" in dict(lines_of(explain(trained(steps)))) for steps in (6, 4)]
 
 
-def test_the_figures_are_numbers_of_the_window_and_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 34 ms with 24 MACs; the run trained for 80 s in 100 steps, and validated for 20 s: a second for each step."""
+def test_the_figures_are_numbers_of_the_window_and_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of 34 ms with 24 MACs.
+
+    The run trained for 80 s in 100 steps, and validated for 20 s: a second for each step.
+    """
     found = with_ledger(trained(), account(validation=20.0), tmp_path, monkeypatch)
-    expected = {"step_seconds": 34e-3, "steps": 6, "macs": 24, "parameters": 8, "ranks": 1, "mfu": None}
-    assert expected == {name: pytest.approx(found.figures[name]) if name == "step_seconds" else found.figures[name] for name in expected}
+    expected = {
+        "step_seconds": 34e-3,
+        "steps": 6,
+        "macs": 24,
+        "parameters": 8,
+        "ranks": 1,
+        "mfu": None,
+    }
+    assert expected == {
+        name: pytest.approx(found.figures[name]) if name == "step_seconds" else found.figures[name]
+        for name in expected
+    }
     of_run = {"run_seconds": 150.0, "run_steps": 100, "run_starts": 1, "run_seconds_per_step": 1.0}
     assert of_run == {name: each for name, each in found.figures.items() if name.startswith("run_")}
     assert "A step takes 34.0 ms. Over the whole run it is 1.00 s for each step." == found.said
-    assert [("validation", "run", 0.2)] == [(each.cause, each.of, each.share) for each in found.findings if each.is_fault]
+    assert [("validation", "run", 0.2)] == [
+        (each.cause, each.of, each.share) for each in found.findings if each.is_fault
+    ]
     assert "A step takes 34.0 ms." == explain(trained()).said
 
 
@@ -571,21 +911,34 @@ def test_the_figures_are_numbers_of_the_window_and_of_the_run(tmp_path: Path, mo
 def test_one_slow_step_belongs_to_any_run(cause: str, passes: int) -> None:
     """16 s of some 100: in one step, as a pass of the collector over all objects takes, or in two."""
     cost = 16.0 / passes
-    slow = SlowStep(step=50, end=100.0, seconds=cost + 1, usual=1.0, cost=cost, cause=cause, phase="forward")
+    slow = SlowStep(
+        step=50, end=100.0, seconds=cost + 1, usual=1.0, cost=cost, cause=cause, phase="forward"
+    )
     said = faults(replace(account(**{f"slow__{cause}": 16.0}), slow_steps=(slow,) * passes))
     assert said == [(cause, 0.16)] * (passes - 1)
 
 
 @pytest.mark.parametrize(("second", "said"), [(0.0, []), (8.0, [("gc", 0.16)])])
-def test_what_the_collector_takes_in_one_part_of_a_run_belongs_to_it(second: float, said: list[tuple[str, float]]) -> None:
-    """16 s in the first half of the steps, as where a pass comes in a step of a window; or 8 in each half."""
+def test_what_the_collector_takes_in_one_part_of_a_run_belongs_to_it(
+    second: float, said: list[tuple[str, float]]
+) -> None:
+    """16 s in the first half of the steps, as where a pass comes in a step of a window.
+
+    Or 8 in each half.
+    """
     whole = account(gc=16.0)
-    halves = [replace(whole.spans[0], steps=50, spent={"training/forward": 40.0, "gc": took}) for took in (16.0 - second, second)]
+    halves = [
+        replace(whole.spans[0], steps=50, spent={"training/forward": 40.0, "gc": took})
+        for took in (16.0 - second, second)
+    ]
     assert said == faults(replace(whole, spans=tuple(halves)))
 
 
 def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:
-    """The window sees the wait for data as well, and knows its cost in a usual step. Without that the ledger tells."""
+    """The window sees the wait for data as well, and knows its cost in a usual step.
+
+    Without that the ledger tells.
+    """
     waits = account(slow__loader=20.0)
     assert [("data", 0.2)] == faults(waits)
     for data in (20e-3, 1e-3):
@@ -593,10 +946,16 @@ def test_slow_steps_for_the_loader_are_not_told_twice(tmp_path: Path) -> None:
         (tmp_path / "rank0-1-2.ledger.jsonl").write_bytes(b"")
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(explanation, "load_run", lambda _path: waits)
-            assert [("data", True)] == [(each.cause, each.is_fault) for each in explain(tmp_path).findings if each.cause == "data"]
+            assert [("data", True)] == [
+                (each.cause, each.is_fault)
+                for each in explain(tmp_path).findings
+                if each.cause == "data"
+            ]
 
 
-def test_the_commands_for_more_are_of_the_files_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_for_more_are_of_the_files_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A page can be made of any window; TensorBoard has something to show where event files are."""
     assert {} == explain(trained()).more
     path = tmp_path / "train-0-9.profile.json"
@@ -606,41 +965,68 @@ def test_the_commands_for_more_are_of_the_files_that_are_there(tmp_path: Path, m
         "the memory": f"lflops show {path} --memory",
         "all of it, as a page": f"lflops html {path}",
     }
-    of_run = {"every second of the run": f"lflops ledger {tmp_path}", "whether a change made it faster": f"lflops diff {tmp_path} AFTER"}
+    of_run = {
+        "every second of the run": f"lflops ledger {tmp_path}",
+        "whether a change made it faster": f"lflops diff {tmp_path} AFTER",
+    }
     assert of_profile | of_run == with_ledger(trained(), account(), tmp_path, monkeypatch).more
     (tmp_path / "events.out.tfevents.1.host").touch()
-    assert f"tensorboard --logdir {tmp_path}" == explain(tmp_path).more["all windows, in TensorBoard"]
-    assert of_profile | {"whether a change made it faster": f"lflops diff {path} AFTER"} == explain(path).more
+    assert (
+        f"tensorboard --logdir {tmp_path}" == explain(tmp_path).more["all windows, in TensorBoard"]
+    )
+    assert (
+        of_profile | {"whether a change made it faster": f"lflops diff {path} AFTER"}
+        == explain(path).more
+    )
 
 
-def test_a_run_that_ran_out_of_memory_says_so_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And names its report; any other end is no news. Its notes are where the window is shown, not below."""
+def test_a_run_that_ran_out_of_memory_says_so_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And names its report; any other end is no news.
+
+    Its notes are where the window is shown, not below.
+    """
     noted = replace(trained(), notes=(Note(code="ranks_missing", subject="3", values={}),))
     ended = account()
     died = replace(ended, starts=(replace(ended.starts[0], last_step=8, ended="OutOfMemoryError"),))
     report = tmp_path / "oom-8-rank0.txt"
     report.touch()
     found = with_ledger(noted, died, tmp_path, monkeypatch)
-    assert found.said.startswith(f"The run ran out of memory after 8 steps, see {report}. A step takes ")
+    assert found.said.startswith(
+        f"The run ran out of memory after 8 steps, see {report}. A step takes "
+    )
     assert found.because.endswith("1 note in lflops show")
     assert with_ledger(noted, ended, tmp_path, monkeypatch).said.startswith("A step takes ")
 
 
 def test_a_folder_has_its_last_training_window(tmp_path: Path) -> None:
-    """A validation's window is another one; without a ledger the window is enough. A folder with nothing is refused."""
+    """A validation's window is another one; without a ledger the window is enough.
+
+    A folder with nothing is refused.
+    """
     trained(data=20e-3).save(tmp_path / "train-0-9.profile.json")
     trained().save(tmp_path / "validate-0-9.profile.json")
     assert "data" == explain(tmp_path).cause
     (empty := tmp_path / "empty").mkdir()
-    with pytest.raises(lflops.ProfileError, match="no ledger of rank 0 is there: give the folder of a run"):
+    with pytest.raises(
+        lflops.ProfileError, match="no ledger of rank 0 is there: give the folder of a run"
+    ):
         explain(empty)
 
 
 def huge() -> Profile:
     """5,000 modules with names of 2,000 letters."""
-    rows: dict[str, dict[str, Any]] = {"": {"kind": "Net"}} | {f"{'x' * 2000}{n}": {"kind": "Kind" * 200} for n in range(5000)}
-    cells = [product(name, f"my::{'operator' * 50}{n}", "forward", macs=1, bytes_moved=1) for n, name in enumerate(rows)]
-    steps = tuple(Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6))
+    rows: dict[str, dict[str, Any]] = {"": {"kind": "Net"}} | {
+        f"{'x' * 2000}{n}": {"kind": "Kind" * 200} for n in range(5000)
+    }
+    cells = [
+        product(name, f"my::{'operator' * 50}{n}", "forward", macs=1, bytes_moved=1)
+        for n, name in enumerate(rows)
+    ]
+    steps = tuple(
+        Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6)
+    )
     return profile(rows, cells, run=run(kind="training"), steps=steps)
 
 
@@ -653,7 +1039,9 @@ def test_it_is_bounded_and_follows_its_schema(given: Profile) -> None:
     jsonschema.validate(json.loads(text), json_schema(Explanation, "an explanation"))
 
 
-def test_the_shell_prints_it_in_three_forms(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_the_shell_prints_it_in_three_forms(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     """Text, Markdown and JSON say the same; another form is refused."""
     path = tmp_path / "run.profile.json"
     trained(data=20e-3).save(path)
@@ -665,9 +1053,13 @@ def test_the_shell_prints_it_in_three_forms(tmp_path: Path, capfdbinary: pytest.
     sentence = "37.7 % of the step (20.0 ms) is waiting for data."
     assert f"why      {sentence}" in printed()
     assert re.search(
-        rf"1\. {re.escape(sentence)} \(Right in \d+ of \d+ .*\) Give the DataLoader more workers", printed("--format", "markdown")
+        rf"1\. {re.escape(sentence)} \(Right in \d+ of \d+ .*\) Give the DataLoader more workers",
+        printed("--format", "markdown"),
     )
-    assert ("found", sentence) == ((shown := json.loads(printed("--format", "json")))["status"], shown["findings"][0]["said"])
+    assert ("found", sentence) == (
+        (shown := json.loads(printed("--format", "json")))["status"],
+        shown["findings"][0]["said"],
+    )
     assert f"lflops show {path}" == shown["more"]["the modules"]
     assert 2 == main(["why", str(path), "--format", "xml"])
     assert b"format='xml': give one of text, markdown, json" in capfdbinary.readouterr().err
@@ -676,23 +1068,40 @@ def test_the_shell_prints_it_in_three_forms(tmp_path: Path, capfdbinary: pytest.
 
 
 def test_two_runs_are_compared_by_their_faults() -> None:
-    """Before, each step waits 40 ms of 73 for data; after, 1 ms of 44, of which clipping takes 10. Both runs are long enough to see it."""
+    """Before, each step waits 40 ms of 73 for data; after, 1 ms of 44, of which clipping takes 10.
+
+    Both runs are long enough to see it.
+    """
     before, after = analyze(trained(data=40e-3)), analyze(trained(clip=10e-3))
     changes = fault_changes(before, after)
     assert [("new", "clip", None, 10e-3), ("gone", "data", 40e-3, None)] == [
-        (each.status, each.finding.cause, each.before, None if each.after is None else pytest.approx(each.after)) for each in changes
+        (
+            each.status,
+            each.finding.cause,
+            each.before,
+            None if each.after is None else pytest.approx(each.after),
+        )
+        for each in changes
     ]
     assert ["new fault", "no longer"] == [label for label, _ in fault_lines(changes)]
-    assert ["still"] == [each.status for each in fault_changes(before, analyze(trained(data=20e-3)))]
+    assert ["still"] == [
+        each.status for each in fault_changes(before, analyze(trained(data=20e-3)))
+    ]
     ((_, said),) = fault_lines(fault_changes(before, analyze(trained(data=20e-3))))
     assert said.endswith("Before it cost 40.0 ms.")
 
 
 def test_a_run_that_is_too_short_is_not_said_to_be_without_a_fault() -> None:
-    """Four undisturbed steps show nothing, but for a phase that is short in all of them. A run without faults has none."""
+    """Four undisturbed steps show nothing, but for a phase that is short in all of them.
+
+    A run without faults has none.
+    """
     eval_mode = Note(code="eval_mode", subject="", values={})
     short = analyze(trained(steps=4))
-    assert ["cannot tell"] == [each.status for each in fault_changes(analyze(trained(facts={"notes": (eval_mode,)})), short)]
+    assert ["cannot tell"] == [
+        each.status
+        for each in fault_changes(analyze(trained(facts={"notes": (eval_mode,)})), short)
+    ]
     assert ["gone"] == [each.status for each in fault_changes(analyze(trained(data=40e-3)), short)]
     assert () == fault_changes(analyze(trained()), analyze(trained()))
 
@@ -709,11 +1118,15 @@ def test_diff_analyzes_each_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "step_times", counted)
     for name, data in (("before", 40e-3), ("after", 1e-3)):
         trained(data=data).save(tmp_path / f"{name}.json")
-    assert 0 == main(["diff", str(tmp_path / "before.json"), str(tmp_path / "after.json"), "--json"])
+    assert 0 == main(
+        ["diff", str(tmp_path / "before.json"), str(tmp_path / "after.json"), "--json"]
+    )
     assert 2 == len(asked)
 
 
-def test_diff_takes_the_folders_of_two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_takes_the_folders_of_two_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The last window of the training in each; a folder without one is named."""
     for name, data in (("before", 40e-3), ("after", 1e-3)):
         (tmp_path / name).mkdir()
@@ -721,7 +1134,12 @@ def test_diff_takes_the_folders_of_two_runs(tmp_path: Path, capsys: pytest.Captu
     runs = [str(tmp_path / name) for name in ("before", "after")]
     assert 0 == main(["diff", *runs, "--json"])
     (fault,) = json.loads(capsys.readouterr().out)["faults"]
-    assert ("gone", "data", 40e-3, None) == (fault["status"], fault["finding"]["cause"], pytest.approx(fault["before"]), fault["after"])
+    assert ("gone", "data", 40e-3, None) == (
+        fault["status"],
+        fault["finding"]["cause"],
+        pytest.approx(fault["before"]),
+        fault["after"],
+    )
     assert 0 == main(["diff", *runs])
     assert "no longer" in capsys.readouterr().out
     assert 2 == main(["diff", str(tmp_path), str(tmp_path / "nowhere")])

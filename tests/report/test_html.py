@@ -22,7 +22,9 @@ PARTS = ROOT / "lflops" / "page"
 
 def held(text: str) -> object:
     """The data that a page has in it."""
-    found = re.search(r'<script type="text/plain" id="data" data-head="[^"]*">([^<]*)</script>', text)
+    found = re.search(
+        r'<script type="text/plain" id="data" data-head="[^"]*">([^<]*)</script>', text
+    )
     assert found
     return json.decode(zlib.decompress(base64.b64decode(found[1])))
 
@@ -34,7 +36,10 @@ def sources() -> dict[str, str]:
 
 def writes_markup(source: str) -> list[str]:
     """What would take a text for markup or for code."""
-    return re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|DOMParser", source)
+    return re.findall(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|DOMParser",
+        source,
+    )
 
 
 @pytest.mark.parametrize("given", [small_profile(), hostile_profile()], ids=["small", "hostile"])
@@ -49,15 +54,25 @@ def test_the_page_holds_its_payload(given: Profile) -> None:
 def test_the_page_asks_for_nothing() -> None:
     """No address but the name of SVG, no module left to load, and a policy that lets its one script run and nothing be fetched."""
     text = page(analyze(small_profile()))
-    assert {"http://www.w3.org/2000/svg"} == set(re.findall(r"https?://[^\"]*|^import |^export ", text, re.MULTILINE))
+    assert {"http://www.w3.org/2000/svg"} == set(
+        re.findall(r"https?://[^\"]*|^import |^export ", text, re.MULTILINE)
+    )
     script = re.search(r'<script type="module">(.*?)</script>', text, re.DOTALL)
     assert script
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:" in text
+    assert (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+        in text
+    )
 
 
-def test_modules_stand_in_one_script_each_with_names_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two keep something under one name, one is imported twice; they come in the order in which they need each other."""
+def test_modules_stand_in_one_script_each_with_names_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two keep something under one name, one is imported twice.
+
+    They come in the order in which they need each other.
+    """
     sources = {
         "entry/offline": 'import { a } from "../lib/a.js";\nimport { b } from "../lib/b.js";\n\na(b);\n',
         "lib/a": 'import { b } from "./b.js";\n\nconst kept = b;\n\nexport function a() {\n  return kept;\n}\n',
@@ -69,7 +84,9 @@ def test_modules_stand_in_one_script_each_with_names_of_its_own(tmp_path: Path, 
     (tmp_path / "shell").mkdir()
     (tmp_path / "shell" / "style.css").touch()
     monkeypatch.setattr("lflops.report.payload.page_script._PAGE", tmp_path)
-    script = re.search(r'<script type="module">(.*?)</script>', page(analyze(small_profile())), re.DOTALL)
+    script = re.search(
+        r'<script type="module">(.*?)</script>', page(analyze(small_profile())), re.DOTALL
+    )
     assert script
     assert (
         "const $lib_b = (() => {\nconst kept = 1;\n\nconst b = kept;\nreturn { b };\n})();\n"
@@ -85,7 +102,10 @@ def test_modules_stand_in_one_script_each_with_names_of_its_own(tmp_path: Path, 
         ('import {\n  b,\n  other,\n} from "../lib/b.js";', "const {\n  b,\n  other,\n} = $lib_b;"),
         ('import { b,\n  other }\n  from "../lib/b.js";', "const { b,\n  other } = $lib_b;"),
         ('import { b as c, other } from "../lib/b.js";', "const { b: c, other } = $lib_b;"),
-        ('import {\n  b\n    as c,\n} from "../lib/b.js"; // why', "const {\n  b: c,\n} = $lib_b; // why"),
+        (
+            'import {\n  b\n    as c,\n} from "../lib/b.js"; // why',
+            "const {\n  b: c,\n} = $lib_b; // why",
+        ),
     ],
 )
 def test_an_import_may_be_written_over_lines_and_give_other_names(
@@ -99,50 +119,71 @@ def test_an_import_may_be_written_over_lines_and_give_other_names(
     (tmp_path / "shell" / "style.css").touch()
     monkeypatch.setattr("lflops.report.payload.page_script._PAGE", tmp_path)
     b = "const $lib_b = (() => {\nconst b = 1;\nconst other = 2;\nreturn { b, other };\n})();\n"
-    assert f'<script type="module">{b}const $entry_offline = (() => {{\n{expected}\nreturn {{  }};\n}})();\n</script>' in page(
-        analyze(small_profile())
+    assert (
+        f'<script type="module">{b}const $entry_offline = (() => {{\n{expected}\nreturn {{  }};\n}})();\n</script>'
+        in page(analyze(small_profile()))
     )
 
 
 def test_no_module_writes_markup() -> None:
     """What comes from a run is text in the document."""
-    assert {} == {name: found for name, source in sources().items() if (found := writes_markup(source))}
+    assert {} == {
+        name: found for name, source in sources().items() if (found := writes_markup(source))
+    }
 
 
 def test_written_markup_would_be_seen() -> None:
     """The check above can fail."""
-    assert ["innerHTML", "eval("] == writes_markup("node.innerHTML = name; eval(name); evaluate(name)")
+    assert ["innerHTML", "eval("] == writes_markup(
+        "node.innerHTML = name; eval(name); evaluate(name)"
+    )
 
 
-def test_html_writes_the_page_beside_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_html_writes_the_page_beside_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Or where --out says, folders and all; it says where."""
     file = tmp_path / "small.profile.json"
     save(small_profile(), file)
-    for arguments, place in ([], "small.profile.html"), (["-o", str(tmp_path / "new" / "page.html")], "new/page.html"):
+    for arguments, place in (
+        ([], "small.profile.html"),
+        (["-o", str(tmp_path / "new" / "page.html")], "new/page.html"),
+    ):
         assert 0 == main(["html", str(file), *arguments])
         assert f"{tmp_path / place}\n" == capsys.readouterr().out
         assert page(analyze(small_profile())) == (tmp_path / place).read_text("utf-8")
 
 
-def test_html_puts_several_profiles_into_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In their order, each with what it is chosen by: the file's name, or its path where names are the same."""
+def test_html_puts_several_profiles_into_one_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In their order, each with what it is chosen by.
+
+    The file's name, or its path where names are the same.
+    """
     files = [tmp_path / name for name in ("a.json", "b.json", "old/b.json")]
     files[2].parent.mkdir()
     for file in files:
         save(small_profile(), file)
-    for given, names in ((files[:2], ["a.json", "b.json"]), (files[1:], [str(file) for file in files[1:]])):
+    for given, names in (
+        (files[:2], ["a.json", "b.json"]),
+        (files[1:], [str(file) for file in files[1:]]),
+    ):
         assert 0 == main(["html", *map(str, given)])
         place = given[-1].with_suffix(".compare.html")
         assert f"{place}\n" == capsys.readouterr().out
         found = re.findall(
-            r'<script type="text/plain" id="data1?" data-run="([^"]*)" data-tag="fit" data-step="8" data-head=', place.read_text("utf-8")
+            r'<script type="text/plain" id="data1?" data-run="([^"]*)" data-tag="fit" data-step="8" data-head=',
+            place.read_text("utf-8"),
         )
         assert names == found
     assert 0 == main(["html", str(files[0]), str(files[0]), "-o", str(tmp_path / "twice.html")])
     assert f'data-run="{files[0]} (2)"' in (tmp_path / "twice.html").read_text("utf-8")
 
 
-def test_html_prints_what_it_would_draw(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_html_prints_what_it_would_draw(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     """With --json, and writes nothing; of several a list."""
     file = tmp_path / "small.profile.json"
     save(small_profile(), file)

@@ -15,19 +15,30 @@ GIB = 1 << 30
 
 def slow(step: int, cost: float, cause: str, phase: str) -> SlowStep:
     """One second is usual."""
-    return SlowStep(step=step, end=1.0, seconds=cost + 1, usual=1.0, cost=cost, cause=cause, phase=phase)
+    return SlowStep(
+        step=step, end=1.0, seconds=cost + 1, usual=1.0, cost=cost, cause=cause, phase=phase
+    )
 
 
 def ledger(seconds: dict[str, float], *steps: SlowStep, spans: tuple[Span, ...] = ()) -> Ledger:
     """One of one start."""
     total = sum(seconds.values())
     start = Start(begin=0.0, seconds=total, first_step=0, last_step=500, ended="finished")
-    return Ledger(seconds=seconds, total=total, steps=500, slow_steps=steps, starts=(start,), spans=spans)
+    return Ledger(
+        seconds=seconds, total=total, steps=500, slow_steps=steps, starts=(start,), spans=spans
+    )
 
 
 LOADER = [slow(300, 46, "loader", "data"), slow(400, 34, "loader", "data")]
 RUN = ledger(
-    {"start_up": 20, "training/forward": 300, "training/data": 8, "slow/loader": 80, "slow/unknown": 11, "validation": 1}
+    {
+        "start_up": 20,
+        "training/forward": 300,
+        "training/data": 8,
+        "slow/loader": 80,
+        "slow/unknown": 11,
+        "validation": 1,
+    }
     | {"checkpoint_save": 5, "lflops": 2, "warm_up": 3},
     *LOADER,
     slow(410, 11, "unknown", "optimizer"),
@@ -68,30 +79,49 @@ def test_the_shell_prints_the_account() -> None:
     """By category, with phases and causes below, and the slow steps, the costliest first."""
     lines = [" ".join(line.split()) for line in ledger_lines(RUN)]
     assert "7 min 10 s in 1 start, 500 steps, rank 0 of 1" == lines[0]
-    assert ["training 5 min 8 s 71.6 %", "forward 5 min 0 s 69.8 %", "data 8.00 s 1.9 %"] == lines[2:5]
-    assert ["step took usual cause", "300 47.0 s 1.00 s waiting for the data loader"] == lines[-4:-2]
+    assert ["training 5 min 8 s 71.6 %", "forward 5 min 0 s 69.8 %", "data 8.00 s 1.9 %"] == lines[
+        2:5
+    ]
+    assert ["step took usual cause", "300 47.0 s 1.00 s waiting for the data loader"] == lines[
+        -4:-2
+    ]
     assert "410 12.0 s 1.00 s unknown, in optimizer" == lines[-1]
 
 
 def spans(*memory: int) -> tuple[Span, ...]:
     """A minute each."""
-    return tuple(Span(begin=60.0 * at, seconds=60.0, steps=at, spent={}, memory=each) for at, each in enumerate(memory))
+    return tuple(
+        Span(begin=60.0 * at, seconds=60.0, steps=at, spent={}, memory=each)
+        for at, each in enumerate(memory)
+    )
 
 
 def test_memory_that_creeps_is_a_finding() -> None:
-    """A GiB in 40 minutes, from 4 GiB: 1.5 GiB an hour. The medians of the quarters are 30 minutes from each other."""
+    """A GiB in 40 minutes, from 4 GiB: 1.5 GiB an hour.
+
+    The medians of the quarters are 30 minutes from each other.
+    """
     creeping = spans(*(4 * GIB + at * GIB // 40 for at in range(40)))
     growth = memory_growth(ledger({"training/forward": 2400.0}, spans=creeping))
     assert growth == pytest.approx(1.5 * GIB, rel=0.01)
-    assert "  memory of the process grows by 1.50 GiB an hour" == end_lines(ledger({"training/forward": 2400.0}, spans=creeping), None)[1]
+    assert (
+        "  memory of the process grows by 1.50 GiB an hour"
+        == end_lines(ledger({"training/forward": 2400.0}, spans=creeping), None)[1]
+    )
 
 
 def test_memory_that_grows_while_code_is_compiled_is_none() -> None:
     """30 minutes of compiling, in which inductor loads, before ten of training."""
     memory = [GIB + at * GIB // 10 for at in range(30)] + [4 * GIB] * 10
-    of_run = tuple(replace(each, spent={"compilation": 60.0}) if at < 30 else each for at, each in enumerate(spans(*memory)))
+    of_run = tuple(
+        replace(each, spent={"compilation": 60.0}) if at < 30 else each
+        for at, each in enumerate(spans(*memory))
+    )
     assert memory_growth(ledger({"training/forward": 600.0}, spans=of_run)) is None
-    creeping = tuple(replace(each, spent={"compilation": 60.0}) if at < 10 else each for at, each in enumerate(spans(*memory)))
+    creeping = tuple(
+        replace(each, spent={"compilation": 60.0}) if at < 10 else each
+        for at, each in enumerate(spans(*memory))
+    )
     assert memory_growth(ledger({"training/forward": 1800.0}, spans=creeping)) is not None
 
 
@@ -110,7 +140,9 @@ def test_other_memory_is_none(memory: list[int]) -> None:
     assert memory_growth(ledger({"training/forward": 2400.0}, spans=spans(*memory))) is None
 
 
-def test_the_shell_reads_a_folder(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_the_shell_reads_a_folder(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     """As lines, and as JSON; without a ledger in it with exit status 2."""
     assert 2 == main(["ledger", str(tmp_path)])
     assert b"no ledger of rank 0 is there" in capsysbinary.readouterr().err
@@ -119,6 +151,8 @@ def test_the_shell_reads_a_folder(tmp_path: Path, capsysbinary: pytest.CaptureFi
     segment.add(Row(end=4 * 10**9, spent={"start_up": 4 * 10**9}, ended="finished"), [])
     segment.close()
     assert 0 == main(["ledger", str(tmp_path)])
-    assert capsysbinary.readouterr().out.startswith(b"4.00 s in 1 start, 0 steps, rank 0 of 1\n\nstart-up")
+    assert capsysbinary.readouterr().out.startswith(
+        b"4.00 s in 1 start, 0 steps, rank 0 of 1\n\nstart-up"
+    )
     assert 0 == main(["ledger", "--json", str(tmp_path)])
     assert b'"start_up": 4.0' in capsysbinary.readouterr().out

@@ -1,4 +1,7 @@
-"""What a window writes to the log, by hand: of a profile made for it, and of one that has too much of everything."""
+"""What a window writes to the log, by hand.
+
+Of a profile made for it, and of one that has too much of everything.
+"""
 
 from msgspec.structs import replace
 
@@ -10,7 +13,15 @@ from lflops.profile.profile import Uncounted
 from lflops.profile.records import Rank, RankWait
 from lflops.report.diff import headline
 from lflops.report.log_text import log_text
-from tests.support.profile_builders import clocked, profile, run, small_comparison, small_profile, spread, untimed
+from tests.support.profile_builders import (
+    clocked,
+    profile,
+    run,
+    small_comparison,
+    small_profile,
+    spread,
+    untimed,
+)
 from tests.support.screens import gpt_training
 
 MOST = 40
@@ -29,7 +40,10 @@ def test_the_step_its_phases_and_the_modules_are_there() -> None:
     """Of 3 ms: forward 1; the first layer took 3 operator calls of 100 µs, a tenth of the step, for 2 * 1024 FLOPs."""
     found = lines_of(log_text(analyze(small_profile())))
     assert "Model, training, fit, step 8, window 0" == found["profiled"]
-    assert ("3.00 ms of one undisturbed step", "1.00 ms 33.3 % of the step") == (found["step"], found["forward"])
+    assert ("3.00 ms of one undisturbed step", "1.00 ms 33.3 % of the step") == (
+        found["step"],
+        found["forward"],
+    )
     assert "encoder.0 Linear 300 µs 10.0 % 6.83 MFLOP/s" == found["most time"]
     assert found["MFU"].startswith("– the peak of cpu is not known")
     assert found["peak live memory"].startswith("2.93 KiB, of these activations ")
@@ -41,9 +55,14 @@ def test_the_verdict_says_why_and_what_next() -> None:
     """Backward takes 1.5 of 3 ms, of which the modules have three calls of 100 µs."""
     given = small_profile()
     found = lines_of(log_text(analyze(replace(given, run=replace(given.run, hardware=CHIP)))))
-    assert "23.3 % of the step (700 µs) is Model itself, outside its layers, or between it and backward." == found["why"]
+    assert (
+        "23.3 % of the step (700 µs) is Model itself, outside its layers, or between it and backward."
+        == found["why"]
+    )
     assert "40.0 % of the step (1.20 ms) is backward outside of the layers." == found["also"]
-    assert found["next"].startswith("Keep .item(), images, prints and loops in Python out of the model's forward")
+    assert found["next"].startswith(
+        "Keep .item(), images, prints and loops in Python out of the model's forward"
+    )
     assert found["verdict"].startswith("A step takes 3.00 ms, at ")
     assert found["trust"].startswith("1 undisturbed step; ")
 
@@ -60,17 +79,48 @@ def test_without_a_peak_the_wait_for_data_is_named() -> None:
 def test_a_window_with_too_much_of_everything_is_cut() -> None:
     """100 modules, 50 operators without a formula, 30 notes and 64 ranks that wait for each other."""
     names = [f"layer_{number}" for number in range(100)]
-    given = clocked(profile({"": {}, **{name: {"kind": "Linear"} for name in names}}, []), {(name, "forward"): 1e-3 for name in names})
-    phases = dict.fromkeys(("data", "transfer", "forward", "backward", "clip", "optimizer", "other"), 0.5)
+    given = clocked(
+        profile({"": {}, **{name: {"kind": "Linear"} for name in names}}, []),
+        {(name, "forward"): 1e-3 for name in names},
+    )
+    phases = dict.fromkeys(
+        ("data", "transfer", "forward", "backward", "clip", "optimizer", "other"), 0.5
+    )
     (step, *_) = small_profile().steps
-    waits = tuple(RankWait(module="", phase="backward", for_rank=n, ranks=1, seconds=1.0, longest=1.0, longest_rank=0) for n in range(64))
+    waits = tuple(
+        RankWait(
+            module="",
+            phase="backward",
+            for_rank=n,
+            ranks=1,
+            seconds=1.0,
+            longest=1.0,
+            longest_rank=0,
+        )
+        for n in range(64)
+    )
     worst = replace(
         given,
         run=run(kind="training", stage="train", window=0, step=1, world_size=64, hardware=CHIP),
         steps=(replace(step, seconds=3.5, phases=phases, tokens=9),),
-        uncounted=tuple(Uncounted(module="", operator=f"my::op_{n}", phase="forward", calls=1, bytes=1) for n in range(50)),
+        uncounted=tuple(
+            Uncounted(module="", operator=f"my::op_{n}", phase="forward", calls=1, bytes=1)
+            for n in range(50)
+        ),
         notes=tuple(Note(code="ended_early", subject=str(n), values={}) for n in range(30)),
-        ranks=tuple(Rank(rank=n, node="0", host="h", device="d", coordinates={}, status="ok", step=spread(1.0), macs=n) for n in range(64)),
+        ranks=tuple(
+            Rank(
+                rank=n,
+                node="0",
+                host="h",
+                device="d",
+                coordinates={},
+                status="ok",
+                step=spread(1.0),
+                macs=n,
+            )
+            for n in range(64)
+        ),
         rank_comparison=replace(small_comparison(), waits=waits),
     )
     text = log_text(analyze(worst))
@@ -89,7 +139,9 @@ def test_a_window_without_times_has_its_work() -> None:
 
 def test_names_of_modules_do_not_drive_the_terminal() -> None:
     """They come from the user."""
-    given = clocked(profile({"": {}, "\x1b[31m": {"kind": "Linear"}}, []), {("\x1b[31m", "forward"): 1e-3})
+    given = clocked(
+        profile({"": {}, "\x1b[31m": {"kind": "Linear"}}, []), {("\x1b[31m", "forward"): 1e-3}
+    )
     assert "\x1b" not in log_text(analyze(given))
 
 

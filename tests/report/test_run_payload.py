@@ -14,6 +14,11 @@ def test_the_page_gets_the_ledger_and_the_words_for_it(tmp_path: Path) -> None:
     """60 s, of which 10 s are down."""
     write_resumed_run(tmp_path)
     found: dict[str, Any] = json.decode(encoded_run(tmp_path))
-    assert ("1 min 0 s in 2 starts, 20 steps, rank 0 of 1", 60) == (found["title"], found["ledger"]["total"])
-    assert ["10.0 s  down, until it was started again"] == [each for each in found["said"] if "down" in each]
+    assert ("1 min 0 s in 2 starts, 20 steps, rank 0 of 1", 60) == (
+        found["title"],
+        found["ledger"]["total"],
+    )
+    assert ["10.0 s  down, until it was started again"] == [
+        each for each in found["said"] if "down" in each
+    ]
     assert (CATEGORIES, CAUSES) == (found["categories"], found["causes"])

@@ -1,4 +1,7 @@
-"""Screens of the commands: they are as in `tests/golden/`, and rules hold for them that no redrawing can change."""
+"""Screens of the commands.
+
+They are as in `tests/golden/`, and rules hold for them that no redrawing can change.
+"""
 
 import csv
 import io
@@ -9,16 +12,49 @@ from pathlib import Path
 import pytest
 
 from lflops.profile.profile import Profile
-from tests.support.screens import BLOCKS, GOLDEN, SCREENS, TOKENS, WIDTH, deep_model, drawn_screen, files, golden_screens, gpt_training
+from tests.support.screens import (
+    BLOCKS,
+    GOLDEN,
+    SCREENS,
+    TOKENS,
+    WIDTH,
+    deep_model,
+    drawn_screen,
+    files,
+    golden_screens,
+    gpt_training,
+)
 
-OF_A_TERMINAL = sorted(name for name in SCREENS if name.rpartition("-")[2] not in {"markdown", "latex", "csv", "json", "why"})
+OF_A_TERMINAL = sorted(
+    name
+    for name in SCREENS
+    if name.rpartition("-")[2] not in {"markdown", "latex", "csv", "json", "why"}
+)
 TREES = {"show": gpt_training, "show-by-time": gpt_training, "estimate": gpt_training}
 UNIT = re.compile(r"^(%|[nµm]?s|[KMGT]i?B|B|[kMGTP]?FLOP/s|[kMGTP]?B/s)([^\w]|$)")
 COUNTED = "batch|thread|step|pass|call|module|rank|row|sample|token|operator|kernel|line|change|event|trace|warning"
 PLURAL = re.compile(rf"(?<![\d.,×])\b1 (?:more )?(?:{COUNTED})(?:e?s)\b")
 PRIVATE = (
-    *("steps back", "lies over", "has asked for", "being watched", "what is stamped", "alike", "answered", "not told", "nobody knows"),
-    *("the model's products", "fewer of them", "how far the quartiles are", "is the wait for", "of its own", "beside", "was told"),
+    *(
+        "steps back",
+        "lies over",
+        "has asked for",
+        "being watched",
+        "what is stamped",
+        "alike",
+        "answered",
+        "not told",
+        "nobody knows",
+    ),
+    *(
+        "the model's products",
+        "fewer of them",
+        "how far the quartiles are",
+        "is the wait for",
+        "of its own",
+        "beside",
+        "was told",
+    ),
 )
 """Of the table of words: what is not printed."""
 
@@ -42,7 +78,10 @@ def divided(text: str) -> list[str]:
 
 
 def broken_words(narrow: str, wide: str) -> set[str]:
-    """Words that the same screen has not where it has room; a name that is shortened has an ellipsis."""
+    """Words that the same screen has not where it has room.
+
+    A name that is shortened has an ellipsis.
+    """
     remarks = re.compile(r"too narrow for.*?\(COLUMNS=200\s+shows\s+them\)", re.DOTALL)
     words = {word for word in remarks.sub("", narrow).split() if "…" not in word}
     return {word for word in words - set(wide.split()) if not re.fullmatch(r"─+", word)}
@@ -62,7 +101,10 @@ def rows(text: str) -> Iterator[tuple[int, str]]:
 
 
 def no_modules(text: str, profile: Profile) -> list[str]:
-    """Rows whose place in the indented tree is no module's of the profile: two that are no siblings at one indent, or a gap."""
+    """Rows whose place in the indented tree is no module's of the profile.
+
+    Two that are no siblings at one indent, or a gap.
+    """
     wrong, above = [], []
     for indent, label in rows(text):
         above = [each for each in above if each[0] < indent]
@@ -88,7 +130,10 @@ def test_a_screen_keeps_to_its_width_and_breaks_no_word(name: str, folder: Path)
     for width in (80, 100, 120):
         text = drawn_screen(SCREENS[name], width, folder)
         assert ([], [], set()) == (too_wide(text, width), divided(text), broken_words(text, wide))
-    assert ([], []) == (plurals(wide), [word for word in PRIVATE if re.search(rf"\b{word}\b", wide)])
+    assert ([], []) == (
+        plurals(wide),
+        [word for word in PRIVATE if re.search(rf"\b{word}\b", wide)],
+    )
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
@@ -100,7 +145,10 @@ def test_only_siblings_have_the_same_indent(name: str, width: int, folder: Path)
 
 @pytest.mark.parametrize(("width", "levels"), [(80, 40), (60, 31), (40, 11)])
 def test_a_tree_that_is_too_deep_is_cut_and_says_so(width: int, levels: int, folder: Path) -> None:
-    """Time, its share and the gaps take 21 columns of the width, and a name 8; each level is indented by one."""
+    """Time, its share and the gaps take 21 columns of the width, and a name 8.
+
+    Each level is indented by one.
+    """
     text = drawn_screen(("show", "deep.json"), width, folder)
     assert [] == too_wide(text, width)
     assert [] == no_modules(text, deep_model())
@@ -110,7 +158,10 @@ def test_a_tree_that_is_too_deep_is_cut_and_says_so(width: int, levels: int, fol
 
 @pytest.mark.parametrize("width", [50, 80, 100, 120])
 def test_total_time_and_its_share_of_the_step_are_never_left_out(width: int, folder: Path) -> None:
-    """6 blocks of 5.5 ms and 1.2 ms are 34.2 ms forward, three times that in all: 102.6 of the step's 114.7 ms."""
+    """6 blocks of 5.5 ms and 1.2 ms are 34.2 ms forward, three times that in all.
+
+    102.6 of the step's 114.7 ms.
+    """
     text = drawn_screen(SCREENS["show"], width, folder)
     (root,) = (line.split() for line in text.splitlines() if line.startswith("GPT"))
     assert ["GPT", "103", "ms", "89.5", "%"] == root[:5]
@@ -119,11 +170,17 @@ def test_total_time_and_its_share_of_the_step_are_never_left_out(width: int, fol
 
 
 def test_the_table_as_csv_is_exact(folder: Path) -> None:
-    """By hand: six blocks of 12 * 256**2 weights on 512 tokens, and twice that backward; nothing where a time is not known."""
+    """By hand: six blocks of 12 * 256**2 weights on 512 tokens, and twice that backward.
+
+    Nothing where a time is not known.
+    """
     text = drawn_screen(SCREENS["show-csv"], 80, folder)
     lines = {line["module"]: line for line in csv.DictReader(io.StringIO(text))}
     macs = BLOCKS * 12 * WIDTH**2 * TOKENS
-    assert (str(macs), str(2 * macs)) == (lines["blocks"]["forward_macs"], lines["blocks"]["backward_macs"])
+    assert (str(macs), str(2 * macs)) == (
+        lines["blocks"]["forward_macs"],
+        lines["blocks"]["backward_macs"],
+    )
     assert pytest.approx(0.099) == float(lines["blocks"]["total_seconds"])
     assert pytest.approx(0.099 / 0.1147) == float(lines["blocks"]["share_of_step"])
     assert "" == lines["blocks"]["optimizer_seconds"]
@@ -133,16 +190,24 @@ def test_the_table_as_csv_is_exact(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("form", "cells"), [("markdown", r"\| "), ("latex", " & ")])
-def test_the_table_for_a_paper_has_a_cell_for_each_heading(form: str, cells: str, folder: Path) -> None:
+def test_the_table_for_a_paper_has_a_cell_for_each_heading(
+    form: str, cells: str, folder: Path
+) -> None:
     """With the names in full; what a format reads as its own is escaped."""
     lines = drawn_screen(SCREENS[f"show-{form}"], 80, folder).splitlines()
     counts = {len(re.findall(cells, line)) for line in lines if re.search(cells, line)}
     assert 1 == len(counts)
     whole = drawn_screen(("show", "gpt.json", "--format", form), 80, folder)
-    assert {"markdown": "| blocks.0…5.mlp ×6 | Sequential |", "latex": r"blocks.0\ldots{}5.mlp $\times$6 & Sequential &"}[form] in whole
+    assert {
+        "markdown": "| blocks.0…5.mlp ×6 | Sequential |",
+        "latex": r"blocks.0\ldots{}5.mlp $\times$6 & Sequential &",
+    }[form] in whole
 
 
-@pytest.mark.parametrize("options", [["--format", "html"], ["--format", "csv", "--json"], ["--format", "latex", "--memory"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--format", "html"], ["--format", "csv", "--json"], ["--format", "latex", "--memory"]],
+)
 def test_a_format_that_is_not_known_is_refused(options: Sequence[str], folder: Path) -> None:
     """With one line and status 2, which `drawn_screen` takes for an error."""
     with pytest.raises(AssertionError, match="ended with 2"):
@@ -154,7 +219,10 @@ CULPRITS: dict[str, tuple[str, Iterable[object]]] = {
     "a unit on a line of its own": ("6.7\n % shorter", divided("6.7\n  % shorter")),
     "a word that is broken": ("atten\ntion", broken_words("atten\ntion", "attention")),
     "a plural": ("1 batches", plurals("over 1 batches")),
-    "a row at a stranger's indent": ("", no_modules("──\nGPT  1\n  blocks  1\n  mlp  1\n", gpt_training())),
+    "a row at a stranger's indent": (
+        "",
+        no_modules("──\nGPT  1\n  blocks  1\n  mlp  1\n", gpt_training()),
+    ),
 }
 
 

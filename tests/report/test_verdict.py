@@ -22,12 +22,28 @@ LAYERS = [f"blocks.{block}.{name}" for block in range(4) for name in ("fc", "nor
 
 
 def blocks(milliseconds: Mapping[str, float], step: Mapping[str, float], **facts: Any) -> Profile:
-    """4 blocks of a product, 2 ms at the peak, and a norm of 1 ms at the bandwidth; forward only, in a step with these phases."""
-    rows = {name: {"kind": "Block"} for name in ["", "blocks", *(f"blocks.{block}" for block in range(4))]}
+    """4 blocks of a product, 2 ms at the peak, and a norm of 1 ms at the bandwidth.
+
+    Forward only, in a step with these phases.
+    """
+    rows = {
+        name: {"kind": "Block"}
+        for name in ["", "blocks", *(f"blocks.{block}" for block in range(4))]
+    }
     rows |= {name: {"kind": "Linear" if name.endswith("fc") else "LayerNorm"} for name in LAYERS}
-    cells = [product(name, "aten::mm", "forward", macs=1000, bytes_moved=10) for name in LAYERS if name.endswith("fc")]
-    cells += [cell(name, "aten::native_layer_norm", "forward", flops=10, bytes_moved=1000) for name in LAYERS if name.endswith("norm")]
-    own: dict[tuple[str, Phase], float] = {(name, "forward"): milliseconds.get(name, 2.0) * 1e-3 for name in LAYERS}
+    cells = [
+        product(name, "aten::mm", "forward", macs=1000, bytes_moved=10)
+        for name in LAYERS
+        if name.endswith("fc")
+    ]
+    cells += [
+        cell(name, "aten::native_layer_norm", "forward", flops=10, bytes_moved=1000)
+        for name in LAYERS
+        if name.endswith("norm")
+    ]
+    own: dict[tuple[str, Phase], float] = {
+        (name, "forward"): milliseconds.get(name, 2.0) * 1e-3 for name in LAYERS
+    }
     phases = {name: each * 1e-3 for name, each in step.items()}
     clean = Step(index=0, kind="clean", seconds=sum(phases.values()), phases=phases)
     of = run(**({"kind": "training", "stage": "train", "hardware": CHIP} | facts))
@@ -43,7 +59,10 @@ def told(given: Profile) -> tuple[str, tuple[str, ...]]:
 def test_a_wait_for_data_is_named_first() -> None:
     """16 of 40 ms are the modules', 8 of these at the peak: 20 % MFU; the other 24 are the wait."""
     said, why = told(blocks({}, {"data": 24, "forward": 16}))
-    assert ("A step takes 40.0 ms, at 20.0 % MFU.", "60.0 % of the step (24.0 ms) is waiting for data.") == (said, why[0])
+    assert (
+        "A step takes 40.0 ms, at 20.0 % MFU.",
+        "60.0 % of the step (24.0 ms) is waiting for data.",
+    ) == (said, why[0])
 
 
 def test_a_model_that_is_never_called_is_not_told_to_log_less() -> None:
@@ -51,12 +70,17 @@ def test_a_model_that_is_never_called_is_not_told_to_log_less() -> None:
     clean = Step(index=0, kind="clean", seconds=40e-3, phases={"other": 40e-3})
     rows = {name: {"kind": "Net", "calls": 0} for name in ("", "fc")}
     found = report_of(analyze(profile(rows, [], run=run(kind="training"), steps=(clean,)))).verdict
-    assert ("100.0 % of the step (40.0 ms) is outside all phases, as the watched model was never called.",) == found.why
+    assert (
+        "100.0 % of the step (40.0 ms) is outside all phases, as the watched model was never called.",
+    ) == found.why
     assert ("Give lflops the model that the loop calls.",) == found.next
 
 
 def test_more_than_the_peak_is_no_achievement() -> None:
-    """8 ms of products at the peak in 4 ms: a peak that was measured beside other programs. Steps that cannot tell say so too."""
+    """8 ms of products at the peak in 4 ms: a peak that was measured beside other programs.
+
+    Steps that cannot tell say so too.
+    """
     found = report_of(analyze(blocks({}, {"forward": 4}))).verdict
     over = "No step can exceed the peak, so the peak of abacus is too low here, and MFU too high."
     assert ("A step takes 4.00 ms, at 200.0 % MFU.", over) == (found.said, found.why[-1])
@@ -64,33 +88,55 @@ def test_more_than_the_peak_is_no_achievement() -> None:
 
 
 def test_a_slow_block_is_named() -> None:
-    """Its product takes 26 ms where the others take 2: 24 more. Of the 28 ms below the roof 4 are left, as many as the norms need."""
+    """Its product takes 26 ms where the others take 2: 24 more.
+
+    Of the 28 ms below the roof 4 are left, as many as the norms need.
+    """
     found = report_of(analyze(blocks({"blocks.2.fc": 26.0}, {"forward": 40}))).verdict
     assert "A step takes 40.0 ms, at 20.0 % MFU." == found.said
-    assert ("blocks.2.fc takes 13.0× as long as the 3 others like it: 60.0 % of the step (24.0 ms) more.",) == found.why
-    assert {"10.0 % of the step (4.00 ms) is"} == {each[: each.index(" is") + 3] for each in found.also}
+    assert (
+        "blocks.2.fc takes 13.0× as long as the 3 others like it: 60.0 % of the step (24.0 ms) more.",
+    ) == found.why
+    assert {"10.0 % of the step (4.00 ms) is"} == {
+        each[: each.index(" is") + 3] for each in found.also
+    }
 
 
 def test_a_module_with_more_operators_is_named_with_both_numbers() -> None:
     """Block 1 does the same product in 100 calls, in 22 ms where the others take 2."""
     given = blocks({"blocks.1.fc": 22.0}, {"forward": 36}, hardware=None)
-    small = replace(product("blocks.1.fc", "aten::mm", "forward", macs=1000, bytes_moved=10), calls=100)
+    small = replace(
+        product("blocks.1.fc", "aten::mm", "forward", macs=1000, bytes_moved=10), calls=100
+    )
     cells = [small if each.module == "blocks.1.fc" else each for each in given.cells]
     rows = {name: {"kind": module.kind} for name, module in given.modules.items()}
-    own: dict[tuple[str, Phase], float] = {(name, "forward"): 22e-3 if name == "blocks.1.fc" else 2e-3 for name in LAYERS}
+    own: dict[tuple[str, Phase], float] = {
+        (name, "forward"): 22e-3 if name == "blocks.1.fc" else 2e-3 for name in LAYERS
+    }
     found = clocked(profile(rows, cells, run=given.run, steps=given.steps), own)
     why = "blocks.1.fc runs 100 operators where the 3 others like it run 1 each: 55.6 % of the step (20.0 ms) more."
     assert why == told(found)[1][0]
 
 
 def test_a_layer_in_a_wider_dtype_is_named() -> None:
-    """Block 3 multiplies in float64, in 12 ms where the others take 2: 10 of 26 ms. Alone of its kind, half of its time is sure."""
+    """Block 3 multiplies in float64, in 12 ms where the others take 2: 10 of 26 ms.
+
+    Alone of its kind, half of its time is sure.
+    """
     given = blocks({"blocks.3.fc": 12.0}, {"forward": 26}, hardware=None)
-    wide = replace(given, cells=tuple(replace(each, dtype="float64") if each.module == "blocks.3.fc" else each for each in given.cells))
+    wide = replace(
+        given,
+        cells=tuple(
+            replace(each, dtype="float64") if each.module == "blocks.3.fc" else each
+            for each in given.cells
+        ),
+    )
     why = "blocks.3.fc multiplies in float64, the 3 others like it in float32: 38.5 % of the step (10.0 ms) more."
     assert why == told(wide)[1][0]
     rows = {"": {"kind": "Model"}, "head": {"kind": "Linear"}}
-    head = [replace(product("head", "aten::mm", "forward", macs=1000, bytes_moved=10), dtype="float64")]
+    head = [
+        replace(product("head", "aten::mm", "forward", macs=1000, bytes_moved=10), dtype="float64")
+    ]
     steps = blocks({}, {"data": 8, "forward": 8}).steps
     alone = clocked(profile(rows, head, run=given.run, steps=steps), {("head", "forward"): 8e-3})
     why = "head multiplies in float64, the training in float32: at least 25.0 % of the step (4.00 ms)."
@@ -98,11 +144,20 @@ def test_a_layer_in_a_wider_dtype_is_named() -> None:
 
 
 def test_work_outside_of_the_layers_is_the_models_own() -> None:
-    """Forward takes 30 ms, the layers 16 of them: 14 are in training_step itself, known without any peak."""
+    """Forward takes 30 ms, the layers 16 of them.
+
+    14 are in training_step itself, known without any peak.
+    """
     given = blocks({}, {"forward": 30}, hardware=None, strategy="SingleDeviceStrategy")
-    model = {name: replace(module, kind="Net") if not name else module for name, module in given.modules.items()}
+    model = {
+        name: replace(module, kind="Net") if not name else module
+        for name, module in given.modules.items()
+    }
     said, why = told(replace(given, modules=model))
-    assert ("A step takes 30.0 ms.", "46.7 % of the step (14.0 ms) is Net itself, outside its layers.") == (said, why[0])
+    assert (
+        "A step takes 30.0 ms.",
+        "46.7 % of the step (14.0 ms) is Net itself, outside its layers.",
+    ) == (said, why[0])
 
 
 def test_more_threads_than_cores_come_first() -> None:
@@ -114,7 +169,9 @@ def test_more_threads_than_cores_come_first() -> None:
 
 def test_memory_bound_pointwise_work_is_named() -> None:
     """Norms of 1 ms at the bandwidth, in 1 ms: 4 of 12 ms, and nothing below the roof."""
-    given = blocks(dict.fromkeys((name for name in LAYERS if name.endswith("norm")), 1.0), {"forward": 12})
+    given = blocks(
+        dict.fromkeys((name for name in LAYERS if name.endswith("norm")), 1.0), {"forward": 12}
+    )
     why = "33.3 % of the step (4.00 ms) is memory-bound pointwise work, mostly in blocks.*.norm."
     assert ("A step takes 12.0 ms, at 66.7 % MFU.", (why,)) == told(given)
 
@@ -122,32 +179,51 @@ def test_memory_bound_pointwise_work_is_named() -> None:
 def test_times_that_are_far_off_name_no_module() -> None:
     """Their notes say that they are no measure."""
     note = Note(code="time_scaled", subject="", values={"forward": 3.0})
-    found = report_of(analyze(replace(blocks({"blocks.2.fc": 26.0}, {"forward": 40}), notes=(note,)))).verdict
+    found = report_of(
+        analyze(replace(blocks({"blocks.2.fc": 26.0}, {"forward": 40}), notes=(note,)))
+    ).verdict
     assert "70.0 % of the step (28.0 ms) is slower than the chip allows, or idle." == found.why[0]
     assert "times of modules are no measure here" in found.trust
 
 
 def test_times_that_are_far_off_name_the_phase_where_no_peak_is_known() -> None:
-    """Of 60 ms the optimizer has 20, and forward 40, though no one can say which module has them. Nothing else is said of modules."""
+    """Of 60 ms the optimizer has 20, and forward 40, though no one can say which module has them.
+
+    Nothing else is said of modules.
+    """
     note = Note(code="time_scaled", subject="", values={"forward": 0.25, "backward": 2.0})
-    given = replace(blocks({"blocks.2.fc": 26.0}, {"forward": 40, "optimizer": 20}, hardware=None), notes=(note,))
+    given = replace(
+        blocks({"blocks.2.fc": 26.0}, {"forward": 40, "optimizer": 20}, hardware=None),
+        notes=(note,),
+    )
     found = report_of(analyze(given)).verdict
     forward = "66.7 % of the step (40.0 ms) is forward, and no one can say in which module."
-    assert (("33.3 % of the step (20.0 ms) is optimizer work.",), (forward,)) == (found.why, found.also)
+    assert (("33.3 % of the step (20.0 ms) is optimizer work.",), (forward,)) == (
+        found.why,
+        found.also,
+    )
     assert "other steps took 0.25 times as long as those timed by module" in found.trust
 
 
 @pytest.mark.parametrize(
     ("waits", "said"),
     [
-        ((60.0, 0.5, 0.5, 60.0, 0.5), "60.0 % of the step (24.3 ms) is waiting for data: 60.0 ms in 2 of 5 steps, else 500 µs."),
+        (
+            (60.0, 0.5, 0.5, 60.0, 0.5),
+            "60.0 % of the step (24.3 ms) is waiting for data: 60.0 ms in 2 of 5 steps, else 500 µs.",
+        ),
         ((20.0, 30.0, 22.0, 28.0, 21.5), "60.0 % of the step (24.3 ms) is waiting for data."),
     ],
 )
 def test_a_wait_in_some_steps_is_said_as_such(waits: tuple[float, ...], said: str) -> None:
     """16.2 ms of forward in each step, and 24.3 of waiting in the mean."""
     steps = [
-        Step(index=n, kind="clean", seconds=(wait + 16.2) * 1e-3, phases={"data": wait * 1e-3, "forward": 16.2e-3})
+        Step(
+            index=n,
+            kind="clean",
+            seconds=(wait + 16.2) * 1e-3,
+            phases={"data": wait * 1e-3, "forward": 16.2e-3},
+        )
         for n, wait in enumerate(waits)
     ]
     given = replace(blocks({}, {"data": 24.3, "forward": 16.2}, hardware=None), steps=tuple(steps))
@@ -157,7 +233,17 @@ def test_a_wait_in_some_steps_is_said_as_such(waits: tuple[float, ...], said: st
 def test_a_busy_machine_is_in_the_verdict() -> None:
     """Others took 30 ms for each 70 ms that the process had."""
     given = blocks({}, {"data": 24, "forward": 16}, hardware=None)
-    busy = [Step(index=9, kind="hooked", seconds=0.1, phases={}, cpu_user=0.07, cpu_system=0.0, cpu_lost=0.03)]
+    busy = [
+        Step(
+            index=9,
+            kind="hooked",
+            seconds=0.1,
+            phases={},
+            cpu_user=0.07,
+            cpu_system=0.0,
+            cpu_lost=0.03,
+        )
+    ]
     found = report_of(analyze(replace(given, steps=(*given.steps, *busy)))).verdict
     assert found.said == "A step takes 40.0 ms on this busy machine."
     assert "other processes took 30 % of the CPU time that this one needed" in found.trust
@@ -167,7 +253,10 @@ def test_a_busy_machine_is_in_the_verdict() -> None:
 def test_without_a_peak_the_time_and_the_wait_are_named() -> None:
     """40 ms a step, 24 of them the wait."""
     said, why = told(blocks({}, {"data": 24, "forward": 16}, hardware=None))
-    assert ("A step takes 40.0 ms.", "60.0 % of the step (24.0 ms) is waiting for data.") == (said, why[0])
+    assert ("A step takes 40.0 ms.", "60.0 % of the step (24.0 ms) is waiting for data.") == (
+        said,
+        why[0],
+    )
 
 
 def test_where_nothing_stands_out_the_busiest_modules_are_named() -> None:
@@ -178,41 +267,62 @@ def test_where_nothing_stands_out_the_busiest_modules_are_named() -> None:
 
 
 def test_a_model_whose_layers_have_no_time_is_no_layer_without_products() -> None:
-    """As a compiled one: 16 ms are its own, in operators of which no one can say what they multiply. It is named once."""
-    cells = [cell("", "aten::add", "forward"), product("fc", "aten::mm", "forward", macs=1000, bytes_moved=10)]
+    """As a compiled one: 16 ms are its own, in operators of which no one can say what they multiply.
+
+    It is named once.
+    """
+    cells = [
+        cell("", "aten::add", "forward"),
+        product("fc", "aten::mm", "forward", macs=1000, bytes_moved=10),
+    ]
     clean = Step(index=0, kind="clean", seconds=16e-3, phases={"forward": 16e-3})
     rows = {"": {"kind": "Net"}, "fc": {"kind": "Linear"}}
-    given = clocked(profile(rows, cells, run=run(kind="training"), steps=(clean,)), {("", "forward"): 16e-3, ("fc", "forward"): 0.0})
-    fc = replace(given.modules["fc"], forward=replace(given.modules["fc"].forward, seconds=None, own_seconds=None))
+    given = clocked(
+        profile(rows, cells, run=run(kind="training"), steps=(clean,)),
+        {("", "forward"): 16e-3, ("fc", "forward"): 0.0},
+    )
+    fc = replace(
+        given.modules["fc"],
+        forward=replace(given.modules["fc"].forward, seconds=None, own_seconds=None),
+    )
     found = report_of(analyze(replace(given, modules={"": given.modules[""], "fc": fc}))).verdict
     assert [] == [each.cause for each in found.findings if each.cause == "no_products"]
-    assert found.why[-1].startswith("The most time is in Net itself, outside its layers, 100.0 % of the step")
+    assert found.why[-1].startswith(
+        "The most time is in Net itself, outside its layers, 100.0 % of the step"
+    )
 
 
 def test_modules_without_products_are_named_where_no_peak_is_known() -> None:
     """The norms take as long as the products, 8 of 16 ms."""
     why = "50.0 % of the step (8.00 ms) is in blocks.*.norm (LayerNorm) itself, in operators that multiply no matrices."
-    most = (
-        "The most time is in blocks.*.fc (Linear), 50.0 % of the step (8.00 ms): without a known peak no one can say how fast it could be."
-    )
+    most = "The most time is in blocks.*.fc (Linear), 50.0 % of the step (8.00 ms): without a known peak no one can say how fast it could be."
     given = blocks({}, {"forward": 16}, hardware=None)
     assert (why, most) == told(given)[1]
-    compiled = {name: replace(each, compiled=name.endswith("norm")) for name, each in given.modules.items()}
+    compiled = {
+        name: replace(each, compiled=name.endswith("norm")) for name, each in given.modules.items()
+    }
     assert why not in told(replace(given, modules=compiled))[1]
 
 
 def test_an_estimate_says_the_least_time_and_what_is_unknown() -> None:
-    """4 products of 2 ms and 4 norms of 1: 12 ms at the least; without a chip its work is what is known."""
+    """4 products of 2 ms and 4 norms of 1.
+
+    12 ms at the least; without a chip its work is what is known.
+    """
     planned = untimed(blocks({}, {"forward": 1}, kind="estimate"))
     assert ("A step takes at least 12.0 ms on abacus.", ()) == told(planned)
-    assert ("A step has 4.00 k MACs. Nothing was timed.", ()) == told(replace(planned, run=replace(planned.run, hardware=None)))
+    assert ("A step has 4.00 k MACs. Nothing was timed.", ()) == told(
+        replace(planned, run=replace(planned.run, hardware=None))
+    )
 
 
 def test_a_model_whose_layers_have_no_times_has_nothing_outside_of_them() -> None:
     """As one that is compiled as a whole: its own time is that of all layers."""
     given = blocks({}, {"forward": 30}, hardware=None)
     modules = {
-        name: replace(each, forward=replace(each.forward, seconds=None, own_seconds=None)) for name, each in given.modules.items() if name
+        name: replace(each, forward=replace(each.forward, seconds=None, own_seconds=None))
+        for name, each in given.modules.items()
+        if name
     }
     whole = replace(given, modules={"": given.modules[""]} | modules)
     assert not [why for why in told(whole)[1] if "itself" in why]

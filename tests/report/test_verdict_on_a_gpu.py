@@ -1,6 +1,9 @@
-"""What is said of trainings on an H100, each with one fault or with none: profiles of `benchmarks/gpu_faults.py`, by torch 2.11.
+"""What is said of trainings on an H100, each with one fault or with none.
 
-Some rules were made by them, so they prove none. Memory and timelines were taken out, and nothing else.
+Profiles of `benchmarks/gpu_faults.py`, by torch 2.11.
+
+Some rules were made by them, so they prove none. Memory and timelines were taken out, and nothing
+else.
 """
 
 import dataclasses
@@ -21,8 +24,13 @@ from lflops.report.report import report_of
 
 TRAININGS: dict[str, Any] = {
     name: each
-    for file in ("h100_trainings", "h100_models")  # the second has a decoder and a convolution, with their memory at the peak
-    for name, each in json.loads(gzip.decompress(Path(__file__).with_name(f"{file}.json.gz").read_bytes())).items()
+    for file in (
+        "h100_trainings",
+        "h100_models",
+    )  # the second has a decoder and a convolution, with their memory at the peak
+    for name, each in json.loads(
+        gzip.decompress(Path(__file__).with_name(f"{file}.json.gz").read_bytes())
+    ).items()
 }
 
 FIRST = {
@@ -63,18 +71,33 @@ def test_the_first_fault_is_the_planted_one(name: str, tmp_path: Path) -> None:
     ("name", "said", "seconds"),
     [
         ("decoder nothing", None, 0.0),
-        ("decoder reads_scalars", "idle", (16.48 - 14.26) * 1e-3),  # 13 % of the step, for which the host waits 200 times
+        (
+            "decoder reads_scalars",
+            "idle",
+            (16.48 - 14.26) * 1e-3,
+        ),  # 13 % of the step, for which the host waits 200 times
         ("decoder empties_the_cache", "allocating", (19.20 - 14.26) * 1e-3),
-        ("decoder checkpoints_all", "recomputed", (18.03 - 14.26) * 1e-3),  # 10 % of the step, which needs 3.5 of 79 GiB
+        (
+            "decoder checkpoints_all",
+            "recomputed",
+            (18.03 - 14.26) * 1e-3,
+        ),  # 10 % of the step, which needs 3.5 of 79 GiB
         ("decoder all_in_fp32", "tensor_cores", (81.72 - 14.26) * 1e-3),
-        ("convolutions all_in_fp32", "tensor_cores", (11.40 - 7.78) * 1e-3),  # cuDNN multiplies in TF32
+        (
+            "convolutions all_in_fp32",
+            "tensor_cores",
+            (11.40 - 7.78) * 1e-3,
+        ),  # cuDNN multiplies in TF32
         ("convolutions clips_by_tensor", "clip", (10.57 - 7.78) * 1e-3),
     ],
 )
 def test_the_one_fault_of_another_model_costs_about_what_a_stopwatch_says(
     name: str, said: str | None, seconds: float, tmp_path: Path
 ) -> None:
-    """The step with the fault less the one without, unwatched. A bound by the peaks, or the second forward alone, is about half of it."""
+    """The step with the fault less the one without, unwatched.
+
+    A bound by the peaks, or the second forward alone, is about half of it.
+    """
     found = [each for each in explain(profile(name, tmp_path)).findings if each.is_fault]
     assert ([] if said is None else [said]) == [each.cause for each in found]
     assert all(0.5 * seconds <= (each.seconds or 0.0) <= 1.2 * seconds for each in found)
@@ -83,7 +106,9 @@ def test_the_one_fault_of_another_model_costs_about_what_a_stopwatch_says(
 def test_a_step_of_several_batches_waits_as_often_as_all_of_them(tmp_path: Path) -> None:
     """200 times in a batch; 800 in a step of four."""
     given = profile("decoder reads_scalars", tmp_path)
-    assert [200, 800] == [waits(replace(given, run=replace(given.run, accumulation=number))) for number in (None, 4)]
+    assert [200, 800] == [
+        waits(replace(given, run=replace(given.run, accumulation=number))) for number in (None, 4)
+    ]
 
 
 def test_a_little_waiting_for_the_driver_hides_no_idle_device(tmp_path: Path) -> None:
@@ -91,8 +116,14 @@ def test_a_little_waiting_for_the_driver_hides_no_idle_device(tmp_path: Path) ->
     given = profile("decoder empties_the_cache", tmp_path)
     assert given.trace is not None
     parts = {"cudaMalloc": 4, "cudaFree": 4}
-    rows = [replace(each, own_host_seconds=each.own_host_seconds / parts.get(each.name, 1)) for each in given.trace.operators]
-    found = {each.cause: each for each in explain(replace(given, trace=replace(given.trace, operators=rows))).findings}
+    rows = [
+        replace(each, own_host_seconds=each.own_host_seconds / parts.get(each.name, 1))
+        for each in given.trace.operators
+    ]
+    found = {
+        each.cause: each
+        for each in explain(replace(given, trace=replace(given.trace, operators=rows))).findings
+    }
     assert "allocating" not in found
     assert found["idle"].seconds == pytest.approx(3.91e-3, rel=0.01)
 
@@ -104,52 +135,84 @@ def test_where_memory_is_short_recomputing_may_take_a_tenth(tmp_path: Path) -> N
     assert chip is not None
     assert chip.memory_bytes is not None
     small = dataclasses.replace(chip, memory_bytes=chip.memory_bytes // 20, usable_bytes=None)
-    assert [] == [each for each in explain(replace(given, run=replace(given.run, hardware=small))).findings if each.is_fault]
+    assert [] == [
+        each
+        for each in explain(replace(given, run=replace(given.run, hardware=small))).findings
+        if each.is_fault
+    ]
 
 
 def test_recomputing_is_told_next_to_an_idle_device(tmp_path: Path) -> None:
     """A second forward of 4.75 ms."""
-    found = [each for each in explain(profile("checkpoints_all", tmp_path)).findings if each.is_fault]
+    found = [
+        each for each in explain(profile("checkpoints_all", tmp_path)).findings if each.is_fault
+    ]
     assert ["idle", "recomputed"] == [each.cause for each in found]
     assert found[1].seconds == pytest.approx(4.75e-3, rel=0.01)
 
 
 def test_a_loop_that_reads_scalars_is_told_how_often_it_waits(tmp_path: Path) -> None:
     """200 times `.item()` after the forward of each step, which the trace has as 600 waits in three; in a clean step there is none."""
-    said = {name: explain(profile(name, tmp_path)).findings[0] for name in ("reads_scalars", "batch_of_one")}
-    assert "idle time of the device, for which the host waits 200 times, mostly in forward" in said["reads_scalars"].said
+    said = {
+        name: explain(profile(name, tmp_path)).findings[0]
+        for name in ("reads_scalars", "batch_of_one")
+    }
+    assert (
+        "idle time of the device, for which the host waits 200 times, mostly in forward"
+        in said["reads_scalars"].said
+    )
     assert said["reads_scalars"].next.startswith("Keep .item()")
     assert "waits" not in said["batch_of_one"].said
     assert "larger batches" in said["batch_of_one"].next
 
 
 def test_a_larger_batch_of_a_step_that_the_host_limits_is_doubted(tmp_path: Path) -> None:
-    """The device is idle for 72 % of a step with one sample. With 16 the step was not 16 times as long: 13 ms in place of 15."""
+    """The device is idle for 72 % of a step with one sample.
+
+    With 16 the step was not 16 times as long: 13 ms in place of 15.
+    """
     assert ("idle",) == lflops.what_if(profile("batch_of_one", tmp_path), batch=16).doubts
     assert () == lflops.what_if(profile("batch_of_one", tmp_path), without="optimizer").doubts
-    assert ("idle",) == lflops.what_if(profile("checkpoints_all", tmp_path), without="recompute").doubts  # its launches cost idle time
+    assert ("idle",) == lflops.what_if(
+        profile("checkpoints_all", tmp_path), without="recompute"
+    ).doubts  # its launches cost idle time
     assert () == lflops.what_if(profile("nothing", tmp_path), batch=2).doubts
 
 
 def test_a_layer_that_waits_for_memory_is_not_slow(tmp_path: Path) -> None:
-    """Its kernels take 2.29 ms, as those of its equals. `cudaMalloc` and `cudaFree` take (6.57 + 5.28) / 3 = 3.95 ms of a step."""
+    """Its kernels take 2.29 ms, as those of its equals.
+
+    `cudaMalloc` and `cudaFree` take (6.57 + 5.28) / 3 = 3.95 ms of a step.
+    """
     given = profile("empties_the_cache", tmp_path)
     found = analyze(given).outliers
     assert ((), "allocating") == (found.found, found.doubt)
     assert given.trace is not None
-    free = replace(given.trace, operators=[each for each in given.trace.operators if each.name not in {"cudaMalloc", "cudaFree"}])
-    assert ["layers.3"] == [each.module for each in analyze(replace(given, trace=free)).outliers.found]
+    free = replace(
+        given.trace,
+        operators=[
+            each for each in given.trace.operators if each.name not in {"cudaMalloc", "cudaFree"}
+        ],
+    )
+    assert ["layers.3"] == [
+        each.module for each in analyze(replace(given, trace=free)).outliers.found
+    ]
 
 
 def test_the_first_lines_leave_no_fault_out(tmp_path: Path) -> None:
     """Clipping costs less than memory-bound work, which every training has."""
-    assert any("gradient clipping" in line for line in report_of(analyze(profile("clips_by_tensor", tmp_path))).verdict.why)
+    assert any(
+        "gradient clipping" in line
+        for line in report_of(analyze(profile("clips_by_tensor", tmp_path))).verdict.why
+    )
 
 
 def test_a_third_more_is_not_the_same_however_unsteady_the_steps_were(tmp_path: Path) -> None:
     """11.8 and 15.5 ms, where the first varied by 29 %."""
     before, after = (profile(name, tmp_path) for name in ("nothing", "reads_scalars"))
-    assert headline(lflops.diff(before, after))[0].startswith("Cannot tell whether the step is slower or faster, because two runs")
+    assert headline(lflops.diff(before, after))[0].startswith(
+        "Cannot tell whether the step is slower or faster, because two runs"
+    )
 
 
 def test_a_large_copy_makes_no_layer_faster_than_the_peak(tmp_path: Path) -> None:

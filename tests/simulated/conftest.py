@@ -1,6 +1,7 @@
 """The tests of this folder run in a process of their own, as the simulated devices change a process for good.
 
-The process that pytest was started in only passes on what they say. It starts the other one with the first of them, for all that it runs.
+The process that pytest was started in only passes on what they say. It starts the other one with
+the first of them, for all that it runs.
 """
 
 import json
@@ -22,11 +23,16 @@ HERE = Path(__file__).parent
 WITHIN = "LFLOPS_TESTS_SIMULATED"
 """Names the file for the results, in the process that has the devices."""
 
-_told: dict[str, tuple[str, str]] = {}  # of each test that has run: its outcome, and why it failed or was skipped
+_told: dict[
+    str, tuple[str, str]
+] = {}  # of each test that has run: its outcome, and why it failed or was skipped
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In the process that has the devices, load them first: torch starts its threads with the first backward."""
+    """In the process that has the devices, load them first.
+
+    Torch starts its threads with the first backward.
+    """
     if WITHIN in os.environ:
         simulated.load()
 
@@ -73,13 +79,29 @@ def _run(items: list[pytest.Item]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results")
         results.touch()
-        command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *(item.nodeid for item in items)]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n0",
+            "-p",
+            "no:cacheprovider",
+            *(item.nodeid for item in items),
+        ]
         environment = os.environ | {WITHIN: str(results), "PYTEST_ADDOPTS": ""}
         environment.pop("PYTEST_XDIST_WORKER", None)
-        done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True
+        )
         crashed = f"{library.name}: the process ended with {done.returncode}\n{done.stdout[-5000:]}\n{done.stderr[-5000:]}"
         _told.update({item.nodeid: ("failed", crashed) for item in items})
-        _told.update({nodeid: (outcome, why) for nodeid, outcome, why in map(json.loads, results.read_text("utf-8").splitlines())})
+        _told.update(
+            {
+                nodeid: (outcome, why)
+                for nodeid, outcome, why in map(json.loads, results.read_text("utf-8").splitlines())
+            }
+        )
 
 
 @pytest.fixture(autouse=True)

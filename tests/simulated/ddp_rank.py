@@ -1,6 +1,9 @@
-"""One rank of a training on simulated devices: `python -m tests.simulated.ddp_rank RANK PORT SLOWER...`, a training for each SLOWER.
+"""One rank of a training on simulated devices.
 
-Rank 1's kernels take SLOWER times as long. Each rank prints, as JSON, the culprits of each training and its last clean step.
+`python -m tests.simulated.ddp_rank RANK PORT SLOWER...`, a training for each SLOWER.
+
+Rank 1's kernels take SLOWER times as long. Each rank prints, as JSON, the culprits of each training
+and its last clean step.
 """
 
 import json
@@ -28,7 +31,13 @@ def trained(rank: int, slower: float) -> Any:
     device = simulated.DEVICES[rank]
     model = DistributedDataParallel(Layers().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    settings: dict[str, Any] = {"hardware": None, "on_error": "raise", "trace": False, "html": False, "ledger": False}
+    settings: dict[str, Any] = {
+        "hardware": None,
+        "on_error": "raise",
+        "trace": False,
+        "html": False,
+        "ledger": False,
+    }
     with lflops.monitor(model, optimizer, log=lambda _: None, **settings) as monitor:
         for batch in monitor.data([torch.randn(ROWS, WIDTH) for _ in range(STEPS)]):
             with monitor.step(batch):
@@ -40,7 +49,14 @@ def trained(rank: int, slower: float) -> Any:
     for profile in monitor.profiles:
         clean = [step for step in profile.steps if step.kind == "clean" and not step.marks]
         rows = [(row.slow_rank, row.module, row.phase) for row in lflops.imbalance(profile).rows]
-        found.append({"rows": rows, "seconds": clean[-1].seconds, "phases": clean[-1].phases, "waiting": clean[-1].waiting})
+        found.append(
+            {
+                "rows": rows,
+                "seconds": clean[-1].seconds,
+                "phases": clean[-1].phases,
+                "waiting": clean[-1].waiting,
+            }
+        )
     return found
 
 

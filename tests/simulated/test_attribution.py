@@ -1,6 +1,9 @@
-"""Backward on the device's thread is attributed as on the CPU, in random graphs: by the operators that run, and by the time that they take.
+"""Backward on the device's thread is attributed as on the CPU, in random graphs.
 
-Nothing but matrix products takes time on the device, and each takes a nanosecond for a MAC. So a module's time has to be its MACs.
+By the operators that run, and by the time that they take.
+
+Nothing but matrix products takes time on the device, and each takes a nanosecond for a MAC. So a
+module's time has to be its MACs.
 """
 
 import random
@@ -117,7 +120,9 @@ def loss_of(x: Tensor, *, twice: bool) -> Callable[[Tensor], Tensor]:
 
 def work(profile: Profile) -> dict[tuple[str, str], int]:
     """The MACs of each module by phase."""
-    return {(name, phase): profile.total(name, phase) for name in profile.modules for phase in PHASES}
+    return {
+        (name, phase): profile.total(name, phase) for name in profile.modules for phase in PHASES
+    }
 
 
 @pytest.mark.parametrize("seed", range(GRAPHS))
@@ -135,7 +140,15 @@ def test_a_random_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     simulated.plan(launch=0, event=0, macs_per_second=1e9, bytes_per_second=1e18)
     model.to(FIRST)
     there = x.detach().to(FIRST).requires_grad_()
-    on_device = lflops.measure(model, there, backward=True, loss=loss_of(there, twice=twice), warmup=0, repeats=1, hardware=None)
+    on_device = lflops.measure(
+        model,
+        there,
+        backward=True,
+        loss=loss_of(there, twice=twice),
+        warmup=0,
+        repeats=1,
+        hardware=None,
+    )
     assert work(on_cpu) == work(on_device)
     assert 0 < on_cpu.total("", "backward")
     timed = {"": on_device.modules[""]} if twice else on_device.modules
@@ -143,4 +156,6 @@ def test_a_random_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         for phase in PHASES:
             taken = getattr(module, phase).seconds
             macs = on_cpu.total(name, phase)
-            assert (0 if taken is None else taken.median) == pytest.approx(macs / 1e9, rel=0.02, abs=1e-6), (name, phase)
+            assert (0 if taken is None else taken.median) == pytest.approx(
+                macs / 1e9, rel=0.02, abs=1e-6
+            ), (name, phase)

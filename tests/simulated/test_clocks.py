@@ -1,4 +1,7 @@
-"""Clocks of a device: its events where they have times, else the host's clock, which waits; and which marks may wait."""
+"""Clocks of a device: its events where they have times, else the host's clock, which waits.
+
+And which marks may wait.
+"""
 
 import pytest
 import torch
@@ -32,9 +35,14 @@ def test_a_device_has_its_events_and_nobody_waits_for_a_mark() -> None:
     assert clock.seconds(start, end) == pytest.approx(3e-3 + simulated.LAUNCH)
 
 
-@pytest.mark.parametrize("device", [SECOND, torch.device("privateuseone")], ids=["by number", "the current one"])
+@pytest.mark.parametrize(
+    "device", [SECOND, torch.device("privateuseone")], ids=["by number", "the current one"]
+)
 def test_marks_are_of_the_clock_s_device(device: torch.device) -> None:
-    """Between them the user makes the other device the current one: it is 3 ms all the same, and the other device is not waited for."""
+    """Between them the user makes the other device the current one.
+
+    It is 3 ms all the same, and the other device is not waited for.
+    """
     simulated.plan_kernel("mm", 3e-3)
     on_first, on_second = (torch.ones(8, 8, device=each) for each in (FIRST, SECOND))
     with torch.accelerator.device_index(SECOND.index):
@@ -71,7 +79,10 @@ def test_where_events_have_no_times_a_mark_waits() -> None:
 
 
 def test_where_a_mark_waits_the_phases_of_a_step_are_the_host_s() -> None:
-    """Two phases whose kernels take 3 ms each: the host has launched them after 5 µs each, and waits once, at the step's end."""
+    """Two phases whose kernels take 3 ms each.
+
+    The host has launched them after 5 µs each, and waits once, at the step's end.
+    """
     simulated.plan_events(timed=False)
     simulated.plan_kernel("mm", 3e-3)
     x, phases = torch.ones(8, 8, device=FIRST), StepPhases(clock_of(FIRST), within=HostClock())
@@ -98,5 +109,8 @@ def test_the_overhead_of_hooks_is_what_their_marks_leave_out() -> None:
 
 def test_a_device_that_torch_cannot_wait_for_has_no_clock() -> None:
     """As `meta`, whose tensors have no memory."""
-    with pytest.raises(CountError, match="the tensors are on 'meta': times are taken on 'cpu' and where torch can wait for the device"):
+    with pytest.raises(
+        CountError,
+        match="the tensors are on 'meta': times are taken on 'cpu' and where torch can wait for the device",
+    ):
         clock_of(torch.device("meta"))

@@ -1,4 +1,7 @@
-"""The simulated device keeps to what is planted, as a real one keeps to its physics; nothing of lflops runs here."""
+"""The simulated device keeps to what is planted, as a real one keeps to its physics.
+
+Nothing of lflops runs here.
+"""
 
 import threading
 from itertools import pairwise
@@ -43,7 +46,10 @@ def test_a_product_takes_what_is_planted() -> None:
 
 
 def test_the_host_runs_ahead_until_it_waits() -> None:
-    """Ten kernels of a millisecond are launched in 50 µs, and nobody has waited. Then somebody does: 10 ms since the first."""
+    """Ten kernels of a millisecond are launched in 50 µs, and nobody has waited.
+
+    Then somebody does: 10 ms since the first.
+    """
     simulated.plan_kernel("mm", 1e-3)
     x = square()
     torch.accelerator.synchronize()
@@ -73,7 +79,10 @@ def test_a_device_waits_for_a_host_that_is_behind() -> None:
 
 
 def test_two_streams_run_at_once_and_one_waits_for_an_event() -> None:
-    """On a second stream a kernel begins as it is launched; where it waits for the first stream, after it."""
+    """On a second stream a kernel begins as it is launched.
+
+    Where it waits for the first stream, after it.
+    """
     simulated.plan_kernel("mm", 1e-3)
     x = square()
     torch.accelerator.synchronize()
@@ -108,7 +117,10 @@ def test_backward_runs_on_the_device_s_thread() -> None:
 def test_a_training_ends_as_on_the_cpu_and_waits_for_nothing() -> None:
     """Five steps of AdamW, within a rounding of the CPU's."""
     torch.manual_seed(0)
-    made = [nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 4)) for _ in range(2)]
+    made = [
+        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 4))
+        for _ in range(2)
+    ]
     made[1].load_state_dict(made[0].state_dict())
     made[1].to(FIRST)
     batch = torch.randn(8, 16)
@@ -136,7 +148,10 @@ def test_to_read_a_value_waits_for_the_device() -> None:
 
 
 def test_memory_is_kept_for_the_next_tensor_until_the_limit() -> None:
-    """64 KiB are allocated, freed, and used again. Beyond the limit the allocator gives back what it keeps, and then gives up."""
+    """64 KiB are allocated, freed, and used again.
+
+    Beyond the limit the allocator gives back what it keeps, and then gives up.
+    """
     torch.accelerator.empty_cache()
     torch.accelerator.reset_peak_memory_stats()
     torch.accelerator.reset_accumulated_memory_stats()
@@ -150,7 +165,9 @@ def test_memory_is_kept_for_the_next_tensor_until_the_limit() -> None:
     assert 128 * 128 * 4 == y.nbytes == torch.accelerator.memory_reserved() - reserved
     assert 128 * 128 * 4 == torch.accelerator.max_memory_allocated() - before
     simulated.plan_device(0, limit=reserved + 100_000)
-    with pytest.raises(torch.OutOfMemoryError, match="simulated:0 is out of memory: tried to allocate 65536 bytes"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match="simulated:0 is out of memory: tried to allocate 65536 bytes"
+    ):
         square()
     assert 1 == torch.accelerator.memory_stats()["num_ooms"]
 

@@ -24,13 +24,20 @@ def _emptied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("device", [FIRST, SECOND], ids=["first", "second"])
 def test_the_peaks_are_those_of_the_training_s_device(device: torch.device) -> None:
-    """Whichever one is current. At the peak there are the parameters, their gradients, and what backward needs."""
+    """Whichever one is current.
+
+    At the peak there are the parameters, their gradients, and what backward needs.
+    """
     held = torch.accelerator.memory_allocated(device)
     run = train(Layers(), device=device, steps=14).profile.run
     assert torch.accelerator.max_memory_allocated(device) == run.allocated_bytes
     assert torch.accelerator.max_memory_reserved(device) == run.reserved_bytes
     assert run.allocated_bytes is not None
-    assert 2 * 4 * 2 * WIDTH * HIDDEN < run.allocated_bytes - held < 2 * 4 * 2 * WIDTH * HIDDEN + 8 * 4 * ROWS * HIDDEN
+    assert (
+        2 * 4 * 2 * WIDTH * HIDDEN
+        < run.allocated_bytes - held
+        < 2 * 4 * 2 * WIDTH * HIDDEN + 8 * 4 * ROWS * HIDDEN
+    )
     assert 0 == allocator_stats(device)["num_alloc_retries"]
 
 
@@ -42,7 +49,10 @@ def test_free_memory_is_that_of_the_device() -> None:
 
 
 def test_a_training_that_runs_out_of_memory_is_explained(tmp_path: Path) -> None:
-    """The thirteenth batch has 256 times as many rows. The report says where it was, and what was alive in the counted step."""
+    """The thirteenth batch has 256 times as many rows.
+
+    The report says where it was, and what was alive in the counted step.
+    """
 
     def limited(step: int) -> None:
         if step == 11:

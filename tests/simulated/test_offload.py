@@ -1,4 +1,7 @@
-"""FSDP2 with its shards on the host: what a simulated device really holds, and what an estimate says of it."""
+"""FSDP2 with its shards on the host.
+
+What a simulated device really holds, and what an estimate says of it.
+"""
 
 import gc
 from collections.abc import Iterator
@@ -17,7 +20,9 @@ from lflops.profile.profile import Memory
 from tests.support.simulated import FIRST
 
 WIDTH, ROWS, BLOCKS = 128, 16, 4
-BLOCK = 2 * 4 * WIDTH * WIDTH * 4  # bytes of two products from `WIDTH` to four times as many and back, in float32
+BLOCK = (
+    2 * 4 * WIDTH * WIDTH * 4
+)  # bytes of two products from `WIDTH` to four times as many and back, in float32
 ROUNDED = 512  # the device's allocator hands out multiples of so many bytes
 
 POLICIES = {
@@ -83,12 +88,17 @@ def fake_ranks(ranks: int) -> Iterator[None]:
 
 
 def really_held(ranks: int, policy: MixedPrecisionPolicy) -> tuple[int, list[int]]:
-    """Of the third step of torch's own FSDP2: the peak that the device counts, and what is allocated at each gathering of parameters."""
+    """Of the third step of torch's own FSDP2.
+
+    The peak that the device counts, and what is allocated at each gathering of parameters.
+    """
     gathered: list[int] = []
     with fake_ranks(ranks):
         mesh, model = init_device_mesh(FIRST.type, (ranks,)), Stack().to(FIRST)
         for part in (*model.blocks, model):
-            shards: Any = fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=CPUOffloadPolicy(pin_memory=False))
+            shards: Any = fully_shard(
+                part, mesh=mesh, mp_policy=policy, offload_policy=CPUOffloadPolicy(pin_memory=False)
+            )
             shards.set_custom_all_gather(Gathers(gathered))
             shards.set_custom_reduce_scatter(Gathers([]))
         optimizer = torch.optim.AdamW(model.parameters())
@@ -108,7 +118,13 @@ def really_held(ranks: int, policy: MixedPrecisionPolicy) -> tuple[int, list[int
 
 def estimated(ranks: int, policy: MixedPrecisionPolicy, *, offload: bool) -> Memory:
     """The same step, on tensors without memory."""
-    how: dict[str, Any] = {"backward": True, "optimizer": "adamw", "mesh": {"data": ranks}, "mixed": policy, "round_to": ROUNDED}
+    how: dict[str, Any] = {
+        "backward": True,
+        "optimizer": "adamw",
+        "mesh": {"data": ranks},
+        "mixed": policy,
+        "round_to": ROUNDED,
+    }
     subject = lambda: Subject(Stack(), (torch.zeros(ROWS, WIDTH),), {}, Tensor.sum)  # noqa: E731
     memory = Estimator(caller="estimate", offload=offload, **how).run(subject).memory
     assert memory is not None
@@ -118,7 +134,9 @@ def estimated(ranks: int, policy: MixedPrecisionPolicy, *, offload: bool) -> Mem
 @pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_device_holds_what_was_estimated(ranks: int, policy: str) -> None:
-    """To the byte, at the peak and at each gathering: with the rank's shard, which is copied to the device for it.
+    """To the byte, at the peak and at each gathering.
+
+    With the rank's shard, which is copied to the device for it.
 
     The loop keeps the loss while it goes backward, a number, and the estimate lets it go.
     """
@@ -129,10 +147,18 @@ def test_the_device_holds_what_was_estimated(ranks: int, policy: str) -> None:
     assert [*gathered[:in_forward], *(each - ROUNDED for each in gathered[in_forward:])] == [
         each.live_bytes for each in memory.timeline if each.operator == "fsdp::all_gather_copy_in"
     ]
-    assert (0, 0) == (memory.most_by_category["optimizer_state"], memory.most_by_category["gradients"])
+    assert (0, 0) == (
+        memory.most_by_category["optimizer_state"],
+        memory.most_by_category["gradients"],
+    )
 
 
 def test_without_it_the_device_holds_the_shards_as_well() -> None:
-    """Weights, moments and, at the peak, at least the gradient of one block: the half of each on one of two ranks."""
-    offloaded, held = (estimated(2, POLICIES["float32"], offload=offload).peak_bytes for offload in (True, False))
+    """Weights, moments and, at the peak, at least the gradient of one block.
+
+    The half of each on one of two ranks.
+    """
+    offloaded, held = (
+        estimated(2, POLICIES["float32"], offload=offload).peak_bytes for offload in (True, False)
+    )
     assert held - offloaded > 3 * BLOCKS * BLOCK // 2

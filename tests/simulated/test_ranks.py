@@ -1,4 +1,7 @@
-"""DistributedDataParallel over the two simulated devices, a process each: a slow rank is named, and equal ones are not accused."""
+"""DistributedDataParallel over the two simulated devices, a process each.
+
+A slow rank is named, and equal ones are not accused.
+"""
 
 import json
 import subprocess
@@ -20,7 +23,16 @@ def trainings() -> list[Any]:
     port = str(free_port())
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "tests.simulated.ddp_rank", str(rank), port, *map(str, SLOWER)],
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "tests.simulated.ddp_rank",
+                str(rank),
+                port,
+                *map(str, SLOWER),
+            ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -35,7 +47,10 @@ def trainings() -> list[Any]:
 
 
 def test_a_rank_with_a_slow_device_is_named(trainings: list[Any]) -> None:
-    """Rank 1's kernels take half as long again: five products of 0.839 ms a step. Rank 0 waits for that at the end of backward."""
+    """Rank 1's kernels take half as long again: five products of 0.839 ms a step.
+
+    Rank 0 waits for that at the end of backward.
+    """
     ((window,), _) = trainings
     assert [[1, "", "all"]] == window["rows"]
     assert window["waiting"] == pytest.approx(0.5 * 5 * PRODUCT, rel=0.05)

@@ -34,19 +34,27 @@ def test_events_without_times_are_not_offered() -> None:
     """That is no mistake: the host's clock is used."""
     simulated.plan_events(timed=False)
     result = self_test("simulated")
-    assert {"clock": None} == {name: passed for name, passed in outcomes(result).items() if not passed}
+    assert {"clock": None} == {
+        name: passed for name, passed in outcomes(result).items() if not passed
+    }
     assert result.passed
 
 
-def test_a_clock_that_goes_twice_as_fast_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_clock_that_goes_twice_as_fast_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A planted culprit. The exit status says so."""
     right = StreamClock.seconds
     monkeypatch.setattr(StreamClock, "seconds", lambda *given: 2 * right(*given))
-    assert {"forward"} == {name for name, passed in outcomes(self_test("simulated")).items() if passed is False}
+    assert {"forward"} == {
+        name for name, passed in outcomes(self_test("simulated")).items() if passed is False
+    }
     assert 1 == main(["selftest", "-o", str(tmp_path / "sent.json")])
 
 
 def test_work_of_the_wrong_module_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one: on a device's thread it is forgotten that a pass is within one that recomputes."""
     monkeypatch.setattr(module_tracker, "in_inner_backward", lambda: False)
-    assert {"work by module"} == {name for name, passed in outcomes(self_test("simulated")).items() if passed is False}
+    assert {"work by module"} == {
+        name for name, passed in outcomes(self_test("simulated")).items() if passed is False
+    }

@@ -17,12 +17,18 @@ ROWS, WIDTH, HIDDEN = 64, 256, 512
 MACS = ROWS * WIDTH * HIDDEN
 """Of each product of `Layers`."""
 RATE = 1e10
-"""MACs a second that tests plant, so that each product takes 0.839 ms. All other kernels together take some µs."""
+"""MACs a second that tests plant, so that each product takes 0.839 ms.
+
+All other kernels together take some µs.
+"""
 PRODUCT = MACS / RATE
 
 
 class Layers(nn.Module):
-    """Two products with an activation between them. Backward has three: nobody wants the gradient of the data."""
+    """Two products with an activation between them.
+
+    Backward has three: nobody wants the gradient of the data.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +39,10 @@ class Layers(nn.Module):
 
 
 class Trained(NamedTuple):
-    """A training that is over: its window, and how often the host waited for the device in each step."""
+    """A training that is over.
+
+    Its window, and how often the host waited for the device in each step.
+    """
 
     profile: Profile
     waited: list[int]
@@ -52,8 +61,19 @@ def train(
     **settings: Any,
 ) -> Trained:
     """Train it in a loop, on batches that are copied to the device without waiting."""
-    asked: dict[str, Any] = {"on_error": "raise", "log": lambda _: None, "trace": False, "html": False, "hardware": None, "ledger": False}
-    asked |= {"schedule": schedule or Schedule(wait=6, warmup=2, active=3, repeat=1), "dirpath": folder, **settings}
+    asked: dict[str, Any] = {
+        "on_error": "raise",
+        "log": lambda _: None,
+        "trace": False,
+        "html": False,
+        "hardware": None,
+        "ledger": False,
+    }
+    asked |= {
+        "schedule": schedule or Schedule(wait=6, warmup=2, active=3, repeat=1),
+        "dirpath": folder,
+        **settings,
+    }
     model.to(device)
     optimizer, waits = torch.optim.SGD(model.parameters(), lr=1e-3), [simulated.synchronisations()]
     with lflops.monitor(model, optimizer, **asked) as monitor:

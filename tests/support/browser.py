@@ -14,7 +14,10 @@ from lflops.report.html import save
 from tests.support.repository import ROOT
 from tests.support.tensorboard_server import Board, board
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "chromium-browser"))),
+    None,
+)
 """The first takes a quarter of the CPU time to open a page: it has no window of its own around it."""
 
 PARTS = ROOT / "lflops" / "page"
@@ -29,17 +32,24 @@ ROW = f"{GRID} .grid-body [role=row]"
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     """One for all of a folder's tests, which are skipped where there is none, and say so."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the dev extra")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright, of the dev extra"
+    )
     if CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE)
+        opened = driver.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE
+        )
         yield opened
         opened.close()
 
 
 class Seen(NamedTuple):
-    """A page, and what it did beside being drawn: addresses it asked, and what must never come: dialogs and errors."""
+    """A page, and what it did beside being drawn.
+
+    Addresses it asked, and what must never come: dialogs and errors.
+    """
 
     page: Any
     asked: list[str]
@@ -54,7 +64,9 @@ class Seen(NamedTuple):
         found = {}
         for row in self.page.locator(ROW).all():
             cell = row.locator(f'.number[title^="{column}: "]')
-            found[row.locator(".name").get_attribute("title")] = cell.get_attribute("title").removeprefix(f"{column}: ").split("\n")[0]
+            found[row.locator(".name").get_attribute("title")] = (
+                cell.get_attribute("title").removeprefix(f"{column}: ").split("\n")[0]
+            )
         return found
 
     def view(self, name: str) -> None:
@@ -79,7 +91,10 @@ class Tabs:
 
     @contextmanager
     def opened(self, **options: Any) -> Iterator[Any]:
-        """An empty tab of a context with these options. Nothing is left in it afterwards that the next test could see."""
+        """An empty tab of a context with these options.
+
+        Nothing is left in it afterwards that the next test could see.
+        """
         closed = self._closed.setdefault(frozenset(options.items()), [])
         page = closed.pop() if closed else self._new(options)
         yield page
@@ -145,7 +160,12 @@ def page_of(opening: Callable[..., Seen], tmp_path: Path) -> Callable[..., Seen]
 def bench(browser: Any) -> Iterator[Any]:
     """An empty page that can import the page's modules, to try what is in them."""
     page, site = browser.new_page(), "http://page.test/"
-    page.route("**/*.js", lambda route: route.fulfill(path=PARTS / route.request.url.removeprefix(site), content_type="text/javascript"))
+    page.route(
+        "**/*.js",
+        lambda route: route.fulfill(
+            path=PARTS / route.request.url.removeprefix(site), content_type="text/javascript"
+        ),
+    )
     page.route("**/here", lambda route: route.fulfill(body="", content_type="text/html"))
     page.goto(f"{site}here")
     yield page
@@ -153,7 +173,9 @@ def bench(browser: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def tab(opening: Callable[..., Seen], logdir: Path, *, expected: int) -> Iterator[tuple[Seen, Any, Board]]:
+def tab(
+    opening: Callable[..., Seen], logdir: Path, *, expected: int
+) -> Iterator[tuple[Seen, Any, Board]]:
     """The tab in a TensorBoard that has read so much; the frame that it is in; and its server."""
     with board(logdir, "--load_fast=false") as server:
         server.windows(expected=expected)

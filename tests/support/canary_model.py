@@ -28,7 +28,10 @@ def watched(*_: object) -> None:
 
 
 class Patient(nn.Module):
-    """A bit of everything that can be changed; in train mode it draws from all generators and its buffers move."""
+    """A bit of everything that can be changed.
+
+    In train mode it draws from all generators and its buffers move.
+    """
 
     steps: Tensor
     average: Tensor
@@ -63,7 +66,11 @@ class Patient(nn.Module):
 
 
 def patient() -> Patient:
-    """One in the middle of a training: it has gradients, and there have been optimizers, for the first of which torch patches its class."""
+    """One in the middle of a training.
+
+    It has gradients, and there have been optimizers, for the first of which torch patches its
+    class.
+    """
     model = Patient()
     model(torch.randn(3, 4)).sum().backward()
     model.mask = None

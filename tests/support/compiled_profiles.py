@@ -7,7 +7,9 @@ from lflops.profile.records import CompiledCode, CompiledKernel, Phase
 from tests.support.profile_builders import small_profile
 
 
-def kernel(name: str, module: str, phase: Phase, *, moved: int | None, took: float = 1e-5, modules: int = 1) -> CompiledKernel:
+def kernel(
+    name: str, module: str, phase: Phase, *, moved: int | None, took: float = 1e-5, modules: int = 1
+) -> CompiledKernel:
     """A kernel that ran once in each of two batches, with its bytes and host seconds in a batch."""
     return CompiledKernel(
         name=name,
@@ -23,8 +25,9 @@ def kernel(name: str, module: str, phase: Phase, *, moved: int | None, took: flo
 def compiled_profile() -> Profile:
     """The small profile with a compiled encoder.
 
-    As dispatched, forward moves 960 bytes in the product and 512 in GELU, backward 768 in GELU's. The kernels move 960 and 256, and
-    512 + 64, as GELU is computed again. Of the product in backward the bytes are unknown.
+    As dispatched, forward moves 960 bytes in the product and 512 in GELU, backward 768 in GELU's.
+    The kernels move 960 and 256, and 512 + 64, as GELU is computed again. Of the product in
+    backward the bytes are unknown.
     """
     kernels = (
         kernel("extern_kernels.addmm", "encoder.0", "forward", moved=960, took=4e-5),
@@ -45,5 +48,7 @@ def compiled_profile() -> Profile:
     )
     given = small_profile()
     assert given.trace is not None
-    modules = {name: replace(module, compiled=name == "encoder") for name, module in given.modules.items()}
+    modules = {
+        name: replace(module, compiled=name == "encoder") for name, module in given.modules.items()
+    }
     return replace(given, modules=modules, trace=replace(given.trace, compiled=code))

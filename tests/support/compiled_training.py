@@ -1,6 +1,9 @@
-"""A training that is compiled twice, without a record of its graphs and with one: a script for a process of its own.
+"""A training that is compiled twice, without a record of its graphs and with one.
 
-It prints as JSON what came of both, what traces say, and what was left behind. Its argument is a folder for inductor's caches.
+A script for a process of its own.
+
+It prints as JSON what came of both, what traces say, and what was left behind. Its argument is a
+folder for inductor's caches.
 """
 
 import json
@@ -13,7 +16,9 @@ from typing import Any
 
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = sys.argv[1]
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"  # kernels without vector instructions compile in half of the time
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = (
+    "0"  # kernels without vector instructions compile in half of the time
+)
 
 import torch
 from msgspec import to_builtins
@@ -53,7 +58,10 @@ class Net(nn.Module):
 
 
 def train(compiled: Callable[[Net], Any], *, trace: bool = True) -> dict[str, Any]:
-    """Compile, and train for four steps, of which the last two may be traced. Returns what came of it."""
+    """Compile, and train for four steps, of which the last two may be traced.
+
+    Returns what came of it.
+    """
     torch._dynamo.reset()
     torch.manual_seed(0)
     net = Net()
@@ -80,7 +88,13 @@ def train(compiled: Callable[[Net], Any], *, trace: bool = True) -> dict[str, An
         step()
         step()
     weights = [parameter.tolist() for parameter in net.parameters()]
-    return {"losses": losses, "weights": weights, "graphs": graphs, "later": compilations() - before - graphs, "code": code}
+    return {
+        "losses": losses,
+        "weights": weights,
+        "graphs": graphs,
+        "later": compilations() - before - graphs,
+        "code": code,
+    }
 
 
 def traced(model: nn.Module, step: Callable[[], None]) -> Any:
@@ -108,12 +122,22 @@ def settings() -> dict[str, Any]:
     from torch._inductor import config, debug
 
     entries = config._config  # type: ignore[attr-defined,unused-ignore]
-    values = {name: (repr(entry.default), repr(entry.user_override.get())) for name, entry in entries.items()}
-    return {"values": values, "graph": debug._pre_grad_graph_id, "nodes": debug._inductor_post_to_pre_grad_nodes.get("lflops")}
+    values = {
+        name: (repr(entry.default), repr(entry.user_override.get()))
+        for name, entry in entries.items()
+    }
+    return {
+        "values": values,
+        "graph": debug._pre_grad_graph_id,
+        "nodes": debug._inductor_post_to_pre_grad_nodes.get("lflops"),
+    }
 
 
 def by_block() -> Any:
-    """What a trace says of a forward in which each block is compiled by itself: one graph, for both."""
+    """What a trace says of a forward in which each block is compiled by itself.
+
+    One graph, for both.
+    """
     torch._dynamo.reset()
     net = nn.Sequential(Block(), Block())
     for block in net:

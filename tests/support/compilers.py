@@ -6,8 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ENTERED_MODES_END_COMPILATION = torch.__version__ < "2.14"  # 2.13 does, 2.15 does not; 2.14 was not tried
-"""Whether a frame that is met within a mode is never compiled again; and whether what is called on the way into a module is compiled."""
+ENTERED_MODES_END_COMPILATION = (
+    torch.__version__ < "2.14"
+)  # 2.13 does, 2.15 does not; 2.14 was not tried
+"""Whether a frame that is met within a mode is never compiled again.
+
+And whether what is called on the way into a module is compiled.
+"""
 
 
 class Backend:

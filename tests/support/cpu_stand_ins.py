@@ -1,4 +1,7 @@
-"""Kernels of GPUs that stand in on the CPU: each gives results of the right shape, so that torch's own functions above them run here."""
+"""Kernels of GPUs that stand in on the CPU.
+
+Each gives results of the right shape, so that torch's own functions above them run here.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,16 +22,27 @@ def _forward_into(out: Tensor, query: Tensor, *_: Any, **__: Any) -> Tensor:
     return query.new_zeros(query.shape[-2], query.shape[-3])
 
 
-def _backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(
+    _grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     return query * 1, key * 1, value * 1
 
 
 def _efficient(query: Tensor, _key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
     empty = query.new_empty(0)
-    return query[..., :1] * value[..., :1].sum() + query.new_zeros(*query.shape[:-1], value.shape[-1]), empty, empty, empty, 0, 0
+    return (
+        query[..., :1] * value[..., :1].sum() + query.new_zeros(*query.shape[:-1], value.shape[-1]),
+        empty,
+        empty,
+        empty,
+        0,
+        0,
+    )
 
 
-def _efficient_backward(_grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:
+def _efficient_backward(
+    _grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
+) -> tuple[Tensor, ...]:
     return query * 1, key * 1, value * 1, query.new_empty(0)
 
 

@@ -24,7 +24,10 @@ class StillClock:
 
 
 class TickingClock(StillClock):
-    """Each moment that is marked is a second after the one before: whatever ran took some time, however busy the machine is."""
+    """Each moment that is marked is a second after the one before.
+
+    Whatever ran took some time, however busy the machine is.
+    """
 
     def mark(self) -> float:
         """This moment."""

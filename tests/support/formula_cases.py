@@ -28,30 +28,74 @@ def case(operators: str, *args: Any, expected: int | Cost, **kwargs: Any) -> Cas
 
 
 N, K, M, G = 3, 5, 7, 4
-"""Rows, inner dimension, columns, matrices. All dimensions here are such that no two products of them are alike."""
+"""Rows, inner dimension, columns, matrices.
+
+All dimensions here are such that no two products of them are alike.
+"""
 
 by_expert = "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2"
 
 matmul = [
     case("mm _int_mm", (N, K), (K, M), expected=N * K * M),
     case("_foreach_mm", [(N, K), (K, M)], [(K, M), (M, G)], expected=N * K * M + K * M * G),
-    case("sparse_sampled_addmm", (N, M), (N, K), (K, M), expected=Cost(N * M * K, other_flops=N * M)),
+    case(
+        "sparse_sampled_addmm", (N, M), (N, K), (K, M), expected=Cost(N * M * K, other_flops=N * M)
+    ),
     case("sparse_sampled_addmm", (N, M), (N, K), (K, M), beta=0, expected=Cost(N * M * K)),
     case("_scaled_mm _scaled_mm_v2", (N, K), (K, M), expected=Cost(N * K * M, other_flops=N * M)),
-    case("addmm addmm_ _sparse_addmm", (M,), (N, K), (K, M), expected=Cost(N * K * M, other_flops=N * M)),
+    case(
+        "addmm addmm_ _sparse_addmm",
+        (M,),
+        (N, K),
+        (K, M),
+        expected=Cost(N * K * M, other_flops=N * M),
+    ),
     case("addmm addmm_ _sparse_addmm", (M,), (N, K), (K, M), beta=0, expected=Cost(N * K * M)),
-    case("_addmm_activation", (M,), (N, K), (K, M), expected=Cost(N * K * M, other_flops=2 * N * M)),
-    case("_addmm_activation", (M,), (N, K), (K, M), beta=0, expected=Cost(N * K * M, other_flops=N * M)),
+    case(
+        "_addmm_activation", (M,), (N, K), (K, M), expected=Cost(N * K * M, other_flops=2 * N * M)
+    ),
+    case(
+        "_addmm_activation",
+        (M,),
+        (N, K),
+        (K, M),
+        beta=0,
+        expected=Cost(N * K * M, other_flops=N * M),
+    ),
     case("bmm", (G, N, K), (G, K, M), expected=G * N * K * M),
-    case("baddbmm baddbmm_", (M,), (G, N, K), (G, K, M), expected=Cost(G * N * K * M, other_flops=G * N * M)),
+    case(
+        "baddbmm baddbmm_",
+        (M,),
+        (G, N, K),
+        (G, K, M),
+        expected=Cost(G * N * K * M, other_flops=G * N * M),
+    ),
     case("baddbmm baddbmm_", (M,), (G, N, K), (G, K, M), beta=0, expected=Cost(G * N * K * M)),
-    case("addbmm addbmm_", (N, M), (G, N, K), (G, K, M), expected=Cost(G * N * K * M, other_flops=N * M)),
+    case(
+        "addbmm addbmm_",
+        (N, M),
+        (G, N, K),
+        (G, K, M),
+        expected=Cost(G * N * K * M, other_flops=N * M),
+    ),
     case("addbmm addbmm_", (N, M), (G, N, K), (G, K, M), beta=0, expected=Cost(G * N * K * M)),
     case("hspmm", SparseShape((N, K), 7), (K, M), expected=7 * M),
     case("_sparse_mm_reduce_impl", SparseShape((N, K), 7), (K, M), "sum", expected=7 * M),
-    case("_sparse_mm_reduce_impl", SparseShape((N, K), 7), (K, M), "mean", expected=Cost(7 * M, other_flops=N * M)),
+    case(
+        "_sparse_mm_reduce_impl",
+        SparseShape((N, K), 7),
+        (K, M),
+        "mean",
+        expected=Cost(7 * M, other_flops=N * M),
+    ),
     # A product and a comparison, for which there is no multiply-accumulate.
-    case("_sparse_mm_reduce_impl", SparseShape((N, K), 7), (K, M), "amax", expected=Cost(other_flops=2 * 7 * M)),
+    case(
+        "_sparse_mm_reduce_impl",
+        SparseShape((N, K), 7),
+        (K, M),
+        "amax",
+        expected=Cost(other_flops=2 * 7 * M),
+    ),
     *(
         case(
             "_sparse_mm_reduce_impl_backward",
@@ -60,12 +104,21 @@ matmul = [
             (K, M),
             reduce,
             output_mask=(True, of_dense),
-            expected=Cost(7 * M * (1 + of_dense)) if reduce == "sum" else Cost(other_flops=2 * N * M * (1 + of_dense)),
+            expected=Cost(7 * M * (1 + of_dense))
+            if reduce == "sum"
+            else Cost(other_flops=2 * N * M * (1 + of_dense)),
         )
         for reduce, of_dense in product(("sum", "amin"), (False, True))
     ),
     case("mkldnn_linear_backward_input", [G, N, K], (G, N, M), (M, K), expected=G * N * M * K),
-    case("mkldnn_linear_backward_weights", (G, N, M), (G, N, K), (M, K), bias_defined=False, expected=G * N * M * K),
+    case(
+        "mkldnn_linear_backward_weights",
+        (G, N, M),
+        (G, N, K),
+        (M, K),
+        bias_defined=False,
+        expected=G * N * M * K,
+    ),
     case(
         "mkldnn_linear_backward_weights",
         (G, N, M),
@@ -78,14 +131,20 @@ matmul = [
     case("addmv addmv_", (N,), (N, K), (K,), expected=Cost(N * K, other_flops=N)),
     case("addmv addmv_", (N,), (N, K), (K,), beta=0, expected=Cost(N * K)),
     case("dot vdot", (K,), (K,), expected=K),
-    # Of experts: rows go to one each; columns; the inner dimension of a weight's gradient; no groups.
+    # Of experts: rows go to one each; columns; the inner dimension of a weight's gradient; no
+    # groups.
     case(by_expert, (N, K), (G, K, M), expected=N * K * M),
     case(by_expert, (G, N, K), (K, M), expected=N * K * M),
     case(by_expert, (N, K), (K, M), expected=N * K * M),
     case(by_expert, (G, N, K), (G, K, M), expected=G * N * K * M),
-    # The groups end before the rows, the columns, the inner dimension do; where they end is not known; they end with the rows.
-    case(by_expert, (N, K), (G, K, M), offs=Values((0, 1, 1, 2)), expected=Cost(N * K * M, 2 * K * M)),
-    case(by_expert, (G, N, K), (K, M), offs=Values((1, 2, 3, 5)), expected=Cost(N * K * M, N * K * 5)),
+    # The groups end before the rows, the columns, the inner dimension do; where they end is not
+    # known; they end with the rows.
+    case(
+        by_expert, (N, K), (G, K, M), offs=Values((0, 1, 1, 2)), expected=Cost(N * K * M, 2 * K * M)
+    ),
+    case(
+        by_expert, (G, N, K), (K, M), offs=Values((1, 2, 3, 5)), expected=Cost(N * K * M, N * K * 5)
+    ),
     case(by_expert, (N, K), (K, M), offs=Values((1, 2, 3, 4)), expected=Cost(N * K * M, N * 4 * M)),
     case(by_expert, (N, K), (G, K, M), offs=(G,), expected=N * K * M),
     case(by_expert, (N, K), (G, K, M), offs=Values((1, 2, 2, N)), expected=N * K * M),
@@ -112,15 +171,51 @@ added = B * OUT * OUT_HEIGHT * OUT_WIDTH
 
 convolution = [
     case(any_convolution, image, dense, out=smaller, expected=once),
-    case(any_convolution, image, dense, bias=(OUT,), out=smaller, expected=Cost(once, other_flops=added)),
+    case(
+        any_convolution,
+        image,
+        dense,
+        bias=(OUT,),
+        out=smaller,
+        expected=Cost(once, other_flops=added),
+    ),
     case(any_convolution, image, grouped, out=smaller, expected=once // GROUPS),
     case(any_convolution, image, depthwise, out=image, expected=B * HEIGHT * WIDTH * IN * KERNEL),
-    case(any_convolution, (B, IN, 17), (OUT, IN, 5), out=(B, OUT, 13), expected=B * 13 * OUT * IN * 5),
-    case(any_convolution, (B, IN, 7, 8, 9), (OUT, IN, 2, 3, 4), out=(B, OUT, 6, 6, 6), expected=B * 6**3 * OUT * IN * 2 * 3 * 4),
-    # Transposed, each position of the input spreads a kernel's products: [in, out / groups, *kernel].
-    case(any_convolution, image, spread_out, transposed=True, out=smaller, expected=B * HEIGHT * WIDTH * IN * OUT // GROUPS * KERNEL),
-    case("conv_tbc", (17, B, IN), (5, IN, OUT), (OUT,), out=(13, B, OUT), expected=Cost(13 * B * 5 * IN * OUT, other_flops=13 * B * OUT)),
-    case("cudnn_convolution_relu cudnn_convolution_add_relu", image, dense, out=smaller, expected=Cost(once, other_flops=added)),
+    case(
+        any_convolution, (B, IN, 17), (OUT, IN, 5), out=(B, OUT, 13), expected=B * 13 * OUT * IN * 5
+    ),
+    case(
+        any_convolution,
+        (B, IN, 7, 8, 9),
+        (OUT, IN, 2, 3, 4),
+        out=(B, OUT, 6, 6, 6),
+        expected=B * 6**3 * OUT * IN * 2 * 3 * 4,
+    ),
+    # Transposed, each position of the input spreads a kernel's products: [in, out / groups,
+    # *kernel].
+    case(
+        any_convolution,
+        image,
+        spread_out,
+        transposed=True,
+        out=smaller,
+        expected=B * HEIGHT * WIDTH * IN * OUT // GROUPS * KERNEL,
+    ),
+    case(
+        "conv_tbc",
+        (17, B, IN),
+        (5, IN, OUT),
+        (OUT,),
+        out=(13, B, OUT),
+        expected=Cost(13 * B * 5 * IN * OUT, other_flops=13 * B * OUT),
+    ),
+    case(
+        "cudnn_convolution_relu cudnn_convolution_add_relu",
+        image,
+        dense,
+        out=smaller,
+        expected=Cost(once, other_flops=added),
+    ),
     case(
         "cudnn_convolution_relu cudnn_convolution_add_relu",
         image,
@@ -148,12 +243,29 @@ convolution = [
             output_mask=mask,
             expected=Cost(once * (mask[0] + mask[1]), other_flops=added * mask[2]),
         )
-        for operators, options in ((backwards, {"transposed": False}), ("_slow_conv2d_backward", {}))
+        for operators, options in (
+            (backwards, {"transposed": False}),
+            ("_slow_conv2d_backward", {}),
+        )
         for mask in product((False, True), repeat=3)
     ),
-    case(backwards, smaller, image, grouped, transposed=False, output_mask=(True, True, False), expected=2 * once // GROUPS),
     case(
-        backwards, image, image, depthwise, transposed=False, output_mask=(True, True, False), expected=2 * B * HEIGHT * WIDTH * IN * KERNEL
+        backwards,
+        smaller,
+        image,
+        grouped,
+        transposed=False,
+        output_mask=(True, True, False),
+        expected=2 * once // GROUPS,
+    ),
+    case(
+        backwards,
+        image,
+        image,
+        depthwise,
+        transposed=False,
+        output_mask=(True, True, False),
+        expected=2 * B * HEIGHT * WIDTH * IN * KERNEL,
     ),
     case(
         backwards,
@@ -185,7 +297,10 @@ def attention(seen: int = square) -> Cost:
 
 
 def attention_backward(seen: int = square) -> Cost:
-    """V, P, Q and K have a gradient each; the scores are computed once more, and their exponentials from the sums that were kept."""
+    """V, P, Q and K have a gradient each.
+
+    The scores are computed once more, and their exponentials from the sums that were kept.
+    """
     again = Cost(square * WIDE, seen * WIDE, 2 * square)
     return Cost(square * 2 * (WIDE + VALUE), seen * 2 * (WIDE + VALUE), 4 * square, again)
 
@@ -203,10 +318,40 @@ fused = [
     case(dot_products, query, key, value, is_causal=True, expected=attention(first)),
     case(gradients, grad, query, key, value, is_causal=False, expected=attention_backward()),
     case(gradients, grad, query, key, value, is_causal=True, expected=attention_backward(first)),
-    case("_scaled_dot_product_flash_attention", query, key, value, is_causal=False, expected=attention()),
-    case("_scaled_dot_product_flash_attention", query, key, value, is_causal=True, expected=attention(last)),
-    case("_scaled_dot_product_flash_attention_backward", grad, query, key, value, is_causal=False, expected=attention_backward()),
-    case("_scaled_dot_product_flash_attention_backward", grad, query, key, value, is_causal=True, expected=attention_backward(last)),
+    case(
+        "_scaled_dot_product_flash_attention",
+        query,
+        key,
+        value,
+        is_causal=False,
+        expected=attention(),
+    ),
+    case(
+        "_scaled_dot_product_flash_attention",
+        query,
+        key,
+        value,
+        is_causal=True,
+        expected=attention(last),
+    ),
+    case(
+        "_scaled_dot_product_flash_attention_backward",
+        grad,
+        query,
+        key,
+        value,
+        is_causal=False,
+        expected=attention_backward(),
+    ),
+    case(
+        "_scaled_dot_product_flash_attention_backward",
+        grad,
+        query,
+        key,
+        value,
+        is_causal=True,
+        expected=attention_backward(last),
+    ),
 ]
 
 ELEMENTS = 2 * 6 * 5
@@ -226,8 +371,28 @@ normalisation = [
     case("native_layer_norm", x, wide, None, None, expected=norm(5)),
     case("native_layer_norm", x, wide, wide, None, expected=norm(6)),
     case("native_layer_norm", x, wide, wide, wide, expected=norm(7)),
-    case("native_layer_norm_backward", x, x, wide, (2, 6, 1), (2, 6, 1), wide, wide, expected=norm(2 * 7)),
-    case("native_layer_norm_backward", x, x, wide, (2, 6, 1), (2, 6, 1), None, None, expected=norm(2 * 5)),
+    case(
+        "native_layer_norm_backward",
+        x,
+        x,
+        wide,
+        (2, 6, 1),
+        (2, 6, 1),
+        wide,
+        wide,
+        expected=norm(2 * 7),
+    ),
+    case(
+        "native_layer_norm_backward",
+        x,
+        x,
+        wide,
+        (2, 6, 1),
+        (2, 6, 1),
+        None,
+        None,
+        expected=norm(2 * 5),
+    ),
     case("_fused_rms_norm", x, wide, None, expected=norm(3)),
     case("_fused_rms_norm", x, wide, wide, expected=norm(4)),
     case("_fused_rms_norm_backward", x, x, wide, (2, 6, 1), wide, expected=norm(2 * 4)),
@@ -245,16 +410,28 @@ normalisation = [
     case(batch_norm_gradients, x, x, None, expected=norm(2 * 5)),
     case(batch_norm_gradients, x, x, channels, train=False, expected=norm(2 * 4)),
     case(batch_norm_gradients, x, x, channels, update=False, expected=norm(2 * 4)),
-    # Synchronised over ranks the parts add up to the same: 4 + 3, and the gradient's two halves of 7.
+    # Synchronised over ranks the parts add up to the same: 4 + 3, and the gradient's two halves of
+    # 7.
     case("batch_norm_stats", x, expected=norm(4)),
     case("batch_norm_elemt", x, channels, channels, expected=norm(3)),
-    case("batch_norm_gather_stats_with_counts", x, (8, 6), expected=Cost(other_flops=(3 + 3) * 8 * 6)),
-    case("batch_norm_backward_reduce batch_norm_backward_elemt", x, x, channels, channels, channels, expected=norm(7)),
+    case(
+        "batch_norm_gather_stats_with_counts", x, (8, 6), expected=Cost(other_flops=(3 + 3) * 8 * 6)
+    ),
+    case(
+        "batch_norm_backward_reduce batch_norm_backward_elemt",
+        x,
+        x,
+        channels,
+        channels,
+        channels,
+        expected=norm(7),
+    ),
 ]
 
 pooled, pooled_3d = (2, 3, 4, 5), (2, 3, 4, 5, 6)
 pools, pools_3d = (
-    f"max_pool{d}d_with_indices avg_pool{d}d fractional_max_pool{d}d quantized_max_pool{d}d mkldnn_max_pool{d}d" for d in (2, 3)
+    f"max_pool{d}d_with_indices avg_pool{d}d fractional_max_pool{d}d quantized_max_pool{d}d mkldnn_max_pool{d}d"
+    for d in (2, 3)
 )
 pools += " quantized::max_pool2d"
 CUBIC, NEAREST, LINEAR = 2, 1, 0
@@ -263,23 +440,100 @@ sampled, sampled_3d = (2, 3, 7, 9), (2, 3, 7, 9, 11)
 samples, samples_3d = 2 * 3 * 7 * 9, 2 * 3 * 7 * 9 * 11
 
 sums = [
-    case(pools, (2, 3, 8, 15), [2, 3], out=pooled, expected=Cost(other_flops=2 * 3 * 4 * 5 * 2 * 3)),
-    case(pools, (2, 3, 8, 10), [2], out=(pooled, pooled), expected=Cost(other_flops=2 * 3 * 4 * 5 * 2 * 2)),
-    case(pools_3d, (2, 3, 8, 10, 12), [2], out=pooled_3d, expected=Cost(other_flops=2 * 3 * 4 * 5 * 6 * 2**3)),
-    case(pools_3d, (2, 3, 8, 15, 24), [2, 3, 4], out=(pooled_3d, pooled_3d), expected=Cost(other_flops=2 * 3 * 4 * 5 * 6 * 2 * 3 * 4)),
-    case("index_add index_add_ index_reduce index_reduce_", (9, 5), 0, (3,), (3, 5), expected=Cost(other_flops=3 * 5)),
-    case("scatter_add scatter_add_ scatter_reduce scatter_reduce_", (9, 5), 1, (3, 2), (4, 5), expected=Cost(other_flops=3 * 2)),
-    case("_embedding_bag _embedding_bag_forward_only", (100, 8), (12,), expected=Cost(other_flops=12 * 8)),
-    case("_embedding_bag_backward _embedding_bag_dense_backward", (4, 8), (12,), expected=Cost(other_flops=12 * 8)),
-    case("quantized_max_pool1d quantized::max_pool1d", (2, 3, 8), [2], out=(2, 3, 4), expected=Cost(other_flops=2 * 3 * 4 * 2)),
-    case("_embedding_bag_per_sample_weights_backward", (4, 8), (100, 8), (12,), expected=Cost(other_flops=2 * 12 * 8)),
+    case(
+        pools, (2, 3, 8, 15), [2, 3], out=pooled, expected=Cost(other_flops=2 * 3 * 4 * 5 * 2 * 3)
+    ),
+    case(
+        pools,
+        (2, 3, 8, 10),
+        [2],
+        out=(pooled, pooled),
+        expected=Cost(other_flops=2 * 3 * 4 * 5 * 2 * 2),
+    ),
+    case(
+        pools_3d,
+        (2, 3, 8, 10, 12),
+        [2],
+        out=pooled_3d,
+        expected=Cost(other_flops=2 * 3 * 4 * 5 * 6 * 2**3),
+    ),
+    case(
+        pools_3d,
+        (2, 3, 8, 15, 24),
+        [2, 3, 4],
+        out=(pooled_3d, pooled_3d),
+        expected=Cost(other_flops=2 * 3 * 4 * 5 * 6 * 2 * 3 * 4),
+    ),
+    case(
+        "index_add index_add_ index_reduce index_reduce_",
+        (9, 5),
+        0,
+        (3,),
+        (3, 5),
+        expected=Cost(other_flops=3 * 5),
+    ),
+    case(
+        "scatter_add scatter_add_ scatter_reduce scatter_reduce_",
+        (9, 5),
+        1,
+        (3, 2),
+        (4, 5),
+        expected=Cost(other_flops=3 * 2),
+    ),
+    case(
+        "_embedding_bag _embedding_bag_forward_only",
+        (100, 8),
+        (12,),
+        expected=Cost(other_flops=12 * 8),
+    ),
+    case(
+        "_embedding_bag_backward _embedding_bag_dense_backward",
+        (4, 8),
+        (12,),
+        expected=Cost(other_flops=12 * 8),
+    ),
+    case(
+        "quantized_max_pool1d quantized::max_pool1d",
+        (2, 3, 8),
+        [2],
+        out=(2, 3, 4),
+        expected=Cost(other_flops=2 * 3 * 4 * 2),
+    ),
+    case(
+        "_embedding_bag_per_sample_weights_backward",
+        (4, 8),
+        (100, 8),
+        (12,),
+        expected=Cost(other_flops=2 * 12 * 8),
+    ),
     case("embedding_renorm_", (100, 8), (12,), expected=Cost(other_flops=12 * 8 * 3)),
     case("nll_loss_forward nll_loss2d_forward", (4, 100), (4,), expected=Cost(other_flops=4)),
     case("nll_loss_backward nll_loss2d_backward", (), (4, 100), (4,), expected=Cost(other_flops=4)),
-    case("grid_sampler_2d", (2, 3, 4, 5), places, LINEAR, out=sampled, expected=Cost(other_flops=2 * 4 * samples)),
-    case("grid_sampler_2d", (2, 3, 4, 5), places, CUBIC, out=sampled, expected=Cost(other_flops=2 * 16 * samples)),
+    case(
+        "grid_sampler_2d",
+        (2, 3, 4, 5),
+        places,
+        LINEAR,
+        out=sampled,
+        expected=Cost(other_flops=2 * 4 * samples),
+    ),
+    case(
+        "grid_sampler_2d",
+        (2, 3, 4, 5),
+        places,
+        CUBIC,
+        out=sampled,
+        expected=Cost(other_flops=2 * 16 * samples),
+    ),
     case("grid_sampler_2d", (2, 3, 4, 5), places, NEAREST, out=sampled, expected=Cost()),
-    case("grid_sampler_3d", (2, 3, 4, 5, 6), places_3d, LINEAR, out=sampled_3d, expected=Cost(other_flops=2 * 8 * samples_3d)),
+    case(
+        "grid_sampler_3d",
+        (2, 3, 4, 5, 6),
+        places_3d,
+        LINEAR,
+        out=sampled_3d,
+        expected=Cost(other_flops=2 * 8 * samples_3d),
+    ),
     *(
         case(
             operator,
@@ -300,18 +554,49 @@ sums = [
 
 parameters = [(5, 6), (6,)]
 PARAMETERS = 5 * 6 + 6
-adam, sgd, adagrad = "_fused_adam _fused_adam_ _fused_adamw _fused_adamw_", "_fused_sgd _fused_sgd_", "_fused_adagrad _fused_adagrad_"
+adam, sgd, adagrad = (
+    "_fused_adam _fused_adam_ _fused_adamw _fused_adamw_",
+    "_fused_sgd _fused_sgd_",
+    "_fused_adagrad _fused_adagrad_",
+)
 plain_sgd = {"momentum": 0, "weight_decay": 0, "nesterov": False, "is_first_step": False}
 
 updates = [
-    case(adam, parameters, weight_decay=0, amsgrad=False, expected=Cost(other_flops=10 * PARAMETERS)),
-    case(adam, parameters, weight_decay=0.1, amsgrad=False, expected=Cost(other_flops=11 * PARAMETERS)),
-    case(adam, parameters, weight_decay=0.1, amsgrad=True, expected=Cost(other_flops=12 * PARAMETERS)),
+    case(
+        adam, parameters, weight_decay=0, amsgrad=False, expected=Cost(other_flops=10 * PARAMETERS)
+    ),
+    case(
+        adam,
+        parameters,
+        weight_decay=0.1,
+        amsgrad=False,
+        expected=Cost(other_flops=11 * PARAMETERS),
+    ),
+    case(
+        adam, parameters, weight_decay=0.1, amsgrad=True, expected=Cost(other_flops=12 * PARAMETERS)
+    ),
     case(sgd, parameters, **plain_sgd, expected=Cost(other_flops=PARAMETERS)),
-    case(sgd, parameters, **plain_sgd | {"momentum": 0.9}, expected=Cost(other_flops=3 * PARAMETERS)),
-    case(sgd, parameters, **plain_sgd | {"momentum": 0.9, "is_first_step": True}, expected=Cost(other_flops=PARAMETERS)),
-    case(sgd, parameters, **plain_sgd | {"momentum": 0.9, "nesterov": True}, expected=Cost(other_flops=4 * PARAMETERS)),
-    case(sgd, parameters, **plain_sgd | {"weight_decay": 0.1}, expected=Cost(other_flops=2 * PARAMETERS)),
+    case(
+        sgd, parameters, **plain_sgd | {"momentum": 0.9}, expected=Cost(other_flops=3 * PARAMETERS)
+    ),
+    case(
+        sgd,
+        parameters,
+        **plain_sgd | {"momentum": 0.9, "is_first_step": True},
+        expected=Cost(other_flops=PARAMETERS),
+    ),
+    case(
+        sgd,
+        parameters,
+        **plain_sgd | {"momentum": 0.9, "nesterov": True},
+        expected=Cost(other_flops=4 * PARAMETERS),
+    ),
+    case(
+        sgd,
+        parameters,
+        **plain_sgd | {"weight_decay": 0.1},
+        expected=Cost(other_flops=2 * PARAMETERS),
+    ),
     case(adagrad, parameters, weight_decay=0, expected=Cost(other_flops=6 * PARAMETERS)),
     case(adagrad, parameters, weight_decay=0.1, expected=Cost(other_flops=7 * PARAMETERS)),
 ]

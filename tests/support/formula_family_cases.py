@@ -1,4 +1,7 @@
-"""Cases with a pencil's answer for the further families: whole layers as one kernel, packed weights, transforms, distances."""
+"""Cases with a pencil's answer for the further families.
+
+Whole layers as one kernel, packed weights, transforms, distances.
+"""
 
 from lflops.formulas.table import Cost
 from tests.support.formula_cases import case
@@ -45,7 +48,13 @@ recurrent = [
         **plain_lstm | {"has_biases": False},
         expected=Cost(macs(4), other_flops=steps * HIDDEN * 13),
     ),
-    case(f"{mkldnn}_backward", x, *weights(4), **plain_lstm, expected=Cost(2 * macs(4), other_flops=2 * others(4, 13))),
+    case(
+        f"{mkldnn}_backward",
+        x,
+        *weights(4),
+        **plain_lstm,
+        expected=Cost(2 * macs(4), other_flops=2 * others(4, 13)),
+    ),
     case(
         f"{mkldnn}_backward",
         x,
@@ -55,12 +64,47 @@ recurrent = [
         **plain_lstm | {"has_biases": False},
         expected=Cost(2 * macs(4), other_flops=2 * steps * HIDDEN * 13),
     ),
-    case(cudnn, x, weights(1), mode=RELU, **one_layer, expected=Cost(macs(1), other_flops=others(1, 2))),
-    case(cudnn, x, weights(3), mode=GRU, **one_layer, expected=Cost(macs(3), other_flops=others(3, 10))),
-    case(cudnn, x, weights(4, biases=False), mode=LSTM, **one_layer, expected=Cost(macs(4), other_flops=steps * HIDDEN * 13)),
-    case(cudnn, x, four_cells, mode=LSTM, **two_ways, expected=Cost(both_layers, other_flops=4 * others(4, 13))),
+    case(
+        cudnn,
+        x,
+        weights(1),
+        mode=RELU,
+        **one_layer,
+        expected=Cost(macs(1), other_flops=others(1, 2)),
+    ),
+    case(
+        cudnn,
+        x,
+        weights(3),
+        mode=GRU,
+        **one_layer,
+        expected=Cost(macs(3), other_flops=others(3, 10)),
+    ),
+    case(
+        cudnn,
+        x,
+        weights(4, biases=False),
+        mode=LSTM,
+        **one_layer,
+        expected=Cost(macs(4), other_flops=steps * HIDDEN * 13),
+    ),
+    case(
+        cudnn,
+        x,
+        four_cells,
+        mode=LSTM,
+        **two_ways,
+        expected=Cost(both_layers, other_flops=4 * others(4, 13)),
+    ),
     # Packed: as many vectors, of sequences of any lengths.
-    case(cudnn, (steps, IN), weights(4), mode=LSTM, **one_layer, expected=Cost(macs(4), other_flops=others(4, 13))),
+    case(
+        cudnn,
+        (steps, IN),
+        weights(4),
+        mode=LSTM,
+        **one_layer,
+        expected=Cost(macs(4), other_flops=others(4, 13)),
+    ),
     *(
         case(
             back,
@@ -83,7 +127,13 @@ recurrent = [
         expected=Cost(macs(4), other_flops=others(4, 13)),
     ),
     case("_thnn_fused_lstm_cell", (B, 4 * HIDDEN), expected=Cost(other_flops=B * HIDDEN * 13)),
-    case("_thnn_fused_lstm_cell_backward_impl", (B, HIDDEN), None, (B, HIDDEN), expected=Cost(other_flops=B * HIDDEN * 13)),
+    case(
+        "_thnn_fused_lstm_cell_backward_impl",
+        (B, HIDDEN),
+        None,
+        (B, HIDDEN),
+        expected=Cost(other_flops=B * HIDDEN * 13),
+    ),
     case("_thnn_fused_gru_cell", (B, 3 * HIDDEN), expected=Cost(other_flops=B * HIDDEN * 10)),
     case("_thnn_fused_gru_cell_backward", (B, HIDDEN), expected=Cost(other_flops=B * HIDDEN * 10)),
 ]
@@ -95,15 +145,39 @@ qkv = (3 * WIDTH, WIDTH)
 
 
 def layer(columns: int, rows: int) -> Cost:
-    """Projections of queries and of what comes out, of keys and values; scores and sums, a softmax; a bias each."""
+    """Projections of queries and of what comes out, of keys and values.
+
+    Scores and sums, a softmax; a bias each.
+    """
     scores = B * HEADS * LENGTH * columns
-    return Cost(2 * (tokens + rows) * WIDTH**2 + scores * 2 * (WIDTH // HEADS), other_flops=5 * scores + 2 * (tokens + rows) * WIDTH)
+    return Cost(
+        2 * (tokens + rows) * WIDTH**2 + scores * 2 * (WIDTH // HEADS),
+        other_flops=5 * scores + 2 * (tokens + rows) * WIDTH,
+    )
 
 
 inner = layer(LENGTH, tokens)
 encoder = [
-    case("_native_multi_head_attention", sequence, sequence, sequence, WIDTH, HEADS, qkv, expected=inner),
-    case("_native_multi_head_attention", sequence, (B, KEYS, WIDTH), (B, KEYS, WIDTH), WIDTH, HEADS, qkv, expected=layer(KEYS, keys)),
+    case(
+        "_native_multi_head_attention",
+        sequence,
+        sequence,
+        sequence,
+        WIDTH,
+        HEADS,
+        qkv,
+        expected=inner,
+    ),
+    case(
+        "_native_multi_head_attention",
+        sequence,
+        (B, KEYS, WIDTH),
+        (B, KEYS, WIDTH),
+        WIDTH,
+        HEADS,
+        qkv,
+        expected=layer(KEYS, keys),
+    ),
     case(
         "_transformer_encoder_layer_fwd",
         sequence,
@@ -114,7 +188,8 @@ encoder = [
         # Up and down; two norms, two additions, two biases, an activation.
         expected=Cost(
             inner.macs + 2 * tokens * WIDTH * FEED,
-            other_flops=inner.other_flops + tokens * (2 * 7 * WIDTH + 2 * WIDTH + FEED + WIDTH + FEED),
+            other_flops=inner.other_flops
+            + tokens * (2 * 7 * WIDTH + 2 * WIDTH + FEED + WIDTH + FEED),
         ),
     ),
 ]
@@ -153,8 +228,16 @@ quantized = [
         expected=Cost(),
     ),
     case("quantized::embedding_byte quantized::embedding_4bit", None, expected=Cost()),
-    case("quantized::embedding_bag_byte quantized::embedding_bag_4bit", None, (12,), out=(4, 8), expected=Cost(other_flops=12 * 8)),
-    case("_sparse_semi_structured_linear", (N, K), (M, K // 2), out=(N, M), expected=N * M * K // 2),
+    case(
+        "quantized::embedding_bag_byte quantized::embedding_bag_4bit",
+        None,
+        (12,),
+        out=(4, 8),
+        expected=Cost(other_flops=12 * 8),
+    ),
+    case(
+        "_sparse_semi_structured_linear", (N, K), (M, K // 2), out=(N, M), expected=N * M * K // 2
+    ),
     case("_sparse_semi_structured_mm", (N, K // 2), (N, K // 16), (K, M), expected=N * M * K // 2),
     case(
         "_sparse_semi_structured_addmm",
@@ -165,7 +248,14 @@ quantized = [
         expected=Cost(N * M * K // 2, other_flops=N * M),
     ),
     case("_cslt_sparse_mm", (N * K,), (K, M), None, out=(N, M), expected=N * M * K // 2),
-    case("_cslt_sparse_mm", (N * K,), (K, M), (N,), out=(N, M), expected=Cost(N * M * K // 2, other_flops=N * M)),
+    case(
+        "_cslt_sparse_mm",
+        (N * K,),
+        (K, M),
+        (N,),
+        out=(N, M),
+        expected=Cost(N * M * K // 2, other_flops=N * M),
+    ),
 ]
 
 spectral = [
@@ -177,12 +267,29 @@ spectral = [
 
 pairs = B * N * M
 distances = [
-    case("_cdist_forward _euclidean_dist", (B, N, K), (B, M, K), expected=Cost(pairs * K, other_flops=pairs * (K + 1))),
-    case("_cdist_forward _euclidean_dist", (N, K), (M, K), expected=Cost(N * M * K, other_flops=N * M * (K + 1))),
-    case("_cdist_backward", (B, N, M), (B, N, K), (B, M, K), expected=Cost(pairs * K, other_flops=pairs * (K + 1))),
+    case(
+        "_cdist_forward _euclidean_dist",
+        (B, N, K),
+        (B, M, K),
+        expected=Cost(pairs * K, other_flops=pairs * (K + 1)),
+    ),
+    case(
+        "_cdist_forward _euclidean_dist",
+        (N, K),
+        (M, K),
+        expected=Cost(N * M * K, other_flops=N * M * (K + 1)),
+    ),
+    case(
+        "_cdist_backward",
+        (B, N, M),
+        (B, N, K),
+        (B, M, K),
+        expected=Cost(pairs * K, other_flops=pairs * (K + 1)),
+    ),
     case("_pdist_forward", (5, K), expected=Cost(10 * K, other_flops=10 * (K + 1))),
     case("_pdist_backward", (10,), (5, K), expected=Cost(10 * K, other_flops=10 * (K + 1))),
-    # x W y: [batch, in], [out, in, other], [batch, other], each spread over the dimensions that it has not.
+    # x W y: [batch, in], [out, in, other], [batch, other], each spread over the dimensions that it
+    # has not.
     case(
         "_trilinear",
         (B, N),
@@ -195,7 +302,8 @@ distances = [
     ),
 ]
 
-# Two layers in both directions, four gates of each; the second layer's input is the state of both directions.
+# Two layers in both directions, four gates of each; the second layer's input is the state of both
+# directions.
 quantized_cells = [
     case(
         "quantized_lstm",
@@ -203,7 +311,9 @@ quantized_cells = [
         hx=[(4, B, HIDDEN), (4, B, HIDDEN)],
         num_layers=2,
         bidirectional=True,
-        expected=Cost(2 * (macs(4) + macs(4, 2 * HIDDEN)), other_flops=steps * 4 * HIDDEN * (2 * 4 + 13)),
+        expected=Cost(
+            2 * (macs(4) + macs(4, 2 * HIDDEN)), other_flops=steps * 4 * HIDDEN * (2 * 4 + 13)
+        ),
     ),
     case(
         "quantized_gru",

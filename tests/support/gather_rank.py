@@ -1,4 +1,6 @@
-"""A script that is run once for each of four ranks, as torchrun would: rank 0 writes what it gathered to the file that is named.
+"""A script that is run once for each of four ranks, as torchrun would.
+
+Rank 0 writes what it gathered to the file that is named.
 
 `sys.argv` is as in `python -c "..." RANK PORT FILE two_meshes|one_killed`.
 """
@@ -42,17 +44,28 @@ class Wide(nn.Module):
 def two_meshes(rank: int) -> tuple[Gather, Profile, Topology]:
     """Two times two ranks: tensors are spread over one dimension, data and what is left of the tensors over the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = parallelize_module(Wide(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    model = parallelize_module(
+        Wide(), mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    )
     fully_shard(model, mesh=mesh["dp"])
     found = topology_of(4, rank, model=model)
-    profile = lflops.measure(model, sequence(requires_grad=True), backward=True, warmup=0, repeats=1, hardware=None)
+    profile = lflops.measure(
+        model, sequence(requires_grad=True), backward=True, warmup=0, repeats=1, hardware=None
+    )
     return of_rank(rank, found), profile, found
 
 
 def one_killed(rank: int) -> tuple[Gather, Profile, Topology]:
-    """Stages by hand: an even rank has `up`, an odd one `down`. One is killed, one is left by an exception, one goes on."""
+    """Stages by hand: an even rank has `up`, an odd one `down`.
+
+    One is killed, one is left by an exception, one goes on.
+    """
     model = nn.Module()
-    setattr(model, "down" if rank % 2 else "up", nn.Linear(wide, hidden) if rank % 2 else nn.Linear(hidden, wide))
+    setattr(
+        model,
+        "down" if rank % 2 else "up",
+        nn.Linear(wide, hidden) if rank % 2 else nn.Linear(hidden, wide),
+    )
     found = topology_of(4, rank, function=lambda each: {"data": each // 2, "pipeline": each % 2})
     if rank == 1:
         os._exit(1)

@@ -1,7 +1,10 @@
-"""Ctrl-C at every line of lflops that runs inside of a training: what comes out of it, and what is left.
+"""Ctrl-C at every line of lflops that runs inside of a training.
 
-A trace function of Python's raises KeyboardInterrupt where a line is about to run. Each training is a function that trains from the
-beginning to the end; it is run once to learn which lines it runs, and once for each of them.
+What comes out of it, and what is left.
+
+A trace function of Python's raises KeyboardInterrupt where a line is about to run. Each training is
+a function that trains from the beginning to the end; it is run once to learn which lines it runs,
+and once for each of them.
 """
 
 import gc
@@ -24,7 +27,16 @@ import lflops
 from lflops.attribution.hooks import LISTENERS
 from tests.support.process_state import Facts, Same, differences, global_hooks, modes, process
 
-__all__ = ["NOT_REACHED", "Outcome", "Place", "interrupt_each", "lines_in_a_child", "lines_of", "look", "outcome_of"]
+__all__ = [
+    "NOT_REACHED",
+    "Outcome",
+    "Place",
+    "interrupt_each",
+    "lines_in_a_child",
+    "lines_of",
+    "look",
+    "outcome_of",
+]
 
 PACKAGE = str(Path(lflops.__file__).parent)
 LONGEST = 120.0
@@ -54,7 +66,10 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def traced(at_line: Callable[[Place], None], only: Place | None = None) -> Iterator[None]:
-    """Call a function before each line of the package that this thread runs; given one line, where code that has it runs."""
+    """Call a function before each line of the package that this thread runs.
+
+    Given one line, where code that has it runs.
+    """
     within = PACKAGE if only is None else str(Path(PACKAGE, only[0]))
 
     def local(frame: Any, event: str, _arg: object) -> Any:
@@ -107,10 +122,25 @@ def lines_in_a_child(train: Train, *, once: bool = False) -> tuple[list[Place], 
 
 def look() -> Facts:
     """What lflops could leave behind in this process."""
-    unstable = {"threads", "files", "signals", "sys.settrace", "weakref.finalize", "atexit", "environment", "logging"}
-    facts = {name: value for name, value in {**process(), **modes(), **global_hooks()}.items() if name not in unstable}
+    unstable = {
+        "threads",
+        "files",
+        "signals",
+        "sys.settrace",
+        "weakref.finalize",
+        "atexit",
+        "environment",
+        "logging",
+    }
+    facts = {
+        name: value
+        for name, value in {**process(), **modes(), **global_hooks()}.items()
+        if name not in unstable
+    }
     dynamo = sys.modules.get("torch._dynamo.callback")
-    callbacks = [] if dynamo is None else [Same(each) for each in dynamo.callback_handler.start_callbacks]
+    callbacks = (
+        [] if dynamo is None else [Same(each) for each in dynamo.callback_handler.start_callbacks]
+    )
     return facts | {
         "listeners": list(map(Same, LISTENERS)),
         "profilers": Same(profile._prepare_trace),
@@ -143,15 +173,23 @@ def outcome_of(train: Train, place: Place, look_at: Callable[[], Facts] = look) 
 
 
 def interrupt_each(
-    train: Train, places: Sequence[Place], *, cold: bool = False, once: bool = False, look_at: Callable[[], Facts] = look
+    train: Train,
+    places: Sequence[Place],
+    *,
+    cold: bool = False,
+    once: bool = False,
+    look_at: Callable[[], Facts] = look,
 ) -> Iterator[Outcome]:
-    """The outcome at each place, from child processes. One goes on to the next place unless something was left.
+    """The outcome at each place, from child processes.
+
+    One goes on to the next place unless something was left.
 
     Args:
         train: What is interrupted.
         places: The lines.
-        cold: Whether these are lines that only a first training runs. A module whose import was interrupted is imported again, so that one
-            child reaches many of them; a line that it does not reach has a child to itself.
+        cold: Whether these are lines that only a first training runs. A module whose import was
+            interrupted is imported again, so that one child reaches many of them; a line that it
+            does not reach has a child to itself.
         once: Whether a process can train but once.
         look_at: What could be left.
     """
@@ -162,7 +200,9 @@ def interrupt_each(
             yield outcome
 
 
-def _in_a_child(train: Train, places: Sequence[Place], look_at: Callable[[], Facts], *, cold: bool) -> Iterator[Outcome]:
+def _in_a_child(
+    train: Train, places: Sequence[Place], look_at: Callable[[], Facts], *, cold: bool
+) -> Iterator[Outcome]:
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -184,7 +224,9 @@ def _in_a_child(train: Train, places: Sequence[Place], look_at: Callable[[], Fac
         yield Outcome(places[0], "(died or hung)", [])
 
 
-def _report(train: Train, places: Sequence[Place], look_at: Callable[[], Facts], writing: int, *, cold: bool) -> NoReturn:
+def _report(
+    train: Train, places: Sequence[Place], look_at: Callable[[], Facts], writing: int, *, cold: bool
+) -> NoReturn:
     """Write a line for each outcome, in the child, until something is left, or a line that only a first training runs is not reached."""
     try:
         os.setsid()

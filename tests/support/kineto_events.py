@@ -10,9 +10,13 @@ class Event(NamedTuple):
     start: int
     end: int
     thread: int = 1
-    number: int = -1  # of a node of backward: when it was built; of any other: -1, or the number of the next node
+    number: int = (
+        -1
+    )  # of a node of backward: when it was built; of any other: -1, or the number of the next node
     built_on: int = 0  # of a node of backward: the thread that built it; 0 for any other
-    is_named: bool = False  # whether somebody named a stretch of time, rather than that an operator ran
+    is_named: bool = (
+        False  # whether somebody named a stretch of time, rather than that an operator ran
+    )
     spans_threads: bool = False  # whether it began on one thread and ended on another
     is_on_device: bool = False
     key: int = 0

@@ -37,12 +37,16 @@ Culprit = Callable[[contextlib.ExitStack, Patient, Tensor], object]
 class PlainMode(TorchDispatchMode):
     """What a profiler that knows nothing of torch.compile would write."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return function(*args, **(kwargs or {}))
 
 
 class PlainFunctionMode(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return function(*args, **(kwargs or {}))
 
 
@@ -78,7 +82,13 @@ def write(to: Callable[[Patient, Tensor], object], name: str, value: object) -> 
 
     def culprit(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
         owner = to(model, x)
-        undo.callback(*((setattr, owner, name, vars(owner)[name]) if name in vars(owner) else (delattr, owner, name)))
+        undo.callback(
+            *(
+                (setattr, owner, name, vars(owner)[name])
+                if name in vars(owner)
+                else (delattr, owner, name)
+            )
+        )
         setattr(owner, name, value)
 
     return culprit
@@ -102,7 +112,9 @@ def hook(register: Callable[[Patient, Tensor], Any]) -> Culprit:
     return culprit
 
 
-def call(function: Callable[[Patient, Tensor], object], undo_by: Callable[[], object] = lambda: None) -> Culprit:
+def call(
+    function: Callable[[Patient, Tensor], object], undo_by: Callable[[], object] = lambda: None
+) -> Culprit:
     """Do something, and say how it is undone where it outlives the model."""
 
     def culprit(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
@@ -124,7 +136,9 @@ def pushed_mode(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
     mode = PlainMode()  # type: ignore[no-untyped-call]
 
     def pop() -> None:
-        assert mode is _pop_mode()  # held here: torch 2.8 returns one that nobody else has after it freed it
+        assert (
+            mode is _pop_mode()
+        )  # held here: torch 2.8 returns one that nobody else has after it freed it
 
     undo.callback(pop)
     _push_mode(mode)
@@ -176,15 +190,28 @@ def functorch_level(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> No
 
 def facts_about(buffer: str) -> list[str]:
     """The names of all facts about a buffer, which come with it."""
-    return [buffer, f"{buffer}.grad", *(f"{buffer}: {fact}" for fact in ("attributes", "hooks", "requires_grad", "weak references"))]
+    return [
+        buffer,
+        f"{buffer}.grad",
+        *(
+            f"{buffer}: {fact}"
+            for fact in ("attributes", "hooks", "requires_grad", "weak references")
+        ),
+    ]
 
 
 FLAGS = sorted(name for name in vars(_python_dispatch) if name.startswith("_is_in_"))
-ENTERED = ["dispatch modes", "dispatch modes: flags", *(f"torch.utils._python_dispatch.{flag}" for flag in FLAGS)]
+ENTERED = [
+    "dispatch modes",
+    "dispatch modes: flags",
+    *(f"torch.utils._python_dispatch.{flag}" for flag in FLAGS),
+]
 """What changes with a mode that is entered in the ordinary way."""
 
 
-def setting(change: Callable[[Any], object], before: Callable[[], object], value: object) -> Culprit:
+def setting(
+    change: Callable[[Any], object], before: Callable[[], object], value: object
+) -> Culprit:
     """Change a setting of torch's or of Python's."""
 
     def culprit(undo: contextlib.ExitStack, model: Patient, x: Tensor) -> None:
@@ -199,25 +226,49 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
     "patches a function": (patch(F, "linear"), ["torch.nn.functional.linear"]),
     "patches an operator's name": (patch(torch, "matmul"), ["torch.matmul"]),
     "patches einsum": (patch(torch, "einsum"), ["torch.einsum"]),
-    "patches a tensor's operator": (write(lambda model, x: torch.Tensor, "__matmul__", watched), ["torch.Tensor.__matmul__"]),
-    "patches the call of modules": (patch(nn.Module, "__call__"), ["class Module", "torch.nn.Module.__call__"]),
-    "patches the forward of a class": (patch(nn.Linear, "forward"), ["class Linear", "torch.nn.Linear.forward"]),
+    "patches a tensor's operator": (
+        write(lambda model, x: torch.Tensor, "__matmul__", watched),
+        ["torch.Tensor.__matmul__"],
+    ),
+    "patches the call of modules": (
+        patch(nn.Module, "__call__"),
+        ["class Module", "torch.nn.Module.__call__"],
+    ),
+    "patches the forward of a class": (
+        patch(nn.Linear, "forward"),
+        ["class Linear", "torch.nn.Linear.forward"],
+    ),
     "patches the model's class": (patch(Patient, "forward"), ["class Patient"]),
     "patches an optimizer": (patch(torch.optim.SGD, "step"), ["torch.optim.SGD.step"]),
-    "patches all optimizers": (patch(torch.optim.Optimizer, "profile_hook_step"), ["torch.optim.Optimizer.profile_hook_step"]),
+    "patches all optimizers": (
+        patch(torch.optim.Optimizer, "profile_hook_step"),
+        ["torch.optim.Optimizer.profile_hook_step"],
+    ),
     "patches an ATen packet": (patch(torch.ops.aten, "mm"), ["torch.ops.aten.mm"]),
     "patches backward": (patch(torch.autograd, "backward"), ["torch.autograd.backward"]),
     "gives an operator a kernel": (python_kernel, ["torch.ops.aten.mm.default: kernels"]),
     "adds to torch's formulas": (registry, ["torch.utils.flop_counter.flop_registry: entries"]),
-    "writes on a module": (write(lambda model, x: model.head, "__flops__", 0), ["model.head: attributes"]),
+    "writes on a module": (
+        write(lambda model, x: model.head, "__flops__", 0),
+        ["model.head: attributes"],
+    ),
     "wraps a module's forward": (
         write(lambda model, x: model.head, "forward", partial(F.linear, weight=torch.ones(4, 8))),
         ["model.head: attributes"],
     ),
-    "writes on a parameter": (write(lambda model, x: model.head.weight, "flops", 0), ["model.head.weight: attributes"]),
+    "writes on a parameter": (
+        write(lambda model, x: model.head.weight, "flops", 0),
+        ["model.head.weight: attributes"],
+    ),
     "writes on an input": (write(lambda model, x: x, "flops", 0), ["tensor 0: attributes"]),
-    "leaves a forward hook": (hook(lambda model, x: model.norm.register_forward_hook(watched)), ["model.norm: _forward_hooks"]),
-    "leaves a pre hook": (hook(lambda model, x: model.norm.register_forward_pre_hook(watched)), ["model.norm: _forward_pre_hooks"]),
+    "leaves a forward hook": (
+        hook(lambda model, x: model.norm.register_forward_hook(watched)),
+        ["model.norm: _forward_hooks"],
+    ),
+    "leaves a pre hook": (
+        hook(lambda model, x: model.norm.register_forward_pre_hook(watched)),
+        ["model.norm: _forward_pre_hooks"],
+    ),
     "leaves a hook on all modules": (
         hook(lambda model, x: register_module_forward_hook(watched)),
         ["hooks on every module: _global_forward_hooks"],
@@ -226,7 +277,10 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
         hook(lambda model, x: register_optimizer_step_pre_hook(watched)),
         ["hooks on every optimizer: _global_optimizer_pre_hooks"],
     ),
-    "leaves a hook on an input": (hook(lambda model, x: x.register_hook(watched)), ["tensor 0: hooks"]),
+    "leaves a hook on an input": (
+        hook(lambda model, x: x.register_hook(watched)),
+        ["tensor 0: hooks"],
+    ),
     "leaves a hook on a gradient": (
         hook(lambda model, x: model.head.weight.register_post_accumulate_grad_hook(watched)),
         ["model.head.weight: hooks"],
@@ -245,30 +299,56 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
     "changes the grad mode": (enter(torch.no_grad), ["grad mode"]),
     "enters inference mode": (enter(torch.inference_mode), ["grad mode", "inference mode"]),
     "enters autocast": (enter(lambda: torch.autocast("cpu", torch.bfloat16)), ["autocast"]),
-    "turns autocast's cache off": (setting(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled, False), ["autocast: cache"]),
+    "turns autocast's cache off": (
+        setting(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled, False),
+        ["autocast: cache"],
+    ),
     "hooks in on saved tensors": (
         enter(lambda: torch.autograd.graph.saved_tensors_hooks(watched, watched)),  # type: ignore[arg-type] # nothing is saved
         ["saved tensors hooks"],
     ),
-    "looks for anomalies": (setting(torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled, True), ["anomaly mode"]),
+    "looks for anomalies": (
+        setting(torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled, True),
+        ["anomaly mode"],
+    ),
     "begins a vmap": (functorch_level, ["functorch"]),
-    "begins a profile": (enter(lambda: torch.autograd.profiler.profile(use_kineto=False)), ["profiler"]),
-    "keeps the compiler eager": (enter(lambda: torch.compiler.set_stance("force_eager")), ["compiler stance"]),
-    "changes the default device": (enter(lambda: torch.device("meta")), ["default device", "function modes"]),
+    "begins a profile": (
+        enter(lambda: torch.autograd.profiler.profile(use_kineto=False)),
+        ["profiler"],
+    ),
+    "keeps the compiler eager": (
+        enter(lambda: torch.compiler.set_stance("force_eager")),
+        ["compiler stance"],
+    ),
+    "changes the default device": (
+        enter(lambda: torch.device("meta")),
+        ["default device", "function modes"],
+    ),
     "changes the default dtype": (
         setting(torch.set_default_dtype, torch.get_default_dtype, torch.float64),
         ["default dtype", "torch.Storage"],
     ),
-    "changes torch's threads": (setting(torch.set_num_threads, torch.get_num_threads, 3), ["threads of torch"]),
+    "changes torch's threads": (
+        setting(torch.set_num_threads, torch.get_num_threads, 3),
+        ["threads of torch"],
+    ),
     "asks for determinism": (
-        setting(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled, True),
+        setting(
+            torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled, True
+        ),
         ["deterministic"],
     ),
     "draws from torch": (call(lambda model, x: torch.rand(1)), ["random numbers: torch"]),
     "draws from Python": (call(lambda model, x: random.random()), ["random numbers: python"]),  # noqa: S311 - the global one it is
     "draws from NumPy": (call(lambda model, x: np.random.rand()), ["random numbers: numpy"]),  # noqa: NPY002 - the global one it is
-    "moves a buffer": (call(lambda model, x: there(model.norm.running_mean).add_(1)), ["model.norm.running_mean"]),
-    "replaces a buffer": (call(lambda model, x: setattr(model, "average", model.average.clone())), ["model: _buffers"]),
+    "moves a buffer": (
+        call(lambda model, x: there(model.norm.running_mean).add_(1)),
+        ["model.norm.running_mean"],
+    ),
+    "replaces a buffer": (
+        call(lambda model, x: setattr(model, "average", model.average.clone())),
+        ["model: _buffers"],
+    ),
     "fills an empty buffer": (
         call(lambda model, x: setattr(model, "mask", torch.ones(1))),
         ["model: _buffers", *facts_about("model.mask")],
@@ -282,39 +362,87 @@ CULPRITS: dict[str, tuple[Culprit, list[str]]] = {
         call(lambda model, x: setattr(model.head, "bias", copy.copy(model.head.bias))),
         ["model.head.bias.grad", "model.head: _parameters"],
     ),
-    "freezes a parameter": (call(lambda model, x: model.head.bias.requires_grad_(False)), ["model.head.bias: requires_grad"]),
-    "moves a gradient": (call(lambda model, x: there(model.head.bias.grad).add_(1)), ["model.head.bias.grad"]),
-    "replaces a gradient": (
-        call(lambda model, x: setattr(model.head.bias, "grad", there(model.head.bias.grad).clone())),
+    "freezes a parameter": (
+        call(lambda model, x: model.head.bias.requires_grad_(False)),
+        ["model.head.bias: requires_grad"],
+    ),
+    "moves a gradient": (
+        call(lambda model, x: there(model.head.bias.grad).add_(1)),
         ["model.head.bias.grad"],
     ),
-    "drops a gradient": (call(lambda model, x: setattr(model.head.bias, "grad", None)), ["model.head.bias.grad"]),
+    "replaces a gradient": (
+        call(
+            lambda model, x: setattr(model.head.bias, "grad", there(model.head.bias.grad).clone())
+        ),
+        ["model.head.bias.grad"],
+    ),
+    "drops a gradient": (
+        call(lambda model, x: setattr(model.head.bias, "grad", None)),
+        ["model.head.bias.grad"],
+    ),
     "gives a frozen parameter a gradient": (
         call(lambda model, x: setattr(model.frozen.bias, "grad", torch.ones(8))),
         ["model.frozen.bias.grad"],
     ),
     "moves an input": (call(lambda model, x: x.data.add_(1)), ["tensor 0"]),
     "moves an input's gradient": (call(lambda model, x: there(x.grad).add_(1)), ["tensor 0.grad"]),
-    "changes the training flag": (call(lambda model, x: model.norm.eval()), ["model.norm: training"]),
+    "changes the training flag": (
+        call(lambda model, x: model.norm.eval()),
+        ["model.norm: training"],
+    ),
     "watches a module": (finalizer, ["model.head: weak references", "weakref.finalize"]),
     "watches a storage": (finalized_storage, ["tensor 0: weak references", "weakref.finalize"]),
-    **{f"swaps {name}": (write(lambda model, x: sys, name, io.StringIO()), [f"sys.{name}"]) for name in ("stdin", "stdout", "stderr")},
-    **{f"swaps {name}": (write(lambda model, x: sys, name, watched), [f"sys.{name}"]) for name in HOOKS_OF_SYS},
-    "swaps the threads' excepthook": (write(lambda model, x: threading, "excepthook", watched), ["threading.excepthook"]),
-    "swaps how warnings show": (write(lambda model, x: warnings, "showwarning", watched), ["warnings.showwarning"]),
+    **{
+        f"swaps {name}": (write(lambda model, x: sys, name, io.StringIO()), [f"sys.{name}"])
+        for name in ("stdin", "stdout", "stderr")
+    },
+    **{
+        f"swaps {name}": (write(lambda model, x: sys, name, watched), [f"sys.{name}"])
+        for name in HOOKS_OF_SYS
+    },
+    "swaps the threads' excepthook": (
+        write(lambda model, x: threading, "excepthook", watched),
+        ["threading.excepthook"],
+    ),
+    "swaps how warnings show": (
+        write(lambda model, x: warnings, "showwarning", watched),
+        ["warnings.showwarning"],
+    ),
     "filters warnings": (
         call(lambda model, x: warnings.simplefilter("ignore"), first_filter_off),
         ["warnings.filters"],
     ),
     "traces": (setting(sys.settrace, sys.gettrace, watched), ["sys.settrace"]),
     "profiles": (setting(sys.setprofile, sys.getprofile, watched), ["sys.setprofile"]),
-    "traces threads": (setting(threading.settrace, threading.gettrace, watched), ["threading.settrace"]),
-    "profiles threads": (setting(threading.setprofile, threading.getprofile, watched), ["threading.setprofile"]),
-    "recurses deeper": (setting(sys.setrecursionlimit, sys.getrecursionlimit, 4321), ["sys.setrecursionlimit"]),
-    "handles a signal": (setting(partial(signal.signal, signal.SIGUSR1), partial(signal.getsignal, signal.SIGUSR1), watched), ["signals"]),
-    "acts at exit": (call(lambda model, x: atexit.register(watched), lambda: atexit.unregister(watched)), ["atexit"]),
+    "traces threads": (
+        setting(threading.settrace, threading.gettrace, watched),
+        ["threading.settrace"],
+    ),
+    "profiles threads": (
+        setting(threading.setprofile, threading.getprofile, watched),
+        ["threading.setprofile"],
+    ),
+    "recurses deeper": (
+        setting(sys.setrecursionlimit, sys.getrecursionlimit, 4321),
+        ["sys.setrecursionlimit"],
+    ),
+    "handles a signal": (
+        setting(
+            partial(signal.signal, signal.SIGUSR1),
+            partial(signal.getsignal, signal.SIGUSR1),
+            watched,
+        ),
+        ["signals"],
+    ),
+    "acts at exit": (
+        call(lambda model, x: atexit.register(watched), lambda: atexit.unregister(watched)),
+        ["atexit"],
+    ),
     "stops the garbage collector": (call(lambda model, x: gc.disable(), gc.enable), ["gc"]),
-    "sets a variable": (call(lambda model, x: os.environ.update(LFLOPS="0"), lambda: os.environ.pop("LFLOPS")), ["environment"]),
+    "sets a variable": (
+        call(lambda model, x: os.environ.update(LFLOPS="0"), lambda: os.environ.pop("LFLOPS")),
+        ["environment"],
+    ),
     "leaves a file open": (enter(partial(Path(os.devnull).open, encoding="utf-8")), ["files"]),
     "leaves a thread": (thread, ["threads"]),
     "handles the log": (handler, ["logging"]),

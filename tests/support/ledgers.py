@@ -9,11 +9,24 @@ SECOND = 10**9
 
 
 def row(
-    end: float, spent: dict[str, float], *, step: int | None = None, first: int = 0, memory: int | None = None, ended: str | None = None
+    end: float,
+    spent: dict[str, float],
+    *,
+    step: int | None = None,
+    first: int = 0,
+    memory: int | None = None,
+    ended: str | None = None,
 ) -> Row:
     """A part of the account that ends at this second of its start."""
     nanoseconds = {name: int(value * SECOND) for name, value in spent.items()}
-    return Row(end=int(end * SECOND), spent=nanoseconds, step=step, first=None if step is None else first, memory=memory, ended=ended)
+    return Row(
+        end=int(end * SECOND),
+        spent=nanoseconds,
+        step=step,
+        first=None if step is None else first,
+        memory=memory,
+        ended=ended,
+    )
 
 
 def slow(step: int, end: float, cause: str = "loader") -> SlowStep:
@@ -21,9 +34,13 @@ def slow(step: int, end: float, cause: str = "loader") -> SlowStep:
     return SlowStep(step=step, end=end, seconds=2.0, usual=0.1, cost=1.9, cause=cause, phase="data")
 
 
-def write_start(folder: Path, begin: int, rows: list[Row], slow_steps: list[SlowStep] | None = None) -> None:
+def write_start(
+    folder: Path, begin: int, rows: list[Row], slow_steps: list[SlowStep] | None = None
+) -> None:
     """The file of a start that began in that second of the clock."""
-    segment = Segment(Head(begin=begin * SECOND, rank=0, ranks=1, pid=begin), folder / f"rank0-{begin}{ENDING}")
+    segment = Segment(
+        Head(begin=begin * SECOND, rank=0, ranks=1, pid=begin), folder / f"rank0-{begin}{ENDING}"
+    )
     segment.open()
     for number, each in enumerate(rows):
         segment.add(each, (slow_steps or []) if number == len(rows) - 1 else [])
@@ -35,5 +52,12 @@ def write_resumed_run(folder: Path) -> None:
     begin = row(10, {"start_up": 10}, memory=2**20)
     worked = row(30, {"training/data": 18, "slow/loader": 2}, step=10)
     write_start(folder, 1, [begin, worked], [slow(5, 12), slow(8, 29)])
-    again = row(20, {"start_up": 5, "training/forward": 15}, step=20, first=10, memory=3 * 2**20, ended="finished")
+    again = row(
+        20,
+        {"start_up": 5, "training/forward": 15},
+        step=20,
+        first=10,
+        memory=3 * 2**20,
+        ended="finished",
+    )
     write_start(folder, 41, [again], [slow(15, 12, "gc")])

@@ -30,7 +30,13 @@ LIGHTNINGS_WARNINGS = [
 ]
 """What Lightning itself warns of in trainings as small as these."""
 
-QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "accelerator": "cpu", "devices": 1}
+QUIET = {
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+    "accelerator": "cpu",
+    "devices": 1,
+}
 annotate_in_background.LONGEST = 600.0
 ROWS, WIDTH, CLASSES = 4, 8, 3
 """A batch, and what a `Classifier` makes of it."""
@@ -90,14 +96,17 @@ class Validated(Classifier):
         return loader(2)
 
 
-def fit(module: LightningModule, *callbacks: Any, batches: int = 30, data: Any = None, **options: Any) -> Trainer:
+def fit(
+    module: LightningModule, *callbacks: Any, batches: int = 30, data: Any = None, **options: Any
+) -> Trainer:
     """Train for an epoch.
 
     Files go where no one looks for them. The budget of every profile has to add up.
     """
     with tempfile.TemporaryDirectory() as directory:
         trainer = Trainer(
-            callbacks=list(callbacks), **{"max_epochs": 1, "logger": False, "default_root_dir": directory, **QUIET, **options}
+            callbacks=list(callbacks),
+            **{"max_epochs": 1, "logger": False, "default_root_dir": directory, **QUIET, **options},
         )
         trainer.fit(module, loader(batches) if data is None else data)
     for callback in callbacks:
@@ -107,10 +116,26 @@ def fit(module: LightningModule, *callbacks: Any, batches: int = 30, data: Any =
 
 
 def watching(**options: Any) -> FlopsMonitor:
-    """A monitor whose own errors are raised. It traces, writes pages, logs modules, and keeps a ledger, where that is asked for."""
-    return FlopsMonitor(**{"on_error": "raise", "trace": False, "html": False, "module_scalars": 0, "ledger": False, **options})
+    """A monitor whose own errors are raised.
+
+    It traces, writes pages, logs modules, and keeps a ledger, where that is asked for.
+    """
+    return FlopsMonitor(
+        **{
+            "on_error": "raise",
+            "trace": False,
+            "html": False,
+            "module_scalars": 0,
+            "ledger": False,
+            **options,
+        }
+    )
 
 
 def steps(monitor: FlopsMonitor, window: int = 0) -> Iterator[Any]:
     """The steps of a window that were not counted, without those in which things were cold."""
-    return (step for step in monitor.profiles[window].steps if step.kind == "clean" and "cold" not in step.marks)
+    return (
+        step
+        for step in monitor.profiles[window].steps
+        if step.kind == "clean" and "cold" not in step.marks
+    )

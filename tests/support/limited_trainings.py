@@ -1,8 +1,11 @@
-"""Small trainings, each in a process that gets no more memory than it is allowed: the kernel refuses, and nothing of ours counts.
+"""Small trainings, each in a process that gets no more memory than it is allowed.
 
-`RLIMIT_DATA` bounds the private memory of a process. Every tensor of 32 KiB or more is mapped by itself, and unmapped when it is freed. So
-the limit is one on live tensors. It is relative to what the process has after the same training without a limit, so that it does not
-include what libraries keep.
+The kernel refuses, and nothing of ours counts.
+
+`RLIMIT_DATA` bounds the private memory of a process. Every tensor of 32 KiB or more is mapped by
+itself, and unmapped when it is freed. So the limit is one on live tensors. It is relative to what
+the process has after the same training without a limit, so that it does not include what libraries
+keep.
 """
 
 import ctypes
@@ -44,13 +47,19 @@ class Case(NamedTuple):
 
 def perceptron() -> nn.Module:
     """Four layers."""
-    return nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(1024, 1024), nn.ReLU())), nn.Linear(1024, 1024))
+    return nn.Sequential(
+        *(layer for _ in range(3) for layer in (nn.Linear(1024, 1024), nn.ReLU())),
+        nn.Linear(1024, 1024),
+    )
 
 
 def convolutions() -> nn.Module:
     """Three convolutions, each with batch norm."""
     widths = (3, 32, 32, 32)
-    blocks = (nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU()) for a, b in pairwise(widths))
+    blocks = (
+        nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+        for a, b in pairwise(widths)
+    )
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 
 
@@ -65,7 +74,10 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cells, self.head = nn.LSTM(128, 256, num_layers=2, batch_first=True), nn.Linear(256, 10)
+        self.cells, self.head = (
+            nn.LSTM(128, 256, num_layers=2, batch_first=True),
+            nn.Linear(256, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """What the last step gives."""
@@ -80,16 +92,29 @@ def recurrent() -> nn.Module:
 
 def embeddings() -> nn.Module:
     """A bag of words, and their sum."""
-    return nn.Sequential(nn.Embedding(20_000, 256), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 32))
+    return nn.Sequential(
+        nn.Embedding(20_000, 256), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 32)
+    )
 
 
 CASES: dict[str, Case] = {
-    "perceptron, SGD": Case(perceptron, lambda samples: torch.randn(samples, 1024), 4096, torch.optim.SGD),
-    "convolutions with batch norm, Adam": Case(convolutions, lambda samples: torch.randn(samples, 3, 48, 48), 48, torch.optim.Adam),
-    "transformer, AdamW": Case(transformer, lambda samples: torch.randn(samples, 64, 256), 32, torch.optim.AdamW),
-    "LSTM, RMSprop": Case(recurrent, lambda samples: torch.randn(samples, 64, 128), 48, torch.optim.RMSprop),
+    "perceptron, SGD": Case(
+        perceptron, lambda samples: torch.randn(samples, 1024), 4096, torch.optim.SGD
+    ),
+    "convolutions with batch norm, Adam": Case(
+        convolutions, lambda samples: torch.randn(samples, 3, 48, 48), 48, torch.optim.Adam
+    ),
+    "transformer, AdamW": Case(
+        transformer, lambda samples: torch.randn(samples, 64, 256), 32, torch.optim.AdamW
+    ),
+    "LSTM, RMSprop": Case(
+        recurrent, lambda samples: torch.randn(samples, 64, 128), 48, torch.optim.RMSprop
+    ),
     "embedding, SGD with momentum": Case(
-        embeddings, lambda samples: torch.randint(20_000, (samples, 32)), 256, partial(torch.optim.SGD, momentum=0.9, lr=1e-3)
+        embeddings,
+        lambda samples: torch.randint(20_000, (samples, 32)),
+        256,
+        partial(torch.optim.SGD, momentum=0.9, lr=1e-3),
     ),
 }
 
@@ -112,9 +137,16 @@ def train(case: Case, samples: int) -> None:
 
 
 def map_every_tensor() -> None:
-    """Let the C library map each tensor by itself, and give memory back at once. One thread trains."""
+    """Let the C library map each tensor by itself, and give memory back at once.
+
+    One thread trains.
+    """
     library, trim_threshold, mmap_threshold, arenas = ctypes.CDLL(None), -1, -3, -8
-    for setting, value in ((mmap_threshold, MAPPED_FROM), (trim_threshold, MAPPED_FROM), (arenas, 1)):
+    for setting, value in (
+        (mmap_threshold, MAPPED_FROM),
+        (trim_threshold, MAPPED_FROM),
+        (arenas, 1),
+    ):
         library.mallopt(setting, value)
     torch.set_num_threads(1)
 
@@ -159,7 +191,11 @@ def _in_child(case: Case, limit_bytes: int) -> int:
             train(case, case.samples)
         except (MemoryError, RuntimeError) as error:
             text = str(error).lower()
-            if not isinstance(error, MemoryError) and "memory" not in text and "could not create a primitive" not in text:
+            if (
+                not isinstance(error, MemoryError)
+                and "memory" not in text
+                and "could not create a primitive" not in text
+            ):
                 raise
             return OUT_OF_MEMORY
     return TRAINS

@@ -18,28 +18,85 @@ def flops(operations: int) -> Cost:
 
 # 6 * 6 * 6 = 216, a third of it 72.
 lu_of_square, lu_of_tall = 144, 9 * 36 - 72
-reflections, all_of_q, thin_q = 2 * 9 * 36 - 144, 4 * 81 * 6 - 2 * 18 * 36 + 4 * 72, 4 * 9 * 36 - 2 * 15 * 36 + 4 * 72
+reflections, all_of_q, thin_q = (
+    2 * 9 * 36 - 144,
+    4 * 81 * 6 - 2 * 18 * 36 + 4 * 72,
+    4 * 9 * 36 - 2 * 15 * 36 + 4 * 72,
+)
 
 factorisations: list[Case] = [
     # Five unknowns for each of three right-hand sides; the matrix of both batches is one.
-    case("linalg_solve_triangular", (1, 5, 5), (2, 5, 3), out=(2, 5, 3), expected=Cost(other_flops=2 * 3 * 25)),
-    case("linalg_solve_triangular", (5, 5), (3, 5), out=(3, 5), unitriangular=True, expected=Cost(other_flops=3 * 20)),
-    case("triangular_solve", (2, 5, 3), (2, 5, 5), out=((2, 5, 3), (2, 5, 5)), expected=Cost(other_flops=2 * 3 * 25)),
+    case(
+        "linalg_solve_triangular",
+        (1, 5, 5),
+        (2, 5, 3),
+        out=(2, 5, 3),
+        expected=Cost(other_flops=2 * 3 * 25),
+    ),
+    case(
+        "linalg_solve_triangular",
+        (5, 5),
+        (3, 5),
+        out=(3, 5),
+        unitriangular=True,
+        expected=Cost(other_flops=3 * 20),
+    ),
+    case(
+        "triangular_solve",
+        (2, 5, 3),
+        (2, 5, 5),
+        out=((2, 5, 3), (2, 5, 5)),
+        expected=Cost(other_flops=2 * 3 * 25),
+    ),
     case("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", square, expected=flops(72)),
-    case("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", (5, 5), expected=Cost(other_flops=125 // 3)),
-    case("linalg_lu linalg_lu_factor_ex _linalg_det _linalg_slogdet", square, expected=flops(lu_of_square)),
+    case(
+        "linalg_cholesky_ex cholesky linalg_ldl_factor_ex",
+        (5, 5),
+        expected=Cost(other_flops=125 // 3),
+    ),
+    case(
+        "linalg_lu linalg_lu_factor_ex _linalg_det _linalg_slogdet",
+        square,
+        expected=flops(lu_of_square),
+    ),
     case("linalg_lu linalg_lu_factor_ex", tall, expected=flops(lu_of_tall)),
     case("linalg_lu linalg_lu_factor_ex", wide, expected=flops(lu_of_tall)),
     case("linalg_inv_ex", square, expected=flops(2 * 216)),
     case("cholesky_inverse", square, expected=flops(144)),
-    case("_linalg_solve_ex", square, sides, out=(sides,), expected=flops(lu_of_square + 2 * 36 * K)),
+    case(
+        "_linalg_solve_ex", square, sides, out=(sides,), expected=flops(lu_of_square + 2 * 36 * K)
+    ),
     case("_linalg_solve_ex", square, of_all, out=(of_all,), expected=flops(lu_of_square + 2 * 36)),
-    case("_cholesky_solve_helper cholesky_solve", sides, square, out=sides, expected=flops(2 * 36 * K)),
-    case("linalg_lu_solve linalg_ldl_solve", square, of_all, sides, out=sides, expected=flops(2 * 36 * K)),
+    case(
+        "_cholesky_solve_helper cholesky_solve",
+        sides,
+        square,
+        out=sides,
+        expected=flops(2 * 36 * K),
+    ),
+    case(
+        "linalg_lu_solve linalg_ldl_solve",
+        square,
+        of_all,
+        sides,
+        out=sides,
+        expected=flops(2 * 36 * K),
+    ),
     case("linalg_qr", tall, mode="r", out=((0,), square), expected=flops(reflections)),
     case("linalg_qr", tall, out=(tall, square), expected=flops(reflections + thin_q)),
-    case("linalg_qr", tall, mode="complete", out=((B, M, M), tall), expected=flops(reflections + all_of_q)),
-    case("linalg_qr", wide, out=(square, wide), expected=flops(reflections + 4 * 216 - 2 * 12 * 36 + 4 * 72)),
+    case(
+        "linalg_qr",
+        tall,
+        mode="complete",
+        out=((B, M, M), tall),
+        expected=flops(reflections + all_of_q),
+    ),
+    case(
+        "linalg_qr",
+        wide,
+        out=(square, wide),
+        expected=flops(reflections + 4 * 216 - 2 * 12 * 36 + 4 * 72),
+    ),
     case("geqrf", tall, expected=flops(reflections)),
     case("linalg_householder_product", tall, of_all, expected=flops(thin_q)),
     case("ormqr", tall, of_all, (B, M, K), expected=flops(4 * M * K * N - 2 * K * 36)),
@@ -58,20 +115,36 @@ factorisations: list[Case] = [
 # Two sequences of 5 and 7 steps with 2 and 3 labels: 5 and 7 states, a blank around each label.
 log_probs, states = (7, 2, 10), 5 * 5 + 7 * 7
 forward, backward = 13, 13 + 9
-"""A sum of three exponentials (4 each) and an addition; the same from the end, and a sum of two and an addition."""
+"""A sum of three exponentials (4 each) and an addition.
+
+The same from the end, and a sum of two and an addition.
+"""
 lengths: list[dict[str, Any]] = [
     {"input_lengths": [5, 7], "target_lengths": [2, 3]},
     {"input_lengths": Values((5, 7)), "target_lengths": Values((2, 3))},
 ]
 targets = Values((1, 2, -1, 0, 3, -1, -1, -1))
-"""Of 4 classes in two rows: 1 and 2 are labels of the first row, 3 of the second; what follows a -1 is none."""
+"""Of 4 classes in two rows.
+
+1 and 2 are labels of the first row, 3 of the second; what follows a -1 is none.
+"""
 pairs = 2 * 2 + 1 * 3
 of_one = Values((1, 1, -1, 0, -1, 0, 0, 0))
 
 losses: list[Case] = [
-    *(case("_ctc_loss", log_probs, (5,), **each, expected=Cost(other_flops=states * forward)) for each in lengths),
     *(
-        case("_ctc_loss_backward", (2,), log_probs, (5,), **each, expected=Cost(other_flops=states * backward + 4 * 7 * 2 * 10))
+        case("_ctc_loss", log_probs, (5,), **each, expected=Cost(other_flops=states * forward))
+        for each in lengths
+    ),
+    *(
+        case(
+            "_ctc_loss_backward",
+            (2,),
+            log_probs,
+            (5,),
+            **each,
+            expected=Cost(other_flops=states * backward + 4 * 7 * 2 * 10),
+        )
         for each in lengths
     ),
     case(
@@ -81,11 +154,38 @@ losses: list[Case] = [
         **lengths[0],
         expected=Cost(other_flops=states * (forward + backward) + 4 * 7 * 2 * 10),
     ),
-    case("multilabel_margin_loss_forward", (2, 4), target=targets, expected=Cost(other_flops=3 * pairs)),
-    case("multilabel_margin_loss_forward", (2, 4), target=of_one, expected=Cost(other_flops=3 * 2 * 3)),
-    case("multilabel_margin_loss_forward", (2, 4), target=(2, 4), expected=Cost(other_flops=3 * 2 * 2 * 2, is_upper_bound=True)),
-    case("multilabel_margin_loss_backward", (), (2, 4), target=targets, expected=Cost(other_flops=4 * pairs + 8)),
-    case("multilabel_margin_loss_backward", (), (2, 4), target=(2, 4), expected=Cost(other_flops=4 * 8 + 8, is_upper_bound=True)),
+    case(
+        "multilabel_margin_loss_forward",
+        (2, 4),
+        target=targets,
+        expected=Cost(other_flops=3 * pairs),
+    ),
+    case(
+        "multilabel_margin_loss_forward",
+        (2, 4),
+        target=of_one,
+        expected=Cost(other_flops=3 * 2 * 3),
+    ),
+    case(
+        "multilabel_margin_loss_forward",
+        (2, 4),
+        target=(2, 4),
+        expected=Cost(other_flops=3 * 2 * 2 * 2, is_upper_bound=True),
+    ),
+    case(
+        "multilabel_margin_loss_backward",
+        (),
+        (2, 4),
+        target=targets,
+        expected=Cost(other_flops=4 * pairs + 8),
+    ),
+    case(
+        "multilabel_margin_loss_backward",
+        (),
+        (2, 4),
+        target=(2, 4),
+        expected=Cost(other_flops=4 * 8 + 8, is_upper_bound=True),
+    ),
 ]
 
 CASES = [*factorisations, *losses]

@@ -12,7 +12,14 @@ SCRIPT = "</script><script>alert(2)</script>"
 
 def hostile_profile() -> Profile:
     """A root whose children, classes and notes are all of them."""
-    rows: dict[str, dict[str, Any]] = {"": {"kind": IMAGE}, IMAGE: {"kind": SCRIPT}, SCRIPT: {"kind": "__proto__"}, "__proto__": {}}
+    rows: dict[str, dict[str, Any]] = {
+        "": {"kind": IMAGE},
+        IMAGE: {"kind": SCRIPT},
+        SCRIPT: {"kind": "__proto__"},
+        "__proto__": {},
+    }
     unknown: Any = IMAGE
     cells = [product(name, IMAGE, "forward", macs=7, bytes_moved=1) for name in rows]
-    return with_seconds(profile(rows, cells, notes=(Note(code=unknown, subject=SCRIPT, values={IMAGE: SCRIPT}),)))
+    return with_seconds(
+        profile(rows, cells, notes=(Note(code=unknown, subject=SCRIPT, values={IMAGE: SCRIPT}),))
+    )

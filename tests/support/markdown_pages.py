@@ -1,4 +1,6 @@
-"""Runs what a page of documentation shows: Python blocks one after the other in one namespace, shell lines through lflops' own `main`.
+"""Runs what a page of documentation shows.
+
+Python blocks one after the other in one namespace, shell lines through lflops' own `main`.
 
 * A Python block whose first line is `# name.py` is written to that file.
 * `<!-- setup … -->` is Python that the page's readers have of their own.
@@ -52,7 +54,9 @@ def blocks(text: str) -> Iterator[Block]:
             not_run = part["comment"].removeprefix("not run: ")
         else:
             code = re.sub(rf"^{part['indent']}", "", part["code"], flags=re.MULTILINE)
-            yield Block(part["language"] or "", code, line, 'title="output"' in part["options"], not_run)
+            yield Block(
+                part["language"] or "", code, line, 'title="output"' in part["options"], not_run
+            )
             not_run = ""
 
 
@@ -63,7 +67,8 @@ def run_page(text: str, name: str) -> dict[str, Any]:
         The names that its Python blocks have bound.
 
     Raises:
-        AssertionError: A block fails, or prints something else than the page says. The message has the page's line.
+        AssertionError: A block fails, or prints something else than the page says. The message has
+            the page's line.
     """
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
@@ -72,12 +77,16 @@ def run_page(text: str, name: str) -> dict[str, Any]:
         for block in blocks(text):
             where = f"{name}:{block.line}"
             if block.is_output:
-                assert block.code.strip() == printed.strip(), f"{where}: the block before it prints\n{printed}"
+                assert block.code.strip() == printed.strip(), (
+                    f"{where}: the block before it prints\n{printed}"
+                )
             elif not block.not_run and block.language in {"python", "sh"}:
                 printed = _run(block, names, where)
     finally:
         for module in set(sys.modules) - modules:
-            if (getattr(sys.modules[module], "__file__", None) or "").startswith(f"{Path.cwd()}{os.sep}"):
+            if (getattr(sys.modules[module], "__file__", None) or "").startswith(
+                f"{Path.cwd()}{os.sep}"
+            ):
                 del sys.modules[module]
     return names
 
@@ -108,7 +117,9 @@ def _run_line(line: str, where: str) -> None:
     settings = [words.pop(0).split("=", 1) for word in list(words) if re.match(r"[A-Z_]+=", word)]
     if not words:
         return
-    program, *arguments = (match for word in words for match in (_expanded(word) if "*" in word else [word]))
+    program, *arguments = (
+        match for word in words for match in (_expanded(word) if "*" in word else [word])
+    )
     known = {key: os.environ.get(key) for key, _ in settings}
     os.environ.update(dict(settings))
     try:
@@ -135,7 +146,11 @@ def _expanded(pattern: str) -> list[str]:
 
 def _check(program: str, arguments: list[str], where: str) -> None:
     """What a line of another program names is there."""
-    assert program.rpartition("/")[2] in _NOT_OURS, f"{where}: nothing runs {program} here; say why in <!-- not run: … -->"
+    assert program.rpartition("/")[2] in _NOT_OURS, (
+        f"{where}: nothing runs {program} here; say why in <!-- not run: … -->"
+    )
     if program == "make":
         targets = {word for word in arguments if "=" not in word}
-        assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)), where
+        assert targets <= set(
+            re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        ), where

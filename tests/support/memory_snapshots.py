@@ -7,7 +7,10 @@ Stack = Sequence[tuple[str, int, str]]
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 CALL = (f"{TORCH}/nn/modules/module.py", 1775, "_call_impl")
-BUILD: Stack = [(f"{TORCH}/nn/modules/module.py", 1329, "convert"), (f"{TORCH}/nn/modules/module.py", 915, "_apply")]
+BUILD: Stack = [
+    (f"{TORCH}/nn/modules/module.py", 1329, "convert"),
+    (f"{TORCH}/nn/modules/module.py", 915, "_apply"),
+]
 STEP = [(f"{TORCH}/optim/adamw.py", 200, "step"), ("/app/train.py", 50, "train")]
 STATE: Stack = [(f"{TORCH}/optim/adamw.py", 120, "_init_group"), *STEP]
 UPDATE: Stack = [(f"{TORCH}/optim/adamw.py", 600, "_multi_tensor_adamw"), *STEP]
@@ -42,7 +45,10 @@ def forward(line: int, caller: str = "training_step") -> Stack:
 
 def loss(line: int) -> Stack:
     """A line that computes the loss."""
-    return [(f"{TORCH}/nn/functional.py", 3462, "cross_entropy"), ("/app/train.py", line, "training_step")]
+    return [
+        (f"{TORCH}/nn/functional.py", 3462, "cross_entropy"),
+        ("/app/train.py", line, "training_step"),
+    ]
 
 
 class Recorder:
@@ -68,7 +74,10 @@ class Recorder:
         return addresses
 
     def free(self, addresses: Iterable[int], by: Stack | None = None) -> None:
-        """Free them, and give their segments back. A recording has the stack `by` that freed them, or the one that allocated them."""
+        """Free them, and give their segments back.
+
+        A recording has the stack `by` that freed them, or the one that allocated them.
+        """
         for address in addresses:
             nbytes, stack = self.alive.pop(address)
             for action in ("free_requested", "free_completed", "segment_free"):
@@ -83,12 +92,31 @@ class Recorder:
         """Reserved memory of which every other piece is in use, by a tensor of the model's."""
         address, piece = self._next, nbytes // (2 * pieces)
         self._next += nbytes + 4096
-        blocks = [_block(address + place * piece, piece, forward(30) if place % 2 == 0 else None) for place in range(2 * pieces)]
-        self.segments.append({"device": 0, "address": address, "total_size": 2 * pieces * piece, "stream": 0, "blocks": blocks})
+        blocks = [
+            _block(address + place * piece, piece, forward(30) if place % 2 == 0 else None)
+            for place in range(2 * pieces)
+        ]
+        self.segments.append(
+            {
+                "device": 0,
+                "address": address,
+                "total_size": 2 * pieces * piece,
+                "stream": 0,
+                "blocks": blocks,
+            }
+        )
 
     def fail(self, nbytes: int, stack: Stack, device_free: int = 0) -> None:
         """A request that there is no memory for."""
-        self.trace.append({"action": "oom", "size": nbytes, "stream": 0, "device_free": device_free, "frames": _frames(stack)})
+        self.trace.append(
+            {
+                "action": "oom",
+                "size": nbytes,
+                "stream": 0,
+                "device_free": device_free,
+                "frames": _frames(stack),
+            }
+        )
 
     def snapshot(self) -> dict[str, Any]:
         """In torch's form."""
@@ -136,4 +164,10 @@ def _frames(stack: Stack) -> list[dict[str, Any]]:
 def _block(address: int, size: int, stack: Stack | None) -> dict[str, Any]:
     """A block that a stack allocated; of none an unused one."""
     requested, state = (0, "inactive") if stack is None else (size, "active_allocated")
-    return {"address": address, "size": size, "requested_size": requested, "state": state, "frames": _frames(stack or ())}
+    return {
+        "address": address,
+        "size": size,
+        "requested_size": requested,
+        "state": state,
+        "frames": _frames(stack or ()),
+    }

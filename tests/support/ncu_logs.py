@@ -1,8 +1,13 @@
-"""Logs as Nsight Compute writes them, written by hand in its documented format: no GPU made them, and the numbers are round on purpose."""
+"""Logs as Nsight Compute writes them, written by hand in its documented format.
+
+No GPU made them, and the numbers are round on purpose.
+"""
 
 from collections.abc import Mapping
 
-FADD, FMUL, FFMA = (f"smsp__sass_thread_inst_executed_op_f{name}_pred_on.sum" for name in ("add", "mul", "fma"))
+FADD, FMUL, FFMA = (
+    f"smsp__sass_thread_inst_executed_op_f{name}_pred_on.sum" for name in ("add", "mul", "fma")
+)
 
 LOG = f"""\
 ==PROF== Connected to process 4242 (/usr/bin/python3.11)
@@ -46,7 +51,9 @@ _PLACE = '"Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC
 
 
 def _stack(*names: str) -> str:
-    pushed = " ".join(f'""<default domain>:{name}:none:none:none:none:none:none""' for name in names)
+    pushed = " ".join(
+        f'""<default domain>:{name}:none:none:none:none:none:none""' for name in names
+    )
     return f'"4242  {pushed}"'
 
 
@@ -92,11 +99,16 @@ CSV = "\n".join(
         "",
     ]
 )
-"""Two products of 8,000,000 FLOPs, each 32,000 bytes of DRAM, 64,000 of L2, 160,000 of L1 in 2 µs; 1,000 additions, 96,000 bytes, 1 µs."""
+"""Two products of 8,000,000 FLOPs, each 32,000 bytes of DRAM, 64,000 of L2, 160,000 of L1 in 2 µs.
+
+1,000 additions, 96,000 bytes, 1 µs.
+"""
 
 RAW = "\n".join(
     [
-        '"ID","Process ID","Kernel Name","Context","dram__bytes.sum","gpu__time_duration.sum","' + FFMA + '"',
+        '"ID","Process ID","Kernel Name","Context","dram__bytes.sum","gpu__time_duration.sum","'
+        + FFMA
+        + '"',
         '"","","","","Mbyte","msecond","inst"',
         '"0","4242","fused","1","2.00","1.50","500,000"',
         '"1","4242","fused","1","1.00","0.50","500,000"',
@@ -107,12 +119,24 @@ RAW = "\n".join(
 
 
 def of_one_kernel(capability: str, metrics: Mapping[str, str]) -> tuple[str, str, str]:
-    """A log of one kernel on a chip with a compute capability, or an unknown one: as CSV by metric, as CSV by kernel, and for people."""
+    """A log of one kernel on a chip with a compute capability, or an unknown one.
+
+    As CSV by metric, as CSV by kernel, and for people.
+    """
     by_metric = [f'"0","k","{capability}","{name}","","{value}"' for name, value in metrics.items()]
-    names, values = (",".join(f'"{each}"' for each in column) for column in (metrics, metrics.values()))
+    names, values = (
+        ",".join(f'"{each}"' for each in column) for column in (metrics, metrics.values())
+    )
     chip = f", Device 0, CC {capability}" if capability else ""
     return (
-        "\n".join(['"ID","Kernel Name","CC","Metric Name","Metric Unit","Metric Value"', *by_metric]),
+        "\n".join(
+            ['"ID","Kernel Name","CC","Metric Name","Metric Unit","Metric Value"', *by_metric]
+        ),
         f'"ID","Kernel Name","CC",{names}\n"0","k","{capability}",{values}\n',
-        "\n".join([f"  k (1, 1, 1)x(1, 1, 1), Context 1, Stream 7{chip}", *(f"    {name}    {value}" for name, value in metrics.items())]),
+        "\n".join(
+            [
+                f"  k (1, 1, 1)x(1, 1, 1), Context 1, Stream 7{chip}",
+                *(f"    {name}    {value}" for name, value in metrics.items()),
+            ]
+        ),
     )

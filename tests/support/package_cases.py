@@ -36,31 +36,92 @@ OPERATORS = registered()
 
 open_window: dict[str, Any] = {"window_size_left": -1, "window_size_right": -1}
 same = (packed, packed, packed_values)
-lengths: dict[str, Any] = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": 4, "max_seqlen_k": 4}
+lengths: dict[str, Any] = {
+    "cu_seqlens_q": offsets,
+    "cu_seqlens_k": offsets,
+    "max_seqlen_q": 4,
+    "max_seqlen_k": 4,
+}
 unknown = lengths | {"cu_seqlens_q": shape, "cu_seqlens_k": shape}
 to_keys = lengths | {"cu_seqlens_k": offsets_of_keys, "max_seqlen_k": 5}
-paged: dict[str, Any] = {"cu_seqlens_q": Values((0, 1, 3)), "max_seqlen_q": 2, "max_seqlen_k": 4, "seqused_k": Values((3, 4))}
+paged: dict[str, Any] = {
+    "cu_seqlens_q": Values((0, 1, 3)),
+    "max_seqlen_q": 2,
+    "max_seqlen_k": 4,
+    "seqused_k": Values((3, 4)),
+}
 of_pages = forward(HEADS * (3 + 2 * 4), HEADS * (3 + 3 + 4))
 
 
 def dense(operator: str, before: tuple[Any, ...], answer: Any, **window: Any) -> list[Case]:
     """Sequences of one length, with a causal mask and without."""
-    mask = "is_causal" if "3::bwd" in operator or "3::fwd" in operator or "_3::_flash_attn_backward" in operator else "causal"
+    mask = (
+        "is_causal"
+        if "3::bwd" in operator or "3::fwd" in operator or "_3::_flash_attn_backward" in operator
+        else "causal"
+    )
     return [
         case(operator, *before, query, key, value, **{mask: False}, **window, expected=answer()),
-        case(operator, *before, query, key, value, **{mask: True}, **window, expected=answer(seen=last)),
+        case(
+            operator,
+            *before,
+            query,
+            key,
+            value,
+            **{mask: True},
+            **window,
+            expected=answer(seen=last),
+        ),
     ]
 
 
-def of_lengths(operator: str, before: tuple[Any, ...], answer: Any, mask: str = "causal", **window: Any) -> list[Case]:
+def of_lengths(
+    operator: str, before: tuple[Any, ...], answer: Any, mask: str = "causal", **window: Any
+) -> list[Case]:
     """Packed sequences: whole squares, a causal mask, a window, other keys, and lengths that are not known."""
     first_name = next((name for name in window if "left" in name), "window_size_left")
     return [
-        case(operator, *before, *same, **lengths, **{mask: False}, **window, expected=answer(squares)),
-        case(operator, *before, *same, **lengths, **{mask: True}, **window, expected=answer(squares, causal)),
-        case(operator, *before, *same, **lengths, **{mask: True}, **window | {first_name: 1}, expected=answer(squares, windowed)),
-        case(operator, *before, packed, packed_keys, values_of_keys, **to_keys, **{mask: False}, **window, expected=answer(crossed)),
-        case(operator, *before, *same, **unknown, **{mask: False}, **window, expected=answer(bound, known=False)),
+        case(
+            operator, *before, *same, **lengths, **{mask: False}, **window, expected=answer(squares)
+        ),
+        case(
+            operator,
+            *before,
+            *same,
+            **lengths,
+            **{mask: True},
+            **window,
+            expected=answer(squares, causal),
+        ),
+        case(
+            operator,
+            *before,
+            *same,
+            **lengths,
+            **{mask: True},
+            **window | {first_name: 1},
+            expected=answer(squares, windowed),
+        ),
+        case(
+            operator,
+            *before,
+            packed,
+            packed_keys,
+            values_of_keys,
+            **to_keys,
+            **{mask: False},
+            **window,
+            expected=answer(crossed),
+        ),
+        case(
+            operator,
+            *before,
+            *same,
+            **unknown,
+            **{mask: False},
+            **window,
+            expected=answer(bound, known=False),
+        ),
     ]
 
 
@@ -68,7 +129,9 @@ FLASH = [
     *dense("flash_attn::_flash_attn_forward", (), forward, **open_window),
     *dense("flash_attn::_flash_attn_backward", (grad,), gradients, **open_window),
     *of_lengths("flash_attn::_flash_attn_varlen_forward", (), forward, **open_window),
-    *of_lengths("flash_attn::_flash_attn_varlen_backward", (packed_grad,), gradients, **open_window),
+    *of_lengths(
+        "flash_attn::_flash_attn_varlen_backward", (packed_grad,), gradients, **open_window
+    ),
     case(
         "flash_attn::_flash_attn_varlen_forward",
         *in_pages,
@@ -80,24 +143,52 @@ FLASH = [
     ),
     *(
         each
-        for operator, mask in (("flash_attn_3::fwd", "is_causal"), ("flash_attn_3::_flash_attn_forward", "causal"))
+        for operator, mask in (
+            ("flash_attn_3::fwd", "is_causal"),
+            ("flash_attn_3::_flash_attn_forward", "causal"),
+        )
         for each in (
             *dense(operator, (), forward),
             *of_lengths(operator, (), forward, mask, **open_window),
-            case(operator, *in_pages, **paged, page_table=(2, 2), **{mask: True}, expected=of_pages),
+            case(
+                operator, *in_pages, **paged, page_table=(2, 2), **{mask: True}, expected=of_pages
+            ),
             # One new key for each sequence: 4 and 5 keys are used of up to 8.
-            case(operator, query, key, value, k_new=(2, 1, HEADS, 16), seqused_k=Values((3, 4)), expected=forward(HEADS * 5 * (4 + 5))),
-            case(operator, *same, **lengths, seqused_q=Values((2, 0, 1)), expected=forward(HEADS * (2 * 3 + 1 * 4))),
+            case(
+                operator,
+                query,
+                key,
+                value,
+                k_new=(2, 1, HEADS, 16),
+                seqused_k=Values((3, 4)),
+                expected=forward(HEADS * 5 * (4 + 5)),
+            ),
+            case(
+                operator,
+                *same,
+                **lengths,
+                seqused_q=Values((2, 0, 1)),
+                expected=forward(HEADS * (2 * 3 + 1 * 4)),
+            ),
         )
     ),
     *(
         each
         for operator in ("flash_attn_3::bwd", "flash_attn_3::_flash_attn_backward")
-        for each in (*dense(operator, (grad,), gradients), *of_lengths(operator, (packed_grad,), gradients, "is_causal", **open_window))
+        for each in (
+            *dense(operator, (grad,), gradients),
+            *of_lengths(operator, (packed_grad,), gradients, "is_causal", **open_window),
+        )
     ),
 ]
 
-of_xformers: dict[str, Any] = {"seqused_k": None, "max_seqlen_q": 4, "max_seqlen_k": 4, "window_left": -1, "window_right": -1}
+of_xformers: dict[str, Any] = {
+    "seqused_k": None,
+    "max_seqlen_q": 4,
+    "max_seqlen_k": 4,
+    "window_left": -1,
+    "window_right": -1,
+}
 none: dict[str, Any] = {"cu_seqlens_q": None, "cu_seqlens_k": None}
 both: dict[str, Any] = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets}
 batched = [(1, *each) for each in same]
@@ -105,16 +196,34 @@ starts: dict[str, Any] = {"seqstart_q": offsets, "seqstart_k": offsets, "max_seq
 no_starts: dict[str, Any] = {"seqstart_q": None, "seqstart_k": None, "max_seqlen_q": None}
 flash_2_and_3 = "xformers_flash::flash_fwd xformers_flash3::flash_fwd"
 efficient = "xformers::efficient_attention_forward_cutlass xformers::efficient_attention_forward_ck"
-efficient_back = "xformers::efficient_attention_backward_cutlass xformers::efficient_attention_backward_ck"
+efficient_back = (
+    "xformers::efficient_attention_backward_cutlass xformers::efficient_attention_backward_ck"
+)
 # The heads in 3 groups of one.
 in_groups = [(*each[:2], 3, 1, each[-1]) for each in (query, key, value)]
 
 of_last = gradients(seen=last)
 
 XFORMERS = [
-    case(flash_2_and_3, query, key, value, **none, **of_xformers, is_causal=True, expected=forward(seen=last)),
+    case(
+        flash_2_and_3,
+        query,
+        key,
+        value,
+        **none,
+        **of_xformers,
+        is_causal=True,
+        expected=forward(seen=last),
+    ),
     case(flash_2_and_3, *in_groups, **none, **of_xformers, is_causal=False, expected=forward()),
-    case(flash_2_and_3, *same, **both, **of_xformers, is_causal=True, expected=forward(squares, causal)),
+    case(
+        flash_2_and_3,
+        *same,
+        **both,
+        **of_xformers,
+        is_causal=True,
+        expected=forward(squares, causal),
+    ),
     case(
         "xformers_flash::flash_bwd",
         False,
@@ -126,11 +235,26 @@ XFORMERS = [
         expected=gradients(squares, causal),
     ),
     *(
-        case(efficient, query, key, value, **no_starts, custom_mask_type=mask, expected=forward(seen=seen))
+        case(
+            efficient,
+            query,
+            key,
+            value,
+            **no_starts,
+            custom_mask_type=mask,
+            expected=forward(seen=seen),
+        )
         for mask, seen in ((0, square), (1, first), (2, last))
     ),
     case(efficient, *batched, **starts, custom_mask_type=1, expected=forward(squares, causal)),
-    case(efficient, *batched, **starts, custom_mask_type=1, window_size=2, expected=forward(squares, windowed)),
+    case(
+        efficient,
+        *batched,
+        **starts,
+        custom_mask_type=1,
+        window_size=2,
+        expected=forward(squares, windowed),
+    ),
     case(
         efficient_back,
         grad,
@@ -142,7 +266,15 @@ XFORMERS = [
         custom_mask_type=2,
         expected=gradients(seen=last),
     ),
-    case(efficient_back, packed_grad, *batched, **starts, max_seqlen_k=4, custom_mask_type=1, expected=gradients(squares, causal)),
+    case(
+        efficient_back,
+        packed_grad,
+        *batched,
+        **starts,
+        max_seqlen_k=4,
+        custom_mask_type=1,
+        expected=gradients(squares, causal),
+    ),
 ]
 
 B, C, L, W = 2, 5, 7, 4
@@ -151,9 +283,30 @@ wave, taps = (B, C, L), (C, W)
 elements = B * C * L
 
 CONVOLUTIONS = [
-    case("DaoAILab::_causal_conv1d_fwd_cpp", wave, taps, None, silu_activation=False, expected=elements * W),
-    case("DaoAILab::_causal_conv1d_fwd_cpp", wave, taps, (C,), silu_activation=True, expected=Cost(elements * W, other_flops=2 * elements)),
-    case("DaoAILab::_causal_conv1d_bwd_cpp", wave, taps, None, silu_activation=False, expected=2 * elements * W),
+    case(
+        "DaoAILab::_causal_conv1d_fwd_cpp",
+        wave,
+        taps,
+        None,
+        silu_activation=False,
+        expected=elements * W,
+    ),
+    case(
+        "DaoAILab::_causal_conv1d_fwd_cpp",
+        wave,
+        taps,
+        (C,),
+        silu_activation=True,
+        expected=Cost(elements * W, other_flops=2 * elements),
+    ),
+    case(
+        "DaoAILab::_causal_conv1d_bwd_cpp",
+        wave,
+        taps,
+        None,
+        silu_activation=False,
+        expected=2 * elements * W,
+    ),
     case(
         "DaoAILab::_causal_conv1d_bwd_cpp",
         wave,
@@ -179,15 +332,48 @@ a, b = (N, K), (M, K)
 BITSANDBYTES = [
     case("bitsandbytes::int8_linear_matmul", a, b, expected=N * K * M),
     case("bitsandbytes::int8_scaled_mm", a, b, expected=Cost(N * K * M, other_flops=2 * N * M)),
-    case("bitsandbytes::int8_scaled_mm", a, b, bias=(M,), expected=Cost(N * K * M, other_flops=3 * N * M)),
-    case("bitsandbytes::int8_mixed_scaled_mm", a, a, b, expected=Cost(N * K * M, other_flops=2 * N * M)),
+    case(
+        "bitsandbytes::int8_scaled_mm",
+        a,
+        b,
+        bias=(M,),
+        expected=Cost(N * K * M, other_flops=3 * N * M),
+    ),
+    case(
+        "bitsandbytes::int8_mixed_scaled_mm",
+        a,
+        a,
+        b,
+        expected=Cost(N * K * M, other_flops=2 * N * M),
+    ),
     # Two columns are too large for eight bits: their product is made in floats as well, and added.
     case(
-        "bitsandbytes::int8_mixed_scaled_mm", a, a, b, outlier_cols=(2,), bias=(M,), expected=Cost(N * (K + 2) * M, other_flops=4 * N * M)
+        "bitsandbytes::int8_mixed_scaled_mm",
+        a,
+        a,
+        b,
+        outlier_cols=(2,),
+        bias=(M,),
+        expected=Cost(N * (K + 2) * M, other_flops=4 * N * M),
     ),
-    case("bitsandbytes::gemm_4bit bitsandbytes::gemv_4bit", a, (M * K // 2, 1), [M, K], expected=N * K * M),
-    case("bitsandbytes::dequantize_4bit", (M * K // 2, 1), shape=[M, K], expected=Cost(other_flops=M * K)),
-    case("bitsandbytes::dequantize_blockwise bitsandbytes::int8_vectorwise_dequant", a, expected=Cost(other_flops=N * K)),
+    case(
+        "bitsandbytes::gemm_4bit bitsandbytes::gemv_4bit",
+        a,
+        (M * K // 2, 1),
+        [M, K],
+        expected=N * K * M,
+    ),
+    case(
+        "bitsandbytes::dequantize_4bit",
+        (M * K // 2, 1),
+        shape=[M, K],
+        expected=Cost(other_flops=M * K),
+    ),
+    case(
+        "bitsandbytes::dequantize_blockwise bitsandbytes::int8_vectorwise_dequant",
+        a,
+        expected=Cost(other_flops=N * K),
+    ),
     case(
         "bitsandbytes::quantize_4bit bitsandbytes::quantize_blockwise bitsandbytes::int8_vectorwise_quant",
         a,
@@ -196,10 +382,27 @@ BITSANDBYTES = [
     case("bitsandbytes::int8_double_quant", a, expected=Cost(other_flops=4 * N * K)),
     case("bitsandbytes::int8_mm_dequant", a, expected=Cost(other_flops=2 * N * K)),
     case("bitsandbytes::int8_mm_dequant", a, bias=(K,), expected=Cost(other_flops=3 * N * K)),
-    case("bitsandbytes::optimizer_update_32bit", "adam", a, weight_decay=0.0, expected=Cost(other_flops=10 * N * K)),
-    case("bitsandbytes::optimizer_update_32bit", "lion", a, weight_decay=0.1, expected=Cost(other_flops=8 * N * K)),
     case(
-        "bitsandbytes::optimizer_update_8bit_blockwise", "adam", a, state2=a, weight_decay=0.1, expected=Cost(other_flops=(11 + 6) * N * K)
+        "bitsandbytes::optimizer_update_32bit",
+        "adam",
+        a,
+        weight_decay=0.0,
+        expected=Cost(other_flops=10 * N * K),
+    ),
+    case(
+        "bitsandbytes::optimizer_update_32bit",
+        "lion",
+        a,
+        weight_decay=0.1,
+        expected=Cost(other_flops=8 * N * K),
+    ),
+    case(
+        "bitsandbytes::optimizer_update_8bit_blockwise",
+        "adam",
+        a,
+        state2=a,
+        weight_decay=0.1,
+        expected=Cost(other_flops=(11 + 6) * N * K),
     ),
     case(
         "bitsandbytes::optimizer_update_8bit_blockwise",
@@ -215,11 +418,31 @@ bits = " ".join(f"torchao::_linear_8bit_act_{each}bit_weight" for each in range(
 q, k, v = (2, 3, 5, 16), (2, 3, 8, 16), (2, 3, 8, 24)
 
 TORCHAO = [
-    case(f"torchao::da8w4_linear_cpu torchao::float8_linear_cpu {bits}", (2, N, K), out=(2, N, M), expected=2 * N * K * M),
-    case("torchao::mx_fp8_bf16 torchao::blockwise_scaled_mm", (N, K), (K, M), out=(N, M), expected=Cost(N * K * M, other_flops=N * M)),
-    case("torchao::rowwise_scaled_linear_sparse_cutlass_f8f8", a, out=(N, M), expected=Cost(N * K * M // 2, other_flops=2 * N * M)),
     case(
-        "torchao::rowwise_scaled_linear_sparse_cutlass_f8f8", a, out=(N, M), bias=(M,), expected=Cost(N * K * M // 2, other_flops=3 * N * M)
+        f"torchao::da8w4_linear_cpu torchao::float8_linear_cpu {bits}",
+        (2, N, K),
+        out=(2, N, M),
+        expected=2 * N * K * M,
+    ),
+    case(
+        "torchao::mx_fp8_bf16 torchao::blockwise_scaled_mm",
+        (N, K),
+        (K, M),
+        out=(N, M),
+        expected=Cost(N * K * M, other_flops=N * M),
+    ),
+    case(
+        "torchao::rowwise_scaled_linear_sparse_cutlass_f8f8",
+        a,
+        out=(N, M),
+        expected=Cost(N * K * M // 2, other_flops=2 * N * M),
+    ),
+    case(
+        "torchao::rowwise_scaled_linear_sparse_cutlass_f8f8",
+        a,
+        out=(N, M),
+        bias=(M,),
+        expected=Cost(N * K * M // 2, other_flops=3 * N * M),
     ),
     case("torchao::qscaled_dot_product", q, k, v, expected=forward()),
     case("torchao::qscaled_dot_product", q, k, v, is_causal=True, expected=forward(seen=first)),
@@ -248,12 +471,41 @@ split = "fbgemm::split_embedding_codegen_forward_{}weighted_pt2_wrapper"
 FBGEMM = [
     case(with_dense, rows, x_offsets=offsets, y=(3, K, M), max_L=4, expected=7 * K * M),
     case(with_dense, rows, x_offsets=offsets, y=(3, K, M), max_L=2, expected=4 * K * M),
-    case(with_dense, rows, x_offsets=shape, y=(3, K, M), max_L=2, expected=Cost(7 * K * M, is_upper_bound=True)),
+    case(
+        with_dense,
+        rows,
+        x_offsets=shape,
+        y=(3, K, M),
+        max_L=2,
+        expected=Cost(7 * K * M, is_upper_bound=True),
+    ),
     case(with_jagged, rows, (7, M), x_offsets=offsets, max_L=4, expected=7 * K * M),
-    case(with_jagged, rows, (7, M), x_offsets=shape, max_L=4, expected=Cost(7 * K * M, is_upper_bound=True)),
-    case("fbgemm::batched_dense_vec_jagged_2d_mul fbgemm::batched_dense_vec_jagged_2d_mul_forward", (6, 4), (7, 16), expected=7 * 16),
-    case("fbgemm::batched_dense_vec_jagged_2d_mul_backward", (6, 8), (6, 4), (7, 16), expected=2 * 7 * 16),
-    case("fbgemm::jagged_softmax fbgemm::jagged_softmax_forward", rows, expected=Cost(other_flops=5 * 7 * K)),
+    case(
+        with_jagged,
+        rows,
+        (7, M),
+        x_offsets=shape,
+        max_L=4,
+        expected=Cost(7 * K * M, is_upper_bound=True),
+    ),
+    case(
+        "fbgemm::batched_dense_vec_jagged_2d_mul fbgemm::batched_dense_vec_jagged_2d_mul_forward",
+        (6, 4),
+        (7, 16),
+        expected=7 * 16,
+    ),
+    case(
+        "fbgemm::batched_dense_vec_jagged_2d_mul_backward",
+        (6, 8),
+        (6, 4),
+        (7, 16),
+        expected=2 * 7 * 16,
+    ),
+    case(
+        "fbgemm::jagged_softmax fbgemm::jagged_softmax_forward",
+        rows,
+        expected=Cost(other_flops=5 * 7 * K),
+    ),
     case("fbgemm::jagged_softmax_backward", rows, expected=Cost(other_flops=4 * 7 * K)),
     case(
         "fbgemm::jagged_dense_elementwise_add_jagged_output fbgemm::jagged_dense_elementwise_mul"
@@ -261,12 +513,29 @@ FBGEMM = [
         rows,
         expected=Cost(other_flops=7 * K),
     ),
-    case("fbgemm::jagged_dense_elementwise_mul_backward", rows, expected=Cost(other_flops=2 * 7 * K)),
-    case("fbgemm::jagged_dense_elementwise_add", rows, y=(3, 4, K), expected=Cost(other_flops=3 * 4 * K)),
+    case(
+        "fbgemm::jagged_dense_elementwise_mul_backward", rows, expected=Cost(other_flops=2 * 7 * K)
+    ),
+    case(
+        "fbgemm::jagged_dense_elementwise_add",
+        rows,
+        y=(3, 4, K),
+        expected=Cost(other_flops=3 * 4 * K),
+    ),
     case(moved, rows, expected=Cost()),
     *(
-        case(operator, **tables, D_offsets=(3,), total_D=total, expected=Cost(other_flops=each * 12 * 8, is_upper_bound=total != 2 * 8))
-        for operator, each in (("fbgemm::dense_embedding_codegen_lookup_function", 1), (split.format("un"), 1), (split.format(""), 2))
+        case(
+            operator,
+            **tables,
+            D_offsets=(3,),
+            total_D=total,
+            expected=Cost(other_flops=each * 12 * 8, is_upper_bound=total != 2 * 8),
+        )
+        for operator, each in (
+            ("fbgemm::dense_embedding_codegen_lookup_function", 1),
+            (split.format("un"), 1),
+            (split.format(""), 2),
+        )
         for total in (16, 12)
     ),
 ]

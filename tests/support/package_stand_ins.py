@@ -1,6 +1,7 @@
 """Operators of packages that cannot be installed here, by the schemas under which these register them; what they return is not looked at.
 
-Read from the packages' sources as of summer 2026, and xformers 0.0.30; its CUTLASS operators are those of earlier releases.
+Read from the packages' sources as of summer 2026, and xformers 0.0.30; its CUTLASS operators are
+those of earlier releases.
 """
 
 from typing import Any
@@ -16,13 +17,9 @@ _WINDOW_3 = "int window_size_left=-1, int window_size_right=-1"
 _GRADIENTS = "Tensor(dq!)? dq, Tensor(dk!)? dk, Tensor(dv!)? dv"
 _SAVED = "Tensor out, Tensor softmax_lse"
 _END = "float softcap, Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None"
-_KEYS_3 = (
-    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? cu_seqlens_k_new=None, Tensor? seqused_q=None, Tensor? seqused_k=None"
-)
+_KEYS_3 = "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? cu_seqlens_k_new=None, Tensor? seqused_q=None, Tensor? seqused_k=None"
 _SIZES_3 = "int? max_seqlen_q=None, int? max_seqlen_k=None"
-_EXTRAS_3 = (
-    "Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? seqlens_rotary=None"
-)
+_EXTRAS_3 = "Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? seqlens_rotary=None"
 _SCALES_3 = "Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, float? softmax_scale=None"
 _QUERIES = "Tensor query, Tensor key, Tensor value"
 _OF_XFORMERS = "int max_seqlen_q, int max_seqlen_k, float p, float softmax_scale, bool is_causal, int window_left, int window_right"
@@ -110,7 +107,7 @@ fbgemm::dense_embedding_codegen_lookup_function(Tensor dev_weights, Tensor weigh
 fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper({_TABLES}) -> Tensor
 fbgemm::split_embedding_codegen_forward_weighted_pt2_wrapper({_TABLES}) -> Tensor
 fbgemm::bounds_check_indices(Tensor rows_per_table, Tensor(a!) indices, Tensor(b!) offsets, int bounds_check_mode, Tensor(c!) warning, Tensor(d!)? weights=None, Tensor? B_offsets=None, SymInt max_B=-1, Tensor? b_t_map=None, int info_B_num_bits=-1, int info_B_mask=-1, int bounds_check_version=1, bool prefetch_pipeline=False) -> ()
-"""  # noqa: E501 - one schema a line
+"""
 BITS = "Tensor activations, Tensor packed_weights, int group_size, int n, int k"
 ALL = [
     *filter(None, map(str.strip, SCHEMAS.splitlines())),
@@ -129,7 +126,12 @@ def operator(name: str) -> Any:
 
 
 def _returns(kind: str) -> Any:
-    made = {"Tensor": torch.zeros(result_shape), "List[Tensor]": [torch.zeros(1)], "int": 0, "Optional[Tensor]": None}
+    made = {
+        "Tensor": torch.zeros(result_shape),
+        "List[Tensor]": [torch.zeros(1)],
+        "int": 0,
+        "Optional[Tensor]": None,
+    }
     return made[kind]
 
 
@@ -151,5 +153,7 @@ def registered() -> list[str]:
         if not hasattr(getattr(torch.ops, namespace), short):
             library = _LIBRARIES.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
             library.define(rest)
-            torch.library.impl(names[-1], "CompositeExplicitAutograd", _stand_in(names[-1]), lib=library)
+            torch.library.impl(
+                names[-1], "CompositeExplicitAutograd", _stand_in(names[-1]), lib=library
+            )
     return names

@@ -1,4 +1,7 @@
-"""A pipeline of two stages under a Trainer: each rank has its own module, and activations and gradients go from one to the other."""
+"""A pipeline of two stages under a Trainer.
+
+Each rank has its own module, and activations and gradients go from one to the other.
+"""
 
 from typing import Any
 
@@ -15,7 +18,10 @@ from tests.support.trainer_ranks import FEW, SOON, WIDE, rank
 
 
 class Stages(DDPStrategy):
-    """Starts the ranks as for a replicated model, and wraps nothing: they have no parameter in common."""
+    """Starts the ranks as for a replicated model, and wraps nothing.
+
+    They have no parameter in common.
+    """
 
     def configure_ddp(self) -> None:
         pass
@@ -67,7 +73,11 @@ class Stage(LightningModule):
 
     def facts(self) -> Facts:
         """What became of it on this rank."""
-        return {"losses": self.losses, **{name: bits(tensor) for name, tensor in self.state_dict().items()}, **random_numbers()}
+        return {
+            "losses": self.losses,
+            **{name: bits(tensor) for name, tensor in self.state_dict().items()},
+            **random_numbers(),
+        }
 
 
 def staged() -> tuple[list[Profile], Facts, Facts]:

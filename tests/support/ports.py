@@ -7,11 +7,17 @@ import tempfile
 from pathlib import Path
 
 _FIRST, _NUMBER = 20_000, 12_000
-"""Below the ports that the system gives to any connection: none of another test can come in between."""
+"""Below the ports that the system gives to any connection.
+
+None of another test can come in between.
+"""
 
 
 def free_port() -> int:
-    """One that nobody listens on, and that no other process of tests was given lately: it is free until somebody listens."""
+    """One that nobody listens on, and that no other process of tests was given lately.
+
+    It is free until somebody listens.
+    """
     for _ in range(_NUMBER):
         port = _FIRST + _next() % _NUMBER
         with socket.socket() as tried:
@@ -25,7 +31,9 @@ def free_port() -> int:
 
 def _next() -> int:
     """A number that counts up over all processes of this user."""
-    with Path(tempfile.gettempdir(), f"lflops-test-ports-{os.getuid()}").open("a+", encoding="utf-8") as counter:
+    with Path(tempfile.gettempdir(), f"lflops-test-ports-{os.getuid()}").open(
+        "a+", encoding="utf-8"
+    ) as counter:
         fcntl.flock(counter, fcntl.LOCK_EX)
         counter.seek(0)
         number = int(counter.read() or 61 * os.getpid()) + 1

@@ -36,7 +36,10 @@ anywhere = pytest.mark.parametrize("run", [here, in_a_fresh_process])
 
 
 def as_a_device_would(executor: ThreadPoolExecutor, function: Callable[[], Any]) -> Any:
-    """Run it as torch runs the backward of a GPU: on another thread, to which it takes the modes of this one."""
+    """Run it as torch runs the backward of a GPU.
+
+    On another thread, to which it takes the modes of this one.
+    """
     modes = _python_dispatch._get_current_dispatch_mode_stack()
 
     def with_the_modes() -> Any:
@@ -56,7 +59,9 @@ class Ranks:
 
     def __init__(self, world: int, folder: Path) -> None:
         store = f"file://{folder / 'store'}"
-        self._ranks = [_process(initializer=_join, initargs=(store, rank, world)) for rank in range(world)]
+        self._ranks = [
+            _process(initializer=_join, initargs=(store, rank, world)) for rank in range(world)
+        ]
 
     def __enter__(self) -> Self:
         return self
@@ -84,12 +89,17 @@ def wait_for(path: Path, *, exists: bool = True) -> None:
     deadline = time.monotonic() + SECONDS
     while path.exists() != exists:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{path} was not {'written' if exists else 'taken away'} within {SECONDS} s")
+            raise TimeoutError(
+                f"{path} was not {'written' if exists else 'taken away'} within {SECONDS} s"
+            )
         time.sleep(0.05)
 
 
 def fork_context() -> Any:
-    """Makes processes that are fresh, but for what takes long to import: that is imported once, and nothing has run there."""
+    """Makes processes that are fresh, but for what takes long to import.
+
+    That is imported once, and nothing has run there.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
@@ -108,4 +118,10 @@ def _process(**options: Any) -> ProcessPoolExecutor:
 
 
 def _join(store: str, rank: int, world: int) -> None:
-    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world, timeout=dt.timedelta(seconds=SECONDS / 2))
+    distributed.init_process_group(
+        "gloo",
+        init_method=store,
+        rank=rank,
+        world_size=world,
+        timeout=dt.timedelta(seconds=SECONDS / 2),
+    )

@@ -1,4 +1,7 @@
-"""Profiles made by hand, for tests that need one: consistent, and small enough to check with a pencil."""
+"""Profiles made by hand, for tests that need one.
+
+Consistent, and small enough to check with a pencil.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -75,13 +78,28 @@ def module_profile(**fields: Any) -> ModuleProfile:
 
 def cell(module: str, operator: str, phase: Phase, **counts: Any) -> Cell:
     """One call in float32 that only moved 1 byte; any other field of a `Cell` that is given."""
-    once: dict[str, Any] = {"dtype": "float32", "calls": 1, "macs": 0, "executed_macs": 0, "flops": 0, "bytes_moved": 1}
+    once: dict[str, Any] = {
+        "dtype": "float32",
+        "calls": 1,
+        "macs": 0,
+        "executed_macs": 0,
+        "flops": 0,
+        "bytes_moved": 1,
+    }
     return Cell(module=module, operator=operator, phase=phase, **(once | counts))
 
 
 def product(module: str, operator: str, phase: Phase, *, macs: int, bytes_moved: int) -> Cell:
     """One matrix product in float32."""
-    return cell(module, operator, phase, macs=macs, executed_macs=macs, flops=2 * macs, bytes_moved=bytes_moved)
+    return cell(
+        module,
+        operator,
+        phase,
+        macs=macs,
+        executed_macs=macs,
+        flops=2 * macs,
+        bytes_moved=bytes_moved,
+    )
 
 
 def run(**fields: Any) -> Run:
@@ -98,9 +116,16 @@ def run(**fields: Any) -> Run:
     return Run(**(counted | fields))
 
 
-def works(names: Iterable[str], cells: Iterable[Cell], communication: Iterable[Communication] = ()) -> dict[str, dict[str, Work]]:
-    """The work of each module in each phase: its own is the sum of its cells, the inclusive adds all modules below it."""
-    counts: dict[str, dict[str, dict[str, int]]] = {name: {phase: {} for phase in PHASES} for name in names}
+def works(
+    names: Iterable[str], cells: Iterable[Cell], communication: Iterable[Communication] = ()
+) -> dict[str, dict[str, Work]]:
+    """The work of each module in each phase.
+
+    Its own is the sum of its cells, the inclusive adds all modules below it.
+    """
+    counts: dict[str, dict[str, dict[str, int]]] = {
+        name: {phase: {} for phase in PHASES} for name in names
+    }
 
     def count(module: str, phase: Phase, added: Mapping[str, int]) -> None:
         for name in ancestry(module):
@@ -109,18 +134,34 @@ def works(names: Iterable[str], cells: Iterable[Cell], communication: Iterable[C
                     counts[name][phase][counted] = counts[name][phase].get(counted, 0) + number
 
     for each in cells:
-        count(each.module, each.phase, {field: getattr(each, field) for field in COUNTS if field != "comm_bytes"})
+        count(
+            each.module,
+            each.phase,
+            {field: getattr(each, field) for field in COUNTS if field != "comm_bytes"},
+        )
     for collective in communication:
         count(collective.module, collective.phase, {"comm_bytes": collective.bytes})
-    return {name: {phase: work(**counted) for phase, counted in phases.items()} for name, phases in counts.items()}
+    return {
+        name: {phase: work(**counted) for phase, counted in phases.items()}
+        for name, phases in counts.items()
+    }
 
 
 def profile(rows: Mapping[str, Mapping[str, Any]], cells: Iterable[Cell], **fields: Any) -> Profile:
     """Rows given by what is special about each, with the work that the cells and the communication add up to."""
     cells = tuple(cells)
     counted = works(rows, cells, fields.get("communication", ()))
-    modules = {name: module_profile(**({"depth": len(ancestry(name)) - 1} | counted[name] | dict(row))) for name, row in rows.items()}
-    counted_profile: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "run": run(), "modules": modules, "cells": cells, "uncounted": ()}
+    modules = {
+        name: module_profile(**({"depth": len(ancestry(name)) - 1} | counted[name] | dict(row)))
+        for name, row in rows.items()
+    }
+    counted_profile: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "run": run(),
+        "modules": modules,
+        "cells": cells,
+        "uncounted": (),
+    }
     return Profile(**(counted_profile | fields))
 
 
@@ -130,22 +171,45 @@ def weights(own: int, below: int = 0) -> dict[str, Any]:
     fields = {"parameters": total, "trainable_parameters": total, "own_parameters": own}
     fields |= {"parameter_bytes": 4 * total, "trainable_parameter_bytes": 4 * total}
     local = {"local_parameters": total, "local_parameter_bytes": 4 * total}
-    return fields | local | {"dtypes": {"float32": DtypeShare(parameters=total, bytes=4 * total)} if total else {}}
+    return (
+        fields
+        | local
+        | {"dtypes": {"float32": DtypeShare(parameters=total, bytes=4 * total)} if total else {}}
+    )
 
 
 def small_profile() -> Profile:
     """Two training steps of `encoder = Sequential(Linear(8, 16), GELU())` and `head = Linear(16, 2)` on a batch of 4, on 2 ranks.
 
-    By hand: the encoder's product has 4 * 8 * 16 = 512 MACs, forward and for its weight's gradient (the input needs none); the
-    head's has 4 * 16 * 2 = 128, forward and for both gradients. So 640 MACs forward, 512 + 2 * 128 = 768 backward.
+    By hand: the encoder's product has 4 * 8 * 16 = 512 MACs, forward and for its weight's gradient
+    (the input needs none); the head's has 4 * 16 * 2 = 128, forward and for both gradients. So 640
+    MACs forward, 512 + 2 * 128 = 768 backward.
     """
     cells = (
-        product("encoder.0", "aten::addmm", "forward", macs=512, bytes_moved=4 * (4 * 8 + 8 * 16 + 16 + 4 * 16)),
+        product(
+            "encoder.0",
+            "aten::addmm",
+            "forward",
+            macs=512,
+            bytes_moved=4 * (4 * 8 + 8 * 16 + 16 + 4 * 16),
+        ),
         cell("encoder.1", "aten::gelu", "forward", flops=64, bytes_moved=4 * (64 + 64)),
-        product("head", "aten::addmm", "forward", macs=128, bytes_moved=4 * (4 * 16 + 16 * 2 + 2 + 4 * 2)),
-        product("head", "aten::mm", "backward", macs=256, bytes_moved=4 * 2 * (4 * 2 + 4 * 16 + 16 * 2)),
-        cell("encoder.1", "aten::gelu_backward", "backward", flops=64, bytes_moved=4 * (64 + 64 + 64)),
-        product("encoder.0", "aten::mm", "backward", macs=512, bytes_moved=4 * (4 * 8 + 4 * 16 + 8 * 16)),
+        product(
+            "head",
+            "aten::addmm",
+            "forward",
+            macs=128,
+            bytes_moved=4 * (4 * 16 + 16 * 2 + 2 + 4 * 2),
+        ),
+        product(
+            "head", "aten::mm", "backward", macs=256, bytes_moved=4 * 2 * (4 * 2 + 4 * 16 + 16 * 2)
+        ),
+        cell(
+            "encoder.1", "aten::gelu_backward", "backward", flops=64, bytes_moved=4 * (64 + 64 + 64)
+        ),
+        product(
+            "encoder.0", "aten::mm", "backward", macs=512, bytes_moved=4 * (4 * 8 + 4 * 16 + 8 * 16)
+        ),
         cell("encoder.0", "aten::_foreach_add_", "optimizer", flops=144, bytes_moved=4 * 3 * 144),
         cell("head", "aten::_foreach_add_", "optimizer", flops=34, bytes_moved=4 * 3 * 34),
         cell("", "aten::mse_loss", "other", flops=24, bytes_moved=4 * (8 + 8 + 1)),
@@ -158,30 +222,73 @@ def small_profile() -> Profile:
         "head": weights(34) | {"kind": "Linear", "peak_bytes": 3000},
     }
     reduction = Communication(
-        module="", phase="backward", collective="all_reduce", group="dp", group_size=2, calls=1, bytes=712, seconds=2e-5
+        module="",
+        phase="backward",
+        collective="all_reduce",
+        group="dp",
+        group_size=2,
+        calls=1,
+        bytes=712,
+        seconds=2e-5,
     )
     not_in_the_list: Any = "rank_missing"  # as of a later version: kept, and shown as it is
     timed = profile(
         rows,
         cells,
-        run=run(kind="training", stage="fit", step=8, window=0, strategy="ddp", world_size=2, data_parallel_size=2, samples_per_step=4),
-        uncounted=(Uncounted(module="head", operator="my_ops::scan", phase="forward", calls=2, bytes=64),),
+        run=run(
+            kind="training",
+            stage="fit",
+            step=8,
+            window=0,
+            strategy="ddp",
+            world_size=2,
+            data_parallel_size=2,
+            samples_per_step=4,
+        ),
+        uncounted=(
+            Uncounted(module="head", operator="my_ops::scan", phase="forward", calls=2, bytes=64),
+        ),
         communication=(reduction,),
         steps=(
-            Step(index=7, kind="clean", seconds=3e-3, phases={"data": 2e-4, "forward": 1e-3, "backward": 1.5e-3}, samples=4),
-            Step(index=8, kind="counted", seconds=None, phases={}, samples=4, marks=("new_shapes",)),
+            Step(
+                index=7,
+                kind="clean",
+                seconds=3e-3,
+                phases={"data": 2e-4, "forward": 1e-3, "backward": 1.5e-3},
+                samples=4,
+            ),
+            Step(
+                index=8, kind="counted", seconds=None, phases={}, samples=4, marks=("new_shapes",)
+            ),
         ),
         memory=small_memory(),
         timelines=small_timeline(),
         trace=small_trace(),
         ranks=(
-            Rank(rank=0, node="0", host="node0", device="cpu", coordinates={"dp": 0}, status="ok", step=spread(3e-3), macs=1408),
+            Rank(
+                rank=0,
+                node="0",
+                host="node0",
+                device="cpu",
+                coordinates={"dp": 0},
+                status="ok",
+                step=spread(3e-3),
+                macs=1408,
+            ),
             Rank(rank=1, node=None, host=None, device=None, coordinates={}, status="missing"),
         ),
-        rank_stats=(RankStat(module="head", phase="forward", low=1e-4, median=2e-4, high=3e-4, high_rank=1),),
+        rank_stats=(
+            RankStat(module="head", phase="forward", low=1e-4, median=2e-4, high=3e-4, high_rank=1),
+        ),
         rank_comparison=small_comparison(),
         clean_comparison=small_clean_comparison(),
-        notes=(Note(code=not_in_the_list, subject="1", values={"waited_seconds": 30.0, "tries": 3, "host": "node1"}),),
+        notes=(
+            Note(
+                code=not_in_the_list,
+                subject="1",
+                values={"waited_seconds": 30.0, "tries": 3, "host": "node1"},
+            ),
+        ),
     )
     return with_seconds(timed)
 
@@ -200,9 +307,18 @@ def small_comparison() -> RankComparison:
         noise=1e-6,
         largest_of_others=(1e-5,),
     )
-    wait = RankWait(module="", phase="backward", for_rank=1, ranks=1, seconds=2e-4, longest=2e-4, longest_rank=0)
+    wait = RankWait(
+        module="", phase="backward", for_rank=1, ranks=1, seconds=2e-4, longest=2e-4, longest_rank=0
+    )
     return RankComparison(
-        steps=6, seconds=3e-3, lost_seconds=2e-4, excesses=(excess,), waits=(wait,), jolts=(0, 6), jolted_seconds=18e-3, places=2
+        steps=6,
+        seconds=3e-3,
+        lost_seconds=2e-4,
+        excesses=(excess,),
+        waits=(wait,),
+        jolts=(0, 6),
+        jolted_seconds=18e-3,
+        places=2,
     )
 
 
@@ -230,10 +346,15 @@ def small_memory() -> Memory:
         peak_index=2,
         by_category={"parameters": 712, "activations": 2288},
         by_module={"": 0, "encoder.0": 2832, "head": 168},
-        alive=(Allocation("activations", "aten::addmm", "encoder.0", "forward", 2288), Allocation("parameters", "", "head", "other", 136)),
+        alive=(
+            Allocation("activations", "aten::addmm", "encoder.0", "forward", 2288),
+            Allocation("parameters", "", "head", "other", 136),
+        ),
         timeline=(
             Moment("aten::addmm", "encoder.0", "forward", 712, 0, ByCategory(712, 0, 0, 0, 0, 0)),
-            Moment("aten::gelu", "encoder.1", "forward", 2000, 1, ByCategory(712, 0, 0, 1288, 0, 0)),
+            Moment(
+                "aten::gelu", "encoder.1", "forward", 2000, 1, ByCategory(712, 0, 0, 1288, 0, 0)
+            ),
             Moment("aten::addmm", "head", "forward", 3000, 2, ByCategory(712, 0, 0, 2288, 0, 0)),
             Moment("aten::mm", "head", "backward", 2500, 3, ByCategory(712, 136, 0, 1288, 364, 0)),
         ),
@@ -241,9 +362,20 @@ def small_memory() -> Memory:
 
 
 def small_timeline() -> tuple[StepTimeline, ...]:
-    """A step of 3 ms that was traced on rank 0 and had hooks on rank 1: forward in its first ms, backward in the second."""
-    places = [("", 0, 1_000_000, 0), ("encoder", 0, 700_000, 1), ("encoder.0", 0, 500_000, 2), ("encoder.1", 500_000, 200_000, 2)]
-    forward = [ModuleSlice(row, "forward", start, length, depth) for row, start, length, depth in [*places, ("head", 700_000, 300_000, 1)]]
+    """A step of 3 ms that was traced on rank 0 and had hooks on rank 1.
+
+    Forward in its first ms, backward in the second.
+    """
+    places = [
+        ("", 0, 1_000_000, 0),
+        ("encoder", 0, 700_000, 1),
+        ("encoder.0", 0, 500_000, 2),
+        ("encoder.1", 500_000, 200_000, 2),
+    ]
+    forward = [
+        ModuleSlice(row, "forward", start, length, depth)
+        for row, start, length, depth in [*places, ("head", 700_000, 300_000, 1)]
+    ]
     backward = [
         ModuleSlice("", "backward", 1_000_000, 1_000_000, 0),
         ModuleSlice("head", "backward", 1_000_000, 600_000, 1),
@@ -251,9 +383,21 @@ def small_timeline() -> tuple[StepTimeline, ...]:
     ]
     slices = (*forward, *backward, ModuleSlice("", "optimizer", 2_000_000, 900_000, 0))
     operators = tuple(TimedWork("aten::addmm", start, 200_000) for start in (0, 700_000))
-    kernels = (TimedWork("gemm", 100_000, 150_000), TimedWork("gemm", 800_000, 150_000), TimedWork("copy", 900_000, 10_000, 1))
+    kernels = (
+        TimedWork("gemm", 100_000, 150_000),
+        TimedWork("gemm", 800_000, 150_000),
+        TimedWork("copy", 900_000, 10_000, 1),
+    )
     return (
-        StepTimeline(rank=0, source="traced", length=3_000_000, slices=slices, operators=operators, kernels=kernels, left_out=(0, 2, 0)),
+        StepTimeline(
+            rank=0,
+            source="traced",
+            length=3_000_000,
+            slices=slices,
+            operators=operators,
+            kernels=kernels,
+            left_out=(0, 2, 0),
+        ),
         StepTimeline(rank=1, source="hooked", length=2_900_000, slices=slices[:6]),
     )
 
@@ -261,19 +405,37 @@ def small_timeline() -> tuple[StepTimeline, ...]:
 def small_trace() -> Trace:
     """One file and one operator."""
     addmm = TracedOperator(
-        name="aten::addmm", calls=2, host_seconds=2e-4, own_host_seconds=1e-4, device_seconds=3e-5, own_device_seconds=3e-5
+        name="aten::addmm",
+        calls=2,
+        host_seconds=2e-4,
+        own_host_seconds=1e-4,
+        device_seconds=3e-5,
+        own_device_seconds=3e-5,
     )
-    return Trace(files={"0": "node0_0.pt.trace.json.gz"}, batches=2, device_idle_seconds=1e-3, operators=(addmm,))
+    return Trace(
+        files={"0": "node0_0.pt.trace.json.gz"},
+        batches=2,
+        device_idle_seconds=1e-3,
+        operators=(addmm,),
+    )
 
 
 def scan_traced() -> Profile:
     """The small profile with a trace in which the operator without a formula took 10 µs a batch on the device."""
     given = small_profile()
     scan = TracedOperator(
-        name="my_ops::scan", calls=4, host_seconds=2e-5, own_host_seconds=2e-5, device_seconds=2e-5, own_device_seconds=2e-5
+        name="my_ops::scan",
+        calls=4,
+        host_seconds=2e-5,
+        own_host_seconds=2e-5,
+        device_seconds=2e-5,
+        own_device_seconds=2e-5,
     )
     trace = small_trace()
-    return Profile(**fields_of(given) | {"trace": Trace(**fields_of(trace) | {"operators": (*trace.operators, scan)})})
+    return Profile(
+        **fields_of(given)
+        | {"trace": Trace(**fields_of(trace) | {"operators": (*trace.operators, scan)})}
+    )
 
 
 def with_seconds(counted: Profile) -> Profile:
@@ -286,33 +448,66 @@ def with_seconds(counted: Profile) -> Profile:
 
     def row(given: ModuleProfile) -> ModuleProfile:
         fields = {field: getattr(given, field) for field in given.__struct_fields__}
-        return ModuleProfile(**fields | {phase: Work(**fields_of(given.work(phase)) | timed(given.work(phase))) for phase in PHASES})
+        return ModuleProfile(
+            **fields
+            | {
+                phase: Work(**fields_of(given.work(phase)) | timed(given.work(phase)))
+                for phase in PHASES
+            }
+        )
 
-    return Profile(**fields_of(counted) | {"modules": {name: row(each) for name, each in counted.modules.items()}})
+    return Profile(
+        **fields_of(counted)
+        | {"modules": {name: row(each) for name, each in counted.modules.items()}}
+    )
 
 
 def clocked(counted: Profile, own: Mapping[tuple[str, Phase], float]) -> Profile:
     """The same profile with these times of modules themselves in phases, and with those of all modules above that they add up to."""
 
     def timed(name: str, phase: Phase, given: Work) -> Work:
-        inside = [seconds for (module, when), seconds in own.items() if when == phase and name in ancestry(module)]
+        inside = [
+            seconds
+            for (module, when), seconds in own.items()
+            if when == phase and name in ancestry(module)
+        ]
         fields = {"seconds": spread(sum(inside), n=8) if inside else None}
-        return Work(**fields_of(given) | fields | ({"own_seconds": spread(own[name, phase])} if (name, phase) in own else {}))
+        return Work(
+            **fields_of(given)
+            | fields
+            | ({"own_seconds": spread(own[name, phase])} if (name, phase) in own else {})
+        )
 
     def row(name: str, given: ModuleProfile) -> ModuleProfile:
-        return ModuleProfile(**fields_of(given) | {phase: timed(name, phase, given.work(phase)) for phase in PHASES})
+        return ModuleProfile(
+            **fields_of(given) | {phase: timed(name, phase, given.work(phase)) for phase in PHASES}
+        )
 
-    return Profile(**fields_of(counted) | {"modules": {name: row(name, each) for name, each in counted.modules.items()}})
+    return Profile(
+        **fields_of(counted)
+        | {"modules": {name: row(name, each) for name, each in counted.modules.items()}}
+    )
 
 
 def untimed(given: Profile) -> Profile:
-    """The same profile as a count would have left it: without a time in any work, and without steps."""
+    """The same profile as a count would have left it.
+
+    Without a time in any work, and without steps.
+    """
 
     def row(each: ModuleProfile) -> ModuleProfile:
-        fields = {phase: dict.fromkeys(("seconds", "own_seconds", "device_seconds")) for phase in PHASES}
-        return ModuleProfile(**fields_of(each) | {phase: Work(**fields_of(each.work(phase)) | fields[phase]) for phase in PHASES})
+        fields = {
+            phase: dict.fromkeys(("seconds", "own_seconds", "device_seconds")) for phase in PHASES
+        }
+        return ModuleProfile(
+            **fields_of(each)
+            | {phase: Work(**fields_of(each.work(phase)) | fields[phase]) for phase in PHASES}
+        )
 
-    return Profile(**fields_of(given) | {"modules": {name: row(each) for name, each in given.modules.items()}, "steps": ()})
+    return Profile(
+        **fields_of(given)
+        | {"modules": {name: row(each) for name, each in given.modules.items()}, "steps": ()}
+    )
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -321,7 +516,10 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def profile_of(n_modules: int) -> Profile:
-    """A profile of so many rows, 9 cells in each but the containers: a root, blocks below it, 10 layers in each block."""
+    """A profile of so many rows, 9 cells in each but the containers.
+
+    A root, blocks below it, 10 layers in each block.
+    """
     names = (f"blocks.{block}.layers.{layer}" for block in range(n_modules) for layer in range(10))
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < n_modules:
@@ -339,5 +537,9 @@ def profile_of(n_modules: int) -> Profile:
         ("aten::_foreach_add_", "optimizer"),
         ("aten::clone", "other"),
     )
-    cells = (product(name, operator, phase, macs=1 << 30, bytes_moved=1 << 20) for name in rows for operator, phase in operators)
+    cells = (
+        product(name, operator, phase, macs=1 << 30, bytes_moved=1 << 20)
+        for name in rows
+        for operator, phase in operators
+    )
     return with_seconds(profile(rows, cells))

@@ -16,25 +16,46 @@ FIGURES = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes
 
 
 def consistent(profile: Profile) -> Profile:
-    """The profile, once it is seen to add up: cells to own values, own values to inclusive ones, all of them to the root's."""
+    """The profile, once it is seen to add up.
+
+    Cells to own values, own values to inclusive ones, all of them to the root's.
+    """
     cells: Counter[tuple[str, str, str]] = Counter()
     for cell in profile.cells:
-        cells.update({(cell.module, cell.phase, figure): getattr(cell, figure) for figure in FIGURES[:-1]})
+        cells.update(
+            {(cell.module, cell.phase, figure): getattr(cell, figure) for figure in FIGURES[:-1]}
+        )
     for each in profile.communication:
-        cells.update({(each.module, each.phase, "calls"): each.calls, (each.module, each.phase, "comm_bytes"): each.bytes})
+        cells.update(
+            {
+                (each.module, each.phase, "calls"): each.calls,
+                (each.module, each.phase, "comm_bytes"): each.bytes,
+            }
+        )
     own = {
         (row, phase, figure): getattr(module.work(phase), f"own_{figure}")
         for row, module in profile.modules.items()
         for phase in PHASES
         for figure in FIGURES
     }
-    assert {key: sums for key, sums in cells.items() if sums} == {key: value for key, value in own.items() if value}
+    assert {key: sums for key, sums in cells.items() if sums} == {
+        key: value for key, value in own.items() if value
+    }
     below: Counter[tuple[str, Phase, str]] = Counter()
     for (row, phase, figure), value in own.items():
         below.update({(above, phase, figure): value for above in ancestry(row)})
-    assert below == {(row, phase, figure): getattr(profile.modules[row].work(phase), figure) for row, phase, figure in own}
-    assert {(phase, figure): sum(own[row, phase, figure] for row in profile.modules) for phase in PHASES for figure in FIGURES} == {
-        (phase, figure): getattr(profile.modules[""].work(phase), figure) for phase in PHASES for figure in FIGURES
+    assert below == {
+        (row, phase, figure): getattr(profile.modules[row].work(phase), figure)
+        for row, phase, figure in own
+    }
+    assert {
+        (phase, figure): sum(own[row, phase, figure] for row in profile.modules)
+        for phase in PHASES
+        for figure in FIGURES
+    } == {
+        (phase, figure): getattr(profile.modules[""].work(phase), figure)
+        for phase in PHASES
+        for figure in FIGURES
     }
     return profile
 
@@ -50,7 +71,10 @@ def spent(profile: Profile) -> Profile:
 
 
 def macs(profile: Profile, phase: Phase) -> dict[str, int]:
-    """The MACs of every row's own in one phase, of a profile that adds up; rows without any are left out."""
+    """The MACs of every row's own in one phase, of a profile that adds up.
+
+    Rows without any are left out.
+    """
     return _own(profile, phase, "macs")
 
 
@@ -65,11 +89,16 @@ def calls(profile: Profile) -> dict[str, int]:
 
 
 def _own(profile: Profile, phase: Phase, figure: str) -> dict[str, int]:
-    own = {row: getattr(module.work(phase), f"own_{figure}") for row, module in consistent(profile).modules.items()}
+    own = {
+        row: getattr(module.work(phase), f"own_{figure}")
+        for row, module in consistent(profile).modules.items()
+    }
     return {row: value for row, value in own.items() if value}
 
 
-def names_what_is_taken(call: Callable[[], object], error: type[Exception], said: list[str], *, shorter_than: int) -> None:
+def names_what_is_taken(
+    call: Callable[[], object], error: type[Exception], said: list[str], *, shorter_than: int
+) -> None:
     """The call raises that error, whose message has these words in this order, and is one line that can be read."""
     with pytest.raises(error) as caught:
         call()

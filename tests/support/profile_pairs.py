@@ -26,10 +26,17 @@ def ran(
     kinds: Mapping[str, str] | None = None,
     **facts: Any,
 ) -> Profile:
-    """Modules by the seconds of their own forward; each has a product of 100 MACs, or of as many as given, and as many parameters."""
+    """Modules by the seconds of their own forward.
+
+    Each has a product of 100 MACs, or of as many as given, and as many parameters.
+    """
     names = {above: None for name in seconds for above in reversed(ancestry(name))}
     done = dict.fromkeys(seconds, 100) | dict(macs or {})
-    cells = [product(name, "aten::mm", "forward", macs=done[name], bytes_moved=4 * done[name]) for name in seconds if done[name]]
+    cells = [
+        product(name, "aten::mm", "forward", macs=done[name], bytes_moved=4 * done[name])
+        for name in seconds
+        if done[name]
+    ]
     own = {name: weights(done.get(name, 0)) for name in names}
     rows = {name: own[name] | {"kind": (kinds or {}).get(name, "Linear")} for name in names}
     counted = profile(rows, cells, run=run(kind="measure", **facts), steps=tuple(steps))
@@ -38,17 +45,30 @@ def ran(
     def timed(name: str, module: ModuleProfile) -> ModuleProfile:
         inside = [spread for other, spread in given.items() if name in ancestry(other)]
         below = Spread(
-            median=sum(each.median for each in inside), low=sum(each.low for each in inside), high=sum(each.high for each in inside), n=n
+            median=sum(each.median for each in inside),
+            low=sum(each.low for each in inside),
+            high=sum(each.high for each in inside),
+            n=n,
         )
-        forward = Work(**fields_of(module.forward) | {"seconds": below, "own_seconds": given.get(name)})
+        forward = Work(
+            **fields_of(module.forward) | {"seconds": below, "own_seconds": given.get(name)}
+        )
         return ModuleProfile(**fields_of(module) | {"forward": forward})
 
-    return Profile(**fields_of(counted) | {"modules": {name: timed(name, module) for name, module in counted.modules.items()}})
+    return Profile(
+        **fields_of(counted)
+        | {"modules": {name: timed(name, module) for name, module in counted.modules.items()}}
+    )
 
 
 def clean(*seconds: float, **phases: float) -> list[Step]:
     """Clean steps of so many seconds, with these shares of them in phases."""
     return [
-        Step(index=i, kind="clean", seconds=each, phases={name: share * each for name, share in phases.items()})
+        Step(
+            index=i,
+            kind="clean",
+            seconds=each,
+            phases={name: share * each for name, share in phases.items()},
+        )
         for i, each in enumerate(seconds)
     ]

@@ -1,6 +1,9 @@
-"""How easily the repository's text for people reads: the length of its sentences, and words that another one says better.
+"""How easily the repository's text for people reads.
 
-As a program, `python -m tests.support.prose [PATH...]` prints what breaks the rules. PATH is a document or a folder of `lflops/`.
+The length of its sentences, and words that another one says better.
+
+As a program, `python -m tests.support.prose [PATH...]` prints what breaks the rules. PATH is a
+document or a folder of `lflops/`.
 """
 
 import ast
@@ -16,7 +19,17 @@ from typing import NamedTuple
 
 from tests.support.repository import ROOT
 
-__all__ = ["LONGEST", "MEAN", "Sentence", "broken_rules", "document_sentences", "documents", "folders", "python_sentences", "sentences_of"]
+__all__ = [
+    "LONGEST",
+    "MEAN",
+    "Sentence",
+    "broken_rules",
+    "document_sentences",
+    "documents",
+    "folders",
+    "python_sentences",
+    "sentences_of",
+]
 
 MEAN = 18
 """Words a sentence, on average over a document or a folder: fewer than that."""
@@ -51,7 +64,10 @@ _ENTRY = re.compile(r"^\s*[`*\w.]+(?: \([^)]*\))?: +(?=\S)")
 
 
 class Sentence(NamedTuple):
-    """A sentence, where it stands, and whether it counts into the mean: a table's cell, a heading and a label do not."""
+    """A sentence, where it stands, and whether it counts into the mean.
+
+    A table's cell, a heading and a label do not.
+    """
 
     path: Path
     line: int
@@ -85,10 +101,15 @@ def broken_rules(sentences: list[Sentence]) -> Iterator[str]:
 
 
 def document_sentences(path: Path, source: str) -> Iterator[Sentence]:
-    """The sentences of a Markdown file. Its code and comments are left out; a code span is one word."""
+    """The sentences of a Markdown file.
+
+    Its code and comments are left out; a code span is one word.
+    """
     block: list[str] = []
     first, fenced = 1, False
-    source = re.sub(r"<!--.*?-->", lambda comment: "\n" * comment[0].count("\n"), source, flags=re.DOTALL)
+    source = re.sub(
+        r"<!--.*?-->", lambda comment: "\n" * comment[0].count("\n"), source, flags=re.DOTALL
+    )
     for number, line in enumerate([*source.splitlines(), ""], start=1):
         if line.lstrip().startswith("```"):
             fenced = not fenced
@@ -110,9 +131,16 @@ def document_sentences(path: Path, source: str) -> Iterator[Sentence]:
 
 
 def python_sentences(path: Path, source: str) -> Iterator[Sentence]:
-    """The sentences of a Python file: docstrings, comments, and those strings that people read, as messages and help texts."""
+    """The sentences of a Python file.
+
+    Docstrings, comments, and those strings that people read, as messages and help texts.
+    """
     tree = ast.parse(source)
-    docs = {id(node.value): node.value for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    docs = {
+        id(node.value): node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
     for node in docs.values():
         if isinstance(node.value, str):
             yield from _docstring_sentences(path, node.lineno, node.value)
@@ -130,12 +158,16 @@ def _docstring_sentences(path: Path, line: int, text: str) -> Iterator[Sentence]
     for number, raw in enumerate([*text.splitlines(), ""], start=line):
         if raw.lstrip().startswith("```"):
             fenced = not fenced
-        if fenced or raw.lstrip().startswith(("```", ">>>")) or raw.count("|") > 1:  # code, or a table
+        if (
+            fenced or raw.lstrip().startswith(("```", ">>>")) or raw.count("|") > 1
+        ):  # code, or a table
             continue
         stripped = raw.strip()
         heading = _SECTION.match(stripped)
         depth = len(raw) - len(raw.lstrip())
-        entry = section in {"Args", "Attributes", "Raises"} and _ENTRY.match(raw) and depth <= indent
+        entry = (
+            section in {"Args", "Attributes", "Raises"} and _ENTRY.match(raw) and depth <= indent
+        )
         if block and (not stripped or heading or entry or _ITEM.match(raw)):
             yield from _sentences(path, first, " ".join(block))
             block = []
@@ -149,12 +181,21 @@ def _docstring_sentences(path: Path, line: int, text: str) -> Iterator[Sentence]
 def _strings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
     """Every string of the code with its text, in which X stands for a value."""
     if isinstance(tree, ast.JoinedStr):
-        yield tree, "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in tree.values)
+        yield (
+            tree,
+            "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "X" for part in tree.values
+            ),
+        )
         for part in tree.values:
             if isinstance(part, ast.FormattedValue):
                 yield from _strings(part.value)
         return
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute) and tree.func.attr == "split":
+    if (
+        isinstance(tree, ast.Call)
+        and isinstance(tree.func, ast.Attribute)
+        and tree.func.attr == "split"
+    ):
         return  # a list of names, written as one string
     if isinstance(tree, ast.Constant) and isinstance(tree.value, str):
         yield tree, tree.value
@@ -163,7 +204,10 @@ def _strings(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
-    """Every comment with its first line; lines of nothing but comments, one under the other, are one comment."""
+    """Every comment with its first line.
+
+    Lines of nothing but comments, one under the other, are one comment.
+    """
     joined: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -184,7 +228,9 @@ def _is_prose(text: str) -> bool:
     """Whether a string reads as words: three of them at least, and little that only programs write."""
     if "\n" in text and not re.search(r"[.,:;!?]", text):
         return False  # a list of names
-    return len(re.findall(r"(?<![\w.<])[A-Za-z]{2,}(?![\w=(])", text)) >= 3 and not re.search(r"[{}<>\\]|\(\?|::|://", text)
+    return len(re.findall(r"(?<![\w.<])[A-Za-z]{2,}(?![\w=(])", text)) >= 3 and not re.search(
+        r"[{}<>\\]|\(\?|::|://", text
+    )
 
 
 def _sentences(path: Path, line: int, text: str, *, counts: bool = True) -> Iterator[Sentence]:
@@ -204,7 +250,11 @@ def sentences_of(name: str) -> list[Sentence]:
     if path.suffix == ".md":
         return list(document_sentences(Path(name), path.read_text()))
     files = sorted([*path.glob("*.py"), *path.glob("notes.toml")]) if path.is_dir() else [path]
-    return [each for file in files for each in python_sentences(file.relative_to(ROOT), _as_python(file))]
+    return [
+        each
+        for file in files
+        for each in python_sentences(file.relative_to(ROOT), _as_python(file))
+    ]
 
 
 def _as_python(file: Path) -> str:
@@ -215,7 +265,9 @@ def _as_python(file: Path) -> str:
 
 def folders() -> list[str]:
     """The folders of the package that have Python files."""
-    return sorted({path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "lflops").rglob("*.py")})
+    return sorted(
+        {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "lflops").rglob("*.py")}
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -230,7 +282,9 @@ def main(arguments: list[str]) -> int:
         else:
             counted = [each.words for each in sentences if each.counts]
             average = f"{mean(counted):.1f}" if counted else "-"
-            print(f"{argument:32} {len(sentences):5} sentences, {average:>5} words each, {len(broken):4} broken rules")  # noqa: T201
+            print(  # noqa: T201
+                f"{argument:32} {len(sentences):5} sentences, {average:>5} words each, {len(broken):4} broken rules"
+            )
     print(total, "broken rules")  # noqa: T201
     return bool(total)
 

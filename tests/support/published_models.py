@@ -30,12 +30,23 @@ class PublishedLayer(nn.Module):
     def _attention(self, x: Tensor) -> Tensor:
         batch, length, hidden = x.shape
         query, key, value = (
-            each(x).view(batch, length, self.heads, -1).transpose(1, 2).reshape(batch * self.heads, length, -1)
+            each(x)
+            .view(batch, length, self.heads, -1)
+            .transpose(1, 2)
+            .reshape(batch * self.heads, length, -1)
             for each in (self.query, self.key, self.value)
         )
-        scores = torch.baddbmm(query.new_empty(1, 1, 1), query, key.transpose(1, 2), beta=0, alpha=1 / math.sqrt(query.shape[-1]))
+        scores = torch.baddbmm(
+            query.new_empty(1, 1, 1),
+            query,
+            key.transpose(1, 2),
+            beta=0,
+            alpha=1 / math.sqrt(query.shape[-1]),
+        )
         mixed = torch.bmm(self._dropped(scores.softmax(-1)), value)
-        return mixed.view(batch, self.heads, length, -1).transpose(1, 2).reshape(batch, length, hidden)
+        return (
+            mixed.view(batch, self.heads, length, -1).transpose(1, 2).reshape(batch, length, hidden)
+        )
 
     @staticmethod
     def _dropped(x: Tensor) -> Tensor:
@@ -44,7 +55,9 @@ class PublishedLayer(nn.Module):
 
 
 class MixedPrecisionAdam(Optimizer):
-    """Adam as the ZeRO paper counts it for mixed precision: 12 bytes a parameter, in single precision.
+    """Adam as the ZeRO paper counts it for mixed precision.
+
+    12 bytes a parameter, in single precision.
 
     These are a copy of the parameter, the momentum and the variance.
     """
@@ -54,12 +67,18 @@ class MixedPrecisionAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Add up the momentum and set the parameters; the arithmetic of Adam makes no difference to what is kept."""
+        """Add up the momentum and set the parameters.
+
+        The arithmetic of Adam makes no difference to what is kept.
+        """
         for parameter in chain.from_iterable(group["params"] for group in self.param_groups):
             state = self.state[parameter]
             if not state:
                 state["master"] = parameter.float()
-                state["momentum"], state["variance"] = torch.zeros_like(state["master"]), torch.zeros_like(state["master"])
+                state["momentum"], state["variance"] = (
+                    torch.zeros_like(state["master"]),
+                    torch.zeros_like(state["master"]),
+                )
             parameter.copy_(state["master"])
 
 
@@ -89,7 +108,9 @@ class RootMeanSquare(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         exact = x.float()
-        return (exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x) * self.scale
+        return (exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(
+            x
+        ) * self.scale
 
 
 class LlamaBlock(nn.Module):
@@ -101,8 +122,15 @@ class LlamaBlock(nn.Module):
         self.sizes, head = sizes, sizes.width // sizes.heads
         self.before, self.between = RootMeanSquare(sizes.width), RootMeanSquare(sizes.width)
         self.query, self.out = linear(sizes.width, sizes.width), linear(sizes.width, sizes.width)
-        self.key, self.value = linear(sizes.width, sizes.key_heads * head), linear(sizes.width, sizes.key_heads * head)
-        self.gate, self.up, self.down = linear(sizes.width, sizes.wide), linear(sizes.width, sizes.wide), linear(sizes.wide, sizes.width)
+        self.key, self.value = (
+            linear(sizes.width, sizes.key_heads * head),
+            linear(sizes.width, sizes.key_heads * head),
+        )
+        self.gate, self.up, self.down = (
+            linear(sizes.width, sizes.wide),
+            linear(sizes.width, sizes.wide),
+            linear(sizes.wide, sizes.width),
+        )
 
     def forward(self, x: Tensor, rotations: Tensor) -> Tensor:
         x = x + self.out(self._attention(self.before(x), rotations))
@@ -111,19 +139,34 @@ class LlamaBlock(nn.Module):
 
     def _attention(self, x: Tensor, rotations: Tensor) -> Tensor:
         query, key, value = (
-            each(x).unflatten(-1, (-1, self.sizes.width // self.sizes.heads)) for each in (self.query, self.key, self.value)
+            each(x).unflatten(-1, (-1, self.sizes.width // self.sizes.heads))
+            for each in (self.query, self.key, self.value)
         )
-        query, key, value = rotated(query, rotations).transpose(1, 2), rotated(key, rotations).transpose(1, 2), value.transpose(1, 2)
+        query, key, value = (
+            rotated(query, rotations).transpose(1, 2),
+            rotated(key, rotations).transpose(1, 2),
+            value.transpose(1, 2),
+        )
         groups = self.sizes.heads // self.sizes.key_heads
-        key, value = (each.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2) for each in (key, value))
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+        key, value = (
+            each.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2) for each in (key, value)
+        )
+        return (
+            F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
 
 
 def rotated(x: Tensor, rotations: Tensor) -> Tensor:
     """Rotary positions, in single precision; pairs of numbers are neighbours."""
     first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cosine, sine = rotations[:, :, None].unbind(-1)
-    return torch.stack((first * cosine - second * sine, second * cosine + first * sine), -1).flatten(-2).type_as(x)
+    return (
+        torch.stack((first * cosine - second * sine, second * cosine + first * sine), -1)
+        .flatten(-2)
+        .type_as(x)
+    )
 
 
 class LlamaModel(nn.Module):
@@ -132,24 +175,37 @@ class LlamaModel(nn.Module):
     Args:
         sizes: The model's sizes.
         recomputes: Whether each block is recomputed in backward.
-        chunks: In how many parts of the sequence logits are computed; 0 makes them at once, in single precision.
+        chunks: In how many parts of the sequence logits are computed; 0 makes them at once, in
+            single precision.
     """
 
     rotations: Tensor
 
-    def __init__(self, sizes: Llama = LLAMA_3B, *, recomputes: bool = False, chunks: int = 0) -> None:
+    def __init__(
+        self, sizes: Llama = LLAMA_3B, *, recomputes: bool = False, chunks: int = 0
+    ) -> None:
         super().__init__()
         self.recomputes, self.chunks = recomputes, chunks
         self.embedding = nn.Embedding(sizes.words, sizes.width)
         self.layers = nn.ModuleList(LlamaBlock(sizes) for _ in range(sizes.layers))
         self.norm = RootMeanSquare(sizes.width)
-        self.head = self.embedding if sizes.tied else nn.Linear(sizes.width, sizes.words, bias=False)
-        self.register_buffer("rotations", torch.zeros(sizes.longest, sizes.width // sizes.heads // 2, 2), persistent=False)
+        self.head = (
+            self.embedding if sizes.tied else nn.Linear(sizes.width, sizes.words, bias=False)
+        )
+        self.register_buffer(
+            "rotations",
+            torch.zeros(sizes.longest, sizes.width // sizes.heads // 2, 2),
+            persistent=False,
+        )
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor | list[Tensor]:
         x = self.embedding(ids)
         for layer in self.layers:
-            x = checkpoint(self._block, layer, x, positions, use_reentrant=False) if self.recomputes else self._block(layer, x, positions)
+            x = (
+                checkpoint(self._block, layer, x, positions, use_reentrant=False)
+                if self.recomputes
+                else self._block(layer, x, positions)
+            )
         x = self.norm(x)
         if not self.chunks:
             return F.linear(x, self.head.weight).float()

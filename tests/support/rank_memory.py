@@ -28,13 +28,16 @@ HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float
 
 
 class LiveStorages(TorchDispatchMode):
-    """Looks at all storages that operators have made, before and after each operator. It shares no code with lflops.
+    """Looks at all storages that operators have made, before and after each operator.
 
-    A thread of gloo holds a collective's tensors for some milliseconds after `wait()` has returned, longer on a busy machine. Where a look
-    finds more than any before, and something of it was given to a collective, it is taken again for a while: the least counts.
+    It shares no code with lflops.
 
-    What gloo allocates for itself is not among them: a collective makes it, and views of it alone are seen. A profiler has it, but misses
-    what gloo's threads free.
+    A thread of gloo holds a collective's tensors for some milliseconds after `wait()` has returned,
+    longer on a busy machine. Where a look finds more than any before, and something of it was given
+    to a collective, it is taken again for a while: the least counts.
+
+    What gloo allocates for itself is not among them: a collective makes it, and views of it alone
+    are seen. A profiler has it, but misses what gloo's threads free.
 
     Attributes:
         peak: The most bytes that were alive.
@@ -49,7 +52,9 @@ class LiveStorages(TorchDispatchMode):
     def hold(self, tensors: Iterable[Tensor]) -> None:
         """Add what no operator has made here."""
         for each in tensors:
-            if each.untyped_storage().device.type == "cpu":  # and not fake, as where shapes are inferred
+            if (
+                each.untyped_storage().device.type == "cpu"
+            ):  # and not fake, as where shapes are inferred
                 storage = StorageWeakRef(each.untyped_storage())
                 self._known[storage.cdata] = storage
 
@@ -82,7 +87,9 @@ class LiveStorages(TorchDispatchMode):
 
     def _bytes(self) -> int:
         self._known = {key: each for key, each in self._known.items() if not _is_gone(each)}
-        storages: list[Any] = [torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in self._known.values()]
+        storages: list[Any] = [
+            torch.UntypedStorage._new_with_weak_ptr(each.cdata) for each in self._known.values()
+        ]
         return sum(each.nbytes() for each in storages if each is not None)
 
 
@@ -102,12 +109,19 @@ class Size(NamedTuple):
 class Blocks(nn.Module):
     """Blocks of two layers, a head, and a plan for tensor parallelism in transformers' words."""
 
-    tp_plan: Mapping[str, str] = {"blocks.*.0": "colwise", "blocks.*.2": "rowwise", "head": "colwise_rep"}
+    tp_plan: Mapping[str, str] = {
+        "blocks.*.0": "colwise",
+        "blocks.*.2": "rowwise",
+        "head": "colwise_rep",
+    }
 
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(size.width, size.wide), nn.GELU(), nn.Linear(size.wide, size.width)) for _ in range(size.blocks)
+            nn.Sequential(
+                nn.Linear(size.width, size.wide), nn.GELU(), nn.Linear(size.wide, size.width)
+            )
+            for _ in range(size.blocks)
         )
         self.head = nn.Linear(size.width, size.wide)
 
@@ -122,7 +136,13 @@ def replicated(model: nn.Module, ranks: int) -> nn.Module:
     return DistributedDataParallel(model)
 
 
-def sharded(model: nn.Module, ranks: int, *, reshard: bool | None = None, policy: MixedPrecisionPolicy | None = None) -> nn.Module:
+def sharded(
+    model: nn.Module,
+    ranks: int,
+    *,
+    reshard: bool | None = None,
+    policy: MixedPrecisionPolicy | None = None,
+) -> nn.Module:
     """By FSDP2, block by block."""
     return _sharded(model, init_device_mesh("cpu", (ranks,)), reshard, policy)
 
@@ -139,7 +159,12 @@ def prefetched(model: nn.Module, ranks: int) -> nn.Module:
 
 def replicated_shards(model: nn.Module, ranks: int) -> nn.Module:
     """Two replicas of what FSDP2 shards."""
-    return _sharded(model, init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replica", "data")), None, None)
+    return _sharded(
+        model,
+        init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("replica", "data")),
+        None,
+        None,
+    )
 
 
 def in_columns_and_rows(model: nn.Module, ranks: int) -> nn.Module:
@@ -153,14 +178,25 @@ def sharded_columns_and_rows(model: nn.Module, ranks: int) -> nn.Module:
     return _sharded(_tensor_parallel(model, mesh["tensor"]), mesh["data"], None, None)
 
 
-def _sharded(model: nn.Module, mesh: object, reshard: bool | None, policy: MixedPrecisionPolicy | None) -> nn.Module:
+def _sharded(
+    model: nn.Module, mesh: object, reshard: bool | None, policy: MixedPrecisionPolicy | None
+) -> nn.Module:
     for part in (*model.blocks, model):  # type: ignore[misc]
-        fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy or MixedPrecisionPolicy())  # type: ignore[call-overload]
+        fully_shard(
+            part,
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            mp_policy=policy or MixedPrecisionPolicy(),
+        )  # type: ignore[call-overload]
     return model
 
 
 def _tensor_parallel(model: nn.Module, mesh: object) -> nn.Module:
-    plan = {"blocks.*.0": ColwiseParallel(), "blocks.*.2": RowwiseParallel(), "head": ColwiseParallel(output_layouts=Replicate())}
+    plan = {
+        "blocks.*.0": ColwiseParallel(),
+        "blocks.*.2": RowwiseParallel(),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+    }
     return parallelize_module(model, mesh, plan)  # type: ignore[arg-type]
 
 
@@ -170,7 +206,8 @@ class Case(NamedTuple):
     Attributes:
         wrap: What a training does with its model.
         mesh: What an estimate is asked for, by the number of ranks.
-        by_hand: Whether the estimated function wraps the model itself: `mesh` alone does not say how.
+        by_hand: Whether the estimated function wraps the model itself: `mesh` alone does not say
+            how.
         least: The fewest ranks.
     """
 
@@ -179,15 +216,32 @@ class Case(NamedTuple):
     by_hand: bool = False
     least: int = 2
 
-    def estimated(self, size: Size, ranks: int, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> int:
+    def estimated(
+        self,
+        size: Size,
+        ranks: int,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    ) -> int:
         """The estimated peak."""
         build = (lambda: self.wrap(Blocks(size), ranks)) if self.by_hand else partial(Blocks, size)
-        profile = lflops.estimate(build, batch(size), backward=True, loss=lambda out: out.sum(), optimizer=optimizer, mesh=self.mesh(ranks))
+        profile = lflops.estimate(
+            build,
+            batch(size),
+            backward=True,
+            loss=lambda out: out.sum(),
+            optimizer=optimizer,
+            mesh=self.mesh(ranks),
+        )
         memory = profile.memory
         assert memory is not None
         return memory.peak_bytes
 
-    def allocated(self, size: Size, ranks: int, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> int:
+    def allocated(
+        self,
+        size: Size,
+        ranks: int,
+        optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    ) -> int:
         """The peak of this process, which is one of the ranks, over a few steps."""
         with LiveStorages() as storages:
             model, x = self.wrap(Blocks(size), ranks), batch(size)
@@ -206,29 +260,48 @@ def batch(size: Size) -> Tensor:
 
 
 def over(*names: str) -> Callable[[int], Mapping[str, int]]:
-    """A mesh of these dimensions; of two, the one named last has as many ranks as are left by two of the first."""
-    return lambda ranks: {names[0]: ranks} if len(names) == 1 else {names[0]: 2, names[1]: ranks // 2}
+    """A mesh of these dimensions.
+
+    Of two, the one named last has as many ranks as are left by two of the first.
+    """
+    return lambda ranks: (
+        {names[0]: ranks} if len(names) == 1 else {names[0]: 2, names[1]: ranks // 2}
+    )
 
 
 CASES: dict[str, Case] = {
     "DDP": Case(replicated, over("replica")),
     "FSDP2": Case(sharded, over("data")),
-    "FSDP2, not resharded after forward": Case(partial(sharded, reshard=False), over("data"), by_hand=True),
+    "FSDP2, not resharded after forward": Case(
+        partial(sharded, reshard=False), over("data"), by_hand=True
+    ),
     "FSDP2, prefetched": Case(prefetched, over("data"), by_hand=True),
-    "FSDP2, bfloat16 by its policy": Case(partial(sharded, policy=HALF), over("data"), by_hand=True),
+    "FSDP2, bfloat16 by its policy": Case(
+        partial(sharded, policy=HALF), over("data"), by_hand=True
+    ),
     "HSDP": Case(replicated_shards, over("replica", "data"), least=4),
     "tensor parallel": Case(in_columns_and_rows, over("tensor")),
-    "FSDP2 and tensor parallel": Case(sharded_columns_and_rows, lambda ranks: {"data": ranks // 2, "tensor": 2}, least=4),
+    "FSDP2 and tensor parallel": Case(
+        sharded_columns_and_rows, lambda ranks: {"data": ranks // 2, "tensor": 2}, least=4
+    ),
 }
 
 
-def rank_peak(name: str, size: Size, ranks: int, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW) -> int:
+def rank_peak(
+    name: str,
+    size: Size,
+    ranks: int,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+) -> int:
     """The peak of this rank under a case."""
     return CASES[name].allocated(size, ranks, optimizer)
 
 
 MICROBATCHES = 4
-SCHEDULES: Mapping[str, type[PipelineScheduleSingle]] = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
+SCHEDULES: Mapping[str, type[PipelineScheduleSingle]] = {
+    "GPipe": ScheduleGPipe,
+    "1F1B": Schedule1F1B,
+}
 
 
 def stage_of(size: Size) -> nn.Module:
@@ -247,8 +320,13 @@ class ScheduledStep:
         rank, stages = distributed.get_rank(), distributed.get_world_size()
         if self._schedule is None:
             shape = (self._size.samples // MICROBATCHES, self._size.width)
-            given = torch.zeros(shape, requires_grad=rank > 0), torch.zeros(shape, requires_grad=True)
-            made = PipelineStage(stage, rank, stages, torch.device("cpu"), input_args=given[0], output_args=given[1])
+            given = (
+                torch.zeros(shape, requires_grad=rank > 0),
+                torch.zeros(shape, requires_grad=True),
+            )
+            made = PipelineStage(
+                stage, rank, stages, torch.device("cpu"), input_args=given[0], output_args=given[1]
+            )
             self._schedule = self._kind(made, MICROBATCHES, loss_fn=lambda out, _: out.sum())
         if rank == 0:
             self._schedule.step(x)
@@ -260,7 +338,14 @@ def estimated_stage(schedule: str, size: Size, stages: int, rank: int) -> Memory
     """The estimate of one stage."""
     step = ScheduledStep(schedule, size)
     model = partial(stage_of, size)
-    profile = lflops.estimate(model, batch(size), optimizer=torch.optim.AdamW, mesh={"pipeline": stages}, rank=rank, step=step)
+    profile = lflops.estimate(
+        model,
+        batch(size),
+        optimizer=torch.optim.AdamW,
+        mesh={"pipeline": stages},
+        rank=rank,
+        step=step,
+    )
     assert profile.memory is not None
     return profile.memory
 

@@ -11,7 +11,12 @@ from tests.support.profile_builders import small_profile, spread
 
 def answered(number: int, **fields: Any) -> Rank:
     """A rank that told what it had."""
-    known: dict[str, Any] = {"node": "0", "host": f"node{number // 8}", "device": "NVIDIA H100", "coordinates": {"data": number}}
+    known: dict[str, Any] = {
+        "node": "0",
+        "host": f"node{number // 8}",
+        "device": "NVIDIA H100",
+        "coordinates": {"data": number},
+    }
     return Rank(rank=number, status="ok", **(known | fields))
 
 
@@ -32,21 +37,55 @@ def stat(module: str, seconds: dict[int, float], **fields: Any) -> RankStat:
 def four_ranks() -> Profile:
     """Of which the third takes twice as long in the head, the first a tenth longer in the encoder's layer, and the last is missing."""
     ranks = (
-        answered(0, step=spread(3e-3), data=spread(1e-4), cpu=spread(4e-3), macs=1408, peak_bytes=3000, slowest=0),
-        answered(1, step=spread(2e-3), data=spread(2e-4), cpu=spread(5e-3), macs=1408, peak_bytes=2000, slowest=1),
-        answered(2, step=spread(5e-3), data=spread(3e-4), cpu=spread(6e-3), macs=1408, peak_bytes=1000, slowest=2),
+        answered(
+            0,
+            step=spread(3e-3),
+            data=spread(1e-4),
+            cpu=spread(4e-3),
+            macs=1408,
+            peak_bytes=3000,
+            slowest=0,
+        ),
+        answered(
+            1,
+            step=spread(2e-3),
+            data=spread(2e-4),
+            cpu=spread(5e-3),
+            macs=1408,
+            peak_bytes=2000,
+            slowest=1,
+        ),
+        answered(
+            2,
+            step=spread(5e-3),
+            data=spread(3e-4),
+            cpu=spread(6e-3),
+            macs=1408,
+            peak_bytes=1000,
+            slowest=2,
+        ),
         Rank(rank=3, node=None, host=None, device=None, coordinates={"data": 3}, status="missing"),
     )
     stats = (
         stat("encoder.0", {0: 1.1e-3, 1: 0.9e-3, 2: 1e-3}),
         stat("head", {0: 1e-3, 1: 1e-3, 2: 2e-3}),
-        RankStat(module="encoder.1", phase="forward", low=1e-4, median=1e-4, high=1e-4, high_rank=0),
+        RankStat(
+            module="encoder.1", phase="forward", low=1e-4, median=1e-4, high=1e-4, high_rank=0
+        ),
     )
-    return replace(small_profile(), ranks=ranks, rank_stats=stats, rank_comparison=None, clean_comparison=None)
+    return replace(
+        small_profile(), ranks=ranks, rank_stats=stats, rank_comparison=None, clean_comparison=None
+    )
 
 
 def so_many(world: int) -> Profile:
     """Each a microsecond slower in the head than the one before, and the one in the middle by far the slowest."""
     seconds = {rank: 1e-3 + 1e-6 * rank for rank in range(world)} | {world // 2: 9e-3}
     ranks = tuple(answered(number, step=spread(3e-3)) for number in range(world))
-    return replace(small_profile(), ranks=ranks, rank_stats=(stat("head", seconds),), rank_comparison=None, clean_comparison=None)
+    return replace(
+        small_profile(),
+        ranks=ranks,
+        rank_stats=(stat("head", seconds),),
+        rank_comparison=None,
+        clean_comparison=None,
+    )

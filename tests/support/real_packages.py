@@ -43,12 +43,20 @@ def answer(profile: Profile) -> dict[str, Any]:
         for cell in profile.cells
         if re.search(r"::|\.", cell.operator) and cell.flops > 2 * cell.macs
     }
-    return {"macs": macs(profile), "others": others, "uncounted": sorted(each.operator for each in profile.uncounted)}
+    return {
+        "macs": macs(profile),
+        "others": others,
+        "uncounted": sorted(each.operator for each in profile.uncounted),
+    }
 
 
 def trained(model: nn.Module | Callable[..., Any], *args: Any) -> dict[str, Any]:
     """Forward and backward."""
-    return answer(lflops.count(model if isinstance(model, nn.Module) else Function(model), args, backward=True))
+    return answer(
+        lflops.count(
+            model if isinstance(model, nn.Module) else Function(model), args, backward=True
+        )
+    )
 
 
 def step(optimizer: Callable[[Any], torch.optim.Optimizer]) -> dict[str, Any]:
@@ -73,22 +81,31 @@ def bitsandbytes() -> dict[str, Any]:
         "8 bits": trained(eight, leaf(TOKENS, IN)),
         "8 bits, trained": trained(eight_trained, leaf(TOKENS, IN)),
         "AdamW": step(lambda parameters: optimizers.AdamW(parameters, optim_bits=32)),
-        "Adam of 8 bits": step(lambda parameters: optimizers.Adam8bit(parameters, min_8bit_size=1, weight_decay=0.1)),
+        "Adam of 8 bits": step(
+            lambda parameters: optimizers.Adam8bit(parameters, min_8bit_size=1, weight_decay=0.1)
+        ),
         "Lion": step(lambda parameters: optimizers.Lion(parameters, weight_decay=0)),
         "SGD": step(lambda parameters: optimizers.SGD(parameters, lr=0.1, momentum=0.9)),
     }
 
 
 class Adapters(nn.Module):
-    """Blocks of a linear layer of 4 bits with its adapter, and a ReLU; without a package as an estimate makes them."""
+    """Blocks of a linear layer of 4 bits with its adapter, and a ReLU.
+
+    Without a package as an estimate makes them.
+    """
 
     def __init__(self, package: Any, kind: str) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(ADAPTED, ADAPTED, bias=False), nn.ReLU()) for _ in range(4))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(ADAPTED, ADAPTED, bias=False), nn.ReLU()) for _ in range(4)
+        )
         add_adapters("", self, 4, None if package is not None else kind)
         for block in self.blocks if package is not None else ():
             how = {"quant_type": "nf4", "compress_statistics": kind == "nf4-dq"}
-            layer = package.nn.Linear4bit(ADAPTED, ADAPTED, bias=False, compute_dtype=torch.float32, **how)
+            layer = package.nn.Linear4bit(
+                ADAPTED, ADAPTED, bias=False, compute_dtype=torch.float32, **how
+            )
             block.get_submodule("0").base = layer.requires_grad_(requires_grad=False).to("cpu")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,7 +121,9 @@ def adapters_over_four_bits() -> dict[str, Any]:
 
     def begin(kind: str) -> Callable[[], object]:
         model = Adapters(package, kind)
-        optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], foreach=False)
+        optimizer = torch.optim.SGD(
+            [each for each in model.parameters() if each.requires_grad], foreach=False
+        )
         x = torch.randn(8, ADAPTED)
 
         def step() -> None:
@@ -117,9 +136,14 @@ def adapters_over_four_bits() -> dict[str, Any]:
     found = {}
     for kind in ("nf4", "nf4-dq"):
         how: dict[str, Any] = {"backward": True, "loss": Tensor.sum, "optimizer": "sgd"}
-        memory = lflops.estimate(partial(Adapters, None, kind), torch.zeros(8, ADAPTED), **how).memory
+        memory = lflops.estimate(
+            partial(Adapters, None, kind), torch.zeros(8, ADAPTED), **how
+        ).memory
         with tempfile.TemporaryDirectory() as folder:
-            found[kind] = [max(allocated(partial(begin, kind), Path(folder))), memory.peak_bytes if memory is not None else None]
+            found[kind] = [
+                max(allocated(partial(begin, kind), Path(folder))),
+                memory.peak_bytes if memory is not None else None,
+            ]
     return found
 
 
@@ -138,9 +162,13 @@ def torchao() -> dict[str, Any]:
 
     ways = {
         "8 bits": quantized(quantization.Int8WeightOnlyConfig()),
-        "aware of quantization": quantized(aware.QATConfig(quantization.Int8DynamicActivationIntxWeightConfig(), step="prepare")),
+        "aware of quantization": quantized(
+            aware.QATConfig(quantization.Int8DynamicActivationIntxWeightConfig(), step="prepare")
+        ),
         "8 bits, trained": quantized(training.int8_weight_only_quantized_training()),
-        "floats of 8 bits": float8.convert_to_float8_training(nn.Sequential(nn.Linear(INNER, OUTER))),
+        "floats of 8 bits": float8.convert_to_float8_training(
+            nn.Sequential(nn.Linear(INNER, OUTER))
+        ),
     }
     found = {name: trained(model, leaf(ROWS, INNER)) for name, model in ways.items()}
     both = quantized(quantization.Int8DynamicActivationInt8WeightConfig())
@@ -161,21 +189,41 @@ def fbgemm() -> dict[str, Any]:
     host = (20, WIDTH, common.EmbeddingLocation.HOST, training.ComputeDevice.CPU)
     return {
         "jagged by dense": trained(
-            lambda x, y: operators.jagged_dense_bmm(x, offsets, y, longest)[0], leaf(tokens, K), leaf(len(LENGTHS), K, M)
+            lambda x, y: operators.jagged_dense_bmm(x, offsets, y, longest)[0],
+            leaf(tokens, K),
+            leaf(len(LENGTHS), K, M),
         ),
         "jagged by dense, cut": trained(
-            lambda x, y: operators.jagged_dense_bmm(x, offsets, y, longest - 1)[0], leaf(tokens, K), leaf(len(LENGTHS), K, M)
+            lambda x, y: operators.jagged_dense_bmm(x, offsets, y, longest - 1)[0],
+            leaf(tokens, K),
+            leaf(len(LENGTHS), K, M),
         ),
-        "jagged by jagged": trained(lambda x, y: operators.jagged_jagged_bmm(x, y, offsets, longest), leaf(tokens, K), leaf(tokens, M)),
+        "jagged by jagged": trained(
+            lambda x, y: operators.jagged_jagged_bmm(x, y, offsets, longest),
+            leaf(tokens, K),
+            leaf(tokens, M),
+        ),
         "vectors by jagged": trained(
-            lambda v, a: operators.batched_dense_vec_jagged_2d_mul(v, a, offsets), leaf(2 * len(LENGTHS), longest), leaf(tokens, 2 * K)
+            lambda v, a: operators.batched_dense_vec_jagged_2d_mul(v, a, offsets),
+            leaf(2 * len(LENGTHS), longest),
+            leaf(tokens, 2 * K),
         ),
-        "softmax": trained(lambda x: operators.jagged_softmax(x, offsets, longest)[0], leaf(tokens, K)),
+        "softmax": trained(
+            lambda x: operators.jagged_softmax(x, offsets, longest)[0], leaf(tokens, K)
+        ),
         "times dense": trained(
-            lambda x, y: operators.jagged_dense_elementwise_mul(x, [offsets], y)[0], leaf(tokens, K), leaf(len(LENGTHS), longest, K)
+            lambda x, y: operators.jagged_dense_elementwise_mul(x, [offsets], y)[0],
+            leaf(tokens, K),
+            leaf(len(LENGTHS), longest, K),
         ),
-        "dense bags": trained(training.DenseTableBatchedEmbeddingBagsCodegen([(20, WIDTH)] * 2, use_cpu=True), words, bags),
-        "split bags": trained(training.SplitTableBatchedEmbeddingBagsCodegen([host] * 2), words, bags),
+        "dense bags": trained(
+            training.DenseTableBatchedEmbeddingBagsCodegen([(20, WIDTH)] * 2, use_cpu=True),
+            words,
+            bags,
+        ),
+        "split bags": trained(
+            training.SplitTableBatchedEmbeddingBagsCodegen([host] * 2), words, bags
+        ),
     }
 
 
@@ -187,11 +235,17 @@ def liger() -> dict[str, Any]:
     targets = torch.randint(0, VOCABULARY, (WORDS,))
     cos, sin = torch.randn(1, WORDS, 8), torch.randn(1, WORDS, 8)
     return {
-        "cross entropy": trained(lambda x: package.LigerCrossEntropyLoss()(2 * x, targets), leaf(WORDS, VOCABULARY)),
-        "head": trained(
-            lambda x, weight: package.LigerFusedLinearCrossEntropyLoss()(weight, x, targets), leaf(WORDS, HIDDEN), leaf(VOCABULARY, HIDDEN)
+        "cross entropy": trained(
+            lambda x: package.LigerCrossEntropyLoss()(2 * x, targets), leaf(WORDS, VOCABULARY)
         ),
-        "rotary": trained(lambda q, k: rope(q, k, cos, sin)[0], leaf(1, 2, WORDS, 8), leaf(1, 3, WORDS, 8)),
+        "head": trained(
+            lambda x, weight: package.LigerFusedLinearCrossEntropyLoss()(weight, x, targets),
+            leaf(WORDS, HIDDEN),
+            leaf(VOCABULARY, HIDDEN),
+        ),
+        "rotary": trained(
+            lambda q, k: rope(q, k, cos, sin)[0], leaf(1, 2, WORDS, 8), leaf(1, 3, WORDS, 8)
+        ),
     }
 
 
@@ -201,12 +255,24 @@ def unnamed(schema: Any) -> str:
 
 
 def schemas(*modules: str) -> dict[str, Any]:
-    """How many operators have a stand-in and are really there after these imports; and of those whose schemas differ both, by name."""
+    """How many operators have a stand-in and are really there after these imports.
+
+    And of those whose schemas differ both, by name.
+    """
     from tests.support.package_stand_ins import ALL
 
     for module in modules:
         importlib.import_module(module)
     ours = [torch._C.parse_schema(schema) for schema in ALL]
-    real = [getattr(getattr(torch.ops, schema.name.partition("::")[0]), schema.name.partition("::")[2], None) for schema in ours]
-    both = [(unnamed(mine), unnamed(its.default._schema)) for mine, its in zip(ours, real, strict=True) if its is not None]
+    real = [
+        getattr(
+            getattr(torch.ops, schema.name.partition("::")[0]), schema.name.partition("::")[2], None
+        )
+        for schema in ours
+    ]
+    both = [
+        (unnamed(mine), unnamed(its.default._schema))
+        for mine, its in zip(ours, real, strict=True)
+        if its is not None
+    ]
     return {"there": len(both), "others": {mine: its for mine, its in both if mine != its}}

@@ -1,4 +1,7 @@
-"""What each drawing of a report claims, read back from the drawing itself; and where a claim is not the report's one value."""
+"""What each drawing of a report claims, read back from the drawing itself.
+
+And where a claim is not the report's one value.
+"""
 
 import csv
 import io
@@ -58,7 +61,9 @@ def _first(labelled: Iterator[tuple[str, str]]) -> dict[str, str]:
     return texts
 
 
-def disagreements(given: Profile, claimed: Mapping[str, Mapping[str, str]] | None = None) -> list[str]:
+def disagreements(
+    given: Profile, claimed: Mapping[str, Mapping[str, str]] | None = None
+) -> list[str]:
     """Every claim of a drawing that is not what the report says.
 
     Args:
@@ -76,7 +81,11 @@ def disagreements(given: Profile, claimed: Mapping[str, Mapping[str, str]] | Non
     one = "step" if given.run.kind == "training" else "pass"
     numbers = {name: report.value(name) for name in (one, "MFU", "samples/s")}
     logged = scalars(analysis)
-    for tag, name, factor in (("step_ms", one, 1e-3), ("mfu", "MFU", 1.0), ("samples_per_second", "samples/s", 1.0)):
+    for tag, name, factor in (
+        ("step_ms", one, 1e-3),
+        ("mfu", "MFU", 1.0),
+        ("samples_per_second", "samples/s", 1.0),
+    ):
         if not _equal(numbers.get(name), logged[tag] * factor if tag in logged else None):
             wrong.append(f"scalars: {tag} is {logged.get(tag)}")
     return [*wrong, *_of_deepspeed(analysis), *_of_the_csv(analysis)]
@@ -110,7 +119,8 @@ def wrong_sums(given: Profile) -> list[str]:
     parts = [fact for fact in report.speed if fact.of == one]
     wrong = []
     if parts and not (
-        _equal(sum(fact.value or 0.0 for fact in parts), times.mean) and _equal(sum(fact.share or 0.0 for fact in parts), 1.0)
+        _equal(sum(fact.value or 0.0 for fact in parts), times.mean)
+        and _equal(sum(fact.share or 0.0 for fact in parts), 1.0)
     ):
         wrong.append(f"phases: {[fact.share for fact in parts]}")
     if report.budget and not _equal(sum(part.share for part in report.budget), 1.0):
@@ -120,20 +130,29 @@ def wrong_sums(given: Profile) -> list[str]:
     for phase in PHASES:
         own = [module.work(phase).own_seconds for module in given.modules.values()]
         whole = given.modules[""].work(phase).seconds
-        if whole is not None and not _equal(sum(each.median for each in own if each is not None), whole.median):
+        if whole is not None and not _equal(
+            sum(each.median for each in own if each is not None), whole.median
+        ):
             wrong.append(f"modules: {phase}")
     wrong += _above_their_phase(given, times.phases)
     for sentence in (*report.verdict.why, *report.verdict.also):
         for share, number, unit in _COST.findall(sentence):
             seconds = float(number) * _SECONDS[unit]
-            if "<" not in share and times.mean and abs(100 * seconds / times.mean - float(share)) > 0.06 + 0.006 * float(share):
+            if (
+                "<" not in share
+                and times.mean
+                and abs(100 * seconds / times.mean - float(share)) > 0.06 + 0.006 * float(share)
+            ):
                 wrong.append(f"verdict: {sentence}")
     return wrong
 
 
 def _above_their_phase(given: Profile, phases: Mapping[str, float]) -> Iterator[str]:
     """Modules that take longer than the phase of the step that they run in."""
-    passes: Mapping[str, tuple[Phase, ...]] = {"forward": ("forward",), "backward": ("backward", "recompute")}
+    passes: Mapping[str, tuple[Phase, ...]] = {
+        "forward": ("forward",),
+        "backward": ("backward", "recompute"),
+    }
     for part, inside in passes.items():
         spreads = [given.modules[""].work(phase).seconds for phase in inside]
         took = sum(each.median for each in spreads if each is not None)
@@ -142,4 +161,8 @@ def _above_their_phase(given: Profile, phases: Mapping[str, float]) -> Iterator[
 
 
 def _equal(one: float | None, other: float | None) -> bool:
-    return one is other if one is None or other is None else math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-15)
+    return (
+        one is other
+        if one is None or other is None
+        else math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-15)
+    )

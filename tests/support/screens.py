@@ -39,7 +39,15 @@ from tests.support.profile_builders import (
 from tests.support.repository import ROOT
 from tests.support.traces_by_hand import small_gpu_trace
 
-__all__ = ["GOLDEN", "SCREENS", "WIDTHS", "deep_model", "drawn_screen", "gpt_training", "write_golden"]
+__all__ = [
+    "GOLDEN",
+    "SCREENS",
+    "WIDTHS",
+    "deep_model",
+    "drawn_screen",
+    "gpt_training",
+    "write_golden",
+]
 
 GOLDEN = ROOT / "tests" / "golden"
 WIDTHS = (80, 120)
@@ -47,7 +55,15 @@ WIDTHS = (80, 120)
 
 TOKENS, WIDTH, BLOCKS = 512, 256, 6
 SLOW = "blocks.2.mlp.0"
-MILLISECONDS = {"norm1": 0.2, "qkv": 1.2, "out": 0.4, "norm2": 0.2, "mlp.0": 1.6, "mlp.1": 0.3, "mlp.2": 1.6}
+MILLISECONDS = {
+    "norm1": 0.2,
+    "qkv": 1.2,
+    "out": 0.4,
+    "norm2": 0.2,
+    "mlp.0": 1.6,
+    "mlp.1": 0.3,
+    "mlp.2": 1.6,
+}
 """Own time of a block's layers in forward; backward takes twice as long."""
 
 SCREENS: Mapping[str, tuple[str, ...]] = {
@@ -74,13 +90,21 @@ SCREENS: Mapping[str, tuple[str, ...]] = {
 
 
 def gpt_training(*, slow: float = 1.0) -> Profile:
-    """A GPT of six blocks on 4 sequences of 128 tokens, on an H100: by hand, a Linear has tokens x weights MACs, and twice that backward.
+    """A GPT of six blocks on 4 sequences of 128 tokens, on an H100.
+
+    By hand, a Linear has tokens x weights MACs, and twice that backward.
 
     Args:
         slow: How many times as long one layer of the third block takes.
     """
     layers = {"qkv": 3 * WIDTH**2, "out": WIDTH**2, "mlp.0": 4 * WIDTH**2, "mlp.2": 4 * WIDTH**2}
-    kinds = {"norm1": "LayerNorm", "qkv": "Linear", "out": "Linear", "norm2": "LayerNorm", "mlp": "Sequential"}
+    kinds = {
+        "norm1": "LayerNorm",
+        "qkv": "Linear",
+        "out": "Linear",
+        "norm2": "LayerNorm",
+        "mlp": "Sequential",
+    }
     kinds |= {"mlp.0": "Linear", "mlp.1": "GELU", "mlp.2": "Linear"}
     a_block = sum(layers.values())
     rows: dict[str, dict[str, object]] = {
@@ -101,15 +125,33 @@ def gpt_training(*, slow: float = 1.0) -> Profile:
             path = f"blocks.{block}.{name}"
             for phase, times in passes:
                 if name in layers:
-                    cells.append(product(path, "aten::mm", phase, macs=times * TOKENS * layers[name], bytes_moved=times * 4 * layers[name]))
+                    cells.append(
+                        product(
+                            path,
+                            "aten::mm",
+                            phase,
+                            macs=times * TOKENS * layers[name],
+                            bytes_moved=times * 4 * layers[name],
+                        )
+                    )
                 else:
                     cells.append(
-                        cell(path, "aten::native_layer_norm" if "norm" in name else "aten::gelu", phase, flops=8, bytes_moved=2**20)
+                        cell(
+                            path,
+                            "aten::native_layer_norm" if "norm" in name else "aten::gelu",
+                            phase,
+                            flops=8,
+                            bytes_moved=2**20,
+                        )
                     )
                 own[path, phase] = times * 1e-3 * milliseconds * (slow if path == SLOW else 1.0)
     rows["head"] = weights(TOKENS * WIDTH) | {"kind": "Linear"}
     for phase, times in passes:
-        cells.append(product("head", "aten::mm", phase, macs=times * TOKENS**2 * WIDTH, bytes_moved=times * 2**20))
+        cells.append(
+            product(
+                "head", "aten::mm", phase, macs=times * TOKENS**2 * WIDTH, bytes_moved=times * 2**20
+            )
+        )
         own["head", phase] = times * 1e-3
         own["tokens", phase] = times * 2e-4
     return _stepped(clocked(profile(_sorted(rows), cells), own), slow)
@@ -117,15 +159,33 @@ def gpt_training(*, slow: float = 1.0) -> Profile:
 
 def _sorted(rows: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
     """In the model's order: a container before what is in it."""
-    return {name: rows[name] for name in ("", "tokens", *(name for name in rows if name.startswith("blocks")), "head")}
+    return {
+        name: rows[name]
+        for name in ("", "tokens", *(name for name in rows if name.startswith("blocks")), "head")
+    }
 
 
 def _stepped(given: Profile, slow: float) -> Profile:
     """With five clean steps, of which modules take most, a memory and a chip."""
-    forward = 1e-3 * (BLOCKS * sum(MILLISECONDS.values()) + 1.2 + (slow - 1.0) * MILLISECONDS["mlp.0"])
-    phases = {"data": 4e-3, "transfer": 1e-4, "forward": forward, "backward": 2 * forward, "optimizer": 7e-3, "other": 1e-3}
+    forward = 1e-3 * (
+        BLOCKS * sum(MILLISECONDS.values()) + 1.2 + (slow - 1.0) * MILLISECONDS["mlp.0"]
+    )
+    phases = {
+        "data": 4e-3,
+        "transfer": 1e-4,
+        "forward": forward,
+        "backward": 2 * forward,
+        "optimizer": 7e-3,
+        "other": 1e-3,
+    }
     steps = tuple(
-        Step(index=5 + n, kind="clean", seconds=sum(phases.values()) * noise, phases={k: v * noise for k, v in phases.items()}, samples=4)
+        Step(
+            index=5 + n,
+            kind="clean",
+            seconds=sum(phases.values()) * noise,
+            phases={k: v * noise for k, v in phases.items()},
+            samples=4,
+        )
         for n, noise in enumerate((0.99, 1.01, 1.0, 0.98, 1.02))
     )
     of = run(
@@ -159,8 +219,22 @@ def _memory() -> Memory:
         by_module={"blocks.0": 40 * mib, "head": 8 * mib},
         alive=(Allocation("activations", "aten::mm", "head", "forward", mib),),
         timeline=(
-            Moment("aten::mm", "blocks.0.qkv", "forward", 19 * mib, 0, ByCategory(19 * mib, 0, 0, 0, 0, 0)),
-            Moment("aten::mm", "blocks.0.qkv", "backward", 48 * mib, 1, ByCategory(19 * mib, 9 * mib, 0, 20 * mib, 0, 0)),
+            Moment(
+                "aten::mm",
+                "blocks.0.qkv",
+                "forward",
+                19 * mib,
+                0,
+                ByCategory(19 * mib, 0, 0, 0, 0, 0),
+            ),
+            Moment(
+                "aten::mm",
+                "blocks.0.qkv",
+                "backward",
+                48 * mib,
+                1,
+                ByCategory(19 * mib, 9 * mib, 0, 20 * mib, 0, 0),
+            ),
         ),
     )
 
@@ -168,7 +242,16 @@ def _memory() -> Memory:
 def ranks_training() -> Profile:
     """The small profile of two ranks, of which the second is slow in the head."""
     given = small_profile()
-    second = Rank(rank=1, node="1", host="node1", device="cpu", coordinates={"dp": 1}, status="ok", step=spread(3e-3), macs=1408)
+    second = Rank(
+        rank=1,
+        node="1",
+        host="node1",
+        device="cpu",
+        coordinates={"dp": 1},
+        status="ok",
+        step=spread(3e-3),
+        macs=1408,
+    )
     return replace(given, ranks=(given.ranks[0], second), rank_comparison=small_comparison())
 
 
@@ -180,18 +263,33 @@ def deep_model(depth: int = 40) -> Profile:
     kinds = dict.fromkeys(names, "Wrapper") | dict.fromkeys(others, "Linear")
     rows |= {name: {"kind": kind} for name, kind in kinds.items()}
     own: dict[tuple[str, Phase], float] = {(name, "forward"): 1e-3 for name in rows if name}
-    cells = [product(name, "aten::mm", "forward", macs=10**6 + index, bytes_moved=1) for index, name in enumerate(rows) if name]
+    cells = [
+        product(name, "aten::mm", "forward", macs=10**6 + index, bytes_moved=1)
+        for index, name in enumerate(rows)
+        if name
+    ]
     return clocked(profile(rows, cells), own)
 
 
 def _estimated() -> Profile:
     given = untimed(gpt_training())
-    return replace(given, run=replace(given.run, kind="estimate", stage=None, step=None, window=None, observer_ratio=None), notes=())
+    return replace(
+        given,
+        run=replace(
+            given.run, kind="estimate", stage=None, step=None, window=None, observer_ratio=None
+        ),
+        notes=(),
+    )
 
 
 def files(folder: Path) -> None:
     """Write what the commands read."""
-    profiles: dict[str, Profile] = {"gpt": gpt_training(), "slow": gpt_training(slow=5.0), "small": ranks_training(), "deep": deep_model()}
+    profiles: dict[str, Profile] = {
+        "gpt": gpt_training(),
+        "slow": gpt_training(slow=5.0),
+        "small": ranks_training(),
+        "deep": deep_model(),
+    }
     for name, each in profiles.items():
         each.save(folder / f"{name}.json")
     small_gpu_trace().write(folder / "rank1.pt.trace.json")
@@ -210,7 +308,12 @@ def drawn_screen(arguments: tuple[str, ...], width: int, folder: Path) -> str:
     written = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     built = patch("lflops.cli.estimate._maker", lambda *_, **__: None)
     estimated = patch("lflops.estimation.estimate.Estimator.run", lambda *_: _estimated())
-    with patch.dict(os.environ, {"COLUMNS": str(width)}), redirect_stdout(written), built, estimated:
+    with (
+        patch.dict(os.environ, {"COLUMNS": str(width)}),
+        redirect_stdout(written),
+        built,
+        estimated,
+    ):
         status = main(given)
         written.flush()
     assert status in {0, 1}, f"{arguments} ended with {status}"
@@ -219,10 +322,14 @@ def drawn_screen(arguments: tuple[str, ...], width: int, folder: Path) -> str:
 
 def golden_screens(folder: Path) -> Mapping[str, Callable[[], str]]:
     """By the file's name, what draws each screen that is kept."""
-    drawing: dict[str, Callable[[], str]] = {"log": lambda: f"{log_text(analyze(gpt_training()))}\n"}
+    drawing: dict[str, Callable[[], str]] = {
+        "log": lambda: f"{log_text(analyze(gpt_training()))}\n"
+    }
     for name, arguments in SCREENS.items():
         for width in WIDTHS:
-            drawing[f"{name}-{width}"] = lambda arguments=arguments, width=width: drawn_screen(arguments, width, folder)  # type: ignore[misc]
+            drawing[f"{name}-{width}"] = lambda arguments=arguments, width=width: drawn_screen(
+                arguments, width, folder
+            )  # type: ignore[misc]
     return drawing
 
 

@@ -1,4 +1,7 @@
-"""Models small enough to count with a pencil. Every product of theirs is one of `square`, `up` and `down`."""
+"""Models small enough to count with a pencil.
+
+Every product of theirs is one of `square`, `up` and `down`.
+"""
 
 import torch
 from torch import Tensor, nn

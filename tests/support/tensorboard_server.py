@@ -1,4 +1,7 @@
-"""A TensorBoard in a process of its own: with the LFLOPS tab, where nothing that training needs can be loaded, or torch-tb-profiler's."""
+"""A TensorBoard in a process of its own.
+
+With the LFLOPS tab, where nothing that training needs can be loaded, or torch-tb-profiler's.
+"""
 
 import gzip
 import json
@@ -71,7 +74,9 @@ class Board:
         """What is there, unpacked."""
         status, headers, body = self.get(route, **parameters)
         assert status == 200, (route, parameters, body)
-        return json.loads(gzip.decompress(body) if headers.get("Content-Encoding") == "gzip" else body)
+        return json.loads(
+            gzip.decompress(body) if headers.get("Content-Encoding") == "gzip" else body
+        )
 
     def windows(self, *, expected: int) -> dict[str, Any]:
         """What the tab lists, as soon as TensorBoard has read so many windows and problems."""
@@ -93,7 +98,9 @@ def board(logdir: Path, *options: str) -> Iterator[Board]:
 
 @contextmanager
 def profiler_board(logdir: Path, folder: Path, runs: int) -> Iterator[Board]:
-    """Has torch-tb-profiler, as soon as that has read so many runs. What it warns of is its own business.
+    """Has torch-tb-profiler, as soon as that has read so many runs.
+
+    What it warns of is its own business.
 
     Args:
         logdir: What it shows.
@@ -116,7 +123,9 @@ def profiler_board(logdir: Path, folder: Path, runs: int) -> Iterator[Board]:
 @contextmanager
 def _runs(command: list[str]) -> Iterator[str]:
     """A server's address, as long as it is used; it ends with its input."""
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout
         address = process.stdout.readline().strip()
         assert address, "TensorBoard did not start"
@@ -129,7 +138,10 @@ def _runs(command: list[str]) -> Iterator[str]:
 def write(writer: Any, tag: str, value: bytes, *, metadata: bytes = b"3", step: int = 0) -> None:
     """A summary under our plugin's name that may hold anything."""
     summary_metadata = SummaryMetadata(
-        plugin_data=SummaryMetadata.PluginData(plugin_name="lflops", content=metadata), data_class=DATA_CLASS_TENSOR
+        plugin_data=SummaryMetadata.PluginData(plugin_name="lflops", content=metadata),
+        data_class=DATA_CLASS_TENSOR,
     )
     tensor = TensorProto(dtype=DT_STRING, tensor_shape=TensorShapeProto(), string_val=[value])
-    writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=summary_metadata)]), step)
+    writer.file_writer.add_summary(
+        Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=summary_metadata)]), step
+    )

@@ -12,7 +12,9 @@ class Takes(torch.autograd.Function):
     """Passes a tensor on; forward and backward take their time."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, _weight: Tensor | None, clock: StillClock, seconds: tuple[float, float]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, _weight: Tensor | None, clock: StillClock, seconds: tuple[float, float]
+    ) -> Tensor:
         ctx.clock, ctx.seconds = clock, seconds[1]
         clock.advance(seconds[0])
         return x.clone()
@@ -24,7 +26,10 @@ class Takes(torch.autograd.Function):
 
 
 class Part(nn.Module):
-    """Takes so many seconds forward and backward. It has a weight, so it goes backward whatever its input is."""
+    """Takes so many seconds forward and backward.
+
+    It has a weight, so it goes backward whatever its input is.
+    """
 
     def __init__(self, clock: StillClock, forward: float = 0.0, backward: float = 0.0) -> None:
         super().__init__()
@@ -37,7 +42,10 @@ class Part(nn.Module):
 
 
 class Itself(nn.Module):
-    """A module with work of its own beside its parts; it too has a weight, so it goes backward whatever its input is."""
+    """A module with work of its own beside its parts.
+
+    It too has a weight, so it goes backward whatever its input is.
+    """
 
     def __init__(self, clock: StillClock, **parts: nn.Module) -> None:
         super().__init__()

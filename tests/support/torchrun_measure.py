@@ -1,4 +1,7 @@
-"""A script that torchrun starts on each rank: it measures its own batch, and saves what it measured in the folder that is named."""
+"""A script that torchrun starts on each rank.
+
+It measures its own batch, and saves what it measured in the folder that is named.
+"""
 
 import sys
 from pathlib import Path
@@ -14,6 +17,13 @@ if __name__ == "__main__":
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     model = DistributedDataParallel(between_linears(Block()))
-    profile = lflops.measure(model, torch.randn(1 + rank, length, hidden), backward=True, warmup=1, repeats=3, hardware=None)
+    profile = lflops.measure(
+        model,
+        torch.randn(1 + rank, length, hidden),
+        backward=True,
+        warmup=1,
+        repeats=3,
+        hardware=None,
+    )
     profile.save(Path(sys.argv[1]) / f"rank{rank}.profile.json")
     distributed.destroy_process_group()

@@ -1,4 +1,7 @@
-"""Traces written by hand, event by event, late in a quarter: nanoseconds in, a file as torch.profiler writes it out."""
+"""Traces written by hand, event by event, late in a quarter.
+
+Nanoseconds in, a file as torch.profiler writes it out.
+"""
 
 import gzip
 import json
@@ -43,10 +46,22 @@ class TraceByHand:
         self.events: list[dict[str, Any]] = []
         self._correlation = 0
 
-    def event(self, cat: str, name: str, start: int, end: int, *, tid: int = MAIN, pid: int = 5, **args: Any) -> dict[str, Any]:
+    def event(
+        self,
+        cat: str,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        tid: int = MAIN,
+        pid: int = 5,
+        **args: Any,
+    ) -> dict[str, Any]:
         """Any slice."""
         times = {"ts": Decimal(BEGIN + start) / 1000, "dur": Decimal(end - start) / 1000}
-        self.events.append({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args})
+        self.events.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args}
+        )
         return self.events[-1]
 
     def kernel(
@@ -63,17 +78,33 @@ class TraceByHand:
         cat: str = "kernel",
         **args: Any,
     ) -> int:
-        """A kernel, and the call that launched it if there is one. Returns the number that both have."""
+        """A kernel, and the call that launched it if there is one.
+
+        Returns the number that both have.
+        """
         self._correlation += 1
         of_both = {"correlation": self._correlation}
-        self.event(cat, name, start, end, pid=device, tid=stream, **{"device": device, "stream": stream, **of_both, **args})
+        self.event(
+            cat,
+            name,
+            start,
+            end,
+            pid=device,
+            tid=stream,
+            **{"device": device, "stream": stream, **of_both, **args},
+        )
         if launch is not None:
             self.event("cuda_runtime", call, *launch, tid=thread, **of_both)
         return self._correlation
 
     def copy(self, start: int, end: int, **more: Any) -> None:
         """A copy from the host to the device."""
-        self.kernel("Memcpy HtoD (Pinned -> Device)", start, end, **{"cat": "gpu_memcpy", "call": "cudaMemcpyAsync", **more})
+        self.kernel(
+            "Memcpy HtoD (Pinned -> Device)",
+            start,
+            end,
+            **{"cat": "gpu_memcpy", "call": "cudaMemcpyAsync", **more},
+        )
 
     def call(self, name: str, start: int, end: int, *, thread: int = MAIN) -> None:
         """A call of the runtime that launches nothing."""
@@ -95,7 +126,9 @@ class TraceByHand:
         """An operator of the host; all that is not a tensor has an empty shape."""
         if shapes is not None:
             args["Input Dims"] = shapes
-            args["Input type"] = types if types is not None else ["float" if shape else "Scalar" for shape in shapes]
+            args["Input type"] = (
+                types if types is not None else ["float" if shape else "Scalar" for shape in shapes]
+            )
             args["Concrete Inputs"] = values if values is not None else [""] * len(shapes)
         self.event("cpu_op", name, start, end, tid=thread, **args)
 
@@ -106,12 +139,17 @@ class TraceByHand:
     def text(self) -> bytes:
         """The file."""
         return msgspec.json.format(
-            msgspec.json.Encoder(decimal_format="number").encode({**self.header, "traceEvents": self.events}), indent=2
+            msgspec.json.Encoder(decimal_format="number").encode(
+                {**self.header, "traceEvents": self.events}
+            ),
+            indent=2,
         )
 
     def write(self, path: Path) -> Path:
         """Write the file, packed if its name says so."""
-        path.write_bytes(gzip.compress(self.text(), mtime=0) if path.suffix == ".gz" else self.text())
+        path.write_bytes(
+            gzip.compress(self.text(), mtime=0) if path.suffix == ".gz" else self.text()
+        )
         return path
 
     def read(self, folder: Path) -> RecordedTrace:
@@ -120,14 +158,36 @@ class TraceByHand:
 
 
 def small_gpu_trace(**header: Any) -> TraceByHand:
-    """Two steps of 1000 ns on a chip of the table: a product of 2 x 3 x 4, a copy, a collective, idle time of each usual kind."""
+    """Two steps of 1000 ns on a chip of the table.
+
+    A product of 2 x 3 x 4, a copy, a collective, idle time of each usual kind.
+    """
     device = {"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85018279936}
-    trace = TraceByHand(deviceProperties=[device], distributedInfo={"rank": 1, "world_size": 2}, **header)
+    trace = TraceByHand(
+        deviceProperties=[device], distributedInfo={"rank": 1, "world_size": 2}, **header
+    )
     for number, begin in enumerate((0, 1000)):
         trace.step(number, begin, begin + 1000)
-        trace.operator("aten::mm", begin + 50, begin + 150, shapes=[[2, 3], [3, 4]], types=["c10::BFloat16"] * 2)
-        trace.kernel("sm90_xmma_gemm_bf16bf16_f32", begin + 150, begin + 450, launch=(begin + 80, begin + 120))
-        trace.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", begin + 400, begin + 600, launch=(begin + 160, begin + 170), stream=9)
+        trace.operator(
+            "aten::mm",
+            begin + 50,
+            begin + 150,
+            shapes=[[2, 3], [3, 4]],
+            types=["c10::BFloat16"] * 2,
+        )
+        trace.kernel(
+            "sm90_xmma_gemm_bf16bf16_f32",
+            begin + 150,
+            begin + 450,
+            launch=(begin + 80, begin + 120),
+        )
+        trace.kernel(
+            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+            begin + 400,
+            begin + 600,
+            launch=(begin + 160, begin + 170),
+            stream=9,
+        )
         trace.copy(begin + 600, begin + 650, launch=(begin + 180, begin + 190))
     return trace
 

@@ -14,7 +14,10 @@ LARGEST_FILE = 2048
 
 
 class Watched(NamedTuple):
-    """What a training with a monitor leaves: the profiles, the files below the folder, and what the monitor warned of."""
+    """What a training with a monitor leaves.
+
+    The profiles, the files below the folder, and what the monitor warned of.
+    """
 
     profiles: list[Profile]
     files: list[str]
@@ -24,7 +27,9 @@ class Watched(NamedTuple):
 
 def on_a_full_disk(folder: Path) -> Watched:
     """No file gets longer than a little: this process's, Kineto's, or that of a process of ours."""
-    monitor = watching(on_error="warn", trace=True, html=True, dirpath=folder, output_file=folder / "summary.txt")
+    monitor = watching(
+        on_error="warn", trace=True, html=True, dirpath=folder, output_file=folder / "summary.txt"
+    )
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -48,6 +53,13 @@ def where_the_second_cannot_write(folder: Path) -> Watched:
     return _watched(monitor.profiles, own, warned, len(module.losses))
 
 
-def _watched(profiles: list[Profile], folder: Path, warned: list[warnings.WarningMessage], steps: int) -> Watched:
+def _watched(
+    profiles: list[Profile], folder: Path, warned: list[warnings.WarningMessage], steps: int
+) -> Watched:
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return Watched(profiles, files, [text for each in warned if (text := str(each.message)).startswith("FlopsMonitor")], steps)
+    return Watched(
+        profiles,
+        files,
+        [text for each in warned if (text := str(each.message)).startswith("FlopsMonitor")],
+        steps,
+    )

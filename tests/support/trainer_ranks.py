@@ -1,4 +1,6 @@
-"""Processes of one group that run Trainers, and what they train. As a script: a training that Lightning itself starts the ranks of.
+"""Processes of one group that run Trainers, and what they train.
+
+As a script: a training that Lightning itself starts the ranks of.
 
 python trainer_ranks.py FOLDER
 """
@@ -49,12 +51,20 @@ FEWER = FEW - 1
 
 
 class Ranks:
-    """Processes that know which rank each of them is, as a launcher tells it. What takes long to import is imported once for all."""
+    """Processes that know which rank each of them is, as a launcher tells it.
+
+    What takes long to import is imported once for all.
+    """
 
     def __init__(self, world: int) -> None:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
         self._ranks = [
-            ProcessPoolExecutor(1, mp_context=fork_context(), initializer=_stand, initargs=(place | {"LOCAL_RANK": str(rank)},))
+            ProcessPoolExecutor(
+                1,
+                mp_context=fork_context(),
+                initializer=_stand,
+                initargs=(place | {"LOCAL_RANK": str(rank)},),
+            )
             for rank in range(world)
         ]
 
@@ -102,7 +112,10 @@ class Layers(nn.Module):
 
 
 class Spread(LightningModule):
-    """Layers that are spread as the strategy wants it, with a record of the losses. Draws from every generator."""
+    """Layers that are spread as the strategy wants it, with a record of the losses.
+
+    Draws from every generator.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +127,9 @@ class Spread(LightningModule):
             return
         data, tensor = self.device_mesh["data_parallel"], self.device_mesh["tensor_parallel"]
         if tensor.size() > 1:
-            parallelize_module(self.net, tensor, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+            parallelize_module(
+                self.net, tensor, {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            )
         if data.size() > 1:
             for module in (self.net.up, self.net.down, self.net):
                 fully_shard(module, mesh=data)
@@ -131,16 +146,28 @@ class Spread(LightningModule):
 
     def facts(self) -> Facts:
         """What became of it on this rank."""
-        whole = {name: getattr(tensor, "to_local", lambda tensor=tensor: tensor)() for name, tensor in self.state_dict().items()}
-        return {"losses": self.losses, **{name: bits(tensor) for name, tensor in whole.items()}, **random_numbers()}
+        whole = {
+            name: getattr(tensor, "to_local", lambda tensor=tensor: tensor)()
+            for name, tensor in self.state_dict().items()
+        }
+        return {
+            "losses": self.losses,
+            **{name: bits(tensor) for name, tensor in whole.items()},
+            **random_numbers(),
+        }
 
 
 class Flat(DDPStrategy):
-    """As Lightning's `FSDPStrategy` on a device that it is not for: the LightningModule is within the outermost unit, layers are others."""
+    """As Lightning's `FSDPStrategy` on a device that it is not for.
+
+    The LightningModule is within the outermost unit, layers are others.
+    """
 
     def _setup_model(self, model: Any) -> Any:
         policy = functools.partial(size_based_auto_wrap_policy, min_num_params=100)
-        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True, auto_wrap_policy=policy)
+        return FullyShardedDataParallel(
+            model, device_id=torch.device("cpu"), use_orig_params=True, auto_wrap_policy=policy
+        )
 
 
 STRATEGIES: dict[str, tuple[int, int, Callable[[], Any]]] = {
@@ -148,7 +175,11 @@ STRATEGIES: dict[str, tuple[int, int, Callable[[], Any]]] = {
     "tensors": (1, 2, lambda: ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)),
     "shards": (2, 1, lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)),
     "flat shards": (2, 1, Flat),
-    "shards of tensors": (2, 2, lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2)),
+    "shards of tensors": (
+        2,
+        2,
+        lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=2),
+    ),
 }
 """By how many the data and the tensors are divided, and Lightning's strategy for that."""
 
@@ -158,21 +189,32 @@ def rank() -> int:
     return int(os.environ["LOCAL_RANK"])
 
 
-def train(name: str, *callbacks: Any, module: Spread | None = None, batches: int = BATCHES, **options: Any) -> Spread:
+def train(
+    name: str, *callbacks: Any, module: Spread | None = None, batches: int = BATCHES, **options: Any
+) -> Spread:
     """From the same beginning."""
     data, tensor, strategy = STRATEGIES[name]
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the global one is what models draw from
     module = Spread() if module is None else module
-    fit(module, *callbacks, batches=batches * data, strategy=strategy(), devices=data * tensor, **options)
+    fit(
+        module,
+        *callbacks,
+        batches=batches * data,
+        strategy=strategy(),
+        devices=data * tensor,
+        **options,
+    )
     return module
 
 
 class Draws(Callback):
     """Draws a number in the middle of the run, on the last rank alone."""
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == BATCHES // 2 and trainer.global_rank == trainer.world_size - 1:
             torch.rand(1)
 
@@ -191,7 +233,9 @@ def trained(name: str) -> Trained:
     """One after the other in the same processes: nothing of the first is in any cache."""
     first, later = watching(schedule=FIRST), watching(schedule=SOON)
     watched = [train(name, monitor).facts() for monitor in (first, later)]
-    return Trained(first.profiles, later.profiles, watched, train(name).facts(), train(name, Draws()).facts())
+    return Trained(
+        first.profiles, later.profiles, watched, train(name).facts(), train(name, Draws()).facts()
+    )
 
 
 def on_a_device(strategy: str) -> list[Profile]:
@@ -202,7 +246,10 @@ def on_a_device(strategy: str) -> list[Profile]:
 
 
 class Mixed(Spread):
-    """Multiplies what the first layer gave with itself: under tensor parallelism each rank does that with its own columns."""
+    """Multiplies what the first layer gave with itself.
+
+    Under tensor parallelism each rank does that with its own columns.
+    """
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
@@ -221,7 +268,10 @@ def mixed(*, told: bool) -> list[Profile]:
 
 
 class Ended(NamedTuple):
-    """How a training ended on a rank: by which error, after how many steps, and what the monitor tells of it."""
+    """How a training ended on a rank.
+
+    By which error, after how many steps, and what the monitor tells of it.
+    """
 
     error: str | None
     losses: int
@@ -229,15 +279,26 @@ class Ended(NamedTuple):
 
 
 def ended(deed: str, watched: bool) -> Ended:
-    """Train while the last rank comes to grief. Its process ends with its training, unless that goes on."""
-    gather.EXIT_SECONDS = 60.0  # nobody waits for so long: all have handed in what they have long before
+    """Train while the last rank comes to grief.
+
+    Its process ends with its training, unless that goes on.
+    """
+    gather.EXIT_SECONDS = (
+        60.0  # nobody waits for so long: all have handed in what they have long before
+    )
     module = Failing(deed) if deed in {"raises", "is killed"} else Spread()
     units = _raising if deed == "cannot be watched" and rank() else None
     monitor = watching(schedule=SOON, gather_timeout=GIVEN[deed], on_error="warn", units=units)
     more = [Leaving()] if deed == "is killed at the end" else []
     error = None
     try:
-        train("ddp", *more, *([monitor] if watched else []), module=module, batches=FEWER if more else FEW)
+        train(
+            "ddp",
+            *more,
+            *([monitor] if watched else []),
+            module=module,
+            batches=FEWER if more else FEW,
+        )
     except Exception as left:  # noqa: BLE001 - whatever it is, it is what is asked for
         error = type(left).__name__
         if rank():
@@ -245,7 +306,12 @@ def ended(deed: str, watched: bool) -> Ended:
     return Ended(error, len(module.losses), monitor.profiles)
 
 
-GIVEN = {"raises": 100.0, "is killed": 100.0, "cannot be watched": 100.0, "is killed at the end": 4.0}
+GIVEN = {
+    "raises": 100.0,
+    "is killed": 100.0,
+    "cannot be watched": 100.0,
+    "is killed at the end": 4.0,
+}
 """Seconds: where nobody is to be waited for as many as would fail the test, else a few."""
 
 
@@ -300,12 +366,24 @@ class Validated(NamedTuple):
 
 
 def validated(batches: tuple[int, int], folder: Path) -> Validated:
-    """Train and validate, three times within the fit. The folder outlives it: a rank whose report nobody takes keeps it there."""
+    """Train and validate, three times within the fit.
+
+    The folder outlives it: a rank whose report nobody takes keeps it there.
+    """
     schedule = Schedule(wait=1, warmup=1, active=1)
-    monitor = watching(schedule=schedule, stages=("train", "validate"), gather_timeout=float(SECONDS), dirpath=folder)
+    monitor = watching(
+        schedule=schedule,
+        stages=("train", "validate"),
+        gather_timeout=float(SECONDS),
+        dirpath=folder,
+    )
     options = {"use_distributed_sampler": False, "val_check_interval": 4, "num_sanity_val_steps": 0}
-    # The first of all trainings in a process draws other numbers than those that follow, watched or not.
-    _, watched, alone = (train("ddp", *each, module=Uneven(batches), batches=6, **options).facts() for each in ([], [monitor], []))
+    # The first of all trainings in a process draws other numbers than those that follow, watched or
+    # not.
+    _, watched, alone = (
+        train("ddp", *each, module=Uneven(batches), batches=6, **options).facts()
+        for each in ([], [monitor], [])
+    )
     return Validated(monitor.profiles, watched, alone)
 
 
@@ -316,7 +394,9 @@ class Reader(Callback):
         self.monitor = monitor
         self.told = 0
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.told = len(self.monitor.profiles)
 
 
@@ -328,7 +408,9 @@ def told_meanwhile() -> int:
     class Waiting(Callback):
         """Has patience for what is under way, as a step that takes long."""
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             results = monitor._run._results
             if results is not None and results._gather is not None:
                 for job in results._gather._jobs:

@@ -52,21 +52,33 @@ class OneConnection(Store):
 
 @cache
 def join() -> OneConnection:
-    """Make the group, before Lightning would. The first rank's store is the server of both: the cache keeps it until the process ends."""
+    """Make the group, before Lightning would.
+
+    The first rank's store is the server of both: the cache keeps it until the process ends.
+    """
     port = int(os.environ["MASTER_PORT"])
-    store = OneConnection(TCPStore("127.0.0.1", port, 2, rank() == 0, timeout=timedelta(seconds=SECONDS)))
-    distributed.init_process_group("gloo", store=store, rank=rank(), world_size=2, timeout=timedelta(seconds=SECONDS))
+    store = OneConnection(
+        TCPStore("127.0.0.1", port, 2, rank() == 0, timeout=timedelta(seconds=SECONDS))
+    )
+    distributed.init_process_group(
+        "gloo", store=store, rank=rank(), world_size=2, timeout=timedelta(seconds=SECONDS)
+    )
     return store
 
 
 def without_a_store(folder: Path) -> tuple[list[Profile], list[str]]:
-    """What the monitor tells, and warns of. Both ranks close the window at the same step: at the end."""
+    """What the monitor tells, and warns of.
+
+    Both ranks close the window at the same step: at the end.
+    """
     join()
     monitor = watching(schedule=SOON, dirpath=folder)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         train("ddp", monitor, batches=FEW)
-    return monitor.profiles, [said for each in warned if (said := str(each.message)).startswith("FlopsMonitor")]
+    return monitor.profiles, [
+        said for each in warned if (said := str(each.message)).startswith("FlopsMonitor")
+    ]
 
 
 class Killed(Spread):
@@ -88,7 +100,10 @@ def without_the_first(folder: Path) -> str:
 
 
 class Refusing:
-    """Stands before a store's server, and lets one connection through: a machine that allows no second one."""
+    """Stands before a store's server, and lets one connection through.
+
+    A machine that allows no second one.
+    """
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -113,16 +128,25 @@ def _pass_on(one: socket.socket, other: socket.socket) -> None:
 def on_a_refused_connection() -> tuple[list[Profile], timedelta, int]:
     """What the monitor tells, the timeout of the group's store afterwards, and the steps that the training made.
 
-    The second rank's way to the store refuses what comes after the group's own connection. The group waits for an hour.
+    The second rank's way to the store refuses what comes after the group's own connection. The
+    group waits for an hour.
     """
     hour = timedelta(hours=1)
-    server = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, is_master=True, wait_for_workers=False) if rank() == 0 else None
+    server = (
+        TCPStore(
+            "127.0.0.1", int(os.environ["MASTER_PORT"]), 2, is_master=True, wait_for_workers=False
+        )
+        if rank() == 0
+        else None
+    )
     port = int(os.environ["MASTER_PORT"])
     while server is None:
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port)).close()
             break
-    store = server or TCPStore("127.0.0.1", Refusing(port).port, 2, is_master=False, wait_for_workers=False)
+    store = server or TCPStore(
+        "127.0.0.1", Refusing(port).port, 2, is_master=False, wait_for_workers=False
+    )
     store.set_timeout(hour)
     distributed.init_process_group("gloo", store=store, rank=rank(), world_size=2, timeout=hour)
     monitor = watching(schedule=SOON, gather_timeout=6.0, on_error="warn")

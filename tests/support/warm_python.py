@@ -1,7 +1,10 @@
-"""Python for scripts that each want a process to themselves: one loads torch, and each script begins in a fork of it.
+"""Python for scripts that each want a process to themselves.
 
-To the script that is a fresh interpreter that has imported torch and run nothing. It begins in milliseconds, where torch takes seconds, and
-ends as every program does, with all that its libraries do then. `python -m tests.support.warm_python` is that one, and reads requests.
+One loads torch, and each script begins in a fork of it.
+
+To the script that is a fresh interpreter that has imported torch and run nothing. It begins in
+milliseconds, where torch takes seconds, and ends as every program does, with all that its libraries
+do then. `python -m tests.support.warm_python` is that one, and reads requests.
 """
 
 import gc
@@ -22,7 +25,10 @@ from tests.support.repository import ROOT
 SECONDS = 900
 """After which a script is killed."""
 LOADED = ("torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torchmetrics")
-"""What takes long, of others. Lightning loads the last one, and that loads transformers where they are installed."""
+"""What takes long, of others.
+
+Lightning loads the last one, and that loads transformers where they are installed.
+"""
 
 
 class Script(NamedTuple):
@@ -42,7 +48,10 @@ class Ended(NamedTuple):
 
 
 class WarmPython:
-    """The program that loads once, and runs scripts when it is asked to. It starts with the first of them."""
+    """The program that loads once, and runs scripts when it is asked to.
+
+    It starts with the first of them.
+    """
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[str] | None = None
@@ -62,30 +71,49 @@ class WarmPython:
         """Run them at once, each in its process, and wait for all."""
         if self._server is None:
             command = [sys.executable, "-m", "tests.support.warm_python"]
-            # torch would load lflops as one of its backends, and a script has its own folder to load it from.
+            # torch would load lflops as one of its backends, and a script has its own folder to
+            # load it from.
             environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-            self._server = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self._server = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
             request = {
                 "folder": folder,
                 "environment": dict(os.environ),
-                "scripts": [(script.code, [str(each) for each in script.arguments], str(script.path)) for script in scripts],
+                "scripts": [
+                    (script.code, [str(each) for each in script.arguments], str(script.path))
+                    for script in scripts
+                ],
             }
             print(json.dumps(request), file=self._server.stdin, flush=True)
             statuses = json.loads(self._server.stdout.readline())
-            printed = [[Path(folder, f"{name}{number}").read_text("utf-8") for name in ("out", "err")] for number in range(len(scripts))]
+            printed = [
+                [Path(folder, f"{name}{number}").read_text("utf-8") for name in ("out", "err")]
+                for number in range(len(scripts))
+            ]
         return [Ended(status, *texts) for status, texts in zip(statuses, printed, strict=True)]
 
 
 def asked() -> str | None:
-    """A script's text, in the process that is to run it; None in the one that runs none, when its input ends."""
+    """A script's text, in the process that is to run it.
+
+    None in the one that runs none, when its input ends.
+    """
     for line in sys.stdin:
         request = json.loads(line)
         children = []
         for number, (code, arguments, path) in enumerate(request["scripts"]):
-            with warnings.catch_warnings(action="ignore"):  # Python 3.12 warns of threads; those of torch's libraries wait for work
+            with warnings.catch_warnings(
+                action="ignore"
+            ):  # Python 3.12 warns of threads; those of torch's libraries wait for work
                 child = os.fork()
             if not child:
                 os.environ.clear()
@@ -104,7 +132,9 @@ def asked() -> str | None:
 
 def _redirect(folder: Path, number: int) -> None:
     """Read from nowhere, and write into the files that the one who asked reads."""
-    for target, name in enumerate([Path(os.devnull), folder / f"out{number}", folder / f"err{number}"]):
+    for target, name in enumerate(
+        [Path(os.devnull), folder / f"out{number}", folder / f"err{number}"]
+    ):
         opened = os.open(name, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, target)
         os.close(opened)

@@ -10,7 +10,12 @@ from tests.support.repository import ROOT
 
 def unpacked_wheel(folder: Path) -> Path:
     """Build a wheel and unpack it there."""
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
     (wheel,) = folder.glob("*.whl")
     ZipFile(wheel).extractall(folder)
     return folder

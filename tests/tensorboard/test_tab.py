@@ -71,11 +71,19 @@ def server(logdir: Path, request: pytest.FixtureRequest) -> Iterator[Board]:
 
 
 def test_what_can_be_shown_is_listed_and_what_cannot_is_named(server: Board) -> None:
-    """The unreadable, the future and the foreign one with the reason; the windows beside them all the same."""
+    """The unreadable, the future and the foreign one with the reason.
+
+    The windows beside them all the same.
+    """
     found = server.windows(expected=4 + len(PROBLEMS))
     assert PROBLEMS == sorted(found["problems"])
     places = {(each["run"], each["tag"], each["step"]) for each in found["windows"]}
-    assert {("good", "lflops/fit/profile", 8), ("good", "lflops/fit/profile", 9), ("bad", "mixed", 2), ("bad", "bare", 0)} == places
+    assert {
+        ("good", "lflops/fit/profile", 8),
+        ("good", "lflops/fit/profile", 9),
+        ("bad", "mixed", 2),
+        ("bad", "bare", 0),
+    } == places
 
 
 def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) -> None:
@@ -83,17 +91,26 @@ def test_what_is_listed_has_the_figures_that_it_is_followed_by(server: Board) ->
     found = server.windows(expected=4 + len(PROBLEMS))
     shown = found["windows"][0]["head"]
     figures = shown["figures"]
-    assert (8, "window 0, step 8", "fit", "ddp", 2) == tuple(shown[name] for name in ("step", "when", "kind", "strategy", "ranks"))
+    assert (8, "window 0, step 8", "fit", "ddp", 2) == tuple(
+        shown[name] for name in ("step", "when", "kind", "strategy", "ranks")
+    )
     assert {"achieved", "samples/s", "step", "data", "peak live memory"} == figures.keys()
-    assert (pytest.approx(4 / 3e-3), 3e-3, 3000) == tuple(figures[label] for label in ("samples/s", "step", "peak live memory"))
+    assert (pytest.approx(4 / 3e-3), 3e-3, 3000) == tuple(
+        figures[label] for label in ("samples/s", "step", "peak live memory")
+    )
 
 
 def test_a_window_comes_as_it_was_logged(server: Board, logdir: Path) -> None:
-    """Deflated where the browser takes that, else inflated; its traces are named as they are reached from the run's folder."""
+    """Deflated where the browser takes that, else inflated.
+
+    Its traces are named as they are reached from the run's folder.
+    """
     server.windows(expected=4 + len(PROBLEMS))
     logged = msgspec.json.encode(payload(analyze(small_profile()), logdir / "good"))
     for accept, sent in ("identity", logged), ("gzip, deflate", packed(logged)):
-        status, headers, body = server.get("window", run="good", tag="lflops/fit/profile", step=8, accept=accept)
+        status, headers, body = server.get(
+            "window", run="good", tag="lflops/fit/profile", step=8, accept=accept
+        )
         assert (200, "application/json", sent) == (status, headers["Content-Type"], body)
         assert ("deflate" if sent is not logged else None) == headers.get("Content-Encoding")
 
@@ -104,9 +121,13 @@ def test_the_timeline_of_a_window_comes_by_itself(server: Board) -> None:
     analysis = analyze(small_profile())
     logged = msgspec.json.encode(timeline(analysis, payload(analysis).memory))
     for accept, sent in ("identity", logged), ("gzip, deflate", packed(logged)):
-        status, _, body = server.get("timeline", run="good", tag="lflops/fit/profile", step=8, accept=accept)
+        status, _, body = server.get(
+            "timeline", run="good", tag="lflops/fit/profile", step=8, accept=accept
+        )
         assert (200, sent) == (status, body)
-    assert (404, b"it has no timeline") == server.get("timeline", run="bad", tag="bare", step=0)[::2]
+    assert (404, b"it has no timeline") == server.get("timeline", run="bad", tag="bare", step=0)[
+        ::2
+    ]
     assert 404 == server.get("timeline", run="good", tag="lflops/fit/profile", step=7)[0]
 
 
@@ -115,7 +136,11 @@ def test_a_window_that_cannot_be_shown_is_refused(server: Board) -> None:
     server.windows(expected=4 + len(PROBLEMS))
     status, _, body = server.get("window", run="bad", tag="large", step=0)
     assert (422, f"it inflates to more than {LARGEST} bytes".encode()) == (status, body)
-    for run, tag, step in (("good", "lflops/fit/profile", 7), ("../..", "/etc/passwd", 0), ("", "", "x")):
+    for run, tag, step in (
+        ("good", "lflops/fit/profile", 7),
+        ("../..", "/etc/passwd", 0),
+        ("", "", "x"),
+    ):
         assert 404 == server.get("window", run=run, tag=tag, step=step)[0]
 
 
@@ -124,8 +149,13 @@ def test_two_windows_are_compared(server: Board, logdir: Path) -> None:
     server.windows(expected=4 + len(PROBLEMS))
     logged = msgspec.json.encode(payload(analyze(small_profile()), logdir / "good"))
     before = {"before_run": "good", "before_tag": "lflops/fit/profile", "before_step": 8}
-    for accept, sent in ("identity", compared_windows(logged, logged)), ("deflate", packed(compared_windows(logged, logged))):
-        status, headers, body = server.get("compare", **before, run="bad", tag="mixed", step=2, accept=accept)
+    for accept, sent in (
+        ("identity", compared_windows(logged, logged)),
+        ("deflate", packed(compared_windows(logged, logged))),
+    ):
+        status, headers, body = server.get(
+            "compare", **before, run="bad", tag="mixed", step=2, accept=accept
+        )
         assert (200, "application/json", sent) == (status, headers["Content-Type"], body)
 
 
@@ -133,22 +163,45 @@ def test_windows_that_cannot_be_compared_are_refused(server: Board) -> None:
     """With the reason, which names the window; one that is not there is not found."""
     server.windows(expected=4 + len(PROBLEMS))
     good = {"run": "good", "tag": "lflops/fit/profile", "step": 8}
-    for tag, problem in ("cut", "is unreadable: its end is missing"), ("other", "is no summary of lflops"):
+    for tag, problem in (
+        ("cut", "is unreadable: its end is missing"),
+        ("other", "is no summary of lflops"),
+    ):
         other = {"run": "bad", "tag": tag, "step": 0}
         for before, after in (good, other), (other, good):
-            status, _, body = server.get("compare", **{f"before_{name}": each for name, each in before.items()}, **after)
+            status, _, body = server.get(
+                "compare", **{f"before_{name}": each for name, each in before.items()}, **after
+            )
             assert (422, f"{tag} of run bad, step 0 {problem}".encode()) == (status, body)
-    status, _, body = server.get("compare", **{f"before_{name}": each for name, each in good.items()}, run="bad", tag="bare", step=0)
-    assert (422, b"they lack what a comparison needs: Object missing required field `modules`") == (status, body)
-    assert 404 == server.get("compare", **good)[0] == server.get("compare", **good, before_run="good", before_tag="x", before_step=8)[0]
+    status, _, body = server.get(
+        "compare",
+        **{f"before_{name}": each for name, each in good.items()},
+        run="bad",
+        tag="bare",
+        step=0,
+    )
+    assert (422, b"they lack what a comparison needs: Object missing required field `modules`") == (
+        status,
+        body,
+    )
+    assert (
+        404
+        == server.get("compare", **good)[0]
+        == server.get("compare", **good, before_run="good", before_tag="x", before_step=8)[0]
+    )
 
 
 def test_the_page_s_files_are_served_and_no_others(server: Board) -> None:
     """The style sheet as it is, and one script with all modules that the entry imports, which gives TensorBoard `render`."""
     style = (ROOT / "lflops" / "page" / "shell" / "style.css").read_bytes()
-    (sheet, sheet_headers, sent), (status, headers, script) = server.get("shell/style.css"), server.get("entry/tensorboard.js")
+    (sheet, sheet_headers, sent), (status, headers, script) = (
+        server.get("shell/style.css"),
+        server.get("entry/tensorboard.js"),
+    )
     assert (200, 200, style) == (sheet, status, sent)
-    assert ["text/css", "text/javascript"] == [each["Content-Type"].partition(";")[0] for each in (sheet_headers, headers)]
+    assert ["text/css", "text/javascript"] == [
+        each["Content-Type"].partition(";")[0] for each in (sheet_headers, headers)
+    ]
     assert script.decode().endswith("export const { render } = $entry_tensorboard;\n")
     assert b"const $shell_app = (() => {" in script
     assert b"\nimport " not in script
@@ -163,11 +216,22 @@ def test_tensorboard_shows_the_tab_by_the_entry_point() -> None:
 
 
 def test_the_tab_loads_nothing_that_it_does_not_need() -> None:
-    """What only training needs may be missing: plugins are loaded outside of any `try`. Comparing needs msgspec."""
+    """What only training needs may be missing: plugins are loaded outside of any `try`.
+
+    Comparing needs msgspec.
+    """
     heavy = {"torch", "lightning", "pytorch_lightning", "rich", "matplotlib", "msgspec"}
-    for module, needed in ("lflops.tensorboard.tab", set()), ("lflops.report.payload.compare", {"msgspec"}):
+    for module, needed in (
+        ("lflops.tensorboard.tab", set()),
+        ("lflops.report.payload.compare", {"msgspec"}),
+    ):
         code = f"import sys; import {module}; print(*{heavy - needed} & sys.modules.keys())"
-        assert "" == subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+        assert (
+            ""
+            == subprocess.run(
+                [sys.executable, "-c", code], check=True, capture_output=True, text=True
+            ).stdout.strip()
+        )
 
 
 def test_a_payload_is_read_back() -> None:
@@ -189,7 +253,14 @@ def test_what_is_no_payload_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize(
     "written",
-    [b"[1]", b"null", b'{"figures":', b'{"figures":{"step":1' + b"0" * 400 + b"}}", b'{"a":' * 600 + b"1", b"\xff"],
+    [
+        b"[1]",
+        b"null",
+        b'{"figures":',
+        b'{"figures":{"step":1' + b"0" * 400 + b"}}",
+        b'{"a":' * 600 + b"1",
+        b"\xff",
+    ],
 )
 def test_what_is_no_head_shows_nothing(written: bytes) -> None:
     """Whatever stands where it would be; nor does that of a payload that has none."""
@@ -218,7 +289,10 @@ def test_a_writer_that_is_none_is_refused(tmp_path: Path) -> None:
     writer = SummaryWriter(tmp_path)
     writer.close()
     for given in (writer, None):
-        with pytest.raises(TypeError, match=f"writer={type(given).__name__}: give a torch.utils.tensorboard.SummaryWriter"):
+        with pytest.raises(
+            TypeError,
+            match=f"writer={type(given).__name__}: give a torch.utils.tensorboard.SummaryWriter",
+        ):
             lflops.tensorboard.log(given, small_profile(), 0)
 
 
@@ -238,9 +312,17 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     (logs / "bad" / f"folder_{NAME}").mkdir()
     os.mkfifo(logs / "bad" / f"pipe_{NAME}")
     with SummaryWriter(logs / "good") as writer:
-        lflops.tensorboard.log(writer, replace(small_profile(), trace=Trace(files={"0": str(trace)})), 8)
+        lflops.tensorboard.log(
+            writer, replace(small_profile(), trace=Trace(files={"0": str(trace)})), 8
+        )
     with SummaryWriter(logs / "bad") as writer:
-        write(writer, "asks", packed(json.dumps({"lflops": 3, "traces": [{"file": file} for file in REFUSED]}).encode()))
+        write(
+            writer,
+            "asks",
+            packed(
+                json.dumps({"lflops": 3, "traces": [{"file": file} for file in REFUSED]}).encode()
+            ),
+        )
         write(writer, "odd", packed(b'{"lflops":3,"traces":[3,{"file":3},{}]}'))
         write(writer, "none", packed(b'{"lflops":3}'))
         write(writer, "cut", packed(SMALL)[:-9])
@@ -259,7 +341,10 @@ REFUSED = {
     f"folder_{NAME}": (403, b"what the summary names is no file"),
     f"pipe_{NAME}": (403, b"what the summary names is no file"),
     f"a\r\nb: c{NAME}": (403, b"what the summary names is no trace"),
-    f"missing_{NAME}": (404, b"the trace is not there, or not yet: it is written in the background"),
+    f"missing_{NAME}": (
+        404,
+        b"the trace is not there, or not yet: it is written in the background",
+    ),
     f"round_{NAME}": (404, b"the trace is not there, or not yet: it is written in the background"),
     f"a\0b/{NAME}": (404, b"the trace is not there, or not yet: it is written in the background"),
 }
@@ -268,7 +353,9 @@ REFUSED = {
 
 def test_a_trace_is_served_by_the_summary_s_name(traced: Board) -> None:
     """As it is, to be saved under its own name."""
-    status, headers, body = traced.get("trace", run="good", tag="lflops/fit/profile", step=8, index=0)
+    status, headers, body = traced.get(
+        "trace", run="good", tag="lflops/fit/profile", step=8, index=0
+    )
     assert (200, TRACE, str(len(TRACE))) == (status, body, headers["Content-Length"])
     assert f'attachment; filename="{NAME}"' == headers["Content-Disposition"]
 
@@ -281,19 +368,32 @@ def test_a_trace_that_is_none_or_elsewhere_is_refused(traced: Board, index: int)
 
 
 def test_a_request_names_no_file(traced: Board) -> None:
-    """It says which of a summary's it wants. What a summary holds that is no list of files is refused as well."""
+    """It says which of a summary's it wants.
+
+    What a summary holds that is no list of files is refused as well.
+    """
     for run in ("../..", "/etc", "good/../good", "", "bad/linked"):
         assert 404 == traced.get("trace", run=run, tag="lflops/fit/profile", step=8, index=0)[0]
     for index in ("1", "-1", "", "x", "²", "0" * 9, NAME, f"../../{NAME}"):
-        assert 404 == traced.get("trace", run="good", tag="lflops/fit/profile", step=8, index=index, file=NAME)[0]
+        assert (
+            404
+            == traced.get(
+                "trace", run="good", tag="lflops/fit/profile", step=8, index=index, file=NAME
+            )[0]
+        )
     assert 404 == traced.get("trace", run="good", tag="lflops/fit/profile", step=8)[0]
-    assert [403, 403, 403, 404] == [traced.get("trace", run="bad", tag="odd", step=0, index=index)[0] for index in range(4)]
+    assert [403, 403, 403, 404] == [
+        traced.get("trace", run="bad", tag="odd", step=0, index=index)[0] for index in range(4)
+    ]
     assert 404 == traced.get("trace", run="bad", tag="none", step=0, index=0)[0]
     assert 403 == traced.get("trace", run="bad", tag="cut", step=0, index=0)[0]
 
 
 def test_an_absolute_name_is_held_to_the_same(tmp_path: Path) -> None:
-    """Elsewhere it is refused, by whichever way it is named; below the log directory it is what it is."""
+    """Elsewhere it is refused, by whichever way it is named.
+
+    Below the log directory it is what it is.
+    """
     logs = tmp_path / "logs"
     logs.mkdir()
     for folder in (logs, tmp_path):

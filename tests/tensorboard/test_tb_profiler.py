@@ -1,4 +1,7 @@
-"""torch-tb-profiler 0.4.3, asked over HTTP as its page asks: what it shows of the copies that are made for it."""
+"""torch-tb-profiler 0.4.3, asked over HTTP as its page asks.
+
+What it shows of the copies that are made for it.
+"""
 
 import importlib.util
 import json
@@ -18,7 +21,9 @@ from tests.trace.test_convert import STEP, event, module
 
 pytestmark = [
     *LIGHTNINGS_WARNINGS,
-    pytest.mark.skipif(importlib.util.find_spec("torch_tb_profiler") is None, reason="needs torch_tb_profiler"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch_tb_profiler") is None, reason="needs torch_tb_profiler"
+    ),
 ]
 
 BATCHES = 3
@@ -31,7 +36,14 @@ LATE = {f"after-{moment // DAY}-days": moment for moment in MOMENTS.values()}
 OPERATOR = event("aten::mm", "cpu_op", 10, 20, **{"External id": 1})
 LAUNCH = event("cudaLaunchKernel", "cuda_runtime", 15, 5, correlation=7, **{"External id": 1})
 KERNEL = event(
-    "gemm", "kernel", 30, 50, thread=7, correlation=7, device=0, **{"External id": 1, "blocks per SM": 1, "est. achieved occupancy %": 50}
+    "gemm",
+    "kernel",
+    30,
+    50,
+    thread=7,
+    correlation=7,
+    device=0,
+    **{"External id": 1, "blocks per SM": 1, "est. achieved occupancy %": 50},
 )
 AGAIN = event("ProfilerStep#0", "gpu_user_annotation", 30, 50, thread=7)
 """A product of the head's, and what CUDA would tell of it."""
@@ -41,11 +53,18 @@ AGAIN = event("ProfilerStep#0", "gpu_user_annotation", 30, 50, thread=7)
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training on a CPU as the callback leaves it, copies of its trace at other moments, and a trace of a device."""
     logs = tmp_path_factory.mktemp("logs")
-    monitor = watching(trace=True, profile_memory=True, dirpath=logs / "cpu", schedule=Schedule(wait=3, warmup=1, active=BATCHES))
+    monitor = watching(
+        trace=True,
+        profile_memory=True,
+        dirpath=logs / "cpu",
+        schedule=Schedule(wait=3, warmup=1, active=BATCHES),
+    )
     fit(Classifier(), monitor)
     (written := logs / "cuda" / "host_0.1.pt.trace.json").parent.mkdir()
     events = [STEP, AGAIN, module("head", "forward", 5, 35), OPERATOR, LAUNCH, KERNEL]
-    written.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}))
+    written.write_text(
+        json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events})
+    )
     compat(written)
     (recorded,) = (logs / TRUE).iterdir()
     for run, moment in LATE.items():
@@ -82,14 +101,25 @@ def lies_in(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
 
 
 def recorded_calls(logs: Path) -> Counter[str]:
-    """How often the trace has each operator. One that does nothing but call another of its name is one with it, as in every table."""
+    """How often the trace has each operator.
+
+    One that does nothing but call another of its name is one with it, as in every table.
+    """
     (trace,) = (logs / TRUE).iterdir()
-    spans = [(each["name"], each["tid"], *span(each)) for each in exact(trace)["traceEvents"] if each.get("cat") == "cpu_op"]
+    spans = [
+        (each["name"], each["tid"], *span(each))
+        for each in exact(trace)["traceEvents"]
+        if each.get("cat") == "cpu_op"
+    ]
     found = Counter(name for name, *_ in spans)
     for each in spans:
         within = [other for other in spans if other != each and lies_in(other, each)]
         outer = max(within, key=lambda other: other[3] - other[2], default=None)
-        if outer is not None and outer[0] == each[0] and all(lies_in(other, outer) for other in within):
+        if (
+            outer is not None
+            and outer[0] == each[0]
+            and all(lies_in(other, outer) for other in within)
+        ):
             found[each[0]] -= 1
     return found
 
@@ -103,7 +133,10 @@ def places(rows: Any, *above: str) -> dict[tuple[str, ...], Any]:
 
 
 def test_a_run_has_all_views_that_a_trace_of_a_cpu_can_fill(shown: Board) -> None:
-    """The copy beside the trace, which has those that need nothing of us; in a list the copy comes first."""
+    """The copy beside the trace, which has those that need nothing of us.
+
+    In a list the copy comes first.
+    """
     runs = shown.json("runs")["runs"]
     assert [COPY, TRUE] == [run for run in runs if run.startswith("cpu")]
     assert ["Overview", "Operator", "Trace", "Memory", "Module"] == shown.json("views", run=COPY)
@@ -118,17 +151,28 @@ def test_the_overview_has_a_row_for_each_batch_with_the_data_loader_s_time(shown
     assert {0} == {row["DataLoader"] for row in true}
     for row, plain in zip(copied, true, strict=True):
         parts = "DataLoader", "CPU Exec", "Other"
-        assert sum(row[part] for part in parts) == pytest.approx(sum(plain[part] for part in parts), abs=0.01)
+        assert sum(row[part] for part in parts) == pytest.approx(
+            sum(plain[part] for part in parts), abs=0.01
+        )
 
 
 @pytest.mark.parametrize("run", [COPY, *(f"{run}/compat-window" for run in LATE)])
 def test_the_operators_are_those_of_the_trace(run: str, shown: Board, logs: Path) -> None:
-    """As often, backward of what is in no module among them: two products forward in a batch, three backward, and a loss.
+    """As often, backward of what is in no module among them.
+
+    Two products forward in a batch, three backward, and a loss.
 
     Whenever in a quarter the trace is recorded.
     """
-    copied = {row["name"]: row["calls"] for row in asked(shown, "operation/table", run, group_by="Operation")["data"]}
-    assert (2 * BATCHES, 3 * BATCHES, BATCHES) == (copied["aten::addmm"], copied["aten::mm"], copied["NllLossBackward0"])
+    copied = {
+        row["name"]: row["calls"]
+        for row in asked(shown, "operation/table", run, group_by="Operation")["data"]
+    }
+    assert (2 * BATCHES, 3 * BATCHES, BATCHES) == (
+        copied["aten::addmm"],
+        copied["aten::mm"],
+        copied["NllLossBackward0"],
+    )
     assert recorded_calls(logs) == copied
 
 
@@ -136,17 +180,32 @@ def test_the_modules_have_our_names(shown: Board) -> None:
     """Without a stack of Python's: forward as the modules call each other, and backward."""
     found = places(asked(shown, "module")["data"])
     names = "body.0 (Linear)", "body.1 (ReLU)", "body.2 (Dropout)"
-    forward = {("body (Sequential)",), ("head (Linear)",), *(("body (Sequential)", name) for name in names)}
-    backward = {("backward", f"{name} backward") for name in ("(model) (Classifier)", "head (Linear)", *names)}
+    forward = {
+        ("body (Sequential)",),
+        ("head (Linear)",),
+        *(("body (Sequential)", name) for name in names),
+    }
+    backward = {
+        ("backward", f"{name} backward")
+        for name in ("(model) (Classifier)", "head (Linear)", *names)
+    }
     assert forward | backward | {("backward",)} == found.keys()
     assert {BATCHES} == {row["occurences"] for row in found.values()}
     body = found["body (Sequential)",]
-    assert body["host_duration"] >= sum(found["body (Sequential)", name]["host_duration"] for name in names) > 0
+    assert (
+        body["host_duration"]
+        >= sum(found["body (Sequential)", name]["host_duration"] for name in names)
+        > 0
+    )
 
 
 def test_the_trace_and_the_memory_are_there(shown: Board) -> None:
     """The trace with the modules' tracks; memory by operator, and as a curve."""
-    drawn = {each["name"] for each in asked(shown, "trace")["traceEvents"] if each.get("cat") == "lflops_module"}
+    drawn = {
+        each["name"]
+        for each in asked(shown, "trace")["traceEvents"]
+        if each.get("cat") == "lflops_module"
+    }
     assert {"body", "body.0", "body.1", "body.2", "head", "(model)"} == drawn
     assert asked(shown, "memory")["rows"]["CPU"]
     assert asked(shown, "memory_curve")["rows"]["CPU"]
@@ -154,10 +213,19 @@ def test_the_trace_and_the_memory_are_there(shown: Board) -> None:
 
 
 def test_the_device_s_time_is_the_operator_s_and_the_module_s(shown: Board) -> None:
-    """50 µs of a kernel, of which the trace itself tells it nothing; a step is one, though the device shows it again."""
-    assert ["Overview", "Operator", "Kernel", "Trace", "Module"] == shown.json("views", run=ON_DEVICE)
+    """50 µs of a kernel, of which the trace itself tells it nothing.
+
+    A step is one, though the device shows it again.
+    """
+    assert ["Overview", "Operator", "Kernel", "Trace", "Module"] == shown.json(
+        "views", run=ON_DEVICE
+    )
     (operator,) = asked(shown, "operation/table", ON_DEVICE, group_by="Operation")["data"]
-    assert ("aten::mm", 50, 50) == (operator["name"], operator["device_total_duration"], operator["device_self_duration"])
+    assert ("aten::mm", 50, 50) == (
+        operator["name"],
+        operator["device_total_duration"],
+        operator["device_self_duration"],
+    )
     (plain,) = asked(shown, "operation/table", "cuda", group_by="Operation")["data"]
     assert 0 == plain["device_total_duration"]
     (row,) = asked(shown, "module", ON_DEVICE)["data"]

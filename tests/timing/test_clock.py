@@ -1,4 +1,7 @@
-"""What other processes took of the CPU. Clocks of devices are tried in `tests/simulated/test_clocks.py`."""
+"""What other processes took of the CPU.
+
+Clocks of devices are tried in `tests/simulated/test_clocks.py`.
+"""
 
 from pathlib import Path
 
@@ -35,8 +38,13 @@ def test_cpu_time_is_lost_to_others_and_not_to_own_threads(
     assert lost == pytest.approx(watch.lost()) if lost is not None else watch.lost() is None
 
 
-def test_a_file_that_says_nothing_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three threads one has ended, two have waited for 2 and 3 s; without the folder nothing is known."""
+def test_a_file_that_says_nothing_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three threads one has ended, two have waited for 2 and 3 s.
+
+    Without the folder nothing is known.
+    """
     for thread, waited in {"1": "2000000000", "2": "3000000000", "3": None}.items():
         tmp_path.joinpath(thread).mkdir()
         if waited:
@@ -48,13 +56,22 @@ def test_a_file_that_says_nothing_is_unknown(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_own_clock_stands_still_while_others_have_the_core() -> None:
-    """Marks take from 1.0 to 1.5 and from 4.0 to 4.5 s. Of the 2.5 s between them others had 0.5; where that is unknown, none is theirs."""
+    """Marks take from 1.0 to 1.5 and from 4.0 to 4.5 s.
+
+    Of the 2.5 s between them others had 0.5; where that is unknown, none is theirs.
+    """
     clock = OwnClock()
-    assert 2.0 == clock.seconds(OwnMark(1.0, b"3000000000 7000000000 4", 1.5), OwnMark(4.0, b"5000000000 7500000000 9", 4.5))
-    assert 2.5 == clock.seconds(OwnMark(1.0, None, 1.5), OwnMark(4.0, b"5000000000 7500000000 9", 4.5))
+    assert 2.0 == clock.seconds(
+        OwnMark(1.0, b"3000000000 7000000000 4", 1.5), OwnMark(4.0, b"5000000000 7500000000 9", 4.5)
+    )
+    assert 2.5 == clock.seconds(
+        OwnMark(1.0, None, 1.5), OwnMark(4.0, b"5000000000 7500000000 9", 4.5)
+    )
 
 
-@pytest.mark.parametrize(("counted", "is_needed"), [(b"96 4 1", False), (b"94 6 1", True), (None, False)])
+@pytest.mark.parametrize(
+    ("counted", "is_needed"), [(b"96 4 1", False), (b"94 6 1", True), (None, False)]
+)
 def test_the_own_clock_is_needed_where_others_had_a_twentieth(
     counted: bytes | None, is_needed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

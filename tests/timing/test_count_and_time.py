@@ -1,4 +1,7 @@
-"""Counting and timing the same pass: the counts are those of a count, the times those of the modules, without what counting took."""
+"""Counting and timing the same pass.
+
+The counts are those of a count, the times those of the modules, without what counting took.
+"""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -39,7 +42,10 @@ def remember(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> N
     ctx.seconds = inputs[2]
 
 
-wait.register_autograd(lambda ctx, gradient: (torch.ops.timed_tests.wait(gradient, ctx.seconds, 0.0), None, None), setup_context=remember)
+wait.register_autograd(
+    lambda ctx, gradient: (torch.ops.timed_tests.wait(gradient, ctx.seconds, 0.0), None, None),
+    setup_context=remember,
+)
 
 
 @pytest.fixture
@@ -70,7 +76,12 @@ class Waits(nn.Module):
 
 
 def watch(
-    model: nn.Module, clock: StillClock | None, action: Callable[[], object], *, overhead: HookOverhead = NO_OVERHEAD, **options: Any
+    model: nn.Module,
+    clock: StillClock | None,
+    action: Callable[[], object],
+    *,
+    overhead: HookOverhead = NO_OVERHEAD,
+    **options: Any,
 ) -> Profile:
     """What runs in the action, counted and timed."""
     watching = CountAndTime(model, clock=clock, overhead=overhead, **options)
@@ -82,7 +93,11 @@ def watch(
 def seconds(profile: Profile, phase: str) -> dict[str, float]:
     """Of each row itself; rows whose seconds are unknown are left out."""
     works = {name: module.work(phase) for name, module in profile.modules.items()}
-    return {name: work.own_seconds.median for name, work in works.items() if work.own_seconds is not None}
+    return {
+        name: work.own_seconds.median
+        for name, work in works.items()
+        if work.own_seconds is not None
+    }
 
 
 def differentiated(model: nn.Module, x: Tensor) -> None:
@@ -148,7 +163,10 @@ STEPS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, Tensor], ob
 
 
 def all_but_outside(profile: Profile) -> list[Any]:
-    """Cells but those of what is neither in the model nor in backward nor in the optimizer: another model's, perhaps."""
+    """Cells but those of what is neither in the model nor in backward nor in the optimizer.
+
+    Another model's, perhaps.
+    """
     return [cell for cell in profile.cells if cell.module or cell.phase not in {"forward", "other"}]
 
 
@@ -165,7 +183,9 @@ def watched(model: nn.Module, action: Callable[[], object]) -> Profile:
 
 
 @pytest.mark.parametrize(("make", "step"), STEPS.values(), ids=STEPS)
-def test_counts_are_those_of_a_count(make: Callable[[], nn.Module], step: Callable[[nn.Module, Tensor], object]) -> None:
+def test_counts_are_those_of_a_count(
+    make: Callable[[], nn.Module], step: Callable[[nn.Module, Tensor], object]
+) -> None:
     """Cell by cell, and what is in no cell."""
     profiles = []
     for way in (counted, watched):
@@ -202,10 +222,23 @@ def test_times_are_the_modules_own_and_not_those_of_counting_them(clock: StillCl
     """To count the operator takes 1000 s each of three times forward and three times backward."""
     model = waiting(clock)
     profile = watch(model, clock, lambda: differentiated(model, x))
-    assert {"": 1, "part": 2 + 4 + 64, "first": 16, "second": 0, "second.0": 32, "second.1": 0} == seconds(profile, "forward")
-    assert {"part": 8, "first": 32, "second.1": 16} == {row: s for row, s in seconds(profile, "backward").items() if row}
+    assert {
+        "": 1,
+        "part": 2 + 4 + 64,
+        "first": 16,
+        "second": 0,
+        "second.0": 32,
+        "second.1": 0,
+    } == seconds(profile, "forward")
+    assert {"part": 8, "first": 32, "second.1": 16} == {
+        row: s for row, s in seconds(profile, "backward").items() if row
+    }
     (step,) = profile.steps
-    assert ("counted", {"forward": 119, "backward": 56}, 175) == (step.kind, step.phases, step.seconds)
+    assert ("counted", {"forward": 119, "backward": 56}, 175) == (
+        step.kind,
+        step.phases,
+        step.seconds,
+    )
     assert ("measure", (175 + 6000) / 175) == (profile.run.kind, profile.run.observer_ratio)
     assert 7 == profile.modules["first"].forward.macs == profile.modules["first"].backward.macs
 
@@ -221,7 +254,10 @@ def test_own_seconds_add_up_to_those_of_the_rows_above(clock: StillClock) -> Non
             spread = module.work(phase).seconds
             assert (spread is None) == (not any(name in ancestry(row) for row in rows))
             if spread is not None:
-                assert sum(mine for row, mine in rows.items() if name in ancestry(row)) == spread.median
+                assert (
+                    sum(mine for row, mine in rows.items() if name in ancestry(row))
+                    == spread.median
+                )
 
 
 def checkpointed(model: nn.Module) -> None:
@@ -233,20 +269,30 @@ def checkpointed(model: nn.Module) -> None:
 def test_the_overhead_is_taken_off_once_for_each_call_and_operator(clock: StillClock) -> None:
     """Two calls: of the root, which makes another, and of its part, which runs an operator of 16 s."""
     model = nn.Sequential(Waits(16))
-    profile = watch(model, clock, lambda: model(x), overhead=HookOverhead(inside=1, outside=2, operator=4))
+    profile = watch(
+        model, clock, lambda: model(x), overhead=HookOverhead(inside=1, outside=2, operator=4)
+    )
     assert {"": 0, "0": 16 - 1 - 4} == seconds(profile, "forward")
     assert profile.run.observer_ratio == (11 + 1000 + 1 + 2 + 1 + 4 + 2) / 11
 
 
 def test_an_overhead_that_would_leave_nothing_is_not_taken_off(clock: StillClock) -> None:
-    """A trial on a busy machine says more than the pass took: an operator of 16 s and 17 s of overhead in its module."""
+    """A trial on a busy machine says more than the pass took.
+
+    An operator of 16 s and 17 s of overhead in its module.
+    """
     model = nn.Sequential(Waits(16))
-    profile = watch(model, clock, lambda: model(x), overhead=HookOverhead(inside=17, outside=0, operator=0))
+    profile = watch(
+        model, clock, lambda: model(x), overhead=HookOverhead(inside=17, outside=0, operator=0)
+    )
     assert {"": 0, "0": 16} == seconds(profile, "forward")
 
 
 def test_what_runs_between_passes_is_in_no_time(clock: StillClock) -> None:
-    """Data that is waited for, a loss in Python, another model: before, between and behind two passes."""
+    """Data that is waited for, a loss in Python, another model.
+
+    Before, between and behind two passes.
+    """
     model = nn.Sequential(Waits(1, 2))
 
     def loop() -> None:
@@ -266,7 +312,10 @@ def test_what_runs_between_passes_is_in_no_time(clock: StillClock) -> None:
 
 
 def test_what_follows_a_backward_is_in_no_time(clock: StillClock) -> None:
-    """Nothing says when it ends: seconds behind the first, between two, and behind the last are those of none."""
+    """Nothing says when it ends.
+
+    Seconds behind the first, between two, and behind the last are those of none.
+    """
     model = nn.Sequential(Waits(1, 2))
 
     def loop() -> None:
@@ -342,11 +391,16 @@ def test_an_error_that_the_loop_catches_is_no_error(clock: StillClock) -> None:
     profile = watch(model, clock, loop)
     assert not profile.run.partial
     assert {"": 0, "0": 32, "1": 2} == seconds(profile, "forward")
-    assert {"0": 3, "1": 2 + 2} == {row: mine for row, mine in seconds(profile, "backward").items() if row}
+    assert {"0": 3, "1": 2 + 2} == {
+        row: mine for row, mine in seconds(profile, "backward").items() if row
+    }
 
 
 def test_within_a_count_both_count(clock: StillClock) -> None:
-    """And within the watch another count: its formula takes its time while the operator runs, which nobody but it can know of."""
+    """And within the watch another count.
+
+    Its formula takes its time while the operator runs, which nobody but it can know of.
+    """
     model = nn.Sequential(Waits(16))
     with lflops.counting(model) as outer:
         profile = watch(model, clock, lambda: model(x))
@@ -361,7 +415,10 @@ def test_within_a_count_both_count(clock: StillClock) -> None:
 
 
 def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
-    """What watching costs is tried out on products of its own: only the model's are counted, by either."""
+    """What watching costs is tried out on products of its own.
+
+    Only the model's are counted, by either.
+    """
     watching_module._overhead.cache_clear()
     model = small()
     with lflops.counting(model) as outer, CountAndTime(model):
@@ -424,9 +481,14 @@ WAYS: dict[str, Callable[[nn.Module, Tensor], object]] = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_to_be_watched_leaves_no_trace(way: Callable[[nn.Module, Tensor], object]) -> None:
-    """Hooks, modes, attributes, gradients, random numbers; the model evaluates, so that the loop itself changes nothing."""
+    """Hooks, modes, attributes, gradients, random numbers.
+
+    The model evaluates, so that the loop itself changes nothing.
+    """
     model, x = Patient().eval(), torch.randn(3, 4, requires_grad=True)
-    way(Patient().eval(), torch.randn(3, 4, requires_grad=True))  # what torch loads when it is first asked is loaded
+    way(
+        Patient().eval(), torch.randn(3, 4, requires_grad=True)
+    )  # what torch loads when it is first asked is loaded
     gc.collect()  # what others have left is not to go away meanwhile
     before = everything(model, x)
     way(model, x)

@@ -1,4 +1,7 @@
-"""`measure` on models that take as long as they are told: the clean passes are the truth, the hooked ones divide it."""
+"""`measure` on models that take as long as they are told.
+
+The clean passes are the truth, the hooked ones divide it.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -46,7 +49,11 @@ def measure(model: nn.Module, *args: Any, **options: Any) -> Profile:
 def own(profile: Profile, phase: str) -> dict[str, float]:
     """The seconds of each row itself; rows whose seconds are unknown are left out."""
     works = {name: module.work(phase) for name, module in profile.modules.items()}
-    return {name: work.own_seconds.median for name, work in works.items() if work.own_seconds is not None}
+    return {
+        name: work.own_seconds.median
+        for name, work in works.items()
+        if work.own_seconds is not None
+    }
 
 
 def inclusive(profile: Profile, phase: str) -> dict[str, float]:
@@ -67,7 +74,9 @@ class Block(Itself):
 
 def block(clock: StillClock) -> nn.Module:
     """A part, something of its own, a part; and one that never runs."""
-    return Block(clock, first=Part(clock, 4, 8), second=Part(clock, 16, 32), unused=Part(clock, 64, 128))
+    return Block(
+        clock, first=Part(clock, 4, 8), second=Part(clock, 16, 32), unused=Part(clock, 64, 128)
+    )
 
 
 x = torch.ones(3, 2)
@@ -101,9 +110,19 @@ def test_backward_is_timed_too(clock: StillClock) -> None:
 def test_where_nothing_ran_the_seconds_are_unknown_and_not_zero(clock: StillClock) -> None:
     """No backward without one, none of a module that is never called, never a recompute, optimizer or other."""
     profile = measure(block(clock), x)
-    works = {(name, phase): module.work(phase) for name, module in profile.modules.items() for phase in PHASES}
-    assert {("", FORWARD), ("first", FORWARD), ("second", FORWARD)} == {place for place, work in works.items() if work.seconds is not None}
-    assert [] == [place for place, work in works.items() if (work.seconds is None) != (work.own_seconds is None)]
+    works = {
+        (name, phase): module.work(phase)
+        for name, module in profile.modules.items()
+        for phase in PHASES
+    }
+    assert {("", FORWARD), ("first", FORWARD), ("second", FORWARD)} == {
+        place for place, work in works.items() if work.seconds is not None
+    }
+    assert [] == [
+        place
+        for place, work in works.items()
+        if (work.seconds is None) != (work.own_seconds is None)
+    ]
 
 
 def test_a_container_has_the_time_of_what_is_in_it_and_none_of_its_own(clock: StillClock) -> None:
@@ -133,22 +152,36 @@ class Watched(Part):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         hooked = bool(module_module._global_forward_pre_hooks)
-        self.seconds = (self.calls * (self.slower if hooked else 1.0), 2.0 * (self.slower if hooked else 1.0))
+        self.seconds = (
+            self.calls * (self.slower if hooked else 1.0),
+            2.0 * (self.slower if hooked else 1.0),
+        )
         return super().forward(x)
 
 
 def test_the_total_is_that_of_the_clean_passes(clock: StillClock) -> None:
-    """Passes 2, 3 and 8 are clean and take as many seconds, and 2 s backward; 4, 5 and 6 are hooked, and take four times as long."""
+    """Passes 2, 3 and 8 are clean and take as many seconds, and 2 s backward.
+
+    4, 5 and 6 are hooked, and take four times as long.
+    """
     mean = (2 + 3 + 8) / 3
     profile = measure(nn.Sequential(Watched(clock, 4)), x, backward=True, repeats=3)
     assert [2, 3, 8] == [step.phases["forward"] for step in profile.steps if step.kind == "clean"]
-    assert [16, 20, 24] == [step.phases["forward"] for step in profile.steps if step.kind == "hooked"]
+    assert [16, 20, 24] == [
+        step.phases["forward"] for step in profile.steps if step.kind == "hooked"
+    ]
     for row in ("", "0"):
         seconds = profile.modules[row].forward.seconds
-        assert pytest.approx((mean, mean * 18 / 20, mean * 22 / 20)) == (seconds.median, seconds.low, seconds.high)
+        assert pytest.approx((mean, mean * 18 / 20, mean * 22 / 20)) == (
+            seconds.median,
+            seconds.low,
+            seconds.high,
+        )
     assert once(2, 3) == profile.modules["0"].backward.seconds
     assert profile.run.observer_ratio == (20 + 8) / (3 + 2)
-    assert (Note(code="time_scaled", subject="", values={"forward": 3 / 20, "backward": 2 / 8}),) == profile.notes  # median by median
+    assert (
+        Note(code="time_scaled", subject="", values={"forward": 3 / 20, "backward": 2 / 8}),
+    ) == profile.notes  # median by median
 
 
 def test_what_is_off_by_a_twentieth_is_not_worth_a_note(clock: StillClock) -> None:
@@ -160,7 +193,12 @@ def test_what_is_off_by_a_twentieth_is_not_worth_a_note(clock: StillClock) -> No
             return super().forward(x)
 
     assert () == measure(Slower(clock, 1.05), x).notes
-    (note,) = measure(Slower(clock, 1.25), x, loss=lambda out: Takes.apply(out, None, clock, (0, 1000)).sum(), backward=True).notes
+    (note,) = measure(
+        Slower(clock, 1.25),
+        x,
+        loss=lambda out: Takes.apply(out, None, clock, (0, 1000)).sum(),
+        backward=True,
+    ).notes
     assert {"forward": 0.8} == note.values
 
 
@@ -176,11 +214,14 @@ class Repeated(Itself):
 def test_own_seconds_over_all_rows_are_the_roots_in_each_phase(clock: StillClock) -> None:
     """And each row's are its own and those of the rows below it."""
     part = Part(clock, 7, 11)
-    parts = nn.ModuleList([nn.Sequential(part, nn.Tanh()), nn.Sequential(part, Part(clock, 13, 17), nn.Tanh())])
+    parts = nn.ModuleList(
+        [nn.Sequential(part, nn.Tanh()), nn.Sequential(part, Part(clock, 13, 17), nn.Tanh())]
+    )
     model = Repeated(clock, parts=parts, twin=part)
     profile = measure(model, x, backward=True, repeats=2)
     assert {FORWARD: 6 + 7 * 3 + 13, BACKWARD: 10 + 11 * 3 + 17, RECOMPUTE: 7 * 2 + 13} == {
-        phase: profile.modules[""].work(phase).seconds.median for phase in (FORWARD, BACKWARD, RECOMPUTE)
+        phase: profile.modules[""].work(phase).seconds.median
+        for phase in (FORWARD, BACKWARD, RECOMPUTE)
     }
     assert {"forward": 40, "backward": 60 + 27} == profile.steps[0].phases
     for phase in (FORWARD, BACKWARD, RECOMPUTE):
@@ -207,8 +248,14 @@ def test_a_gradient_that_forward_takes_is_a_part_of_its_time(clock: StillClock) 
     assert () == profile.notes
 
 
-@pytest.mark.parametrize("ignore", ["first", ["first"], [Part], (each for each in ["first"])], ids=["name", "list", "class", "iterator"])
-def test_what_is_ignored_takes_its_work_and_its_time_with_it(clock: StillClock, ignore: Any) -> None:
+@pytest.mark.parametrize(
+    "ignore",
+    ["first", ["first"], [Part], (each for each in ["first"])],
+    ids=["name", "list", "class", "iterator"],
+)
+def test_what_is_ignored_takes_its_work_and_its_time_with_it(
+    clock: StillClock, ignore: Any
+) -> None:
     """4 + 8 s of a part are in no total, but in its note."""
     model = Block(clock, first=Part(clock, 4, 8), second=nn.Linear(2, 5))
     profile = measure(model, x, backward=True, ignore=ignore)
@@ -220,7 +267,9 @@ def test_what_is_ignored_takes_its_work_and_its_time_with_it(clock: StillClock, 
     assert {"forward": 5, "backward": 10} == profile.steps[0].phases
 
 
-def test_what_is_prepared_between_forward_and_backward_is_in_no_time(clock: StillClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_prepared_between_forward_and_backward_is_in_no_time(
+    clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To look for leaves whose gradients have to be put aside takes 1000 s, to free the last ones 100 s."""
     model = block(clock)
     leaves, clear = autograd.leaves, Gradients.clear
@@ -265,7 +314,9 @@ class Holds(torch.autograd.Function):
 
 def test_to_free_the_graph_is_no_part_of_going_back_through_it(clock: StillClock) -> None:
     """It goes when the pass is over, and with it what it holds."""
-    profile = measure(block(clock), x, backward=True, loss=lambda out: Holds.apply(out, clock).sum())
+    profile = measure(
+        block(clock), x, backward=True, loss=lambda out: Holds.apply(out, clock).sum()
+    )
     assert clock.now > 3 * 1000
     assert [{"forward": 21, "backward": 42}] * 2 == [step.phases for step in profile.steps]
     assert {"": 2, "first": 8, "second": 32} == own(profile, BACKWARD)
@@ -313,7 +364,9 @@ UNITS: dict[str, tuple[Any, tuple[int | None, int | None]]] = {
 
 
 @pytest.mark.parametrize(("units", "expected"), UNITS.values(), ids=UNITS)
-def test_samples_and_tokens_are_what_the_user_or_the_shapes_say(clock: StillClock, units: Any, expected: tuple[int, int]) -> None:
+def test_samples_and_tokens_are_what_the_user_or_the_shapes_say(
+    clock: StillClock, units: Any, expected: tuple[int, int]
+) -> None:
     """Of the run and of each of its steps."""
     profile = measure(Tokens(clock), torch.ones(4, 6, dtype=torch.long), units=units)
     assert expected == (profile.run.samples_per_step, profile.run.tokens_per_step)
@@ -334,10 +387,15 @@ def test_a_function_of_the_batch_is_given_what_the_model_is(clock: StillClock) -
 
 
 def test_arguments_may_have_a_history_and_structure(clock: StillClock) -> None:
-    """The body that made the features is no part of the model: it is neither timed nor gone back into, by any pass."""
+    """The body that made the features is no part of the model.
+
+    It is neither timed nor gone back into, by any pass.
+    """
     body = Part(clock, 1000, 1000)
     features = body(torch.ones(3, 2))
-    profile = measure(Tokens(clock), kwargs={"ids": features, "batch": {"x": features}}, backward=True, repeats=2)
+    profile = measure(
+        Tokens(clock), kwargs={"ids": features, "batch": {"x": features}}, backward=True, repeats=2
+    )
     assert [{"forward": 1, "backward": 2}] * 4 == [step.phases for step in profile.steps]
     assert body.weight.grad is None
 
@@ -345,30 +403,44 @@ def test_arguments_may_have_a_history_and_structure(clock: StillClock) -> None:
 def test_a_loss_is_timed_with_the_model(clock: StillClock) -> None:
     """It is the root's own, and gets what the model gives."""
     profile = measure(
-        Tokens(clock), torch.ones(3, 2), backward=True, loss=lambda out: Takes.apply(out["logits"], None, clock, (4, 8)).square().mean()
+        Tokens(clock),
+        torch.ones(3, 2),
+        backward=True,
+        loss=lambda out: Takes.apply(out["logits"], None, clock, (4, 8)).square().mean(),
     )
     assert {"forward": 5, "backward": 10} == profile.steps[0].phases
-    assert ({"": 4, "part": 1}, {"": 8, "part": 2}) == (own(profile, FORWARD), own(profile, BACKWARD))
+    assert ({"": 4, "part": 1}, {"": 8, "part": 2}) == (
+        own(profile, FORWARD),
+        own(profile, BACKWARD),
+    )
 
 
 OWN = lflops.Hardware("mine", {"fp32": 1e12}, None, None, "a guess")
 
 
-def test_the_chip_is_looked_up_named_given_or_unknown(clock: StillClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chip_is_looked_up_named_given_or_unknown(
+    clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its figures are the run's."""
     model = Part(clock, 1)
-    monkeypatch.setattr("lflops.hardware.calibrate.device_name", lambda _device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(
+        "lflops.hardware.calibrate.device_name", lambda _device: "NVIDIA H100 80GB HBM3"
+    )
     named = lflops.hardware.lookup("NVIDIA H100 80GB HBM3")
     assert named is not None
     assert named == measure(model, x).run.hardware
     assert named == measure(model, x, hardware="NVIDIA H100 80GB HBM3").run.hardware
     assert OWN == measure(model, x, hardware=OWN).run.hardware
     assert measure(model, x, hardware=None).run.hardware is None
-    monkeypatch.setattr("lflops.hardware.calibrate.device_name", lambda _device: "a chip that nobody knows")
+    monkeypatch.setattr(
+        "lflops.hardware.calibrate.device_name", lambda _device: "a chip that nobody knows"
+    )
     assert measure(model, x).run.hardware is None
 
 
-def test_a_chip_is_measured_where_that_is_asked_for(clock: StillClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chip_is_measured_where_that_is_asked_for(
+    clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the device that the model is on."""
     asked: list[Any] = []
 
@@ -384,35 +456,105 @@ def test_a_chip_is_measured_where_that_is_asked_for(clock: StillClock, monkeypat
 net = nn.Linear(2, 2)
 Error = lflops.CountError
 WRONG: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
-    "model": (lambda: lflops.measure(nn.Linear, x), Error, ["measure: Linear is a class: give an instance"]),
+    "model": (
+        lambda: lflops.measure(nn.Linear, x),
+        Error,
+        ["measure: Linear is a class: give an instance"],
+    ),
     "args": (lambda: lflops.measure(net, [x]), Error, ["measure: args is a list", "(batch,)"]),
     "kwargs": (lambda: lflops.measure(net, x, 3), Error, ["measure: kwargs=3", "mapping"]),
-    "backward": (lambda: lflops.measure(net, x, backward=1), Error, ["measure: backward=1: give True or False"]),
-    "loss": (lambda: lflops.measure(net, x, loss=torch.sum), Error, ["measure: loss is given, but backward=False"]),
-    "loss, of many": (lambda: measure(net, x, backward=True, loss=lambda out: out), Error, ["measure: loss gave a tensor", "one element"]),
-    "nothing to train": (lambda: measure(nn.Identity(), x, backward=True), Error, ["measure: backward=True", "loss="]),
-    "warmup, negative": (lambda: lflops.measure(net, x, warmup=-1), Error, ["measure: warmup=-1", "whole number, at least 0"]),
-    "warmup, a truth": (lambda: lflops.measure(net, x, warmup=True), Error, ["measure: warmup=True", "whole number, at least 0"]),
-    "repeats, none": (lambda: lflops.measure(net, x, repeats=0), Error, ["measure: repeats=0", "whole number, at least 1"]),
-    "repeats, half": (lambda: lflops.measure(net, x, repeats=1.5), Error, ["measure: repeats=1.5", "whole number, at least 1"]),
-    "ignore": (lambda: lflops.measure(net, x, ignore=["nobody"]), Error, ["ignore", "'nobody'", "named_modules"]),
-    "units, a number": (lambda: lflops.measure(net, x, units=3), Error, ["measure: units gave 3", "{'samples': n, 'tokens': n}"]),
-    "units, another name": (lambda: lflops.measure(net, x, units={"images": 3}), Error, ["measure: units gave {'images': 3}", "'samples'"]),
-    "units, no number": (lambda: lflops.measure(net, x, units={"samples": "3"}), Error, ["measure: units gave {'samples': '3'}"]),
-    "units, negative": (lambda: lflops.measure(net, x, units=lambda _: {"tokens": -1}), Error, ["measure: units gave {'tokens': -1}"]),
-    "units, nothing": (lambda: lflops.measure(net, x, units=lambda _: None), Error, ["measure: units gave None"]),
-    "hardware, a typo": (lambda: lflops.measure(net, x, hardware="H10"), lflops.HardwareError, ["hardware='H10'"]),
+    "backward": (
+        lambda: lflops.measure(net, x, backward=1),
+        Error,
+        ["measure: backward=1: give True or False"],
+    ),
+    "loss": (
+        lambda: lflops.measure(net, x, loss=torch.sum),
+        Error,
+        ["measure: loss is given, but backward=False"],
+    ),
+    "loss, of many": (
+        lambda: measure(net, x, backward=True, loss=lambda out: out),
+        Error,
+        ["measure: loss gave a tensor", "one element"],
+    ),
+    "nothing to train": (
+        lambda: measure(nn.Identity(), x, backward=True),
+        Error,
+        ["measure: backward=True", "loss="],
+    ),
+    "warmup, negative": (
+        lambda: lflops.measure(net, x, warmup=-1),
+        Error,
+        ["measure: warmup=-1", "whole number, at least 0"],
+    ),
+    "warmup, a truth": (
+        lambda: lflops.measure(net, x, warmup=True),
+        Error,
+        ["measure: warmup=True", "whole number, at least 0"],
+    ),
+    "repeats, none": (
+        lambda: lflops.measure(net, x, repeats=0),
+        Error,
+        ["measure: repeats=0", "whole number, at least 1"],
+    ),
+    "repeats, half": (
+        lambda: lflops.measure(net, x, repeats=1.5),
+        Error,
+        ["measure: repeats=1.5", "whole number, at least 1"],
+    ),
+    "ignore": (
+        lambda: lflops.measure(net, x, ignore=["nobody"]),
+        Error,
+        ["ignore", "'nobody'", "named_modules"],
+    ),
+    "units, a number": (
+        lambda: lflops.measure(net, x, units=3),
+        Error,
+        ["measure: units gave 3", "{'samples': n, 'tokens': n}"],
+    ),
+    "units, another name": (
+        lambda: lflops.measure(net, x, units={"images": 3}),
+        Error,
+        ["measure: units gave {'images': 3}", "'samples'"],
+    ),
+    "units, no number": (
+        lambda: lflops.measure(net, x, units={"samples": "3"}),
+        Error,
+        ["measure: units gave {'samples': '3'}"],
+    ),
+    "units, negative": (
+        lambda: lflops.measure(net, x, units=lambda _: {"tokens": -1}),
+        Error,
+        ["measure: units gave {'tokens': -1}"],
+    ),
+    "units, nothing": (
+        lambda: lflops.measure(net, x, units=lambda _: None),
+        Error,
+        ["measure: units gave None"],
+    ),
+    "hardware, a typo": (
+        lambda: lflops.measure(net, x, hardware="H10"),
+        lflops.HardwareError,
+        ["hardware='H10'"],
+    ),
     "hardware, a number": (
         lambda: lflops.measure(net, x, hardware=3),
         lflops.HardwareError,
         ["hardware=3", '"auto"', '"measure"', "lflops.Hardware", "None"],
     ),
-    "device": (lambda: lflops.measure(nn.Linear(2, 2, device="meta"), x.to("meta")), Error, ["'meta'", "'cpu'", "lflops.count"]),
+    "device": (
+        lambda: lflops.measure(nn.Linear(2, 2, device="meta"), x.to("meta")),
+        Error,
+        ["'meta'", "'cpu'", "lflops.count"],
+    ),
 }
 
 
 @pytest.mark.parametrize(("call", "error", "said"), WRONG.values(), ids=WRONG)
-def test_a_wrong_argument_is_named_with_what_is_taken(call: Callable[[], object], error: type[Exception], said: list[str]) -> None:
+def test_a_wrong_argument_is_named_with_what_is_taken(
+    call: Callable[[], object], error: type[Exception], said: list[str]
+) -> None:
     """Who asked, what was given, what is taken, in that order and on one line that can be read."""
     names_what_is_taken(call, error, said, shorter_than=350)
 
@@ -427,7 +569,14 @@ def test_a_wrong_argument_is_told_before_anything_runs() -> None:
             return super().forward(x)
 
     wrongs: Iterator[dict[str, Any]] = iter(
-        [{"warmup": -1}, {"repeats": 0}, {"units": 3}, {"hardware": "H10"}, {"ignore": ["nobody"]}, {"backward": 1}]
+        [
+            {"warmup": -1},
+            {"repeats": 0},
+            {"units": 3},
+            {"hardware": "H10"},
+            {"ignore": ["nobody"]},
+            {"backward": 1},
+        ]
     )
     for wrong in wrongs:
         with pytest.raises(lflops.LflopsError):
@@ -442,7 +591,10 @@ def test_what_the_user_raises_is_let_through(clock: StillClock) -> None:
 
 
 def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
-    """One pass is counted, three are timed: what a trial runs to find out what hooks cost is no model's."""
+    """One pass is counted, three are timed.
+
+    What a trial runs to find out what hooks cost is no model's.
+    """
     _of_timer.cache_clear()
     model = nn.Linear(2, 2)
     with lflops.counting(model) as outer:
@@ -450,9 +602,16 @@ def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
     assert {"addmm": 3} == {cell.operator: cell.calls for cell in outer.profile.cells}
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta"), PlainMode])
-def test_a_trial_may_be_the_first_thing_anywhere(context: Callable[[], AbstractContextManager[object]]) -> None:
-    """Whatever holds where `measure` is called first: what hooks cost is tried out on the host, with a graph."""
+@pytest.mark.parametrize(
+    "context", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta"), PlainMode]
+)
+def test_a_trial_may_be_the_first_thing_anywhere(
+    context: Callable[[], AbstractContextManager[object]],
+) -> None:
+    """Whatever holds where `measure` is called first.
+
+    What hooks cost is tried out on the host, with a graph.
+    """
     _of_timer.cache_clear()
     with context():
         overhead = hook_overhead(HostClock())
@@ -492,11 +651,17 @@ class Compiled:
 
 
 def test_what_is_compiled_is_one_row_with_time(clock: StillClock) -> None:
-    """Its parts ran when they were counted, eagerly; what they take of it when it is compiled is unknown. No warning is heard."""
+    """Its parts ran when they were counted, eagerly; what they take of it when it is compiled is unknown.
+
+    No warning is heard.
+    """
     inner = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), backend=Compiled(clock))
     profile = measure(Around(clock, inner), x, backward=True)
     assert {"": 5, "inner": 1, "head": 4} == inclusive(profile, FORWARD)
-    assert (3 * 2 * 2, None) == (profile.modules["inner.0"].forward.macs, profile.modules["inner.0"].forward.seconds)
+    assert (3 * 2 * 2, None) == (
+        profile.modules["inner.0"].forward.macs,
+        profile.modules["inner.0"].forward.seconds,
+    )
     assert {"forward": 5, "backward": 8} == profile.steps[0].phases
     assert ["compiled_ran_eager"] == [note.code for note in profile.notes]
 
@@ -551,7 +716,9 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.names.append(str(function.overloadpacket))
         return function(*args, **(kwargs or {}))
 
@@ -559,7 +726,9 @@ class Operators(TorchDispatchMode):
 FUSED = "aten._transformer_encoder_layer_fwd"
 
 
-def test_a_layer_that_evaluates_in_one_operator_does_so_while_it_is_timed(clock: StillClock) -> None:
+def test_a_layer_that_evaluates_in_one_operator_does_so_while_it_is_timed(
+    clock: StillClock,
+) -> None:
     """A hook on the layer itself turns that off: hooks on all modules do not."""
     model, batch = Fused().eval(), torch.ones(1, 3, 4)
     RAN.clear()

@@ -1,7 +1,15 @@
 """Rows of stamps, worked out by hand."""
 
 from lflops.profile.records import ModulePhase
-from lflops.timing.module_times import ENTERS, OPERATOR, SEGMENT, HookOverhead, PassTimes, inclusive, pass_times
+from lflops.timing.module_times import (
+    ENTERS,
+    OPERATOR,
+    SEGMENT,
+    HookOverhead,
+    PassTimes,
+    inclusive,
+    pass_times,
+)
 from tests.support.fake_clock import StillClock
 
 ROOT, Q, K = (ModulePhase(row, "forward") for row in ("", "q", "k"))
@@ -10,17 +18,45 @@ OBSERVER = None
 
 
 def test_what_lies_between_two_stamps_is_the_time_of_what_the_first_says() -> None:
-    """The row in the module's own text: 2 s of the root, 1 s of a hook, 6 s of q, 1 s of a hook, 2 s of the root."""
-    stamps = [(0, ROOT, ""), (2, OBSERVER, ENTERS), (3, Q, ""), (9, OBSERVER, ""), (10, ROOT, ""), (12, OBSERVER, "")]
+    """The row in the module's own text.
+
+    2 s of the root, 1 s of a hook, 6 s of q, 1 s of a hook, 2 s of the root.
+    """
+    stamps = [
+        (0, ROOT, ""),
+        (2, OBSERVER, ENTERS),
+        (3, Q, ""),
+        (9, OBSERVER, ""),
+        (10, ROOT, ""),
+        (12, OBSERVER, ""),
+    ]
     lap = pass_times(stamps, StillClock())
     assert {ROOT: 4, Q: 6} == lap.own
     assert lap.observer == 1 + 1
 
 
 def test_calls_are_those_of_who_is_entered_and_of_who_enters() -> None:
-    """The root enters q twice, and q enters k once; to be left, and to enter a part that is no module, is no call."""
-    entered = [(0, ROOT, ""), (1, OBSERVER, ENTERS), (1, Q, ""), (2, OBSERVER, ENTERS), (2, K, ""), (3, OBSERVER, ""), (3, Q, "")]
-    again = [(4, OBSERVER, ""), (4, ROOT, ""), (5, OBSERVER, ENTERS), (5, Q, ""), (6, OBSERVER, ""), (6, ROOT, "")]
+    """The root enters q twice, and q enters k once.
+
+    To be left, and to enter a part that is no module, is no call.
+    """
+    entered = [
+        (0, ROOT, ""),
+        (1, OBSERVER, ENTERS),
+        (1, Q, ""),
+        (2, OBSERVER, ENTERS),
+        (2, K, ""),
+        (3, OBSERVER, ""),
+        (3, Q, ""),
+    ]
+    again = [
+        (4, OBSERVER, ""),
+        (4, ROOT, ""),
+        (5, OBSERVER, ENTERS),
+        (5, Q, ""),
+        (6, OBSERVER, ""),
+        (6, ROOT, ""),
+    ]
     scope = [(7, OBSERVER, ""), (7, ModulePhase("part", "forward"), ""), (8, OBSERVER, "")]
     lap = pass_times([*entered, *again, *scope], StillClock())
     assert {Q: 2, K: 1} == +lap.called
@@ -29,8 +65,15 @@ def test_calls_are_those_of_who_is_entered_and_of_who_enters() -> None:
 
 def test_segments_and_operators_are_counted_where_they_are() -> None:
     """Two segments of q and one of the root begin; an operator of q's is counted within the second."""
-    backward = [(0, ROOT_BACK, ""), (1, Q_BACK, SEGMENT), (3, ROOT_BACK, SEGMENT), (6, Q_BACK, SEGMENT)]
-    lap = pass_times([*backward, (10, OBSERVER, OPERATOR), (15, Q_BACK, ""), (16, OBSERVER, "")], StillClock())
+    backward = [
+        (0, ROOT_BACK, ""),
+        (1, Q_BACK, SEGMENT),
+        (3, ROOT_BACK, SEGMENT),
+        (6, Q_BACK, SEGMENT),
+    ]
+    lap = pass_times(
+        [*backward, (10, OBSERVER, OPERATOR), (15, Q_BACK, ""), (16, OBSERVER, "")], StillClock()
+    )
     assert {ROOT_BACK: 1 + 3, Q_BACK: 2 + 4 + 1} == lap.own
     assert {ROOT_BACK: 1, Q_BACK: 2} == +lap.segments
     assert {Q_BACK: 1} == +lap.operators
@@ -51,7 +94,10 @@ def test_no_stamps_are_no_time() -> None:
 
 
 def test_the_overhead_of_a_place_is_that_of_all_that_it_did() -> None:
-    """Two calls of it, three by it, four segments, five operators; none in a place that did nothing of it."""
+    """Two calls of it, three by it, four segments, five operators.
+
+    None in a place that did nothing of it.
+    """
     lap = PassTimes()
     lap.called[Q], lap.calls_others[Q], lap.segments[Q], lap.operators[Q] = 2, 3, 4, 5
     overhead = HookOverhead(inside=1, outside=10, segment=100, operator=1000)

@@ -12,7 +12,10 @@ from tests.support.fake_clock import StillClock
 
 
 def whole_seconds(phases: StepPhases, clock: StillClock, script: str) -> dict[str, float]:
-    """The phases of one step: a letter enters its phase, `)` leaves the innermost, and a digit lets that many seconds pass."""
+    """The phases of one step.
+
+    A letter enters its phase, `)` leaves the innermost, and a digit lets that many seconds pass.
+    """
     names = {"d": "data", "o": "optimizer", "f": "forward", "b": "backward", "c": "clip"}
     for sign in script:
         if sign.isdigit():
@@ -38,9 +41,18 @@ def phases(clock: StillClock) -> StepPhases:
     return phases
 
 
-def test_a_phase_has_its_time_less_that_of_the_phases_within_it(phases: StepPhases, clock: StillClock) -> None:
+def test_a_phase_has_its_time_less_that_of_the_phases_within_it(
+    phases: StepPhases, clock: StillClock
+) -> None:
     """A step of Lightning's: forward and backward run in the closure that the optimizer is given."""
-    expected = {"other": 3.0, "data": 4.0, "optimizer": 9.0, "forward": 2.0, "backward": 6.0, "clip": 5.0}
+    expected = {
+        "other": 3.0,
+        "data": 4.0,
+        "optimizer": 9.0,
+        "forward": 2.0,
+        "backward": 6.0,
+        "clip": 5.0,
+    }
     seconds = whole_seconds(phases, clock, "1d4)1o1f2)b6)c5)8)1")
     assert expected == seconds
     assert sum(expected.values()) == clock.now
@@ -48,16 +60,22 @@ def test_a_phase_has_its_time_less_that_of_the_phases_within_it(phases: StepPhas
 
 def test_a_phase_that_comes_twice_is_added_up(phases: StepPhases, clock: StillClock) -> None:
     """Two micro-batches, and a forward within a forward."""
-    assert {"other": 0.0, "forward": 9.0, "backward": 5.0} == whole_seconds(phases, clock, "f1f1)1)b2)f6)b3)")
+    assert {"other": 0.0, "forward": 9.0, "backward": 5.0} == whole_seconds(
+        phases, clock, "f1f1)1)b2)f6)b3)"
+    )
 
 
-def test_a_step_that_ends_within_a_phase_leaves_the_rest_of_it_to_the_next(phases: StepPhases, clock: StillClock) -> None:
+def test_a_step_that_ends_within_a_phase_leaves_the_rest_of_it_to_the_next(
+    phases: StepPhases, clock: StillClock
+) -> None:
     """2 s of 5 in the first step, 3 in the second."""
     assert {"other": 1.0, "data": 2.0} == whole_seconds(phases, clock, "1d2")
     assert {"data": 3.0, "other": 1.0} == whole_seconds(phases, clock, "3)1")
 
 
-def test_the_wait_at_the_end_of_backward_is_a_part_of_it(phases: StepPhases, clock: StillClock) -> None:
+def test_the_wait_at_the_end_of_backward_is_a_part_of_it(
+    phases: StepPhases, clock: StillClock
+) -> None:
     """3 s of 5, in two passes; a step in which nobody told of it does not know."""
     for work, wait in ((1, 2), (1, 1)):
         phases.enter("backward")
@@ -70,10 +88,22 @@ def test_the_wait_at_the_end_of_backward_is_a_part_of_it(phases: StepPhases, clo
     assert phases.waiting(phases.end()) is None
 
 
-def test_what_is_between_backward_and_the_optimizer_has_a_name(phases: StepPhases, clock: StillClock) -> None:
-    """3 s, where a loop clips; 4 before another forward and 5 before a clip that is named are other."""
+def test_what_is_between_backward_and_the_optimizer_has_a_name(
+    phases: StepPhases, clock: StillClock
+) -> None:
+    """3 s, where a loop clips.
+
+    4 before another forward and 5 before a clip that is named are other.
+    """
     found = whole_seconds(phases, clock, "f1)b2)4f1)b2)3o1)b1)5c1)o1)")
-    assert {"other": 9.0, "forward": 2.0, "backward": 5.0, BETWEEN: 3.0, "clip": 1.0, "optimizer": 2.0} == found
+    assert {
+        "other": 9.0,
+        "forward": 2.0,
+        "backward": 5.0,
+        BETWEEN: 3.0,
+        "clip": 1.0,
+        "optimizer": 2.0,
+    } == found
     assert ["forward", "backward", "clip", BETWEEN, "optimizer", "other"] == [*found]
 
 
@@ -86,7 +116,9 @@ def test_time_before_a_step_begins_is_in_none(phases: StepPhases, clock: StillCl
     assert {"data": 1.0} == phases.seconds(phases.end())
 
 
-def test_a_phase_that_is_left_by_an_exception_is_not_running(phases: StepPhases, clock: StillClock) -> None:
+def test_a_phase_that_is_left_by_an_exception_is_not_running(
+    phases: StepPhases, clock: StillClock
+) -> None:
     """Nor is what ran within it; its time goes on to the next mark, for none was made."""
     phases.enter("optimizer")
     phases.enter("forward")
@@ -95,14 +127,18 @@ def test_a_phase_that_is_left_by_an_exception_is_not_running(phases: StepPhases,
     phases.drop()
     assert ["other"] == phases._running
     clock.advance(1)
-    assert {"other": 3.0, "optimizer": 0.0, "forward": 2.0, "backward": 4.0} == whole_seconds(phases, clock, "b4)3")
+    assert {"other": 3.0, "optimizer": 0.0, "forward": 2.0, "backward": 4.0} == whole_seconds(
+        phases, clock, "b4)3"
+    )
 
 
 SCRIPTS = ["".join(script) for script in itertools.product(("1f2)", "b3c1)2)", "d1)"), repeat=3)]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_phases_of_a_step_add_up_to_it(phases: StepPhases, clock: StillClock, script: str) -> None:
+def test_the_phases_of_a_step_add_up_to_it(
+    phases: StepPhases, clock: StillClock, script: str
+) -> None:
     """Whatever they are, and in whatever order."""
     assert sum(whole_seconds(phases, clock, script).values()) == clock.now
 
@@ -115,7 +151,9 @@ class Late:
 
 
 @pytest.mark.parametrize(("mark", "expected"), [(lambda: 0.0, True), (Late, False)])
-def test_a_mark_that_has_not_come_is_not_read(clock: StillClock, mark: Callable[[], object], expected: bool) -> None:
+def test_a_mark_that_has_not_come_is_not_read(
+    clock: StillClock, mark: Callable[[], object], expected: bool
+) -> None:
     """A moment of the host's has come at once."""
     clock.mark = mark  # type: ignore[assignment,method-assign]
     phases = StepPhases(clock)

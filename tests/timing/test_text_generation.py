@@ -52,20 +52,38 @@ def gpt2() -> nn.Module:
     """The real thing, a few thousand parameters of it."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_positions=16, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, bos_token_id=None, eos_token_id=None, pad_token_id=0
+        vocab_size=WORDS,
+        n_positions=16,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
     )
     model: nn.Module = transformers.GPT2LMHeadModel(config).eval()
     return model
 
 
 def test_a_prompt_and_the_tokens_behind_it(gpt2: nn.Module) -> None:
-    """A prompt of 4 tokens, of which the last alone gets logits; then 2 tokens, which look back at 5 and 6."""
-    profile = measured(gpt2, torch.ones(BATCH, PROMPT, dtype=torch.long), max_new_tokens=NEW, do_sample=False)
+    """A prompt of 4 tokens, of which the last alone gets logits.
+
+    Then 2 tokens, which look back at 5 and 6.
+    """
+    profile = measured(
+        gpt2, torch.ones(BATCH, PROMPT, dtype=torch.long), max_new_tokens=NEW, do_sample=False
+    )
     logits = WIDTH * WORDS
     prefill = BATCH * (PROMPT * LAYERS * LINEAR + LAYERS * attention(PROMPT, PROMPT) + logits)
-    decode = BATCH * sum(LAYERS * LINEAR + LAYERS * attention(1, keys) + logits for keys in (PROMPT + 1, PROMPT + 2))
+    decode = BATCH * sum(
+        LAYERS * LINEAR + LAYERS * attention(1, keys) + logits for keys in (PROMPT + 1, PROMPT + 2)
+    )
     values = generated(profile).values
-    assert (prefill, decode, NEW - 1) == (values["prefill_macs"], values["decode_macs"], values["decode_calls"])
+    assert (prefill, decode, NEW - 1) == (
+        values["prefill_macs"],
+        values["decode_macs"],
+        values["decode_calls"],
+    )
     assert prefill + decode == profile.total()
     assert profile.modules[""].forward.flops == values["prefill_flops"] + values["decode_flops"]
     assert values["decode_flops"] > 2 * values["decode_macs"]
@@ -73,12 +91,16 @@ def test_a_prompt_and_the_tokens_behind_it(gpt2: nn.Module) -> None:
 
 def test_its_steps_have_both_and_their_sum(gpt2: nn.Module) -> None:
     """By this machine's own clock; both are forward, and there is nothing else."""
-    profile = measured(gpt2, torch.ones(BATCH, PROMPT, dtype=torch.long), max_new_tokens=NEW, do_sample=False)
+    profile = measured(
+        gpt2, torch.ones(BATCH, PROMPT, dtype=torch.long), max_new_tokens=NEW, do_sample=False
+    )
     for step in profile.steps:
         assert ["forward", "prefill", "decode"] == list(step.phases)
         assert step.phases["forward"] == step.phases["prefill"] + step.phases["decode"]
         assert step.phases["forward"] == pytest.approx(step.seconds)
-    assert profile.modules[""].forward.seconds.median == pytest.approx(profile.steps[0].phases["forward"])
+    assert profile.modules[""].forward.seconds.median == pytest.approx(
+        profile.steps[0].phases["forward"]
+    )
     assert (BATCH, BATCH * NEW) == (profile.run.samples_per_step, profile.run.tokens_per_step)
 
 
@@ -108,16 +130,26 @@ ONCE = 3 * 2 * 2
 def test_prefill_is_all_up_to_the_end_of_the_first_call(clock: StillClock) -> None:
     """1 + 4 s; decode is two such calls, and the 16 s behind them."""
     profile = measured(Writer(clock), x, times=3)
-    assert [{"forward": 5 + 26, "prefill": 5, "decode": 26}] * 2 == [step.phases for step in profile.steps]
+    assert [{"forward": 5 + 26, "prefill": 5, "decode": 26}] * 2 == [
+        step.phases for step in profile.steps
+    ]
     values = generated(profile).values
-    assert (ONCE, 2 * ONCE, 2) == (values["prefill_macs"], values["decode_macs"], values["decode_calls"])
-    assert {"": 31, "body": 12, "body.0": 12, "body.1": 0} == {name: row.forward.seconds.median for name, row in profile.modules.items()}
+    assert (ONCE, 2 * ONCE, 2) == (
+        values["prefill_macs"],
+        values["decode_macs"],
+        values["decode_calls"],
+    )
+    assert {"": 31, "body": 12, "body.0": 12, "body.1": 0} == {
+        name: row.forward.seconds.median for name, row in profile.modules.items()
+    }
     assert profile.modules[""].forward.own_seconds.median == 3 + 16
     assert profile.modules[""].calls == 3
 
 
 @pytest.mark.parametrize("times", [0, 1])
-def test_where_the_model_is_not_called_twice_they_are_not_told_apart(clock: StillClock, times: int) -> None:
+def test_where_the_model_is_not_called_twice_they_are_not_told_apart(
+    clock: StillClock, times: int
+) -> None:
     """A model that writes all at once has a forward like any other."""
     profile = measured(Writer(clock), x, times=times)
     assert () == profile.notes
@@ -150,12 +182,18 @@ def test_a_wrapper_of_torchs_is_told_apart_as_what_it_wraps_is(clock: StillClock
     """`torch.compile` gives a module that is not the one that calls itself."""
     torch.compiler.reset()
     values = generated(measured(torch.compile(Writer(clock), backend="eager"), x, times=3)).values
-    assert (ONCE, 2 * ONCE, 2) == (values["prefill_macs"], values["decode_macs"], values["decode_calls"])
+    assert (ONCE, 2 * ONCE, 2) == (
+        values["prefill_macs"],
+        values["decode_macs"],
+        values["decode_calls"],
+    )
 
 
 def test_what_is_ignored_takes_its_work_and_its_time_with_it(clock: StillClock) -> None:
     """4 s of each call."""
-    profile = measure_generate(Writer(clock), (x,), {"times": 2}, warmup=0, repeats=1, ignore=["body.0"])
+    profile = measure_generate(
+        Writer(clock), (x,), {"times": 2}, warmup=0, repeats=1, ignore=["body.0"]
+    )
     assert profile.modules[""].forward.seconds.median == 2 + 16
 
 
@@ -186,7 +224,9 @@ def as_it_should(clock: StillClock, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("way", [as_it_should, in_its_second_pass])
-def test_generating_leaves_no_trace(clock: StillClock, way: Callable[[StillClock, Tensor], None]) -> None:
+def test_generating_leaves_no_trace(
+    clock: StillClock, way: Callable[[StillClock, Tensor], None]
+) -> None:
     """Neither on the model, which is told from others by a hook while it writes, nor anywhere."""
     way(clock, torch.ones(3, 2))
 

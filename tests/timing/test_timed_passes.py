@@ -44,7 +44,14 @@ class Model(nn.Module):
         return self.part(x)
 
 
-def timed(model: Model, run: Callable[[Divide], None], *, warmup: int, repeats: int, first: str = "forward") -> TimedPasses:
+def timed(
+    model: Model,
+    run: Callable[[Divide], None],
+    *,
+    warmup: int,
+    repeats: int,
+    first: str = "forward",
+) -> TimedPasses:
     """Passes of a model."""
     spans = ModuleTimer(ModuleTree({"": model}), model.clock)
     return time_passes(Pass(run, first=first), spans, model.clock, warmup=warmup, repeats=repeats)
@@ -59,19 +66,29 @@ ORDERS = {
 
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("repeats", ORDERS)
-def test_clean_passes_stand_around_the_hooked_ones_and_one_of_them_is_the_first(repeats: int, warmup: int) -> None:
-    """What is compiled in the first pass is compiled without hooks; what is thrown away has none, and is no step."""
+def test_clean_passes_stand_around_the_hooked_ones_and_one_of_them_is_the_first(
+    repeats: int, warmup: int
+) -> None:
+    """What is compiled in the first pass is compiled without hooks.
+
+    What is thrown away has none, and is no step.
+    """
     model = Model(Unsettled())
     passes = timed(model, lambda _: model(torch.ones(2)), warmup=warmup, repeats=repeats)
     order = ORDERS[repeats]
-    assert ["clean"] * warmup + [each.replace("thrown away", "clean") for each in order] == model.passes
+    assert ["clean"] * warmup + [
+        each.replace("thrown away", "clean") for each in order
+    ] == model.passes
     kept = [each for each in order if each != "thrown away"]
     assert list(enumerate(kept)) == [(step.index, step.kind) for step in passes.steps]
     assert repeats == len(passes.hooked) == kept.count("clean") == kept.count("hooked")
 
 
 def test_passes_to_warm_up_are_in_no_figure() -> None:
-    """Each pass takes a second less than the one before: 9 and 8 are thrown away, 7 is clean, 6 is hooked."""
+    """Each pass takes a second less than the one before.
+
+    9 and 8 are thrown away, 7 is clean, 6 is hooked.
+    """
     model = Model(Unsettled())
     seconds = iter(range(9, 0, -1))
 
@@ -105,7 +122,10 @@ def test_a_clock_that_is_read_too_early_is_seen_to_be() -> None:
 
 
 def test_a_step_says_how_long_its_parts_took() -> None:
-    """A second forward, two backward; what is run aside between them, and before each pass, is in neither and not in their sum."""
+    """A second forward, two backward.
+
+    What is run aside between them, and before each pass, is in neither and not in their sum.
+    """
     model = Model(Unsettled())
     prepared: list[float] = []
 
@@ -121,12 +141,16 @@ def test_a_step_says_how_long_its_parts_took() -> None:
         out.backward()
 
     spans = ModuleTimer(ModuleTree({"": model}), model.clock)
-    passes = time_passes(Pass(run, first="forward", prepare=prepare), spans, model.clock, warmup=1, repeats=1)
+    passes = time_passes(
+        Pass(run, first="forward", prepare=prepare), spans, model.clock, warmup=1, repeats=1
+    )
     assert [0, 83, 166] == prepared
     assert [{"forward": 1, "backward": 2}] * 2 == [step.phases for step in passes.steps]
     assert [3, 3] == [step.seconds for step in passes.steps]
     (lap,) = passes.hooked
-    assert {"forward": 1, "backward": 2} == {part: sum(each.own.values()) for part, each in lap.items()}
+    assert {"forward": 1, "backward": 2} == {
+        part: sum(each.own.values()) for part, each in lap.items()
+    }
 
 
 def test_parts_are_called_what_they_are_called() -> None:
@@ -141,17 +165,24 @@ def test_parts_are_called_what_they_are_called() -> None:
 
     passes = timed(model, run, warmup=0, repeats=1, first="prefill")
     assert [{"prefill": 1, "decode": 2}] * 2 == [step.phases for step in passes.steps]
-    assert [{"forward": 3}] == [{part: sum(each.own.values()) for part, each in lap.items()} for lap in passes.hooked]
+    assert [{"forward": 3}] == [
+        {part: sum(each.own.values()) for part, each in lap.items()} for lap in passes.hooked
+    ]
 
 
 def test_a_step_says_what_the_process_used_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The difference between two readings, of its own and of the system's for it; samples and marks are for others to add."""
+    """The difference between two readings, of its own and of the system's for it.
+
+    Samples and marks are for others to add.
+    """
     model = Model(Unsettled())
     readings = iter([(1.0, 10.0), (3.0, 15.0), (3.0, 15.0), (3.5, 15.0)])
     monkeypatch.setattr("lflops.timing.measure.cpu_seconds", lambda: next(readings))
     passes = timed(model, lambda _: model(torch.ones(2)), warmup=0, repeats=1)
     assert [(2, 5), (0.5, 0)] == [(step.cpu_user, step.cpu_system) for step in passes.steps]
-    assert [(None, None, ())] * 2 == [(step.samples, step.tokens, step.marks) for step in passes.steps]
+    assert [(None, None, ())] * 2 == [
+        (step.samples, step.tokens, step.marks) for step in passes.steps
+    ]
 
 
 def test_a_pass_that_fails_leaves_no_hook() -> None:

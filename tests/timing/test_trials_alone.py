@@ -31,8 +31,18 @@ def fails(*_: Any, **__: Any) -> Any:
 @contextlib.contextmanager
 def global_hooks() -> Iterator[None]:
     """Every kind of global module hook, each of which raises."""
-    names = ("forward_pre", "forward", "full_backward_pre", "full_backward", "buffer_registration", "module_registration")
-    registers = [getattr(torch_module, f"register_module_{name}_hook") for name in (*names, "parameter_registration")]
+    names = (
+        "forward_pre",
+        "forward",
+        "full_backward_pre",
+        "full_backward",
+        "buffer_registration",
+        "module_registration",
+    )
+    registers = [
+        getattr(torch_module, f"register_module_{name}_hook")
+        for name in (*names, "parameter_registration")
+    ]
     with contextlib.ExitStack() as hooks:
         for register in registers:
             hooks.callback(register(fails).remove)
@@ -82,10 +92,16 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "anomaly mode": lambda: torch.autograd.detect_anomaly(check_nan=False),
-    "default device": lambda: setting(lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)),
-    "default dtype": lambda: setting(lambda: torch.set_default_dtype(torch.bfloat16), lambda: torch.set_default_dtype(torch.float32)),
+    "default device": lambda: setting(
+        lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None)
+    ),
+    "default dtype": lambda: setting(
+        lambda: torch.set_default_dtype(torch.bfloat16),
+        lambda: torch.set_default_dtype(torch.float32),
+    ),
     "deterministic algorithms": lambda: setting(
-        lambda: torch.use_deterministic_algorithms(mode=True), lambda: torch.use_deterministic_algorithms(mode=False)
+        lambda: torch.use_deterministic_algorithms(mode=True),
+        lambda: torch.use_deterministic_algorithms(mode=False),
     ),
 }
 
@@ -108,14 +124,21 @@ def trial_of_private_names() -> None:
     self_check.check()
 
 
-TRIALS = {"hooks": trial_of_hooks, "counting": trial_of_counting, "private names": trial_of_private_names}
+TRIALS = {
+    "hooks": trial_of_hooks,
+    "counting": trial_of_counting,
+    "private names": trial_of_private_names,
+}
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("surrounding", SURROUNDINGS)
 @pytest.mark.parametrize("trial", TRIALS)
 def test_a_trial_is_alone(trial: str, surrounding: str) -> None:
-    """Whatever the user has set, hooked or patched: nothing of it is called, the trial holds, and no random number is drawn."""
+    """Whatever the user has set, hooked or patched.
+
+    Nothing of it is called, the trial holds, and no random number is drawn.
+    """
     before = torch.get_rng_state()
     with SURROUNDINGS[surrounding]():
         TRIALS[trial]()
@@ -123,7 +146,14 @@ def test_a_trial_is_alone(trial: str, surrounding: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "surrounding", ["global hooks", "a function mode", "a dispatch mode", "saved-tensor hooks", "a patched Tensor.backward"]
+    "surrounding",
+    [
+        "global hooks",
+        "a function mode",
+        "a dispatch mode",
+        "saved-tensor hooks",
+        "a patched Tensor.backward",
+    ],
 )
 def test_the_surroundings_would_be_noticed(surrounding: str) -> None:
     """The planted culprit: a pass of a usual module calls what the user has there."""

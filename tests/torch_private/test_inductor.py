@@ -1,4 +1,7 @@
-"""Recording the graphs that inductor compiles: tried before it is relied on, and its settings are restored."""
+"""Recording the graphs that inductor compiles.
+
+Tried before it is relied on, and its settings are restored.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +16,10 @@ from lflops.trace.record.compiled_time import CompileTracking
 try:
     from lflops.torch_private import inductor
 except CountError:
-    pytest.skip("this torch's inductor has other names: test_inside_compiled.py holds that this is said", allow_module_level=True)
+    pytest.skip(
+        "this torch's inductor has other names: test_inside_compiled.py holds that this is said",
+        allow_module_level=True,
+    )
 
 
 def gone(*_: object) -> Any:
@@ -24,8 +30,16 @@ def gone(*_: object) -> Any:
 INDUCTOR_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
     "nothing is recorded": ("record_graphs", lambda: lambda: None, "graphs are not recorded"),
     "settings are gone": ("record_graphs", gone, "no such name"),
-    "calls have no numbers": ("kernel_calls", lambda source: (), "calls of kernels are not numbered"),
-    "keys without a graph": ("keys_have_graphs", lambda: False, "keys of graphs cannot name their modules"),
+    "calls have no numbers": (
+        "kernel_calls",
+        lambda source: (),
+        "calls of kernels are not numbered",
+    ),
+    "keys without a graph": (
+        "keys_have_graphs",
+        lambda: False,
+        "keys of graphs cannot name their modules",
+    ),
     "nodes are elsewhere": ("recorded_names", lambda text: ({}, {}), "kernels have no nodes"),
 }
 
@@ -34,7 +48,10 @@ INDUCTOR_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
 def test_an_inductor_that_means_something_else_records_nothing(
     name: str, lie: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compiled modules stay one row then, and the refusal says why. The next monitor tries again."""
+    """Compiled modules stay one row then, and the refusal says why.
+
+    The next monitor tries again.
+    """
     torch_check.check_inductor.cache_clear()
     refused, tracking = CompileTracking(), CompileTracking()
     with monkeypatch.context() as torch_changes:

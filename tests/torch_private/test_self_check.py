@@ -16,7 +16,15 @@ from torch.nn.modules.module import _global_forward_hooks_with_kwargs
 
 import lflops
 from lflops.monitoring.outputs import out_of_memory
-from lflops.torch_private import autograd, cuda_memory, distributed, modules, operators, self_check as torch_check, tensors
+from lflops.torch_private import (
+    autograd,
+    cuda_memory,
+    distributed,
+    modules,
+    operators,
+    self_check as torch_check,
+    tensors,
+)
 from tests.support.memory_snapshots import Recorder, forward
 
 CPU = torch.device("cpu")
@@ -24,8 +32,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """The test of torch has not been made yet, and is made anew afterwards. A lie about removing hooks leaves none."""
-    importlib.import_module("lflops.flop_counter.count")  # or it would be loaded, and kept, with names that are not torch's
+    """The test of torch has not been made yet, and is made anew afterwards.
+
+    A lie about removing hooks leaves none.
+    """
+    importlib.import_module(
+        "lflops.flop_counter.count"
+    )  # or it would be loaded, and kept, with names that are not torch's
     torch_check.check.cache_clear()
     before = dict(_global_forward_hooks_with_kwargs)
     yield
@@ -40,42 +53,149 @@ def gone(*_: object) -> Any:
 
 
 LIES: dict[str, tuple[ModuleType | type, str, Callable[..., Any], str]] = {
-    "numbers stand still": (autograd, "next_sequence_number", lambda: 0, "not numbered in the order they are built"),
+    "numbers stand still": (
+        autograd,
+        "next_sequence_number",
+        lambda: 0,
+        "not numbered in the order they are built",
+    ),
     "numbers are gone": (autograd, "next_sequence_number", gone, "no such name"),
-    "nodes have other numbers": (autograd, "sequence_number", lambda node: 0, "does not survive to backward"),
+    "nodes have other numbers": (
+        autograd,
+        "sequence_number",
+        lambda node: 0,
+        "does not survive to backward",
+    ),
     "no node is running": (autograd, "current_node", lambda: None, "does not survive to backward"),
-    "always in backward": (autograd, "backward_id", lambda: 5, "backward passes cannot be distinguished"),
+    "always in backward": (
+        autograd,
+        "backward_id",
+        lambda: 5,
+        "backward passes cannot be distinguished",
+    ),
     "backward is gone": (autograd, "backward_id", gone, "no such name"),
-    "backward has no end": (autograd, "after_backward", lambda callback: None, "the end of a backward pass is not reported"),
-    "backward is unheard": (autograd, "hear_backward", lambda undo, begins, ends: None, "the end of a backward pass is not reported"),
+    "backward has no end": (
+        autograd,
+        "after_backward",
+        lambda callback: None,
+        "the end of a backward pass is not reported",
+    ),
+    "backward is unheard": (
+        autograd,
+        "hear_backward",
+        lambda undo, begins, ends: None,
+        "the end of a backward pass is not reported",
+    ),
     "graphs have no leaves": (autograd, "leaves", lambda tensors: [], "leaves are not found"),
     "profilers are gone": (autograd, "profiler_is_recording", gone, "no such name"),
-    "profilers get ready unseen": (autograd, "hear_profilers", lambda undo, call: None, "profilers get ready unseen"),
-    "all storages are one": (tensors, "storage_key", lambda tensor: (tensor.untyped_storage(), id(tensor)), "a storage has no key"),
-    "sparse tensors store all": (tensors, "stored_elements", lambda tensor: tensor.numel(), "other parts"),
+    "profilers get ready unseen": (
+        autograd,
+        "hear_profilers",
+        lambda undo, call: None,
+        "profilers get ready unseen",
+    ),
+    "all storages are one": (
+        tensors,
+        "storage_key",
+        lambda tensor: (tensor.untyped_storage(), id(tensor)),
+        "a storage has no key",
+    ),
+    "sparse tensors store all": (
+        tensors,
+        "stored_elements",
+        lambda tensor: tensor.numel(),
+        "other parts",
+    ),
     "everything is sharded": (tensors, "local_part", lambda tensor: tensor[0], "has a local part"),
-    "everything is fake": (tensors, "only_shapes_run", lambda given: True, "modes cannot be listed"),
-    "everything decomposes": (operators, "decomposes", lambda operator: True, "composite operators are not marked"),
-    "nothing is written": (operators, "written_arguments", lambda operator: (), "written arguments are not marked"),
-    "nothing is new": (operators, "makes_storage", lambda operator: False, "fresh results are not marked"),
-    "nothing is nested": (operators, "has_nested_kernel", lambda operator: False, "kernels for nested tensors are not marked"),
-    "nothing has overloads": (operators, "overloads_of", lambda operator: [], "overloads are not listed"),
-    "modules have no children": (modules, "child_modules", lambda module: [], "children are registered elsewhere"),
-    "everything is compiled": (modules, "is_compiled", lambda module: True, "taken for a compiled one"),
-    "nothing is heard of compilations": (modules.Compilations, "listen", lambda listener, guard: None, "compilations begin unheard"),
-    "compilations are heard for ever": (modules.Compilations, "stop", lambda listener: None, "compilations begin unheard"),
+    "everything is fake": (
+        tensors,
+        "only_shapes_run",
+        lambda given: True,
+        "modes cannot be listed",
+    ),
+    "everything decomposes": (
+        operators,
+        "decomposes",
+        lambda operator: True,
+        "composite operators are not marked",
+    ),
+    "nothing is written": (
+        operators,
+        "written_arguments",
+        lambda operator: (),
+        "written arguments are not marked",
+    ),
+    "nothing is new": (
+        operators,
+        "makes_storage",
+        lambda operator: False,
+        "fresh results are not marked",
+    ),
+    "nothing is nested": (
+        operators,
+        "has_nested_kernel",
+        lambda operator: False,
+        "kernels for nested tensors are not marked",
+    ),
+    "nothing has overloads": (
+        operators,
+        "overloads_of",
+        lambda operator: [],
+        "overloads are not listed",
+    ),
+    "modules have no children": (
+        modules,
+        "child_modules",
+        lambda module: [],
+        "children are registered elsewhere",
+    ),
+    "everything is compiled": (
+        modules,
+        "is_compiled",
+        lambda module: True,
+        "taken for a compiled one",
+    ),
+    "nothing is heard of compilations": (
+        modules.Compilations,
+        "listen",
+        lambda listener, guard: None,
+        "compilations begin unheard",
+    ),
+    "compilations are heard for ever": (
+        modules.Compilations,
+        "stop",
+        lambda listener: None,
+        "compilations begin unheard",
+    ),
     "hooks are scripted": (modules, "scripted_without", gone, "no such name"),
-    "hooks stay": (modules, "remove_hook", lambda hook, owner: None, "hooks are registered elsewhere"),
-    "everything is flat": (distributed, "flat_parts", lambda module: [module], "taken for a sharded one"),
+    "hooks stay": (
+        modules,
+        "remove_hook",
+        lambda hook, owner: None,
+        "hooks are registered elsewhere",
+    ),
+    "everything is flat": (
+        distributed,
+        "flat_parts",
+        lambda module: [module],
+        "taken for a sharded one",
+    ),
 }
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("subject", "name", "lie", "said"), LIES.values(), ids=LIES)
 def test_a_torch_that_means_something_else_is_named(
-    subject: ModuleType, name: str, lie: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
+    subject: ModuleType,
+    name: str,
+    lie: Callable[..., Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A wrong number is worse than none: the error has torch's version and what is no longer so, for `count` and for `counting`."""
+    """A wrong number is worse than none.
+
+    The error has torch's version and what is no longer so, for `count` and for `counting`.
+    """
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     with monkeypatch.context() as torch_changes:
         torch_changes.setattr(subject, name, lie)
@@ -106,9 +226,17 @@ def test_the_torch_at_hand_passes_wherever_it_is_first_asked(context: Callable[[
         torch_check.check()
 
 
-@pytest.mark.parametrize(("name", "lie"), [("only_shapes_run", lambda given: False), ("FakeTensor", torch.Tensor), ("fake_mode", gone)])
-def test_fake_tensors_that_mean_something_else_are_named(name: str, lie: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only an estimate tries them, because loading them takes a second; the one after it tries them again."""
+@pytest.mark.parametrize(
+    ("name", "lie"),
+    [("only_shapes_run", lambda given: False), ("FakeTensor", torch.Tensor), ("fake_mode", gone)],
+)
+def test_fake_tensors_that_mean_something_else_are_named(
+    name: str, lie: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only an estimate tries them, because loading them takes a second.
+
+    The one after it tries them again.
+    """
     torch_check.check_fake_tensors.cache_clear()
     with monkeypatch.context() as torch_changes:
         torch_changes.setattr(tensors, name, lie)
@@ -124,7 +252,9 @@ def test_fake_tensors_that_mean_something_else_are_named(name: str, lie: Any, mo
         ("is_pipeline_vote", lambda: True, "every received tensor is a vote"),
     ],
 )
-def test_a_fake_group_that_means_something_else_is_named(name: str, lie: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fake_group_that_means_something_else_is_named(
+    name: str, lie: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only an estimate of a mesh tries it; the one after it tries it again."""
     torch_check.check_fake_group.cache_clear()
     with monkeypatch.context() as torch_changes:
@@ -166,19 +296,42 @@ class Recording:
 def renamed(snapshot: Any, part: str) -> Any:
     """The snapshot with another name for a part, wherever it is."""
     if isinstance(snapshot, dict):
-        return {f"new_{name}" if name == part else name: renamed(value, part) for name, value in snapshot.items()}
+        return {
+            f"new_{name}" if name == part else name: renamed(value, part)
+            for name, value in snapshot.items()
+        }
     return [renamed(each, part) for each in snapshot] if isinstance(snapshot, list) else snapshot
 
 
 CUDA_LIES: dict[str, tuple[str, Callable[..., Any], str]] = {
-    "recordings are not seen": ("is_recording_memory", lambda: False, "a recording of CUDA's memory is not seen"),
+    "recordings are not seen": (
+        "is_recording_memory",
+        lambda: False,
+        "a recording of CUDA's memory is not seen",
+    ),
     "recordings go on": ("stop_recording_memory", lambda: None, "does not end"),
     "recording is gone": ("record_memory", gone, "no such name"),
-    "recording takes other arguments": ("record_memory", lambda: None, "takes 0 positional arguments"),
+    "recording takes other arguments": (
+        "record_memory",
+        lambda: None,
+        "takes 0 positional arguments",
+    ),
     "snapshots are gone": ("memory_snapshot", gone, "no such name"),
-    "blocks have other parts": ("memory_snapshot", lambda: renamed(Recording().memory_snapshot(), "requested_size"), "has other blocks"),
-    "traces have other parts": ("memory_snapshot", lambda: renamed(Recording().memory_snapshot(), "addr"), "has other traces"),
-    "stacks have other parts": ("memory_snapshot", lambda: renamed(Recording().memory_snapshot(), "filename"), "has other traces"),
+    "blocks have other parts": (
+        "memory_snapshot",
+        lambda: renamed(Recording().memory_snapshot(), "requested_size"),
+        "has other blocks",
+    ),
+    "traces have other parts": (
+        "memory_snapshot",
+        lambda: renamed(Recording().memory_snapshot(), "addr"),
+        "has other traces",
+    ),
+    "stacks have other parts": (
+        "memory_snapshot",
+        lambda: renamed(Recording().memory_snapshot(), "filename"),
+        "has other traces",
+    ),
 }
 
 
@@ -209,19 +362,31 @@ def test_a_recording_of_the_users_is_left_alone(monkeypatch: pytest.MonkeyPatch)
 def test_a_report_on_cuda_begins_with_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU there is none."""
     tried: list[torch.device] = []
-    for name, stand_in in (("check_cuda_memory", tried.append), ("is_recording_memory", lambda: True)):
+    for name, stand_in in (
+        ("check_cuda_memory", tried.append),
+        ("is_recording_memory", lambda: True),
+    ):
         monkeypatch.setattr(out_of_memory, name, stand_in)
     for device in (CPU, torch.device("cuda", 1)):
         out_of_memory.MemoryHistory(device).start()
     assert [torch.device("cuda", 1)] == tried
 
 
-PRIVATE = ["torch.autograd._get_sequence_nr", "torch._C._current_graph_task_id", "torch._C._current_autograd_node"]
+PRIVATE = [
+    "torch.autograd._get_sequence_nr",
+    "torch._C._current_graph_task_id",
+    "torch._C._current_autograd_node",
+]
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_a_torch_without_a_private_name_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same error where a name is missing altogether; the page is loaded afresh, beside the one in use."""
+def test_a_torch_without_a_private_name_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same error where a name is missing altogether.
+
+    The page is loaded afresh, beside the one in use.
+    """
     monkeypatch.delattr(name)
     spec = importlib.util.spec_from_file_location("autograd_afresh", autograd.__file__)
     assert spec is not None
@@ -230,22 +395,46 @@ def test_a_torch_without_a_private_name_is_named(name: str, monkeypatch: pytest.
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-SUBJECTS = ("autograd", "cuda_memory", "dispatch_modes", "distributed", "inductor", "modules", "operators", "tensors")
+SUBJECTS = (
+    "autograd",
+    "cuda_memory",
+    "dispatch_modes",
+    "distributed",
+    "inductor",
+    "modules",
+    "operators",
+    "tensors",
+)
 
 
 def offered(subject: str) -> list[str]:
-    """The functions that a file of the folder has for others, its own and those of torch that it names and types. None is loaded."""
+    """The functions that a file of the folder has for others, its own and those of torch that it names and types.
+
+    None is loaded.
+    """
     body = ast.parse(Path(str(torch_check.__file__)).with_name(f"{subject}.py").read_text()).body
-    statements = [each for statement in body for each in (statement.body if isinstance(statement, ast.With) else [statement])]
+    statements = [
+        each
+        for statement in body
+        for each in (statement.body if isinstance(statement, ast.With) else [statement])
+    ]
     names = [each.name for each in statements if isinstance(each, ast.FunctionDef)]
-    names += [each.target.id for each in statements if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)]
+    names += [
+        each.target.id
+        for each in statements
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    ]
     return [name for name in names if name.islower() and not name.startswith("_")]
 
 
 def untried(check: str) -> list[str]:
     """The functions of torch_private that the text of a self-check does not call."""
     functions = [f"{subject}.{name}" for subject in SUBJECTS for name in offered(subject)]
-    return [name for name in functions if not re.search(rf"\b{re.escape(name)}\(|undo\.add\({re.escape(name)}\b", check)]
+    return [
+        name
+        for name in functions
+        if not re.search(rf"\b{re.escape(name)}\(|undo\.add\({re.escape(name)}\b", check)
+    ]
 
 
 def test_the_self_check_tries_every_function() -> None:

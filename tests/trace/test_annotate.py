@@ -27,17 +27,39 @@ from tests.support.quarters import exact
 from tests.support.small_models import Block, Projections, sequence, up
 
 BASE = 1_700_000_000_000_000_000
-RECORDED = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 5, "tid": 5, "ts": 1.5, "dur": 2.0}
+RECORDED = {
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": "aten::mm",
+    "pid": 5,
+    "tid": 5,
+    "ts": 1.5,
+    "dur": 2.0,
+}
 
 
 def written(folder: Path, events: Sequence[dict[str, Any]] = (RECORDED,), **more: Any) -> Path:
     """A trace as torch writes it, with white space in it."""
     path = folder / "trace.json.raw"
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": list(events), "baseTimeNanoseconds": BASE, **more}, indent=2))
+    path.write_text(
+        json.dumps(
+            {"schemaVersion": 1, "traceEvents": list(events), "baseTimeNanoseconds": BASE, **more},
+            indent=2,
+        )
+    )
     return path
 
 
-def call(row: str, phase: Any, start: int, end: int, *, device: int = 0, innermost: bool = True, thread: int = 0) -> Call:
+def call(
+    row: str,
+    phase: Any,
+    start: int,
+    end: int,
+    *,
+    device: int = 0,
+    innermost: bool = True,
+    thread: int = 0,
+) -> Call:
     """Its times are in nanoseconds behind the trace's beginning."""
     return Call(row, phase, BASE + start, BASE + end, device, innermost, thread)
 
@@ -47,7 +69,9 @@ def calls(*slices: Call, batches: int = 1) -> Calls:
     return Calls(batches=batches, rank=3, world_size=8, calls=slices)
 
 
-def annotated(folder: Path, told: Calls, *, profile: Profile | None = None, **more: Any) -> dict[str, Any]:
+def annotated(
+    folder: Path, told: Calls, *, profile: Profile | None = None, **more: Any
+) -> dict[str, Any]:
     """What is in the annotated file."""
     into = folder / "host_3.1.pt.trace.json.gz"
     annotate(written(folder, **more), told, into, profile=profile)
@@ -57,7 +81,11 @@ def annotated(folder: Path, told: Calls, *, profile: Profile | None = None, **mo
 
 def of(content: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """The events of that kind that were added."""
-    return [event for event in content["traceEvents"] if event["pid"] == PROCESS_ID and event["ph"] == kind]
+    return [
+        event
+        for event in content["traceEvents"]
+        if event["pid"] == PROCESS_ID and event["ph"] == kind
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +98,11 @@ def test_all_that_was_there_stays(tmp_path: Path) -> None:
     """The recorded event comes first, as it was."""
     content = annotated(tmp_path, calls(call("up", "forward", 100, 200)), trace_id="abc")
     assert RECORDED == content["traceEvents"][0]
-    assert (1, "abc", BASE) == (content["schemaVersion"], content["trace_id"], content["baseTimeNanoseconds"])
+    assert (1, "abc", BASE) == (
+        content["schemaVersion"],
+        content["trace_id"],
+        content["baseTimeNanoseconds"],
+    )
 
 
 def test_a_trace_without_events_gets_some(tmp_path: Path) -> None:
@@ -81,17 +113,23 @@ def test_a_trace_without_events_gets_some(tmp_path: Path) -> None:
 
 def test_each_call_is_a_slice_in_the_trace_s_own_time(tmp_path: Path, profile: Profile) -> None:
     """100 ns of which `up` products, each a multiplication and an addition."""
-    (slice_,) = of(annotated(tmp_path, calls(call("up", "forward", 2500, 2600)), profile=profile), "X")
+    (slice_,) = of(
+        annotated(tmp_path, calls(call("up", "forward", 2500, 2600)), profile=profile), "X"
+    )
     assert (2.5, 0.1) == (slice_["ts"], slice_["dur"])
     assert ("up", "lflops_module") == (slice_["name"], slice_["cat"])
     args = slice_["args"]
-    assert ("up", "forward", "Linear", 5 * 7 + 7, up) == tuple(args[key] for key in ("module", "phase", "kind", "parameters", "MACs"))
+    assert ("up", "forward", "Linear", 5 * 7 + 7, up) == tuple(
+        args[key] for key in ("module", "phase", "kind", "parameters", "MACs")
+    )
     assert 2 * up / 100e-9 == pytest.approx(args["FLOP/s"])
 
 
 def test_work_is_shared_by_the_calls_of_a_row(tmp_path: Path, profile: Profile) -> None:
     """Four calls in two batches, each half a batch's; the rates go by their times."""
-    told = calls(*(call("up", "forward", start, start + 100) for start in (0, 200, 400, 600)), batches=2)
+    told = calls(
+        *(call("up", "forward", start, start + 100) for start in (0, 200, 400, 600)), batches=2
+    )
     slices = of(annotated(tmp_path, told, profile=profile), "X")
     assert [up // 2] * 4 == [slice_["args"]["MACs"] for slice_ in slices]
     assert [up / 100e-9] * 4 == pytest.approx([slice_["args"]["FLOP/s"] for slice_ in slices])
@@ -99,13 +137,20 @@ def test_work_is_shared_by_the_calls_of_a_row(tmp_path: Path, profile: Profile) 
 
 def test_a_step_of_several_batches_is_counted_once(tmp_path: Path, profile: Profile) -> None:
     """Two batches are one step of the profile, whose work they share."""
-    of_two = msgspec.structs.replace(profile, run=msgspec.structs.replace(profile.run, accumulation=2))
+    of_two = msgspec.structs.replace(
+        profile, run=msgspec.structs.replace(profile.run, accumulation=2)
+    )
     told = calls(call("up", "forward", 0, 100), call("up", "forward", 200, 300), batches=2)
-    assert [up / 2] * 2 == [slice_["args"]["MACs"] for slice_ in of(annotated(tmp_path, told, profile=of_two), "X")]
+    assert [up / 2] * 2 == [
+        slice_["args"]["MACs"] for slice_ in of(annotated(tmp_path, told, profile=of_two), "X")
+    ]
 
 
 def test_backward_has_one_rate_for_all_stretches_of_a_row(tmp_path: Path, profile: Profile) -> None:
-    """Its input wants no gradient, so `up` once, in 100 and 300 ns; how the work is spread over them is not known."""
+    """Its input wants no gradient, so `up` once, in 100 and 300 ns.
+
+    How the work is spread over them is not known.
+    """
     told = calls(call("up", "backward", 0, 100), call("up", "backward", 200, 500))
     args = [slice_["args"] for slice_ in of(annotated(tmp_path, told, profile=profile), "X")]
     assert [2 * up / 400e-9] * 2 == pytest.approx([each["FLOP/s"] for each in args])
@@ -115,7 +160,9 @@ def test_backward_has_one_rate_for_all_stretches_of_a_row(tmp_path: Path, profil
 def test_where_a_device_works_the_rate_is_the_device_s(tmp_path: Path, profile: Profile) -> None:
     """The host was done in 10 ns, the device took 50; a call that had it do nothing has no rate."""
     told = calls(call("up", "forward", 0, 10, device=50), call("down", "forward", 20, 30))
-    first, second = (slice_["args"] for slice_ in of(annotated(tmp_path, told, profile=profile), "X"))
+    first, second = (
+        slice_["args"] for slice_ in of(annotated(tmp_path, told, profile=profile), "X")
+    )
     assert 2 * up / 50e-9 == pytest.approx(first["FLOP/s"])
     assert "FLOP/s" not in second
 
@@ -123,14 +170,23 @@ def test_where_a_device_works_the_rate_is_the_device_s(tmp_path: Path, profile: 
 def test_what_is_not_known_is_left_out(tmp_path: Path, profile: Profile) -> None:
     """A row that the profile does not have; and any row without a profile."""
     for known in (profile, None):
-        (slice_,) = of(annotated(tmp_path, calls(call("elsewhere", "forward", 0, 10)), profile=known), "X")
+        (slice_,) = of(
+            annotated(tmp_path, calls(call("elsewhere", "forward", 0, 10)), profile=known), "X"
+        )
         assert {"module": "elsewhere", "phase": "forward"} == slice_["args"]
 
 
 def test_the_rate_of_the_innermost_calls_is_a_curve(tmp_path: Path, profile: Profile) -> None:
     """It falls to nothing behind each; the outer call draws none."""
-    told = calls(call("", "forward", 0, 500, innermost=False), call("up", "forward", 100, 200), call("down", "forward", 300, 400))
-    points = [(point["ts"], point["args"]["FLOP/s"]) for point in of(annotated(tmp_path, told, profile=profile), "C")]
+    told = calls(
+        call("", "forward", 0, 500, innermost=False),
+        call("up", "forward", 100, 200),
+        call("down", "forward", 300, 400),
+    )
+    points = [
+        (point["ts"], point["args"]["FLOP/s"])
+        for point in of(annotated(tmp_path, told, profile=profile), "C")
+    ]
     rate = pytest.approx(2 * up / 100e-9)
     assert [(0.1, rate), (0.2, 0), (0.3, rate), (0.4, 0)] == points
 
@@ -156,22 +212,36 @@ def test_memory_is_a_curve_where_it_was_recorded(tmp_path: Path) -> None:
 
 def test_the_process_has_a_track_for_each_phase_and_thread(tmp_path: Path) -> None:
     """Numbers for whoever reads, names for whoever looks."""
-    told = calls(call("up", "forward", 0, 10), call("up", "backward", 20, 30), call("up", "recompute", 22, 23, thread=1))
+    told = calls(
+        call("up", "forward", 0, 10),
+        call("up", "backward", 20, 30),
+        call("up", "recompute", 22, 23, thread=1),
+    )
     content = annotated(tmp_path, told)
-    names = {event["args"]["name"]: event["tid"] for event in of(content, "M") if event["name"] == "thread_name"}
+    names = {
+        event["args"]["name"]: event["tid"]
+        for event in of(content, "M")
+        if event["name"] == "thread_name"
+    }
     assert {"forward": 0, "backward": 2, "recompute (thread 1)": 4} == names
     assert [0, 2, 4] == [slice_["tid"] for slice_ in of(content, "X")]
-    assert [PROCESS] == [event["args"]["name"] for event in of(content, "M") if event["name"] == "process_name"]
+    assert [PROCESS] == [
+        event["args"]["name"] for event in of(content, "M") if event["name"] == "process_name"
+    ]
 
 
-@pytest.mark.parametrize(("torch_s", "expected"), [(None, {"rank": 3, "world_size": 8}), ({"rank": 5}, {"rank": 5})])
+@pytest.mark.parametrize(
+    ("torch_s", "expected"), [(None, {"rank": 3, "world_size": 8}), ({"rank": 5}, {"rank": 5})]
+)
 def test_the_rank_is_told_where_torch_has_not(tmp_path: Path, torch_s: Any, expected: Any) -> None:
     """It does where there is a process group."""
     more = {} if torch_s is None else {"distributedInfo": torch_s}
     assert expected == annotated(tmp_path, calls(), **more)["distributedInfo"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"traceEvents": 5, "baseTimeNanoseconds": "x"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"traceEvents": 5, "baseTimeNanoseconds": "x"}']
+)
 def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     """The error names the file, and nothing is written."""
     path, into = tmp_path / "broken.json", tmp_path / "out.gz"
@@ -184,18 +254,36 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
 def reported(**changes: Any) -> dict[str, Any]:
     """What torch says of memory, in an event."""
     args = {"Device Type": 0, "Device Id": -1, "Total Allocated": 64}
-    return {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 5, "tid": 5, "ts": 1.5, "s": "t", "args": args} | changes
+    return {
+        "ph": "i",
+        "cat": "cpu_instant_event",
+        "name": "[memory]",
+        "pid": 5,
+        "tid": 5,
+        "ts": 1.5,
+        "s": "t",
+        "args": args,
+    } | changes
 
 
-@pytest.mark.parametrize("changes", [{"ts": "soon"}, {"args": 5}, {"args": {"Device Type": 0, "Total Allocated": "all"}}])
-def test_a_damaged_event_costs_its_point_of_the_curve(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """What torch wrote stays to the byte; the curve has the other event's point, and the caller learns of one without."""
+@pytest.mark.parametrize(
+    "changes", [{"ts": "soon"}, {"args": 5}, {"args": {"Device Type": 0, "Total Allocated": "all"}}]
+)
+def test_a_damaged_event_costs_its_point_of_the_curve(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """What torch wrote stays to the byte.
+
+    The curve has the other event's point, and the caller learns of one without.
+    """
     (into := tmp_path / "out.gz").touch()
     trace = written(tmp_path, [RECORDED, reported(**changes), reported(ts=3.0)])
     assert 1 == len(annotate(trace, calls(), into))
     content = json.loads(gzip.decompress(into.read_bytes()))
     assert json.loads(trace.read_text())["traceEvents"] == content["traceEvents"][:3]
-    assert [(3.0, {"allocated bytes (CPU)": 64})] == [(each["ts"], each["args"]) for each in of(content, "C")]
+    assert [(3.0, {"allocated bytes (CPU)": 64})] == [
+        (each["ts"], each["args"]) for each in of(content, "C")
+    ]
     assert [] == annotate(written(tmp_path, [RECORDED, reported()]), calls(), into)
 
 
@@ -204,7 +292,9 @@ def test_an_infinite_rate_is_annotated_as_unknown(tmp_path: Path) -> None:
     trace = written(tmp_path, [RECORDED | {"args": {"GB/s": 7.5}}])
     trace.write_text(trace.read_text().replace("7.5", "-inf"))
     assert [] == annotate(trace, calls(), tmp_path / "out.gz")
-    assert {"GB/s": None} == json.loads(gzip.decompress((tmp_path / "out.gz").read_bytes()))["traceEvents"][0]["args"]
+    assert {"GB/s": None} == json.loads(gzip.decompress((tmp_path / "out.gz").read_bytes()))[
+        "traceEvents"
+    ][0]["args"]
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,30 +323,56 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "is_wanted", lambda: False)
 
 
-def test_the_program_annotates_and_takes_away_what_it_read(tmp_path: Path, profile: Profile, alone: None) -> None:
+def test_the_program_annotates_and_takes_away_what_it_read(
+    tmp_path: Path, profile: Profile, alone: None
+) -> None:
     """Nothing but the packed trace is left."""
     trace, into, saved = written(tmp_path), tmp_path / "out.gz", tmp_path / "saved" / "p.json"
     profile.save(saved)
-    assert 0 == main([str(path) for path in (trace, told_beside(trace, calls(call("up", "forward", 0, 10))), into, saved)])
+    assert 0 == main(
+        [
+            str(path)
+            for path in (
+                trace,
+                told_beside(trace, calls(call("up", "forward", 0, 10))),
+                into,
+                saved,
+            )
+        ]
+    )
     assert {into, saved.parent} == set(tmp_path.iterdir())
     assert up == of(json.loads(gzip.decompress(into.read_bytes())), "X")[0]["args"]["MACs"]
 
 
-def test_the_program_packs_what_it_cannot_annotate(tmp_path: Path, capsys: pytest.CaptureFixture[str], alone: None) -> None:
+def test_the_program_packs_what_it_cannot_annotate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], alone: None
+) -> None:
     """The profile is not there: the trace is, as it was, and the reason is told."""
     trace, into = written(tmp_path), tmp_path / "out.gz"
     text = trace.read_bytes()
-    assert 1 == main([str(trace), str(told_beside(trace, calls())), str(into), str(tmp_path / "missing.json")])
+    assert 1 == main(
+        [str(trace), str(told_beside(trace, calls())), str(into), str(tmp_path / "missing.json")]
+    )
     assert text == gzip.decompress(into.read_bytes())
     assert "missing.json" in capsys.readouterr().err
     assert [into] == list(tmp_path.iterdir())
 
 
 def test_the_program_is_nicer_than_the_training(tmp_path: Path, alone: None) -> None:
-    """By 10, from its beginning on; at most 19, which is all there is. Here it waits for the calls, which come through a pipe."""
+    """By 10, from its beginning on; at most 19, which is all there is.
+
+    Here it waits for the calls, which come through a pipe.
+    """
     trace, told = written(tmp_path), tmp_path / "calls"
     os.mkfifo(told)
-    command = [sys.executable, "-m", "lflops.trace.annotate_in_background", trace, told, tmp_path / "out.gz"]
+    command = [
+        sys.executable,
+        "-m",
+        "lflops.trace.annotate_in_background",
+        trace,
+        told,
+        tmp_path / "out.gz",
+    ]
     with subprocess.Popen(command) as process:
         with told.open("wb") as pipe:  # as soon as the program opens it as well
             niceness = os.getpriority(os.PRIO_PROCESS, process.pid)
@@ -268,7 +384,12 @@ def test_the_program_is_nicer_than_the_training(tmp_path: Path, alone: None) -> 
 def test_the_program_loads_no_torch() -> None:
     """A process that annotates takes no more than it needs."""
     code = "import sys, lflops.trace.annotate_in_background; print('torch' in sys.modules)"
-    assert "False" == subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    assert (
+        "False"
+        == subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout.strip()
+    )
 
 
 def recorded(model: nn.Module, folder: Path) -> Recording:
@@ -291,16 +412,24 @@ def test_a_trace_of_torch_s_is_annotated_in_another_process(tmp_path: Path) -> N
     model = Projections()
     lflops.count(model, (sequence(),), backward=True).save(tmp_path / "p.json")
     recording = recorded(model, tmp_path / "window")
-    told = Calls(batches=recording.trace.batches, rank=0, world_size=1, calls=tuple(recording.calls))
+    told = Calls(
+        batches=recording.trace.batches, rank=0, world_size=1, calls=tuple(recording.calls)
+    )
     annotation = AnnotationProcess(recording.raw, recording.path, told, tmp_path / "p.json")
     assert None is annotation.finish(600)
     assert annotation.is_done
     assert [recording.path] == list(recording.path.parent.iterdir())
     content = exact(recording.path)
-    slices = {(each["args"]["module"], each["ts"]): each for each in of(content, "X") if each["args"]["phase"] == "forward"}
+    slices = {
+        (each["args"]["module"], each["ts"]): each
+        for each in of(content, "X")
+        if each["args"]["phase"] == "forward"
+    }
     products = [event for event in content["traceEvents"] if event["name"] == "aten::linear"]
     assert 3 * 4 == len(products)
-    for product, row in zip(sorted(products, key=lambda event: event["ts"]), ["stem", "q", "k", "v"] * 3, strict=True):
+    for product, row in zip(
+        sorted(products, key=lambda event: event["ts"]), ["stem", "q", "k", "v"] * 3, strict=True
+    ):
         around = [
             module
             for (module, start), each in slices.items()
@@ -310,7 +439,9 @@ def test_a_trace_of_torch_s_is_annotated_in_another_process(tmp_path: Path) -> N
     assert 12 + 3 == len(slices)
 
 
-def test_a_process_that_fails_leaves_the_trace_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_leaves_the_trace_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It could not even start the program."""
     trace, into = written(tmp_path), tmp_path / "out.gz"
     text = trace.read_bytes()
@@ -321,7 +452,9 @@ def test_a_process_that_fails_leaves_the_trace_packed(tmp_path: Path, monkeypatc
     assert [into] == list(tmp_path.iterdir())
 
 
-def test_an_annotation_that_takes_long_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_annotation_that_takes_long_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever waits for it is told so, and may ask again, also when it is over."""
     (folder := tmp_path / "window").mkdir()
     trace, into = written(folder), folder / "out.gz"

@@ -1,4 +1,7 @@
-"""The copy of a trace for torch-tb-profiler: what is called otherwise in it, and what its modules are."""
+"""The copy of a trace for torch-tb-profiler.
+
+What is called otherwise in it, and what its modules are.
+"""
 
 import gzip
 import json
@@ -17,16 +20,38 @@ TRAINER, ENGINE = 5, 9
 """Threads."""
 
 
-def event(name: str, category: str, start: float, length: float, *, thread: int = TRAINER, **args: Any) -> dict[str, Any]:
+def event(
+    name: str, category: str, start: float, length: float, *, thread: int = TRAINER, **args: Any
+) -> dict[str, Any]:
     """A stretch of time, in microseconds."""
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": length, "args": args}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 1,
+        "tid": thread,
+        "ts": start,
+        "dur": length,
+        "args": args,
+    }
 
 
-def module(row: str, phase: str, start: float, length: float, *, thread: int = 0, kind: str | None = "Linear") -> dict[str, Any]:
+def module(
+    row: str,
+    phase: str,
+    start: float,
+    length: float,
+    *,
+    thread: int = 0,
+    kind: str | None = "Linear",
+) -> dict[str, Any]:
     """A call as the annotation writes it: three tracks to each thread."""
     track = 3 * thread + ["forward", "recompute", "backward"].index(phase)
     args = {"module": row, "phase": phase} | ({"kind": kind} if kind else {})
-    return event(row or "(model)", "lflops_module", start, length, thread=track) | {"pid": PROCESS_ID, "args": args}
+    return event(row or "(model)", "lflops_module", start, length, thread=track) | {
+        "pid": PROCESS_ID,
+        "args": args,
+    }
 
 
 def node(start: float, length: float, thread: int = TRAINER) -> dict[str, Any]:
@@ -69,14 +94,20 @@ def test_categories_get_the_names_that_it_knows(tmp_path: Path) -> None:
         ("cuda_driver", "cuLaunchKernel", "runtime"),
         ("gpu_user_annotation", "ProfilerStep#0", "gpu_annotation"),
         ("python_function", "nn.Module: Linear_0", "python_frame"),
-        ("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "cpu_op"),
+        (
+            "user_annotation",
+            "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+            "cpu_op",
+        ),
         ("user_annotation", "ProfilerStep#0", "user_annotation"),
         ("user_annotation", "mine", "user_annotation"),
         ("kernel", "gemm", "kernel"),
         ("fwdbwd", "fwdbwd", "fwdbwd"),
     ]
     content = copied(tmp_path, *[event(name, category, 1, 2) for category, name, _ in told])
-    assert [(category, name) for _, name, category in told] == [(each["cat"], each["name"]) for each in content["traceEvents"]]
+    assert [(category, name) for _, name, category in told] == [
+        (each["cat"], each["name"]) for each in content["traceEvents"]
+    ]
 
 
 def test_collectives_get_the_names_that_it_knows(tmp_path: Path) -> None:
@@ -91,10 +122,28 @@ def test_collectives_get_the_names_that_it_knows(tmp_path: Path) -> None:
 
 
 def test_all_else_stays_and_the_events_come_last(tmp_path: Path) -> None:
-    """What it adds itself goes before the last bracket. A name of Lightning's, with which it would look for no modules, goes."""
-    point = {"ph": "C", "cat": "?", "name": "FLOP/s", "pid": 1, "tid": 0, "ts": 2.0, "args": {"FLOP/s": 3}}
-    content = copied(tmp_path, point, INFO=[1], Framework="pytorch-lightning", distributedInfo={"rank": 0})
-    assert [("schemaVersion", 1), ("INFO", [1]), ("distributedInfo", {"rank": 0}), ("traceEvents", [point])] == list(content.items())
+    """What it adds itself goes before the last bracket.
+
+    A name of Lightning's, with which it would look for no modules, goes.
+    """
+    point = {
+        "ph": "C",
+        "cat": "?",
+        "name": "FLOP/s",
+        "pid": 1,
+        "tid": 0,
+        "ts": 2.0,
+        "args": {"FLOP/s": 3},
+    }
+    content = copied(
+        tmp_path, point, INFO=[1], Framework="pytorch-lightning", distributedInfo={"rank": 0}
+    )
+    assert [
+        ("schemaVersion", 1),
+        ("INFO", [1]),
+        ("distributedInfo", {"rank": 0}),
+        ("traceEvents", [point]),
+    ] == list(content.items())
 
 
 def test_calls_of_modules_become_modules_where_they_ran(tmp_path: Path) -> None:
@@ -116,14 +165,19 @@ def test_calls_of_modules_become_modules_where_they_ran(tmp_path: Path) -> None:
 
 def test_a_place_is_one_row_however_often_it_is_called(tmp_path: Path) -> None:
     """Twice in one step and once in the next; below another caller it is another."""
-    calls = [module("a", "forward", start, 10) for start in (0, 10, 60)] + [module("b", "forward", start, 2) for start in (1, 62, 80)]
+    calls = [module("a", "forward", start, 10) for start in (0, 10, 60)] + [
+        module("b", "forward", start, 2) for start in (1, 62, 80)
+    ]
     content = copied(tmp_path, STEP, *calls)
     assert [1, 2, 1, 1, 2, 3] == [number for _, _, number, _, _, _ in modules(content)]
     assert [0, 1, 0, 0, 1, 0] == [around for _, _, _, around, _, _ in modules(content)]
 
 
 def test_backward_is_one_module_a_step(tmp_path: Path) -> None:
-    """Its stretches are in it, on the engine's thread, which the nodes tell; what is computed again is in the stretch that asks for it."""
+    """Its stretches are in it, on the engine's thread, which the nodes tell.
+
+    What is computed again is in the stretch that asks for it.
+    """
     second = event("ProfilerStep#1", "user_annotation", 100, 100)
     stretches = [
         module("head", "backward", 40, 10, thread=1),
@@ -132,7 +186,9 @@ def test_backward_is_one_module_a_step(tmp_path: Path) -> None:
     ]
     nodes = [node(each["ts"], 3, ENGINE) for each in stretches]
     again = module("body", "recompute", 42, 4, thread=1)
-    content = copied(tmp_path, STEP, second, *nodes, module("head", "forward", 20, 10), *stretches, again)
+    content = copied(
+        tmp_path, STEP, second, *nodes, module("head", "forward", 20, 10), *stretches, again
+    )
     assert [
         ("head (Linear)", TRAINER, 1, 0, 20, 30),
         ("backward", ENGINE, 2, 0, 40, 60),
@@ -146,14 +202,24 @@ def test_backward_is_one_module_a_step(tmp_path: Path) -> None:
 
 def test_forward_between_two_backwards_is_in_neither(tmp_path: Path) -> None:
     """As with two optimizers."""
-    calls = module("a", "backward", 10, 10), module("a", "forward", 20, 10), module("a", "backward", 30, 10)
+    calls = (
+        module("a", "backward", 10, 10),
+        module("a", "forward", 20, 10),
+        module("a", "backward", 30, 10),
+    )
     content = copied(tmp_path, STEP, *calls, node(10, 10), node(30, 10))
-    assert [(10, 20), (30, 40)] == [(start, end) for name, _, _, _, start, end in modules(content) if name == "backward"]
+    assert [(10, 20), (30, 40)] == [
+        (start, end) for name, _, _, _, start, end in modules(content) if name == "backward"
+    ]
 
 
 def test_calls_whose_thread_nobody_tells_and_that_cross_are_left_out(tmp_path: Path) -> None:
     """It would leave out what they lie across instead."""
-    calls = module("a", "forward", 10, 10), module("b", "forward", 15, 10), module("c", "forward", 10, 10, thread=2)
+    calls = (
+        module("a", "forward", 10, 10),
+        module("b", "forward", 15, 10),
+        module("c", "forward", 10, 10, thread=2),
+    )
     assert ["a (Linear)"] == [name for name, *_ in modules(copied(tmp_path, STEP, *calls))]
 
 
@@ -163,14 +229,20 @@ def test_what_ends_together_ends_together(tmp_path: Path) -> None:
     assert outer[0] + outer[1] < inner[0] + inner[1]
     content = copied(tmp_path, event("outer", "cpu_op", *outer), event("inner", "cpu_op", *inner))
     first, second = ((each["ts"], each["dur"]) for each in content["traceEvents"])
-    assert first[0] + first[1] == second[0] + second[1] == pytest.approx(4387374628185.086, abs=0.001)
+    assert (
+        first[0] + first[1] == second[0] + second[1] == pytest.approx(4387374628185.086, abs=0.001)
+    )
 
 
-def test_the_copies_of_a_folder_are_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_copies_of_a_folder_are_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Packed, each under the trace's own name; what is no trace has none."""
     folder, beside = tmp_path / "train-0-1", tmp_path / "compat-train-0-1"
     copied(tmp_path, STEP)
-    (folder / "host_1.8.pt.trace.json.gz").write_bytes(gzip.compress((folder / "host_0.7.pt.trace.json").read_bytes(), mtime=0))
+    (folder / "host_1.8.pt.trace.json.gz").write_bytes(
+        gzip.compress((folder / "host_0.7.pt.trace.json").read_bytes(), mtime=0)
+    )
     (folder / "merged.trace.json.gz").touch()
     copies = [beside / f"host_{each}.pt.trace.json.gz" for each in ("0.7", "1.8")]
     assert 0 == main(["trace", "compat", str(folder)])
@@ -196,7 +268,9 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_event_is_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_a_damaged_event_is_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
     """The copy is that of the trace without it, and the shell says so."""
     events = [STEP, event("aten::mm", "cpu_op", 12, 6), module("up", "forward", 10, 20)]
     whole = copied(tmp_path, *events)
@@ -209,65 +283,105 @@ def test_a_damaged_event_is_left_out_and_counted(tmp_path: Path, capsys: pytest.
 
 
 def test_an_infinite_rate_costs_no_trace(tmp_path: Path) -> None:
-    """As C++ writes it of a copy that took no time: the rate is unknown in the copy, and no event is left out."""
+    """As C++ writes it of a copy that took no time.
+
+    The rate is unknown in the copy, and no event is left out.
+    """
     (trace := tmp_path / "w" / "a.pt.trace.json").parent.mkdir()
-    trace.write_text(json.dumps({"traceEvents": [STEP | {"args": {"GB/s": 7.5}}]}).replace("7.5", "inf"))
+    trace.write_text(
+        json.dumps({"traceEvents": [STEP | {"args": {"GB/s": 7.5}}]}).replace("7.5", "inf")
+    )
     copy, damage = compat(trace)
     assert [] == damage
-    assert {"GB/s": None} == json.loads(gzip.decompress(copy.read_bytes()))["traceEvents"][0]["args"]
+    assert {"GB/s": None} == json.loads(gzip.decompress(copy.read_bytes()))["traceEvents"][0][
+        "args"
+    ]
 
 
 def test_broken_json_is_refused_with_its_line_and_column(tmp_path: Path) -> None:
-    """No event can be told from the next there; the same where it is packed under a name that does not say so."""
+    """No event can be told from the next there.
+
+    The same where it is packed under a name that does not say so.
+    """
     (trace := tmp_path / "w" / "a.pt.trace.json").parent.mkdir()
     text = b'{"traceEvents": [\n{"name": "a"},\n  {"name": "b" "}\n]}'
     for content in (text, gzip.compress(text, mtime=0)):
         trace.write_bytes(content)
-        with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is no trace .*: line 3, column 16: JSON is malformed"):
+        with pytest.raises(
+            ProfileError,
+            match=r"a\.pt\.trace\.json: is no trace .*: line 3, column 16: JSON is malformed",
+        ):
             compat(trace)
     trace.write_bytes(gzip.compress(text, mtime=0)[:12] + b"\xff" * 30)
     with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is no trace"):
         compat(trace)
 
 
-@pytest.mark.parametrize("events", ["", "null", "[1]", '[{"name": "a", "ts": "b"}]', '[{"name": "a", "cat": "lflops_module", "tid": 0}]'])
+@pytest.mark.parametrize(
+    "events",
+    [
+        "",
+        "null",
+        "[1]",
+        '[{"name": "a", "ts": "b"}]',
+        '[{"name": "a", "cat": "lflops_module", "tid": 0}]',
+    ],
+)
 def test_what_is_no_trace_is_refused(events: str, tmp_path: Path) -> None:
     """By its name, and nothing is written."""
     (folder := tmp_path / "w").mkdir()
     (trace := folder / "a.pt.trace.json").write_text(f'{{"traceEvents": {events}}}')
-    with pytest.raises(ProfileError, match=r"a\.pt\.trace\.json: is no trace as torch.profiler writes them"):
+    with pytest.raises(
+        ProfileError, match=r"a\.pt\.trace\.json: is no trace as torch.profiler writes them"
+    ):
         compat(trace)
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file() and path != trace]
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_the_program_writes_it_where_its_reader_is_installed(wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_writes_it_where_its_reader_is_installed(
+    wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the annotated trace."""
     monkeypatch.setattr(program, "is_wanted", lambda: wanted)
     (folder := tmp_path / "w").mkdir()
     (raw := folder / "raw").write_text(json.dumps({"traceEvents": [STEP]}))
-    (told := folder / "calls").write_text('{"batches":1,"rank":3,"world_size":4,"calls":[["up","forward",10000,20000,0,true,0]]}')
+    (told := folder / "calls").write_text(
+        '{"batches":1,"rank":3,"world_size":4,"calls":[["up","forward",10000,20000,0,true,0]]}'
+    )
     into = folder / "a.1.pt.trace.json.gz"
     assert 0 == program.main([str(raw), str(told), str(into)])
     assert wanted == place(into).exists()
     if wanted:
-        assert [("up", TRAINER, 1, 0, 10, 20)] == modules(json.loads(gzip.decompress(place(into).read_bytes())))
+        assert [("up", TRAINER, 1, 0, 10, 20)] == modules(
+            json.loads(gzip.decompress(place(into).read_bytes()))
+        )
 
 
-def test_the_program_says_what_the_copy_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_says_what_the_copy_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The trace is annotated and copied all the same."""
     (folder := tmp_path / "w").mkdir()
-    (raw := folder / "raw").write_text(json.dumps({"traceEvents": [STEP, {"ph": "i", "name": "a", "ts": "soon"}]}))
-    (told := folder / "calls").write_text('{"batches":1,"rank":3,"world_size":4,"calls":[["up","forward",10000,20000,0,true,0]]}')
+    (raw := folder / "raw").write_text(
+        json.dumps({"traceEvents": [STEP, {"ph": "i", "name": "a", "ts": "soon"}]})
+    )
+    (told := folder / "calls").write_text(
+        '{"batches":1,"rank":3,"world_size":4,"calls":[["up","forward",10000,20000,0,true,0]]}'
+    )
     into = folder / "a.1.pt.trace.json.gz"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(program, "is_wanted", lambda: True)
         assert program.PARTLY == program.main([str(raw), str(told), str(into)])
     assert "1 of its events, the first because of this: a time of soon" in capsys.readouterr().err
-    assert [("up", TRAINER, 1, 0, 10, 20)] == modules(json.loads(gzip.decompress(place(into).read_bytes())))
+    assert [("up", TRAINER, 1, 0, 10, 20)] == modules(
+        json.loads(gzip.decompress(place(into).read_bytes()))
+    )
 
 
-def test_a_copy_that_cannot_be_written_takes_nothing_from_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_that_cannot_be_written_takes_nothing_from_the_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """There is a file where its folder should be."""
     (folder := tmp_path / "w").mkdir()
     (tmp_path / "compat-w").touch()

@@ -1,4 +1,7 @@
-"""The walk over nested slices, and the value that it walks through: of events in memory, and of their file."""
+"""The walk over nested slices, and the value that it walks through.
+
+Of events in memory, and of their file.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +25,16 @@ class Named(NamedTuple):
     end: int
 
 
-SLICES = [Named("inner", 10, 20), Named("later", 30, 35), Named("outer", 10, 30), Named("crossing", 25, 40)]
-"""`crossing` begins in `outer` and ends after it; `later` begins when `outer` ends, within `crossing`."""
+SLICES = [
+    Named("inner", 10, 20),
+    Named("later", 30, 35),
+    Named("outer", 10, 30),
+    Named("crossing", 25, 40),
+]
+"""`crossing` begins in `outer` and ends after it;
+
+`later` begins when `outer` ends, within `crossing`.
+"""
 
 
 @pytest.mark.parametrize(("may_cross", "around_crossing"), [(True, ["outer"]), (False, [])])
@@ -34,7 +45,12 @@ def test_slices_come_the_outer_ones_first(may_cross: bool, around_crossing: list
     for each in outer_first(SLICES, opened, may_cross=may_cross):
         around[each.name] = [other.name for other in opened]
         opened.append(each)
-    expected = {"outer": [], "inner": ["outer"], "crossing": around_crossing, "later": [*around_crossing, "crossing"]}
+    expected = {
+        "outer": [],
+        "inner": ["outer"],
+        "crossing": around_crossing,
+        "later": [*around_crossing, "crossing"],
+    }
     assert list(expected) == list(around)
     assert expected == around
 
@@ -43,7 +59,10 @@ def figures(calls: list[OperatorCall]) -> list[tuple[int, str, int, int]]:
     """Nanoseconds since the first one began, name, length and number."""
     known = [call for call in calls if call.name not in NO_OPERATORS]
     begin = min(call.start for call in known)
-    return sorted((call.start - begin, call.name, call.end - call.start, max(call.sequence, -1)) for call in known)
+    return sorted(
+        (call.start - begin, call.name, call.end - call.start, max(call.sequence, -1))
+        for call in known
+    )
 
 
 def test_events_in_memory_are_the_value_that_their_file_gives(tmp_path: Path) -> None:

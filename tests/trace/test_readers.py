@@ -1,4 +1,7 @@
-"""Annotated traces in the readers that people have: each in a process of its own, where it is installed."""
+"""Annotated traces in the readers that people have.
+
+Each in a process of its own, where it is installed.
+"""
 
 import gzip
 import importlib.util
@@ -49,9 +52,14 @@ def installed(name: str) -> pytest.MarkDecorator:
 
 
 def read_by(script: str, trace: Path) -> dict[str, object]:
-    """What the reader says of the trace. It runs with the warnings of its own code left to itself."""
+    """What the reader says of the trace.
+
+    It runs with the warnings of its own code left to itself.
+    """
     command = [sys.executable, "-W", "ignore", "-c", script, str(trace.parent), trace.name]
-    said: dict[str, object] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    said: dict[str, object] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    )
     return said
 
 
@@ -81,8 +89,17 @@ def test_torch_tb_profiler_reads_it(trace: Path) -> None:
     """Its steps are the batches, in microseconds; its operators are torch's alone."""
     said = read_by(TB_PROFILER, trace)
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    steps = {str(number): event["dur"] for number in range(3) for event in events if event["name"] == f"ProfilerStep#{number}"}
-    assert ("host_4", 4, ["overall", "operator", "trace", "memory"]) == (said["worker"], said["rank"], said["views"])
+    steps = {
+        str(number): event["dur"]
+        for number in range(3)
+        for event in events
+        if event["name"] == f"ProfilerStep#{number}"
+    }
+    assert ("host_4", 4, ["overall", "operator", "trace", "memory"]) == (
+        said["worker"],
+        said["rank"],
+        said["views"],
+    )
     assert steps == pytest.approx(said["steps"], rel=0.01)
     operators = said["operators"]
     assert isinstance(operators, dict)
@@ -92,5 +109,8 @@ def test_torch_tb_profiler_reads_it(trace: Path) -> None:
 
 @installed("hta")
 def test_holistic_trace_analysis_reads_it(trace: Path) -> None:
-    """It leaves the last step out. Five modules forward in each of the others; backward has its six stretches in each."""
+    """It leaves the last step out.
+
+    Five modules forward in each of the others; backward has its six stretches in each.
+    """
     assert {"slices": 2 * 5 + 2 * 6, "products": 2 * 4} == read_by(HTA, trace)

@@ -16,7 +16,9 @@ from lflops.trace.annotate import PROCESS, Calls, annotate
 from lflops.trace.record.tracer import Tracer
 from tests.support.traces_by_hand import gpu_traces
 
-validator = pytest.importorskip("torch.profiler._trace_validator", reason="torch has no validator of traces before 2.13")
+validator = pytest.importorskip(
+    "torch.profiler._trace_validator", reason="torch has no validator of traces before 2.13"
+)
 
 
 def violations(path: Path) -> list[str]:
@@ -28,10 +30,26 @@ def violations(path: Path) -> list[str]:
 
 def gpu_trace(folder: Path, rank: int, *, kernel_at: float = 20.0) -> Path:
     """A launch at 10 µs and its kernel, a collective that tells its message, and a node of backward."""
-    message = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 8, "Out msg nelems": 8, "Group size": 2}
+    message = {
+        "Collective name": "allreduce",
+        "dtype": "Float",
+        "In msg nelems": 8,
+        "Out msg nelems": 8,
+        "Group size": 2,
+    }
     events: list[dict[str, Any]] = [
-        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 10.0, "args": {"External id": 3, "correlation": 4}},
-        {"cat": "kernel", "name": f"gemm_{rank}", "ts": kernel_at, "args": {"External id": 3, "correlation": 4, "device": 0}},
+        {
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "ts": 10.0,
+            "args": {"External id": 3, "correlation": 4},
+        },
+        {
+            "cat": "kernel",
+            "name": f"gemm_{rank}",
+            "ts": kernel_at,
+            "args": {"External id": 3, "correlation": 4, "device": 0},
+        },
         {"cat": "cpu_op", "name": "record_param_comms", "ts": 30.0, "args": message},
         {
             "cat": "cpu_op",
@@ -42,7 +60,14 @@ def gpu_trace(folder: Path, rank: int, *, kernel_at: float = 20.0) -> Path:
     ]
     path = folder / f"a_{rank}.1.pt.trace.json"
     path.write_text(
-        json.dumps({"schemaVersion": 1, "traceEvents": [{"ph": "X", "pid": 1, "tid": 1, "dur": 2.0} | each for each in events]})
+        json.dumps(
+            {
+                "schemaVersion": 1,
+                "traceEvents": [
+                    {"ph": "X", "pid": 1, "tid": 1, "dur": 2.0} | each for each in events
+                ],
+            }
+        )
     )
     return path
 
@@ -56,7 +81,11 @@ def test_an_annotated_training_is_valid(tmp_path: Path) -> None:
     recording = tracer.stop(tmp_path, "host_0")
     assert recording is not None
     assert recording.raw is not None
-    annotate(recording.raw, Calls(batches=1, rank=0, world_size=1, calls=tuple(recording.calls)), recording.path)
+    annotate(
+        recording.raw,
+        Calls(batches=1, rank=0, world_size=1, calls=tuple(recording.calls)),
+        recording.path,
+    )
     assert PROCESS.encode() in gzip.decompress(recording.path.read_bytes())
     assert [] == violations(recording.path)
 
@@ -65,16 +94,27 @@ def test_a_merged_trace_is_valid(tmp_path: Path) -> None:
     """Both ranks have a launch 3 and a sequence 7, of other nodes, and rank 1's clock is 15 µs before rank 0's."""
     gpu_trace(tmp_path, 0)
     path = gpu_trace(tmp_path, 1)
-    path.write_text(path.read_text().replace('{"schemaVersion"', '{"baseTimeNanoseconds": -15000, "schemaVersion"'))
+    path.write_text(
+        path.read_text().replace(
+            '{"schemaVersion"', '{"baseTimeNanoseconds": -15000, "schemaVersion"'
+        )
+    )
     assert [] == violations(Path(merge(tmp_path).file))
 
 
 def test_the_validator_sees_what_is_wrong(tmp_path: Path) -> None:
-    """The planted culprits: a kernel before its launch, and two traces in one file with the same numbers."""
+    """The planted culprits.
+
+    A kernel before its launch, and two traces in one file with the same numbers.
+    """
     assert [] == violations(gpu_trace(tmp_path, 0))
     (early,) = violations(gpu_trace(tmp_path, 0, kernel_at=5.0))
     assert "_check_gpu_kernel_causality" in early
-    events = [event for rank in (0, 1) for event in json.loads(gpu_trace(tmp_path, rank).read_text())["traceEvents"]]
+    events = [
+        event
+        for rank in (0, 1)
+        for event in json.loads(gpu_trace(tmp_path, rank).read_text())["traceEvents"]
+    ]
     (tmp_path / "both.json").write_text(json.dumps(events))
     (shared,) = violations(tmp_path / "both.json")
     assert "_check_backward_seq_id_uniqueness" in shared

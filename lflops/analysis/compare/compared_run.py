@@ -1,4 +1,7 @@
-"""One run as a comparison reads it: made from a profile, or from the page's tables of one; and one module in two runs."""
+"""One run as a comparison reads it.
+
+Made from a profile, or from the page's tables of one; and one module in two runs.
+"""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,43 +33,66 @@ _WORK = ("macs", "flops", "bytes_moved")
 class RunFigures(Struct, frozen=True, kw_only=True):
     """The figures of a whole run. `None` is unknown."""
 
-    facts: Mapping[str, Fact]  # the circumstances that two runs can differ in
+    # the circumstances that two runs can differ in
+    facts: Mapping[str, Fact]
     counted: bool
-    phases_ran: tuple[Phase, ...]  # the phases in which anything ran
-    step: Measured | None  # of the clean steps. So are `phases`, `samples_per_second` and `tokens_per_second`.
+    # the phases in which anything ran
+    phases_ran: tuple[Phase, ...]
+    step: (
+        Measured | None
+        # of the clean steps. So are `phases`, `samples_per_second` and `tokens_per_second`.
+    )
     phases: Mapping[str, Measured]
     mfu: float | None
     samples_per_second: float | None
     tokens_per_second: float | None
     peak_bytes: int | None
-    has_reliable_times: bool = True  # whether the profile does not warn that its modules' times are no measure
-    cpu_lost: float | None = None  # the share of its CPU time that other processes took; `None` also on a GPU, whose time is another
+    has_reliable_times: bool = (
+        # whether the profile does not warn that its modules' times are no measure
+        True
+    )
+    cpu_lost: float | None = (
+        # the share of its CPU time that other processes took; `None` also on a GPU, whose time is
+        # another
+        None
+    )
 
 
 class ComparedRun(NamedTuple):
-    """What a comparison needs of one run: its figures, and the names and classes of its modules in the model's order."""
+    """What a comparison needs of one run.
+
+    Its figures, and the names and classes of its modules in the model's order.
+    """
 
     figures: RunFigures
     names: Sequence[str]
     kinds: Sequence[str]
-    # Lists with a value for each module, by the names of the payload's columns: `parameters`, `own_parameters`, `peak_bytes`, and for each
-    # phase `forward.macs` and so on. `PASS_PHASES` also have `forward.seconds`, `.error` in seconds, and `.calls`. A time with calls and
-    # without seconds is unknown, or of recompute within backward; without both there is none. Own figures of a phase are
-    # `forward.own_macs`.
+    # Lists with a value for each module, by the names of the payload's columns: `parameters`,
+    # `own_parameters`, `peak_bytes`, and for each phase `forward.macs` and so on. `PASS_PHASES`
+    # also have `forward.seconds`, `.error` in seconds, and `.calls`. A time with calls and without
+    # seconds is unknown, or of recompute within backward; without both there is none. Own figures
+    # of a phase are `forward.own_macs`.
     columns: Mapping[str, Sequence[Any]]
 
     @classmethod
     def from_tables(cls, figures: RunFigures, tables: Mapping[str, Any]) -> "ComparedRun":
         """Read back what the payload has, where a column of one value is that value, and a large count a text of its digits."""
-        # A `ValueError` says which column is missing or has other values, or that the names are no tree of modules.
+        # A `ValueError` says which column is missing or has other values, or that the names are no
+        # tree of modules.
         names = convert(tables.get("name"), list[str])
         known = set(names)
-        if len(known) < len(names) or "" not in known or any(name.rpartition(".")[0] not in known for name in names):
+        if (
+            len(known) < len(names)
+            or "" not in known
+            or any(name.rpartition(".")[0] not in known for name in names)
+        ):
             raise ValueError("the names are no tree of modules")
 
         def column(name: str, kind: Any) -> Any:
             given = tables.get(name, [])
-            values = convert(given if isinstance(given, list) else [given] * len(names), list[kind], strict=False)
+            values = convert(
+                given if isinstance(given, list) else [given] * len(names), list[kind], strict=False
+            )
             if len(values) != len(names):
                 raise ValueError(f"{name} has {len(values)} values for {len(names)} modules")
             return values
@@ -75,28 +101,42 @@ class ComparedRun(NamedTuple):
         columns = {"peak_bytes": column("peak_bytes", int | None)}
         columns |= {name: column(name, int) for name in ("parameters", "own_parameters")}
         columns |= {name: column(name, work) for phase in PHASES for name in _named(phase, _WORK)}
-        columns |= {name: column(name, int) for phase in PASS_PHASES for name in _named(phase, ["calls"])}
-        columns |= {name: column(name, float | None) for phase in PASS_PHASES for name in _named(phase, ["seconds", "error"])}
+        columns |= {
+            name: column(name, int) for phase in PASS_PHASES for name in _named(phase, ["calls"])
+        }
+        columns |= {
+            name: column(name, float | None)
+            for phase in PASS_PHASES
+            for name in _named(phase, ["seconds", "error"])
+        }
         return cls(figures, names, column("kind", str), columns)
 
 
 def module_patterns(run: ComparedRun) -> dict[str, str]:
     """Each module's name with `*` for the numbers of what repeats, as `Profile.patterns` has it."""
-    return patterns(dict(zip(run.names, zip(run.kinds, run.columns["parameters"], strict=True), strict=True)))
+    return patterns(
+        dict(zip(run.names, zip(run.kinds, run.columns["parameters"], strict=True), strict=True))
+    )
 
 
 def compared_run(profile: Profile, figures: RunFigures | None = None) -> ComparedRun:
     """Read what a comparison needs from a profile; its figures too, where they are not known."""
     modules = profile.modules.values()
     columns: dict[str, Sequence[Any]] = {
-        field: [getattr(module, field) for module in modules] for field in ("parameters", "own_parameters", "peak_bytes")
+        field: [getattr(module, field) for module in modules]
+        for field in ("parameters", "own_parameters", "peak_bytes")
     }
     for phase in PHASES:
         works = [module.work(phase) for module in modules]
         for field in (own + field for field in _WORK for own in _OWN_OR_INCLUSIVE):
             columns[f"{phase}.{field}"] = [getattr(work, field) for work in works]
     figures = figures or run_figures(profile, step_times(profile), utilization(profile).mfu)
-    return ComparedRun(figures, list(profile.modules), [module.kind for module in modules], columns | time_columns(profile))
+    return ComparedRun(
+        figures,
+        list(profile.modules),
+        [module.kind for module in modules],
+        columns | time_columns(profile),
+    )
 
 
 def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFigures:
@@ -117,15 +157,22 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
 
 
 def time_columns(profile: Profile) -> dict[str, list[Any]]:
-    """The columns of the times: their seconds, their errors in seconds, and the operator calls in them."""
+    """The columns of the times.
+
+    Their seconds, their errors in seconds, and the operator calls in them.
+    """
     columns: dict[str, list[Any]] = {}
     modules = profile.modules.values()
     for phase in PASS_PHASES:
         works = list(map(attrgetter(phase), modules))
         for own in _OWN_OR_INCLUSIVE:
             times = list(map(attrgetter(f"{own}seconds"), works))
-            columns[f"{phase}.{own}seconds"] = [None if time is None else time.median for time in times]
-            columns[f"{phase}.{own}error"] = [None if time is None else time.error for time in times]
+            columns[f"{phase}.{own}seconds"] = [
+                None if time is None else time.median for time in times
+            ]
+            columns[f"{phase}.{own}error"] = [
+                None if time is None else time.error for time in times
+            ]
             columns[f"{phase}.{own}calls"] = list(map(attrgetter(f"{own}calls"), works))
     return columns
 
@@ -154,7 +201,8 @@ class Change(Struct, frozen=True, kw_only=True, gc=False):
 class ModuleFigures(Struct, frozen=True, kw_only=True):
     """Work of the phases that both runs have, together, and the time of forward, backward and recompute.
 
-    The time is judged where MACs and FLOPs of each of these phases are the same; where the MACs differ it is compared a MAC, not judged.
+    The time is judged where MACs and FLOPs of each of these phases are the same; where the MACs
+    differ it is compared a MAC, not judged.
     """
 
     macs: Change
@@ -166,7 +214,12 @@ class ModuleFigures(Struct, frozen=True, kw_only=True):
     @property
     def differs(self) -> bool:
         """Whether the work or the parameters do."""
-        return self.macs.differs or self.flops.differs or self.bytes_moved.differs or self.parameters.differs
+        return (
+            self.macs.differs
+            or self.flops.differs
+            or self.bytes_moved.differs
+            or self.parameters.differs
+        )
 
 
 class SharedPhases:
@@ -179,7 +232,11 @@ class SharedPhases:
             return [run.columns[f"{phase}.{field}"] for phase in phases]
 
         def sums(phases: Sequence[Phase], field: str) -> list[int]:
-            return [sum(values) for values in zip(*columns(phases, field), strict=True)] if phases else [0] * len(run.names)
+            return (
+                [sum(values) for values in zip(*columns(phases, field), strict=True)]
+                if phases
+                else [0] * len(run.names)
+            )
 
         self.run = run
         self.counted = run.figures.counted
@@ -188,27 +245,48 @@ class SharedPhases:
         self.times: dict[str, list[list[tuple[float | None, float | None]]]] = {}
         for own in ("", "own_"):
             if self.counted:
-                self.work |= {own + field: sums(phases, own + field) for field in ("macs", "flops", "bytes_moved")}
+                self.work |= {
+                    own + field: sums(phases, own + field)
+                    for field in ("macs", "flops", "bytes_moved")
+                }
                 self.work[f"{own}timed_macs"] = sums(timed, f"{own}macs")
                 both = [*columns(timed, f"{own}macs"), *columns(timed, f"{own}flops")]
-                self.timed_work[own] = list(zip(*both, strict=True)) if both else [()] * len(run.names)
+                self.timed_work[own] = (
+                    list(zip(*both, strict=True)) if both else [()] * len(run.names)
+                )
             self.times[own] = [[] for _ in run.names]
             for phase in timed:
-                seconds, errors, calls = (run.columns[f"{phase}.{own}{field}"] for field in ("seconds", "error", "calls"))
-                for times, each, error, ran in zip(self.times[own], seconds, errors, calls, strict=True):
-                    if each is not None or (ran and phase != "recompute"):  # a fused attention's is within backward
+                seconds, errors, calls = (
+                    run.columns[f"{phase}.{own}{field}"] for field in ("seconds", "error", "calls")
+                )
+                for times, each, error, ran in zip(
+                    self.times[own], seconds, errors, calls, strict=True
+                ):
+                    if each is not None or (
+                        ran and phase != "recompute"
+                        # a fused attention's is within backward
+                    ):
                         times.append((each, error))
 
 
 class ModuleSide(NamedTuple):
     """A module in one of the runs."""
 
-    of: SharedPhases  # the run
-    rows: Sequence[int]  # of it and of what it wraps, the outermost first, as positions in columns. Inclusive is that of the first.
+    # the run
+    of: SharedPhases
+    rows: Sequence[
+        int
+        # of it and of what it wraps, the outermost first, as positions in columns. Inclusive is that of
+        # the first.
+    ]
 
     def work(self, field: str) -> int | None:
         """A count of all phases, as `macs` or `own_macs`."""
-        return self._sum(self.of.work[field], own=field.startswith("own_")) if self.of.counted else None
+        return (
+            self._sum(self.of.work[field], own=field.startswith("own_"))
+            if self.of.counted
+            else None
+        )
 
     def timed_work(self, *, own: bool) -> tuple[int, ...]:
         """The MACs and the FLOPs of each phase that has times."""
@@ -229,11 +307,17 @@ class ModuleSide(NamedTuple):
         if field == "macs" and not self.of.counted:
             return None
         column = self.of.run.columns[f"{phase}.{'own_' if own else ''}{field}"]
-        return None if own and any(column[row] is None for row in self.rows) else self._sum(column, own=own)
+        return (
+            None
+            if own and any(column[row] is None for row in self.rows)
+            else self._sum(column, own=own)
+        )
 
     def parameters(self, *, own: bool) -> int:
         """Distinct ones."""
-        parameters: int = self._sum(self.of.run.columns["own_parameters" if own else "parameters"], own=own)
+        parameters: int = self._sum(
+            self.of.run.columns["own_parameters" if own else "parameters"], own=own
+        )
         return parameters
 
     def peak(self) -> int | None:
@@ -241,7 +325,11 @@ class ModuleSide(NamedTuple):
         return peak
 
     def _sum(self, column: Sequence[Any], *, own: bool) -> Any:
-        return sum(column[row] for row in self.rows) if own and len(self.rows) > 1 else column[self.rows[0]]
+        return (
+            sum(column[row] for row in self.rows)
+            if own and len(self.rows) > 1
+            else column[self.rows[0]]
+        )
 
 
 class ModulePair(NamedTuple):
@@ -252,15 +340,24 @@ class ModulePair(NamedTuple):
 
     def change(self, figure: Callable[[ModuleSide], float | None]) -> Change:
         before, after = self
-        return Change(before=None if before is None else figure(before), after=None if after is None else figure(after))
+        return Change(
+            before=None if before is None else figure(before),
+            after=None if after is None else figure(after),
+        )
 
     def times(self, *, own: bool) -> tuple[Measured | None, Measured | None]:
         before, after = self
-        return None if before is None else before.time(own=own), None if after is None else after.time(own=own)
+        return None if before is None else before.time(
+            own=own
+        ), None if after is None else after.time(own=own)
 
     def same_work(self, *, own: bool) -> bool:
         """Whether MACs and FLOPs of each phase that has times are known to be the same."""
-        if self.before is None or self.after is None or not (self.before.of.counted and self.after.of.counted):
+        if (
+            self.before is None
+            or self.after is None
+            or not (self.before.of.counted and self.after.of.counted)
+        ):
             return False
         return self.before.timed_work(own=own) == self.after.timed_work(own=own)
 
@@ -272,6 +369,13 @@ class ModulePair(NamedTuple):
             time = judge.timing(first, second, explained)
         else:
             macs = self.change(lambda side: side.work(f"{prefix}timed_macs")).ratio
-            time = judge.cost(first, second, macs) if judge and own else unjudged(first, second, macs)
-        work = {field: self.change(partial(ModuleSide.work, field=prefix + field)) for field in ("macs", "flops", "bytes_moved")}
-        return ModuleFigures(**work, parameters=self.change(partial(ModuleSide.parameters, own=own)), time=time)
+            time = (
+                judge.cost(first, second, macs) if judge and own else unjudged(first, second, macs)
+            )
+        work = {
+            field: self.change(partial(ModuleSide.work, field=prefix + field))
+            for field in ("macs", "flops", "bytes_moved")
+        }
+        return ModuleFigures(
+            **work, parameters=self.change(partial(ModuleSide.parameters, own=own)), time=time
+        )

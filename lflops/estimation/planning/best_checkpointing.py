@@ -1,4 +1,6 @@
-"""`best_checkpointing`: which blocks to recompute for a budget of bytes at the least cost, from a few estimates.
+"""`best_checkpointing`.
+
+Which blocks to recompute for a budget of bytes at the least cost, from a few estimates.
 
 The plan is a value, with a table and code.
 """
@@ -33,24 +35,42 @@ _HEADS = ("recomputed", "peak", "saved", "FLOPs more", "of the step's", "time mo
 class Alternative(Struct, frozen=True, kw_only=True):
     """One way to checkpoint a model."""
 
-    policy: str  # the policy of every block; `best` for the plan's own
-    peak_bytes: int  # the peak of live tensors
-    estimated: bool  # whether a whole estimate says so; else it follows from the blocks of other estimates
-    flops: int  # FLOPs that run once more
-    seconds: float | None  # the least time that they take on the chip; `None` where no chip is known
+    # the policy of every block; `best` for the plan's own
+    policy: str
+    # the peak of live tensors
+    peak_bytes: int
+    estimated: (
+        # whether a whole estimate says so; else it follows from the blocks of other estimates
+        bool
+    )
+    # FLOPs that run once more
+    flops: int
+    seconds: (
+        float | None
+        # the least time that they take on the chip; `None` where no chip is known
+    )
 
 
 class CheckpointingPlan(Struct, frozen=True, kw_only=True):
     """What each block recomputes, so that a step fits into a budget at the least cost."""
 
-    policies: Mapping[str, Policy]  # by block, in the order of their forward
-    memory_bytes: int  # the budget for live tensors
-    fits: bool  # whether the estimate of the step with these policies is within the budget. If not, it is the lowest peak that was found.
-    predicted_bytes: int  # the peak that the blocks' bytes add up to
-    alternatives: tuple[Alternative, ...]  # the same policy for every block, and the plan
-    profile: Profile  # the estimate of the step with these policies
-    estimates: int  # how many estimates were made
-    room: Room | None = None  # what the step needs of the chip, where its memory is the budget
+    # by block, in the order of their forward
+    policies: Mapping[str, Policy]
+    # the budget for live tensors
+    memory_bytes: int
+    # whether the estimate of the step with these policies is within the budget. If not, it is the
+    # lowest peak that was found.
+    fits: bool
+    # the peak that the blocks' bytes add up to
+    predicted_bytes: int
+    # the same policy for every block, and the plan
+    alternatives: tuple[Alternative, ...]
+    # the estimate of the step with these policies
+    profile: Profile
+    # how many estimates were made
+    estimates: int
+    # what the step needs of the chip, where its memory is the budget
+    room: Room | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -63,9 +83,21 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         total = sum(cell.flops for cell in self.profile.cells) - self.alternatives[-1].flops
         rows: list[tuple[str, ...]] = [("", *_HEADS)]
         for each in self.alternatives:
-            more = units.count(each.flops), units.percent(each.flops / total if total else None), units.duration(each.seconds)
+            more = (
+                units.count(each.flops),
+                units.percent(each.flops / total if total else None),
+                units.duration(each.seconds),
+            )
             saved = units.size(plain.peak_bytes - each.peak_bytes)
-            rows.append((each.policy, self._recomputed(each.policy), units.size(each.peak_bytes), saved, *more))
+            rows.append(
+                (
+                    each.policy,
+                    self._recomputed(each.policy),
+                    units.size(each.peak_bytes),
+                    saved,
+                    *more,
+                )
+            )
         if all(each.seconds is None for each in self.alternatives):
             rows = [row[:-1] for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -89,12 +121,25 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
         selective = "selective" in used
         lines = ["from functools import partial", ""]
         lines += ["import torch"] if selective else []
-        lines += [f"from torch.utils.checkpoint import checkpoint{', create_selective_checkpoint_contexts' if selective else ''}", "", ""]
+        lines += [
+            f"from torch.utils.checkpoint import checkpoint{', create_selective_checkpoint_contexts' if selective else ''}",
+            "",
+            "",
+        ]
         lines += ["def recompute(block, **how):"]
-        lines += ["    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **how)", "", ""]
+        lines += [
+            "    block.forward = partial(checkpoint, block.forward, use_reentrant=False, **how)",
+            "",
+            "",
+        ]
         if selective:
             kept = (f"    torch.ops.aten.{name}.default," for name in KEPT)
-            lines += ["kept = [", *kept, "]", "selective = partial(create_selective_checkpoint_contexts, kept)"]
+            lines += [
+                "kept = [",
+                *kept,
+                "]",
+                "selective = partial(create_selective_checkpoint_contexts, kept)",
+            ]
         for policy in used:
             how = ", context_fn=selective" if policy == "selective" else ""
             lines += _loops([block for block, each in self.policies.items() if each == policy], how)
@@ -103,7 +148,9 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
     def _recomputed(self, policy: str) -> str:
         if policy != "best":
             return "0" if policy == "none" else str(len(self.policies))
-        numbers = {each: sum(chosen == each for chosen in self.policies.values()) for each in POLICIES[1:]}
+        numbers = {
+            each: sum(chosen == each for chosen in self.policies.values()) for each in POLICIES[1:]
+        }
         return ", ".join(f"{number} {each}" for each, number in numbers.items() if number) or "0"
 
 
@@ -117,9 +164,12 @@ def _loops(blocks: Sequence[str], how: str) -> Iterator[str]:
         yield f'    recompute(model.get_submodule(f"{prefix}{{index}}"){how})'
 
 
-REPAIRS = 3  # how often the budget of the search is lowered by what an estimate needs beyond it
+# how often the budget of the search is lowered by what an estimate needs beyond it
+REPAIRS = 3
 
-EXACT = 0.001  # the share by which a folded model's prediction may be off the whole model's estimate. Otherwise the whole model is tried.
+# the share by which a folded model's prediction may be off the whole model's estimate. Otherwise
+# the whole model is tried.
+EXACT = 0.001
 
 
 def best_checkpointing(
@@ -136,41 +186,66 @@ def best_checkpointing(
 ) -> CheckpointingPlan:
     """Choose what each block recomputes in backward, so that a training step fits into a budget and recomputes as little as possible.
 
-    A block is a module made of others that its container numbers, as `layers.0`. Each recomputes nothing, all but its linear layers,
-    convolutions and fused attention (`selective`), or all (`full`). A few estimates show what each block keeps; the chosen policies are
-    estimated as a whole. Nothing is allocated. The model is not changed: `code()` of the plan has the lines that apply it.
+    A block is a module made of others that its container numbers, as `layers.0`. Each recomputes
+    nothing, all but its linear layers, convolutions and fused attention (`selective`), or all
+    (`full`). A few estimates show what each block keeps; the chosen policies are estimated as a
+    whole. Nothing is allocated. The model is not changed: `code()` of the plan has the lines that
+    apply it.
 
     Args:
-        model: A module, or a function that builds one, as in `estimate`; its code must not checkpoint.
+        model: A module, or a function that builds one, as in `estimate`; its code must not
+            checkpoint.
         args: Its positional arguments; a lone tensor stands for itself.
         kwargs: Its keyword arguments.
-        memory_bytes: The budget for live tensors; `None` is what a step may take that `fits` on the chip `hardware`.
+        memory_bytes: The budget for live tensors; `None` is what a step may take that `fits` on the
+            chip `hardware`.
         loss: From the output to a scalar, as in `estimate`.
         optimizer: Makes an optimizer from a list of parameters, as in `estimate`.
-        hardware: The chip, as in `estimate`. If it is given, the least time on it is minimized, else FLOPs are.
+        hardware: The chip, as in `estimate`. If it is given, the least time on it is minimized,
+            else FLOPs are.
         mesh: Ranks by dimension, as in `estimate`; of a built model only.
-        round_to: The size of each tensor is rounded up to a multiple of so many bytes, as in `estimate`.
+        round_to: The size of each tensor is rounded up to a multiple of so many bytes, as in
+            `estimate`.
 
     Raises:
-        CountError: An argument is wrong, the model has no blocks, or some code needs the value of a tensor.
+        CountError: An argument is wrong, the model has no blocks, or some code needs the value of a
+            tensor.
         HardwareError: The chip is unknown.
     """
     caller = "best_checkpointing"
     args = (args,) if isinstance(args, Tensor) else args
     held = checked_model(caller, model, args, kwargs, loss, backward=True, mesh=mesh)
     estimator = Estimator(
-        caller=caller, backward=True, optimizer=optimizer, hardware=hardware, mesh=checked_mesh(caller, mesh), round_to=round_to
+        caller=caller,
+        backward=True,
+        optimizer=optimizer,
+        hardware=hardware,
+        mesh=checked_mesh(caller, mesh),
+        round_to=round_to,
     )
-    make = partial(built, model) if mesh else cache(partial(built, model))  # what is sharded is built for each estimate
+    make = (
+        partial(built, model) if mesh else cache(partial(built, model))
+        # what is sharded is built for each estimate
+    )
     return search(
-        estimator, lambda: Subject(make(), args, dict(kwargs or {}), loss), memory_bytes, held=(*held, *tensors_in((args, kwargs)))
+        estimator,
+        lambda: Subject(make(), args, dict(kwargs or {}), loss),
+        memory_bytes,
+        held=(*held, *tensors_in((args, kwargs))),
     )
 
 
 def search(
-    estimator: Estimator, make: Callable[[], Subject], memory_bytes: float | None, *, held: Iterable[Tensor] = ()
+    estimator: Estimator,
+    make: Callable[[], Subject],
+    memory_bytes: float | None,
+    *,
+    held: Iterable[Tensor] = (),
 ) -> CheckpointingPlan:
-    """The plan for the step that an estimator runs, which goes backward; `held` is as in `Estimator.run`."""
+    """The plan for the step that an estimator runs, which goes backward.
+
+    `held` is as in `Estimator.run`.
+    """
     budget = _budget(estimator, memory_bytes)
     with estimator.started(held) as run:
         return _plan(BlockTrials(estimator, run, make), budget, by_room=memory_bytes is None)
@@ -185,7 +260,10 @@ def _budget(estimator: Estimator, memory_bytes: Any) -> int:
 
 
 def _plan(trials: BlockTrials, budget: int, *, by_room: bool) -> CheckpointingPlan:
-    """Estimate, choose, and estimate what was chosen: of a folded model if that shows the same as the whole one."""
+    """Estimate, choose, and estimate what was chosen.
+
+    Of a folded model if that shows the same as the whole one.
+    """
     try:
         chain = trials.chain(fold=True)
     except Exception:  # noqa: BLE001 - some models do not run with fewer blocks: what is wrong with the whole one comes up below
@@ -229,7 +307,9 @@ def _chosen(trials: BlockTrials, chain: Chain, budget: int, *, by_room: bool) ->
 
 
 def _choice(chain: Chain, budget: int) -> tuple[Policy, ...]:
-    found = cheapest_choice(chain, POLICIES, budget) or cheapest_choice(chain, POLICIES, lowest_peak(chain, POLICIES))
+    found = cheapest_choice(chain, POLICIES, budget) or cheapest_choice(
+        chain, POLICIES, lowest_peak(chain, POLICIES)
+    )
     return cast("tuple[Policy, ...]", found)
 
 
@@ -237,7 +317,11 @@ def _bytes_over_budget(profile: Profile, budget: int, *, by_room: bool) -> int:
     needs = room_for(profile, profile.run.hardware) if by_room else None
     if needs is None:
         return memory_of(profile).peak_bytes - budget
-    return 0 if needs.verdict == "fits" else max(1, int(needs.needed_bytes - needs.usable_bytes * (1 - TIGHT)))
+    return (
+        0
+        if needs.verdict == "fits"
+        else max(1, int(needs.needed_bytes - needs.usable_bytes * (1 - TIGHT)))
+    )
 
 
 def _alternative(chain: Chain, policy: str, choices: Sequence[Policy]) -> Alternative:

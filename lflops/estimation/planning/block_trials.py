@@ -1,4 +1,7 @@
-"""Estimates of a model with some policies, and the chain of blocks that they show. A deep model is tried with fewer of its equal blocks."""
+"""Estimates of a model with some policies, and the chain of blocks that they show.
+
+A deep model is tried with fewer of its equal blocks.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,13 +14,26 @@ from lflops.analysis.roofline import lower_bound
 from lflops.errors import CountError
 from lflops.estimation.changes import POLICIES, Policy, checkpointed, recomputable
 from lflops.estimation.estimate import Estimator, Subject
-from lflops.estimation.planning.block_chain import Chain, Key, Trial, chain_of, key_of, keys_of, read, settled_by, unit_numbers, units_of
+from lflops.estimation.planning.block_chain import (
+    Chain,
+    Key,
+    Trial,
+    chain_of,
+    key_of,
+    keys_of,
+    read,
+    settled_by,
+    unit_numbers,
+    units_of,
+)
 from lflops.inputs.arguments import check_module
 from lflops.profile.profile import Cell, Memory, Profile
 from lflops.profile.series import gathered, grouped
 
-KEPT = 6  # blocks of a run in a folded model: in the middle there are two with neighbours like themselves
-WORTHWHILE = 10  # shorter runs are not folded
+# blocks of a run in a folded model: in the middle there are two with neighbours like themselves
+KEPT = 6
+# shorter runs are not folded
+WORTHWHILE = 10
 
 
 class Fold(NamedTuple):
@@ -41,7 +57,8 @@ class Fold(NamedTuple):
 
 def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
     """The runs of equal blocks that are worth folding."""
-    # Blocks are equal that have the same classes, parameters and settings. A setting that counts with the block is its number.
+    # Blocks are equal that have the same classes, parameters and settings. A setting that counts
+    # with the block is its number.
     runs: list[list[str]] = []
     for name in blocks:
         container, _, number = name.rpartition(".")
@@ -50,7 +67,11 @@ def folds_of(blocks: Mapping[str, nn.Module]) -> list[Fold]:
             runs[-1].append(name)
         else:
             runs.append([name])
-    return [Fold(run[0].rpartition(".")[0], int(run[0].rpartition(".")[2]), len(run)) for run in runs if len(run) >= WORTHWHILE]
+    return [
+        Fold(run[0].rpartition(".")[0], int(run[0].rpartition(".")[2]), len(run))
+        for run in runs
+        if len(run) >= WORTHWHILE
+    ]
 
 
 def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
@@ -61,13 +82,20 @@ def shorter_folds(folds: Sequence[Fold]) -> Iterator[tuple[Fold, list[Fold]]]:
 
 @contextlib.contextmanager
 def folded(model: nn.Module, folds: Sequence[Fold]) -> Iterator[None]:
-    """A context in which the model lacks what is removed; the others of a container are numbered anew."""
+    """A context in which the model lacks what is removed.
+
+    The others of a container are numbered anew.
+    """
     removed = _removed(folds)
     containers = {name: model.get_submodule(name) for name in removed}
     before = {name: dict(container.named_children()) for name, container in containers.items()}
     try:
         for name, container in containers.items():
-            left = [module for number, module in before[name].items() if int(number) not in removed[name]]
+            left = [
+                module
+                for number, module in before[name].items()
+                if int(number) not in removed[name]
+            ]
             _refill(container, {str(number): module for number, module in enumerate(left)})
         yield
     finally:
@@ -84,23 +112,38 @@ def full_names(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, str]:
         gone = removed.get(container, [])
         if int(number) not in gone:
             shift = sum(each < int(number) for each in gone)
-            names[f"{container}.{int(number) - shift}" if container else str(int(number) - shift)] = block
+            names[
+                f"{container}.{int(number) - shift}" if container else str(int(number) - shift)
+            ] = block
     return names
 
 
 def stretched(chain: Chain, after: int, copies: int, *, base: int, fixed: int) -> Chain | None:
-    """The chain with copies of block `after` behind it; `None` if it and the next one did not run the same operators."""
-    # Each copy adds `base` to what is alive before the first block, and `fixed` to the most that is alive outside of the blocks.
+    """The chain with copies of block `after` behind it.
+
+    `None` if it and the next one did not run the same operators.
+    """
+    # Each copy adds `base` to what is alive before the first block, and `fixed` to the most that is
+    # alive outside of the blocks.
     if chain.kinds[after] != chain.kinds[after + 1]:
         return None
-    each = chain.offsets[after] - chain.offsets[after + 1]  # gradients of one block
+    # gradients of one block
+    each = chain.offsets[after] - chain.offsets[after + 1]
     between = [chain.offsets[after + 1] + each * (copies - copy) for copy in range(copies)]
     return replace(
         chain,
-        kinds=(*chain.kinds[: after + 1], *[chain.kinds[after]] * copies, *chain.kinds[after + 1 :]),
+        kinds=(
+            *chain.kinds[: after + 1],
+            *[chain.kinds[after]] * copies,
+            *chain.kinds[after + 1 :],
+        ),
         base=chain.base + base * copies,
         fixed=chain.fixed + fixed * copies,
-        offsets=(*(offset + each * copies for offset in chain.offsets[: after + 1]), *between, *chain.offsets[after + 1 :]),
+        offsets=(
+            *(offset + each * copies for offset in chain.offsets[: after + 1]),
+            *between,
+            *chain.offsets[after + 1 :],
+        ),
     )
 
 
@@ -117,45 +160,81 @@ def _refill(container: nn.Module, children: Mapping[str, nn.Module]) -> None:
 
 def _are_equal(block: nn.Module, following: nn.Module) -> bool:
     pairs = list(zip(block.named_modules(), following.named_modules(), strict=False))
-    if len(pairs) != sum(1 for _ in block.modules()) or len(pairs) != sum(1 for _ in following.modules()):
+    if len(pairs) != sum(1 for _ in block.modules()) or len(pairs) != sum(
+        1 for _ in following.modules()
+    ):
         return False
-    return all(name == its and _make(module) == _make(other) and _settings_agree(module, other) for (name, module), (its, other) in pairs)
+    return all(
+        name == its and _make(module) == _make(other) and _settings_agree(module, other)
+        for (name, module), (its, other) in pairs
+    )
 
 
 def _make(module: nn.Module) -> tuple[Any, ...]:
     held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-    return type(module), module.training, tuple((name, each.shape, each.dtype, each.requires_grad) for name, each in held)
+    return (
+        type(module),
+        module.training,
+        tuple((name, each.shape, each.dtype, each.requires_grad) for name, each in held),
+    )
 
 
 def _settings_agree(module: nn.Module, following: nn.Module) -> bool:
     """Whether plain attributes are equal, but for numbers that count with the block."""
     own, other = (
-        {name: value for name, value in vars(each).items() if value is None or isinstance(value, bool | int | float | str | tuple)}
+        {
+            name: value
+            for name, value in vars(each).items()
+            if value is None or isinstance(value, bool | int | float | str | tuple)
+        }
         for each in (module, following)
     )
     counting = {
-        name: value for name, value in other.items() if type(value) is int and type(before := own.get(name)) is int and value == before + 1
+        name: value
+        for name, value in other.items()
+        if type(value) is int and type(before := own.get(name)) is int and value == before + 1
     }
     return own.keys() == other.keys() and own | counting == other
 
 
-FEMTO = 1e-15  # seconds are whole numbers of these while costs are compared, so that equal sums are equal
+# seconds are whole numbers of these while costs are compared, so that equal sums are equal
+FEMTO = 1e-15
 
 
 class BlockTrials:
-    """Estimates of one model, by an estimator that goes backward and its started `run`; `make` makes the subject."""
+    """Estimates of one model, by an estimator that goes backward and its started `run`.
 
-    def __init__(self, estimator: Estimator, run: Callable[[Callable[[], Subject]], Profile], make: Callable[[], Subject]) -> None:
+    `make` makes the subject.
+    """
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        run: Callable[[Callable[[], Subject]], Profile],
+        make: Callable[[], Subject],
+    ) -> None:
         self._estimator, self._run, self._make = estimator, run, make
         self._blocks: list[str] = []
         self._work: list[int] = []
         self._whole: Trial | None = None
-        self.made = 0  # estimates
-        self.folds: list[Fold] = []  # the runs of equal blocks that are worth folding, once an estimate was made
-        self.units: list[tuple[str, ...]] = []  # the blocks that make one choice, of the chain that was found last
+        # estimates
+        self.made = 0
+        self.folds: list[
+            Fold
+            # the runs of equal blocks that are worth folding, once an estimate was made
+        ] = []
+        self.units: list[
+            tuple[str, ...]
+            # the blocks that make one choice, of the chain that was found last
+        ] = []
 
-    def estimate(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None = ()) -> Profile:
-        """The step with these policies by block; the others recompute nothing. `folds` are left out; `None` is all that is worth it."""
+    def estimate(
+        self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None = ()
+    ) -> Profile:
+        """The step with these policies by block; the others recompute nothing.
+
+        `folds` are left out; `None` is all that is worth it.
+        """
         self.made += 1
         with contextlib.ExitStack() as stack:
 
@@ -165,7 +244,9 @@ class BlockTrials:
                 blocks = recomputable(self._estimator.caller, subject.model)
                 self._blocks, self.folds = list(blocks), folds_of(blocks)
                 stack.enter_context(folded(subject.model, self.folds if folds is None else folds))
-                stack.enter_context(checkpointed(recomputable(self._estimator.caller, subject.model), policies))
+                stack.enter_context(
+                    checkpointed(recomputable(self._estimator.caller, subject.model), policies)
+                )
                 return subject
 
             return self._run(make)
@@ -173,8 +254,8 @@ class BlockTrials:
     def chain(self, *, fold: bool) -> Chain | None:
         """What the blocks keep, by estimates that show each pair of policies for each two kinds of neighbours.
 
-        With `fold` a model without most of its equal blocks is estimated; `None` comes back if there are none to leave out, or if these did
-        not run the same operators.
+        With `fold` a model without most of its equal blocks is estimated; `None` comes back if
+        there are none to leave out, or if these did not run the same operators.
         """
         first = self._whole or self._first(None if fold else ())
         folds, units = (self.folds if fold else []), self.units
@@ -183,7 +264,12 @@ class BlockTrials:
             return None
         kinds, trials = first.reading.kinds, [first]
         places = range(len(kinds))
-        wanted = {key_of(kinds, place, before, choice) for place in places for before in POLICIES for choice in POLICIES}
+        wanted = {
+            key_of(kinds, place, before, choice)
+            for place in places
+            for before in POLICIES
+            for choice in POLICIES
+        }
         wanted -= set(keys_of(kinds, first.choices))
         ends = {*POLICIES} - {first.choices[-1]}
         while wanted or ends:
@@ -206,7 +292,11 @@ class BlockTrials:
             before = (fold.block(fold.removed[0] - 1),)
             after = units.index(before) if before in units else None
             base, fixed = chain.base - shorter.starts[0], chain.fixed - shorter.fixed
-            found = None if after is None else stretched(whole, after, len(removed), base=base, fixed=fixed)
+            found = (
+                None
+                if after is None
+                else stretched(whole, after, len(removed), base=base, fixed=fixed)
+            )
             if found is None or after is None:
                 return None
             whole, units = found, [*units[: after + 1], *removed, *units[after + 1 :]]
@@ -217,17 +307,25 @@ class BlockTrials:
         """The estimate without recomputation, which finds the blocks."""
         steps = self._steps({}, folds)
         names = full_names(self.folds if folds is None else folds, self._blocks)
-        self.units = units_of(memory_of(steps[-1]).timeline, steps[-1].modules.keys() & names.keys())
+        self.units = units_of(
+            memory_of(steps[-1]).timeline, steps[-1].modules.keys() & names.keys()
+        )
         if not self.units:
-            raise CountError(f"{self._estimator.caller}: none of the blocks ran: {', '.join(self._blocks)}")
-        self._work = [sum(steps[-1].modules[block].forward.flops for block in unit) for unit in self.units]
+            raise CountError(
+                f"{self._estimator.caller}: none of the blocks ran: {', '.join(self._blocks)}"
+            )
+        self._work = [
+            sum(steps[-1].modules[block].forward.flops for block in unit) for unit in self.units
+        ]
         return self._trial(["none"] * len(self.units), steps)
 
     def _trial(self, choices: Sequence[Policy], steps: Sequence[Profile]) -> Trial:
         try:
             readings = [read(memory_of(step).timeline, self.units, self._work) for step in steps]
         except ValueError as error:
-            raise CountError(f"{self._estimator.caller}: {error}: the loss needs a gradient of some parameter") from error
+            raise CountError(
+                f"{self._estimator.caller}: {error}: the loss needs a gradient of some parameter"
+            ) from error
         reading = replace(readings[-1], fixed=max(each.fixed for each in readings))
         cells = self._recomputed(steps[-1])
         bounds = [lower_bound(replace(steps[-1], cells=some)) for some in cells]
@@ -241,7 +339,10 @@ class BlockTrials:
 
     def _recomputed(self, profile: Profile) -> list[tuple[Cell, ...]]:
         number_of = unit_numbers(self.units)
-        cells = grouped((cell for cell in profile.cells if cell.phase == "recompute"), lambda cell: number_of(cell.module))
+        cells = grouped(
+            (cell for cell in profile.cells if cell.phase == "recompute"),
+            lambda cell: number_of(cell.module),
+        )
         return [tuple(cells.get(number, ())) for number in range(len(self.units))]
 
     def _steps(self, policies: Mapping[str, Policy], folds: Sequence[Fold] | None) -> list[Profile]:
@@ -249,7 +350,10 @@ class BlockTrials:
         self._estimator.watch = steps.append
         profile = self.estimate(policies, folds)
         self._estimator.watch = None
-        return [replace(step, run=profile.run) for step in steps[-1 if self._estimator.optimizer is None else -2 :]]
+        return [
+            replace(step, run=profile.run)
+            for step in steps[-1 if self._estimator.optimizer is None else -2 :]
+        ]
 
 
 def policies_of(units: Sequence[tuple[str, ...]], choices: Sequence[Policy]) -> dict[str, Policy]:
@@ -273,7 +377,11 @@ def _next_choices(kinds: Sequence[int], wanted: set[Key], ends: set[Policy]) -> 
         gains: dict[Policy, tuple[bool, int]] = {}
         for choice in POLICIES:
             key = key_of(kinds, index, choices[-1] if choices else None, choice)
-            onward = [(kind, following, choice, after) in left - {key} for after in POLICIES] if following is not None else [choice in ends]
+            onward = (
+                [(kind, following, choice, after) in left - {key} for after in POLICIES]
+                if following is not None
+                else [choice in ends]
+            )
             gains[choice] = key in left, sum(onward)
         best = max(POLICIES, key=gains.__getitem__)
         choices.append(best)

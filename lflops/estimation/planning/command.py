@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from lflops.estimation.planning.plan import Configuration, Plan
 
 HELP = help_of(__file__)
-_SHARE = 16  # samples of a GPU, where no batch is given
+# samples of a GPU, where no batch is given
+_SHARE = 16
 
 
 def plan(
@@ -37,12 +38,15 @@ def plan(
     network: Annotated[float | None, typer.Option(metavar="N", min=1, help=HELP["network"])] = None,
     devices_per_host: Annotated[int, typer.Option(metavar="N", help=HELP["devices_per_host"])] = 8,
     top: Annotated[int, typer.Option(metavar="N", min=1, help=HELP["top"])] = 12,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help=HELP["trust_remote_code"])] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help=HELP["trust_remote_code"])
+    ] = False,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["save"])] = None,
     as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> None:
     """Rank meshes, micro batches and checkpointing of a training by the predicted time of a step, of those that fit."""
-    from lflops.estimation.from_config import TOKENS, is_config  # with torch
+    # with torch
+    from lflops.estimation.from_config import TOKENS, is_config
     from lflops.estimation.optimizer_step import makes_optimizer
     from lflops.estimation.planning.plan import plan as find
 
@@ -60,17 +64,26 @@ def plan(
         )
     if save is not None:
         if found.profile is None:
-            raise UsageError(f"--save {save}: no configuration without a pipeline fits, so there is no profile")
+            raise UsageError(
+                f"--save {save}: no configuration without a pipeline fits, so there is no profile"
+            )
         found.profile.save(save)
     tokens = seq or (TOKENS if is_config(target) else None)
     if as_json:
-        write_json({**{name: value for name, value in asdict(found).items() if name != "profile"}, "tokens_of_a_sample": tokens})
+        write_json(
+            {
+                **{name: value for name, value in asdict(found).items() if name != "profile"},
+                "tokens_of_a_sample": tokens,
+            }
+        )
     else:
         draw(Group(*_parts(found, tokens, top)))
 
 
 def _parts(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableType]:
-    of = f"{counted(found.gpus, 'GPU')} of {found.hardware}, {counted(found.batch, 'sample')} a step"
+    of = (
+        f"{counted(found.gpus, 'GPU')} of {found.hardware}, {counted(found.batch, 'sample')} a step"
+    )
     yield text(f"{of}; {counted(found.estimates, 'estimate')}", "bold")
     if not (found.configurations or found.not_predicted):
         yield text("nothing fits", "yellow")
@@ -78,21 +91,36 @@ def _parts(found: "Plan", tokens: int | None, top: int) -> Iterator[RenderableTy
         yield ""
         yield _table(found.configurations[:top], found.batch, tokens)
         yield text(f"{found.configurations[0].name} has {found.configurations[0].reason}")
-        yield prose(f"Ties share a place; {_more(found.configurations, top)}! is a tight fit.", "dim")
+        yield prose(
+            f"Ties share a place; {_more(found.configurations, top)}! is a tight fit.", "dim"
+        )
     # Of a mesh whose other configurations are not predicted either, the one with the lowest bound.
     known = {each.name for each in found.configurations}
-    best = [*{each.name: each for each in reversed(found.not_predicted) if each.name not in known}.values()][::-1]
+    best = [
+        *{
+            each.name: each for each in reversed(found.not_predicted) if each.name not in known
+        }.values()
+    ][::-1]
     if rows := sorted(best, key=lambda each: each.least_seconds or 0.0)[:top]:
         yield ""
-        reasons = {re.sub(r"\d", "", each.why_not or ""): each.why_not for each in rows}  # one of those that differ in a number
+        reasons = {
+            re.sub(r"\d", "", each.why_not or ""): each.why_not
+            for each in rows
+            # one of those that differ in a number
+        }
         yield prose(f"not predicted: {'; '.join(filter(None, reasons.values()))}")
         yield _table(rows, found.batch, tokens)
         yield from (text(f"{each.name} has {each.reason}") for each in rows[:1] if each.reason)
-        yield text(f"{_more(best, top)}these are lower bounds, and not an order; one line for a mesh, all in --json", "dim")
+        yield text(
+            f"{_more(best, top)}these are lower bounds, and not an order; one line for a mesh, all in --json",
+            "dim",
+        )
     if found.left_out:
         yield ""
         names = [*gathered((why, name) for name, why in found.left_out.items()).items()]
-        yield margin([("left out", prose(f"{', '.join(meshes)}: {why}")) for why, meshes in names[:top]])
+        yield margin(
+            [("left out", prose(f"{', '.join(meshes)}: {why}")) for why, meshes in names[:top]]
+        )
         yield from (text(more, "dim") for more in [_more(names, top)] if more)
     yield prose("Expert parallelism is not planned.", "dim")
 
@@ -108,18 +136,38 @@ def _table(rows: Sequence["Configuration"], batch: int, tokens: int | None) -> F
     columns = {"place": [str(each.rank) for each in rows]} if known else {}
     columns["recompute"] = [each.checkpointing for each in rows]
     columns["micro batch"] = [f"{each.micro_batch} x {each.accumulation}" for each in rows]
-    columns["memory"] = [units.size(each.room.needed_bytes, digits=1) + (" !" if each.room.verdict == "tight" else "") for each in rows]
+    columns["memory"] = [
+        units.size(each.room.needed_bytes, digits=1)
+        + (" !" if each.room.verdict == "tight" else "")
+        for each in rows
+    ]
     if known:
         columns["time"] = [units.duration(each.seconds) for each in known]
-        columns["interval"] = [f"{units.duration(each.low)} to {units.duration(each.high)}" for each in known]
-        columns["tokens/s" if tokens else "samples/s"] = [units.rate(batch * (tokens or 1) / each.seconds) for each in known]
-        columns["not hidden"] = [units.duration(each.by_kind.get("communication", 0.0)) for each in known]
-        again = [0.0 if row.checkpointing == "none" else each.recomputed for row, each in zip(rows, known, strict=True)]
+        columns["interval"] = [
+            f"{units.duration(each.low)} to {units.duration(each.high)}" for each in known
+        ]
+        columns["tokens/s" if tokens else "samples/s"] = [
+            units.rate(batch * (tokens or 1) / each.seconds) for each in known
+        ]
+        columns["not hidden"] = [
+            units.duration(each.by_kind.get("communication", 0.0)) for each in known
+        ]
+        again = [
+            0.0 if row.checkpointing == "none" else each.recomputed
+            for row, each in zip(rows, known, strict=True)
+        ]
         columns["recomputing"] = list(map(units.duration, again))
     else:
         columns["at least"] = [units.duration(each.least_seconds) for each in rows]
-        parts = {"not hidden": [each.tensor_seconds for each in rows], "bubble": [each.bubble_seconds for each in rows]}
-        columns |= {column: list(map(units.duration, seconds)) for column, seconds in parts.items() if any(seconds)}
+        parts = {
+            "not hidden": [each.tensor_seconds for each in rows],
+            "bubble": [each.bubble_seconds for each in rows],
+        }
+        columns |= {
+            column: list(map(units.duration, seconds))
+            for column, seconds in parts.items()
+            if any(seconds)
+        }
     return FittedTable("mesh", [each.name for each in rows], columns)
 
 

@@ -1,1 +1,4 @@
-"""Attention in one kernel: of [batch, heads, length, width], of packed sequences of several lengths, and whole encoder layers."""
+"""Attention in one kernel.
+
+Of [batch, heads, length, width], of packed sequences of several lengths, and whole encoder layers.
+"""

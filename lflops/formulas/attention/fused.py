@@ -1,10 +1,12 @@
 """Fused attention: of [batch, heads, length, width], of packed sequences, and in whole layers, which inference runs as one kernel.
 
-Counted is the full square of scores, as the field does; executed is what a causal mask leaves of it. A fused backward has kept no scores,
-so it multiplies queries and keys a second time: that is recompute. The softmax follows the convention for softmax.
+Counted is the full square of scores, as the field does; executed is what a causal mask leaves of
+it. A fused backward has kept no scores, so it multiplies queries and keys a second time: that is
+recompute. The softmax follows the convention for softmax.
 
-Packed sequences, [tokens, heads, width], are a square each. Where they begin is in a tensor (`cu_seqlens`), of which the formulas ask for
-the numbers. Where only its shape is known, they are taken to be as unequal as the totals allow, which gives the largest sum of squares.
+Packed sequences, [tokens, heads, width], are a square each. Where they begin is in a tensor
+(`cu_seqlens`), of which the formulas ask for the numbers. Where only its shape is known, they are
+taken to be as unequal as the totals allow, which gives the largest sum of squares.
 """
 
 import functools
@@ -17,20 +19,30 @@ from typing import Any, NamedTuple, TypeVar
 from lflops.formulas.table import Cost, Shape, Values, adapted, formula
 
 Known = Values | Shape | None
-"""Of an argument that is a tensor of integers: its numbers; its shape where they are unknown; `None` where it is not given."""
+"""Of an argument that is a tensor of integers: its numbers; its shape where they are unknown;
+
+`None` where it is not given.
+"""
 
 
 class Window(NamedTuple):
     """The keys that a query sees, by their distance from its own place among them."""
 
-    before: int | None = None  # how many keys before its place; `None` for all of them
-    after: int | None = None  # the same after it
-    from_last: bool = False  # whether the last query's place is at the last key; else the first query's is at the first key
+    # how many keys before its place; `None` for all of them
+    before: int | None = None
+    # the same after it
+    after: int | None = None
+    # whether the last query's place is at the last key; else the first query's is at the first key
+    from_last: bool = False
 
     @classmethod
-    def of(cls, before: int | None, after: int | None, *, causal: bool, from_last: bool) -> "Window":
+    def of(
+        cls, before: int | None, after: int | None, *, causal: bool, from_last: bool
+    ) -> "Window":
         """From a kernel's arguments, where a number below 0 stands for all."""
-        before, after = (None if each is None or each < 0 else int(each) for each in (before, after))
+        before, after = (
+            None if each is None or each < 0 else int(each) for each in (before, after)
+        )
         return cls(before, 0 if causal else after, from_last)
 
 
@@ -40,29 +52,46 @@ ALL = Window()
 class Sequences(NamedTuple):
     """The lengths of sequences."""
 
-    queries: Sequence[int]  # by sequence
-    keys: Sequence[int]  # by sequence
-    known: bool = True  # whether they are; else they are those of which nothing takes more
+    # by sequence
+    queries: Sequence[int]
+    # by sequence
+    keys: Sequence[int]
+    # whether they are; else they are those of which nothing takes more
+    known: bool = True
 
 
 class Scores(NamedTuple):
     """Scores of all heads."""
 
-    all: int  # of the full squares
-    seen: int  # those that the window leaves
-    known: bool = True  # whether the lengths are known; else there are at most so many
+    # of the full squares
+    all: int
+    # those that the window leaves
+    seen: int
+    # whether the lengths are known; else there are at most so many
+    known: bool = True
 
 
 class Packing(NamedTuple):
     """What kernels are given of sequences of several lengths."""
 
-    queries: Known = None  # where each sequence begins among the queries, and where the last one ends
-    keys: Known = None  # the same among the keys
-    longest_query: int | None = None  # at least the length of the longest sequence of queries
-    longest_key: int | None = None  # the same of keys
-    used_keys: Known = None  # how many of its keys each sequence uses
-    pages: Shape | None = None  # the shape of the table of pages, where keys are in pages: [sequences, pages]
-    used_queries: Known = None  # how many of its queries each sequence has
+    queries: Known = (
+        # where each sequence begins among the queries, and where the last one ends
+        None
+    )
+    # the same among the keys
+    keys: Known = None
+    # at least the length of the longest sequence of queries
+    longest_query: int | None = None
+    # the same of keys
+    longest_key: int | None = None
+    # how many of its keys each sequence uses
+    used_keys: Known = None
+    pages: Shape | None = (
+        # the shape of the table of pages, where keys are in pages: [sequences, pages]
+        None
+    )
+    # how many of its queries each sequence has
+    used_queries: Known = None
 
 
 def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
@@ -74,12 +103,19 @@ def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
         known = False
     if packing.pages is not None:
         count, pages = packing.pages
-        keys, keys_known = [min(pages * key[1], packing.longest_key or pages * key[1])] * count, packing.used_keys is None
+        keys, keys_known = (
+            [min(pages * key[1], packing.longest_key or pages * key[1])] * count,
+            packing.used_keys is None,
+        )
     else:
         keys, keys_known = _lengths(key, packing.keys, packing.longest_key)
     if isinstance(packing.used_keys, Values):
         paged = packing.pages is not None
-        keys = list(packing.used_keys) if paged else [min(pair) for pair in zip(keys, packing.used_keys, strict=True)]
+        keys = (
+            list(packing.used_keys)
+            if paged
+            else [min(pair) for pair in zip(keys, packing.used_keys, strict=True)]
+        )
         keys_known = paged or keys_known
     elif packing.used_keys is not None:
         keys_known = False
@@ -87,12 +123,17 @@ def sequences(query: Shape, key: Shape, packing: Packing) -> Sequences:
 
 
 def scores_of(lengths: Sequences, heads: int, window: Window = ALL) -> Scores:
-    """Scores of so many heads, each over all sequences; a `ValueError` where these are not as many of queries as of keys."""
+    """Scores of so many heads, each over all sequences.
+
+    A `ValueError` where these are not as many of queries as of keys.
+    """
     pairs = list(zip(lengths.queries, lengths.keys, strict=not (unknown := not lengths.known)))
     whole = sum(queries * keys for queries, keys in pairs)
     if window.before is None and window.after is None:
         return Scores(heads * whole, heads * whole, not unknown)
-    return Scores(heads * whole, heads * sum(keys_seen(*pair, window) for pair in pairs), not unknown)
+    return Scores(
+        heads * whole, heads * sum(keys_seen(*pair, window) for pair in pairs), not unknown
+    )
 
 
 def dense(query: Shape, key: Shape, window: Window = ALL) -> Scores:
@@ -105,11 +146,18 @@ def keys_seen(queries: int, keys: int, window: Window) -> int:
     place = keys - queries if window.from_last else 0
     last = keys if window.after is None else place + window.after
     first = -queries if window.before is None else place - window.before
-    return max(_up_to(last, queries, keys) - _up_to(first - 1, queries, keys), 0) if first <= last else 0
+    return (
+        max(_up_to(last, queries, keys) - _up_to(first - 1, queries, keys), 0)
+        if first <= last
+        else 0
+    )
 
 
 def _up_to(distance: int, queries: int, keys: int) -> int:
-    """Pairs of query i and key j with j - i at most the distance: query i has so many more keys as i is greater."""
+    """Pairs of query i and key j with j - i at most the distance.
+
+    Query i has so many more keys as i is greater.
+    """
     return _staircase(distance + queries, keys) - _staircase(distance, keys)
 
 
@@ -130,7 +178,9 @@ def _lengths(shape: Shape, offsets: Known, longest: int | None) -> tuple[list[in
             raise ValueError(f"sequences begin before the last one ends: {tuple(offsets)[:8]}")
         return lengths, True
     tokens, longest = shape[0], min(longest or shape[0], shape[0])
-    return [longest] * (tokens // longest if longest else 0) + [tokens % longest if longest else 0], False
+    return [longest] * (tokens // longest if longest else 0) + [
+        tokens % longest if longest else 0
+    ], False
 
 
 _ScoresOf = TypeVar("_ScoresOf", bound=Callable[..., Scores])
@@ -140,7 +190,10 @@ SOFTMAX, SOFTMAX_BACKWARD, SOFTMAX_FROM_SUM = 5, 4, 2
 
 
 class Mask(IntEnum):
-    """Which keys a query sees, as the kernels number it: all; those up to its own place; those up to it with the ends of both aligned."""
+    """Which keys a query sees, as the kernels number it.
+
+    All; those up to its own place; those up to it with the ends of both aligned.
+    """
 
     NONE = 0
     FROM_FIRST = 1
@@ -148,20 +201,30 @@ class Mask(IntEnum):
 
     def window(self, before: int | None = None) -> Window:
         """The mask as a window, of perhaps so many keys before a query's place."""
-        return Window.of(before, None, causal=self is not Mask.NONE, from_last=self is Mask.FROM_LAST)
+        return Window.of(
+            before, None, causal=self is not Mask.NONE, from_last=self is Mask.FROM_LAST
+        )
 
 
 def attention_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
     """Q x K for each score, then P x V."""
     each = width + value_width
-    return Cost(scores.all * each, scores.seen * each, scores.all * SOFTMAX, is_upper_bound=not scores.known)
+    return Cost(
+        scores.all * each, scores.seen * each, scores.all * SOFTMAX, is_upper_bound=not scores.known
+    )
 
 
 def attention_backward_of_scores(scores: Scores, width: int, value_width: int) -> Cost:
     """Two products for the gradients of V and P, two for those of Q and K; and Q x K once more."""
     each = 2 * (width + value_width)
     again = Cost(scores.all * width, scores.seen * width, scores.all * SOFTMAX_FROM_SUM)
-    return Cost(scores.all * each, scores.seen * each, scores.all * SOFTMAX_BACKWARD, again, is_upper_bound=not scores.known)
+    return Cost(
+        scores.all * each,
+        scores.seen * each,
+        scores.all * SOFTMAX_BACKWARD,
+        again,
+        is_upper_bound=not scores.known,
+    )
 
 
 def attention_formula(
@@ -175,9 +238,10 @@ def attention_formula(
 ) -> Callable[[_ScoresOf], _ScoresOf]:
     """Enter the formulas of a fused attention and of its gradients, from a function that tells which scores it has.
 
-    The function takes queries, keys and values first, whose last dimensions are their widths. `operators` and `reads` are as in `formula`,
-    and `writes_first`, of forward. `backward` has the operators of the gradients, as words, which take `leading` first. They do not have
-    the keywords `forward_only`, and only they have `backward_only`.
+    The function takes queries, keys and values first, whose last dimensions are their widths.
+    `operators` and `reads` are as in `formula`, and `writes_first`, of forward. `backward` has the
+    operators of the gradients, as words, which take `leading` first. They do not have the keywords
+    `forward_only`, and only they have `backward_only`.
     """
 
     def enter(scores: _ScoresOf) -> _ScoresOf:
@@ -187,9 +251,13 @@ def attention_formula(
 
         @functools.wraps(scores)
         def gradients(query: Shape, key: Shape, value: Shape, **given: Any) -> Cost:
-            return attention_backward_of_scores(scores(query, key, value, **given), query[-1], value[-1])
+            return attention_backward_of_scores(
+                scores(query, key, value, **given), query[-1], value[-1]
+            )
 
-        formula(*operators, writes_first=writes_first, reads=reads)(adapted(forward, without=backward_only))
+        formula(*operators, writes_first=writes_first, reads=reads)(
+            adapted(forward, without=backward_only)
+        )
         of_both = " ".join(name for name in reads.split() if name not in forward_only.split())
         formula(*backward.split(), reads=of_both)(adapted(gradients, leading, without=forward_only))
         return scores
@@ -213,24 +281,34 @@ def scaled_dot_product(query: Shape, key: Shape, value: Shape, *, is_causal: boo
     return dense(query, key, (Mask.FROM_FIRST if is_causal else Mask.NONE).window())
 
 
-@attention_formula("_scaled_dot_product_flash_attention", backward="_scaled_dot_product_flash_attention_backward")
+@attention_formula(
+    "_scaled_dot_product_flash_attention", backward="_scaled_dot_product_flash_attention_backward"
+)
 def scaled_dot_product_flash(query: Shape, key: Shape, value: Shape, *, is_causal: bool) -> Scores:
     """One more that it picks from; this one's causal mask aligns the ends."""
     return dense(query, key, (Mask.FROM_LAST if is_causal else Mask.NONE).window())
 
 
 @formula("_native_multi_head_attention")
-def native_attention(query: Shape, key: Shape, value: Shape, embed_dim: int, num_head: int, qkv_weight: Shape) -> Cost:
+def native_attention(
+    query: Shape, key: Shape, value: Shape, embed_dim: int, num_head: int, qkv_weight: Shape
+) -> Cost:
     """Three projections, attention, and the projection out; a bias after each."""
     width = embed_dim
     queries, keys = prod(query[:-1]), prod(key[:-1])
-    inner = attention_of_scores(dense(_by_head(query, num_head), _by_head(key, num_head)), query[-1] // num_head, value[-1] // num_head)
+    inner = attention_of_scores(
+        dense(_by_head(query, num_head), _by_head(key, num_head)),
+        query[-1] // num_head,
+        value[-1] // num_head,
+    )
     macs = (2 * queries + 2 * keys) * width * width
     return Cost(macs + inner.macs, other_flops=inner.other_flops + (2 * queries + 2 * keys) * width)
 
 
 @formula("_transformer_encoder_layer_fwd")
-def encoder_layer(src: Shape, embed_dim: int, num_heads: int, *, ffn_weight_1: Shape, ffn_weight_2: Shape) -> Cost:
+def encoder_layer(
+    src: Shape, embed_dim: int, num_heads: int, *, ffn_weight_1: Shape, ffn_weight_2: Shape
+) -> Cost:
     """Attention, two normalisations, two additions, and a perceptron of two layers with an activation."""
     tokens, width = prod(src[:-1]), embed_dim
     inner = native_attention(src, src, src, embed_dim, num_heads, (3 * width, width))
@@ -276,7 +354,12 @@ def flash(
 ) -> Scores:
     """Flash attention, with windows, with keys that are used in part, and with keys in pages."""
     packing = Packing(cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table)
-    return kernel_scores(query, key, packing, Window.of(window_size_left, window_size_right, causal=is_causal, from_last=True))
+    return kernel_scores(
+        query,
+        key,
+        packing,
+        Window.of(window_size_left, window_size_right, causal=is_causal, from_last=True),
+    )
 
 
 @attention_formula(
@@ -303,7 +386,9 @@ def varlen(
     """`torch.nn.attention.varlen.varlen_attn`."""
     before, after = window_size or (-1, -1)
     packing = Packing(cu_seq_q, cu_seq_k, max_q, max_k, seqused_k, block_table)
-    return kernel_scores(query, key, packing, Window.of(before, after, causal=is_causal, from_last=True))
+    return kernel_scores(
+        query, key, packing, Window.of(before, after, causal=is_causal, from_last=True)
+    )
 
 
 @attention_formula(
@@ -325,15 +410,33 @@ def efficient(
     seqlen_k: Known = None,
     window_size: int | None = None,
 ) -> Scores:
-    """Memory-efficient attention; packed sequences are [1, tokens, heads, width], and a window counts the query's own place."""
+    """Memory-efficient attention.
+
+    Packed sequences are [1, tokens, heads, width], and a window counts the query's own place.
+    """
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqlen_k)
     queries, keys = (query, key) if cu_seqlens_q is None else (query[1:], key[1:])
-    return kernel_scores(queries, keys, packing, Mask(custom_mask_type).window(window_size - 1 if window_size else None))
+    return kernel_scores(
+        queries,
+        keys,
+        packing,
+        Mask(custom_mask_type).window(window_size - 1 if window_size else None),
+    )
 
 
-@attention_formula("_cudnn_attention_forward", backward="_cudnn_attention_backward", reads="cum_seq_q cum_seq_k")
+@attention_formula(
+    "_cudnn_attention_forward", backward="_cudnn_attention_backward", reads="cum_seq_q cum_seq_k"
+)
 def cudnn(
-    query: Shape, key: Shape, value: Shape, *, cum_seq_q: Known, cum_seq_k: Known, max_q: int, max_k: int, is_causal: bool = False
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    *,
+    cum_seq_q: Known,
+    cum_seq_k: Known,
+    max_q: int,
+    max_k: int,
+    is_causal: bool = False,
 ) -> Scores:
     """CuDNN's, of [batch, heads, length, width] or packed sequences."""
     window = (Mask.FROM_FIRST if is_causal else Mask.NONE).window()

@@ -4,8 +4,20 @@ from math import prod
 
 from lflops.formulas.table import Cost, Shape, formula, per_element
 
-UPDATES = {"adam": 10, "lamb": 14, "lars": 8, "momentum": 3, "rmsprop": 7, "adagrad": 6, "lion": 7, "ademamix": 15}
-"""Operations an element of one optimizer's update, as the same update costs operator by operator; one more for a decay."""
+UPDATES = {
+    "adam": 10,
+    "lamb": 14,
+    "lars": 8,
+    "momentum": 3,
+    "rmsprop": 7,
+    "adagrad": 6,
+    "lion": 7,
+    "ademamix": 15,
+}
+"""Operations an element of one optimizer's update, as the same update costs operator by operator.
+
+One more for a decay.
+"""
 
 
 @formula("bitsandbytes::int8_linear_matmul")
@@ -21,11 +33,16 @@ def int8_scaled_product(a: Shape, b: Shape, *, bias: Shape | None = None) -> Cos
 
 
 @formula("bitsandbytes::int8_mixed_scaled_mm")
-def int8_mixed_product(a: Shape, ca: Shape, cb: Shape, *, outlier_cols: Shape | None = None, bias: Shape | None = None) -> Cost:
+def int8_mixed_product(
+    a: Shape, ca: Shape, cb: Shape, *, outlier_cols: Shape | None = None, bias: Shape | None = None
+) -> Cost:
     """`int8_scaled_mm`, and a product of the columns that are too large for 8 bits."""
     outliers = prod(outlier_cols) if outlier_cols is not None else 0
     rows, columns = prod(ca[:-1]), cb[0]
-    return Cost(rows * columns * (ca[-1] + outliers), other_flops=rows * columns * (2 + (bias is not None) + bool(outliers)))
+    return Cost(
+        rows * columns * (ca[-1] + outliers),
+        other_flops=rows * columns * (2 + (bias is not None) + bool(outliers)),
+    )
 
 
 @formula("bitsandbytes::gemm_4bit", "bitsandbytes::gemv_4bit")
@@ -41,9 +58,12 @@ def unpack_four_bits(a: Shape, *, shape: Shape) -> Cost:
 
 
 for operators, operations in {
-    "dequantize_blockwise int8_vectorwise_dequant": 1,  # a scale
-    "quantize_4bit quantize_blockwise int8_vectorwise_quant": 2,  # the largest of a block, and a scale
-    "int8_double_quant": 4,  # by rows, and by columns
+    # a scale
+    "dequantize_blockwise int8_vectorwise_dequant": 1,
+    # the largest of a block, and a scale
+    "quantize_4bit quantize_blockwise int8_vectorwise_quant": 2,
+    # by rows, and by columns
+    "int8_double_quant": 4,
 }.items():
     formula(*(f"bitsandbytes::{name}" for name in operators.split()))(per_element(operations))
 
@@ -61,7 +81,9 @@ def update(optimizer_name: str, g: Shape, *, weight_decay: float) -> Cost:
 
 
 @formula("bitsandbytes::optimizer_update_8bit_blockwise")
-def update_of_eight_bits(optimizer_name: str, g: Shape, *, state2: Shape | None, weight_decay: float) -> Cost:
+def update_of_eight_bits(
+    optimizer_name: str, g: Shape, *, state2: Shape | None, weight_decay: float
+) -> Cost:
     """`optimizer_update_32bit`, and each state is unpacked (1) and packed (2)."""
     states = 1 + (state2 is not None)
     return Cost(other_flops=prod(g) * (UPDATES[optimizer_name] + bool(weight_decay) + 3 * states))

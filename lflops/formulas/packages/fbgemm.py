@@ -9,7 +9,10 @@ Offsets = Values | Shape
 
 
 def _rows(values: Shape, offsets: Offsets, longest: int) -> tuple[int, bool]:
-    """Rows that a kernel works on, none of a sequence beyond the longest; and whether their number is known."""
+    """Rows that a kernel works on, none of a sequence beyond the longest.
+
+    And whether their number is known.
+    """
     if not isinstance(offsets, Values):
         return values[0], False
     return sum(min(end - begin, longest) for begin, end in pairwise(offsets)), True
@@ -29,7 +32,9 @@ def jagged_by_jagged(x: Shape, y: Shape, *, x_offsets: Offsets, max_L: int) -> C
     return Cost(rows * x[-1] * y[-1], is_upper_bound=not known)
 
 
-@formula("fbgemm::batched_dense_vec_jagged_2d_mul", "fbgemm::batched_dense_vec_jagged_2d_mul_forward")
+@formula(
+    "fbgemm::batched_dense_vec_jagged_2d_mul", "fbgemm::batched_dense_vec_jagged_2d_mul_forward"
+)
 def vectors_by_jagged(v: Shape, a: Shape) -> int:
     """A weight of each head for each row."""
     return prod(a)
@@ -42,10 +47,12 @@ def vectors_by_jagged_backward(grad: Shape, v: Shape, a: Shape) -> int:
 
 
 for operators, operations in {
-    "jagged_softmax jagged_softmax_forward": 5,  # by the convention for softmax, and for its gradient
+    # by the convention for softmax, and for its gradient
+    "jagged_softmax jagged_softmax_forward": 5,
     "jagged_softmax_backward": 4,
     "jagged_dense_elementwise_add_jagged_output jagged_dense_elementwise_mul jagged_dense_elementwise_mul_forward": 1,
-    "jagged_dense_elementwise_mul_backward": 2,  # one for each of the two gradients
+    # one for each of the two gradients
+    "jagged_dense_elementwise_mul_backward": 2,
     "jagged_to_padded_dense jagged_to_padded_dense_forward jagged_to_padded_dense_backward dense_to_jagged dense_to_jagged_forward": 0,
     "jagged_index_select_2d_forward jagged_slice_forward stacked_jagged_2d_to_dense_forward bounds_check_indices": 0,
 }.items():
@@ -58,9 +65,15 @@ def elementwise_to_dense(values: Shape, *, y: Shape) -> Cost:
     return Cost(other_flops=prod(y))
 
 
-@formula("fbgemm::dense_embedding_codegen_lookup_function", "fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper")
+@formula(
+    "fbgemm::dense_embedding_codegen_lookup_function",
+    "fbgemm::split_embedding_codegen_forward_unweighted_pt2_wrapper",
+)
 def embedding_bags(*, indices: Shape, D_offsets: Shape, max_D: int, total_D: int) -> Cost:  # noqa: N803
-    """One addition an element of the rows gathered; how many of each table only the offsets tell, where tables differ in width."""
+    """One addition an element of the rows gathered.
+
+    How many of each table only the offsets tell, where tables differ in width.
+    """
     tables = D_offsets[0] - 1
     return Cost(other_flops=prod(indices) * max_D, is_upper_bound=tables * max_D != total_D)
 

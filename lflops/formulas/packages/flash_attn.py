@@ -1,6 +1,14 @@
 """flash-attn 2 and 3: sequences of one length, packed ones, and queries against a cache of keys."""
 
-from lflops.formulas.attention.fused import Known, Packing, Scores, Window, attention_formula, attention_of_scores, kernel_scores
+from lflops.formulas.attention.fused import (
+    Known,
+    Packing,
+    Scores,
+    Window,
+    attention_formula,
+    attention_of_scores,
+    kernel_scores,
+)
 from lflops.formulas.table import Cost, Shape, Values, function_formula
 
 
@@ -9,9 +17,13 @@ def _window(before: int, after: int, *, causal: bool) -> Window:
 
 
 @attention_formula("flash_attn::_flash_attn_forward", backward="flash_attn::_flash_attn_backward")
-def one_length(q: Shape, k: Shape, v: Shape, *, causal: bool, window_size_left: int, window_size_right: int) -> Scores:
+def one_length(
+    q: Shape, k: Shape, v: Shape, *, causal: bool, window_size_left: int, window_size_right: int
+) -> Scores:
     """Sequences of one length."""
-    return kernel_scores(q, k, Packing(), _window(window_size_left, window_size_right, causal=causal))
+    return kernel_scores(
+        q, k, Packing(), _window(window_size_left, window_size_right, causal=causal)
+    )
 
 
 @attention_formula(
@@ -36,7 +48,9 @@ def varlen(
     seqused_k: Known = None,
 ) -> Scores:
     """Packed sequences."""
-    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table)
+    packing = Packing(
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, block_table
+    )
     return kernel_scores(q, k, packing, _window(window_size_left, window_size_right, causal=causal))
 
 
@@ -61,8 +75,12 @@ def with_cache(
     window_size_right: int,
 ) -> Cost:
     """New queries against what the cache holds, and the keys that come with them."""
-    packing = Packing(used_keys=_with_new(cache_seqlens, 0 if k is None else k[1]), pages=block_table)
-    scores = kernel_scores(q, k_cache, packing, _window(window_size_left, window_size_right, causal=causal))
+    packing = Packing(
+        used_keys=_with_new(cache_seqlens, 0 if k is None else k[1]), pages=block_table
+    )
+    scores = kernel_scores(
+        q, k_cache, packing, _window(window_size_left, window_size_right, causal=causal)
+    )
     return attention_of_scores(scores, q[-1], v_cache[-1])
 
 
@@ -95,7 +113,14 @@ def third_version(
     window_size_left: int = -1,
     window_size_right: int = -1,
 ) -> Scores:
-    """All that the third version does: one length, packed, cached, in pages. The mask is `causal` where Python calls its forward."""
+    """All that the third version does: one length, packed, cached, in pages.
+
+    The mask is `causal` where Python calls its forward.
+    """
     used = _with_new(seqused_k, k_new[1] if k_new is not None and len(k_new) == 4 else 0)
-    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, used, page_table, seqused_q)
-    return kernel_scores(q, k, packing, _window(window_size_left, window_size_right, causal=is_causal or causal))
+    packing = Packing(
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, used, page_table, seqused_q
+    )
+    return kernel_scores(
+        q, k, packing, _window(window_size_left, window_size_right, causal=is_causal or causal)
+    )

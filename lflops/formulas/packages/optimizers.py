@@ -1,4 +1,7 @@
-"""Fused optimizers of apex and DeepSpeed: kernels on lists of tensors, as the same update costs operator by operator."""
+"""Fused optimizers of apex and DeepSpeed.
+
+Kernels on lists of tensors, as the same update costs operator by operator.
+"""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -6,7 +9,8 @@ from typing import Any
 
 from lflops.formulas.table import Cost, Shape, function_formula
 
-Arguments = Sequence[Any]  # of the kernel, behind the lists
+# of the kernel, behind the lists
+Arguments = Sequence[Any]
 
 
 def _at(arguments: Arguments, place: int) -> Any:
@@ -30,13 +34,19 @@ KERNELS: dict[str, Callable[[Arguments], int]] = {
     "multi_tensor_scale": lambda _: 1,
     "multi_tensor_axpby": lambda _: 3,
 }
-"""Operations an element. Adam: two averages (2 + 3), a root, a division, an addition, the update (2); LAMB's two norms are 4 more."""
+"""Operations an element.
+
+Adam: two averages (2 + 3), a root, a division, an addition, the update (2); LAMB's two norms are 4
+    more.
+"""
 
 APPLY = "multi_tensor_apply:MultiTensorApply.__call__"
 
 
 @function_formula(f"apex.multi_tensor_apply.{APPLY}", f"deepspeed.ops.adam.{APPLY}", tensors_at=3)
-def on_lists(applier: object, kernel: Any, flag: object, tensors: Sequence[Shape], *arguments: Any) -> Cost:
+def on_lists(
+    applier: object, kernel: Any, flag: object, tensors: Sequence[Shape], *arguments: Any
+) -> Cost:
     """One tensor of each list: the gradient comes first, then the parameter and its states."""
     name = str(getattr(kernel, "__name__", kernel))
     known = next((known for known in KERNELS if name.startswith(known)), None)
@@ -50,8 +60,15 @@ def _on_host(operations: int) -> Callable[[Any], Cost]:
 
     def step(optimizer: Any) -> Cost:
         groups = optimizer.param_groups
-        elements = sum(prod(parameter.shape) for group in groups for parameter in group["params"] if parameter.grad is not None)
-        return Cost(other_flops=elements * (operations + any(group.get("weight_decay") for group in groups)))
+        elements = sum(
+            prod(parameter.shape)
+            for group in groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        )
+        return Cost(
+            other_flops=elements * (operations + any(group.get("weight_decay") for group in groups))
+        )
 
     return step
 

@@ -1,4 +1,7 @@
-"""torchao: products with short weights and short activations. Most of what it does is ATen's, as `_scaled_mm` and `_grouped_mm`."""
+"""torchao: products with short weights and short activations.
+
+Most of what it does is ATen's, as `_scaled_mm` and `_grouped_mm`.
+"""
 
 from math import prod
 
@@ -7,7 +10,9 @@ from lflops.formulas.quantized import packed_linear
 from lflops.formulas.table import Cost, Shape, formula, per_element
 
 formula(
-    "torchao::da8w4_linear_cpu", "torchao::float8_linear_cpu", *(f"torchao::_linear_8bit_act_{bits}bit_weight" for bits in range(1, 9))
+    "torchao::da8w4_linear_cpu",
+    "torchao::float8_linear_cpu",
+    *(f"torchao::_linear_8bit_act_{bits}bit_weight" for bits in range(1, 9)),
 )(packed_linear)
 
 
@@ -24,7 +29,9 @@ def half_sparse_linear(x: Shape, *, out: Shape, bias: Shape | None = None) -> Co
 
 
 @attention_formula("torchao::qscaled_dot_product")
-def quantized_attention(query: Shape, key: Shape, value: Shape, *, is_causal: bool = False) -> Scores:
+def quantized_attention(
+    query: Shape, key: Shape, value: Shape, *, is_causal: bool = False
+) -> Scores:
     """[batch, heads, length, width], quantized."""
     return scaled_dot_product(query, key, value, is_causal=is_causal)
 
@@ -35,6 +42,8 @@ def scaled_embedding_bag(weight: Shape, indices: Shape) -> Cost:
     return Cost(other_flops=2 * prod(indices) * weight[-1])
 
 
-formula("torchao::da8w4_linear_prepack_cpu", "torchao::float8_linear_prepack_cpu", "torchao::to_sparse_semi_structured_cutlass_sm9x_f8")(
-    per_element(0)
-)
+formula(
+    "torchao::da8w4_linear_prepack_cpu",
+    "torchao::float8_linear_prepack_cpu",
+    "torchao::to_sparse_semi_structured_cutlass_sm9x_f8",
+)(per_element(0))

@@ -1,14 +1,25 @@
-"""Transformer Engine: its functions in C++, which the dispatcher does not see; FP8 tensors are objects that have a size."""
+"""Transformer Engine: its functions in C++, which the dispatcher does not see.
+
+FP8 tensors are objects that have a size.
+"""
 
 from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from lflops.formulas.attention.fused import Packing, Scores, Window, attention_backward_of_scores, attention_of_scores, kernel_scores
+from lflops.formulas.attention.fused import (
+    Packing,
+    Scores,
+    Window,
+    attention_backward_of_scores,
+    attention_of_scores,
+    kernel_scores,
+)
 from lflops.formulas.table import Cost, Shape, Values, adapted, function_formula, per_element
 
 TEX = "transformer_engine_torch:"
-PAIR = 2  # sides of a window; every tensor of queries has more dimensions, and every tensor of offsets fewer
+# sides of a window; every tensor of queries has more dimensions, and every tensor of offsets fewer
+PAIR = 2
 
 
 def _product(a: Shape, b: Shape, *, transposed_a: bool, transposed_b: bool) -> tuple[int, int]:
@@ -40,7 +51,12 @@ def gemm(
 def grouped_gemm(a: Sequence[Shape], transa: bool, b: Sequence[Shape], transb: bool) -> Cost:  # noqa: FBT001
     """A product for each pair."""
     pairs = zip(a, b, strict=True)
-    return Cost(sum(_product(one, other, transposed_a=transa, transposed_b=transb)[0] for one, other in pairs))
+    return Cost(
+        sum(
+            _product(one, other, transposed_a=transa, transposed_b=transb)[0]
+            for one, other in pairs
+        )
+    )
 
 
 @function_formula(f"{TEX}layernorm_fwd")
@@ -50,30 +66,41 @@ def layer_norm(x: Shape, weight: Shape, bias: Shape | None) -> Cost:
 
 
 for functions, operations in {
-    "layernorm_bwd": 14,  # twice the forward, with a bias
+    # twice the forward, with a bias
+    "layernorm_bwd": 14,
     "rmsnorm_fwd": 4,
     "rmsnorm_bwd": 8,
     "rmsnorm_bwd_add": 9,
     "gelu relu silu qgelu srelu dgelu drelu dsilu dqgelu dsrelu": 1,
-    "swiglu geglu reglu qgeglu sreglu": 1,  # an activation of one half, times the other
+    # an activation of one half, times the other
+    "swiglu geglu reglu qgeglu sreglu": 1,
 }.items():
     function_formula(*(TEX + name for name in functions.split()))(per_element(operations))
 
 
 _GATED_BACKWARD = (f"{TEX}{name}" for name in ("dswiglu", "dgeglu", "dreglu", "dqgeglu", "dsreglu"))
-function_formula(*_GATED_BACKWARD)(adapted(per_element(2), "grad"))  # twice the forward
+# twice the forward
+function_formula(*_GATED_BACKWARD)(adapted(per_element(2), "grad"))
 
 
 def _attention(given: Sequence[Any]) -> tuple[Scores, int, int]:
     """Scores and widths: releases order the arguments differently, but not offsets, not queries, keys and values, and not lengths."""
     tuples = [each for each in given if isinstance(each, tuple)]
     offsets = [each for each in tuples if isinstance(each, Values) or len(each) == 1]
-    query, key, value = [each for each in tuples if not isinstance(each, Values) and len(each) > PAIR][:3]
-    pairs = (each for each in given if isinstance(each, tuple | list) and not isinstance(each, Values))
+    query, key, value = [
+        each for each in tuples if not isinstance(each, Values) and len(each) > PAIR
+    ][:3]
+    pairs = (
+        each for each in given if isinstance(each, tuple | list) and not isinstance(each, Values)
+    )
     before, after = next((each for each in pairs if len(each) == PAIR), (-1, -1))
-    mask = " ".join(str(each) for each in given if not isinstance(each, tuple | list | int | float)).upper()
+    mask = " ".join(
+        str(each) for each in given if not isinstance(each, tuple | list | int | float)
+    ).upper()
     causal, last = "CAUSAL" in mask, "BOTTOM_RIGHT" in mask
-    longest_query, longest_key = [each for each in given if isinstance(each, int) and not isinstance(each, bool)][:2]
+    longest_query, longest_key = [
+        each for each in given if isinstance(each, int) and not isinstance(each, bool)
+    ][:2]
     window = Window.of(before, after, causal=causal, from_last=last or not causal)
     packing = Packing(offsets[0], offsets[1], longest_query, longest_key)
     return kernel_scores(_packed(query), _packed(key), packing, window), query[-1], value[-1]

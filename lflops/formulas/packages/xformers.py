@@ -1,11 +1,22 @@
-"""xformers: flash attention under its own names, CUTLASS, AMD's composable kernels; its Triton kinds are launches that the ledger lists.
+"""xformers: flash attention under its own names, CUTLASS, AMD's composable kernels.
 
-Newer releases call ATen's memory-efficient attention for CUTLASS. A batch of heads may be in groups: [batch, length, groups, heads, width].
+Its Triton kinds are launches that the ledger lists.
+
+Newer releases call ATen's memory-efficient attention for CUTLASS. A batch of heads may be in
+groups: [batch, length, groups, heads, width].
 """
 
 from math import prod
 
-from lflops.formulas.attention.fused import Known, Mask, Packing, Scores, Window, attention_formula, kernel_scores
+from lflops.formulas.attention.fused import (
+    Known,
+    Mask,
+    Packing,
+    Scores,
+    Window,
+    attention_formula,
+    kernel_scores,
+)
 from lflops.formulas.table import Shape
 
 
@@ -45,7 +56,9 @@ def flash(
     pages = block_tables or block_table
     q, k = (_heads(each, packed=packed and pages is None) for each in (query, key))
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k, pages)
-    return kernel_scores(q, k, packing, Window.of(window_left, window_right, causal=is_causal, from_last=True))
+    return kernel_scores(
+        q, k, packing, Window.of(window_left, window_right, causal=is_causal, from_last=True)
+    )
 
 
 CUTLASS, CK = (f"xformers::efficient_attention_{{}}_{kind}" for kind in ("cutlass", "ck"))
@@ -75,4 +88,6 @@ def efficient(
     """Memory-efficient attention."""
     q, k = (_heads(each, packed=seqstart_q is not None) for each in (query, key))
     window = Mask(custom_mask_type).window(window_size - 1 if window_size else None)
-    return kernel_scores(q, k, Packing(seqstart_q, seqstart_k, max_seqlen_q, max_seqlen_k, seqlen_k), window)
+    return kernel_scores(
+        q, k, Packing(seqstart_q, seqstart_k, max_seqlen_q, max_seqlen_k, seqlen_k), window
+    )

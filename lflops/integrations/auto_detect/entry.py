@@ -1,6 +1,7 @@
 """Whether the variable `LFLOPS` asks for lflops. torch calls `watch` as it is imported, and Lightning `monitors` for each Trainer.
 
-Every program where lflops is installed runs this file, so it imports nothing that was not asked for.
+Every program where lflops is installed runs this file, so it imports nothing that was not asked
+for.
 """
 
 import functools
@@ -12,7 +13,8 @@ from typing import Any
 
 VARIABLE = "LFLOPS"
 FINDER = "lflops.integrations.auto_detect.finder"
-is_compiling: Any = bool  # torch's own, from `watch` on
+# torch's own, from `watch` on
+is_compiling: Any = bool
 
 
 def settings_line() -> str | None:
@@ -34,7 +36,10 @@ def watch() -> None:
 
 
 def monitors() -> list[Any]:
-    """A monitor for a Trainer, if that is asked for; a `MisconfigurationException` where the variable says something that cannot be."""
+    """A monitor for a Trainer, if that is asked for.
+
+    A `MisconfigurationException` where the variable says something that cannot be.
+    """
     asked = settings_line()
     if asked is None:
         return []
@@ -51,7 +56,10 @@ def step_ends(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     runs: Any = sys.modules.get("lflops.monitoring.run")
     if finder is None and (runs is None or not runs.OPEN):
         finder = _loaded()
-    if (current := getattr(finder, "current", None)) is not None:  # another thread may be loading it
+    if (
+        current := getattr(finder, "current", None)
+        # another thread may be loading it
+    ) is not None:
         current.step_ends(optimizer)
 
 
@@ -60,5 +68,7 @@ def _loaded() -> Any:
     try:
         return importlib.import_module(FINDER)
     except Exception as error:  # noqa: BLE001 - as of a torch that lflops does not know; it is the training's step
-        warnings.warn(f"lflops: this training is not watched: {type(error).__name__}: {error}", stacklevel=1)
+        warnings.warn(
+            f"lflops: this training is not watched: {type(error).__name__}: {error}", stacklevel=1
+        )
         return None

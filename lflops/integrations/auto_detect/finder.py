@@ -1,10 +1,13 @@
-"""Finds the loop that an optimizer steps in, and watches it: a Trainer of transformers by its callback, any other loop by torch's hooks.
+"""Finds the loop that an optimizer steps in, and watches it.
+
+A Trainer of transformers by its callback, any other loop by torch's hooks.
 
     step 1    ends: the modules that hold the optimizer's parameters are found, and hooked for one step.
     step 2    ends: those that were called are the models. A monitor begins, with two steps that took no time.
     step 3    is the first that is watched.
 
-Nothing here keeps a model or an optimizer alive. One loop is watched at a time; it ends with the process, or when others step in its place.
+Nothing here keeps a model or an optimizer alive. One loop is watched at a time; it ends with the
+process, or when others step in its place.
 """
 
 import atexit
@@ -43,35 +46,59 @@ from lflops.torch_private.self_check import check_data_loader
 class FoundLoop(LoopMonitor):
     """A loop that calls these models, watched from the end of a step on, of which it has made `steps`."""
 
-    def __init__(self, models: Sequence[nn.Module], steps: int, *, log: Callable[[str], None], settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        steps: int,
+        *,
+        log: Callable[[str], None],
+        settings: dict[str, Any],
+    ) -> None:
         alive: WeakValueDictionary[str, nn.Module] = WeakValueDictionary()
         for each in models:
             name = type(each).__name__ if len(models) > 1 else ""
             alive[name if name not in alive else f"{name}{len(alive)}"] = each
         self.phases = FoundPhases(self._validates, self.epoch_ends)
-        loop = Loop(alive, (), engine=None, loggers=(), accumulation=1, log_every=0, steps=None, log=log)
+        loop = Loop(
+            alive, (), engine=None, loggers=(), accumulation=1, log_every=0, steps=None, log=log
+        )
         super().__init__(loop, Settings(**settings), self.phases)
-        self._ledger: RunLedger | None = None  # where steps are left to its thread
+        # where steps are left to its thread
+        self._ledger: RunLedger | None = None
         self._validation = contextlib.ExitStack()
-        self._shapes: dict[Hashable, Hashable] = {}  # those of the batches so far, so that equal ones are one object
+        self._shapes: dict[
+            Hashable, Hashable
+            # those of the batches so far, so that equal ones are one object
+        ] = {}
         self.__enter__()
         self._batch_begins(None)
-        for _ in range(steps):  # those before have no time
+        # those before have no time
+        for _ in range(steps):
             self.mark("cold")
             self._next_step(None)
         self.mark("cold")
 
     def step_ends(self) -> None:
-        """A step is over, and the next one begins. While nothing but the ledger listens, its thread sees to that."""
+        """A step is over, and the next one begins.
+
+        While nothing but the ledger listens, its thread sees to that.
+        """
         phases, ledger = self.phases, self._ledger
-        batch, phases.batch, phases.home, phases.is_fetching = phases.batch, None, get_ident(), False
+        batch, phases.batch, phases.home, phases.is_fetching = (
+            phases.batch,
+            None,
+            get_ident(),
+            False,
+        )
         phases.trains_by = phases.fetches_by
         if ledger is not None and ledger.requests.due is None and phases.tape.runs:
             self._steps_done += 1
             shapes = ledger.reader.shapes(batch)
             if len(self._shapes) < MOST_SHAPES:
                 shapes = self._shapes.setdefault(shapes, shapes)
-            phases.tape.note(FoundLoop._passes, self, ledger, shapes, *ledger.recorder.read(self._steps_done))
+            phases.tape.note(
+                FoundLoop._passes, self, ledger, shapes, *ledger.recorder.read(self._steps_done)
+            )
         else:
             with phases.boundary:
                 phases.tape.stop()
@@ -107,32 +134,63 @@ class FoundLoop(LoopMonitor):
 
 
 class FoundPhases(LoopPhases):
-    """The phases of a loop that tells nothing itself. What happens is noted on the tape, with what is known only then.
+    """The phases of a loop that tells nothing itself.
 
-    A model in eval mode that is called without gradients is validated, until it is trained again, its loader is asked, or another one ends.
-    If no call is heard: from where another loader is asked for a batch without gradients, until one is with them, or backward begins.
+    What happens is noted on the tape, with what is known only then.
+
+    A model in eval mode that is called without gradients is validated, until it is trained again,
+    its loader is asked, or another one ends. If no call is heard: from where another loader is
+    asked for a batch without gradients, until one is with them, or backward begins.
     """
 
     def __init__(self, validates: Callable[..., None], epoch_ends: Callable[[], None]) -> None:
         super().__init__()
-        self.batch: Any = None  # the last one that was fetched with gradients
-        self.home = get_ident()  # the thread that trains
+        # the last one that was fetched with gradients
+        self.batch: Any = None
+        # the thread that trains
+        self.home = get_ident()
         self.is_fetching = False
-        self.fetches_by: ref[Any] | None = None  # the loader's iterator that gave the batch
-        self.trains_by: ref[Any] | None = None  # the one that gave the last step's
-        self._validates = validates  # is called where a validation begins, and where it ends
-        self._epoch_ends = epoch_ends  # when the training's loader is at its end
-        self._is_validating = self._was_fetched = False  # and whether that was seen by a batch
-        self._is_between = False  # whether the training's loader is at its end
-        self._last: ref[Any] | None = None  # the loader's iterator that fetched last
-        self._begun = self._took = 0  # when it began to, and how long it took; 0 if a step has ended since
-        self._trains: ref[Any] | None = None  # the one that had fetched last when the last step ended
+        # the loader's iterator that gave the batch
+        self.fetches_by: ref[Any] | None = None
+        # the one that gave the last step's
+        self.trains_by: ref[Any] | None = None
+        # is called where a validation begins, and where it ends
+        self._validates = validates
+        # when the training's loader is at its end
+        self._epoch_ends = epoch_ends
+        # and whether that was seen by a batch
+        self._is_validating = self._was_fetched = False
+        # whether the training's loader is at its end
+        self._is_between = False
+        # the loader's iterator that fetched last
+        self._last: ref[Any] | None = None
+        self._begun = self._took = (
+            # when it began to, and how long it took; 0 if a step has ended since
+            0
+        )
+        self._trains: ref[Any] | None = (
+            # the one that had fetched last when the last step ended
+            None
+        )
 
-    def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
-        """Hook the models, all optimizers and all data loaders. The ends of optimizers' steps are heard by the finder."""
+    def install(
+        self,
+        models: Iterable[nn.Module],
+        optimizers: Iterable[Optimizer],
+        boundary: Boundary,
+        undo: Undo,
+    ) -> None:
+        """Hook the models, all optimizers and all data loaders.
+
+        The ends of optimizers' steps are heard by the finder.
+        """
         check_data_loader()
         super().install(models, optimizers, boundary, undo)
-        hook_optimizers(undo, boundary.guard(lambda *_: self.tape.note(FoundPhases._optimizer_begins, self)), None)
+        hook_optimizers(
+            undo,
+            boundary.guard(lambda *_: self.tape.note(FoundPhases._optimizer_begins, self)),
+            None,
+        )
         hear_fetches(undo, boundary.guard(self._hear_fetch), boundary.guard(self._hear_batch))
 
     def _model_is_called(self, *given: Any) -> None:
@@ -152,7 +210,12 @@ class FoundPhases(LoopPhases):
         if is_grad_enabled() and not failed:
             self.batch, self.fetches_by = batch, ref(iterator)
         is_gone = failed and self.trains_by is not None and self.trains_by() is None
-        self.tape.note(FoundPhases._fetch_ends, self, None if is_gone else ref(iterator), type(batch) if failed else None)
+        self.tape.note(
+            FoundPhases._fetch_ends,
+            self,
+            None if is_gone else ref(iterator),
+            type(batch) if failed else None,
+        )
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
         if backward_id() != NO_BACKWARD or get_ident() != self.home:
@@ -175,22 +238,29 @@ class FoundPhases(LoopPhases):
         if is_validated is not self._is_validating:
             self._turn(begins=is_validated, loading=0 if self._last is self._trains else self._took)
         self._is_between = self._is_between and not learns
-        if not self._is_between:  # else it is a sample of the model after an epoch, or the like
+        # else it is a sample of the model after an epoch, or the like
+        if not self._is_between:
             super()._model_is_called()
 
     def _fetch_begins(self, learns: bool, loader: "ref[Any]") -> None:  # noqa: FBT001 - the same
         trains = self._trains is loader
-        begins = bool(self._expected) and not (self._is_validating or trains or learns or self._trains is None)
+        begins = bool(self._expected) and not (
+            self._is_validating or trains or learns or self._trains is None
+        )
         if begins or (self._is_validating and (trains or (learns and self._was_fetched))):
             self._turn(begins=begins, was_fetched=True)
         self._begun, self._is_between = self.tape.now(), False
         self.enter("data", RUNNING)
 
     def _fetch_ends(self, loader: "ref[Any] | None", error: type[BaseException] | None) -> None:
-        """A loader gives a batch, or ends; `None` where one ends, and the training's iterator is gone."""
+        """A loader gives a batch, or ends.
+
+        `None` where one ends, and the training's iterator is gone.
+        """
         self.leave_last("data")
         if error is StopIteration:
-            if self._is_validating:  # what follows, as to save a checkpoint, is no part of it
+            # what follows, as to save a checkpoint, is no part of it
+            if self._is_validating:
                 self._turn(begins=False)
             if self._trains is not None and (loader is None or loader is self._trains):
                 self._is_between = True
@@ -209,11 +279,19 @@ class FoundPhases(LoopPhases):
         self._validates(begins=begins, loading=loading)
 
 
-DEEPEST = 4  # levels below the outermost module at which those are looked for that the loop calls
-MOST_SHAPES = 256  # shapes of batches that are remembered
-IDLE = 32  # steps of other optimizers after which a loop whose optimizer makes none is over
+# levels below the outermost module at which those are looked for that the loop calls
+DEEPEST = 4
+# shapes of batches that are remembered
+MOST_SHAPES = 256
+# steps of other optimizers after which a loop whose optimizer makes none is over
+IDLE = 32
 
-_tell = partial(print, file=sys.stderr, flush=True)  # what a script prints itself may be read by another program
+_tell = partial(
+    print,
+    file=sys.stderr,
+    flush=True,
+    # what a script prints itself may be read by another program
+)
 
 
 class Finder:
@@ -223,19 +301,30 @@ class Finder:
         self._process = os.getpid()
         self._is_off = False
         self._lock = RLock()
-        self._home = get_ident()  # the thread of the loop; while it is watched, what others train is not seen
-        self._optimizer: ref[Optimizer] | None = None  # whose steps are those of the loop
+        self._home = (
+            get_ident()
+            # the thread of the loop; while it is watched, what others train is not seen
+        )
+        # whose steps are those of the loop
+        self._optimizer: ref[Optimizer] | None = None
         self._steps_of_others = 0
-        self._steps = 0  # that were made before the loop is watched
-        self._begun = 0  # how many runs this process has begun, if the script begins none; to count them is quicker than to ask `OPEN`
+        # that were made before the loop is watched
+        self._steps = 0
+        # how many runs this process has begun, if the script begins none; to count them is quicker
+        # than to ask `OPEN`
+        self._begun = 0
         self._candidates: list[ref[nn.Module]] = []
         self._called: list[ref[nn.Module]] = []
         self._looking = Undo()
-        self._watched: Any = None  # a `FoundLoop`, or the callback of a Trainer
+        # a `FoundLoop`, or the callback of a Trainer
+        self._watched: Any = None
         atexit.register(self.close)
 
     def close(self, error: BaseException | None = None) -> None:
-        """The loop is over, or the process: then by an error that Python has shown, if there was one."""
+        """The loop is over, or the process.
+
+        Then by an error that Python has shown, if there was one.
+        """
         watched, self._watched, self._optimizer = self._watched, None, None
         self._looking.close()
         if watched is not None and self._process == os.getpid():
@@ -243,18 +332,30 @@ class Finder:
                 watched.close(error or getattr(sys, "last_value", None))
 
     def step_ends(self, optimizer: Optimizer) -> None:
-        """An optimizer has made a step. What goes wrong here ends the watching, and nothing else."""
-        # To begin, to end and to count a step adds and removes hooks like the one that calls this. Torch fails in any but the last one.
+        """An optimizer has made a step.
+
+        What goes wrong here ends the watching, and nothing else.
+        """
+        # To begin, to end and to count a step adds and removes hooks like the one that calls this.
+        # Torch fails in any but the last one.
         known = None if self._optimizer is None else self._optimizer()
         is_elsewhere = known is not None and self._watched is not None and get_ident() != self._home
-        if self._is_off or is_elsewhere or not is_called_last(entry.step_ends) or not self._lock.acquire(blocking=False):
+        if (
+            self._is_off
+            or is_elsewhere
+            or not is_called_last(entry.step_ends)
+            or not self._lock.acquire(blocking=False)
+        ):
             return
         try:
             if known is optimizer:
                 self._steps_of_others = 0
                 if self._watched is None:
                     self._look_again()
-                elif MonitoredRun.begun != self._begun and len(OPEN) > 1:  # the script has begun to watch for itself
+                elif (
+                    MonitoredRun.begun != self._begun and len(OPEN) > 1
+                    # the script has begun to watch for itself
+                ):
                     self.close()
                 else:
                     self._watched.step_ends()
@@ -284,7 +385,11 @@ class Finder:
                 self._watched = FlopsCallback(log=_tell, **settings_of(settings_line() or ""))
                 self._watched.join(trainer)
                 return
-        self._optimizer, self._home, self._begun = ref(optimizer), get_ident(), MonitoredRun.begun + 1
+        self._optimizer, self._home, self._begun = (
+            ref(optimizer),
+            get_ident(),
+            MonitoredRun.begun + 1,
+        )
         self._steps, self._steps_of_others = 1, 0
         self._expect(modules_of(optimizer))
 
@@ -296,7 +401,12 @@ class Finder:
         if not called and children and self._steps < DEEPEST:
             self._expect(children)
             return
-        self._watched = FoundLoop(called or candidates, self._steps, log=_tell, settings=settings_of(settings_line() or ""))
+        self._watched = FoundLoop(
+            called or candidates,
+            self._steps,
+            log=_tell,
+            settings=settings_of(settings_line() or ""),
+        )
 
     def _expect(self, modules: Iterable[nn.Module]) -> None:
         """Notice which of these are called for a training step."""
@@ -313,7 +423,9 @@ def modules_of(optimizer: Optimizer) -> list[nn.Module]:
     wanted = {id(each) for group in optimizer.param_groups for each in group["params"]}
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     above = gathered((id(child), each) for each in modules for child in own_parts(each)[0])
-    reached = {id(each): each for each in modules if any(id(own) in wanted for own in own_parts(each)[1])}
+    reached = {
+        id(each): each for each in modules if any(id(own) in wanted for own in own_parts(each)[1])
+    }
     to_climb = [*reached.values()]
     while to_climb:
         found = [each for each in above.get(id(to_climb.pop()), ()) if id(each) not in reached]

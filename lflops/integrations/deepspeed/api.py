@@ -1,7 +1,10 @@
-"""DeepSpeed's profiler by its own names and arguments, on this engine: scripts that use it run with the import changed.
+"""DeepSpeed's profiler by its own names and arguments, on this engine.
 
-No function of torch is patched, and nothing is left on the model. What a profile has beyond DeepSpeed's figures is in
-`FlopsProfiler.profile`. The "flops_profiler" section of a DeepSpeed config becomes a monitor's arguments.
+Scripts that use it run with the import changed.
+
+No function of torch is patched, and nothing is left on the model. What a profile has beyond
+DeepSpeed's figures is in `FlopsProfiler.profile`. The "flops_profiler" section of a DeepSpeed
+config becomes a monitor's arguments.
 """
 
 import contextlib
@@ -28,15 +31,22 @@ from lflops.schedule import Schedule
 from lflops.timing.measure import CountAndTime, measure, measure_generate
 
 _FORWARDS_BACK = 2.0
-_EXPERTS = "ep_size_"  # what DeepSpeed's groups of experts are called, before their size
+# what DeepSpeed's groups of experts are called, before their size
+_EXPERTS = "ep_size_"
 
 
-def with_engine_facts(profile: Profile, model: nn.Module, engine: Any, recompute_fwd_factor: float) -> Profile:
-    """The profile with what DeepSpeed's engine knows: its sizes, the times of its timers, its experts."""
+def with_engine_facts(
+    profile: Profile, model: nn.Module, engine: Any, recompute_fwd_factor: float
+) -> Profile:
+    """The profile with what DeepSpeed's engine knows.
+
+    Its sizes, the times of its timers, its experts.
+    """
     root = profile.modules[""]
     forwards = max(root.calls, 1)
     samples = engine.train_micro_batch_size_per_gpu() * forwards
-    data_parallel = engine.dp_world_size  # None where sequence parallelism has taken the group in
+    # None where sequence parallelism has taken the group in
+    data_parallel = engine.dp_world_size
     run = replace(
         profile.run,
         world_size=engine.world_size,
@@ -47,11 +57,28 @@ def with_engine_facts(profile: Profile, model: nn.Module, engine: Any, recompute
     steps = profile.steps
     if engine.wall_clock_breakdown():
         watched = {name: seconds for step in steps for name, seconds in step.phases.items()}
-        phases = _timed(engine, forwards) | watched  # without what counting took, which is in the engine's
-        steps = (Step(index=0, kind="counted", seconds=sum(phases.values()), phases=phases, samples=samples),)
+        phases = (
+            _timed(engine, forwards) | watched
+            # without what counting took, which is in the engine's
+        )
+        steps = (
+            Step(
+                index=0,
+                kind="counted",
+                seconds=sum(phases.values()),
+                phases=phases,
+                samples=samples,
+            ),
+        )
     notes = list(profile.notes)
     if not root.backward.calls and any("backward" in step.phases for step in steps):
-        notes.append(Note(code="backward_assumed", subject="", values={"forwards": _FORWARDS_BACK + recompute_fwd_factor}))
+        notes.append(
+            Note(
+                code="backward_assumed",
+                subject="",
+                values={"forwards": _FORWARDS_BACK + recompute_fwd_factor},
+            )
+        )
     if getattr(engine, "has_moe_layers", False):
         notes.append(_experts(model, engine.mp_world_size))
     return replace(profile, run=run, steps=steps, notes=tuple(notes))
@@ -64,10 +91,19 @@ def splits_experts(model: nn.Module) -> bool:
 
 
 def _timed(engine: Any, forwards: int) -> dict[str, float]:
-    """Seconds of each phase for so many micro-batches: with accumulation the timers have run over more of them."""
-    timers = {phase: engine.timers(name) for phase, name in (("forward", "fwd"), ("backward", "bwd"), ("optimizer", "step"))}
+    """Seconds of each phase for so many micro-batches.
+
+    With accumulation the timers have run over more of them.
+    """
+    timers = {
+        phase: engine.timers(name)
+        for phase, name in (("forward", "fwd"), ("backward", "bwd"), ("optimizer", "step"))
+    }
     batches = len(getattr(timers["forward"], "event_timers", ())) or 1
-    seconds = {phase: timer.elapsed(False) / 1e3 * forwards / batches for phase, timer in timers.items()}  # noqa: FBT003 - not to be reset
+    seconds = {
+        phase: timer.elapsed(False) / 1e3 * forwards / batches  # noqa: FBT003
+        for phase, timer in timers.items()
+    }
     return {phase: taken for phase, taken in seconds.items() if taken}
 
 
@@ -87,7 +123,8 @@ def _experts(model: nn.Module, tensor_parallel: int) -> Note:
     return Note(code="experts", subject="", values=values)
 
 
-_REPEATS = 5  # passes that are timed, and as many more that are divided over the modules: DeepSpeed takes one
+# passes that are timed, and as many more that are divided over the modules: DeepSpeed takes one
+_REPEATS = 5
 _PROFILER = "FlopsProfiler"
 
 
@@ -108,16 +145,19 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
 ) -> tuple[int, int, int] | tuple[str, str, str]:
     """Count one pass of a model in evaluation mode, time others, and print what was found.
 
-    The model's mode is put back. Gradients are recorded or not as the caller has it, as in DeepSpeed.
+    The model's mode is put back. Gradients are recorded or not as the caller has it, as in
+    DeepSpeed.
 
     Args:
         model: What to profile.
-        input_shape: Of a floating-point tensor to be the only positional argument; `args` are not looked at then.
+        input_shape: Of a floating-point tensor to be the only positional argument; `args` are not
+            looked at then.
         args: The positional arguments; a lone tensor stands for itself.
         kwargs: The keyword arguments.
         print_profile: Whether to print.
         detailed: Whether to print the model, module by module.
-        module_depth: The last depth that is added up; 0 is the root alone, -1 or any number too large is the innermost.
+        module_depth: The last depth that is added up; 0 is the root alone, -1 or any number too
+            large is the innermost.
         top_modules: How many classes of modules are named at each depth.
         warm_up: Passes that are thrown away first.
         as_string: Whether to return text, as `'1.43 G'`.
@@ -139,34 +179,61 @@ def get_model_profile(  # noqa: PLR0917 - DeepSpeed's signature
         raise CountError(f"{caller}: mode={describe(mode)}: give 'forward' or 'generate'")
     if mode == "generate" and not callable(getattr(model, "generate", None)):
         raise CountError(f"{caller}: mode='generate', but {type(model).__name__} has no generate()")
-    given = tuple(args) if isinstance(args, list | tuple) else () if args is None else (args,)  # a tensor is one argument
+    given = (
+        tuple(args) if isinstance(args, list | tuple) else () if args is None else (args,)
+        # a tensor is one argument
+    )
     positional = given if input_shape is None else (tensor_of_shape(caller, model, input_shape),)
     if not positional and not kwargs:
-        raise CountError(f"{caller}: there is nothing to call the model with: give input_shape=, args= or kwargs=")
+        raise CountError(
+            f"{caller}: there is nothing to call the model with: give input_shape=, args= or kwargs="
+        )
     hint = f"{caller}: input_shape= gives a floating-point tensor; a model that takes others, as token ids, needs args="
     with _evaluating(model, None if input_shape is None else hint):
         passes = measure if mode == "forward" else measure_generate
-        profile = passes(model, positional, kwargs, warmup=warm_up, repeats=_REPEATS, ignore=_ignored(ignore_modules))
+        profile = passes(
+            model,
+            positional,
+            kwargs,
+            warmup=warm_up,
+            repeats=_REPEATS,
+            ignore=_ignored(ignore_modules),
+        )
     if print_profile:
-        _show(summary(analyze(profile), step=warm_up, module_depth=module_depth, top_modules=top_modules, detailed=detailed), output_file)
+        _show(
+            summary(
+                analyze(profile),
+                step=warm_up,
+                module_depth=module_depth,
+                top_modules=top_modules,
+                detailed=detailed,
+            ),
+            output_file,
+        )
     flops, macs, params = _figures(profile)
-    return (short_units.flops(flops), short_units.macs(macs), short_units.params(params)) if as_string else (flops, macs, params)
+    return (
+        (short_units.flops(flops), short_units.macs(macs), short_units.params(params))
+        if as_string
+        else (flops, macs, params)
+    )
 
 
 class FlopsProfiler:
     """Counts and times what a model does between `start_profile` and `stop_profile`.
 
-    It does both at once, for there is but one pass: what counting takes is taken off the latencies, and the report says how much it was.
-    What runs of backward and the optimizer before it is stopped is counted as well. To ask for a figure, or to print, stops it.
+    It does both at once, for there is but one pass: what counting takes is taken off the latencies,
+    and the report says how much it was. What runs of backward and the optimizer before it is
+    stopped is counted as well. To ask for a figure, or to print, stops it.
 
     Args:
         model: What to profile.
         ds_engine: DeepSpeed's engine, for its sizes and its timers.
-        recompute_fwd_factor: Of a backward that was timed and not counted: forwards that it repeats, in addition to the 2 that it is
-            assumed to cost.
+        recompute_fwd_factor: Of a backward that was timed and not counted: forwards that it
+            repeats, in addition to the 2 that it is assumed to cost.
 
     Attributes:
-        flops: Floating-point operations of forward, once something was printed; so are `macs` and `params`.
+        flops: Floating-point operations of forward, once something was printed; so are `macs` and
+            `params`.
         macs: Multiply-accumulates of forward.
         params: Parameters on this rank.
     """
@@ -175,7 +242,9 @@ class FlopsProfiler:
     macs: int
     params: int
 
-    def __init__(self, model: Any, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
+    def __init__(
+        self, model: Any, ds_engine: Any = None, recompute_fwd_factor: float = 0.0
+    ) -> None:
         check_module(_PROFILER, model)
         self.model = model
         self.ds_engine = ds_engine
@@ -214,14 +283,25 @@ class FlopsProfiler:
 
     @property
     def profile(self) -> Profile:
-        """All that was found, with what the engine tells. A `CountError` where it was not started, or no forward ran."""
+        """All that was found, with what the engine tells.
+
+        A `CountError` where it was not started, or no forward ran.
+        """
         self.stop_profile()
         if self._watched is None:
-            raise CountError(f"{_PROFILER}: there is no profile: call start_profile(), then the model")
+            raise CountError(
+                f"{_PROFILER}: there is no profile: call start_profile(), then the model"
+            )
         if not any(module.calls for module in self._watched.modules.values()):
-            raise CountError(f"{_PROFILER}: no forward has run since start_profile(): call the model before asking or printing")
+            raise CountError(
+                f"{_PROFILER}: no forward has run since start_profile(): call the model before asking or printing"
+            )
         engine, factor = self.ds_engine, self.recompute_fwd_factor
-        return self._watched if engine is None else with_engine_facts(self._watched, self.model, engine, factor)
+        return (
+            self._watched
+            if engine is None
+            else with_engine_facts(self._watched, self.model, engine, factor)
+        )
 
     def get_total_flops(self, as_string: bool = False) -> int | str:  # noqa: FBT001, FBT002
         """Floating-point operations of forward."""
@@ -256,15 +336,25 @@ class FlopsProfiler:
         detailed: bool = True,  # noqa: FBT001, FBT002
         output_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Print all of it, or write it to a file, as `get_model_profile` does; the first line names the `profile_step`."""
+        """Print all of it, or write it to a file, as `get_model_profile` does.
+
+        The first line names the `profile_step`.
+        """
         _check_printing(_PROFILER, module_depth, top_modules)
         profile = self.profile
         self.flops, self.macs, self.params = _figures(profile)
-        asked: dict[str, Any] = {"module_depth": module_depth, "top_modules": top_modules, "detailed": detailed}
+        asked: dict[str, Any] = {
+            "module_depth": module_depth,
+            "top_modules": top_modules,
+            "detailed": detailed,
+        }
         _show(summary(analyze(profile), step=profile_step, **asked), output_file)
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
-        """Print which classes of modules have the most, depth by depth; what is given is as in `get_model_profile`."""
+        """Print which classes of modules have the most, depth by depth.
+
+        What is given is as in `get_model_profile`.
+        """
         _check_printing(_PROFILER, module_depth, top_modules)
         _show(aggregated(self.profile, module_depth=module_depth, top_modules=top_modules), None)
 
@@ -276,7 +366,11 @@ def _figures(profile: Profile) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
-    """Put the modes back. An error gets the hint: a model of token ids fails on floating-point numbers far from where they came from."""
+    """Put the modes back.
+
+    An error gets the hint: a model of token ids fails on floating-point numbers far from where they
+    came from.
+    """
     modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
     try:
         model.eval()
@@ -291,7 +385,13 @@ def _evaluating(model: Any, hint: str | None) -> Iterator[None]:
 
 
 def _ignored(modules: Any) -> tuple[Any, ...]:
-    return tuple(modules) if isinstance(modules, Iterable) and not isinstance(modules, str) else () if modules is None else (modules,)
+    return (
+        tuple(modules)
+        if isinstance(modules, Iterable) and not isinstance(modules, str)
+        else ()
+        if modules is None
+        else (modules,)
+    )
 
 
 def _check_printing(caller: str, module_depth: Any, top_modules: Any) -> None:
@@ -329,15 +429,25 @@ def arguments_of(config: str | PathLike[str] | Mapping[str, Any]) -> tuple[dict[
         raise CountError(f'from_deepspeed: the config has no "{SECTION}" section')
     unknown = ", ".join(sorted(map(repr, section.keys() - TAKEN.keys())))
     if unknown:
-        raise CountError(f'from_deepspeed: "{SECTION}" has the unknown keys {unknown}; known are {", ".join(TAKEN)}')
+        raise CountError(
+            f'from_deepspeed: "{SECTION}" has the unknown keys {unknown}; known are {", ".join(TAKEN)}'
+        )
     for key, value in section.items():
-        if not isinstance(value, TAKEN[key]) or (isinstance(value, bool) and TAKEN[key] is not bool):
+        if not isinstance(value, TAKEN[key]) or (
+            isinstance(value, bool) and TAKEN[key] is not bool
+        ):
             raise CountError(f"from_deepspeed: {key}={describe(value)} is not what DeepSpeed takes")
     step = section.get("profile_step", 1)
-    arguments = {key: section[key] for key in ("module_depth", "top_modules", "detailed", "output_file") if key in section}
+    arguments = {
+        key: section[key]
+        for key in ("module_depth", "top_modules", "detailed", "output_file")
+        if key in section
+    }
     # DeepSpeed numbers steps from 1, and profiles this one alone.
     schedule = Schedule(wait=max(step - 1, 0), warmup=1)
-    return {"top_modules": 1, "detailed": True, **arguments, "schedule": schedule}, bool(section.get("enabled", False))
+    return {"top_modules": 1, "detailed": True, **arguments, "schedule": schedule}, bool(
+        section.get("enabled", False)
+    )
 
 
 def _read(path: Path) -> Mapping[str, Any]:

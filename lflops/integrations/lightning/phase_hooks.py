@@ -1,13 +1,15 @@
 """The phases of a Trainer, from what Lightning tells its profiler and its callbacks.
 
-Lightning reports each fetch of a batch, its transfer, each step of a stage, the optimizer's step and the clipping of gradients to its
-profiler, whichever that is, in automatic and in manual optimization. Backward begins and ends with callback hooks, and the optimizer's own
-work begins with one:
+Lightning reports each fetch of a batch, its transfer, each step of a stage, the optimizer's step
+and the clipping of gradients to its profiler, whichever that is, in automatic and in manual
+optimization. Backward begins and ends with callback hooks, and the optimizer's own work begins with
+one:
 
     [data] [transfer]  optimizer_step: (training_step: [forward])  on_before_backward: [backward]  on_before_optimizer_step: [optimizer]
 
-So two or three methods of the profiler are wrapped, from the beginning of the run to its end. With several ranks Lightning's own
-collectives are wrapped as well, because ranks wait for each other in them.
+So two or three methods of the profiler are wrapped, from the beginning of the run to its end. With
+several ranks Lightning's own collectives are wrapped as well, because ranks wait for each other in
+them.
 """
 
 import sys
@@ -22,14 +24,28 @@ from lflops.error_guard import Boundary, Undo, wrap
 from lflops.monitoring.inputs.phases import RUN, Phases
 from lflops.timing.step_phases import OTHER, SYNC
 
-SYNCHRONIZING = ("all_gather", "barrier", "broadcast", "reduce", "reduce_boolean_decision")  # of the strategy: Lightning's own collectives
-SIGTERM_CHECK = "_broadcast_sigterm_tensor"  # of the training's loop: a broadcast before each batch, in newer Lightnings
-RUNNING = None  # in place of a stage: the one that is running
+SYNCHRONIZING = (
+    "all_gather",
+    "barrier",
+    "broadcast",
+    "reduce",
+    "reduce_boolean_decision",
+    # of the strategy: Lightning's own collectives
+)
+# of the training's loop: a broadcast before each batch, in newer Lightnings
+SIGTERM_CHECK = "_broadcast_sigterm_tensor"
+# in place of a stage: the one that is running
+RUNNING = None
 
 LOADING = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
 """Of the strategy: reading a checkpoint, and what is in it."""
 
-STEPS = {"train": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+STEPS = {
+    "train": "training_step",
+    "validate": "validation_step",
+    "test": "test_step",
+    "predict": "predict_step",
+}
 """By stage, as `FlopsMonitor` names it, the method of a LightningModule that a batch goes to."""
 
 ACTIONS: dict[str, tuple[str | None, str | None]] = {
@@ -40,9 +56,16 @@ ACTIONS: dict[str, tuple[str | None, str | None]] = {
     ".batch_to_device": ("transfer", RUNNING),
     **{f".{step}": ("forward", name) for name, step in STEPS.items()},
     "save_checkpoint": ("checkpoint_save", RUN),
-    "optimizer_step": (None, "train"),  # of itself no phase, but what began within it is over with it
+    "optimizer_step": (
+        None,
+        "train",
+        # of itself no phase, but what began within it is over with it
+    ),
 }
-"""Actions of the profiler, by the end of their names: the phase that each is, and whose. The longest end counts."""
+"""Actions of the profiler, by the end of their names: the phase that each is, and whose.
+
+The longest end counts.
+"""
 
 CLIP, BEFORE_STEP = "configure_gradient_clipping", "on_before_optimizer_step"
 """Actions that are phases of the training if somebody gives them something to do."""
@@ -56,23 +79,33 @@ class HearsPhases:
 
 
 class TrainerPhases(Phases):
-    """The phases of one Trainer. They come in every step of the training, so little is done for each, and nothing twice."""
+    """The phases of one Trainer.
+
+    They come in every step of the training, so little is done for each, and nothing twice.
+    """
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
-        self.has_ledger = False  # whether one of its monitors keeps it
-        self._trainer = ref(trainer)  # what is kept as long as it lives must not keep it
+        # whether one of its monitors keeps it
+        self.has_ledger = False
+        # what is kept as long as it lives must not keep it
+        self._trainer = ref(trainer)
         self._state = trainer.state
         self._known: dict[str, tuple[str | None, str | None] | None] = {}
         self._begun: list[tuple[str, int]] = []
         self._contexts: dict[str, AbstractContextManager[str]] = {}
-        self._steps = 0  # of optimizers that run, one within the other
+        # of optimizers that run, one within the other
+        self._steps = 0
         self._users: dict[Boundary, Callable[[BaseException | None], None]] = {}
         self.boundary = Boundary(self._fail)
         self._undo = Undo()
 
-    def join(self, boundary: Boundary, undo: Undo, close: Callable[[BaseException | None], None]) -> int:
-        """Hear the Trainer for one more monitor, until its `undo` is closed; with the last one the wrappers come off.
+    def join(
+        self, boundary: Boundary, undo: Undo, close: Callable[[BaseException | None], None]
+    ) -> int:
+        """Hear the Trainer for one more monitor, until its `undo` is closed.
+
+        With the last one the wrappers come off.
 
         Returns how many there are then.
         """
@@ -104,13 +137,17 @@ class TrainerPhases(Phases):
 
     def optimizer_begins(self) -> None:
         """The callback says: the gradients are there, and the optimizer's own work begins."""
-        # It ends with the optimizer's step. With mixed precision that has yet to begin; with a closure it is already running.
+        # It ends with the optimizer's step. With mixed precision that has yet to begin; with a
+        # closure it is already running.
         if self.innermost != "optimizer":
             self.enter("optimizer", "train")
 
     def _install(self, trainer: Any) -> None:
         strategy, profiler = trainer.strategy, trainer.profiler
-        step_begins, step_ends = self.boundary.guard(self._step_begins), self.boundary.guard(self._step_ends)
+        step_begins, step_ends = (
+            self.boundary.guard(self._step_begins),
+            self.boundary.guard(self._step_ends),
+        )
         hook_optimizers(self._undo, step_begins, step_ends)
         wrap(self._undo, profiler, "start", self._start)
         wrap(self._undo, profiler, "stop", self._stop)
@@ -120,12 +157,16 @@ class TrainerPhases(Phases):
             if hasattr(strategy, name):
                 wrap(self._undo, strategy, name, partial(self.call_in, "checkpoint_load", RUN))
         wrap(self._undo, strategy, "teardown", self._torn_down)
-        connector = getattr(trainer, "_logger_connector", None)  # calls all loggers
+        # calls all loggers
+        connector = getattr(trainer, "_logger_connector", None)
         if hasattr(connector, "log_metrics"):
             wrap(self._undo, connector, "log_metrics", partial(self.call_in, "logging", RUN))
         self.awaits_others = trainer.world_size > 1
         if self.awaits_others:
-            for owner, name in [*((strategy, name) for name in SYNCHRONIZING), (trainer.fit_loop.epoch_loop, SIGTERM_CHECK)]:
+            for owner, name in [
+                *((strategy, name) for name in SYNCHRONIZING),
+                (trainer.fit_loop.epoch_loop, SIGTERM_CHECK),
+            ]:
                 if hasattr(owner, name):
                     wrap(self._undo, owner, name, self._synchronize)
 
@@ -134,7 +175,11 @@ class TrainerPhases(Phases):
             each.contains(error)
 
     def _torn_down(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The Trainer ends. Its callbacks do not hear it where others stand in their place, as after a failed search for a rate."""
+        """The Trainer ends.
+
+        Its callbacks do not hear it where others stand in their place, as after a failed search for
+        a rate.
+        """
         with self.boundary:
             for close in [*self._users.values()]:
                 # The program may be handling another error, which did not end this.
@@ -162,18 +207,25 @@ class TrainerPhases(Phases):
 
     def _profile(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """In place of Lightning's own, which makes a generator for each action, and calls what does nothing twice."""
-        # That would take longer than all that is done here. What is no phase, and is Lightning's own to name, gets a context of Python's.
+        # That would take longer than all that is done here. What is no phase, and is Lightning's
+        # own to name, gets a context of Python's.
         name = _name(args, kwargs)
         context = self._contexts.get(name)
         if context is None:
             if not name.startswith("[") and name != "run_training_batch":
                 return call(*args, **kwargs)
-            context = self._contexts[name] = nullcontext(name) if self._phase_of(name) is None else _Action(self, name)
+            context = self._contexts[name] = (
+                nullcontext(name) if self._phase_of(name) is None else _Action(self, name)
+            )
         return context
 
     def _synchronize(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         stage = self._running_stage()
-        return call(*args, **kwargs) if stage is None else self.call_in(SYNC, stage, call, *args, **kwargs)
+        return (
+            call(*args, **kwargs)
+            if stage is None
+            else self.call_in(SYNC, stage, call, *args, **kwargs)
+        )
 
     def _begins(self, name: str) -> None:
         known = self._phase_of(name)
@@ -182,13 +234,15 @@ class TrainerPhases(Phases):
         phase, stage = known
         stage = stage or self._running_stage()
         if not self._begun:
-            self._steps = 0  # an earlier one may have failed
+            # an earlier one may have failed
+            self._steps = 0
         self._begun.append((name, self.depth))
         if phase is not None and stage is not None:
             self.enter(phase, stage)
 
     def _ends(self, name: str, *, failed: bool = False) -> None:
-        # What began before the wrappers were there is none of theirs; what was left without an end is over with what it is within.
+        # What began before the wrappers were there is none of theirs; what was left without an end
+        # is over with what it is within.
         for place in reversed(range(len(self._begun))):
             if self._begun[place][0] == name:
                 depth = self._begun[place][1]
@@ -198,7 +252,10 @@ class TrainerPhases(Phases):
 
     def _running_stage(self) -> str | None:
         stage = self._state.stage
-        name: str | None = None if stage is None else stage._value_  # quicker than a hash of Lightning's own enumeration
+        name: str | None = (
+            None if stage is None else stage._value_
+            # quicker than a hash of Lightning's own enumeration
+        )
         return name if name in STEPS else None
 
     def _phase_of(self, name: str) -> tuple[str | None, str | None] | None:
@@ -209,9 +266,15 @@ class TrainerPhases(Phases):
     def _look_up(self, name: str) -> tuple[str | None, str | None] | None:
         trainer = self._trainer()
         if name.endswith(BEFORE_STEP):
-            return (OTHER, "train") if trainer is not None and _has_hook_before_step(trainer, name) else None
+            return (
+                (OTHER, "train")
+                if trainer is not None and _has_hook_before_step(trainer, name)
+                else None
+            )
         if name.endswith(CLIP):
-            does_clip = trainer is not None and (trainer.gradient_clip_val or _is_overridden(trainer.lightning_module, CLIP))
+            does_clip = trainer is not None and (
+                trainer.gradient_clip_val or _is_overridden(trainer.lightning_module, CLIP)
+            )
             return ("clip", "train") if does_clip else None
         return next((known for end, known in ACTIONS.items() if name.endswith(end)), None)
 
@@ -245,15 +308,27 @@ def _name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _has_hook_before_step(trainer: Any, action: str) -> bool:
-    """Whether somebody but a monitor has a hook there. In a monitor's the phase of the optimizer begins, so that is no phase itself."""
+    """Whether somebody but a monitor has a hook there.
+
+    In a monitor's the phase of the optimizer begins, so that is no phase itself.
+    """
     others = [each for each in trainer.callbacks if not isinstance(each, HearsPhases)]
-    is_monitors = any(action == f"[Callback]{each.state_key}.{BEFORE_STEP}" for each in trainer.callbacks if each not in others)
-    return not is_monitors and any(_is_overridden(each, BEFORE_STEP) for each in (trainer.lightning_module, *others))
+    is_monitors = any(
+        action == f"[Callback]{each.state_key}.{BEFORE_STEP}"
+        for each in trainer.callbacks
+        if each not in others
+    )
+    return not is_monitors and any(
+        _is_overridden(each, BEFORE_STEP) for each in (trainer.lightning_module, *others)
+    )
 
 
 def _is_overridden(owner: Any, hook: str) -> bool:
     home: str = getattr(getattr(owner, hook, None), "__module__", "")
-    return not (home.startswith(("lightning.pytorch.", "pytorch_lightning.")) and home.endswith(DEFAULT_HOOKS))
+    return not (
+        home.startswith(("lightning.pytorch.", "pytorch_lightning."))
+        and home.endswith(DEFAULT_HOOKS)
+    )
 
 
 _PHASES: WeakKeyDictionary[Any, TrainerPhases] = WeakKeyDictionary()

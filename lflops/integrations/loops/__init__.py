@@ -1,1 +1,4 @@
-"""Training loops that people write themselves: `lflops.monitor`, and where the phases of such a loop come from."""
+"""Training loops that people write themselves.
+
+`lflops.monitor`, and where the phases of such a loop come from.
+"""

@@ -6,9 +6,9 @@
         clip_grad_norm_(...)                clip if it takes long, else other
         optimizer.step()                    optimizer
 
-Where a step goes backward and has called no model, but methods as `model.loss(x)`, forward is what is in no phase before backward, from the
-next step on.
-Gradients that `torch.autograd.grad` returns are no backward pass: they are part of the phase that asks for them.
+Where a step goes backward and has called no model, but methods as `model.loss(x)`, forward is what
+is in no phase before backward, from the next step on. Gradients that `torch.autograd.grad` returns
+are no backward pass: they are part of the phase that asks for them.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ from lflops.error_guard import Boundary, Undo, wrap
 from lflops.monitoring.inputs.phases import RUN, Phases, Within
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, hear_backward
 
-RUNNING = ""  # in place of a stage: the one that is running
+# in place of a stage: the one that is running
+RUNNING = ""
 
 ENGINE = {
     "backward": ("backward", RUNNING),
@@ -34,7 +35,10 @@ ENGINE = {
     **dict.fromkeys(("load", "load_state"), ("checkpoint_load", RUN)),
     **dict.fromkeys(("log", "log_dict"), ("logging", RUN)),
 }
-"""Methods of a `Fabric` or an `Accelerator`: the phase that each of them is, and whose; of no step, the category of the ledger."""
+"""Methods of a `Fabric` or an `Accelerator`.
+
+The phase that each of them is, and whose; of no step, the category of the ledger.
+"""
 
 
 class LoopPhases(Phases):
@@ -45,18 +49,33 @@ class LoopPhases(Phases):
         self._engine = engine
         self._stage = "train"
         self._in_step = False
-        self._has_called = False  # whether the step has called a model
-        self._passes = self._expected = 0  # its backward passes; and where it calls no model, those of the step before
+        # whether the step has called a model
+        self._has_called = False
+        self._passes = self._expected = (
+            # its backward passes; and where it calls no model, those of the step before
+            0
+        )
         self._thread = threading.get_ident()
 
-    def install(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer], boundary: Boundary, undo: Undo) -> None:
+    def install(
+        self,
+        models: Iterable[nn.Module],
+        optimizers: Iterable[Optimizer],
+        boundary: Boundary,
+        undo: Undo,
+    ) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
         self.boundary, guard = boundary, boundary.guard
         undo.add(self.forget)
         hear_backward(undo, guard(self._backward_begins), guard(self._backward_ends))
         hook_models(undo, models, guard(self._model_is_called))
         for optimizer in optimizers:
-            hook_optimizers(undo, guard(self._optimizer_begins), guard(partial(self.leave_last, "optimizer")), optimizer)
+            hook_optimizers(
+                undo,
+                guard(self._optimizer_begins),
+                guard(partial(self.leave_last, "optimizer")),
+                optimizer,
+            )
         for name, (phase, stage) in ENGINE.items():
             if hasattr(self._engine, name):
                 wrap(undo, self._engine, name, partial(self.call_in, phase, stage))
@@ -74,10 +93,14 @@ class LoopPhases(Phases):
         finally:
             self._stage, self._in_step, self._goes_on = before
             with self.boundary:
-                self.leave(self.depth)  # forward goes on, if it did
+                # forward goes on, if it did
+                self.leave(self.depth)
 
     def begin_step(self) -> None:
-        """The models that are called from here on are called for a step. Where only methods of theirs are, forward begins with it."""
+        """The models that are called from here on are called for a step.
+
+        Where only methods of theirs are, forward begins with it.
+        """
         self._in_step, self._thread = True, threading.get_ident()
         if self._stage == "train":
             self._expected = 0 if self._has_called else self._passes
@@ -103,9 +126,15 @@ class LoopPhases(Phases):
 
     def enter(self, phase: str, stage: str, given: tuple[Any, ...] = ()) -> None:
         goes_on, self._goes_on = self._goes_on, None
-        if self._running and self._running[-1][0] == "forward":  # forward has no hook at its end: it lasts until the next phase begins
+        if (
+            self._running and self._running[-1][0] == "forward"
+            # forward has no hook at its end: it lasts until the next phase begins
+        ):
             self.leave(len(self._running) - 1)
-        self._has_called |= phase == "forward" and self._stage == "train"  # named by the loop, or begun by a model
+        self._has_called |= (
+            phase == "forward" and self._stage == "train"
+            # named by the loop, or begun by a model
+        )
         self._passes += phase == "backward"
         if self._passes < self._expected and not self._has_called:
             self._goes_on = goes_on
@@ -120,11 +149,16 @@ class LoopPhases(Phases):
             self.enter("forward", RUNNING)
 
     def _backward_begins(self, losses: Sequence[Any]) -> int | None:
-        is_within = backward_id() != NO_BACKWARD  # another one, of which it is a part
+        # another one, of which it is a part
+        is_within = backward_id() != NO_BACKWARD
         if is_within or not self._in_step or threading.get_ident() != self._thread:
             return None
         self.hear_wait(*losses)
-        return None if self.depth_of("backward") is not None else self.begin("backward", RUNNING, (*losses,))
+        return (
+            None
+            if self.depth_of("backward") is not None
+            else self.begin("backward", RUNNING, (*losses,))
+        )
 
     def _backward_ends(self, around: int) -> None:
         self.leave(around)

@@ -11,11 +11,23 @@ from lflops.errors import CountError
 
 MIB = 2**20
 LEAST_SPLIT_MIB = 20
-INTERVALS = 16  # powers of two from 1 MiB to 64 GiB, each of which may have its own number of divisions
+INTERVALS = (
+    # powers of two from 1 MiB to 64 GiB, each of which may have its own number of divisions
+    16
+)
 
 IGNORED = {
-    *("backend", "use_async_allocator", "graph_capture_record_stream_reuse", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc"),
-    *(f"pinned_{name}" for name in ("num_register_threads", "use_background_threads", "reserve_segment_size_mb")),
+    *(
+        "backend",
+        "use_async_allocator",
+        "graph_capture_record_stream_reuse",
+        "release_lock_on_cudamalloc",
+        "release_lock_on_hipmalloc",
+    ),
+    *(
+        f"pinned_{name}"
+        for name in ("num_register_threads", "use_background_threads", "reserve_segment_size_mb")
+    ),
     *("pinned_use_cuda_host_register", "pinned_use_hip_host_register"),
 }
 """Settings that do not change what is reserved on the device."""
@@ -24,35 +36,60 @@ IGNORED = {
 class AllocatorSettings(Struct, frozen=True, kw_only=True):
     """How the allocator rounds, splits and releases."""
 
-    expandable_segments: bool = False  # whether segments grow page by page, in place of one `cudaMalloc` each
-    max_split_size: int | None = None  # blocks of so many bytes or more are never split; `None` is no limit
-    max_non_split_rounding: int = LEAST_SPLIT_MIB * MIB  # how much larger than asked for such a block may be, bytes.
-    # For each power of two from 1 MiB on, into how many parts it is divided when a request is rounded up; 0 and 1 round up to multiples of
-    # 512 bytes.
+    expandable_segments: bool = (
+        # whether segments grow page by page, in place of one `cudaMalloc` each
+        False
+    )
+    max_split_size: int | None = (
+        # blocks of so many bytes or more are never split; `None` is no limit
+        None
+    )
+    max_non_split_rounding: int = (
+        LEAST_SPLIT_MIB * MIB
+        # how much larger than asked for such a block may be, bytes.
+    )
+    # For each power of two from 1 MiB on, into how many parts it is divided when a request is
+    # rounded up; 0 and 1 round up to multiples of 512 bytes.
     divisions: tuple[int, ...] = (0,) * INTERVALS
-    # Share of the allowed memory above which old free segments are released before a new one is reserved; it works only with a memory
-    # fraction, as in torch.
+    # Share of the allowed memory above which old free segments are released before a new one is
+    # reserved; it works only with a memory fraction, as in torch.
     garbage_collection_threshold: float = 0.0
-    memory_fraction: float | None = None  # share of the device's memory that the process may take; `None` is all
+    memory_fraction: float | None = (
+        # share of the device's memory that the process may take; `None` is all
+        None
+    )
 
 
 DEFAULT = AllocatorSettings()
 
 
 def settings_of(text: str) -> AllocatorSettings:
-    """The settings in a text such as `expandable_segments:True,roundup_power2_divisions:4`; a `CountError` where torch takes none such."""
+    """The settings in a text such as `expandable_segments:True,roundup_power2_divisions:4`.
+
+    A `CountError` where torch takes none such.
+    """
     if not isinstance(text, str):
-        raise CountError(f"allocator={text!r}: give the text of PYTORCH_ALLOC_CONF, as expandable_segments:True")
+        raise CountError(
+            f"allocator={text!r}: give the text of PYTORCH_ALLOC_CONF, as expandable_segments:True"
+        )
     given: dict[str, str] = {}
     for part in filter(None, (each.strip() for each in re.split(r",(?![^\[]*\])", text))):
         name, separator, value = (each.strip() for each in part.partition(":"))
         if not separator or not value:
-            raise CountError(f"allocator={text!r}: {part!r} has no value: give name:value, as expandable_segments:True")
+            raise CountError(
+                f"allocator={text!r}: {part!r} has no value: give name:value, as expandable_segments:True"
+            )
         given[name] = value
     unknown = given.keys() - _READERS.keys() - IGNORED
     if unknown:
-        raise CountError(f"allocator={text!r}: {min(unknown)!r} is unknown: give some of {', '.join(sorted(_READERS))}")
-    values = {_READERS[name][0]: _READERS[name][1](text, name, value) for name, value in given.items() if name in _READERS}
+        raise CountError(
+            f"allocator={text!r}: {min(unknown)!r} is unknown: give some of {', '.join(sorted(_READERS))}"
+        )
+    values = {
+        _READERS[name][0]: _READERS[name][1](text, name, value)
+        for name, value in given.items()
+        if name in _READERS
+    }
     return AllocatorSettings(**values)
 
 
@@ -77,7 +114,11 @@ def _share(text: str, name: str, value: str) -> float:
 
 
 def _mebibytes(text: str, name: str, value: str) -> int:
-    if not value.isdecimal() or int(value) < LEAST_SPLIT_MIB or (name == "max_split_size_mb" and int(value) == LEAST_SPLIT_MIB):
+    if (
+        not value.isdecimal()
+        or int(value) < LEAST_SPLIT_MIB
+        or (name == "max_split_size_mb" and int(value) == LEAST_SPLIT_MIB)
+    ):
         raise _refused(text, name, value, f"a whole number of MiB above {LEAST_SPLIT_MIB}")
     return int(value) * MIB
 

@@ -1,6 +1,10 @@
-"""The allocator itself: requests come in, segments are reserved, blocks are split, handed out, and joined again; pools keep them in order.
+"""The allocator itself.
 
-The rules are those of torch's `c10/cuda/CUDACachingAllocator.cpp`; `tests/memory/allocator/` works each of them out by hand.
+Requests come in, segments are reserved, blocks are split, handed out, and joined again; pools keep
+them in order.
+
+The rules are those of torch's `c10/cuda/CUDACachingAllocator.cpp`; `tests/memory/allocator/` works
+each of them out by hand.
 """
 
 from bisect import bisect_left, insort
@@ -17,15 +21,42 @@ Key = tuple[int, int, int]
 class Block:
     """A stretch of memory: a whole segment, or a part of one between its neighbours."""
 
-    __slots__ = ("address", "allocated", "expandable", "inserted", "mapped", "next", "pool", "previous", "requested", "size", "stream")
+    __slots__ = (
+        "address",
+        "allocated",
+        "expandable",
+        "inserted",
+        "mapped",
+        "next",
+        "pool",
+        "previous",
+        "requested",
+        "size",
+        "stream",
+    )
 
-    def __init__(self, pool: "Pool", stream: int, address: int, size: int, *, mapped: bool = True, expandable: bool = False) -> None:
+    def __init__(
+        self,
+        pool: "Pool",
+        stream: int,
+        address: int,
+        size: int,
+        *,
+        mapped: bool = True,
+        expandable: bool = False,
+    ) -> None:
         self.pool, self.stream, self.address, self.size = pool, stream, address, size
-        self.mapped = mapped  # whether memory stands behind its addresses; only expandable segments have blocks without
-        self.expandable = expandable  # whether its segment is
+        # whether memory stands behind its addresses; only expandable segments have blocks without
+        self.mapped = mapped
+        # whether its segment is
+        self.expandable = expandable
         self.allocated = False
-        self.requested = 0  # bytes that were asked for; 0 while it is free
-        self.inserted = 0  # the pool's count of searches when it became free: its age is counted from there
+        # bytes that were asked for; 0 while it is free
+        self.requested = 0
+        self.inserted = (
+            # the pool's count of searches when it became free: its age is counted from there
+            0
+        )
         self.previous: Block | None = None
         self.next: Block | None = None
 
@@ -41,7 +72,14 @@ class Block:
 
     def cut(self, size: int, *, mapped: bool) -> "Block":
         """Keep the first `size` bytes; returns the rest, which follows it."""
-        rest = Block(self.pool, self.stream, self.address + size, self.size - size, mapped=mapped, expandable=self.expandable)
+        rest = Block(
+            self.pool,
+            self.stream,
+            self.address + size,
+            self.size - size,
+            mapped=mapped,
+            expandable=self.expandable,
+        )
         rest.previous, rest.next = self, self.next
         if self.next is not None:
             self.next.previous = rest
@@ -70,7 +108,8 @@ class Pool:
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
-        self.searches = 0  # how often a free block was looked for while old ones are collected
+        # how often a free block was looked for while old ones are collected
+        self.searches = 0
         self._free: list[Key] = []
         self._unmapped: list[Key] = []
         self._blocks: dict[int, Block] = {}
@@ -112,38 +151,58 @@ class Pool:
 
 MIB = 2**20
 LEAST_BLOCK = 512
-SMALL_REQUEST, SMALL_SEGMENT = MIB, 2 * MIB  # requests of up to 1 MiB are packed into segments of 2 MiB
+SMALL_REQUEST, SMALL_SEGMENT = (
+    MIB,
+    2 * MIB,
+    # requests of up to 1 MiB are packed into segments of 2 MiB
+)
 
 LARGE_REQUEST, LARGE_SEGMENT, LARGE_MULTIPLE = 10 * MIB, 20 * MIB, 2 * MIB
-"""Requests of up to 10 MiB share segments of 20 MiB; larger ones get their own, in multiples of 2 MiB."""
+"""Requests of up to 10 MiB share segments of 20 MiB.
 
-ENDLESS = LARGE_SEGMENT << 36  # addresses of an expandable segment: a whole number of its pages
+Larger ones get their own, in multiples of 2 MiB.
+"""
+
+# addresses of an expandable segment: a whole number of its pages
+ENDLESS = LARGE_SEGMENT << 36
 
 
 class Request(NamedTuple):
     """One allocation, or one free."""
 
-    key: int  # the allocation's name: a free has that of what it frees
-    bytes: int | None  # what is asked for; `None` frees
-    stream: int = 0  # on which memory is used first, and reused
+    # the allocation's name: a free has that of what it frees
+    key: int
+    # what is asked for; `None` frees
+    bytes: int | None
+    # on which memory is used first, and reused
+    stream: int = 0
 
 
 class Usage(Struct, frozen=True, kw_only=True):
     """Bytes at one moment."""
 
-    requested: int  # asked for
-    allocated: int  # in blocks that are handed out; `torch.cuda.memory_allocated()`
-    reserved: int  # in segments; `torch.cuda.memory_reserved()`
+    # asked for
+    requested: int
+    # in blocks that are handed out; `torch.cuda.memory_allocated()`
+    allocated: int
+    # in segments; `torch.cuda.memory_reserved()`
+    reserved: int
 
 
 class Simulated(Struct, frozen=True, kw_only=True):
     """What a sequence of requests came to."""
 
-    peak: Usage  # the most of each, each at its own time
-    at_reserved_peak: Usage  # when the most is reserved and, of these moments, the most is allocated. The difference is the allocator's
-    end: Usage  # after the last request
-    retries: int  # how often the device had no memory left until cached segments were released
-    # The place of the request that could not be served, and the bytes it asked the device for; `None` if all were.
+    # the most of each, each at its own time
+    peak: Usage
+    # when the most is reserved and, of these moments, the most is allocated. The difference is the
+    # allocator's
+    at_reserved_peak: Usage
+    # after the last request
+    end: Usage
+    # how often the device had no memory left until cached segments were released
+    retries: int
+    # The place of the request that could not be served, and the bytes it asked the device for;
+    # `None` if all were.
     failed: tuple[int, int] | None = None
 
 
@@ -154,7 +213,9 @@ class OutOfMemoryError(Exception):
 class Allocator:
     """One device's allocator."""
 
-    def __init__(self, settings: AllocatorSettings = DEFAULT, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, settings: AllocatorSettings = DEFAULT, limit_bytes: int | None = None
+    ) -> None:
         self._settings = settings
         self._limit = ENDLESS if limit_bytes is None else limit_bytes
         fraction = settings.memory_fraction
@@ -226,7 +287,11 @@ class Allocator:
         if block is None:
             return None
         is_unsplit = size >= self._unsplit
-        if (block.size >= size + self._settings.max_non_split_rounding) if is_unsplit else (block.size >= self._unsplit):
+        if (
+            (block.size >= size + self._settings.max_non_split_rounding)
+            if is_unsplit
+            else (block.size >= self._unsplit)
+        ):
             return None
         pool.remove(block)
         return block
@@ -258,13 +323,16 @@ class Allocator:
         while block.size < size and (rest := block.next) is not None:
             if not self._map(rest, min(size - block.size, rest.size)):
                 return None
-            block = rest  # which has absorbed the free block before it
+            # which has absorbed the free block before it
+            block = rest
         pool.remove(block)
         return block
 
     def _expandable(self, pool: Pool, size: int, stream: int) -> Block:
         for each in pool.unmapped(stream):
-            first = each.previous if each.previous is not None and not each.previous.allocated else each
+            first = (
+                each.previous if each.previous is not None and not each.previous.allocated else each
+            )
             room = 0
             at: Block | None = first
             while room < size and at is not None and not at.allocated:
@@ -273,7 +341,9 @@ class Allocator:
             if room >= size:
                 return first
         self._next_address += ENDLESS
-        segment = Block(pool, stream, self._next_address - ENDLESS, ENDLESS, mapped=False, expandable=True)
+        segment = Block(
+            pool, stream, self._next_address - ENDLESS, ENDLESS, mapped=False, expandable=True
+        )
         pool.add(segment)
         return segment
 
@@ -297,7 +367,11 @@ class Allocator:
         """Release free segments that are older than the mean, until what is reserved is below the threshold."""
         threshold = int(self._settings.garbage_collection_threshold * self._allowed)
         target, reclaimed = self.reserved - threshold, 0
-        ages = [(self._large.searches - block.inserted, block) for block in self._large if not block.is_split]
+        ages = [
+            (self._large.searches - block.inserted, block)
+            for block in self._large
+            if not block.is_split
+        ]
         while target > reclaimed and ages:
             mean = sum(age for age, _ in ages) / len(ages)
             for block in [block for age, block in ages if age >= mean]:
@@ -306,7 +380,10 @@ class Allocator:
             ages = [(age, block) for age, block in ages if age < mean]
 
     def _release_unsplit(self, pool: Pool, size: int, stream: int) -> bool:
-        """Where blocks have a largest size to be split: release those above it that are enough for a request."""
+        """Where blocks have a largest size to be split.
+
+        Release those above it that are enough for a request.
+        """
         if self._settings.max_split_size is None:
             return False
         wanted = max(size, self._unsplit)
@@ -355,8 +432,16 @@ class Allocator:
         pool.add(block)
 
 
-def simulate(requests: Iterable[Request], settings: AllocatorSettings = DEFAULT, *, limit_bytes: int | None = None) -> Simulated:
-    """Run a sequence of requests, up to the first that cannot be served. A free of a key that is not allocated is left out."""
+def simulate(
+    requests: Iterable[Request],
+    settings: AllocatorSettings = DEFAULT,
+    *,
+    limit_bytes: int | None = None,
+) -> Simulated:
+    """Run a sequence of requests, up to the first that cannot be served.
+
+    A free of a key that is not allocated is left out.
+    """
     allocator = Allocator(settings, limit_bytes)
     blocks: dict[int, Block] = {}
     requested = allocated = 0
@@ -372,7 +457,10 @@ def simulate(requests: Iterable[Request], settings: AllocatorSettings = DEFAULT,
         except OutOfMemoryError as error:
             failed = (place, int(str(error)))
             break
-        requested, allocated = max(requested, allocator.requested), max(allocated, allocator.allocated)
+        requested, allocated = (
+            max(requested, allocator.requested),
+            max(allocated, allocator.allocated),
+        )
         if (allocator.reserved, allocator.allocated) > (at_peak.reserved, at_peak.allocated):
             at_peak = allocator.usage
     return Simulated(

@@ -36,15 +36,24 @@ def memory(
     profile: Annotated[Path | None, typer.Option(metavar="FILE", help=HELP["profile"])] = None,
     as_json: Annotated[bool, typer.Option("--json", help=HELP["as_json"])] = False,
 ) -> None:
-    """Say why a device ran out of memory, and who held what, from a snapshot of torch's allocator. The pickle runs no code."""
+    """Say why a device ran out of memory, and who held what, from a snapshot of torch's allocator.
+
+    The pickle runs no code.
+    """
     if html is not None and (as_json or html.resolve() == file.resolve()):
         raise UsageError(
-            "--json writes no page: leave --html out" if as_json else f"--html {html}: this is the snapshot, give another place"
+            "--json writes no page: leave --html out"
+            if as_json
+            else f"--html {html}: this is the snapshot, give another place"
         )
     if profile is not None and after is not None:
-        raise UsageError(f"--profile {profile}: modules are named in one snapshot: leave {after} out")
+        raise UsageError(
+            f"--profile {profile}: modules are named in one snapshot: leave {after} out"
+        )
     if after is not None and (html is not None or hardware is not None):
-        raise UsageError(f"{after}: two snapshots are compared as text or --json: leave --html and --hardware out")
+        raise UsageError(
+            f"{after}: two snapshots are compared as text or --json: leave --html and --hardware out"
+        )
     chip = None if hardware is None else named(hardware)
     snapshot = read_snapshot(file, device)
     explained = explain(snapshot, chip)

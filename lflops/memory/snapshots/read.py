@@ -1,4 +1,7 @@
-"""A snapshot's file as values: segments, their blocks, and the trace of what the allocator did. The pickle runs no code."""
+"""A snapshot's file as values: segments, their blocks, and the trace of what the allocator did.
+
+The pickle runs no code.
+"""
 
 import io
 import pickle
@@ -13,7 +16,17 @@ from lflops.profile.series import summed
 
 LARGEST_FILE = 8 * 2**30
 
-_DAMAGED = (ArithmeticError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+_DAMAGED = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 """What pickle raises of a file that is none, or damaged."""
 
 
@@ -28,35 +41,52 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(path: str | PathLike[str]) -> Any:
-    """Read a pickle. A `ProfileError` if it cannot be read, or has anything but containers, texts and numbers."""
+    """Read a pickle.
+
+    A `ProfileError` if it cannot be read, or has anything but containers, texts and numbers.
+    """
     path = Path(path)
     try:
         if not path.is_file():
             path.stat()
-            raise ProfileError(f"{path}: is a folder, a pipe or a device; give a file of torch.cuda.memory._dump_snapshot")
+            raise ProfileError(
+                f"{path}: is a folder, a pipe or a device; give a file of torch.cuda.memory._dump_snapshot"
+            )
         if path.stat().st_size > LARGEST_FILE:
-            raise ProfileError(f"{path}: has {path.stat().st_size} bytes; {LARGEST_FILE} at most are read")
+            raise ProfileError(
+                f"{path}: has {path.stat().st_size} bytes; {LARGEST_FILE} at most are read"
+            )
         content = path.read_bytes()
     except OSError as error:
-        raise ProfileError(f"{path}: {error.strerror or error}; give a file of torch.cuda.memory._dump_snapshot") from error
+        raise ProfileError(
+            f"{path}: {error.strerror or error}; give a file of torch.cuda.memory._dump_snapshot"
+        ) from error
     try:
         return _PlainUnpickler(io.BytesIO(content)).load()
     except pickle.UnpicklingError as error:
         if str(error).startswith("has "):
-            plain = "only plain containers, texts and numbers are read, because a pickle can run code"
+            plain = (
+                "only plain containers, texts and numbers are read, because a pickle can run code"
+            )
             raise ProfileError(f"{path}: {error}: {plain}") from None
         raise ProfileError(f"{path}: is no pickle: {error}") from None
     except _DAMAGED as error:
-        raise ProfileError(f"{path}: is no pickle, or a damaged one: {type(error).__name__}") from None
+        raise ProfileError(
+            f"{path}: is no pickle, or a damaged one: {type(error).__name__}"
+        ) from None
 
 
 _NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
 _ENGINE = "torch::autograd::Engine::"
-OBSERVER = "lflops/collect/"  # in the names of files whose frames are in a counted step's stacks, and say nothing of the training
-AUTOGRAD = "autograd"  # the file of the frame that stands for C++'s engine of backward
+# in the names of files whose frames are in a counted step's stacks, and say nothing of the training
+OBSERVER = "lflops/collect/"
+# the file of the frame that stands for C++'s engine of backward
+AUTOGRAD = "autograd"
 
-LARGEST_NUMBER = 2**64  # an address has 64 bits, and no number of bytes needs as many
-MOST_PARTS = 50_000_000  # blocks, entries and frames of one file: a small pickle can name one list a billion times
+# an address has 64 bits, and no number of bytes needs as many
+LARGEST_NUMBER = 2**64
+# blocks, entries and frames of one file: a small pickle can name one list a billion times
+MOST_PARTS = 50_000_000
 
 
 class Frame(NamedTuple):
@@ -68,9 +98,16 @@ class Frame(NamedTuple):
 
     @property
     def is_python(self) -> bool:
-        """Whether it is Python's: a notebook's cells have names without a suffix, but so have headers of C++'s library."""
+        """Whether it is Python's.
+
+        A notebook's cells have names without a suffix, but so have headers of C++'s library.
+        """
         name = self.file.rpartition("/")[2]
-        return self.file.endswith(".py") or self.file.startswith("<") or ("." not in name and name not in {"", "??"} and self.line > 0)
+        return (
+            self.file.endswith(".py")
+            or self.file.startswith("<")
+            or ("." not in name and name not in {"", "??"} and self.line > 0)
+        )
 
 
 Stack = tuple[Frame, ...]
@@ -81,9 +118,12 @@ class Block(NamedTuple):
 
     address: int
     size: int
-    requested: int  # bytes that were asked for
-    state: str  # `active_allocated`, `active_awaiting_free` or `inactive`
-    stack: Stack  # the code that allocated it, the innermost line first; empty where it is unknown
+    # bytes that were asked for
+    requested: int
+    # `active_allocated`, `active_awaiting_free` or `inactive`
+    state: str
+    # the code that allocated it, the innermost line first; empty where it is unknown
+    stack: Stack
 
 
 class Segment(NamedTuple):
@@ -96,11 +136,14 @@ class Segment(NamedTuple):
 class Entry(NamedTuple):
     """Something that the allocator did."""
 
-    action: str  # Torch's word: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `oom`, …
+    # Torch's word: `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`,
+    # `oom`, …
+    action: str
     address: int
     size: int
     stack: Stack
-    device_free: int | None  # of an `oom`, the bytes that the device had left
+    # of an `oom`, the bytes that the device had left
+    device_free: int | None
 
 
 class Snapshot(NamedTuple):
@@ -113,8 +156,12 @@ class Snapshot(NamedTuple):
 
 
 def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snapshot:
-    """The snapshot in a file that `torch.cuda.memory._dump_snapshot` wrote; a `ProfileError` if it is none, or is not plain."""
-    # Without a device it is that of the one that ran out of memory, else of the one with the most reserved.
+    """The snapshot in a file that `torch.cuda.memory._dump_snapshot` wrote.
+
+    A `ProfileError` if it is none, or is not plain.
+    """
+    # Without a device it is that of the one that ran out of memory, else of the one with the most
+    # reserved.
     content = load_plain(path)
     try:
         return snapshot_of(content, device)
@@ -123,15 +170,23 @@ def read_snapshot(path: str | PathLike[str], device: int | None = None) -> Snaps
 
 
 def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
-    """The snapshot in torch's containers; a `ProfileError` that names the place where they are none."""
+    """The snapshot in torch's containers.
+
+    A `ProfileError` that names the place where they are none.
+    """
     reader = _Reader()
-    if isinstance(content, list):  # older: segments alone
+    # older: segments alone
+    if isinstance(content, list):
         content = {"segments": content}
     if not isinstance(content, Mapping) or not isinstance(content.get("segments"), list):
         raise ProfileError("is no snapshot of torch's: it has no list of segments")
     traces = reader.listed(content.get("device_traces", []), "device_traces")
-    segments = [reader.mapping(each, f"segments[{place}]") for place, each in enumerate(content["segments"])]
-    devices = [_number(each, "device", f"segments[{place}]", 0) for place, each in enumerate(segments)]
+    segments = [
+        reader.mapping(each, f"segments[{place}]") for place, each in enumerate(content["segments"])
+    ]
+    devices = [
+        _number(each, "device", f"segments[{place}]", 0) for place, each in enumerate(segments)
+    ]
     if device is None:
         device = _fullest(segments, devices, traces)
     settings = content.get("allocator_settings")
@@ -139,20 +194,39 @@ def snapshot_of(content: Any, device: int | None = None) -> Snapshot:
     text = given.get("PYTORCH_ALLOC_CONF", given.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     found = Snapshot(
         device=device,
-        segments=tuple(reader.segment(each, f"segments[{place}]") for place, each in enumerate(segments) if devices[place] == device),
-        trace=tuple(reader.entries(traces[device], f"device_traces[{device}]")) if device < len(traces) else (),
+        segments=tuple(
+            reader.segment(each, f"segments[{place}]")
+            for place, each in enumerate(segments)
+            if devices[place] == device
+        ),
+        trace=tuple(reader.entries(traces[device], f"device_traces[{device}]"))
+        if device < len(traces)
+        else (),
         settings=text if isinstance(text, str) else "",
     )
-    blocks = (block.size + block.requested for segment in found.segments for block in segment.blocks)
-    if sum(blocks) + sum(segment.size for segment in found.segments) + sum(entry.size for entry in found.trace) >= LARGEST_NUMBER:
-        raise ProfileError(f"device {device} has sizes that add up to more than 64 bits: the file is damaged")
+    blocks = (
+        block.size + block.requested for segment in found.segments for block in segment.blocks
+    )
+    if (
+        sum(blocks)
+        + sum(segment.size for segment in found.segments)
+        + sum(entry.size for entry in found.trace)
+        >= LARGEST_NUMBER
+    ):
+        raise ProfileError(
+            f"device {device} has sizes that add up to more than 64 bits: the file is damaged"
+        )
     return found
 
 
-def _fullest(segments: Iterable[Mapping[str, Any]], devices: Iterable[int], traces: list[Any]) -> int:
+def _fullest(
+    segments: Iterable[Mapping[str, Any]], devices: Iterable[int], traces: list[Any]
+) -> int:
     """The device that ran out of memory, else the one with the most reserved."""
     for device, trace in enumerate(traces):
-        if isinstance(trace, list) and any(isinstance(each, Mapping) and each.get("action") == "oom" for each in trace):
+        if isinstance(trace, list) and any(
+            isinstance(each, Mapping) and each.get("action") == "oom" for each in trace
+        ):
             return device
     sizes = zip(devices, (each.get("total_size", 0) for each in segments), strict=True)
     reserved: dict[int, int] = summed((device, size) for device, size in sizes if type(size) is int)
@@ -164,7 +238,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self._parts = 0
-        self._stacks: dict[int, tuple[Any, Stack]] = {}  # torch's pickles share them
+        # torch's pickles share them
+        self._stacks: dict[int, tuple[Any, Stack]] = {}
 
     def mapping(self, value: Any, place: str) -> Mapping[str, Any]:
         self._parts += 1
@@ -182,7 +257,9 @@ class _Reader:
     def segment(self, value: Mapping[str, Any], place: str) -> Segment:
         blocks, at = [], _number(value, "address", place)
         for index, each in enumerate(self.listed(value.get("blocks"), f"{place}.blocks")):
-            block = self.block(self.mapping(each, f"{place}.blocks[{index}]"), at, f"{place}.blocks[{index}]")
+            block = self.block(
+                self.mapping(each, f"{place}.blocks[{index}]"), at, f"{place}.blocks[{index}]"
+            )
             blocks.append(block)
             at = block.address + block.size
         return Segment(_number(value, "total_size", place), tuple(blocks))
@@ -193,10 +270,22 @@ class _Reader:
         if not isinstance(state, str):
             raise ProfileError(f"{place}.state is {_described(state)}: a text is taken")
         history = value.get("history")
-        latest = history[0] if isinstance(history, list) and history and isinstance(history[0], Mapping) else {}
-        requested = _number(value, "requested_size", place, _number(latest, "real_size", place, size))
+        latest = (
+            history[0]
+            if isinstance(history, list) and history and isinstance(history[0], Mapping)
+            else {}
+        )
+        requested = _number(
+            value, "requested_size", place, _number(latest, "real_size", place, size)
+        )
         frames = value.get("frames", latest.get("frames", ()))
-        return Block(_number(value, "address", place, at), size, requested, state, self.stack(frames, f"{place}.frames"))
+        return Block(
+            _number(value, "address", place, at),
+            size,
+            requested,
+            state,
+            self.stack(frames, f"{place}.frames"),
+        )
 
     def entries(self, trace: Any, place: str) -> Iterable[Entry]:
         for index, each in enumerate(self.listed(trace, place)):
@@ -223,7 +312,9 @@ class _Reader:
             frame = self.mapping(each, at)
             file, function = frame.get("filename"), frame.get("name")
             if not isinstance(file, str) or not isinstance(function, str):
-                raise ProfileError(f"{at} has {_described(file)} and {_described(function)}: a file's and a function's name are taken")
+                raise ProfileError(
+                    f"{at} has {_described(file)} and {_described(function)}: a file's and a function's name are taken"
+                )
             lines.append(Frame(file.replace("\\", "/"), _number(frame, "line", at), function))
         stack = _without_cpp(lines)
         self._stacks[id(frames)] = (frames, stack)
@@ -231,8 +322,15 @@ class _Reader:
 
 
 def _without_cpp(frames: list[Frame]) -> Stack:
-    """The frames of Python, then the node that backward ran; of C++ alone the innermost frame, which is all that is known."""
-    known = [frame for frame in frames if frame.is_python and "::" not in frame.function and OBSERVER not in frame.file]
+    """The frames of Python, then the node that backward ran.
+
+    Of C++ alone the innermost frame, which is all that is known.
+    """
+    known = [
+        frame
+        for frame in frames
+        if frame.is_python and "::" not in frame.function and OBSERVER not in frame.file
+    ]
     if any(_ENGINE in frame.function for frame in frames):
         nodes = (found[1] for frame in frames if (found := _NODE.search(frame.function)))
         known.append(Frame(AUTOGRAD, 0, next(nodes, "backward")))
@@ -250,4 +348,8 @@ def _number(value: Mapping[str, Any], name: str, place: str, missing: int | None
 def _described(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= LARGEST_NUMBER:
         return f"a number of {value.bit_length()} bits"
-    return f"{value!r:.60}" if isinstance(value, str | int | float | bool | None) else f"a {type(value).__name__}"
+    return (
+        f"{value!r:.60}"
+        if isinstance(value, str | int | float | bool | None)
+        else f"a {type(value).__name__}"
+    )

@@ -1,1 +1,4 @@
-"""What a session is given: the training as values, the settings of the monitor, and who listens to phases."""
+"""What a session is given.
+
+The training as values, the settings of the monitor, and who listens to phases.
+"""

@@ -17,21 +17,29 @@ def warn(message: str) -> None:
 def say(message: str) -> None:
     """Log at level INFO by the logger `lflops`; where logging is not set up, print.
 
-    Python's own default is to show warnings alone, which no user chose. So that default does not silence the message. What a user
-    has chosen does: `logging.disable`, a level of the logger `lflops`, or one above WARNING of the root logger.
+    Python's own default is to show warnings alone, which no user chose. So that default does not
+    silence the message. What a user has chosen does: `logging.disable`, a level of the logger
+    `lflops`, or one above WARNING of the root logger.
     """
     logger = logging.getLogger("lflops")
     is_default = logger.getEffectiveLevel() == logging.WARNING and logger.level == logging.NOTSET
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info("%s", message)
-    elif not logger.disabled and logger.manager.disable < logging.INFO and (is_default or logger.isEnabledFor(logging.INFO)):
+    elif (
+        not logger.disabled
+        and logger.manager.disable < logging.INFO
+        and (is_default or logger.isEnabledFor(logging.INFO))
+    ):
         record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, "%s", (message,), None)
         if logger.filter(record):
             print(message)  # noqa: T201 - a script that has not set logging up is to see it
 
 
 class Failures:
-    """The outlets of one monitor that have failed. An error is raised in place of the warning if `raised`."""
+    """The outlets of one monitor that have failed.
+
+    An error is raised in place of the warning if `raised`.
+    """
 
     def __init__(self, *, raised: bool) -> None:
         self._raised = raised
@@ -50,4 +58,6 @@ class Failures:
                 raise
             if outlet not in self._outlets:
                 self._outlets.add(outlet)
-                warn(f"FlopsMonitor: {outlet} failed; all else goes on: {type(error).__name__}: {error}")
+                warn(
+                    f"FlopsMonitor: {outlet} failed; all else goes on: {type(error).__name__}: {error}"
+                )

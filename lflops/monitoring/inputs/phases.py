@@ -11,7 +11,8 @@ from lflops.ledger.keeper import Tape
 from lflops.profile.records import Phase
 from lflops.torch_private.autograd import after_backward
 
-RUN = "run"  # in place of a stage: what belongs to no step, as saving a checkpoint
+# in place of a stage: what belongs to no step, as saving a checkpoint
+RUN = "run"
 
 
 class Listener(Protocol):
@@ -35,27 +36,44 @@ class _Ear(NamedTuple):
 
 
 class Phases:
-    """The phases that one training is in, the innermost last; a driver enters and leaves them. Listeners hear ends of heard beginnings."""
+    """The phases that one training is in, the innermost last; a driver enters and leaves them.
 
-    awaits_others = False  # whether backward may end with a wait for other ranks. A driver that finds it out tells of it by `wait`
+    Listeners hear ends of heard beginnings.
+    """
+
+    # whether backward may end with a wait for other ranks. A driver that finds it out tells of it
+    # by `wait`
+    awaits_others = False
 
     def __init__(self) -> None:
-        self.boundary = Boundary(lambda _: None)  # the run's; before one begins, nothing is installed
+        self.boundary = Boundary(
+            lambda _: None
+            # the run's; before one begins, nothing is installed
+        )
         self.tape = Tape()
         self._ears: dict[str, tuple[_Ear, ...]] = {}
         self._running: list[tuple[str, tuple[_Ear, ...]]] = []
-        self._goes_on: Callable[[], None] | None = None  # called where the last running phase has ended
+        self._goes_on: Callable[[], None] | None = (
+            # called where the last running phase has ended
+            None
+        )
 
     def listen(self, stage: str, listener: Listener, guard: Guard) -> Callable[[], None]:
         """Call a listener for a stage's phases. Returns what ends that; it can be called again."""
-        if guard == self.boundary.guard:  # phases of this training are entered within its boundary
+        # phases of this training are entered within its boundary
+        if guard == self.boundary.guard:
             guard = unguarded
         wait = getattr(listener, "wait", None)
-        ear = _Ear(guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait))
+        ear = _Ear(
+            guard(listener.enter), guard(listener.leave), guard(listener.drop), wait and guard(wait)
+        )
 
         def undo() -> None:
             self._ears[stage] = tuple(each for each in self._ears.get(stage, ()) if each is not ear)
-            self._running[:] = [(phase, tuple(each for each in ears if each is not ear)) for phase, ears in self._running]
+            self._running[:] = [
+                (phase, tuple(each for each in ears if each is not ear))
+                for phase, ears in self._running
+            ]
 
         self._ears[stage] = (*self._ears.get(stage, ()), ear)
         return undo
@@ -80,8 +98,13 @@ class Phases:
         self.enter(phase, stage, given)
         return len(self._running) - 1
 
-    def call_in(self, phase: str, stage: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a method as a phase of a stage. Listeners are given the method's positional arguments."""
+    def call_in(
+        self, phase: str, stage: str, call: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a method as a phase of a stage.
+
+        Listeners are given the method's positional arguments.
+        """
         with Within(self, phase, stage, args):
             return call(*args, **kwargs)
 
@@ -96,10 +119,14 @@ class Phases:
     def hear_wait(self, *losses: Any) -> None:
         """Hear where backward from these losses begins to wait for other ranks, if there are others."""
         node = getattr(losses[0], "grad_fn", None) if losses else None
-        if self.awaits_others and node is not None:  # what runs first in backward registers what runs when all nodes have
+        if (
+            self.awaits_others and node is not None
+            # what runs first in backward registers what runs when all nodes have
+        ):
 
             def first_runs(_gradients: Any) -> None:
-                if not torch.compiler.is_compiling():  # compiled autograd takes no callback
+                # compiled autograd takes no callback
+                if not torch.compiler.is_compiling():
                     handle.remove()
                     after_backward(self.boundary.guard(partial(self.tape.note, self.wait)))
 
@@ -118,8 +145,16 @@ class Phases:
             self.leave(depth)
 
     def depth_of(self, phase: str) -> int | None:
-        """How many phases are around the innermost one of that name; `None` where it is not running."""
-        for depth in range(len(self._running) - 1, -1, -1):  # a generator would be a call more for each of several a step
+        """How many phases are around the innermost one of that name.
+
+        `None` where it is not running.
+        """
+        for depth in range(
+            len(self._running) - 1,
+            -1,
+            -1,
+            # a generator would be a call more for each of several a step
+        ):
             if self._running[depth][0] == phase:
                 return depth
         return None
@@ -148,14 +183,20 @@ class Within:
 
 
 class OutsideModules:
-    """Listens to phases, and tells of what is outside of modules: forward within training_step and its like, else other."""
+    """Listens to phases, and tells of what is outside of modules.
+
+    Forward within training_step and its like, else other.
+    """
 
     def __init__(self, tell: Callable[[Phase], None]) -> None:
         self._tell = tell
         self._phases: list[Phase] = ["other"]
 
     def enter(self, phase: str, _given: tuple[Any, ...] = ()) -> None:
-        """Forward, or something else; what comes behind a backward in the same training_step is clipping and the like."""
+        """Forward, or something else.
+
+        What comes behind a backward in the same training_step is clipping and the like.
+        """
         if phase in {"backward", "optimizer"}:
             self._phases = ["other"] * len(self._phases)
         self._phases.append("forward" if phase == "forward" else "other")

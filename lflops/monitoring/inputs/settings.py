@@ -63,41 +63,77 @@ class Settings:
         if not isinstance(self.schedule, Schedule):
             raise ScheduleError(f"schedule={describe(self.schedule)}: give an lflops.Schedule")
         if not self.schedule.warmup and self.count is True:
-            raise ScheduleError("warmup=0 leaves no step to count in: give warmup >= 1, or count=False")
+            raise ScheduleError(
+                "warmup=0 leaves no step to count in: give warmup >= 1, or count=False"
+            )
         if not isinstance(self.hardware, Hardware | str | None):
             raise HardwareError(
                 f"hardware={describe(self.hardware)}: give 'auto', 'measure', a chip's name, a TOML file, an lflops.Hardware, or None"
             )
         if isinstance(self.hardware, str):
-            named(self.hardware) if self.hardware not in {"auto", "measure"} else names()  # which reads the user's table
+            named(self.hardware) if self.hardware not in {
+                "auto",
+                "measure",
+                # which reads the user's table
+            } else names()
 
     def check(self) -> None:
-        """Raise a `CountError` unless the others can be; it names one that cannot, its value and what is taken."""
+        """Raise a `CountError` unless the others can be.
+
+        It names one that cannot, its value and what is taken.
+        """
         for name, is_right, taken in self._rules():
             if not is_right:
                 raise CountError(f"{name}={describe(getattr(self, name))}: give {taken}")
         if self.looks_inside_compiled and not self.trace:
-            raise CountError("trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'")
+            raise CountError(
+                "trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'"
+            )
         check_logical("", self.logical)
 
     def _rules(self) -> Iterator[tuple[str, bool, str]]:
         """For each argument, whether its value can be, and what is taken."""
         given: dict[str, Any] = vars(self)
-        for name in ("trace", "record_shapes", "profile_memory", "with_stack", "detailed", "track", "html", "ledger", "on_oom"):
+        for name in (
+            "trace",
+            "record_shapes",
+            "profile_memory",
+            "with_stack",
+            "detailed",
+            "track",
+            "html",
+            "ledger",
+            "on_oom",
+        ):
             yield name, isinstance(given[name], bool), "True or False"
         for name, words in (("compiled", ("row", "modules")), ("on_error", ("warn", "raise"))):
             yield name, given[name] in words, " or ".join(map(repr, words))
         for name, known, least in (("stages", STAGES, 0), ("activities", ACTIVITIES, 1)):
-            is_some = _is_list(given[name]) and len(given[name]) >= least and all(each in known for each in given[name])
+            is_some = (
+                _is_list(given[name])
+                and len(given[name]) >= least
+                and all(each in known for each in given[name])
+            )
             yield name, is_some, f"some of {', '.join(map(repr, known))}, in a tuple or a list"
         for name in ("output_file", "dirpath"):
             yield name, isinstance(given[name], str | PathLike | None), "a path, or None"
         for name, least in (("module_depth", -1), ("top_modules", 0), ("module_scalars", 0)):
             yield name, is_whole(given[name], least), f"a whole number, {least} or more"
-        yield "count", isinstance(given["count"], bool | Profile), "True, False, or a Profile that was counted elsewhere"
-        functions = {"units": "a batch to {'samples': n, 'tokens': n}", "topology": "a rank to its coordinates"}
+        yield (
+            "count",
+            isinstance(given["count"], bool | Profile),
+            "True, False, or a Profile that was counted elsewhere",
+        )
+        functions = {
+            "units": "a batch to {'samples': n, 'tokens': n}",
+            "topology": "a rank to its coordinates",
+        }
         for name, what in functions.items():
-            yield name, given[name] is None or callable(given[name]), f"a function from {what}, or None"
+            yield (
+                name,
+                given[name] is None or callable(given[name]),
+                f"a function from {what}, or None",
+            )
         timeout, ranks = given["gather_timeout"], given["trace_ranks"]
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         yield "gather_timeout", is_number and 0 < timeout < math.inf, "seconds, more than 0"
@@ -105,15 +141,22 @@ class Settings:
         yield "trace_ranks", are_ranks, "'zero', 'all', or a list of ranks"
 
     def try_folder(self) -> None:
-        """Check that files can be written to `dirpath`, and leave nothing of the trial. The main process does so before the run."""
+        """Check that files can be written to `dirpath`, and leave nothing of the trial.
+
+        The main process does so before the run.
+        """
         if self.dirpath is None:
             return
         folder = Path(self.dirpath).absolute()
         try:
-            with TemporaryDirectory(dir=next(each for each in (folder, *folder.parents) if each.exists())):
+            with TemporaryDirectory(
+                dir=next(each for each in (folder, *folder.parents) if each.exists())
+            ):
                 pass
         except OSError as error:
-            raise CountError(f"dirpath={str(self.dirpath)!r}: {error.strerror}: give a folder that can be written") from error
+            raise CountError(
+                f"dirpath={str(self.dirpath)!r}: {error.strerror}: give a folder that can be written"
+            ) from error
 
     @property
     def looks_inside_compiled(self) -> bool:
@@ -126,19 +169,28 @@ class Settings:
         return rank in self.trace_ranks
 
 
-def takes(kind: Callable[P, Settings]) -> Callable[[Callable[[Owner, Settings], None]], Callable[Concatenate[Owner, P], None]]:
-    """Let an `__init__` that is given settings take their arguments: their names, types and defaults stand in `Settings` alone."""
+def takes(
+    kind: Callable[P, Settings],
+) -> Callable[[Callable[[Owner, Settings], None]], Callable[Concatenate[Owner, P], None]]:
+    """Let an `__init__` that is given settings take their arguments.
+
+    Their names, types and defaults stand in `Settings` alone.
+    """
 
     def around(init: Callable[[Owner, Settings], None]) -> Callable[Concatenate[Owner, P], None]:
         own, *_ = inspect.signature(init).parameters.values()
-        signature = inspect.signature(kind).replace(parameters=[own, *inspect.signature(kind).parameters.values()])
+        signature = inspect.signature(kind).replace(
+            parameters=[own, *inspect.signature(kind).parameters.values()]
+        )
 
         @functools.wraps(init)
         def made(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            signature.bind(self, *args, **kwargs)  # whose error names no `Settings`
+            # whose error names no `Settings`
+            signature.bind(self, *args, **kwargs)
             init(self, kind(*args, **kwargs))
 
-        vars(made)["__signature__"] = signature  # for `help`, and for Lightning's CLI
+        # for `help`, and for Lightning's CLI
+        vars(made)["__signature__"] = signature
         return made
 
     return around
@@ -149,14 +201,22 @@ def _is_list(value: object) -> bool:
 
 
 def settings_of(line: str) -> dict[str, Any]:
-    """The arguments of a monitor that was asked for from outside, each of them checked: names and values, with commas between them.
+    """The arguments of a monitor that was asked for from outside, each of them checked.
 
-    A value is read as its default is, and may have commas itself. The fields of the schedule are named as the other arguments are. A window
-    opens only when it is asked for, unless the line has one of these, or stages. An `LflopsError` where a name is not known, or its value
-    cannot be.
+    Names and values, with commas between them.
+
+    A value is read as its default is, and may have commas itself. The fields of the schedule are
+    named as the other arguments are. A window opens only when it is asked for, unless the line has
+    one of these, or stages. An `LflopsError` where a name is not known, or its value cannot be.
     """
-    of_schedule, others = ({field.name: field.default for field in fields(kind)} for kind in (Schedule, Settings))
-    settings = {name: _read_as(default) for name, default in (of_schedule | others).items() if name not in OBJECTS}
+    of_schedule, others = (
+        {field.name: field.default for field in fields(kind)} for kind in (Schedule, Settings)
+    )
+    settings = {
+        name: _read_as(default)
+        for name, default in (of_schedule | others).items()
+        if name not in OBJECTS
+    }
     given: dict[str, Any] = {}
     for setting in filter(None, re.split(r",(?=[^,=]*=)", line)):
         name, equals, text = map(str.strip, setting.partition("="))
@@ -175,7 +235,8 @@ def settings_of(line: str) -> dict[str, Any]:
     return asked
 
 
-OBJECTS = {"schedule", "units", "topology", "logical"}  # arguments that no text can say
+# arguments that no text can say
+OBJECTS = {"schedule", "units", "topology", "logical"}
 SWITCHES = {"true": True, "1": True, "false": False, "0": False}
 
 

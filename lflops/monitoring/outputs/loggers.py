@@ -1,7 +1,8 @@
 """What a window leaves in the Trainer's loggers and in its log directory.
 
-For loops that have no logger of their framework, a `SummaryWriter` of torch or a run of Weights & Biases is made one. In
-TensorBoard all goes through the logger's own writer, because TensorBoard reads but one file of a folder.
+For loops that have no logger of their framework, a `SummaryWriter` of torch or a run of Weights &
+Biases is made one. In TensorBoard all goes through the logger's own writer, because TensorBoard
+reads but one file of a folder.
 """
 
 import contextlib
@@ -35,14 +36,33 @@ from lflops.report.log_text import log_text
 from lflops.report.ranks import slow_ranks
 from lflops.report.report import report_of
 
-LONGEST_TEXT = 100  # lines: TensorBoard renders every text that it keeps anew on each request
+# lines: TensorBoard renders every text that it keeps anew on each request
+LONGEST_TEXT = 100
 
-_CHARTS = msgspec.toml.decode(Path(__file__).with_name("charts.toml").read_bytes(), type=dict[str, dict[str, str]])
+_CHARTS = msgspec.toml.decode(
+    Path(__file__).with_name("charts.toml").read_bytes(), type=dict[str, dict[str, str]]
+)
 
-LAYOUT = {group: {name: ["Multiline", [tags]] for name, tags in charts.items()} for group, charts in _CHARTS.items()}
-"""The same in every run: TensorBoard merges the layouts of all of them, and drops only what is equal to the letter."""
+LAYOUT = {
+    group: {name: ["Multiline", [tags]] for name, tags in charts.items()}
+    for group, charts in _CHARTS.items()
+}
+"""The same in every run:
 
-COLUMNS = ("module", "class", "calls", "parameters", "forward MACs", "backward MACs", "forward ms", "backward ms", "total ms")
+TensorBoard merges the layouts of all of them, and drops only what is equal to the letter.
+"""
+
+COLUMNS = (
+    "module",
+    "class",
+    "calls",
+    "parameters",
+    "forward MACs",
+    "backward MACs",
+    "forward ms",
+    "backward ms",
+    "total ms",
+)
 
 
 class Output(Protocol):
@@ -56,8 +76,13 @@ class Output(Protocol):
         self._logger = logger
         self._root = root
 
-    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:
-        """A window is closed, and these files of it were written. Any thread may call this; the training calls the result."""
+    def window(
+        self, analysis: Analysis, text: str, step: int, files: Sequence[Path]
+    ) -> Callable[[], None]:
+        """A window is closed, and these files of it were written.
+
+        Any thread may call this; the training calls the result.
+        """
 
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:
         """The run is over, with these windows, the last of each stage, and these traces."""
@@ -72,9 +97,21 @@ class TensorBoardOutput(Output):
     name = "TensorBoard"
     _laid_out = False
 
-    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:  # noqa: ARG002 - it keeps none
-        """The text, what the tab draws and the figures; with the first window also a layout for the custom scalars."""
-        from lflops.tensorboard.events import summary_of  # with tensorboard, which who has no such logger may not have
+    def window(
+        self,
+        analysis: Analysis,
+        text: str,
+        step: int,
+        files: Sequence[Path],  # noqa: ARG002
+    ) -> Callable[[], None]:
+        """The text, what the tab draws and the figures.
+
+        With the first window also a layout for the custom scalars.
+        """
+        from lflops.tensorboard.events import (
+            summary_of,
+            # with tensorboard, which who has no such logger may not have
+        )
 
         writer, root = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
         lines = text.splitlines()
@@ -96,8 +133,8 @@ class TensorBoardOutput(Output):
 
     def end(self, profiles: Sequence[Profile], step: int, traces: Sequence[Path]) -> None:  # noqa: ARG002 - the same
         """Write what the last window of each stage totals, and the run's row in the table of hyperparameters, with the logger's own."""
-        # What the table's columns are is left open: TensorBoard takes the first list of them that it finds for that of all runs, and
-        # without one all curves
+        # What the table's columns are is left open: TensorBoard takes the first list of them that
+        # it finds for that of all runs, and without one all curves
         from torch.utils.tensorboard.summary import hparams
 
         if not profiles:
@@ -107,7 +144,10 @@ class TensorBoardOutput(Output):
             for name, value in totals(profile).items():
                 writer.add_scalar(f"{self._root}_totals/{profile.run.stage}/{name}", value, step)
         told = getattr(self._logger, "hparams", {})
-        given = {str(name): value if isinstance(value, int | float | str) else str(value) for name, value in told.items()}
+        given = {
+            str(name): value if isinstance(value, int | float | str) else str(value)
+            for name, value in told.items()
+        }
         given = _hyperparameters(profiles[0]) | given
         _, begun, ended = hparams(given, {})
         for summary in (begun, ended):
@@ -119,13 +159,24 @@ class WandbOutput(Output):
 
     name = "Weights & Biases"
 
-    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:  # noqa: ARG002 - not on an axis
+    def window(
+        self,
+        analysis: Analysis,
+        text: str,
+        step: int,  # noqa: ARG002
+        files: Sequence[Path],
+    ) -> Callable[[], None]:
         import wandb
         from PIL import Image
 
         run, stage = self._logger.experiment, f"{self._root}/{analysis.profile.run.stage}"
-        seen: dict[str, Any] = {f"{stage}/modules": wandb.Table(columns=list(COLUMNS), data=module_table(analysis))}
-        seen |= {f"{stage}/{each.name}": wandb.Image(Image.open(BytesIO(each.png))) for each in drawn(analysis)}
+        seen: dict[str, Any] = {
+            f"{stage}/modules": wandb.Table(columns=list(COLUMNS), data=module_table(analysis))
+        }
+        seen |= {
+            f"{stage}/{each.name}": wandb.Image(Image.open(BytesIO(each.png)))
+            for each in drawn(analysis)
+        }
         escaped = text.replace("&", "&amp;").replace("<", "&lt;")
         seen[f"{stage}/summary"] = wandb.Html(f"<pre>{escaped}</pre>", inject=False)
         for path in (each for each in files if each.suffix == ".html"):
@@ -135,7 +186,9 @@ class WandbOutput(Output):
         def log() -> None:
             run.log(seen)
             if kept:
-                artifact = wandb.Artifact(f"{self._root}-{analysis.profile.run.stage}-{run.id}", type="profile")
+                artifact = wandb.Artifact(
+                    f"{self._root}-{analysis.profile.run.stage}-{run.id}", type="profile"
+                )
                 for path in kept:
                     artifact.add_file(str(path))
                 run.log_artifact(artifact)
@@ -151,7 +204,12 @@ class WandbOutput(Output):
 
         run = self._logger.experiment
         for profile in profiles:
-            run.summary.update({f"{self._root}/{profile.run.stage}/{name}": value for name, value in totals(profile).items()})
+            run.summary.update(
+                {
+                    f"{self._root}/{profile.run.stage}/{name}": value
+                    for name, value in totals(profile).items()
+                }
+            )
         if traces:
             artifact = wandb.Artifact(f"{self._root}-traces-{run.id}", type="trace")
             for path in traces:
@@ -160,11 +218,20 @@ class WandbOutput(Output):
 
 
 class MLflowOutput(Output):
-    """A run of MLflow, by a logger whose experiment is a client and that has a `run_id`. `root` is the folder of the artifacts."""
+    """A run of MLflow, by a logger whose experiment is a client and that has a `run_id`.
+
+    `root` is the folder of the artifacts.
+    """
 
     name = "MLflow"
 
-    def window(self, analysis: Analysis, text: str, step: int, files: Sequence[Path]) -> Callable[[], None]:  # noqa: ARG002 - not on an axis
+    def window(
+        self,
+        analysis: Analysis,
+        text: str,
+        step: int,  # noqa: ARG002
+        files: Sequence[Path],
+    ) -> Callable[[], None]:
         client, run = self._logger.experiment, self._logger.run_id
         folder = f"{self._root}/{analysis.profile.run.stage}-{analysis.profile.run.window}"
         rows = module_table(analysis)
@@ -172,7 +239,11 @@ class MLflowOutput(Output):
 
         def log() -> None:
             client.log_text(run, text, f"{folder}/summary.txt")
-            client.log_table(run, {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}, f"{folder}/modules.json")
+            client.log_table(
+                run,
+                {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)},
+                f"{folder}/modules.json",
+            )
             with tempfile.TemporaryDirectory() as temporary:
                 for each in pictures:
                     path = Path(temporary, f"{each.name}.png")
@@ -207,7 +278,9 @@ OUTPUTS: dict[str, Callable[[Any, str], Output]] = {
 
 def drawn(analysis: Analysis) -> list[Any]:
     """A profile's figures: their names, and the PNG files."""
-    return [picture for pictures in offered("pictures", "a figure") for picture in pictures(analysis)]
+    return [
+        picture for pictures in offered("pictures", "a figure") for picture in pictures(analysis)
+    ]
 
 
 def module_table(analysis: Analysis) -> list[list[Any]]:
@@ -215,10 +288,26 @@ def module_table(analysis: Analysis) -> list[list[Any]]:
     rows = []
     for name, module in analysis.profile.modules.items():
         works = [module.work(phase) for phase in PASS_PHASES]
-        milliseconds = [None if work.seconds is None else work.seconds.median * 1e3 for work in works]
+        milliseconds = [
+            None if work.seconds is None else work.seconds.median * 1e3 for work in works
+        ]
         macs = [work.macs for work in works[:2]]
-        total = None if milliseconds[0] is None else sum_known(each for each in milliseconds if each is not None)
-        rows.append([name or "(model)", module.kind, module.calls, module.parameters, *macs, *milliseconds[:2], total])
+        total = (
+            None
+            if milliseconds[0] is None
+            else sum_known(each for each in milliseconds if each is not None)
+        )
+        rows.append(
+            [
+                name or "(model)",
+                module.kind,
+                module.calls,
+                module.parameters,
+                *macs,
+                *milliseconds[:2],
+                total,
+            ]
+        )
     return rows
 
 
@@ -228,7 +317,9 @@ def totals(profile: Profile) -> dict[str, float]:
         return {}
     root = profile.modules[""]
     macs = {phase: root.work(phase).macs for phase in PHASES}
-    return {"parameters": root.parameters} | {f"{phase}_gmacs": count / 1e9 for phase, count in macs.items() if count}
+    return {"parameters": root.parameters} | {
+        f"{phase}_gmacs": count / 1e9 for phase, count in macs.items() if count
+    }
 
 
 def _hyperparameters(profile: Profile) -> dict[str, bool | int | float | str]:
@@ -258,12 +349,16 @@ class WriterLogger:
 class RunLogger:
     """Logs to a run of Weights & Biases, which stays its owner's to finish.
 
-    The run counts its own steps, so each point holds the training's step as `lflops_step`, and our curves are drawn over that.
+    The run counts its own steps, so each point holds the training's step as `lflops_step`, and our
+    curves are drawn over that.
     """
 
     def __init__(self, run: Any) -> None:
         self.experiment = run
-        self.log_dir = str(Path(run.dir).parent)  # what is in `dir` itself is uploaded, and the artifacts have it already
+        self.log_dir = str(
+            Path(run.dir).parent
+            # what is in `dir` itself is uploaded, and the artifacts have it already
+        )
         run.define_metric("lflops_step", hidden=True)
         for name in ("lflops/*", "lflops_modules/*"):
             run.define_metric(name, step_metric="lflops_step")
@@ -273,8 +368,14 @@ class RunLogger:
 
 
 def loggers_of(given: Any) -> list[Any]:
-    """Loggers unchanged, or loggers around the given writers: one, several in a list, or none; a `CountError` for anything else."""
-    return [_logger_of(each) for each in (given if isinstance(given, list | tuple) else [] if given is None else [given])]
+    """Loggers unchanged, or loggers around the given writers.
+
+    One, several in a list, or none; a `CountError` for anything else.
+    """
+    return [
+        _logger_of(each)
+        for each in (given if isinstance(given, list | tuple) else [] if given is None else [given])
+    ]
 
 
 def _logger_of(given: Any) -> Any:
@@ -284,12 +385,17 @@ def _logger_of(given: Any) -> Any:
         return WriterLogger(given)
     if callable(getattr(given, "define_metric", None)) and callable(getattr(given, "log", None)):
         return RunLogger(given)
-    raise CountError(f"logger={describe(given)}: give a SummaryWriter, a run of wandb, or an object with log_metrics(values, step=...)")
+    raise CountError(
+        f"logger={describe(given)}: give a SummaryWriter, a run of wandb, or an object with log_metrics(values, step=...)"
+    )
 
 
-FEWEST_WINDOWS = 3  # two points are no curve
+# two points are no curve
+FEWEST_WINDOWS = 3
 
-_TAGS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[str, ...]])
+_TAGS = msgspec.toml.decode(
+    Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[str, ...]]
+)
 """Each tag, and the fact that it logs; where the report has no HFU, it is the MFU."""
 
 
@@ -320,41 +426,77 @@ def _shown_to(logger: Output) -> str:
 class Outlets:
     """Where one monitor's results go; all of them on the main process alone."""
 
-    def __init__(self, training: Training, settings: Settings, monitor: int, failures: Failures) -> None:
+    def __init__(
+        self, training: Training, settings: Settings, monitor: int, failures: Failures
+    ) -> None:
         self._failures = failures
         self._loop = training.loop
         self._loggers = training.loggers
         self._settings = settings
         self._root = "lflops" if monitor == 1 else f"lflops_{monitor}"
-        kinds = ((logger, [base.__name__ for base in type(logger).__mro__ if base.__name__ in OUTPUTS]) for logger in training.loggers)
+        kinds = (
+            (logger, [base.__name__ for base in type(logger).__mro__ if base.__name__ in OUTPUTS])
+            for logger in training.loggers
+        )
         self._outputs = [OUTPUTS[names[0]](logger, self._root) for logger, names in kinds if names]
-        self._busiest: dict[str, tuple[str, ...]] = {}  # the modules of each stage that have curves; those that repeat are one
-        self._held_back: defaultdict[str, deque[tuple[dict[tuple[str, str], float], int]]] = defaultdict(deque)  # their points, and steps
-        self._closed: Counter[str] = Counter()  # windows of each stage
-        self._windows: dict[str | None, Profile] = {}  # the last of each stage
-        self._on_curves: set[tuple[str, str]] = set()  # stages, and the figures that points of theirs have
+        self._busiest: dict[
+            str, tuple[str, ...]
+            # the modules of each stage that have curves; those that repeat are one
+        ] = {}
+        self._held_back: defaultdict[str, deque[tuple[dict[tuple[str, str], float], int]]] = (
+            defaultdict(deque)
+            # their points, and steps
+        )
+        # windows of each stage
+        self._closed: Counter[str] = Counter()
+        # the last of each stage
+        self._windows: dict[str | None, Profile] = {}
+        self._on_curves: set[tuple[str, str]] = (
+            set()
+            # stages, and the figures that points of theirs have
+        )
 
     def window_scalars(self, analysis: Analysis, step: int) -> None:
         """Log to every logger the figures of a window that have no curve over all steps yet."""
         stage = analysis.profile.run.stage or ""
-        values = {name: value for name, value in scalars(analysis).items() if (stage, name) not in self._on_curves}
+        values = {
+            name: value
+            for name, value in scalars(analysis).items()
+            if (stage, name) not in self._on_curves
+        }
         self._log({(self._root, stage, name): value for name, value in values.items()}, step)
 
     def point(self, values: Mapping[str, float], stage: str, step: int) -> None:
-        """Log a point of a stage's curves to every logger. A tag is one curve: from then on windows do not log these figures."""
+        """Log a point of a stage's curves to every logger.
+
+        A tag is one curve: from then on windows do not log these figures.
+        """
         self._on_curves.update((stage, name) for name in values)
         self._log({(self._root, stage, name): value for name, value in values.items()}, step)
 
     def module_scalars(self, analysis: Analysis, step: int) -> None:
-        """Log to every logger what the busiest modules took, from the third window on: in all windows those that were so in the first."""
+        """Log to every logger what the busiest modules took, from the third window on.
+
+        In all windows those that were so in the first.
+        """
         stage = analysis.profile.run.stage or ""
         if not self._busiest.get(stage):
-            self._busiest[stage] = tuple(each.pattern for each in analysis.busiest[: self._settings.module_scalars])
-        self._held_back[stage].append((module_scalars(analysis.profile, analysis.patterns, self._busiest[stage]), step))
+            self._busiest[stage] = tuple(
+                each.pattern for each in analysis.busiest[: self._settings.module_scalars]
+            )
+        self._held_back[stage].append(
+            (module_scalars(analysis.profile, analysis.patterns, self._busiest[stage]), step)
+        )
         self._closed[stage] += 1
         while self._closed[stage] >= FEWEST_WINDOWS and self._held_back[stage]:
             values, at = self._held_back[stage].popleft()
-            self._log({(f"{self._root}_modules", stage, *names): value for names, value in values.items()}, at)
+            self._log(
+                {
+                    (f"{self._root}_modules", stage, *names): value
+                    for names, value in values.items()
+                },
+                at,
+            )
 
     def _log(self, values: Mapping[tuple[str, ...], float], step: int) -> None:
         if not values:
@@ -368,11 +510,15 @@ class Outlets:
                     metrics = {separator.join(names): value for names, value in values.items()}
                     if given is None:
                         logger.log_metrics(metrics, step=step)
-                    else:  # Lightning calls its loggers by names alone
+                    else:
+                        # Lightning calls its loggers by names alone
                         logger.log_metrics(metrics=metrics, step=step)
 
     def prepare(self, analysis: Analysis, path: Path | None, step: int) -> PreparedWindow:
-        """Write the page next to a window's file, if it has one, and make all that the loggers are given. Any thread may do this."""
+        """Write the page next to a window's file, if it has one, and make all that the loggers are given.
+
+        Any thread may do this.
+        """
         text, long, stage = "", "", analysis.profile.run.stage
         files = [] if path is None else self.save_page(analysis, path)
         with self._failures.contained("the summary"):
@@ -389,15 +535,23 @@ class Outlets:
         logs = []
         for logger in self._outputs:
             with self._failures.contained(_shown_to(logger)):
-                shown = long if len(long.splitlines()) <= LONGEST_TEXT else self._long_text(analysis, detailed=False)
+                shown = (
+                    long
+                    if len(long.splitlines()) <= LONGEST_TEXT
+                    else self._long_text(analysis, detailed=False)
+                )
                 logs.append((logger, logger.window(analysis, shown, step, written)))
         with self._failures.contained("what is logged of modules"):
-            _ = analysis.busiest, analysis.patterns  # that the training's thread finds them there
+            # that the training's thread finds them there
+            _ = analysis.busiest, analysis.patterns
         self._windows[stage] = analysis.profile
         return PreparedWindow(text, files, logs)
 
     def save_page(self, analysis: Analysis, path: Path) -> list[Path]:
-        """Write the page next to a window's file, if there is to be one. Returns what was written."""
+        """Write the page next to a window's file, if there is to be one.
+
+        Returns what was written.
+        """
         if self._settings.html:
             with self._failures.contained("the page"):
                 page.save(analysis, path.with_suffix(".html"))
@@ -417,7 +571,10 @@ class Outlets:
                 log()
 
     def end(self, profiles: Sequence[Profile], traces: Iterable[Path], step: int) -> None:
-        """The run is over. `profiles` are the last windows of its stages, `traces` those of all windows."""
+        """The run is over.
+
+        `profiles` are the last windows of its stages, `traces` those of all windows.
+        """
         traces = [path for path in traces if path.exists()]
         for logger in self._outputs:
             with self._failures.contained(f"what {logger.name} is shown of the run"):
@@ -427,14 +584,23 @@ class Outlets:
         """Where a reader sees what the loggers show of a run; those that fail say nothing."""
         found = []
         for logger in self._outputs:
-            with contextlib.suppress(Exception):  # the log's line is no reason to warn
+            # the log's line is no reason to warn
+            with contextlib.suppress(Exception):
                 found.append(logger.where())
         return found
 
     def _long_text(self, analysis: Analysis, *, detailed: bool) -> str:
         asked = self._settings
         for summary in offered("summary", "the summary"):
-            return str(summary(analysis, module_depth=asked.module_depth, top_modules=asked.top_modules, detailed=detailed, fold=True))
+            return str(
+                summary(
+                    analysis,
+                    module_depth=asked.module_depth,
+                    top_modules=asked.top_modules,
+                    detailed=detailed,
+                    fold=True,
+                )
+            )
         return log_text(analysis, None)
 
 
@@ -444,8 +610,13 @@ def log_ledger(ledger: Ledger, paths: OutputPaths | None, say: Callable[[str], N
         say("\n".join(lines))
 
 
-def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterable[str]) -> dict[tuple[str, str], float]:
-    """Times and TFLOP/s of modules themselves, by figure and pattern; modules of one pattern are added up. What is unknown is left out."""
+def module_scalars(
+    profile: Profile, patterns: Mapping[str, str], names: Iterable[str]
+) -> dict[tuple[str, str], float]:
+    """Times and TFLOP/s of modules themselves, by figure and pattern; modules of one pattern are added up.
+
+    What is unknown is left out.
+    """
     scalars: dict[tuple[str, str], float] = {}
     rows_of: dict[str, list[ModuleProfile]] = {pattern: [] for pattern in names}
     for name, row in profile.modules.items():
@@ -454,7 +625,11 @@ def module_scalars(profile: Profile, patterns: Mapping[str, str], names: Iterabl
     for pattern, rows in rows_of.items():
         label, total = pattern or "root", 0.0
         for phase in MODEL_PHASES:
-            seconds = [each.median for each in map(attrgetter(f"{phase}.own_seconds"), rows) if each is not None]
+            seconds = [
+                each.median
+                for each in map(attrgetter(f"{phase}.own_seconds"), rows)
+                if each is not None
+            ]
             if seconds:
                 scalars[f"{phase}_ms", label] = sum(seconds) * 1e3
                 total += sum(seconds)

@@ -1,4 +1,7 @@
-"""The report when memory runs out: where the training was, the memory of its last counted step, and the allocator's snapshot explained."""
+"""The report when memory runs out.
+
+Where the training was, the memory of its last counted step, and the allocator's snapshot explained.
+"""
 
 import itertools
 import traceback
@@ -15,10 +18,16 @@ from lflops import units
 from lflops.extras import offered
 from lflops.monitoring.inputs.training import Training
 from lflops.profile.profile import Profile
-from lflops.torch_private.cuda_memory import is_recording_memory, memory_snapshot, record_memory, stop_recording_memory
+from lflops.torch_private.cuda_memory import (
+    is_recording_memory,
+    memory_snapshot,
+    record_memory,
+    stop_recording_memory,
+)
 from lflops.torch_private.self_check import check_cuda_memory
 
-RECORDED = 100_000  # allocations and frees that are remembered: a few steps of a large model
+# allocations and frees that are remembered: a few steps of a large model
+RECORDED = 100_000
 
 MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")
 LISTED = 10
@@ -27,13 +36,21 @@ LISTED = 10
 class OutOfMemory(Struct, frozen=True, kw_only=True):
     """A training's end."""
 
-    error: str  # the message
+    # the message
+    error: str
     step: int
-    module: str | None  # the innermost module that was running; `None` where none was, as in an optimizer's step
-    phase: Literal["forward", "backward", "optimizer"] | None  # `None` where the code does not say
-    counted: Mapping[str, int]  # bytes by category at the peak of the last counted step
-    counted_modules: Mapping[str, int]  # the modules that held the most then
-    explained: Any = None  # from the allocator's snapshot; `None` without CUDA
+    module: (
+        str | None
+        # the innermost module that was running; `None` where none was, as in an optimizer's step
+    )
+    # `None` where the code does not say
+    phase: Literal["forward", "backward", "optimizer"] | None
+    # bytes by category at the peak of the last counted step
+    counted: Mapping[str, int]
+    # the modules that held the most then
+    counted_modules: Mapping[str, int]
+    # from the allocator's snapshot; `None` without CUDA
+    explained: Any = None
 
 
 class MemoryHistory:
@@ -60,16 +77,30 @@ class MemoryHistory:
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
     is_kind = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_kind or (isinstance(error, RuntimeError) and any(each in str(error) for each in MESSAGES))
+    return is_kind or (
+        isinstance(error, RuntimeError) and any(each in str(error) for each in MESSAGES)
+    )
 
 
-def write_report(error: BaseException, training: Training, profile: Profile | None, folder: Path) -> Path:
-    """Write the report as text and JSON, with the profile of the last counted step; returns the text's path."""
+def write_report(
+    error: BaseException, training: Training, profile: Profile | None, folder: Path
+) -> Path:
+    """Write the report as text and JSON, with the profile of the last counted step.
+
+    Returns the text's path.
+    """
     report = _report(error, training, profile)
     folder.mkdir(parents=True, exist_ok=True)
     name = f"oom-{report.step}-rank{training.rank}"
-    texts = (folder / f"{name}{f'-{number}' if number > 1 else ''}.txt" for number in itertools.count(1))
-    text = next(each for each in texts if not each.exists())  # another run may have ended in the same step
+    texts = (
+        folder / f"{name}{f'-{number}' if number > 1 else ''}.txt" for number in itertools.count(1)
+    )
+    text = next(
+        each
+        for each in texts
+        if not each.exists()
+        # another run may have ended in the same step
+    )
     text.write_text("".join(f"{line}\n" for line in report_lines(report)), encoding="utf-8")
     text.with_suffix(".json").write_bytes(json.format(json.encode(report)) + b"\n")
     return text
@@ -78,7 +109,11 @@ def write_report(error: BaseException, training: Training, profile: Profile | No
 def _report(error: BaseException, training: Training, profile: Profile | None) -> OutOfMemory:
     module, phase = _place(error.__traceback__, training.model)
     memory = profile.memory if profile is not None else None
-    held = sorted(memory.by_module.items(), key=lambda item: -item[1])[:LISTED] if memory is not None else ()
+    held = (
+        sorted(memory.by_module.items(), key=lambda item: -item[1])[:LISTED]
+        if memory is not None
+        else ()
+    )
     explained = None
     if training.device.type == "cuda":
         total = torch.cuda.mem_get_info(training.device)[1]
@@ -96,7 +131,9 @@ def _report(error: BaseException, training: Training, profile: Profile | None) -
     )
 
 
-def _place(at: TracebackType | None, model: nn.Module) -> tuple[str | None, Literal["forward", "backward", "optimizer"] | None]:
+def _place(
+    at: TracebackType | None, model: nn.Module
+) -> tuple[str | None, Literal["forward", "backward", "optimizer"] | None]:
     names = {id(module): name for name, module in model.named_modules()}
     module: str | None = None
     phase: Literal["forward", "backward", "optimizer"] | None = None
@@ -119,7 +156,11 @@ def report_lines(report: OutOfMemory) -> Iterator[str]:
         yield from report.explained.lines()
         yield ""
     yield report.error.splitlines()[0]
-    where = f"module {report.module or 'the model itself'}" if report.module is not None else "no module of the model was running"
+    where = (
+        f"module {report.module or 'the model itself'}"
+        if report.module is not None
+        else "no module of the model was running"
+    )
     yield f"step {report.step}, {report.phase or 'phase unknown'}, {where}"
     yield ""
     if not report.counted:

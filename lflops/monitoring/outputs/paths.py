@@ -10,20 +10,28 @@ from weakref import WeakKeyDictionary
 
 from lflops.profile.profile import Run
 
-_WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()  # the texts that a loop has begun
+# the texts that a loop has begun
+_WRITTEN: WeakKeyDictionary[Any, set[Path]] = WeakKeyDictionary()
 
 _CLAIMED: WeakKeyDictionary[Any, dict[Path, str]] = WeakKeyDictionary()
 """By loop: the folders that were claimed for it, and the part of each that it has."""
 
 _MARKER = ".lflops-is-writing"
-"""A file in a folder that a running loop has claimed. It goes when the run ends, by when files of the run say whose folder it is."""
+"""A file in a folder that a running loop has claimed.
+
+It goes when the run ends, by when files of the run say whose folder it is.
+"""
 
 _FILES = ("*.profile.json", "*.rank*.json")
 
 
 def claim(folder: Path, loop: object) -> str:
-    """The part of a folder that one loop writes to: "" for all of it, "run-2" and so on where another loop has it, or had it."""
-    # Nothing of another run is replaced, also where both run at once. The same loop has the same part again.
+    """The part of a folder that one loop writes to.
+
+    "" for all of it, "run-2" and so on where another loop has it, or had it.
+    """
+    # Nothing of another run is replaced, also where both run at once. The same loop has the same
+    # part again.
     claimed = _CLAIMED.setdefault(loop, {})
     for number in itertools.count(1):
         if folder in claimed:
@@ -36,7 +44,8 @@ def claim(folder: Path, loop: object) -> str:
                 claimed[folder] = part
         except FileExistsError:
             continue
-        except OSError:  # who writes the files says what is wrong with the folder
+        except OSError:
+            # who writes the files says what is wrong with the folder
             return ""
     return claimed[folder]
 
@@ -52,7 +61,10 @@ def release(folder: Path, loop: object) -> None:
 
 @contextlib.contextmanager
 def open_text(path: Path, loop: object) -> Iterator[TextIO]:
-    """A file to write text to, with the folders above it. What the same loop wrote there before is kept."""
+    """A file to write text to, with the folders above it.
+
+    What the same loop wrote there before is kept.
+    """
     written = _WRITTEN.setdefault(loop, set())
     resolved = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,16 +76,30 @@ def open_text(path: Path, loop: object) -> Iterator[TextIO]:
 class OutputPaths(NamedTuple):
     """The folders of one monitor."""
 
-    profiles: Path  # for profiles
-    traces: Path  # for traces; each window has a folder in it
-    monitor: int = 1  # which of the Trainer's monitors it is, from 1; from the second on, names begin with it
+    # for profiles
+    profiles: Path
+    # for traces; each window has a folder in it
+    traces: Path
+    monitor: int = (
+        # which of the Trainer's monitors it is, from 1; from the second on, names begin with it
+        1
+    )
 
     @classmethod
-    def of(cls, log_dir: str | None, dirpath: str | PathLike[str] | None, monitor: int) -> "OutputPaths | None":
-        """Below what was asked for, else below the run's log directory; `None` where there is neither."""
+    def of(
+        cls, log_dir: str | None, dirpath: str | PathLike[str] | None, monitor: int
+    ) -> "OutputPaths | None":
+        """Below what was asked for, else below the run's log directory.
+
+        `None` where there is neither.
+        """
         if dirpath is not None:
             return cls(Path(dirpath), Path(dirpath) / "lflops_traces", monitor)
-        return None if log_dir is None else cls(Path(log_dir) / "lflops", Path(log_dir) / "lflops_traces", monitor)
+        return (
+            None
+            if log_dir is None
+            else cls(Path(log_dir) / "lflops", Path(log_dir) / "lflops_traces", monitor)
+        )
 
     def within(self, part: str) -> "OutputPaths":
         """The same below a part of each folder."""
@@ -90,4 +116,6 @@ class OutputPaths(NamedTuple):
         return self.traces / self._window(run) / name
 
     def _window(self, run: Run) -> str:
-        return f"{'' if self.monitor == 1 else f'{self.monitor}-'}{run.stage}-{run.window}-{run.step}"
+        return (
+            f"{'' if self.monitor == 1 else f'{self.monitor}-'}{run.stage}-{run.window}-{run.step}"
+        )

@@ -1,1 +1,4 @@
-"""One window of the schedule, step by step: clean, counted, hooked and traced steps, and the live metrics between windows."""
+"""One window of the schedule, step by step.
+
+Clean, counted, hooked and traced steps, and the live metrics between windows.
+"""

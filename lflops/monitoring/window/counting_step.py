@@ -1,7 +1,8 @@
 """What the steps of a stage take: counted once for each shape of batch, with the facts of the run.
 
-The work of packed sequences follows from their lengths: attention costs a square for each, all else a token. Both are taken from counted
-batches, and have to give the work of one more to the last MAC; otherwise the work of other batches is not known.
+The work of packed sequences follows from their lengths: attention costs a square for each, all else
+a token. Both are taken from counted batches, and have to give the work of one more to the last MAC;
+otherwise the work of other batches is not known.
 """
 
 import contextlib
@@ -34,15 +35,21 @@ from lflops.torch_private.modules import compilations, graph_breaks
 from lflops.torch_private.self_check import check
 from lflops.torch_private.tensors import is_integer, nested_offsets, without_overrides
 
-Lengths = Mapping[str, int]  # by where in the batch the lengths are read: the sum of their squares
+# by where in the batch the lengths are read: the sum of their squares
+Lengths = Mapping[str, int]
 NO_LENGTHS: Lengths = {}
 
 OFFSETS = re.compile(r"cu_?seq_?len", re.IGNORECASE)
 LENGTHS = re.compile(r"(seq(uence)?_?)?len(gth)?s$", re.IGNORECASE)
-IDENTITIES = re.compile(r"(seq|seq(uence)?s?|doc(ument)?s?|segment|sample)_?(idx|ids?)$", re.IGNORECASE)
+IDENTITIES = re.compile(
+    r"(seq|seq(uence)?s?|doc(ument)?s?|segment|sample)_?(idx|ids?)$", re.IGNORECASE
+)
 POSITIONS, MASK = "position_ids", "attention_mask"
 
-MASKED = frozenset({"flex_attention", "flex_attention_backward"})  # Attention whose lengths are in a mask
+MASKED = frozenset(
+    {"flex_attention", "flex_attention_backward"}
+    # Attention whose lengths are in a mask
+)
 
 
 class Sample(NamedTuple):
@@ -51,8 +58,10 @@ class Sample(NamedTuple):
     shapes: Hashable
     tokens: int | None
     lengths: Lengths
-    others: int  # MACs that no length decides
-    attention: int  # MACs that lengths decide
+    # MACs that no length decides
+    others: int
+    # MACs that lengths decide
+    attention: int
 
 
 class BatchWork:
@@ -65,7 +74,10 @@ class BatchWork:
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether lengths may decide the work of a batch: nothing was counted yet, or they did decide it."""
+        """Whether lengths may decide the work of a batch.
+
+        Nothing was counted yet, or they did decide it.
+        """
         return self.packed is not False
 
     @property
@@ -75,10 +87,15 @@ class BatchWork:
 
     def add(self, shapes: Hashable, tokens: int | None, lengths: Lengths, counted: Profile) -> None:
         if shapes is None:
-            return  # of a batch that cannot be read, it is not known which others are like it
+            # of a batch that cannot be read, it is not known which others are like it
+            return
         root = counted.modules[""]
         macs = root.forward.macs + root.backward.macs
-        attention = sum(cell.macs for cell in counted.cells if cell.phase in ("forward", "backward") and _reads_lengths(cell.operator))
+        attention = sum(
+            cell.macs
+            for cell in counted.cells
+            if cell.phase in ("forward", "backward") and _reads_lengths(cell.operator)
+        )
         if self.packed is None or attention:
             self.packed = bool(attention)
         if attention:
@@ -104,20 +121,29 @@ class BatchWork:
         return None if others is None or attention.denominator != 1 else others + int(attention)
 
     def _law(self) -> tuple[str, Fraction] | None:
-        """Where the lengths are read that explain every counted batch, and what a square costs; `None` until two batches agree."""
+        """Where the lengths are read that explain every counted batch, and what a square costs.
+
+        `None` until two batches agree.
+        """
         distinct = {tuple(sorted(sample.lengths.items())): sample for sample in self._samples}
         if len(distinct) < 2:
             return None
         for where in self._samples[0].lengths:
             squares = [sample.lengths.get(where, 0) for sample in self._samples]
             if all(squares):
-                each = {Fraction(sample.attention, square) for sample, square in zip(self._samples, squares, strict=True)}
+                each = {
+                    Fraction(sample.attention, square)
+                    for sample, square in zip(self._samples, squares, strict=True)
+                }
                 if len(each) == 1 and len(set(squares)) > 1:
                     return where, each.pop()
         return None
 
     def _others(self, shapes: Hashable, tokens: int | None) -> int | None:
-        """MACs that lengths do not decide: of the same shapes; else for as many tokens, or a token, if two counted batches agree."""
+        """MACs that lengths do not decide.
+
+        Of the same shapes; else for as many tokens, or a token, if two counted batches agree.
+        """
         same = {sample.others for sample in self._samples if sample.shapes == shapes}
         as_many = [sample.others for sample in self._samples if sample.tokens == tokens]
         if len(same) == 1 or (tokens is not None and len(as_many) > 1 and len(set(as_many)) == 1):
@@ -136,7 +162,10 @@ def _reads_lengths(operator: str) -> bool:
 
 
 class HostBatch:
-    """Listens to transfers, and reads each batch before it: afterwards its lengths are on the device, and to read them would be to wait."""
+    """Listens to transfers, and reads each batch before it.
+
+    Afterwards its lengths are on the device, and to read them would be to wait.
+    """
 
     def __init__(self) -> None:
         self.lengths = NO_LENGTHS
@@ -153,7 +182,10 @@ class HostBatch:
     drop = leave
 
     def of(self, batch: Any) -> Lengths:
-        """The lengths of the batch that was transferred last: from before its transfer, or from what it has on the host."""
+        """The lengths of the batch that was transferred last.
+
+        From before its transfer, or from what it has on the host.
+        """
         return self.lengths or lengths_of(self._reader.read(batch))
 
     def forget(self) -> None:
@@ -162,11 +194,15 @@ class HostBatch:
 
 
 def lengths_of(batch: BatchTensors | None) -> Lengths:
-    """The sums of squares that a batch's integers on the host may mean; none where the batch could not be read."""
+    """The sums of squares that a batch's integers on the host may mean.
+
+    None where the batch could not be read.
+    """
     found: dict[str, int] = {}
     with without_modes(), without_overrides(), torch.inference_mode(mode=False):
         for path, tensor in () if batch is None else zip(*batch, strict=True):
-            with contextlib.suppress(Exception):  # a batch may hold anything
+            # a batch may hold anything
+            with contextlib.suppress(Exception):
                 name, integers = _integers(path, tensor)
                 lengths = None if integers is None else _lengths(name.rpartition(".")[2], integers)
                 if lengths is not None:
@@ -175,11 +211,19 @@ def lengths_of(batch: BatchTensors | None) -> Lengths:
 
 
 def _integers(name: str, tensor: Tensor) -> tuple[str, Tensor | None]:
-    """A tensor of integers on the host, or the offsets of a nested one, with its name; of other tensors, nothing."""
+    """A tensor of integers on the host, or the offsets of a nested one, with its name.
+
+    Of other tensors, nothing.
+    """
     offsets = nested_offsets(tensor)
     if offsets is not None:
         name, tensor = f"{name}.cu_seqlens", offsets
-    is_read = type(tensor) is Tensor and is_integer(tensor) and tensor.device.type == "cpu" and tensor.numel()
+    is_read = (
+        type(tensor) is Tensor
+        and is_integer(tensor)
+        and tensor.device.type == "cpu"
+        and tensor.numel()
+    )
     return name, tensor if is_read else None
 
 
@@ -191,14 +235,23 @@ def _lengths(name: str, tensor: Tensor) -> Tensor | None:
     if name == POSITIONS:
         return _runs(tensor, lambda rows: rows[:, 1:] != rows[:, :-1] + 1)
     if name == MASK and 1 <= tensor.dim() <= 2:
-        return _runs(tensor, lambda rows: rows[:, 1:] != rows[:, :-1], counted=tensor.reshape(-1, tensor.shape[-1]) > 0)
+        return _runs(
+            tensor,
+            lambda rows: rows[:, 1:] != rows[:, :-1],
+            counted=tensor.reshape(-1, tensor.shape[-1]) > 0,
+        )
     if IDENTITIES.search(name):
         return _runs(tensor, lambda rows: rows[:, 1:] != rows[:, :-1])
     return flat if LENGTHS.search(name) else None
 
 
 def _are_offsets(tensor: Tensor) -> bool:
-    return tensor.dim() == 1 and len(tensor) > 1 and int(tensor[0]) == 0 and bool((tensor.diff() > 0).all())
+    return (
+        tensor.dim() == 1
+        and len(tensor) > 1
+        and int(tensor[0]) == 0
+        and bool((tensor.diff() > 0).all())
+    )
 
 
 def _runs(tensor: Tensor, breaks: Any, counted: Tensor | None = None) -> Tensor:
@@ -211,13 +264,19 @@ def _runs(tensor: Tensor, breaks: Any, counted: Tensor | None = None) -> Tensor:
     return lengths if counted is None else lengths[counted.flatten()[places]]
 
 
-PADDED = 0.3  # of the positions of a batch: as much padding is worth a word
+# of the positions of a batch: as much padding is worth a word
+PADDED = 0.3
 
 
 class CountedSteps:
-    """Counts the batches of a step, which gradients may be accumulated over, one by one. Wrong settings raise at once."""
+    """Counts the batches of a step, which gradients may be accumulated over, one by one.
 
-    def __init__(self, settings: Settings, training: Training, stage: Stage, topology: Topology, guard: Guard) -> None:
+    Wrong settings raise at once.
+    """
+
+    def __init__(
+        self, settings: Settings, training: Training, stage: Stage, topology: Topology, guard: Guard
+    ) -> None:
         self._guard = guard
         self._settings = settings
         self._stage = stage
@@ -230,35 +289,63 @@ class CountedSteps:
         ignored_rows(ModuleTree({"": self._root}), settings.ignore_modules)
         if isinstance(settings.count, Profile):
             _check_same_model(settings.count, training)
-        self._counted: dict[Hashable, Profile] = {}  # by the first batch's shapes, and its lengths where they decide its work
+        self._counted: dict[
+            Hashable, Profile
+            # by the first batch's shapes, and its lengths where they decide its work
+        ] = {}
         self._key: Hashable = None
         self._reader = BatchReader()
         self._nothing: Profile | None = None
         self._step: list[Profile] | None = None
-        self._padded: float | None = None  # the share of padding in the first batch of the step
-        self._counting: Counting | None = None  # on this thread, while a batch is counted
+        # the share of padding in the first batch of the step
+        self._padded: float | None = None
+        # on this thread, while a batch is counted
+        self._counting: Counting | None = None
         self._listening = Undo()
 
     def begin_step(self, batch: Any, lengths: Lengths) -> Profile | None:
-        """Count the step that begins with this batch, unless one like it was counted: then return that one."""
+        """Count the step that begins with this batch, unless one like it was counted.
+
+        Then return that one.
+        """
         if not self._can_count():
             self._step = None
             return self.uncounted_profile()
         shapes = self._reader.shapes(batch)
         self._key = (shapes, frozenset(lengths.items()))
-        known = None if shapes is None or self._stage.fetches_itself else self._counted.get(self._key)
+        known = (
+            None if shapes is None or self._stage.fetches_itself else self._counted.get(self._key)
+        )
         self._step = [] if known is None else None
-        self._padded = None if known is not None or self._stage.fetches_itself else padded_share(self._reader.read(batch))
+        self._padded = (
+            None
+            if known is not None or self._stage.fetches_itself
+            else padded_share(self._reader.read(batch))
+        )
         return known
 
     def begin_batch(self, batch: Any) -> None:
         """Count this batch, if its step is counted. The LightningModule is the root."""
         if self._step is not None:
-            positional = tuple(batch) if isinstance(batch, list | tuple) else () if isinstance(batch, Mapping) else (batch,)
-            named = {str(name): value for name, value in batch.items()} if isinstance(batch, Mapping) else {}
+            positional = (
+                tuple(batch)
+                if isinstance(batch, list | tuple)
+                else ()
+                if isinstance(batch, Mapping)
+                else (batch,)
+            )
+            named = (
+                {str(name): value for name, value in batch.items()}
+                if isinstance(batch, Mapping)
+                else {}
+            )
             settings, given = self._settings, (positional, named)
             self._counting = Counting(
-                {"": self._root}, ignore=settings.ignore_modules, logical=settings.logical, batch=given, guard=self._guard
+                {"": self._root},
+                ignore=settings.ignore_modules,
+                logical=settings.logical,
+                batch=given,
+                guard=self._guard,
             )
             self._counting.__enter__()
             self._listening.add(self._stage.listen(OutsideModules(self._counting.outside)))
@@ -286,9 +373,15 @@ class CountedSteps:
         if torch.is_anomaly_enabled():
             yield Note(code="anomaly_mode", subject="", values={})
         modules = [*self._root.modules()]
-        if not any(module.training for module in modules[1:] or modules):  # a Trainer sets its own module alone
+        if not any(
+            module.training
+            for module in modules[1:] or modules
+            # a Trainer sets its own module alone
+        ):
             yield Note(code="eval_mode", subject="", values={})
-        if self._training.looks_for_unused and all(each.calls for each in counted.modules.values() if each.own_parameters):
+        if self._training.looks_for_unused and all(
+            each.calls for each in counted.modules.values() if each.own_parameters
+        ):
             yield Note(code="find_unused", subject="", values={})
         if self._padded is not None and self._padded >= PADDED:
             yield Note(code="padding", subject="", values={"share": self._padded})
@@ -331,19 +424,32 @@ class CountedSteps:
         return replace(profile, run=self._topology.of(run))
 
     def _can_count(self) -> bool:
-        """Whether a step can be counted as it runs: under this torch, what is compiled would not run compiled meanwhile."""
-        return passes_dynamo() or not (self._training.is_compiled or ModuleTree({"": self._root}).compiled or compilations())
+        """Whether a step can be counted as it runs.
+
+        Under this torch, what is compiled would not run compiled meanwhile.
+        """
+        return passes_dynamo() or not (
+            self._training.is_compiled or ModuleTree({"": self._root}).compiled or compilations()
+        )
 
     def uncounted_profile(self) -> Profile:
-        """The profile of a run that was not counted here: what was counted elsewhere, or nothing at all."""
+        """The profile of a run that was not counted here.
+
+        What was counted elsewhere, or nothing at all.
+        """
         if isinstance(self._settings.count, Profile):
             return self.with_facts(self._settings.count)
         if self._nothing is None:
             nothing = Counting({"": self._root}, extent=Extent(traffic=False, memory=False))
             with torch.no_grad(), nothing:
-                nothing.outside("other")  # a `pass` is no part of what Python leaves the `with` after
+                nothing.outside(
+                    "other"
+                    # a `pass` is no part of what Python leaves the `with` after
+                )
             profile = self.with_facts(nothing.profile)
-            note = Note(code="not_counted", subject="" if self._can_count() else "compiled", values={})
+            note = Note(
+                code="not_counted", subject="" if self._can_count() else "compiled", values={}
+            )
             self._nothing = replace(profile, notes=(*profile.notes, note))
         return self._nothing
 
@@ -351,8 +457,12 @@ class CountedSteps:
 def _check_same_model(counted: Profile, training: Training) -> None:
     """Raise a `CountError` unless a profile from elsewhere is one of this model."""
     parameters = sum(each.elements for each in parameter_sizes(ModuleTree({"": training.root})))
-    strange = next((name for name, _ in training.model.named_modules() if name not in counted.modules), None)
+    strange = next(
+        (name for name, _ in training.model.named_modules() if name not in counted.modules), None
+    )
     if strange is not None or counted.modules[""].parameters != parameters:
         size = f"has {counted.modules[''].parameters} parameters, not {parameters}"
         other = size if strange is None else f"has no module {strange!r}"
-        raise CountError(f"count: the profile is of another model: it {other}: give one of lflops.count or lflops.counting of this module")
+        raise CountError(
+            f"count: the profile is of another model: it {other}: give one of lflops.count or lflops.counting of this module"
+        )

@@ -19,25 +19,39 @@ class _StepSample(NamedTuple):
 
 
 class LiveMetrics:
-    """Gathers the clean steps between two points; `replicas` is over how many ranks batches are spread, `None` where that is unknown."""
+    """Gathers the clean steps between two points.
+
+    `replicas` is over how many ranks batches are spread, `None` where that is unknown.
+    """
 
     def __init__(self, seconds: Callable[[TimedStep], float], replicas: int | None) -> None:
         self._seconds = seconds
         self._replicas = replicas
         self._work = BatchWork()
         self._host = HostBatch()
-        self._reads_lengths = False  # before anything is counted, lengths give no work, and to read them takes longer than all else here
-        self._lengths: dict[int, list[Lengths]] = {}  # of steps that were not read yet, by their number
+        # before anything is counted, lengths give no work, and to read them takes longer than all
+        # else here
+        self._reads_lengths = False
+        self._lengths: dict[
+            int, list[Lengths]
+            # of steps that were not read yet, by their number
+        ] = {}
         self._peak: float | None = None
         self._steps: list[_StepSample] = []
 
     @property
     def transfers(self) -> HostBatch | None:
-        """What has to listen to transfers; `None` where the work of batches does not depend on what is in them, as far as is known."""
+        """What has to listen to transfers.
+
+        `None` where the work of batches does not depend on what is in them, as far as is known.
+        """
         return self._host if self._reads_lengths else None
 
     def open(self) -> None:
-        """A window opens, so batches are going to be counted: from now on read the lengths that may decide their work."""
+        """A window opens, so batches are going to be counted.
+
+        From now on read the lengths that may decide their work.
+        """
         self._reads_lengths = self._work.needs_lengths
 
     def lengths(self, batch: Any) -> Lengths:
@@ -50,7 +64,11 @@ class LiveMetrics:
 
     def is_sample(self, batch: Any) -> bool:
         """Whether to count this batch would tell what others cost."""
-        return bool(self._reads_lengths and (self._work.packed is None or self._work.needs_samples) and self.lengths(batch))
+        return bool(
+            self._reads_lengths
+            and (self._work.packed is None or self._work.needs_samples)
+            and self.lengths(batch)
+        )
 
     def record_lengths(self, step: int, batch: Any) -> None:
         """A batch of a step is over."""
@@ -63,7 +81,9 @@ class LiveMetrics:
         """The batches of a step are left, and it begins anew."""
         self._lengths.pop(step, None)
 
-    def set_work(self, shapes: Hashable, tokens: int | None, lengths: Lengths, counted: Profile) -> None:
+    def set_work(
+        self, shapes: Hashable, tokens: int | None, lengths: Lengths, counted: Profile
+    ) -> None:
         """Keep what such a batch takes, forward and backward, and the peak that it is held against."""
         self._work.add(shapes, tokens, lengths, counted)
         self._reads_lengths = self._work.needs_lengths
@@ -75,11 +95,17 @@ class LiveMetrics:
         if step.is_clean and (seconds := self._seconds(step)):
             tokens = step.tokens if len(step.shapes) == 1 else None
             each = lengths if len(lengths) == len(step.shapes) else [NO_LENGTHS] * len(step.shapes)
-            batches = tuple((shapes, tokens, of_batch) for shapes, of_batch in zip(step.shapes, each, strict=True))
+            batches = tuple(
+                (shapes, tokens, of_batch)
+                for shapes, of_batch in zip(step.shapes, each, strict=True)
+            )
             self._steps.append(_StepSample(seconds, step.samples, step.tokens, batches))
 
     def point(self, shares: Mapping[str, float] | None = None) -> dict[str, float]:
-        """The figures since the last point; what is unknown is left out. FLOP/s rest on the steps alone whose work is known."""
+        """The figures since the last point; what is unknown is left out.
+
+        FLOP/s rest on the steps alone whose work is known.
+        """
         steps, self._steps = self._steps, []
         if not steps:
             return {}
@@ -93,11 +119,18 @@ class LiveMetrics:
         return point | self._utilization(steps)
 
     def _utilization(self, steps: list[_StepSample]) -> dict[str, float]:
-        works = [(step, sum_known([self._work.of(*batch) for batch in step.batches])) for step in steps]
+        works = [
+            (step, sum_known([self._work.of(*batch) for batch in step.batches])) for step in steps
+        ]
         counted = [(step, macs) for step, macs in works if macs is not None]
         if not counted:
             return {}
-        rate = flops_per_second(sum(macs for _, macs in counted), sum(step.seconds for step, _ in counted))
-        point = {"tflops_per_device": (rate or 0.0) / 1e12, "counted_share": len(counted) / len(steps)}
+        rate = flops_per_second(
+            sum(macs for _, macs in counted), sum(step.seconds for step, _ in counted)
+        )
+        point = {
+            "tflops_per_device": (rate or 0.0) / 1e12,
+            "counted_share": len(counted) / len(steps),
+        }
         mfu = of_peak(rate, self._peak)
         return point if mfu is None else point | {"mfu": mfu}

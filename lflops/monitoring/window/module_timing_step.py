@@ -12,16 +12,25 @@ from lflops.timing.module_hooks import ModuleTimer
 from lflops.timing.module_times import PassTimes, Stamp
 from lflops.timing.step_phases import OTHER, WAIT, PhaseMarks, StepPhases
 
-_WITHOUT_SLICE = frozenset({"forward", "backward", WAIT, OTHER, ""})  # phases of a step that have the slices of their modules, or none
+_WITHOUT_SLICE = frozenset(
+    {"forward", "backward", WAIT, OTHER, ""}
+    # phases of a step that have the slices of their modules, or none
+)
 
 
 class HookedStep:
-    """Stamps the modules from its start until it is stopped. The LightningModule is the root, and training_step its forward."""
+    """Stamps the modules from its start until it is stopped.
 
-    def __init__(self, stage: Stage, tree: ModuleTree, clock: Clock, *, is_alone: bool = False) -> None:
+    The LightningModule is the root, and training_step its forward.
+    """
+
+    def __init__(
+        self, stage: Stage, tree: ModuleTree, clock: Clock, *, is_alone: bool = False
+    ) -> None:
         self._stage = stage
         self._clock = clock
-        # Where others have the core for much of the time, what they take is left out. Ranks are compared with it.
+        # Where others have the core for much of the time, what they take is left out. Ranks are
+        # compared with it.
         own = OwnClock()
         self._own = own if is_alone and isinstance(clock, HostClock) and own.is_needed else None
         self._begun_at = own.now()
@@ -31,7 +40,8 @@ class HookedStep:
         self._phases: list[str] = []
         self._begun = False
         self._cpu: CpuWatch | None = None
-        # CPU seconds that other processes took from it; `None` until it is stopped, and where the system does not say.
+        # CPU seconds that other processes took from it; `None` until it is stopped, and where the
+        # system does not say.
         self.cpu_lost: float | None = None
         self._passes: list[dict[str, list[Stamp]]] = []
         self._undo = Undo()
@@ -53,17 +63,28 @@ class HookedStep:
             self.cpu_lost, self._cpu = self._cpu.lost(), None
 
     def fetching(self, begin: bytes | None) -> float | None:
-        """Seconds that the thread was on a core from the step's begin until its batch was there; `None` is unknown."""
+        """Seconds that the thread was on a core from the step's begin until its batch was there.
+
+        `None` is unknown.
+        """
         return (ThreadSchedule.between(begin, self._begun_at) or (None,))[0]
 
-    def own_phases(self, step: PhaseMarks, fetching: float, waited: float | None) -> dict[str, float]:
-        """Seconds of each phase without what others had of the core, which was `waited` in all; empty where that was not read."""
+    def own_phases(
+        self, step: PhaseMarks, fetching: float, waited: float | None
+    ) -> dict[str, float]:
+        """Seconds of each phase without what others had of the core, which was `waited` in all.
+
+        Empty where that was not read.
+        """
         # `fetching` are the seconds of data, with what others had.
         if self._own is None or self._own_phases is None or self._marked is None or waited is None:
             return {}
         (first, *_), _, last = self._marked
-        # Its modules are hooked when the batch is there. What others had until then, they had while it was fetched.
-        before = self._clock.seconds(step[0][0], first.before) - max(waited - self._own.waited(first, last), 0.0)
+        # Its modules are hooked when the batch is there. What others had until then, they had while
+        # it was fetched.
+        before = self._clock.seconds(step[0][0], first.before) - max(
+            waited - self._own.waited(first, last), 0.0
+        )
         own = self._own_phases.seconds(self._marked)
         return {**own, "data": min(max(before, 0.0) + own.get("data", 0.0), fetching)}
 
@@ -80,14 +101,30 @@ class HookedStep:
         marks, phases, end = step
 
         def at(mark: Any) -> int:
-            return max(round(1e9 * self._clock.seconds(marks[0], mark.before if isinstance(mark, OwnMark) else mark)), 0)
+            return max(
+                round(
+                    1e9
+                    * self._clock.seconds(
+                        marks[0], mark.before if isinstance(mark, OwnMark) else mark
+                    )
+                ),
+                0,
+            )
 
         stretches = []
         for stamps in (stamps for each in self._passes for stamps in each.values()):
             moments = [(at(mark), key) for mark, key, _ in stamps]
-            stretches += [OwnTime(*key, start, stop) for (start, key), (stop, _) in pairwise(moments) if key is not None]
+            stretches += [
+                OwnTime(*key, start, stop)
+                for (start, key), (stop, _) in pairwise(moments)
+                if key is not None
+            ]
         between = pairwise([*map(at, marks), at(end)])
-        stretches += [OwnTime("", phase, *ends) for phase, ends in zip(phases, between, strict=True) if phase not in _WITHOUT_SLICE]
+        stretches += [
+            OwnTime("", phase, *ends)
+            for phase, ends in zip(phases, between, strict=True)
+            if phase not in _WITHOUT_SLICE
+        ]
         return longest("hooked", at(end), nested(sorted(stretches, key=lambda each: each.start)))
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
@@ -103,7 +140,10 @@ class HookedStep:
             if phase == "forward":
                 self._timer.resume_forward()
             elif phase == "backward":
-                self._timer.begin_backward(given[:1])  # the loss; what follows it, the optimizer, leads everywhere
+                self._timer.begin_backward(
+                    given[:1]
+                    # the loss; what follows it, the optimizer, leads everywhere
+                )
 
     def leave(self) -> None:
         """Back to what it was within."""

@@ -1,6 +1,9 @@
-"""The steps of a run as they go by: how long each took, what it was made of, and whether it is a measure of the others.
+"""The steps of a run as they go by.
 
-This runs in every step of the training. All that can wait until somebody asks for a step is left until then.
+How long each took, what it was made of, and whether it is a measure of the others.
+
+This runs in every step of the training. All that can wait until somebody asks for a step is left
+until then.
 """
 
 from collections import deque
@@ -20,18 +23,28 @@ from lflops.timing.clock import ThreadSchedule, cpu_usage
 from lflops.timing.step_phases import PhaseMarks, StepPhases
 from lflops.torch_private.modules import Compilations, compilations, remove_hook
 
-COLD = 2  # so many steps at the beginning of a run are no measure of the others
-MANY_SHAPES = 16  # after this many distinct shapes, a new shape no longer marks a step
-MOST_SHAPES = 1000  # shapes of batches that are remembered: where each batch has its own, they would fill the memory
+# so many steps at the beginning of a run are no measure of the others
+COLD = 2
+# after this many distinct shapes, a new shape no longer marks a step
+MANY_SHAPES = 16
+# shapes of batches that are remembered: where each batch has its own, they would fill the memory
+MOST_SHAPES = 1000
 
-MAX_PENDING_STEPS = 200  # plain steps are flushed after this many
+# plain steps are flushed after this many
+MAX_PENDING_STEPS = 200
 
 CPU_ROUND, CPU_READ = 16, 3
-"""In each round of so many plain steps, the CPU time of so many is read: the system adds it up over all threads, which takes long."""
+"""In each round of so many plain steps, the CPU time of so many is read.
+
+The system adds it up over all threads, which takes long.
+"""
 
 
 class BatchUnits(NamedTuple):
-    """What is known of batches of the same shapes; all of it is `None` for those whose shapes are unknown."""
+    """What is known of batches of the same shapes.
+
+    All of it is `None` for those whose shapes are unknown.
+    """
 
     shapes: Hashable
     samples: int | None
@@ -39,23 +52,36 @@ class BatchUnits(NamedTuple):
 
 
 class PlainSteps:
-    """The plain steps since the last one that was none: one batch each, of shapes that are known, and no figure is due at their end.
+    """The plain steps since the last one that was none.
 
-    Almost every step of a training is like that. All that is touched here has left the processor's caches since the last step, and to fetch
-    it takes longer than to run it. So as few objects as possible are touched; what the steps were is made out when somebody asks.
+    One batch each, of shapes that are known, and no figure is due at their end.
+
+    Almost every step of a training is like that. All that is touched here has left the processor's
+    caches since the last step, and to fetch it takes longer than to run it. So as few objects as
+    possible are touched; what the steps were is made out when somebody asks.
     """
 
-    def __init__(self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None) -> None:
-        self.limit = 0  # how many steps may be plain, until they are made out; `StepClock.expect_plain` alone sets it
-        self.reader = BatchReader()  # reads the batches
-        self.known: dict[Hashable, BatchUnits] = {}  # batches by their shapes
-        # Of each step so far its batch, how many marks there were when it ended, and a mark of that moment.
+    def __init__(
+        self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None
+    ) -> None:
+        # how many steps may be plain, until they are made out; `StepClock.expect_plain` alone sets
+        # it
+        self.limit = 0
+        # reads the batches
+        self.reader = BatchReader()
+        # batches by their shapes
+        self.known: dict[Hashable, BatchUnits] = {}
+        # Of each step so far its batch, how many marks there were when it ended, and a mark of that
+        # moment.
         self.steps: list[tuple[BatchUnits, int, Any]] = []
-        # What the process had used of the CPU by the end of a step, by how many steps there were; only some are there.
+        # What the process had used of the CPU by the end of a step, by how many steps there were;
+        # only some are there.
         self.cpu: dict[int, struct_rusage] = {}
-        self.reads_cpu = True  # whether that is read at all
+        # whether that is read at all
+        self.reads_cpu = True
         self.schedule = schedule
-        # What the system has counted of the training's thread by the end of each step; empty where that is not read.
+        # What the system has counted of the training's thread by the end of each step; empty where
+        # that is not read.
         self.threads: dict[int, bytes | None] = {}
         self._mark = mark
         self._marks = marks
@@ -66,7 +92,9 @@ class PlainSteps:
         if known is None:
             return False
         self.steps.append((known, len(self._marks), self._mark()))
-        if self.reads_cpu and (self.schedule is not None or len(self.steps) % CPU_ROUND <= CPU_READ):
+        if self.reads_cpu and (
+            self.schedule is not None or len(self.steps) % CPU_ROUND <= CPU_READ
+        ):
             self.cpu[len(self.steps)] = cpu_usage()
             if self.schedule is not None:
                 self.threads[len(self.steps)] = self.schedule.read()
@@ -76,7 +104,11 @@ class PlainSteps:
         """Where the noted steps ended."""
         return [(length, end) for _, length, end in self.steps]
 
-    def take(self) -> tuple[list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage], Mapping[int, bytes | None]]:
+    def take(
+        self,
+    ) -> tuple[
+        list[tuple[BatchUnits, int, Any]], Mapping[int, struct_rusage], Mapping[int, bytes | None]
+    ]:
         """The steps so far, to begin anew."""
         taken = self.steps, self.cpu, self.threads
         self.steps, self.cpu, self.threads = [], {}, {}
@@ -86,22 +118,36 @@ class PlainSteps:
 class TimedStep(NamedTuple):
     """A step that is over."""
 
-    ordinal: int  # its number in this run, from 0
-    logged_step: int  # the step's number in the loggers
-    times_phases: bool  # whether its phases were recorded; if not, only its total time is known
-    device_marks: PhaseMarks  # its phases on the training's device
-    shapes: tuple[Hashable, ...]  # those of its batches
+    # its number in this run, from 0
+    ordinal: int
+    # the step's number in the loggers
+    logged_step: int
+    # whether its phases were recorded; if not, only its total time is known
+    times_phases: bool
+    # its phases on the training's device
+    device_marks: PhaseMarks
+    # those of its batches
+    shapes: tuple[Hashable, ...]
     samples: int | None
     tokens: int | None
     # The process's CPU time when the step began, and when it ended; `None` where that was not read.
     cpu: tuple[struct_rusage, struct_rusage] | None
     # What the system had counted of the training's thread then, where that was read.
     thread: tuple[bytes | None, bytes | None] = (None, None)
-    on_host: PhaseMarks | None = None  # its phases by the host's clock, where the device has another one
-    counted: bool = False  # whether it was counted. Such a step is not timed
-    hooked: HookedStep | None = None  # the timestamps of its modules' hooks; `None` in a step without hooks
-    traced: bool = False  # whether Kineto recorded it
-    is_complete: bool = True  # whether every batch of it ran to its end
+    on_host: PhaseMarks | None = (
+        # its phases by the host's clock, where the device has another one
+        None
+    )
+    # whether it was counted. Such a step is not timed
+    counted: bool = False
+    hooked: HookedStep | None = (
+        # the timestamps of its modules' hooks; `None` in a step without hooks
+        None
+    )
+    # whether Kineto recorded it
+    traced: bool = False
+    # whether every batch of it ran to its end
+    is_complete: bool = True
     marks: tuple[str, ...] = ()
 
     @property
@@ -123,21 +169,34 @@ class StepClock:
 
     def __init__(
         self,
-        phases: StepPhases,  # a listener to the phases
-        on_host: StepPhases | None,  # one by the host's clock, where `phases` have another
-        units: Any,  # as `FlopsMonitor` is given it
-        logged_step: int,  # what the loggers call the last step so far
+        # a listener to the phases
+        phases: StepPhases,
+        # one by the host's clock, where `phases` have another
+        on_host: StepPhases | None,
+        # as `FlopsMonitor` is given it
+        units: Any,
+        # what the loggers call the last step so far
+        logged_step: int,
         *,
-        updating: frozenset[str],  # the phases without which a step has learned nothing
-        scaled: bool,  # whether gradients are scaled, so that an optimizer that should step may not
-        on_ranks: bool = False,  # whether steps are compared with those of other ranks: then it matters what the system does to this one
+        # the phases without which a step has learned nothing
+        updating: frozenset[str],
+        # whether gradients are scaled, so that an optimizer that should step may not
+        scaled: bool,
+        # whether steps are compared with those of other ranks: then it matters what the system does
+        # to this one
+        on_ranks: bool = False,
     ) -> None:
-        self.listeners = [phases] if on_host is None else [phases, on_host]  # what has to listen to phases
-        self.batches: list[BatchUnits] = []  # the batches of the step that are over
+        self.listeners = (
+            [phases] if on_host is None else [phases, on_host]
+            # what has to listen to phases
+        )
+        # the batches of the step that are over
+        self.batches: list[BatchUnits] = []
         # The plain steps since the last one that was none.
         self._schedule = ThreadSchedule()
         self.plain = PlainSteps(phases.mark, phases.marks, self._schedule if on_ranks else None)
-        self.times_phases = True  # whether the phases are recorded
+        # whether the phases are recorded
+        self.times_phases = True
         self._new_shapes = 0
         self._ended = 0
         self._logged_step = logged_step
@@ -199,25 +258,43 @@ class StepClock:
         self.expect_plain(0)
 
     def expect_plain(self, steps: float) -> None:
-        """So many steps from here on may be plain, if nothing happens in them; with 0 the next one is looked at in full."""
-        has_more = self._marks or self._on_host is not None or self._units is not None or self._scaled
+        """So many steps from here on may be plain, if nothing happens in them.
+
+        With 0 the next one is looked at in full.
+        """
+        has_more = (
+            self._marks or self._on_host is not None or self._units is not None or self._scaled
+        )
         self.plain.limit = 0 if has_more else int(min(steps, MAX_PENDING_STEPS))
 
     def flush_plain_steps(self, logged_step: int) -> None:
-        """Make steps of the noted ones. The step that is running goes on; the loggers call it `logged_step`."""
+        """Make steps of the noted ones.
+
+        The step that is running goes on; the loggers call it `logged_step`.
+        """
         self._flush(logged_step, self._phases.cut(self.plain.ends()), self._unheard())
 
     def _flush(self, logged_step: int, steps: Iterable[PhaseMarks], marks: tuple[str, ...]) -> None:
-        """Make steps of the noted batches. They were parts of steps if the loggers have not counted a step for each of them."""
+        """Make steps of the noted batches.
+
+        They were parts of steps if the loggers have not counted a step for each of them.
+        """
         is_complete = logged_step == self.logged_step + 1
         self.expect_plain(0)
         notes, usage, threads = self.plain.take()
         for number, ((batch, *_), device_marks) in enumerate(zip(notes, steps, strict=True), 1):
-            step = self._ended_step(self._logged_step + 1, device_marks, [batch], usage.get(number), threads.get(number))
+            step = self._ended_step(
+                self._logged_step + 1, device_marks, [batch], usage.get(number), threads.get(number)
+            )
             self._pending.append(step._replace(is_complete=is_complete, marks=marks))
 
     def _ended_step(
-        self, logged_step: int, device_marks: PhaseMarks, batches: Sequence[BatchUnits], usage: struct_rusage | None, thread: bytes | None
+        self,
+        logged_step: int,
+        device_marks: PhaseMarks,
+        batches: Sequence[BatchUnits],
+        usage: struct_rusage | None,
+        thread: bytes | None,
     ) -> TimedStep:
         """The step that has ended, with what the process and the thread had used by then."""
         before, self._cpu = self._cpu, usage
@@ -237,12 +314,18 @@ class StepClock:
         )
 
     def _unheard(self) -> tuple[str, ...]:
-        """The mark of steps in which torch.compile may have compiled unheard: torch.compiler.reset() takes off what hears it."""
+        """The mark of steps in which torch.compile may have compiled unheard.
+
+        Torch.compiler.reset() takes off what hears it.
+        """
         is_deaf = not self._is_closed and not self._compilations.listens
         return ("recompiled",) if is_deaf and compilations() != self._compiled else ()
 
     def drop_batches(self) -> None:
-        """A batch was left before it was over: its step begins again with the next one, and is not timed."""
+        """A batch was left before it was over.
+
+        Its step begins again with the next one, and is not timed.
+        """
         self._is_torn = True
         self.batches = []
         self.expect_plain(0)
@@ -256,13 +339,20 @@ class StepClock:
         if units is None:
             if len(known) >= MOST_SHAPES:
                 known.clear()
-            units = known[shapes] = BatchUnits(shapes, *samples_and_tokens(() if found is None or shapes is None else found.tensors))
+            units = known[shapes] = BatchUnits(
+                shapes,
+                *samples_and_tokens(() if found is None or shapes is None else found.tensors),
+            )
             self._new_shapes += 1
             if self._new_shapes <= MANY_SHAPES:
                 self.mark("new_shapes")
         if self._units is not None:
             given = units_of("FlopsMonitor", self._units, (batch,), {})
-            units = BatchUnits(shapes, given.get("samples_per_step", units.samples), given.get("tokens_per_step", units.tokens))
+            units = BatchUnits(
+                shapes,
+                given.get("samples_per_step", units.samples),
+                given.get("tokens_per_step", units.tokens),
+            )
         self.batches.append(units)
         return shapes
 
@@ -270,9 +360,20 @@ class StepClock:
         known = self.plain.known.get(shapes)
         return None if known is None else known.tokens
 
-    def end(self, logged_step: int, *, counted: bool, hooked: HookedStep | None = None, traced: bool = False) -> None:
+    def end(
+        self,
+        logged_step: int,
+        *,
+        counted: bool,
+        hooked: HookedStep | None = None,
+        traced: bool = False,
+    ) -> None:
         """The step is over, and the next one begins."""
-        ends = [*self.plain.ends(), (len(self._phases.marks), self._phases.mark())]  # what follows takes a while
+        ends = [
+            *self.plain.ends(),
+            (len(self._phases.marks), self._phases.mark()),
+            # what follows takes a while
+        ]
         on_host = None if self._on_host is None else self._on_host.end()
         times_phases = self.times_phases and self._phases.is_marked
         usage = cpu_usage() if self.times_phases else None
@@ -284,7 +385,12 @@ class StepClock:
         if self._scaled and not self._updated:
             marks["no_update"] = None
         step = self._ended_step(logged_step, device_marks, self.batches, usage, of_thread)
-        step = step._replace(times_phases=times_phases, on_host=on_host, is_complete=not self._is_torn, marks=tuple(marks))
+        step = step._replace(
+            times_phases=times_phases,
+            on_host=on_host,
+            is_complete=not self._is_torn,
+            marks=tuple(marks),
+        )
         self._pending.append(step._replace(counted=counted, hooked=hooked, traced=traced))
         self._marks = {"cold": None} if self._ended < COLD else {}
         self.batches, self._is_torn, self._updated = [], False, False
@@ -310,17 +416,26 @@ class StepClock:
 
     def step(self, step: TimedStep) -> Step:
         phases = self._phases.seconds(step.device_marks) if step.times_phases else {}
-        idle = step.times_phases and not self._updating <= phases.keys() and "no_update" not in step.marks
+        idle = (
+            step.times_phases
+            and not self._updating <= phases.keys()
+            and "no_update" not in step.marks
+        )
         before, after = step.cpu or (None, None)
         is_read = self.plain.schedule is not None or step.hooked is not None
-        on_core, waited = (ThreadSchedule.between(*step.thread) if is_read else None) or (None, None)
+        on_core, waited = (ThreadSchedule.between(*step.thread) if is_read else None) or (
+            None,
+            None,
+        )
         is_timed = step.times_phases and not step.counted
         return Step(
             index=step.logged_step,
             kind=step.kind,
             seconds=None if step.counted else self.seconds(step),
             phases={} if step.counted else phases,
-            host_phases=self._on_host.seconds(step.on_host) if self._on_host and step.on_host and is_timed else {},
+            host_phases=self._on_host.seconds(step.on_host)
+            if self._on_host and step.on_host and is_timed
+            else {},
             cpu_user=after.ru_utime - before.ru_utime if before and after else None,
             cpu_system=after.ru_stime - before.ru_stime if before and after else None,
             cpu_lost=None if step.hooked is None else step.hooked.cpu_lost,
@@ -328,7 +443,9 @@ class StepClock:
             thread_cpu=on_core,
             thread_waited=waited,
             fetching_cpu=None if step.hooked is None else step.hooked.fetching(step.thread[0]),
-            own_phases={} if step.hooked is None else step.hooked.own_phases(step.device_marks, phases.get("data", 0.0), waited),
+            own_phases={}
+            if step.hooked is None
+            else step.hooked.own_phases(step.device_marks, phases.get("data", 0.0), waited),
             samples=step.samples,
             tokens=step.tokens,
             marks=(*step.marks, "no_update") if idle else step.marks,

@@ -1,4 +1,7 @@
-"""The traces of one rank: which steps Kineto records, where the files go, and their annotation in the background."""
+"""The traces of one rank.
+
+Which steps Kineto records, where the files go, and their annotation in the background.
+"""
 
 import contextlib
 import platform
@@ -20,7 +23,10 @@ from lflops.trace.record.tracer import Recording, Tracer
 
 
 class _Batches(OutsideModules):
-    """Also tells when a batch begins: with its first phase. What is between two, as a validation, belongs to neither."""
+    """Also tells when a batch begins: with its first phase.
+
+    What is between two, as a validation, belongs to neither.
+    """
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__(tracer.outside)
@@ -44,7 +50,16 @@ class _Batches(OutsideModules):
 class TracedSteps:
     """Records the traced steps of one window after the other."""
 
-    def __init__(self, training: Training, stage: Stage, tree: ModuleTree, settings: Settings, folder: Path, *, guard: Guard) -> None:
+    def __init__(
+        self,
+        training: Training,
+        stage: Stage,
+        tree: ModuleTree,
+        settings: Settings,
+        folder: Path,
+        *,
+        guard: Guard,
+    ) -> None:
         self._training = training
         self._stage = stage
         self._tree = tree
@@ -54,7 +69,8 @@ class TracedSteps:
         self._tracer: Tracer | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._annotations: list[AnnotationProcess] = []
-        self.notes: list[Note] = []  # why there is no trace, if there is none
+        # why there is no trace, if there is none
+        self.notes: list[Note] = []
 
     def open(self) -> None:
         """A window opens: get ready, before anything is timed."""
@@ -78,7 +94,10 @@ class TracedSteps:
             self._tracer.step(whole=False, batch=False)
 
     def step(self, *, traced: bool) -> Recording | None:
-        """A step is over, and the next one is to be recorded if `traced`. Returns what was recorded, after the last traced step."""
+        """A step is over, and the next one is to be recorded if `traced`.
+
+        Returns what was recorded, after the last traced step.
+        """
         tracer = self._tracer
         if tracer is None:
             return None
@@ -95,7 +114,10 @@ class TracedSteps:
         return self._stop_listening is not None
 
     def end(self, *, failed: bool) -> Recording | None:
-        """No further step for now: what was recorded until here; nothing after a failure, when nothing may wait."""
+        """No further step for now.
+
+        What was recorded until here; nothing after a failure, when nothing may wait.
+        """
         tracer = self._tracer
         if tracer is None:
             return None
@@ -109,11 +131,18 @@ class TracedSteps:
         return None
 
     def annotate(self, recording: Recording, into: Path, profile: Path) -> None:
-        """Begin to annotate a trace, in its own process. The profile's file says how much a module computes."""
+        """Begin to annotate a trace, in its own process.
+
+        The profile's file says how much a module computes.
+        """
         raw = recording.raw
         if raw is None:
             return
-        rank, world, batches = self._training.rank, self._training.world_size, recording.trace.batches or 0
+        rank, world, batches = (
+            self._training.rank,
+            self._training.world_size,
+            recording.trace.batches or 0,
+        )
         calls = Calls(batches=batches, rank=rank, world_size=world, calls=tuple(recording.calls))
         try:
             into.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +166,10 @@ class TracedSteps:
             self._finish(annotation)
 
     def leave(self) -> None:
-        """Wait for none of the traces that are being annotated: their processes go on by themselves."""
+        """Wait for none of the traces that are being annotated.
+
+        Their processes go on by themselves.
+        """
         while self._annotations:
             self._annotations.pop().leave()
 
@@ -154,7 +186,9 @@ class TracedSteps:
     def _stop(self, tracer: Tracer) -> Recording | None:
         if self._stop_listening is not None:
             self._stop_listening()
-        recording = tracer.stop(self._folder, f"{platform.node()}_{self._training.rank}", whole=None)
+        recording = tracer.stop(
+            self._folder, f"{platform.node()}_{self._training.rank}", whole=None
+        )
         self._tracer = self._stop_listening = None
         if tracer.refusal is not None:
             self._refused(tracer)
@@ -172,10 +206,14 @@ class TracedSteps:
         try:
             failure = annotation.finish()
         except OSError as error:
-            warn(f"FlopsMonitor: {annotation.into} was not written; all else goes on: {type(error).__name__}: {error}")
+            warn(
+                f"FlopsMonitor: {annotation.into} was not written; all else goes on: {type(error).__name__}: {error}"
+            )
             failure = None
         self._annotations.remove(annotation)
         if not annotation.is_done:
             annotation.leave()
         if failure is not None:
-            warn(f"FlopsMonitor: {annotation.into} is a trace without {annotation.lacks}: {failure}")
+            warn(
+                f"FlopsMonitor: {annotation.into} is a trace without {annotation.lacks}: {failure}"
+            )

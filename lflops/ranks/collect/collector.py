@@ -1,10 +1,14 @@
-"""The ranks of a run become one profile, out of the training's way: each hands its report in when it has one, rank 0 collects.
+"""The ranks of a run become one profile, out of the training's way.
 
-Reports go through the store that the process group was made by, on a connection and on threads of our own. No collective is run, so no rank
-has to arrive at the same time, or at all. Where rank 0 waits, it is on its own thread; only at the end of the training somebody waits for
-that, no longer than the timeout, and after an exception hardly at all.
+Each hands its report in when it has one, rank 0 collects.
 
-The clean steps of all ranks are on their way to rank 0 all through the run: some numbers for each step, now and then.
+Reports go through the store that the process group was made by, on a connection and on threads of
+our own. No collective is run, so no rank has to arrive at the same time, or at all. Where rank 0
+waits, it is on its own thread; only at the end of the training somebody waits for that, no longer
+than the timeout, and after an exception hardly at all.
+
+The clean steps of all ranks are on their way to rank 0 all through the run: some numbers for each
+step, now and then.
 """
 
 import math
@@ -39,7 +43,8 @@ class SharedSteps:
         self._rank = rank
         self._ranks = ranks
         self._unsent: dict[str, list[Step]] = {}
-        self._times: dict[tuple[str, int], int] = {}  # that a rank has shared steps of a stage
+        # that a rank has shared steps of a stage
+        self._times: dict[tuple[str, int], int] = {}
         self._steps: dict[str, CleanSteps] = {}
         self._waits: dict[str, set[ModulePhase]] = {}
         # On rank 0, by stage, what these steps say of the ranks, as far as that was looked at.
@@ -52,20 +57,29 @@ class SharedSteps:
         del unsent[: -most_steps(self._ranks)]
 
     def send(self) -> None:
-        """Leave them for rank 0; on that, take what the others have left, and look at all of it now and then."""
+        """Leave them for rank 0.
+
+        On that, take what the others have left, and look at all of it now and then.
+        """
         for stage in list(self._unsent):
             steps, self._unsent[stage] = self._unsent[stage], []
             number = self._times[stage, self._rank] = self._times.get((stage, self._rank), 0) + 1
             if not self._rank:
                 self._steps.setdefault(stage, CleanSteps()).add(0, steps, ranks=self._ranks)
                 self._take(stage)
-                if not number & number - 1:  # 1, 2, 4, 8, …: all of it stays in proportion to the run
+                if (
+                    not number & number - 1
+                    # 1, 2, 4, 8, …: all of it stays in proportion to the run
+                ):
                     self._compare(stage)
             elif steps and not self._store.has("left/0"):
                 self._store.put(f"steps/{stage}/{self._rank}/{number}", msgpack.encode(steps))
 
     def take_last(self, pause: Callable[[float], object], is_over: Callable[[], bool]) -> None:
-        """On rank 0, at the end: wait until the others have left, or until it is over, and take all that is there."""
+        """On rank 0, at the end.
+
+        Wait until the others have left, or until it is over, and take all that is there.
+        """
         poll(lambda: self._store.number("left") >= self._ranks - 1, pause, is_over, 0.1)
         for stage in self._steps:
             self._take(stage)
@@ -77,7 +91,8 @@ class SharedSteps:
     def improve(self, profile: Profile) -> Profile:
         """A window of all ranks, with the comparison of the run's clean steps where these are more than its own."""
         stage, of_window = profile.run.stage or "", profile.clean_comparison
-        if of_window is None:  # ranks with different modules
+        # ranks with different modules
+        if of_window is None:
             self._waits.pop(stage, None)
             return profile
         self._waits[stage] = waits_in(profile)
@@ -90,7 +105,9 @@ class SharedSteps:
         for rank in range(1, self._ranks):
             number = self._times.get((stage, rank), 0) + 1
             while self._store.has(key := f"steps/{stage}/{rank}/{number}"):
-                self._steps[stage].add(rank, msgpack.decode(self._store.take(key), type=list[Step]), ranks=self._ranks)
+                self._steps[stage].add(
+                    rank, msgpack.decode(self._store.take(key), type=list[Step]), ranks=self._ranks
+                )
                 self._times[stage, rank] = number
                 number += 1
 
@@ -101,24 +118,42 @@ class SharedSteps:
 
 
 PATIENCE, PUT_TOGETHER, GOODBYE = 0.7, 0.85, 0.9
-"""Shares of the timeout at the end: when waiting for reports, merging them, and notifying the others that this rank leaves must be done.
+"""Shares of the timeout at the end.
 
-The rest is left for threads to end in."""
+When waiting for reports, merging them, and notifying the others that this rank leaves must be done.
+
+The rest is left for threads to end in.
+"""
 
 WHILE_TRAINING = 20.0
-"""Times the timeout that a window's reports may take to come while the training goes on: ranks do not close it at the same step."""
+"""Times the timeout that a window's reports may take to come while the training goes on.
 
-EXIT_SECONDS = 1.0  # in place of the timeout where an exception is on its way, so that what is under way is not lost with the process
-HEAD_START = 0.01  # seconds that a thread of ours leaves to the training's: two that begin together get in each other's way
-ANSWERS = 15.0  # seconds that late ranks have, while the training goes on, to hand in times that they are asked for
-LAST_STEPS = 2.0  # seconds that the end waits for the last clean steps of other ranks, at most: they add little to those that are there
-LAST_SECONDS = 3.0  # how long interpreter shutdown waits for our threads: a thread that outlives Python crashes. Never beyond the timeout.
+Ranks do not close it at the same step.
+"""
+
+# in place of the timeout where an exception is on its way, so that what is under way is not lost
+# with the process
+EXIT_SECONDS = 1.0
+# seconds that a thread of ours leaves to the training's: two that begin together get in each
+# other's way
+HEAD_START = 0.01
+# seconds that late ranks have, while the training goes on, to hand in times that they are asked for
+ANSWERS = 15.0
+# seconds that the end waits for the last clean steps of other ranks, at most: they add little to
+# those that are there
+LAST_STEPS = 2.0
+# how long interpreter shutdown waits for our threads: a thread that outlives Python crashes. Never
+# beyond the timeout.
+LAST_SECONDS = 3.0
 
 
 class Gather:
-    """Hands a rank's reports in, and on rank 0 makes profiles of those of all ranks. One for each monitor and each fit.
+    """Hands a rank's reports in, and on rank 0 makes profiles of those of all ranks.
 
-    The keys of the store are used by no other program. The end of the training waits `timeout` seconds at most; nothing else ever waits.
+    One for each monitor and each fit.
+
+    The keys of the store are used by no other program. The end of the training waits `timeout`
+    seconds at most; nothing else ever waits.
     """
 
     def __init__(
@@ -140,17 +175,26 @@ class Gather:
         self._pause = self._hurry.wait if pause is None else pause
         self._deadline = self._end = math.inf
         self._jobs: list[_Job] = []
-        self._offers: list[_Job] = []  # of times that this rank keeps
+        # of times that this rank keeps
+        self._offers: list[_Job] = []
         self._shared = SharedSteps(self._store, rank, topology.world_size)
-        self.comparisons: Mapping[str, RankComparison] = self._shared.comparisons  # on rank 0, by stage, what the run's clean steps say
+        self.comparisons: Mapping[str, RankComparison] = (
+            self._shared.comparisons
+            # on rank 0, by stage, what the run's clean steps say
+        )
         self._sharing: _Job | None = None
         self._at_exit: weakref.finalize[[], Any] | None = None
 
     def push(self, profile: Profile, steps: tuple[Mapping[ModulePhase, float], ...] = ()) -> None:
-        """Hand in what this rank has to tell of a window; returns at once. `steps` are as in `RankReport`."""
+        """Hand in what this rank has to tell of a window; returns at once.
+
+        `steps` are as in `RankReport`.
+        """
         topology = self._topology
         profile = replace(profile, run=topology.of(profile.run))
-        report = RankReport(self._rank, profile, steps, topology.node, topology.coordinates.get(self._rank, {}))
+        report = RankReport(
+            self._rank, profile, steps, topology.node, topology.coordinates.get(self._rank, {})
+        )
         window = RankWindow(self._store, f"{profile.run.stage}/{profile.run.window}", topology)
         latest = self._clock() + WHILE_TRAINING * self._timeout
         if self._rank:
@@ -162,13 +206,19 @@ class Gather:
 
         def collect() -> Profile:
             until = self._clock() + ANSWERS
-            return self._shared.improve(window.collected(report, self._pause, lambda: self._is_ending or is_over(until)))
+            return self._shared.improve(
+                window.collected(report, self._pause, lambda: self._is_ending or is_over(until))
+            )
 
         wait = partial(window.wait_for_all, self._pause, lambda: is_over(latest))
         self._start(_Job(collect, wait=wait, instead=lambda: merge({0: profile})))
 
     def _hand_in(self, window: RankWindow, report: RankReport) -> None:
-        """Hand a report in. A rank that keeps its times waits on another thread to be asked for them, until the training ends."""
+        """Hand a report in.
+
+        A rank that keeps its times waits on another thread to be asked for them, until the training
+        ends.
+        """
         times = window.hand_in(report)
         if times is not None and not self._is_ending:
             wait = partial(window.answer, self._rank, times, self._pause, lambda: self._is_ending)
@@ -194,12 +244,16 @@ class Gather:
 
     @property
     def busy(self) -> bool:
-        """Whether anything works in the background rather than waits. Such a step is not comparable with the others."""
+        """Whether anything works in the background rather than waits.
+
+        Such a step is not comparable with the others.
+        """
         return any(job.is_working for job in self._jobs)
 
     def ready(self) -> list[Profile]:
         """The merged profiles that have become ready since the last time, in the order of the windows."""
-        # On other ranks than 0 these are their own, of which the first will know nothing: those that could not be handed in.
+        # On other ranks than 0 these are their own, of which the first will know nothing: those
+        # that could not be handed in.
         found = []
         while self._jobs and not self._jobs[0].is_running:
             found += self._jobs.pop(0).results()
@@ -207,8 +261,12 @@ class Gather:
         return found
 
     def finish(self, *, failed: bool = False) -> list[Profile]:
-        """End: no more windows come. Waits for what is under way, and gives what `ready` has not given yet."""
-        # If it failed, because an exception is on its way or the monitor itself has failed, no rank is waited for.
+        """End: no more windows come.
+
+        Waits for what is under way, and gives what `ready` has not given yet.
+        """
+        # If it failed, because an exception is on its way or the monitor itself has failed, no rank
+        # is waited for.
         now, seconds = self._clock(), min(EXIT_SECONDS, self._timeout) if failed else self._timeout
         self._deadline = now + PATIENCE * seconds
         self._end = now + seconds
@@ -239,8 +297,11 @@ class Gather:
         def end() -> None:
             self._shared.send()
             if not self._rank:
-                self._shared.take_last(self._pause, lambda: self._hurry.is_set() or self._clock() >= latest)
-                for job in self._jobs:  # the windows say where ranks wait
+                self._shared.take_last(
+                    self._pause, lambda: self._hurry.is_set() or self._clock() >= latest
+                )
+                # the windows say where ranks wait
+                for job in self._jobs:
                     job.wait(latest - self._clock())
                 self._shared.compare()
 
@@ -252,7 +313,10 @@ class Gather:
             last.wait(seconds)
 
     def _let_collect(self, answers: int, seconds: float) -> None:
-        """Wait for the collector as long as the store answers it: reports that are there must not be lost on a busy machine."""
+        """Wait for the collector as long as the store answers it.
+
+        Reports that are there must not be lost on a busy machine.
+        """
         while any(job.is_running for job in self._jobs) and self._store.answers > answers:
             answers = self._store.answers
             begun = self._clock()
@@ -293,7 +357,10 @@ class Gather:
 
 
 class _Job(threading.Thread):
-    """Something that runs on its own daemon thread. `wait` comes before it, and is no work; `instead` is its result if it fails."""
+    """Something that runs on its own daemon thread.
+
+    `wait` comes before it, and is no work; `instead` is its result if it fails.
+    """
 
     def __init__(
         self,
@@ -305,11 +372,13 @@ class _Job(threading.Thread):
     ) -> None:
         super().__init__(name="lflops-gather", daemon=True)
         self._head_start = head_start
-        self._before = wait  # until it is over
+        # until it is over
+        self._before = wait
         self._action = action
         self._instead = instead
         self._result: Profile | None = None
-        self._problem: str | None = "it was not done in time"  # `None` once it is done
+        # `None` once it is done
+        self._problem: str | None = "it was not done in time"
 
     is_running = property(threading.Thread.is_alive)
 
@@ -324,7 +393,10 @@ class _Job(threading.Thread):
         """The result; where it has failed, or is not done, the fallback profile with a `gather_failed` note."""
         found = self._result
         if self._problem is not None and self._instead is not None:
-            alone, failure = self._instead(), Note(code="gather_failed", subject="", values={"error": self._problem})
+            alone, failure = (
+                self._instead(),
+                Note(code="gather_failed", subject="", values={"error": self._problem}),
+            )
             found = replace(alone, notes=(*alone.notes, failure))
         return [] if found is None else [found]
 

@@ -1,10 +1,11 @@
 """What one rank tells the others, and how it is packed.
 
-What a thousand ranks have in common, the names of modules and all that was counted, is a separate blob, named by its content: one of them
-hands it in for all. What is left of each rank is its steps, and the times of its modules as a table of float32.
+What a thousand ranks have in common, the names of modules and all that was counted, is a separate
+blob, named by its content: one of them hands it in for all. What is left of each rank is its steps,
+and the times of its modules as a table of float32.
 
-Where ranks and modules are too many for one process, a rank keeps that table until it is asked for it. It hands in the sums between the
-collectives, which say how late it is.
+Where ranks and modules are too many for one process, a rank keeps that table until it is asked for
+it. It hands in the sums between the collectives, which say how late it is.
 """
 
 import hashlib
@@ -18,16 +19,34 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
-from lflops.profile.profile import SCHEMA_VERSION, Cell, Communication, Memory, ModuleProfile, Profile, Uncounted, Work, with_works
+from lflops.profile.profile import (
+    SCHEMA_VERSION,
+    Cell,
+    Communication,
+    Memory,
+    ModuleProfile,
+    Profile,
+    Uncounted,
+    Work,
+    with_works,
+)
 from lflops.profile.records import PHASES, Count, ModulePhase, Seconds, ready_for_threads
 from lflops.profile.steps import is_disturbed
 from lflops.ranks.merge.merge import RankSummary, summary_of_rank
-from lflops.ranks.merge.rank_table import OUTSIDE, begins_in, few_intervals, intervals_of, waiting_in, waits_in
+from lflops.ranks.merge.rank_table import (
+    OUTSIDE,
+    begins_in,
+    few_intervals,
+    intervals_of,
+    waiting_in,
+    waits_in,
+)
 from lflops.timing.module_times import ScaledTimes, with_times
 
 Part = TypeVar("Part")
 
-_FAST = 1  # of zlib: names repeat so much that more effort gains little
+# of zlib: names repeat so much that more effort gains little
+_FAST = 1
 
 
 class RankReport(NamedTuple):
@@ -35,18 +54,24 @@ class RankReport(NamedTuple):
 
     rank: int
     profile: Profile
-    # Of each hooked step, in the order of the profile's, the own seconds of its modules, neither corrected nor scaled.
+    # Of each hooked step, in the order of the profile's, the own seconds of its modules, neither
+    # corrected nor scaled.
     steps: tuple[Mapping[ModulePhase, float], ...] = ()
-    node: str | None = None  # where the rank runs, as far as that has a name
-    coordinates: Mapping[str, int] = {}  # of the rank, by kind of parallelism
+    # where the rank runs, as far as that has a name
+    node: str | None = None
+    # of the rank, by kind of parallelism
+    coordinates: Mapping[str, int] = {}
 
 
 class PlacesOfTable(Struct, frozen=True, kw_only=True):
     """The part of a table that says what its times are of."""
 
-    places: tuple[ModulePhase, ...]  # those that have times
-    waits: tuple[ModulePhase, ...]  # those where ranks wait for each other
-    begins: tuple[ModulePhase, ...]  # those where collectives begin that are awaited elsewhere
+    # those that have times
+    places: tuple[ModulePhase, ...]
+    # those where ranks wait for each other
+    waits: tuple[ModulePhase, ...]
+    # those where collectives begin that are awaited elsewhere
+    begins: tuple[ModulePhase, ...]
 
 
 class Table(PlacesOfTable, frozen=True, kw_only=True):
@@ -56,19 +81,31 @@ class Table(PlacesOfTable, frozen=True, kw_only=True):
     cells: tuple[Cell, ...]
     uncounted: tuple[Uncounted, ...]
     communication: tuple[Communication, ...]
-    counted_waits: tuple[ModulePhase, ...]  # the profile's own `waits`
+    # the profile's own `waits`
+    counted_waits: tuple[ModulePhase, ...]
 
 
 class RankHeader(Struct, frozen=True, kw_only=True, gc=False):
     """What is one rank's alone, without the times of its modules."""
 
     summary: RankSummary
-    at: tuple[int, ...]  # which step each row of times is of
-    disturbed: tuple[int, ...] = ()  # those of them that are no measure of this rank
-    memory: str | None  # the name of the blob that has its memory
-    groups: tuple[str, ...]  # the names of the groups that its collectives ran on, which the table has numbers for
-    waiting: Mapping[Count, Seconds | None]  # exposed seconds of collectives in each place where they are awaited, by the place's number
-    sums: bytes = b""  # where the rank keeps its times: float64 seconds, in each step those of each interval, then of all waiting
+    # which step each row of times is of
+    at: tuple[int, ...]
+    # those of them that are no measure of this rank
+    disturbed: tuple[int, ...] = ()
+    # the name of the blob that has its memory
+    memory: str | None
+    groups: tuple[
+        str, ...
+        # the names of the groups that its collectives ran on, which the table has numbers for
+    ]
+    waiting: Mapping[
+        Count, Seconds | None
+        # exposed seconds of collectives in each place where they are awaited, by the place's number
+    ]
+    # where the rank keeps its times: float64 seconds, in each step those of each interval, then of
+    # all waiting
+    sums: bytes = b""
 
 
 ready_for_threads(RankHeader, Table, PlacesOfTable)
@@ -84,12 +121,19 @@ class Packed(NamedTuple):
 
 
 def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -> Packed:
-    """The report of one of so many ranks as bytes. Each hooked step has its times; beyond `most_bytes` of them the rank keeps them."""
+    """The report of one of so many ranks as bytes.
+
+    Each hooked step has its times; beyond `most_bytes` of them the rank keeps them.
+    """
     profile = report.profile
     hooked = [step for step in profile.steps if step.kind == "hooked"]
     steps: list[dict[ModulePhase, float]] = []
     for step, own in zip(hooked, report.steps, strict=True) if report.steps else ():
-        outside = {ModulePhase("", phase): seconds for phase, seconds in step.phases.items() if phase in OUTSIDE}
+        outside = {
+            ModulePhase("", phase): seconds
+            for phase, seconds in step.phases.items()
+            if phase in OUTSIDE
+        }
         steps.append({**outside, **own})
     places = tuple(_in_order(profile, {place for step in steps for place in step}))
     at = tuple(step.index for step, _ in zip(hooked, steps, strict=False))
@@ -99,7 +143,8 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
         cells=profile.cells,
         uncounted=profile.uncounted,
         communication=tuple(
-            replace(each, group=str(groups.index(each.group)), seconds=None, exposed_seconds=None) for each in profile.communication
+            replace(each, group=str(groups.index(each.group)), seconds=None, exposed_seconds=None)
+            for each in profile.communication
         ),
         places=places,
         waits=tuple(sorted(waits_in(profile))),
@@ -109,18 +154,31 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
     name, blob = _named(table)
     memory = dict([] if profile.memory is None else [_named(profile.memory)])
     number = {place: index for index, place in enumerate(places)}
-    times = array("f", (step.get(place, 0.0) for step in (*steps, _scales(profile, steps)) for place in places) if steps else ())
+    times = array(
+        "f",
+        (step.get(place, 0.0) for step in (*steps, _scales(profile, steps)) for place in places)
+        if steps
+        else (),
+    )
     keeps = most_bytes is not None and len(times) * times.itemsize > most_bytes
     head = RankHeader(
-        summary=summary_of_rank(report.rank, profile, table=name, node=report.node, coordinates=report.coordinates),
+        summary=summary_of_rank(
+            report.rank, profile, table=name, node=report.node, coordinates=report.coordinates
+        ),
         at=at,
         disturbed=tuple(step.index for step in hooked if is_disturbed(step.marks)),
         memory=next(iter(memory), None),
         groups=groups,
-        waiting={number[place]: seconds for place, seconds in waiting_in(profile).items() if place in number},
+        waiting={
+            number[place]: seconds
+            for place, seconds in waiting_in(profile).items()
+            if place in number
+        },
         sums=_sums(table, times, len(steps), ranks) if keeps else b"",
     )
-    return Packed(zlib.compress(msgpack.encode(head), _FAST), {name: blob} | memory, times.tobytes(), keeps)
+    return Packed(
+        zlib.compress(msgpack.encode(head), _FAST), {name: blob} | memory, times.tobytes(), keeps
+    )
 
 
 def intervals_in(places: PlacesOfTable, ranks: int) -> dict[ModulePhase, int]:
@@ -155,19 +213,33 @@ def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) ->
         cells=table.cells,
         uncounted=table.uncounted,
         communication=tuple(
-            replace(each, group=head.groups[int(each.group)], seconds=seconds, exposed_seconds=exposed)
+            replace(
+                each, group=head.groups[int(each.group)], seconds=seconds, exposed_seconds=exposed
+            )
             for each, (seconds, exposed) in communication
         ),
         waits=table.counted_waits,
     )
-    steps = [{place: each for place, each in zip(table.places, step, strict=True) if _is_timed_in(place.phase)} for step in times]
+    steps = [
+        {
+            place: each
+            for place, each in zip(table.places, step, strict=True)
+            if _is_timed_in(place.phase)
+        }
+        for step in times
+    ]
     return with_times(profile, ScaledTimes.of_steps(steps)) if steps else profile
 
 
 def _in_order(profile: Profile, places: Collection[ModulePhase]) -> Iterator[ModulePhase]:
     """As the profile has its rows; a place in none of these is no row's time."""
     outside = (ModulePhase("", phase) for phase in OUTSIDE)
-    inside = (ModulePhase(row, phase) for row in profile.modules for phase in PHASES if _is_timed_in(phase))
+    inside = (
+        ModulePhase(row, phase)
+        for row in profile.modules
+        for phase in PHASES
+        if _is_timed_in(phase)
+    )
     return (place for place in chain(outside, inside) if place in places)
 
 
@@ -175,12 +247,18 @@ def _is_timed_in(phase: str) -> bool:
     return phase in PHASES and phase not in OUTSIDE
 
 
-def _scales(profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, float]:
+def _scales(
+    profile: Profile, steps: Sequence[Mapping[ModulePhase, float]]
+) -> dict[ModulePhase, float]:
     """The factor of each place: its median without hook overhead over its raw median."""
     scales = dict.fromkeys((place for step in steps for place in step), 1.0)
     for place in scales:
         module = profile.modules.get(place.row)
-        if module is not None and _is_timed_in(place.phase) and (own := module.work(place.phase).own_seconds) is not None:
+        if (
+            module is not None
+            and _is_timed_in(place.phase)
+            and (own := module.work(place.phase).own_seconds) is not None
+        ):
             median = statistics.median(step.get(place, 0.0) for step in steps)
             scales[place] = own.median / median if median else 1.0
     return scales
@@ -191,7 +269,9 @@ def _timeless(modules: Mapping[str, ModuleProfile]) -> dict[ModulePhase, Work]:
         ModulePhase(row, phase): replace(work, seconds=None, own_seconds=None, device_seconds=None)
         for row, module in modules.items()
         for phase in PHASES
-        if (work := module.work(phase)).seconds is not None or work.own_seconds is not None or work.device_seconds is not None
+        if (work := module.work(phase)).seconds is not None
+        or work.own_seconds is not None
+        or work.device_seconds is not None
     }
 
 

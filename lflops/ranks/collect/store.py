@@ -11,35 +11,55 @@ from torch import distributed
 
 from lflops.torch_private.distributed import group_store
 
-STORES: Any = distributed  # where torch keeps them, if it was built with any
+# where torch keeps them, if it was built with any
+STORES: Any = distributed
 
-RUN = "run"  # what the keys of this run begin with on another connection to the group's store
+# what the keys of this run begin with on another connection to the group's store
+RUN = "run"
 
-CONNECT = 0.25  # of the timeout: for torch to open a connection. Where one is refused torch tries twice, and takes up to 2.5 times as long
+# of the timeout: for torch to open a connection. Where one is refused torch tries twice, and takes
+# up to 2.5 times as long
+CONNECT = 0.25
 
-FOREVER = timedelta(days=20)  # a wait that ends by its timeout is logged by torch; what is longer does not fit in its milliseconds
+FOREVER = timedelta(
+    days=20
+    # a wait that ends by its timeout is logged by torch; what is longer does not fit in its
+    # milliseconds
+)
 
-LARGEST_VALUE = 1 << 22  # bytes: a store refuses what is much larger
+# bytes: a store refuses what is much larger
+LARGEST_VALUE = 1 << 22
 
 
 def shared_store(name: str, *, timeout: float) -> Any:
-    """The store of the default process group, on another connection; `None` where there is no such thing.
+    """The store of the default process group, on another connection.
 
-    One connection answers one caller at a time, and the group must not wait for what a thread of ours asks. To be called by all ranks at a
-    point where none of them trains: no collective is run. No two stores of a group have the same name. It takes `timeout` seconds at most.
+    `None` where there is no such thing.
+
+    One connection answers one caller at a time, and the group must not wait for what a thread of
+    ours asks. To be called by all ranks at a point where none of them trains: no collective is run.
+    No two stores of a group have the same name. It takes `timeout` seconds at most.
     """
-    # `clone` would wait for the connection as long as the group's own timeout says, half an hour as a rule. That timeout is not ours to
-    # shorten, not for a moment: other threads wait by it. So the connection is opened anew, by its address.
+    # `clone` would wait for the connection as long as the group's own timeout says, half an hour as
+    # a rule. That timeout is not ours to shorten, not for a moment: other threads wait by it. So
+    # the connection is opened anew, by its address.
     group = group_store()
-    with suppress(Exception):  # the user's store may raise any error, which must not end the training
+    with suppress(
+        Exception
+        # the user's store may raise any error, which must not end the training
+    ):
         innermost = _innermost(group)
         if isinstance(innermost, STORES.TCPStore):
             again = _opened(timeout, innermost.port, innermost.host)
-            # No store tells the group's prefix, which keeps the group apart from others. In its place is one that the fastest rank chooses.
-            run = STORES.PrefixStore(name, group).compare_set(RUN, "", secrets.token_hex(8)).decode()
+            # No store tells the group's prefix, which keeps the group apart from others. In its
+            # place is one that the fastest rank chooses.
+            run = (
+                STORES.PrefixStore(name, group).compare_set(RUN, "", secrets.token_hex(8)).decode()
+            )
             return STORES.PrefixStore(f"{name}/{run}", again)
         if isinstance(innermost, STORES.FileStore):
-            again = group.clone()  # opens no connection
+            # opens no connection
+            again = group.clone()
             again.set_timeout(timedelta(seconds=timeout))
             return STORES.PrefixStore(name, again)
     return None
@@ -52,7 +72,10 @@ def _innermost(store: Any) -> Any:
 
 
 def wait_for(store: Any, key: str, is_over: threading.Event) -> None:
-    """Wait until a key is there, however long. Only where the store has no wait that costs nothing, the event ends it as well."""
+    """Wait until a key is there, however long.
+
+    Only where the store has no wait that costs nothing, the event ends it as well.
+    """
     if isinstance(_innermost(store), STORES.TCPStore):
         store.wait([key], FOREVER)
     else:
@@ -60,13 +83,27 @@ def wait_for(store: Any, key: str, is_over: threading.Event) -> None:
 
 
 def _opened(timeout: float, port: int, host: str) -> Any:
-    store = STORES.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=CONNECT * timeout))
+    store = STORES.TCPStore(
+        host,
+        port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=CONNECT * timeout),
+    )
     store.set_timeout(timedelta(seconds=timeout))
     return store
 
 
-def poll(is_there: Callable[[], bool], pause: Callable[[float], object], is_over: Callable[[], bool], longest: float = 0.2) -> bool:
-    """Look again and again, until it is there or the wait is over. Pauses double up to the `longest`. Returns whether it is there."""
+def poll(
+    is_there: Callable[[], bool],
+    pause: Callable[[float], object],
+    is_over: Callable[[], bool],
+    longest: float = 0.2,
+) -> bool:
+    """Look again and again, until it is there or the wait is over.
+
+    Pauses double up to the `longest`. Returns whether it is there.
+    """
     seconds = 0.005
     while not is_there():
         if is_over():
@@ -80,7 +117,8 @@ class RankStore:
     """A store with values of any size, in which nothing waits for a key that is not there."""
 
     def __init__(self, store: Any) -> None:
-        self.answers = 0  # how many requests it has answered: who works with it gets on
+        # how many requests it has answered: who works with it gets on
+        self.answers = 0
         self._open = store
         self._closed = False
 
@@ -96,7 +134,9 @@ class RankStore:
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key, its further parts first."""
-        parts = [value[start : start + LARGEST_VALUE] for start in range(0, len(value), LARGEST_VALUE)] or [b""]
+        parts = [
+            value[start : start + LARGEST_VALUE] for start in range(0, len(value), LARGEST_VALUE)
+        ] or [b""]
         for number, part in enumerate(parts[1:], 1):
             self._store.set(f"{key}+{number}", part)
         self._store.set(key, len(parts).to_bytes(4, "little") + parts[0])

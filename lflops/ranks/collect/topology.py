@@ -1,6 +1,10 @@
-"""Where each rank stands: its data-, tensor-, pipeline- and expert-parallel coordinates, and how large each of these groups is.
+"""Where each rank stands.
 
-Where sharded tensors do not tell the work of the whole model, it comes from a count of the same model in one piece.
+Its data-, tensor-, pipeline- and expert-parallel coordinates, and how large each of these groups
+is.
+
+Where sharded tensors do not tell the work of the whole model, it comes from a count of the same
+model in one piece.
 """
 
 import math
@@ -21,10 +25,19 @@ from lflops.profile.profile import Profile, Run, with_works
 from lflops.profile.records import PASS_PHASES, ModulePhase, Phase
 from lflops.profile.series import summed
 
-KINDS = ("data", "tensor", "pipeline", "expert")  # whose sizes a run tells; a further kind, as `context`, has coordinates alone
+KINDS = (
+    "data",
+    "tensor",
+    "pipeline",
+    "expert",
+    # whose sizes a run tells; a further kind, as `context`, has coordinates alone
+)
 
 _NAMES = {
-    **dict.fromkeys(("data", "dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_shard", "hsdp"), "data"),
+    **dict.fromkeys(
+        ("data", "dp", "ddp", "fsdp", "replicate", "shard", "dp_replicate", "dp_shard", "hsdp"),
+        "data",
+    ),
     **dict.fromkeys(("tensor", "tp", "model", "mp"), "tensor"),
     **dict.fromkeys(("pipeline", "pp", "stage"), "pipeline"),
     **dict.fromkeys(("expert", "ep"), "expert"),
@@ -38,14 +51,20 @@ class Topology(Struct, frozen=True, kw_only=True):
     """The coordinates of ranks by kind of parallelism, as far as they are known here."""
 
     world_size: int
-    coordinates: Mapping[int, Mapping[str, int]]  # by rank, then by kind; a rank that is not in it may tell its own
-    sizes: Mapping[str, int]  # how many coordinates each kind has
+    coordinates: Mapping[
+        int, Mapping[str, int]
+        # by rank, then by kind; a rank that is not in it may tell its own
+    ]
+    # how many coordinates each kind has
+    sizes: Mapping[str, int]
     node: str | None = None
 
     def of(self, run: Run) -> Run:
         """The run's facts with the sizes that are known here."""
         return replace(
-            run, world_size=self.world_size, **{f"{kind}_parallel_size": self.sizes[kind] for kind in KINDS if kind in self.sizes}
+            run,
+            world_size=self.world_size,
+            **{f"{kind}_parallel_size": self.sizes[kind] for kind in KINDS if kind in self.sizes},
         )
 
 
@@ -55,9 +74,13 @@ def topology_of(
     *,
     # A rank to its coordinates, as `{"data": 0, "tensor": 1}`; no other source is asked then
     function: Callable[[int], Mapping[str, int]] | None = None,
-    mesh: Any = None,  # the strategy's, its dimensions named as `("data_parallel", "tensor_parallel")`
-    model: nn.Module | None = None,  # its parameters may be spread over meshes
-    sampler: Mapping[str, int] | None = None,  # `num_replicas` and `rank`: over how many ranks batches are distributed
+    # the strategy's, its dimensions named as `("data_parallel", "tensor_parallel")`
+    mesh: Any = None,
+    # its parameters may be spread over meshes
+    model: nn.Module | None = None,
+    sampler: Mapping[str, int]
+    # `num_replicas` and `rank`: over how many ranks batches are distributed
+    | None = None,
     node: str | None = None,
 ) -> Topology:
     """Ask each source in turn; a later one fills what the earlier ones leave unknown."""
@@ -75,7 +98,8 @@ def topology_of(
     if "data" not in sizes and sampler and "num_replicas" in sampler:
         sizes["data"] = sampler["num_replicas"]
         found.setdefault(rank, {})["data"] = sampler.get("rank", 0)
-    if "data" not in sizes and math.prod(sizes.values()) == world_size:  # all ranks have one batch
+    # all ranks have one batch
+    if "data" not in sizes and math.prod(sizes.values()) == world_size:
         sizes["data"] = 1
         for each in range(world_size):
             found.setdefault(each, {})["data"] = 0
@@ -92,20 +116,30 @@ def _asked(function: Any, world_size: int) -> dict[int, dict[str, int]]:
         try:
             told = function(rank)
         except Exception as error:
-            raise CountError(f"topology({rank}) raised {type(error).__name__}: {error}: give {taken}") from error
-        if not isinstance(told, Mapping) or not all(isinstance(kind, str) and type(at) is int and at >= 0 for kind, at in told.items()):
+            raise CountError(
+                f"topology({rank}) raised {type(error).__name__}: {error}: give {taken}"
+            ) from error
+        if not isinstance(told, Mapping) or not all(
+            isinstance(kind, str) and type(at) is int and at >= 0 for kind, at in told.items()
+        ):
             raise CountError(f"topology({rank}) is {describe(told)}: give {taken}")
         found[rank] = {_kind(kind): at for kind, at in told.items()}
         if found[rank].keys() != found[0].keys():
-            raise CountError(f"topology({rank}) has {_listed(found[rank])}, topology(0) {_listed(found[0])}: give all ranks the same ones")
+            raise CountError(
+                f"topology({rank}) has {_listed(found[rank])}, topology(0) {_listed(found[0])}: give all ranks the same ones"
+            )
     for kind in found[0]:
         given = {each[kind] for each in found.values()}
         if given != set(range(len(given))):
-            raise CountError(f"topology: of {kind!r} the ranks have {_listed(sorted(given))}: give {taken}")
+            raise CountError(
+                f"topology: of {kind!r} the ranks have {_listed(sorted(given))}: give {taken}"
+            )
     return found
 
 
-def _mesh_coordinates(mesh: Any, model: nn.Module | None) -> Iterator[tuple[dict[str, int], dict[int, dict[str, int]]]]:
+def _mesh_coordinates(
+    mesh: Any, model: nn.Module | None
+) -> Iterator[tuple[dict[str, int], dict[int, dict[str, int]]]]:
     """The sizes and the coordinates of each mesh by kind, the strategy's first."""
     if mesh is not None and getattr(mesh, "mesh_dim_names", None):
         yield _of_mesh(mesh, mesh.mesh_dim_names)
@@ -122,8 +156,14 @@ def _mesh_coordinates(mesh: Any, model: nn.Module | None) -> Iterator[tuple[dict
 
 
 def _unnamed(model: nn.Module, dimensions: int) -> list[str]:
-    """The use of a mesh without names: that of `fully_shard` for data, in one dimension or two; another in one dimension for tensors."""
-    from torch.distributed.fsdp import FSDPModule  # with a second of other modules, which most runs do not need
+    """The use of a mesh without names.
+
+    That of `fully_shard` for data, in one dimension or two; another in one dimension for tensors.
+    """
+    from torch.distributed.fsdp import (
+        FSDPModule,
+        # with a second of other modules, which most runs do not need
+    )
 
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         return ["data"] * dimensions
@@ -131,7 +171,10 @@ def _unnamed(model: nn.Module, dimensions: int) -> list[str]:
 
 
 def _of_mesh(mesh: Any, names: Iterable[str]) -> tuple[dict[str, int], dict[int, dict[str, int]]]:
-    """Sizes and coordinates by kind. Dimensions of one kind, as replicas of shards, are flattened in row-major order."""
+    """Sizes and coordinates by kind.
+
+    Dimensions of one kind, as replicas of shards, are flattened in row-major order.
+    """
     sizes: dict[str, int] = {}
     kinds = [_kind(name) for name in names]
     for kind, size in zip(kinds, mesh.mesh.shape, strict=True):
@@ -156,7 +199,9 @@ def _listed(values: Iterable[object]) -> str:
 def check_logical(caller: str, logical: object) -> None:
     """Raise a `CountError` unless it is a profile, or nothing."""
     if logical is not None and not isinstance(logical, Profile):
-        raise CountError(f"{caller}logical={describe(logical)}: give the Profile of the unsharded model on a rank's batch, or None")
+        raise CountError(
+            f"{caller}logical={describe(logical)}: give the Profile of the unsharded model on a rank's batch, or None"
+        )
 
 
 def with_logical(profile: Profile, whole: Profile) -> Profile:
@@ -164,19 +209,34 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
     own: dict[Phase, dict[str, int]] = {}
     notes = []
     for phase in PASS_PHASES:
-        known = {row: module.work(phase).own_logical_macs for row, module in profile.modules.items()}
+        known = {
+            row: module.work(phase).own_logical_macs for row, module in profile.modules.items()
+        }
         if None not in known.values():
             continue
         theirs = {row: module.work(phase).own_macs for row, module in whole.modules.items()}
-        strange = [row for row, macs in known.items() if (row not in theirs if macs is None else macs != theirs.get(row, 0))]
+        strange = [
+            row
+            for row, macs in known.items()
+            if (row not in theirs if macs is None else macs != theirs.get(row, 0))
+        ]
         if strange:
             notes.append(Note(code="logical_differs", subject=strange[0], values={"phase": phase}))
         else:
             own[phase] = {row: theirs.get(row, 0) for row in known}
-    below = summed(((above, phase), macs) for phase, rows in own.items() for row, macs in rows.items() for above in ancestry(row))
+    below = summed(
+        ((above, phase), macs)
+        for phase, rows in own.items()
+        for row, macs in rows.items()
+        for above in ancestry(row)
+    )
     works = {
-        ModulePhase(row, phase): replace(profile.modules[row].work(phase), logical_macs=below[row, phase], own_logical_macs=macs)
+        ModulePhase(row, phase): replace(
+            profile.modules[row].work(phase), logical_macs=below[row, phase], own_logical_macs=macs
+        )
         for phase, rows in own.items()
         for row, macs in rows.items()
     }
-    return replace(profile, modules=with_works(profile.modules, works), notes=(*profile.notes, *notes))
+    return replace(
+        profile, modules=with_works(profile.modules, works), notes=(*profile.notes, *notes)
+    )

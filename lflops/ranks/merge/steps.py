@@ -1,12 +1,16 @@
-"""The steps and rows of a run of several ranks. Each interval between two collectives is that of the rank that came last.
+"""The steps and rows of a run of several ranks.
+
+Each interval between two collectives is that of the rank that came last.
 
     rank 0   | data 1 | forward 10 | backward 60 (50 of it waiting) | optimizer 5 | sync 1 |
     rank 1   | data 51| forward 10 | backward 10                    | optimizer 5 | sync 1 |
     the run  | data 51| forward 10 | backward 10                    | optimizer 5 | sync 1 |
 
-Ranks leave a collective together, so the intervals of the ranks that came last add up to the run's time. Their phases hold no waiting.
-Clean steps have no times of modules, but there are many of them: a delay in every tenth step, or one that begins late, is in these.
-Ranks of a pipeline do not leave together: the sum is shorter than any rank's step. Then the step is that of the rank that waited least.
+Ranks leave a collective together, so the intervals of the ranks that came last add up to the run's
+time. Their phases hold no waiting. Clean steps have no times of modules, but there are many of
+them: a delay in every tenth step, or one that begins late, is in these. Ranks of a pipeline do not
+leave together: the sum is shorter than any rank's step. Then the step is that of the rank that
+waited least.
 """
 
 import math
@@ -22,16 +26,47 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.profile.module_names import ancestry
-from lflops.profile.profile import COUNTS, Cell, Communication, DtypeShare, ModuleProfile, Profile, Run, Uncounted, Work
-from lflops.profile.records import PHASES, ModulePhase, RankActivity, RankComparison, Spread, step_phase
+from lflops.profile.profile import (
+    COUNTS,
+    Cell,
+    Communication,
+    DtypeShare,
+    ModuleProfile,
+    Profile,
+    Run,
+    Uncounted,
+    Work,
+)
+from lflops.profile.records import (
+    PHASES,
+    ModulePhase,
+    RankActivity,
+    RankComparison,
+    Spread,
+    step_phase,
+)
 from lflops.profile.series import gathered, grouped, sum_known, sums
 from lflops.profile.steps import EVENTS, WITHIN_FORWARD, Step, is_clean
 from lflops.ranks.merge.rank_comparison import compare_ranks
 from lflops.ranks.merge.rank_table import Series, added_up, median_of_others, table_of_series
 
-ORDER = ("data", "transfer", "forward", "recompute", "backward", "clip", "optimizer", "other", "sync")
-SYNC = "sync"  # ranks wait for the first one in it, and it waits for none
-ALIGNED = 0.97  # of the shortest rank's step: intervals that add up to less are treated as overlapping
+ORDER = (
+    "data",
+    "transfer",
+    "forward",
+    "recompute",
+    "backward",
+    "clip",
+    "optimizer",
+    "other",
+    "sync",
+)
+# ranks wait for the first one in it, and it waits for none
+SYNC = "sync"
+ALIGNED = (
+    # of the shortest rank's step: intervals that add up to less are treated as overlapping
+    0.97
+)
 
 _Key = tuple[int, str]
 
@@ -62,7 +97,9 @@ class MergedSteps:
         self._tokens: dict[_Key, list[int | None]] = {}
         self._batches = _Batches()
 
-    def add(self, rank: int, steps: Sequence[Step], run: Run, coordinates: Mapping[str, int]) -> RankSteps:
+    def add(
+        self, rank: int, steps: Sequence[Step], run: Run, coordinates: Mapping[str, int]
+    ) -> RankSteps:
         is_new = self._batches.add(rank, run, coordinates)
         for step in steps:
             key = step.index, step.kind
@@ -75,28 +112,45 @@ class MergedSteps:
         return RankSteps(
             step=Spread.of(step.seconds for step in clean if step.seconds is not None),
             data=Spread.of(step.phases["data"] for step in clean if "data" in step.phases),
-            cpu=Spread.of(each.cpu_user + each.cpu_system for each in clean if each.cpu_user is not None and each.cpu_system is not None),
+            cpu=Spread.of(
+                each.cpu_user + each.cpu_system
+                for each in clean
+                if each.cpu_user is not None and each.cpu_system is not None
+            ),
         )
 
     def merged(self) -> Iterator[Step]:
         """The steps of the run, with the marks of all ranks and the samples of all batches."""
         for key in sorted(self._marks, key=lambda key: key[0]):
-            intervals = [self._last[key, number][1] for number in range(len(ORDER)) if (key, number) in self._last]
+            intervals = [
+                self._last[key, number][1]
+                for number in range(len(ORDER))
+                if (key, number) in self._last
+            ]
             step = _joined(intervals, self._ends)
             if (step.seconds or 0.0) < ALIGNED * self._shortest.get(key, 0.0):
                 step = self._least[key][1]
-            samples, tokens = (self._batches.total(units.get(key, [])) for units in (self._samples, self._tokens))
+            samples, tokens = (
+                self._batches.total(units.get(key, [])) for units in (self._samples, self._tokens)
+            )
             yield replace(step, marks=tuple(self._marks[key]), samples=samples, tokens=tokens)
 
     @property
     def last_rank(self) -> int | None:
-        """The rank whose forward is that of most of the run's clean steps; `None` where there are none."""
+        """The rank whose forward is that of most of the run's clean steps.
+
+        `None` where there are none.
+        """
         ranks = Counter[int]()
         for key, (_, least, rank) in self._least.items():
             if is_clean(least.kind, tuple(self._marks[key])):
                 intervals = range(len(ORDER))
                 owners = [self._last[key, each] for each in intervals if (key, each) in self._last]
-                forward = (each for number, each in enumerate(owners) if "forward" in _intervals(each[1], self._ends)[number])
+                forward = (
+                    each
+                    for number, each in enumerate(owners)
+                    if "forward" in _intervals(each[1], self._ends)[number]
+                )
                 ranks[next(forward, (0.0, least, rank))[2]] += 1
         return max(ranks, key=lambda rank: (ranks[rank], -rank)) if ranks else None
 
@@ -108,7 +162,10 @@ class MergedSteps:
         return sum(known[phase] for phase in phases)
 
     def _take(self, key: _Key, step: Step, rank: int) -> None:
-        """Keep the step where its rank came last: where it waited least, or without any waiting took longest."""
+        """Keep the step where its rank came last.
+
+        Where it waited least, or without any waiting took longest.
+        """
         lateness = -(step.seconds or 0.0)
         if step.seconds is not None:
             self._shortest[key] = min(step.seconds, self._shortest.get(key, step.seconds))
@@ -135,7 +192,9 @@ class _Batches:
         """Returns whether the rank's batch is one that no rank before it has."""
         ranks, batches = run.world_size, run.data_parallel_size
         self._expected = batches if batches is not None else 1 if ranks == 1 else None
-        at = coordinates.get("data", rank if batches == ranks else 0 if batches == 1 or ranks == 1 else None)
+        at = coordinates.get(
+            "data", rank if batches == ranks else 0 if batches == 1 or ranks == 1 else None
+        )
         if at is None:
             self._is_known = False
             return False
@@ -149,8 +208,14 @@ class _Batches:
 
 
 def _intervals(step: Step, waits: Collection[str]) -> list[list[str]]:
-    """The step's phases from one collective to the next. The last interval goes on in the first one of the next step."""
-    phases = [*(phase for phase in ORDER if phase in step.phases), *(phase for phase in step.phases if phase not in ORDER)]
+    """The step's phases from one collective to the next.
+
+    The last interval goes on in the first one of the next step.
+    """
+    phases = [
+        *(phase for phase in ORDER if phase in step.phases),
+        *(phase for phase in step.phases if phase not in ORDER),
+    ]
     intervals: list[list[str]] = [[]]
     for phase in phases:
         intervals[-1].append(phase)
@@ -168,43 +233,75 @@ def _joined(steps: Sequence[Step], waits: Collection[str]) -> Step:
     first = steps[0]
     if len(steps) == 1:
         return first
-    owners = {phase: step for number, step in enumerate(steps) for phase in _intervals(step, waits)[number]}
+    owners = {
+        phase: step
+        for number, step in enumerate(steps)
+        for phase in _intervals(step, waits)[number]
+    }
     phases = {phase: owners[phase].phases[phase] for phase in first.phases if phase in owners}
     phases |= {phase: step.phases[phase] for phase, step in owners.items() if phase not in phases}
-    host = {phase: step.host_phases[phase] for phase, step in owners.items() if phase in step.host_phases}
+    host = {
+        phase: step.host_phases[phase]
+        for phase, step in owners.items()
+        if phase in step.host_phases
+    }
     disjoint = [phase for phase in phases if phase not in WITHIN_FORWARD]
-    rest = (first.seconds or 0.0) - sum(seconds for phase, seconds in first.phases.items() if phase not in WITHIN_FORWARD)
-    seconds = None if first.seconds is None else max(sum(phases[phase] for phase in disjoint) + rest, 0.0)
+    rest = (first.seconds or 0.0) - sum(
+        seconds for phase, seconds in first.phases.items() if phase not in WITHIN_FORWARD
+    )
+    seconds = (
+        None if first.seconds is None else max(sum(phases[phase] for phase in disjoint) + rest, 0.0)
+    )
     waiting = owners["backward"].waiting if "backward" in owners else None
     return replace(first, seconds=seconds, phases=phases, host_phases=host, waiting=waiting)
 
 
 _LISTED = 12
-_HELD = tuple(f"{of}{field}" for of in ("", "trainable_", "local_") for field in ("parameters", "parameter_bytes"))
+_HELD = tuple(
+    f"{of}{field}"
+    for of in ("", "trainable_", "local_")
+    for field in ("parameters", "parameter_bytes")
+)
 
 
 class MergedRows:
-    """Takes one rank after the other, in the order in which they lead: a row is that of the first that has it.
+    """Takes one rank after the other, in the order in which they lead.
 
-    Of a rank that is taken only what no other had is kept, so that a thousand ranks take no more room than their rows.
+    A row is that of the first that has it.
+
+    Of a rank that is taken only what no other had is kept, so that a thousand ranks take no more
+    room than their rows.
     """
 
     def __init__(self) -> None:
-        self.sources: dict[str, int] = {}  # of each row the rank that it is of
-        self.differ = False  # whether a rank did other work than the first
+        # of each row the rank that it is of
+        self.sources: dict[str, int] = {}
+        # whether a rank did other work than the first
+        self.differ = False
         self._leading: Profile | None = None
         self._rows: dict[str, ModuleProfile] = {}
         self._places: dict[str, tuple[int, int]] = {}
-        self._having: dict[str, int] = defaultdict(int)  # the ranks as bits, in the order in which they were added
+        self._having: dict[str, int] = defaultdict(
+            int
+            # the ranks as bits, in the order in which they were added
+        )
         self._added: list[int] = []
         self._peaks: dict[str, int] = {}
         self._cells: dict[int, list[Cell]] = {}
         self._communication: dict[int, list[Communication]] = {}
-        self.waits: set[ModulePhase] = set()  # where any rank waits for others
-        self.ledger: dict[tuple[str, str, str], Uncounted] = {}  # what any rank ran without a formula
+        # where any rank waits for others
+        self.waits: set[ModulePhase] = set()
+        self.ledger: dict[
+            tuple[str, str, str], Uncounted
+            # what any rank ran without a formula
+        ] = {}
 
     def add(self, rank: int, profile: Profile, lowest: int) -> None:
-        """Take the next rank. `lowest` is the lowest rank that has the same rows: theirs is the order in which they are shown."""
+        """Take the next rank.
+
+        `lowest` is the lowest rank that has the same rows: theirs is the order in which they are
+        shown.
+        """
         if self._leading is None:
             self._leading = profile
         self.differ = self.differ or _differ(self._leading, profile)
@@ -219,23 +316,41 @@ class MergedRows:
                 self._peaks[row] = max(module.peak_bytes, self._peaks.get(row, 0))
         self.waits.update(profile.waits)
         self._cells[rank] = [cell for cell in profile.cells if self.sources[cell.module] == rank]
-        self._communication[rank] = [each for each in profile.communication if self.sources[each.module] == rank]
-        for each in profile.uncounted:  # a total that leaves something out on one rank only is not whole either
+        self._communication[rank] = [
+            each for each in profile.communication if self.sources[each.module] == rank
+        ]
+        for each in (
+            profile.uncounted
+            # a total that leaves something out on one rank only is not whole either
+        ):
             self.ledger.setdefault((each.module, each.operator, each.phase), each)
 
     def modules(self) -> dict[str, ModuleProfile]:
         """Every row as its source has it; what other ranks have below it is added."""
-        grafted = (row for row in self._rows if row and self.sources[ancestry(row)[1]] != self.sources[row])
-        grafts = gathered((above, self._rows[row]) for row in grafted for above in ancestry(row)[1:])
+        grafted = (
+            row for row in self._rows if row and self.sources[ancestry(row)[1]] != self.sources[row]
+        )
+        grafts = gathered(
+            (above, self._rows[row]) for row in grafted for above in ancestry(row)[1:]
+        )
         return {
-            row: replace(_grown(self._rows[row], grafts.get(row, [])), peak_bytes=self._peaks.get(row))
+            row: replace(
+                _grown(self._rows[row], grafts.get(row, [])), peak_bytes=self._peaks.get(row)
+            )
             for row in sorted(self._rows, key=self._places.__getitem__)
         }
 
     def only_on(self) -> Iterator[tuple[list[int], list[str]]]:
-        """Group the rows that not all ranks have: the ranks that have the same ones, and the uppermost of these."""
+        """Group the rows that not all ranks have.
+
+        The ranks that have the same ones, and the uppermost of these.
+        """
         everybody = (1 << len(self._added)) - 1
-        uppermost = (row for row in self._rows if not row or self._having[ancestry(row)[1]] != self._having[row])
+        uppermost = (
+            row
+            for row in self._rows
+            if not row or self._having[ancestry(row)[1]] != self._having[row]
+        )
         groups = grouped(sorted(uppermost, key=self._places.__getitem__), self._having.__getitem__)
         for having, rows in groups.items():
             if having != everybody:
@@ -252,7 +367,10 @@ class MergedRows:
 
 def ranges(ranks: Iterable[int]) -> str:
     """Ranks in rising order as text, `0, 4-7`; of more than there is room for, the first."""
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda each: each[1] - each[0])]
+    runs = [
+        [rank for _, rank in run]
+        for _, run in groupby(enumerate(ranks), lambda each: each[1] - each[0])
+    ]
     named = ["-".join(map(str, sorted({run[0], run[-1]}))) for run in runs[:_LISTED]]
     return ", ".join([*named, *(["…"] if len(runs) > _LISTED else [])])
 
@@ -261,9 +379,17 @@ def _grown(row: ModuleProfile, grafts: list[ModuleProfile]) -> ModuleProfile:
     if not grafts:
         return row
     figures: dict[str, Any] = sums((row, *grafts), *_HELD)
-    figures |= {phase: _added(row.work(phase), [graft.work(phase) for graft in grafts]) for phase in PHASES}
+    figures |= {
+        phase: _added(row.work(phase), [graft.work(phase) for graft in grafts]) for phase in PHASES
+    }
     shares = gathered(share for each in (row, *grafts) for share in each.dtypes.items())
-    return replace(row, **figures, dtypes={dtype: DtypeShare(**sums(each, "parameters", "bytes")) for dtype, each in shares.items()})
+    return replace(
+        row,
+        **figures,
+        dtypes={
+            dtype: DtypeShare(**sums(each, "parameters", "bytes")) for dtype, each in shares.items()
+        },
+    )
 
 
 def _added(work: Work, grafts: list[Work]) -> Work:
@@ -290,26 +416,53 @@ def _differ(one: Profile, other: Profile) -> bool:
 
 
 def _beside_cells(profile: Profile) -> tuple[object, ...]:
-    """The rows and their calls, the ledger and the collectives; not the groups' names, of which each rank has its own."""
+    """The rows and their calls, the ledger and the collectives.
+
+    Not the groups' names, of which each rank has its own.
+    """
     rows = {row: (module.kind, module.calls) for row, module in profile.modules.items()}
-    return rows, *(Counter(map(_counts, table)) for table in (profile.uncounted, profile.communication))
+    return rows, *(
+        Counter(map(_counts, table)) for table in (profile.uncounted, profile.communication)
+    )
 
 
 def _counts(each: Uncounted | Communication) -> tuple[object, ...]:
-    what = (each.operator, None) if isinstance(each, Uncounted) else (each.collective, each.group_size)
+    what = (
+        (each.operator, None) if isinstance(each, Uncounted) else (each.collective, each.group_size)
+    )
     return each.module, each.phase, *what, each.calls, each.bytes
 
 
-MOST_STEPS = 256  # of each rank, the last ones. Of many ranks fewer, so that all of them together stay small.
+# of each rank, the last ones. Of many ranks fewer, so that all of them together stay small.
+MOST_STEPS = 256
 
 MOST_ROWS, FEWEST_STEPS = 1 << 16, 16
 
-KEPT = 6  # excesses in a profile: each has two numbers for each step
-PARTS, FEWEST_OF_PART = 8, 4  # of the steps, and of each part of them: whether something is there all through the run
+# excesses in a profile: each has two numbers for each step
+KEPT = 6
+PARTS, FEWEST_OF_PART = (
+    8,
+    4,
+    # of the steps, and of each part of them: whether something is there all through the run
+)
 
 WAIT = "wait"
-_PHASES = ("data", "transfer", "forward", WAIT, "backward", "clip", "optimizer", "other", *EVENTS, "sync")
-"""In the order in which `rank_table` takes them: what is listed behind another runs before it in backward."""
+_PHASES = (
+    "data",
+    "transfer",
+    "forward",
+    WAIT,
+    "backward",
+    "clip",
+    "optimizer",
+    "other",
+    *EVENTS,
+    "sync",
+)
+"""In the order in which `rank_table` takes them.
+
+What is listed behind another runs before it in backward.
+"""
 
 _BESIDE = ("cpu", "thread_cpu", "waited", "units")
 _PLACES = tuple(ModulePhase("", phase) for phase in _PHASES)
@@ -324,10 +477,16 @@ class CleanSteps:
     """Keeps the last clean steps of each rank, as rows of numbers."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, deque[tuple[int, bytes]]] = {}  # no objects for the garbage collector: of many ranks these are many
+        self._rows: dict[
+            int, deque[tuple[int, bytes]]
+            # no objects for the garbage collector: of many ranks these are many
+        ] = {}
 
     def add(self, rank: int, steps: Iterable[Step], *, ranks: int) -> None:
-        """Take further steps of one of so many ranks, none disturbed by more than an event; those without phases are left out."""
+        """Take further steps of one of so many ranks, none disturbed by more than an event.
+
+        Those without phases are left out.
+        """
         rows = self._rows.setdefault(rank, deque(maxlen=most_steps(ranks)))
         rows.extend((step.index, _row(step)) for step in steps if step.phases)
 
@@ -337,7 +496,10 @@ class CleanSteps:
         return len(self._common())
 
     def compared(self, waits: Collection[ModulePhase]) -> RankComparison | None:
-        """The ranks in the steps that all of them have; `None` of fewer than two ranks, and without such a step."""
+        """The ranks in the steps that all of them have.
+
+        `None` of fewer than two ranks, and without such a step.
+        """
         # `waits` are the places where ranks wait for each other, modules among them
         at = self._common()
         if len(self._rows) < 2 or not at:
@@ -345,25 +507,42 @@ class CleanSteps:
         columns = {rank: _columns(dict(rows), at) for rank, rows in self._rows.items()}
         splits = not any(math.isnan(sum(of_rank[WAIT])) for of_rank in columns.values())
         awaited = _awaited(waits, splits=splits)
-        table = table_of_series(_seconds(columns, splits=splits), dict.fromkeys(columns, len(at)), awaited)
+        table = table_of_series(
+            _seconds(columns, splits=splits), dict.fromkeys(columns, len(at)), awaited
+        )
         found = compare_ranks(table, whole=True) if table.busy else None
         if found is None:
             return None
         kept = found.excesses[:KEPT]
         busy = added_up(table.busy.values(), columns)
-        beside = {name: {rank: of_rank[name] for rank, of_rank in columns.items()} for name in _BESIDE}
+        beside = {
+            name: {rank: of_rank[name] for rank, of_rank in columns.items()} for name in _BESIDE
+        }
         beside["other_threads"] = {
-            rank: tuple(whole - own for whole, own in zip(cpu, beside["thread_cpu"][rank], strict=True))
+            rank: tuple(
+                whole - own for whole, own in zip(cpu, beside["thread_cpu"][rank], strict=True)
+            )
             for rank, cpu in beside["cpu"].items()
         }
-        waited = statistics.fmean(seconds for of_rank in beside["waited"].values() for seconds in of_rank)
+        waited = statistics.fmean(
+            seconds for of_rank in beside["waited"].values() for seconds in of_rank
+        )
         return replace(
             found,
-            excesses=tuple(replace(each, excess=_in_microseconds(each.excess), late=_in_microseconds(each.late)) for each in kept),
-            usual_lost_seconds=statistics.median(max(step) - statistics.median_low(step) for step in zip(*busy.values(), strict=True)),
+            excesses=tuple(
+                replace(
+                    each, excess=_in_microseconds(each.excess), late=_in_microseconds(each.late)
+                )
+                for each in kept
+            ),
+            usual_lost_seconds=statistics.median(
+                max(step) - statistics.median_low(step) for step in zip(*busy.values(), strict=True)
+            ),
             at=tuple(at),
             awaited=tuple(sorted(place.phase for place in awaited)),
-            activity=tuple(_activity(rank, beside, busy) for rank in sorted({each.rank for each in kept})),
+            activity=tuple(
+                _activity(rank, beside, busy) for rank in sorted({each.rank for each in kept})
+            ),
             waited=None if math.isnan(waited) else waited,
             lengths_explain=_lengths_explain(beside["units"], busy),
         )
@@ -377,15 +556,24 @@ def _row(step: Step) -> bytes:
     waiting = math.nan if step.waiting is None else step.waiting
     known = {WAIT: waiting, "backward": step.phases.get("backward", 0.0) - (step.waiting or 0.0)}
     seconds = [known.get(phase, step.phases.get(phase, 0.0)) for phase in _PHASES]
-    seconds[_PHASES.index("other")] += sum(each for phase, each in step.phases.items() if phase not in _PHASES)
+    seconds[_PHASES.index("other")] += sum(
+        each for phase, each in step.phases.items() if phase not in _PHASES
+    )
     for event in EVENTS:
-        if event in step.marks:  # it runs between batches, where nothing else takes long
+        # it runs between batches, where nothing else takes long
+        if event in step.marks:
             other, here = _PHASES.index("other"), _PHASES.index(event)
             seconds[other], seconds[here] = 0.0, seconds[other]
-    cpu = None if step.cpu_user is None or step.cpu_system is None else step.cpu_user + step.cpu_system
+    cpu = (
+        None
+        if step.cpu_user is None or step.cpu_system is None
+        else step.cpu_user + step.cpu_system
+    )
     units = step.tokens if step.tokens is not None else step.samples
     beside = (cpu, step.thread_cpu, step.thread_waited, units)
-    return array("f", [*seconds, *(math.nan if each is None else each for each in beside)]).tobytes()
+    return array(
+        "f", [*seconds, *(math.nan if each is None else each for each in beside)]
+    ).tobytes()
 
 
 def _columns(rows: Mapping[int, bytes], at: Iterable[int]) -> "dict[str, tuple[float, ...]]":
@@ -394,8 +582,13 @@ def _columns(rows: Mapping[int, bytes], at: Iterable[int]) -> "dict[str, tuple[f
     return {name: tuple(values[number :: len(names)]) for number, name in enumerate(names)}
 
 
-def _seconds(columns: Mapping[int, Mapping[str, tuple[float, ...]]], *, splits: bool) -> dict[ModulePhase, Series]:
-    """The places of the steps. Where the wait at the end of backward is unknown on one rank, it is in backward on all."""
+def _seconds(
+    columns: Mapping[int, Mapping[str, tuple[float, ...]]], *, splits: bool
+) -> dict[ModulePhase, Series]:
+    """The places of the steps.
+
+    Where the wait at the end of backward is unknown on one rank, it is in backward on all.
+    """
     found: dict[ModulePhase, dict[int, tuple[float, ...]]] = {}
     for place in _PLACES:
         for rank, of_rank in columns.items():
@@ -409,7 +602,10 @@ def _seconds(columns: Mapping[int, Mapping[str, tuple[float, ...]]], *, splits: 
 
 
 def _awaited(waits: Iterable[ModulePhase], *, splits: bool) -> set[ModulePhase]:
-    """The phases of the step in which ranks wait for each other. Of backward it may be the end alone."""
+    """The phases of the step in which ranks wait for each other.
+
+    Of backward it may be the end alone.
+    """
     phases = {ModulePhase("", step_phase(place.phase)) for place in waits}
     if splits and waits_at_end(waits):
         phases.discard(ModulePhase("", "backward"))
@@ -423,16 +619,27 @@ def waits_at_end(waits: Iterable[ModulePhase]) -> bool:
 
 
 def _activity(rank: int, beside: Mapping[str, Series], busy: Series) -> RankActivity:
-    """What the system tells of a rank beyond the others: means over the steps, each with the weight of the rank's lateness."""
-    weights = [max(took - usual, 0.0) for took, usual in zip(busy[rank], median_of_others(busy)[rank], strict=True)]
+    """What the system tells of a rank beyond the others.
+
+    Means over the steps, each with the weight of the rank's lateness.
+    """
+    weights = [
+        max(took - usual, 0.0)
+        for took, usual in zip(busy[rank], median_of_others(busy)[rank], strict=True)
+    ]
     whole = sum(weights)
 
     def beyond(name: str) -> float | None:
         usual = median_of_others(beside[name])[rank]
-        excess = sum(weight * (took - known) for weight, took, known in zip(weights, beside[name][rank], usual, strict=True))
+        excess = sum(
+            weight * (took - known)
+            for weight, took, known in zip(weights, beside[name][rank], usual, strict=True)
+        )
         return excess / whole if whole and not math.isnan(excess) else None
 
-    waited = list(map(operator.sub, beside["waited"][rank], median_of_others(beside["waited"])[rank]))
+    waited = list(
+        map(operator.sub, beside["waited"][rank], median_of_others(beside["waited"])[rank])
+    )
     number = len(waited) // PARTS
     is_known = number >= FEWEST_OF_PART and not math.isnan(sum(waited))
     units = {each: statistics.fmean(steps) for each, steps in beside["units"].items()}
@@ -441,16 +648,27 @@ def _activity(rank: int, beside: Mapping[str, Series], busy: Series) -> RankActi
         rank=rank,
         late=sum(each * each for each in weights) / whole if whole else 0.0,
         waited=beyond("waited"),
-        waited_by_part=tuple(statistics.fmean(waited[n * number : (n + 1) * number]) for n in range(PARTS)) if is_known else (),
+        waited_by_part=tuple(
+            statistics.fmean(waited[n * number : (n + 1) * number]) for n in range(PARTS)
+        )
+        if is_known
+        else (),
         other_threads=beyond("other_threads"),
         units_ratio=units[rank] / usual if usual and not math.isnan(units[rank] + usual) else None,
     )
 
 
 def _lengths_explain(units: Series, busy: Series) -> float | None:
-    """The correlation of how late ranks are with how much more their batches have than the others'; `None` where all have as much."""
+    """The correlation of how late ranks are with how much more their batches have than the others'.
+
+    `None` where all have as much.
+    """
     more, late = (
-        [mine - usual for rank, others in median_of_others(series).items() for mine, usual in zip(series[rank], others, strict=True)]
+        [
+            mine - usual
+            for rank, others in median_of_others(series).items()
+            for mine, usual in zip(series[rank], others, strict=True)
+        ]
         for series in (units, busy)
     )
     is_known = not any(map(math.isnan, more)) and len(set(more)) > 1 and len(set(late)) > 1

@@ -1,12 +1,14 @@
 """The payload's format: its version, and its tables, column by column.
 
-A count that is no exact number in JavaScript is a string of its digits. An unknown value is null. A column in which every row has the same
-value is that value, so that a page of 20,000 modules is small enough for a mail.
+A count that is no exact number in JavaScript is a string of its digits. An unknown value is null. A
+column in which every row has the same value is that value, so that a page of 20,000 modules is
+small enough for a mail.
 """
 
 from collections.abc import Iterable, Sequence
 
-VERSION = 3  # of the payload's format. The payload begins with it, and the server refuses another one by name.
+# of the payload's format. The payload begins with it, and the server refuses another one by name.
+VERSION = 3
 
 _EXACT = 2**53
 

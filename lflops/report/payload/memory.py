@@ -1,4 +1,8 @@
-"""The page's Memory view: live bytes through the step, what is alive at the peak; and its Timeline: one step of each rank in time."""
+"""The page's Memory view.
+
+Live bytes through the step, what is alive at the peak; and its Timeline: one step of each rank in
+time.
+"""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,25 +21,38 @@ from lflops.profile.timeline import ModuleSlice, StepTimeline
 from lflops.report.payload.columns import Columns, Value, exact, lists
 from lflops.report.text import savings
 
-POINTS: Final = 2_000  # the most points that are drawn
+# the most points that are drawn
+POINTS: Final = 2_000
 
 
 class LiveMemoryShown(Struct, frozen=True, kw_only=True):
     """Live bytes over time, and the categories at one moment."""
 
-    operators: int  # how many moments there are before some are chosen: operators of a step, or entries of an allocator's record
-    peak_bytes: Value  # the bytes at the moment that is marked
-    peak: int | None  # the index in `points` of the moment that is marked
-    chip: str | None  # the chip's name, where its memory is known
+    # how many moments there are before some are chosen: operators of a step, or entries of an
+    # allocator's record
+    operators: int
+    # the bytes at the moment that is marked
+    peak_bytes: Value
+    # the index in `points` of the moment that is marked
+    peak: int | None
+    # the chip's name, where its memory is known
+    chip: str | None
     capacity_bytes: float | None
-    points: Columns  # at most `POINTS` moments with the bytes alive; categories that ever hold bytes have columns
-    categories: tuple[str, ...]  # the names of those columns, the lowest of the stack first
-    by_category: list[tuple[str, Value]]  # the bytes at the moment that is marked
+    # at most `POINTS` moments with the bytes alive; categories that ever hold bytes have columns
+    points: Columns
+    # the names of those columns, the lowest of the stack first
+    categories: tuple[str, ...]
+    # the bytes at the moment that is marked
+    by_category: list[tuple[str, Value]]
 
 
 def chip_memory(chip: Hardware | None) -> tuple[str, float] | tuple[None, None]:
     """A chip's name and the bytes of its memory, where they are known."""
-    return (None, None) if chip is None or chip.memory_bytes is None else (chip.name, chip.memory_bytes)
+    return (
+        (None, None)
+        if chip is None or chip.memory_bytes is None
+        else (chip.name, chip.memory_bytes)
+    )
 
 
 _HOLDERS = 24
@@ -44,15 +61,27 @@ _STACKED = ("parameters", "optimizer_state", "other", "gradients", "activations"
 
 
 class MemoryShown(LiveMemoryShown, frozen=True, kw_only=True):
-    """A step's live memory before each operator: the extremes of equal buckets, and the peak half an operator after the one of it."""
+    """A step's live memory before each operator.
+
+    The extremes of equal buckets, and the peak half an operator after the one of it.
+    """
 
     source: str
-    rank: int | None  # of several ranks, the one with the largest peak, whose memory this is
-    modules: Columns  # those that hold the peak, the most bytes first; repeated ones together
-    more: tuple[int, Value]  # how many modules are left out, and their bytes
-    largest: int  # how many of the largest storages at the peak are listed
-    alive: Columns  # the largest storages, those of repeated modules together; `pattern` is the module's name with `*` for repeats
-    savings: list[tuple[str, Value, str]]  # what would lower the peak: what to do, the most bytes that it saves, and its cost
+    # of several ranks, the one with the largest peak, whose memory this is
+    rank: int | None
+    # those that hold the peak, the most bytes first; repeated ones together
+    modules: Columns
+    # how many modules are left out, and their bytes
+    more: tuple[int, Value]
+    # how many of the largest storages at the peak are listed
+    largest: int
+    # the largest storages, those of repeated modules together; `pattern` is the module's name with
+    # `*` for repeats
+    alive: Columns
+    savings: list[
+        tuple[str, Value, str]
+        # what would lower the peak: what to do, the most bytes that it saves, and its cost
+    ]
 
 
 class _Point(Struct, frozen=True):
@@ -76,34 +105,62 @@ def memory(analysis: Analysis) -> MemoryShown | None:
     categories = [each for each in _STACKED if any(getattr(part, each) for part in parts)]
     return MemoryShown(
         source=counted.source,
-        rank=next((rank.rank for rank in profile.ranks if rank.peak_bytes == counted.peak_bytes), None),
+        rank=next(
+            (rank.rank for rank in profile.ranks if rank.peak_bytes == counted.peak_bytes), None
+        ),
         operators=counted.timeline[-1].index + 1,
         peak_bytes=exact(counted.peak_bytes),
         peak=next((index for index, point in enumerate(points) if point.at % 1), None),
         chip=chip,
         capacity_bytes=capacity,
-        points=lists(points, ("at", "operator", "module", "phase", "live")) | lists(parts, categories),
+        points=lists(points, ("at", "operator", "module", "phase", "live"))
+        | lists(parts, categories),
         categories=tuple(categories),
-        by_category=[(name, exact(nbytes)) for name in _STACKED if (nbytes := counted.by_category.get(name))],
+        by_category=[
+            (name, exact(nbytes)) for name in _STACKED if (nbytes := counted.by_category.get(name))
+        ],
         modules=lists(analysis.holders[:_HOLDERS], ("name", "modules", "bytes")),
-        more=(len(analysis.holders[_HOLDERS:]), exact(sum(each.bytes for each in analysis.holders[_HOLDERS:]))),
+        more=(
+            len(analysis.holders[_HOLDERS:]),
+            exact(sum(each.bytes for each in analysis.holders[_HOLDERS:])),
+        ),
         largest=len(counted.alive),
         alive=lists(
-            fold_storages(counted, analysis.patterns), ("category", "operator", "module", "pattern", "phase", "number", "each_bytes")
+            fold_storages(counted, analysis.patterns),
+            ("category", "operator", "module", "pattern", "phase", "number", "each_bytes"),
         ),
         savings=[(what, exact(nbytes), cost) for what, nbytes, cost in savings(analysis)],
     )
 
 
 def _points(counted: Memory, reached: Moment | None) -> Iterator[_Point]:
-    """In the order of the operators; the peak itself lies between the operator that reached it and the next."""
+    """In the order of the operators.
+
+    The peak itself lies between the operator that reached it and the next.
+    """
     peak = next((index for index, moment in enumerate(counted.timeline) if moment is reached), 0)
     for each in extremes([moment.live_bytes for moment in counted.timeline], POINTS - 1, [peak]):
         moment = counted.timeline[each]
-        yield _Point(moment.index, moment.operator, moment.module, moment.phase, moment.live_bytes, moment.by_category)
+        yield _Point(
+            moment.index,
+            moment.operator,
+            moment.module,
+            moment.phase,
+            moment.live_bytes,
+            moment.by_category,
+        )
         if moment is reached:
-            parts = ByCategory(**{name: counted.by_category.get(name, 0) for name in ByCategory._fields})
-            yield _Point(moment.index + 0.5, moment.operator, moment.module, moment.phase, counted.peak_bytes, parts)
+            parts = ByCategory(
+                **{name: counted.by_category.get(name, 0) for name in ByCategory._fields}
+            )
+            yield _Point(
+                moment.index + 0.5,
+                moment.operator,
+                moment.module,
+                moment.phase,
+                counted.peak_bytes,
+                parts,
+            )
 
 
 class RankTimeline(Struct, frozen=True, kw_only=True):
@@ -112,18 +169,24 @@ class RankTimeline(Struct, frozen=True, kw_only=True):
     rank: int
     source: str
     length: int
-    names: list[str]  # those of modules, operators and kernels, to which the columns `name` refer
+    # those of modules, operators and kernels, to which the columns `name` refer
+    names: list[str]
     slices: Columns
     operators: Columns
     kernels: Columns
-    left_out: tuple[int, int, int]  # the number of slices, operators and kernels that are too short to be listed
+    left_out: tuple[
+        int, int, int
+        # the number of slices, operators and kernels that are too short to be listed
+    ]
 
 
 class TimelineShown(Struct, frozen=True, kw_only=True):
     """What the view needs next to the payload of its window."""
 
-    ranks: tuple[RankTimeline, ...]  # those whose step is known
-    # When each point of the view Memory was, in nanoseconds of the first of these ranks; `None` if that is unknown
+    # those whose step is known
+    ranks: tuple[RankTimeline, ...]
+    # When each point of the view Memory was, in nanoseconds of the first of these ranks; `None` if
+    # that is unknown
     memory_at: list[int] | None
 
 
@@ -132,14 +195,18 @@ def timeline(analysis: Analysis, memory: MemoryShown | None) -> TimelineShown | 
     steps = analysis.profile.timelines
     if not steps:
         return None
-    return TimelineShown(ranks=tuple(map(_of_rank, steps)), memory_at=_memory_at(analysis, steps[0], memory))
+    return TimelineShown(
+        ranks=tuple(map(_of_rank, steps)), memory_at=_memory_at(analysis, steps[0], memory)
+    )
 
 
 def _of_rank(step: StepTimeline) -> RankTimeline:
     numbers: dict[str, int] = {}
 
     def columns(rows: Sequence[Struct], fields: tuple[str, ...], name: str = "name") -> Columns:
-        table: Columns = {"name": [numbers.setdefault(getattr(row, name), len(numbers)) for row in rows]}
+        table: Columns = {
+            "name": [numbers.setdefault(getattr(row, name), len(numbers)) for row in rows]
+        }
         return table | {field: [getattr(row, field) for row in rows] for field in fields}
 
     work = ("start", "length", "lane")
@@ -167,13 +234,23 @@ class _Anchor(NamedTuple):
     at: int
 
 
-def _memory_at(analysis: Analysis, step: StepTimeline, memory: MemoryShown | None) -> list[int] | None:
-    """When the points of the memory were in a step that ran the same modules: the step whose memory was counted was not timed."""
-    # A module that ran as often in both is an anchor. Between two anchors operators are spaced evenly.
+def _memory_at(
+    analysis: Analysis, step: StepTimeline, memory: MemoryShown | None
+) -> list[int] | None:
+    """When the points of the memory were in a step that ran the same modules.
+
+    The step whose memory was counted was not timed.
+    """
+    # A module that ran as often in both is an anchor. Between two anchors operators are spaced
+    # evenly.
     counted = analysis.profile.memory
     if memory is None or counted is None:
         return None
-    anchors = [_Anchor(0, 0), *_increasing(sorted(_anchors(counted.timeline, step))), _Anchor(memory.operators + 1, step.length)]
+    anchors = [
+        _Anchor(0, 0),
+        *_increasing(sorted(_anchors(counted.timeline, step))),
+        _Anchor(memory.operators + 1, step.length),
+    ]
     found, number = [], 0
     for at in memory.points["at"] if isinstance(memory.points["at"], list) else ():
         position = float(at or 0)
@@ -187,11 +264,22 @@ def _memory_at(analysis: Analysis, step: StepTimeline, memory: MemoryShown | Non
 
 def _anchors(moments: Iterable[Moment], step: StepTimeline) -> Iterator[_Anchor]:
     """Beginnings and ends of modules that ran as often in the counted step as in the timed one."""
-    runs = ((key, list(run)) for key, run in groupby(moments, lambda moment: _key(moment.module, moment.phase)))
+    runs = (
+        (key, list(run))
+        for key, run in groupby(moments, lambda moment: _key(moment.module, moment.phase))
+    )
     counted = gathered((key, (run[0].index, run[-1].index + 1)) for key, run in runs)
-    timed = gathered((_key(each.row, each.phase), (each.start, each.start + each.length)) for each in _innermost(step.slices))
-    if updates := timed.get(_UPDATE):  # an optimizer that calls a closure runs before it too, and computes nothing there
-        timed[_UPDATE] = sorted(sorted(updates, key=lambda ends: ends[0] - ends[1])[: len(counted.get(_UPDATE, ()))])
+    timed = gathered(
+        (_key(each.row, each.phase), (each.start, each.start + each.length))
+        for each in _innermost(step.slices)
+    )
+    if updates := timed.get(
+        _UPDATE
+        # an optimizer that calls a closure runs before it too, and computes nothing there
+    ):
+        timed[_UPDATE] = sorted(
+            sorted(updates, key=lambda ends: ends[0] - ends[1])[: len(counted.get(_UPDATE, ()))]
+        )
     for key in counted.keys() & timed.keys():
         if len(counted[key]) == len(timed[key]):
             for (first, end), (start, stop) in zip(counted[key], timed[key], strict=True):
@@ -207,13 +295,21 @@ def _key(row: str, phase: str) -> tuple[str, str]:
 def _innermost(slices: Sequence[ModuleSlice]) -> Iterator[ModuleSlice]:
     """The slices that no other is within; they are sorted by lane and time."""
     for each, following in pairwise([*slices, None]):
-        if each is not None and (following is None or following.lane != each.lane or following.depth <= each.depth):
+        if each is not None and (
+            following is None or following.lane != each.lane or following.depth <= each.depth
+        ):
             yield each
 
 
 def _increasing(anchors: Sequence[_Anchor]) -> Iterator[_Anchor]:
-    """The most anchors of these that are in the same order in both steps: modules may have run in another order."""
-    ends: list[int] = []  # the number of the anchor that a chain of each length ends with, and its moment
+    """The most anchors of these that are in the same order in both steps.
+
+    Modules may have run in another order.
+    """
+    ends: list[
+        int
+        # the number of the anchor that a chain of each length ends with, and its moment
+    ] = []
     moments: list[int] = []
     before: list[int] = []
     for number, anchor in enumerate(anchors):

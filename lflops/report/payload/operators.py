@@ -12,14 +12,31 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import PASS_PHASES, PHASES, CompiledCode, Trace, TracedOperator
 from lflops.report.payload.columns import Columns, column
 
-_OF_MODULES = ("kind", "calls", "compiled", "owner", "parameters", "own_parameters", "trainable_parameters", "peak_bytes")
-_COUNTS = tuple(prefix + field for field in ("macs", "flops", "bytes_moved", "comm_bytes") for prefix in ("", "own_"))
+_OF_MODULES = (
+    "kind",
+    "calls",
+    "compiled",
+    "owner",
+    "parameters",
+    "own_parameters",
+    "trainable_parameters",
+    "peak_bytes",
+)
+_COUNTS = tuple(
+    prefix + field
+    for field in ("macs", "flops", "bytes_moved", "comm_bytes")
+    for prefix in ("", "own_")
+)
 _TIMES = ("seconds", "own_seconds", "device_seconds")
 
 
 def modules(analysis: Analysis) -> Columns:
-    """Columns of each module, then of its work in each phase, inclusive and `own_`. The names are always a list."""
-    # `identical` is a number: modules that have the same are identical in all counts, all the way down.
+    """Columns of each module, then of its work in each phase, inclusive and `own_`.
+
+    The names are always a list.
+    """
+    # `identical` is a number: modules that have the same are identical in all counts, all the way
+    # down.
     spreads: dict[str, float] = {}
     for stat in analysis.profile.rank_stats:
         if stat.median and not stat.waits and stat.phase in PASS_PHASES:
@@ -33,18 +50,33 @@ def modules(analysis: Analysis) -> Columns:
     for phase in PHASES:
         works, whole = list(map(attrgetter(phase), rows)), profile.modules[""].work(phase)
         for field in _COUNTS:
-            has_any = getattr(whole, field.removeprefix("own_"))  # the root has all of it: without any, no module has to be looked at
-            columns[f"{phase}.{field}"] = None if not counted else column(map(attrgetter(field), works)) if has_any else 0
+            has_any = getattr(
+                whole,
+                field.removeprefix("own_"),
+                # the root has all of it: without any, no module has to be looked at
+            )
+            columns[f"{phase}.{field}"] = (
+                None if not counted else column(map(attrgetter(field), works)) if has_any else 0
+            )
         for own in ("", "own_"):
-            masked = map(sub, map(attrgetter(f"{own}macs"), works), map(attrgetter(f"{own}executed_macs"), works))
+            masked = map(
+                sub,
+                map(attrgetter(f"{own}macs"), works),
+                map(attrgetter(f"{own}executed_macs"), works),
+            )
             has_any = whole.macs != whole.executed_macs
-            columns[f"{phase}.{own}masked_flops"] = None if not counted else column([2 * macs for macs in masked]) if has_any else 0
+            columns[f"{phase}.{own}masked_flops"] = (
+                None if not counted else column([2 * macs for macs in masked]) if has_any else 0
+            )
         for field in _TIMES:
-            columns[f"{phase}.{field}"] = column([None if each is None else each.median for each in map(attrgetter(field), works)])
+            columns[f"{phase}.{field}"] = column(
+                [None if each is None else each.median for each in map(attrgetter(field), works)]
+            )
     return columns
 
 
-KERNELS = 1000  # kernels of compiled code that the page has room for
+# kernels of compiled code that the page has room for
+KERNELS = 1000
 
 _COUNTED = ("macs", "flops")
 _ALWAYS = ("calls", "bytes_moved")
@@ -55,25 +87,36 @@ _OF_TORCH = "aten::"
 class Kernels(Struct, frozen=True, kw_only=True):
     """The kernels of compiled code. Figures are of the mean traced batch."""
 
-    # Of each its `name`, its `module` as a row of the table of modules and its `phase`, always lists; those with the most time first. A
-    # kernel that is fused of several modules has a row in each of them, with its part of the time and the bytes.
+    # Of each its `name`, its `module` as a row of the table of modules and its `phase`, always
+    # lists; those with the most time first. A kernel that is fused of several modules has a row in
+    # each of them, with its part of the time and the bytes.
     table: Columns
-    left_out: int  # how many more there are
-    timed_on: str  # what the seconds are of: `device` or `host`
-    graphs: int  # how many compiled graphs ran
-    assigned: float | None  # the share of the time in compiled code that is of a known module
-    fused: float | None  # the share of it in kernels that are fused of several modules
+    # how many more there are
+    left_out: int
+    # what the seconds are of: `device` or `host`
+    timed_on: str
+    # how many compiled graphs ran
+    graphs: int
+    # the share of the time in compiled code that is of a known module
+    assigned: float | None
+    # the share of it in kernels that are fused of several modules
+    fused: float | None
 
 
 class Operators(Struct, frozen=True, kw_only=True):
     """What ran, by operator."""
 
-    # Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds are of the mean traced batch, of all
-    # phases together: a trace does not separate them. A traced operator that was not counted has only seconds.
+    # Of each its `operator` and its `phase`, always lists; `all` is all phases together. Seconds
+    # are of the mean traced batch, of all phases together: a trace does not separate them. A traced
+    # operator that was not counted has only seconds.
     table: Columns
-    within: Columns  # the modules of each, `row` and `module` as always lists of rows of this table and of that of modules
-    uncounted: int  # how many operators ran without a formula
-    kernels: Kernels | None  # of compiled code; `None` where none was looked into
+    # the modules of each, `row` and `module` as always lists of rows of this table and of that of
+    # modules
+    within: Columns
+    # how many operators ran without a formula
+    uncounted: int
+    # of compiled code; `None` where none was looked into
+    kernels: Kernels | None
 
 
 def operators(analysis: Analysis) -> Operators | None:
@@ -81,9 +124,21 @@ def operators(analysis: Analysis) -> Operators | None:
     profile = analysis.profile
     rows = operator_rows(profile) if profile.is_counted else ()
     # Torch's own without `aten::`, as counts name them.
-    traced = {each.name.removeprefix(_OF_TORCH): each for each in profile.trace.operators} if profile.trace else {}
-    traced_only = [name for name in traced if name not in {row.operator.removeprefix(_OF_TORCH) for row in rows}]
-    kernels = None if profile.trace is None or profile.trace.compiled is None else _kernels(profile, profile.trace, profile.trace.compiled)
+    traced = (
+        {each.name.removeprefix(_OF_TORCH): each for each in profile.trace.operators}
+        if profile.trace
+        else {}
+    )
+    traced_only = [
+        name
+        for name in traced
+        if name not in {row.operator.removeprefix(_OF_TORCH) for row in rows}
+    ]
+    kernels = (
+        None
+        if profile.trace is None or profile.trace.compiled is None
+        else _kernels(profile, profile.trace, profile.trace.compiled)
+    )
     if not rows and not traced_only and kernels is None:
         return None
     return Operators(
@@ -94,14 +149,27 @@ def operators(analysis: Analysis) -> Operators | None:
     )
 
 
-def _table(analysis: Analysis, rows: Sequence[OperatorRow], traced_only: Sequence[str], traced: Mapping[str, TracedOperator]) -> Columns:
+def _table(
+    analysis: Analysis,
+    rows: Sequence[OperatorRow],
+    traced_only: Sequence[str],
+    traced: Mapping[str, TracedOperator],
+) -> Columns:
     trace, nothing = analysis.profile.trace, [None] * len(traced_only)
-    shared = {phase: {"macs": "MACs", "flops": "FLOPs"}[share_of(analysis.profile, phase)] for phase in (None, *PHASES)}
+    shared = {
+        phase: {"macs": "MACs", "flops": "FLOPs"}[share_of(analysis.profile, phase)]
+        for phase in (None, *PHASES)
+    }
     columns: Columns = {
         "operator": [*(row.operator for row in rows), *traced_only],
         "phase": [*(row.phase or "all" for row in rows), *("all" for _ in traced_only)],
         "dtype": column([*(", ".join(row.dtypes) or None for row in rows), *nothing]),
-        "kind": column([*("counted" if row.is_counted else "no formula" for row in rows), *("traced" for _ in traced_only)]),
+        "kind": column(
+            [
+                *("counted" if row.is_counted else "no formula" for row in rows),
+                *("traced" for _ in traced_only),
+            ]
+        ),
         "share": column([*(row.share for row in rows), *nothing]),
         "share_of": column([*(shared[row.phase] for row in rows), *nothing]),
         "modules": column([*(row.modules for row in rows), *nothing]),
@@ -109,12 +177,20 @@ def _table(analysis: Analysis, rows: Sequence[OperatorRow], traced_only: Sequenc
     for field in _ALWAYS:
         columns[field] = column([*(getattr(row.figures, field) for row in rows), *nothing])
     for field in _COUNTED:
-        columns[field] = column([*(getattr(row.figures, field) if row.is_counted else None for row in rows), *nothing])
+        columns[field] = column(
+            [*(getattr(row.figures, field) if row.is_counted else None for row in rows), *nothing]
+        )
     columns["intensity"] = column([*(_intensity(row) for row in rows), *nothing])
-    of_rows = [traced.get(row.operator.removeprefix(_OF_TORCH)) if row.phase is None else None for row in rows]
+    of_rows = [
+        traced.get(row.operator.removeprefix(_OF_TORCH)) if row.phase is None else None
+        for row in rows
+    ]
     for field in _TRACED:
         times = [*of_rows, *(traced[name] for name in traced_only)]
-        columns[field] = column(None if each is None or trace is None else trace.per_batch(getattr(each, field)) for each in times)
+        columns[field] = column(
+            None if each is None or trace is None else trace.per_batch(getattr(each, field))
+            for each in times
+        )
     return columns
 
 
@@ -127,9 +203,19 @@ def _intensity(row: OperatorRow) -> float | None:
 
 def _within(profile: Profile, rows: Sequence[OperatorRow]) -> Columns:
     numbers = {name: number for number, name in enumerate(profile.modules)}
-    listed = [(row, name, each.by_module[name]) for row, each in enumerate(rows) for name in each.by_module]
-    columns: Columns = {"row": [row for row, _, _ in listed], "module": [numbers[name] for _, name, _ in listed]}
-    columns |= {field: column(getattr(counts, field) for _, _, counts in listed) for field in (*_ALWAYS, *_COUNTED)}
+    listed = [
+        (row, name, each.by_module[name])
+        for row, each in enumerate(rows)
+        for name in each.by_module
+    ]
+    columns: Columns = {
+        "row": [row for row, _, _ in listed],
+        "module": [numbers[name] for _, name, _ in listed],
+    }
+    columns |= {
+        field: column(getattr(counts, field) for _, _, counts in listed)
+        for field in (*_ALWAYS, *_COUNTED)
+    }
     return columns
 
 
@@ -147,7 +233,9 @@ def _kernels(profile: Profile, trace: Trace, code: CompiledCode) -> Kernels | No
         "phase": [each.phase for each in kept],
         "seconds": column(trace.per_batch(seconds) for seconds in took),
         "share": column(seconds / code.seconds if code.seconds else None for seconds in took),
-        "fused_bytes": column(None if each.bytes_moved is None else trace.per_batch(each.bytes_moved) for each in kept),
+        "fused_bytes": column(
+            None if each.bytes_moved is None else trace.per_batch(each.bytes_moved) for each in kept
+        ),
         "modules": column(each.modules for each in kept),
         "calls": column(trace.per_batch(each.calls) for each in kept),
     }

@@ -1,4 +1,7 @@
-"""The page's modules joined into one script: from disk modules cannot load others, and from a server one file comes sooner than forty."""
+"""The page's modules joined into one script.
+
+From disk modules cannot load others, and from a server one file comes sooner than forty.
+"""
 
 import posixpath
 import re
@@ -12,7 +15,8 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.
 
 def page_script(entry: str) -> str:
     """The module of `page/` at this path and all that it imports, as one module with the same exports."""
-    # What is imported comes first. Each module is a function with its own scope, and returns what it exports.
+    # What is imported comes first. Each module is a function with its own scope, and returns what
+    # it exports.
     exported = _exports(_source(entry))
     again = f"export const {{ {exported} }} = {_variable(entry)};\n" if exported else ""
     return _joined(entry, []) + again
@@ -30,9 +34,18 @@ def _joined(name: str, taken: list[str]) -> str:
         names = _RENAMED.sub(r"\1: \2", statement[1])
         return f"const {names} = {_variable(module(statement[2]))};"
 
-    imported = [_joined(each, taken) for each in (module(path) for _, path in _IMPORT.findall(source)) if each not in taken]
+    imported = [
+        _joined(each, taken)
+        for each in (module(path) for _, path in _IMPORT.findall(source))
+        if each not in taken
+    ]
     body = _EXPORT.sub(r"\1", _IMPORT.sub(taking, source))
-    return "".join([*imported, f"const {_variable(name)} = (() => {{\n{body}return {{ {_exports(source)} }};\n}})();\n"])
+    return "".join(
+        [
+            *imported,
+            f"const {_variable(name)} = (() => {{\n{body}return {{ {_exports(source)} }};\n}})();\n",
+        ]
+    )
 
 
 def _source(name: str) -> str:

@@ -1,4 +1,7 @@
-"""Two runs on a terminal: the changes in words, a table of the step and its phases, a table of the modules that changed."""
+"""Two runs on a terminal.
+
+The changes in words, a table of the step and its phases, a table of the modules that changed.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,9 +18,16 @@ _LONG_NAME = 40
 
 
 def render_diff(
-    diff: Diff, limits: Iterable[Limit] = (), faults: Iterable[tuple[str, str]] = (), *, everything: bool = False
+    diff: Diff,
+    limits: Iterable[Limit] = (),
+    faults: Iterable[tuple[str, str]] = (),
+    *,
+    everything: bool = False,
 ) -> RenderableType:
-    """Two runs for a terminal, with limits of the second, labels and sentences of faults; by `everything` also what did not change."""
+    """Two runs for a terminal, with limits of the second, labels and sentences of faults.
+
+    By `everything` also what did not change.
+    """
     rows: list[tuple[str, RenderableType]] = []
     for fact, sides in diff.facts.items():
         before, after = (units.UNKNOWN if side is None else str(side) for side in sides)
@@ -25,9 +35,27 @@ def render_diff(
     rows += [("changed", prose(line)) for line in headline(diff)]
     rows += [(label, prose(said)) for label, said in faults]
     for limit in limits:
-        status, style = ("cannot tell", "yellow") if limit.doubt else ("limit broken", "red") if limit.broken else ("limit held", "")
-        rows.append((status, prose(_limit(limit, diff) + (f": {reason(limit.doubt, diff)}" if limit.doubt else ""), style)))
-    changed = [each for each in diff.modules if each.news.verdict in CHANGED or each.own.differs or None in (each.before, each.after)]
+        status, style = (
+            ("cannot tell", "yellow")
+            if limit.doubt
+            else ("limit broken", "red")
+            if limit.broken
+            else ("limit held", "")
+        )
+        rows.append(
+            (
+                status,
+                prose(
+                    _limit(limit, diff) + (f": {reason(limit.doubt, diff)}" if limit.doubt else ""),
+                    style,
+                ),
+            )
+        )
+    changed = [
+        each
+        for each in diff.modules
+        if each.news.verdict in CHANGED or each.own.differs or None in (each.before, each.after)
+    ]
     listed = diff.modules if everything else changed
     return Group(margin(rows), "", _run(diff), *(("", _modules(listed)) if listed else ()))
 
@@ -46,13 +74,27 @@ def _run(diff: Diff) -> FittedTable:
         ("parameters", root.parameters, units.count),
     ]
     rows = [
-        (name, units.duration(time.before), units.duration(time.after), signed(time.ratio), interval(time) if time is not diff.step else "")
+        (
+            name,
+            units.duration(time.before),
+            units.duration(time.after),
+            signed(time.ratio),
+            interval(time) if time is not diff.step else "",
+        )
         for name, time in times.items()
     ]
     known = [each for each in figures if (each[1].before, each[1].after) != (None, None)]
-    rows += [(name, unit(change.before), unit(change.after), _signed(change), "") for name, change, unit in known]
+    rows += [
+        (name, unit(change.before), unit(change.after), _signed(change), "")
+        for name, change, unit in known
+    ]
     names, *columns = zip(*rows, strict=True)
-    return FittedTable("the run", names, dict(zip(("before", "after", "change", "beyond the whole"), columns, strict=True)), room=MARGIN)
+    return FittedTable(
+        "the run",
+        names,
+        dict(zip(("before", "after", "change", "beyond the whole"), columns, strict=True)),
+        room=MARGIN,
+    )
 
 
 def _modules(modules: Sequence[ModuleDiff]) -> FittedTable:
@@ -70,7 +112,9 @@ def _modules(modules: Sequence[ModuleDiff]) -> FittedTable:
         "peak": [_signed(module.peak_bytes) for module in modules],
         "time a MAC": [signed(time.per_mac) for time in times],
     }
-    return FittedTable("module", names, columns, room=max(MARGIN, min(max(map(len, names)), _LONG_NAME)))
+    return FittedTable(
+        "module", names, columns, room=max(MARGIN, min(max(map(len, names)), _LONG_NAME))
+    )
 
 
 def _verdict(module: ModuleDiff) -> str:
@@ -85,7 +129,9 @@ def _limit(limit: Limit, diff: Diff) -> str:
         return f"the step takes {signed(diff.step.ratio)}{bounds}; the limit is +{units.percent(limit.allowed)}"
     if limit.name == "min_mfu":
         return f"MFU is {units.percent(limit.found)}; the least is {units.percent(limit.allowed)}"
-    return f"peak live memory is {units.size(limit.found)}; the limit is {units.size(limit.allowed)}"
+    return (
+        f"peak live memory is {units.size(limit.found)}; the limit is {units.size(limit.allowed)}"
+    )
 
 
 def _signed(change: Change) -> str:

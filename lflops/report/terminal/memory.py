@@ -1,4 +1,7 @@
-"""Memory on a terminal: the peak and what is alive then, and what checkpointing or sharding would change."""
+"""Memory on a terminal.
+
+The peak and what is alive then, and what checkpointing or sharding would change.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -21,7 +24,9 @@ _BLOCKS = 5
 def render_memory(analysis: Analysis) -> Group:
     """The peak, by category, by module and by its largest storages."""
     memory = analysis.profile.memory
-    return Group(text("memory was not counted", "dim") if memory is None else margin(_rows(analysis, memory)))
+    return Group(
+        text("memory was not counted", "dim") if memory is None else margin(_rows(analysis, memory))
+    )
 
 
 def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableType]]:
@@ -35,21 +40,42 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
         yield "reserved", prose(_reserved(reserved))
     # What checkpointing saves has its own lines.
     yield from (("to lower it", prose(what)) for what, _, cost in savings(analysis) if not cost)
-    most, at_peak = (each.get("activations", 0) for each in (memory.most_by_category, memory.by_category))
+    most, at_peak = (
+        each.get("activations", 0) for each in (memory.most_by_category, memory.by_category)
+    )
     names = {"activations": "activations (peak)"} if most > at_peak else {}
-    categories = {names.get(category, category.replace("_", " ")): nbytes for category, nbytes in memory.by_category.items()}
+    categories = {
+        names.get(category, category.replace("_", " ")): nbytes
+        for category, nbytes in memory.by_category.items()
+    }
     yield from (("by category", line) for line in _listed(categories, memory.peak_bytes))
     if most > at_peak:
-        yield "", prose(f"{units.size(most):>12}          activations (largest, at another moment)", "dim")
-    holders = {(one.name or "the model itself") + (f" ×{one.modules}" if one.modules > 1 else ""): one.bytes for one in analysis.holders}
+        yield (
+            "",
+            prose(
+                f"{units.size(most):>12}          activations (largest, at another moment)", "dim"
+            ),
+        )
+    holders = {
+        (one.name or "the model itself")
+        + (f" ×{one.modules}" if one.modules > 1 else ""): one.bytes
+        for one in analysis.holders
+    }
     yield from (("by module", line) for line in _listed(holders, memory.peak_bytes))
     for each in memory.alive[:_LISTED]:
         made = f", {each.operator} in {each.phase}" if each.operator else ""
-        yield "largest", f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the model itself'}{made}"
+        yield (
+            "largest",
+            f"{units.size(each.bytes):>12}  {each.category.replace('_', ' ')}, {each.module or 'the model itself'}{made}",
+        )
 
 
 def _reserved(reserved: Reserved) -> str:
-    unused = units.percent(reserved.unused_bytes / reserved.reserved_bytes) if reserved.reserved_bytes else units.UNKNOWN
+    unused = (
+        units.percent(reserved.unused_bytes / reserved.reserved_bytes)
+        if reserved.reserved_bytes
+        else units.UNKNOWN
+    )
     settings = f"with {reserved.settings}" if reserved.settings else "with its default settings"
     return (
         f"{units.size(reserved.reserved_bytes)} by torch's allocator {settings}, simulated; {unused} of it unused, "
@@ -66,7 +92,9 @@ def room_lines(room: Room) -> Iterable[str]:
     assumed = f"fragmentation ({units.percent(FRAGMENTATION, digits=0)} assumed)"
     parts = {
         "tensors": room.tensor_bytes,
-        "reserved besides by the allocator (simulated)" if room.fragmentation_simulated else assumed: room.fragmentation_bytes,
+        "reserved besides by the allocator (simulated)"
+        if room.fragmentation_simulated
+        else assumed: room.fragmentation_bytes,
         "CUDA context": room.context_bytes,
         "cuBLAS": room.workspace_bytes,
         "NCCL": room.collective_bytes,
@@ -75,7 +103,9 @@ def room_lines(room: Room) -> Iterable[str]:
 
 
 def _listed(parts: Mapping[str, int], total: int) -> Iterable[Text]:
-    largest = sorted(((nbytes, name) for name, nbytes in parts.items() if nbytes), key=lambda part: -part[0])
+    largest = sorted(
+        ((nbytes, name) for name, nbytes in parts.items() if nbytes), key=lambda part: -part[0]
+    )
     for nbytes, name in largest[:_LISTED]:
         yield text(f"{units.size(nbytes):>12}  {units.percent(nbytes / total):>6}  {name}")
     if rest := largest[_LISTED:]:
@@ -89,12 +119,17 @@ def render_checkpointed(blocks: Sequence[Checkpointed]) -> Group:
     if len(blocks) > 1:
         # While one runs again, its own activations are there once more.
         saved = sum(each.saved_bytes for each in blocks[1:])
-        lines.append(f"{_saving(saved, sum(each.macs for each in blocks))}, all {len(blocks)} blocks")
+        lines.append(
+            f"{_saving(saved, sum(each.macs for each in blocks))}, all {len(blocks)} blocks"
+        )
     return Group(margin(("checkpointing", line) for line in lines))
 
 
 def render_sharded(strategies: Sequence[Sharded]) -> Group:
-    """Draw what a rank needs under each strategy: in all, whether that fits, and a column for each part."""
+    """Draw what a rank needs under each strategy.
+
+    In all, whether that fits, and a column for each part.
+    """
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()
     heads = ["in all", "parameters", "gradients", "optimizer state", "gathered", "rest"]
@@ -102,14 +137,32 @@ def render_sharded(strategies: Sequence[Sharded]) -> Group:
     heads += ["needs", "verdict"] if has_room else []
     for _ in heads:
         table.add_column(justify="right")
-    table.add_row(*map(text, (f"peak of each of {strategies[0].ranks} ranks" if strategies else "", *heads)), style="bold")
+    table.add_row(
+        *map(text, (f"peak of each of {strategies[0].ranks} ranks" if strategies else "", *heads)),
+        style="bold",
+    )
     for each in strategies:
-        parts = (each.parameter_bytes, each.gradient_bytes, each.optimizer_state_bytes, each.gathered_bytes, each.rest_bytes)
+        parts = (
+            each.parameter_bytes,
+            each.gradient_bytes,
+            each.optimizer_state_bytes,
+            each.gathered_bytes,
+            each.rest_bytes,
+        )
         cells = [text(units.size(part)) for part in (each.total_bytes, *parts)]
         if each.room is not None:
-            cells += [text(units.size(each.room.needed_bytes)), text(each.room.verdict, _COLOURS[each.room.verdict])]
+            cells += [
+                text(units.size(each.room.needed_bytes)),
+                text(each.room.verdict, _COLOURS[each.room.verdict]),
+            ]
         table.add_row(text(each.strategy), *cells)
-    return Group(table, text("by arithmetic on this step; needs = with fragmentation, CUDA's context, cuBLAS and NCCL", "dim"))
+    return Group(
+        table,
+        text(
+            "by arithmetic on this step; needs = with fragmentation, CUDA's context, cuBLAS and NCCL",
+            "dim",
+        ),
+    )
 
 
 def _saving(saved: int, macs: int) -> str:

@@ -1,4 +1,8 @@
-"""A profile on a terminal: lines about what was profiled, its times and what no total holds, then a table of its modules or operators."""
+"""A profile on a terminal.
+
+Lines about what was profiled, its times and what no total holds, then a table of its modules or
+operators.
+"""
 
 from collections.abc import Iterable, Iterator
 
@@ -28,7 +32,10 @@ def header(analysis: Analysis) -> Group:
         *([_budget(report.budget)] if report.budget else []),
         _totals(analysis),
         margin((fact.label, prose(fact.said)) for fact in report.model if fact.name != "MACs"),
-        margin((fact.label, prose(fact.text, "yellow" if fact.doubt else "")) for fact in report.remarks),
+        margin(
+            (fact.label, prose(fact.text, "yellow" if fact.doubt else ""))
+            for fact in report.remarks
+        ),
     ]
     return Group(*(part for block in blocks[:-1] for part in (block, "")), blocks[-1])
 
@@ -40,14 +47,21 @@ def _budget(parts: tuple[Part, ...]) -> Table:
         table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     for index, part in enumerate(parts):
-        table.add_row("" if index else "budget", *map(text, (units.percent(part.share), units.duration(part.seconds), part.label)))
+        table.add_row(
+            "" if index else "budget",
+            *map(text, (units.percent(part.share), units.duration(part.seconds), part.label)),
+        )
     return table
 
 
 def _totals(analysis: Analysis) -> FittedTable:
-    ran: dict[str, WorkCounts] = {phase: counts for phase, counts in analysis.totals.items() if counts != WorkCounts()}
+    ran: dict[str, WorkCounts] = {
+        phase: counts for phase, counts in analysis.totals.items() if counts != WorkCounts()
+    }
     if not ran and not analysis.profile.is_counted:
-        unknown = {name: [units.UNKNOWN] for name in ("MACs", "FLOPs", "bytes moved", "operator calls")}
+        unknown = {
+            name: [units.UNKNOWN] for name in ("MACs", "FLOPs", "bytes moved", "operator calls")
+        }
         return FittedTable("totals", ["all"], unknown, room=MARGIN)
     ran = ran or {"forward": WorkCounts()}
     if len(ran) > 1:
@@ -65,20 +79,35 @@ def _totals(analysis: Analysis) -> FittedTable:
 
 
 _GAP = 2
-_NAME = 36  # width that names have, if they need it, before a column is left out for them
-_LABEL = 8  # the least width of a name below its indent
-_KEPT = 2  # the first columns, which are never left out
+# width that names have, if they need it, before a column is left out for them
+_NAME = 36
+# the least width of a name below its indent
+_LABEL = 8
+# the first columns, which are never left out
+_KEPT = 2
 
 
 def render(
-    analysis: Analysis, *, depth: int = -1, sort: str | None = None, own: bool = False, phase: Phase | None = None
+    analysis: Analysis,
+    *,
+    depth: int = -1,
+    sort: str | None = None,
+    own: bool = False,
+    phase: Phase | None = None,
 ) -> RenderableType:
-    """A profile as text for a terminal: its tree down to `depth`, or a flat list of modules by their `own` work.
+    """A profile as text for a terminal.
 
-    The phase is that of times, work and shares; `None` is all phases together. Without a column to sort by, rows have the model's order, or
-    that of own MACs. A `ValueError` where `depth`, `sort` or `phase` is invalid.
+    Its tree down to `depth`, or a flat list of modules by their `own` work.
+
+    The phase is that of times, work and shares; `None` is all phases together. Without a column to
+    sort by, rows have the model's order, or that of own MACs. A `ValueError` where `depth`, `sort`
+    or `phase` is invalid.
     """
-    rows = analysis.flat(sort=sort, phase=phase) if own else analysis.tree(depth=depth, sort=sort, phase=phase)
+    rows = (
+        analysis.flat(sort=sort, phase=phase)
+        if own
+        else analysis.tree(depth=depth, sort=sort, phase=phase)
+    )
     return Group(header(analysis), "", _Modules(analysis, rows, phase))
 
 
@@ -87,25 +116,45 @@ class _Modules:
 
     def __init__(self, analysis: Analysis, rows: Iterable[Row], phase: Phase | None) -> None:
         listed = list(module_lines(rows))
-        self._lines = [line for line in listed if not line.row.own or line.row.parameters or line.row.one(None).calls]
+        self._lines = [
+            line
+            for line in listed
+            if not line.row.own or line.row.parameters or line.row.one(None).calls
+        ]
         self._columns = module_columns(analysis, phase)
-        self._cells = {column: [column.cell(line) for line in self._lines] for column in self._columns}
+        self._cells = {
+            column: [column.cell(line) for line in self._lines] for column in self._columns
+        }
         self._uncalled = set(analysis.uncalled)
         self._idle = len(listed) - len(self._lines)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         columns = self._fitting(options.max_width)
         room = max(options.max_width - sum(map(self._width, columns)), 1)
         step, deepest = self._indent(room)
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        table.add_column("module, own work" if any(line.row.own for line in self._lines) else "module", vertical="bottom", no_wrap=True)
+        table = Table(
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+            header_style="bold",
+        )
+        table.add_column(
+            "module, own work" if any(line.row.own for line in self._lines) else "module",
+            vertical="bottom",
+            no_wrap=True,
+        )
         for column in columns:
             table.add_column(column.heading, justify="right", no_wrap=True, vertical="bottom")
         for index, line in enumerate(self._lines):
             if line.row.own or line.row.depth <= deepest:
                 style = "dim" if line.row.name in self._uncalled else ""
                 name = _name(line, 0 if line.row.own else step * line.row.depth, room)
-                table.add_row(name, *(figure(self._cells[column][index]) for column in columns), style=style)
+                table.add_row(
+                    name, *(figure(self._cells[column][index]) for column in columns), style=style
+                )
         yield table
         if remarks := [prose(remark, "dim") for remark in self._remarks(columns, deepest)]:
             yield Group("", *remarks)
@@ -119,42 +168,62 @@ class _Modules:
         longest = max(map(_full_width, self._lines), default=0)
         deepest = max((line.row.depth for line in self._lines if not line.row.own), default=0)
         room = max(min(longest, _NAME), deepest + _LABEL)
-        while len(kept) > 1 and sum(map(self._width, kept)) + (room if len(kept) > _KEPT else _LABEL) > width:
+        while (
+            len(kept) > 1
+            and sum(map(self._width, kept)) + (room if len(kept) > _KEPT else _LABEL) > width
+        ):
             kept.pop()
         return kept
 
     def _indent(self, room: int) -> tuple[int, int]:
-        """How far a level is indented, and the last level that is shown: siblings alone have the same indent."""
+        """How far a level is indented, and the last level that is shown.
+
+        Siblings alone have the same indent.
+        """
         depth = max((line.row.depth for line in self._lines), default=0)
         step = 2 if 2 * depth + _LABEL <= room else 1
         return step, max((room - _LABEL) // step, 0)
 
     def _remarks(self, columns: list[ModuleColumn], deepest: int) -> Iterator[str]:
         if any(line.times > 1 for line in self._lines):
-            times = ", times too" if any(column.heading.endswith("time") for column in columns) else ""
+            times = (
+                ", times too" if any(column.heading.endswith("time") for column in columns) else ""
+            )
             yield f"×N: N equal modules; the figures are those of all of them{times}"
         if self._idle:
             yield f"{counted(self._idle, 'module')} without own work or parameters {'is' if self._idle == 1 else 'are'} not listed"
         if deep := sum(not line.row.own and line.row.depth > deepest for line in self._lines):
             yield f"too narrow for {counted(deep, 'row')} below level {deepest} (COLUMNS=200 shows them)"
-        if left_out := [" ".join(column.heading.split()) for column in self._columns if column not in columns]:
+        if left_out := [
+            " ".join(column.heading.split()) for column in self._columns if column not in columns
+        ]:
             yield f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)"
 
 
 def _full_width(line: ModuleLine) -> int:
     kind = _kind(line)
-    return (0 if line.row.own else 2 * line.row.depth) + len(_label(line)) + (2 + len(kind) if kind else 0)
+    return (
+        (0 if line.row.own else 2 * line.row.depth)
+        + len(_label(line))
+        + (2 + len(kind) if kind else 0)
+    )
 
 
 def _label(line: ModuleLine) -> str:
     last = line.path if line.row.own else line.path.rpartition(".")[2]
-    return plain((last or line.row.kind or "all of it") + (f" ×{line.times}" if line.row.repeat else ""))
+    return plain(
+        (last or line.row.kind or "all of it") + (f" ×{line.times}" if line.row.repeat else "")
+    )
 
 
 def _kind(line: ModuleLine) -> str:
     row = line.row
     kind = row.kind if row.name else ""
-    return plain(kind + (", compiled" if row.compiled else "") + (f", shares {row.owner}" if row.owner else ""))
+    return plain(
+        kind
+        + (", compiled" if row.compiled else "")
+        + (f", shares {row.owner}" if row.owner else "")
+    )
 
 
 def _name(line: ModuleLine, indent: int, room: int) -> Text:
@@ -168,11 +237,15 @@ def _name(line: ModuleLine, indent: int, room: int) -> Text:
     return name
 
 
-_MOST = 20  # kernels of compiled code that are shown
+# kernels of compiled code that are shown
+_MOST = 20
 
 
 def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> RenderableType:
-    """The operators of a phase as text for a terminal, the most first; `None` is all the phases together."""
+    """The operators of a phase as text for a terminal, the most first.
+
+    `None` is all the phases together.
+    """
     rows = analysis.operators(phase)
     if not rows:
         return Group(header(analysis), "", text(f"no operators in {phase or 'any phase'}", "dim"))
@@ -192,26 +265,40 @@ def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> Ren
 
 
 def _traced(trace: Trace) -> FittedTable:
-    """The operators with the most own time, in the mean recorded batch; device time is attributed to the operator that launched it."""
+    """The operators with the most own time, in the mean recorded batch.
+
+    Device time is attributed to the operator that launched it.
+    """
     on_device = any(each.device_seconds for each in trace.operators)
     rows = trace.by_own_time(on_device=on_device)
     figures = {"device, own": "own_device_seconds", "device": "device_seconds"} if on_device else {}
     figures |= {"host, own": "own_host_seconds", "host": "host_seconds"}
-    columns = {heading: [units.duration(trace.per_batch(getattr(row, name))) for row in rows] for heading, name in figures.items()}
+    columns = {
+        heading: [units.duration(trace.per_batch(getattr(row, name))) for row in rows]
+        for heading, name in figures.items()
+    }
     columns["calls"] = [units.count(trace.per_batch(row.calls)) for row in rows]
     return FittedTable("operators as traced, in a batch", [row.name for row in rows], columns)
 
 
 def _compiled(trace: Trace, code: CompiledCode) -> FittedTable:
-    """The kernels of compiled code with the most time, in the mean recorded batch; a fused one has a row in each of its modules."""
+    """The kernels of compiled code with the most time, in the mean recorded batch.
+
+    A fused one has a row in each of its modules.
+    """
     rows = code.kernels[:_MOST]
     took = [row.seconds_on(code.timed_on) for row in rows]
     columns: dict[str, list[str]] = {
         "module": [row.module or "the model itself" for row in rows],
         "phase": [row.phase for row in rows],
         code.timed_on: [units.duration(trace.per_batch(seconds)) for seconds in took],
-        "% of compiled": [units.percent(seconds / code.seconds if code.seconds else None) for seconds in took],
-        "bytes, fused": [units.size(None if row.bytes_moved is None else trace.per_batch(row.bytes_moved)) for row in rows],
+        "% of compiled": [
+            units.percent(seconds / code.seconds if code.seconds else None) for seconds in took
+        ],
+        "bytes, fused": [
+            units.size(None if row.bytes_moved is None else trace.per_batch(row.bytes_moved))
+            for row in rows
+        ],
         "fused of": [f"{row.modules} modules" if row.modules > 1 else "1 module" for row in rows],
         "calls": [units.count(trace.per_batch(row.calls)) for row in rows],
     }

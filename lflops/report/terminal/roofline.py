@@ -25,10 +25,18 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
     for repeats in fold_parts(overview.modules, analysis.patterns):
         number = f" ×{len(repeats.parts)}" if len(repeats.parts) > 1 else ""
         folded.append((f"{plain(repeats.label) or '(model)'}{number}", repeats.point))
-    modules = sorted(folded, key=lambda named: (-(named[1].seconds_to_win or 0.0), -(named[1].roof_seconds or 0.0)))
+    modules = sorted(
+        folded,
+        key=lambda named: (-(named[1].seconds_to_win or 0.0), -(named[1].roof_seconds or 0.0)),
+    )
     operators = sorted(
         overview.operators,
-        key=lambda point: (-(point.seconds_to_win or 0.0), -(point.roof_seconds or 0.0), -point.flops, -point.bytes_moved),
+        key=lambda point: (
+            -(point.seconds_to_win or 0.0),
+            -(point.roof_seconds or 0.0),
+            -point.flops,
+            -point.bytes_moved,
+        ),
     )
     is_timed = any(point.seconds is not None for point in operators)
     return Group(
@@ -38,10 +46,18 @@ def render_roofline(analysis: Analysis, *, top: int) -> RenderableType:
         "",
         _points(
             "operator, in all modules",
-            [(f"{plain(point.operator or '')} {plain(point.dtype or '')}", point) for point in operators[:top]],
+            [
+                (f"{plain(point.operator or '')} {plain(point.dtype or '')}", point)
+                for point in operators[:top]
+            ],
             timed=is_timed,
         ),
-        *_remarks([point for _, point in modules], analysis.fusion, len(modules) - top, len(operators) - top),
+        *_remarks(
+            [point for _, point in modules],
+            analysis.fusion,
+            len(modules) - top,
+            len(operators) - top,
+        ),
     )
 
 
@@ -50,10 +66,18 @@ def _ceilings(ceilings: Sequence[Ceiling]) -> RenderableType:
         return text("no roof is known: give --hardware NAME, one of lflops hardware", "yellow")
     rows = []
     for ceiling in ceilings:
-        peak, bandwidth = units.quantity(ceiling.flops_per_second, "FLOP/s"), units.quantity(ceiling.bandwidth_bytes_per_second, "B/s")
+        peak, bandwidth = (
+            units.quantity(ceiling.flops_per_second, "FLOP/s"),
+            units.quantity(ceiling.bandwidth_bytes_per_second, "B/s"),
+        )
         source = f", {ceiling.source}" if ceiling.source else ""
         mine = "" if ceiling.is_judged_by else " (not what is judged by here)"
-        rows.append(("roof", prose(f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{mine}")))
+        rows.append(
+            (
+                "roof",
+                prose(f"{peak} in {ceiling.dtype}, {bandwidth}: {ceiling.hardware}{source}{mine}"),
+            )
+        )
     return margin(rows)
 
 
@@ -63,10 +87,16 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
     if timed:
         columns |= {
             "time": [units.duration(point.seconds) for point in points],
-            "of the roof": [units.percent(point.share) + (f" {_SIGNS[point.over]}" if point.over else "") for point in points],
+            "of the roof": [
+                units.percent(point.share) + (f" {_SIGNS[point.over]}" if point.over else "")
+                for point in points
+            ],
             "to win": [units.duration(point.seconds_to_win) for point in points],
         }
-    columns |= {"bound by": [p.bound or units.UNKNOWN for p in points], "FLOPs/byte": [units.rate(p.intensity) for p in points]}
+    columns |= {
+        "bound by": [p.bound or units.UNKNOWN for p in points],
+        "FLOPs/byte": [units.rate(p.intensity) for p in points],
+    }
     if timed:
         columns["FLOP/s"] = [units.rate(point.flops_per_second) for point in points]
     columns |= {
@@ -80,12 +110,18 @@ def _points(heading: str, named: Sequence[tuple[str, Point]], *, timed: bool) ->
     return FittedTable(heading, [name for name, _ in named], columns, room=_NAME)
 
 
-def _remarks(modules: Sequence[Point], fusion: Sequence[Fusion], more_modules: int, more_operators: int) -> Iterator[RenderableType]:
+def _remarks(
+    modules: Sequence[Point], fusion: Sequence[Fusion], more_modules: int, more_operators: int
+) -> Iterator[RenderableType]:
     over = {point.over for point in modules}
     lines = [f"{_SIGNS[each]}: {sentence}" for each, sentence in OVER.items() if each in over]
     if saved := saved_by_fusion(fusion):
         lines.append(saved)
-    left = [counted(number, f"more {noun}") for number, noun in ((more_modules, "module row"), (more_operators, "operator")) if number > 0]
+    left = [
+        counted(number, f"more {noun}")
+        for number, noun in ((more_modules, "module row"), (more_operators, "operator"))
+        if number > 0
+    ]
     if left:
         lines.append(f"{' and '.join(left)}; --top N lists more, --json all")
     if not any(point.seconds for point in modules):
@@ -101,15 +137,27 @@ def render_lower_bound(bound: LowerBound) -> Group:
     sentence = f"{units.duration(bound.seconds)} a step, with every operator at the peak or the bandwidth of {bound.hardware}"
     rows: list[tuple[str, RenderableType]] = [("at least", prose(sentence))]
     rows += [("", _bound_line(seconds, bound, phase)) for phase, seconds in bound.by_phase.items()]
-    below = sorted(((seconds, row) for row, seconds in bound.by_module.items() if row and "." not in row), reverse=True)
-    rows += [("by module", _bound_line(seconds, bound, row)) for seconds, row in below[:_LISTED] if seconds]
+    below = sorted(
+        ((seconds, row) for row, seconds in bound.by_module.items() if row and "." not in row),
+        reverse=True,
+    )
+    rows += [
+        ("by module", _bound_line(seconds, bound, row))
+        for seconds, row in below[:_LISTED]
+        if seconds
+    ]
     if bound.unknown:
         rows.append(("no peak for", text(", ".join(bound.unknown), "yellow")))
     return Group(margin(rows))
 
 
-def render_prediction(predicted: Prediction | None, reason: str | None, more: Iterable[tuple[str, str]] = ()) -> Group:
-    """The time of a step with its interval and what it goes to, or why it is not predicted; and more lines by their names."""
+def render_prediction(
+    predicted: Prediction | None, reason: str | None, more: Iterable[tuple[str, str]] = ()
+) -> Group:
+    """The time of a step with its interval and what it goes to, or why it is not predicted.
+
+    And more lines by their names.
+    """
     if predicted is None:
         return Group(margin([("not predicted", prose(reason or ""))]))
     low, high = units.duration(predicted.low), units.duration(predicted.high)

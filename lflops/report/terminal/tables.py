@@ -12,9 +12,12 @@ from rich.text import Text
 from lflops import units
 from lflops.report.text import plain, shortened, shortened_name
 
-MARGIN = 16  # width of the labels in the lines above a table
+# width of the labels in the lines above a table
+MARGIN = 16
 
-_WITH_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) ")
+_WITH_UNIT = re.compile(
+    r"(?<=\d) (?=(?:%|[nµm]?s|[KMGT]?i?B|[kMGTP]?(?:FLOP/s|B/s)?)(?:[^\w%]|$))|(?<=±) "
+)
 _GAP = 2
 _SHORTEST, _LONG_NAME = 16, 40
 _NOTHING = {"0", "0 B", "0 %", units.UNKNOWN}
@@ -38,12 +41,22 @@ class prose:  # noqa: N801 - used as the function `text` is
         self._content, self._style, self._indent = plain(content), style, " " * indent
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(1, len(self._indent) + len(self._content)).with_maximum(options.max_width)
+        return Measurement(1, len(self._indent) + len(self._content)).with_maximum(
+            options.max_width
+        )
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         tied = _WITH_UNIT.sub("\N{NO-BREAK SPACE}", self._content)
         room = max(options.max_width, len(self._indent) + 1)
-        lines = textwrap.wrap(tied, room, initial_indent=self._indent, subsequent_indent=self._indent, break_on_hyphens=False)
+        lines = textwrap.wrap(
+            tied,
+            room,
+            initial_indent=self._indent,
+            subsequent_indent=self._indent,
+            break_on_hyphens=False,
+        )
         yield Text("\n".join(lines).replace("\N{NO-BREAK SPACE}", " "), self._style, no_wrap=True)
 
 
@@ -53,7 +66,9 @@ def margin(rows: Iterable[tuple[str, RenderableType]]) -> Table:
     table.add_column(min_width=MARGIN, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for label, line in rows:
-        table.add_row("" if label == above else label, text(line) if isinstance(line, str) else line)
+        table.add_row(
+            "" if label == above else label, text(line) if isinstance(line, str) else line
+        )
         above = label or above
     return table
 
@@ -70,12 +85,24 @@ class FittedTable:
         room: int | None = None,
         first: Sequence[str] = (),
     ) -> None:
-        """Take cells by heading; `room` is the names' width while a column can be left out, else their own, up to 40 letters."""
-        self._heading, self._names, self._columns = heading, names, columns
-        self._order = dict.fromkeys([*first, *reversed(list(columns))])  # in which columns are left out
-        self._room = max(len(heading), min(max(map(len, names), default=0), _LONG_NAME)) if room is None else room
+        """Take cells by heading.
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        `room` is the names' width while a column can be left out, else their own, up to 40 letters.
+        """
+        self._heading, self._names, self._columns = heading, names, columns
+        self._order = dict.fromkeys(
+            [*first, *reversed(list(columns))]
+            # in which columns are left out
+        )
+        self._room = (
+            max(len(heading), min(max(map(len, names), default=0), _LONG_NAME))
+            if room is None
+            else room
+        )
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         kept = self._fitting(options.max_width)
         room = max(options.max_width - self._width(kept), 1)
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
@@ -83,8 +110,12 @@ class FittedTable:
         for heading in kept:
             table.add_column(heading, justify="right", overflow="fold")
         cut = shortened_name if self._heading.startswith("module") else shortened
-        for name, *cells in zip(self._names, *(self._columns[heading] for heading in kept), strict=True):
-            table.add_row(text(cut(plain(name), max(room, min(self._room, _SHORTEST)))), *map(figure, cells))
+        for name, *cells in zip(
+            self._names, *(self._columns[heading] for heading in kept), strict=True
+        ):
+            table.add_row(
+                text(cut(plain(name), max(room, min(self._room, _SHORTEST)))), *map(figure, cells)
+            )
         yield table
         if left_out := [heading for heading in self._columns if heading not in kept]:
             yield prose(f"too narrow for {', '.join(left_out)} (COLUMNS=200 shows them)", "dim")

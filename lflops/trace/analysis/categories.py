@@ -1,7 +1,7 @@
 """What kind of work an operator or a kernel is, and what a kernel's name says about precision and tensor cores.
 
-An operator's name decides where it is known, a kernel's name elsewhere: a conversion of layouts inside of a convolution is convolution.
-`categories.toml` has the names.
+An operator's name decides where it is known, a kernel's name elsewhere: a conversion of layouts
+inside of a convolution is convolution. `categories.toml` has the names.
 """
 
 import functools
@@ -16,7 +16,17 @@ from msgspec import Struct
 from lflops.trace.device_states import communicates
 from lflops.trace.recorded import DeviceWork
 
-_Computing = Literal["gemm", "convolution", "attention", "normalisation", "softmax", "reduction", "pointwise", "indexing", "optimizer"]
+_Computing = Literal[
+    "gemm",
+    "convolution",
+    "attention",
+    "normalisation",
+    "softmax",
+    "reduction",
+    "pointwise",
+    "indexing",
+    "optimizer",
+]
 Category = Literal[_Computing, "communication", "copy", "fill", "other"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
@@ -34,12 +44,18 @@ class _Tables(Struct, forbid_unknown_fields=True):
 
 
 def _compiled(patterns: Mapping[str, Meaning]) -> tuple[tuple[re.Pattern[str], Meaning], ...]:
-    return tuple((re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in patterns.items())
+    return tuple(
+        (re.compile(pattern, re.IGNORECASE), meaning) for pattern, meaning in patterns.items()
+    )
 
 
 _TABLES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Tables)
-_OPERATORS = {name: category for category, names in _TABLES.operators.items() for name in names.split()}
-_OPERATOR_PATTERNS = tuple((re.compile(pattern), category) for pattern, category in _TABLES.operator_patterns.items())
+_OPERATORS = {
+    name: category for category, names in _TABLES.operators.items() for name in names.split()
+}
+_OPERATOR_PATTERNS = tuple(
+    (re.compile(pattern), category) for pattern, category in _TABLES.operator_patterns.items()
+)
 _KERNEL_PATTERNS = _compiled(_TABLES.kernel_patterns)
 _TENSOR_CORE_PATTERNS = _compiled(_TABLES.tensor_core_patterns)
 _PRECISION_PATTERNS = _compiled(_TABLES.precision_patterns)
@@ -52,7 +68,9 @@ def category_of_operator(name: str) -> Category:
     known = base if base in _OPERATORS else base.rstrip("_")
     if known in _OPERATORS:
         return _OPERATORS[known]
-    return next((category for pattern, category in _OPERATOR_PATTERNS if pattern.search(base)), "other")
+    return next(
+        (category for pattern, category in _OPERATOR_PATTERNS if pattern.search(base)), "other"
+    )
 
 
 def category_of_kernel(work: DeviceWork, operator: str | None) -> Category:
@@ -69,16 +87,22 @@ def category_of_kernel(work: DeviceWork, operator: str | None) -> Category:
 
 @functools.lru_cache(1 << 16)
 def _category_by_name(name: str) -> Category:
-    return next((category for pattern, category in _KERNEL_PATTERNS if pattern.search(name)), "other")
+    return next(
+        (category for pattern, category in _KERNEL_PATTERNS if pattern.search(name)), "other"
+    )
 
 
 @functools.lru_cache(1 << 16)
 def tensor_cores_by_name(name: str) -> bool | None:
     """Whether a kernel runs on tensor or matrix cores; `None` where its name does not tell."""
-    return next((has_them for pattern, has_them in _TENSOR_CORE_PATTERNS if pattern.search(name)), None)
+    return next(
+        (has_them for pattern, has_them in _TENSOR_CORE_PATTERNS if pattern.search(name)), None
+    )
 
 
 @functools.lru_cache(1 << 16)
 def precision_by_name(name: str) -> str | None:
     """The precision that a kernel's name tells, as `hardware.DTYPES` call it."""
-    return next((precision for pattern, precision in _PRECISION_PATTERNS if pattern.search(name)), None)
+    return next(
+        (precision for pattern, precision in _PRECISION_PATTERNS if pattern.search(name)), None
+    )

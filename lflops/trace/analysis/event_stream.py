@@ -1,7 +1,8 @@
 """The events of a trace file in portions, so that a file of any size is read in bounded memory.
 
-A Chrome trace is one JSON object with the events in one array. The text is read in pieces. Each piece is cut after its last whole event and
-decoded as a separate array, so no text outlives its piece.
+A Chrome trace is one JSON object with the events in one array. The text is read in pieces. Each
+piece is cut after its last whole event and decoded as a separate array, so no text outlives its
+piece.
 """
 
 import gzip
@@ -21,8 +22,10 @@ from lflops.errors import ProfileError
 from lflops.trace.files import AT_BYTE, GZIP, as_trace, rank_in_name, without_infinities
 
 _PIECE = 1 << 22
-_LONGEST = 1 << 26  # bytes of the longest event, header or trailer that is read
-_LARGEST = 1 << 33  # bytes of the largest file, unpacked
+# bytes of the longest event, header or trailer that is read
+_LONGEST = 1 << 26
+# bytes of the largest file, unpacked
+_LARGEST = 1 << 33
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _TAIL, _CUTS = 1 << 16, 8
@@ -57,8 +60,9 @@ class Header(Struct, frozen=True):
 class TraceStream(Generic[_Event]):
     """One trace file, packed or not, which its first bytes show.
 
-    What the trace says of itself is in `header`, complete when all events have been read. Events that are not of the kind are left out:
-    `damaged` is how many, `damage` what is wrong with the first.
+    What the trace says of itself is in `header`, complete when all events have been read. Events
+    that are not of the kind are left out: `damaged` is how many, `damage` what is wrong with the
+    first.
     """
 
     def __init__(self, path: Path, kind: type[_Event]) -> None:
@@ -68,10 +72,14 @@ class TraceStream(Generic[_Event]):
         self._decoder = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
         self._single = msgspec.json.Decoder(kind)
         self._read = 0
-        self._line = self._column = 1  # of the first byte that is not decoded yet
+        # of the first byte that is not decoded yet
+        self._line = self._column = 1
 
     def portions(self) -> Iterator[list[_Event]]:
-        """The events, some thousands at a time; a `ProfileError` names a file that cannot be read, or is no trace."""
+        """The events, some thousands at a time.
+
+        A `ProfileError` names a file that cannot be read, or is no trace.
+        """
         try:
             with as_trace(self._path), self._path.open("rb") as raw:
                 packed = raw.read(2) == GZIP
@@ -106,7 +114,9 @@ class TraceStream(Generic[_Event]):
                 raise ValueError(self._fault(text, is_whole=not piece))
             rest, missing = text, len(text)
         if head:
-            tail = text[end - 1 :] + b"".join(islice(iter(lambda: file.read(_PIECE), b""), _LONGEST // _PIECE))
+            tail = text[end - 1 :] + b"".join(
+                islice(iter(lambda: file.read(_PIECE), b""), _LONGEST // _PIECE)
+            )
             self.header = msgspec.json.decode(without_infinities(head + b"[]" + tail), type=Header)
 
     def _head(self, file: gzip.GzipFile | BufferedReader) -> tuple[bytes, bytes]:
@@ -114,7 +124,8 @@ class TraceStream(Generic[_Event]):
         text = b""
         while piece := self._piece(file, _PIECE):
             text += piece
-            if text.lstrip()[:1] == b"[":  # a list of events without a header is a trace too
+            # a list of events without a header is a trace too
+            if text.lstrip()[:1] == b"[":
                 return b"", text.lstrip()[1:]
             for start in _EVENTS.finditer(text):
                 head = text[: start.end() - 1]
@@ -123,7 +134,8 @@ class TraceStream(Generic[_Event]):
                 except msgspec.ValidationError:
                     raise
                 except msgspec.DecodeError:
-                    continue  # it stands within a text, or in another object
+                    # it stands within a text, or in another object
+                    continue
                 return head, text[start.end() :]
             if len(text) > _LONGEST or text.lstrip()[:1] != b"{":
                 break
@@ -174,19 +186,29 @@ class TraceStream(Generic[_Event]):
             return found
 
     def _leading(self, text: bytes) -> tuple[list[_Event], bytes] | None:
-        """The whole events that a text begins with, and the rest; `None` where no cut is one between two events of the list."""
+        """The whole events that a text begins with, and the rest.
+
+        `None` where no cut is one between two events of the list.
+        """
         cuts = [match.start() + 1 for match in _BETWEEN.finditer(text, max(len(text) - _TAIL, 0))]
         for cut in reversed(cuts[-_CUTS:]):
             try:
-                return self._decoded(b"[" + text[:cut] + b"]"), text[cut:].lstrip().removeprefix(b",")
+                return self._decoded(b"[" + text[:cut] + b"]"), text[cut:].lstrip().removeprefix(
+                    b","
+                )
             except msgspec.DecodeError:
                 continue
         return None
 
 
 def _end_of_array(text: bytes) -> int | None:
-    """Where the array ends that has the text after its first bracket; `None` where it does not end."""
+    """Where the array ends that has the text after its first bracket.
+
+    `None` where it does not end.
+    """
     try:
-        return json.JSONDecoder(parse_int=len, strict=False).raw_decode("[" + text.decode("latin-1"))[1]
+        return json.JSONDecoder(parse_int=len, strict=False).raw_decode(
+            "[" + text.decode("latin-1")
+        )[1]
     except ValueError:
         return None

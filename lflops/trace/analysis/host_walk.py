@@ -1,9 +1,12 @@
-"""Ties the device's work to what launched it on the host: the operator, the modules and the scopes around the launch.
+"""Ties the device's work to what launched it on the host.
+
+The operator, the modules and the scopes around the launch.
 
     host     scope [ aten::linear [ aten::addmm [ cudaLaunchKernel ] ] ]
     device                                          kernel               own work of addmm, inclusive of linear and of the scope
 
-On each thread what the host does is nested by its times. The launch's number, `correlation`, is the kernel's too.
+On each thread what the host does is nested by its times. The launch's number, `correlation`, is the
+kernel's too.
 """
 
 from collections import Counter, defaultdict
@@ -37,11 +40,18 @@ class OperatorSums(SliceTimes):
     """All calls of an operator with one set of inputs."""
 
     inputs: Inputs | None = None
-    counted_calls: int = 0  # calls whose cost counts: those within an operator that is counted itself are its parts
-    counted_device: int = 0  # the device's time of these, inclusive
-    uncounted_device: int = 0  # its own device time in no operator that is counted
-    has_operators: bool = False  # whether it called another operator
-    has_tf32: bool = False  # whether a kernel of its counted calls is named after TF32, which inputs of fp32 do not tell
+    counted_calls: int = (
+        # calls whose cost counts: those within an operator that is counted itself are its parts
+        0
+    )
+    # the device's time of these, inclusive
+    counted_device: int = 0
+    # its own device time in no operator that is counted
+    uncounted_device: int = 0
+    # whether it called another operator
+    has_operators: bool = False
+    # whether a kernel of its counted calls is named after TF32, which inputs of fp32 do not tell
+    has_tf32: bool = False
 
 
 @dataclass(slots=True)
@@ -53,7 +63,10 @@ class SpanSums(SliceTimes):
 
 
 class Launch(NamedTuple):
-    """What launched some work of the device: the call, the innermost operator, the one that is counted, the collective."""
+    """What launched some work of the device.
+
+    The call, the innermost operator, the one that is counted, the collective.
+    """
 
     call: RuntimeCall | None = None
     operator: OperatorSums | None = None
@@ -71,14 +84,17 @@ class HostWalk:
     operators: dict[_OperatorKey, OperatorSums] = field(default_factory=dict)
     spans: dict[tuple[str, str, str], SpanSums] = field(default_factory=dict)
     launches: dict[int, Launch] = field(default_factory=dict)
-    # Each counted call: when it began, the operator, and whether it computes again what forward computed
+    # Each counted call: when it began, the operator, and whether it computes again what forward
+    # computed
     counted: list[tuple[int, OperatorSums, bool]] = field(default_factory=list)
     # Of work whose launch was not recorded, by the number that its operator has too
     by_external: dict[int, Launch] = field(default_factory=dict)
 
     def launch(self, work: DeviceWork) -> Launch:
         """Find what launched a piece of work; `NOT_RECORDED` where the trace does not tell."""
-        return self.launches.get(work.correlation) or self.by_external.get(work.external, NOT_RECORDED)
+        return self.launches.get(work.correlation) or self.by_external.get(
+            work.external, NOT_RECORDED
+        )
 
     def call(self, work: DeviceWork) -> RuntimeCall | None:
         return self.launch(work).call
@@ -90,21 +106,30 @@ class _Open:
     end: int
     collective: Collective | None = None
     # What the slices within it inherit:
-    operator: OperatorSums | None = None  # the innermost one, this one included
+    # the innermost one, this one included
+    operator: OperatorSums | None = None
     operator_end: int = 0
     is_within_counted: bool = False
     is_backward: bool = False
-    module: str | None = None  # the innermost module; in backward the one whose forward made the node
-    node: OperatorCall | None = None  # the outermost node of backward
-    again: OperatorCall | None = None  # the outermost operator in it that is one of forward
+    module: str | None = (
+        # the innermost module; in backward the one whose forward made the node
+        None
+    )
+    # the outermost node of backward
+    node: OperatorCall | None = None
+    # the outermost operator in it that is one of forward
+    again: OperatorCall | None = None
     # What is its own:
     span: SpanSums | None = None
     is_counted: bool = False
 
 
-def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]) -> HostWalk:
+def walk(
+    trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]
+) -> HostWalk:
     """Go through what each thread did, for some work of the device."""
-    # `is_counted` tells whether an operator has a cost. Operators within one that has are its parts, and not counted again.
+    # `is_counted` tells whether an operator has a cost. Operators within one that has are its
+    # parts, and not counted again.
     found = HostWalk()
     nanoseconds = summed((each.correlation, each.end - each.start) for each in work)
     walker = _Walker(found, nanoseconds, is_counted)
@@ -115,7 +140,10 @@ def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[
     threads = {span.thread for span in trace.spans}
     for thread in sorted(by_thread, key=lambda thread: (thread not in threads, thread)):
         walker.thread(by_thread[thread])
-    found.counted = [(call.start, sums, is_again) for (call, sums, *_), is_again in zip(walker.counted, walker.recomputed(), strict=True)]
+    found.counted = [
+        (call.start, sums, is_again)
+        for (call, sums, *_), is_again in zip(walker.counted, walker.recomputed(), strict=True)
+    ]
     known = {call.external: call for call in trace.operators if call.external}
     for each in work:
         launch = found.launches.get(each.correlation, NOT_RECORDED)
@@ -127,7 +155,10 @@ def walk(trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[
 
 
 def _slice_threads(trace: RecordedTrace) -> dict[int, int]:
-    """The threads that the slices of lflops, which have their own tracks, were recorded on; where no node tells, the one of the steps."""
+    """The threads that the slices of lflops, which have their own tracks, were recorded on.
+
+    Where no node tells, the one of the steps.
+    """
     nodes = {call.start: call.thread for call in trace.operators if call.name.startswith(NODE)}
     steps = Counter(span.thread for span in trace.spans if span.kind == "step")
     slices = [(span.thread, span.start) for span in trace.spans if span.kind == "slice"]
@@ -141,10 +172,17 @@ class _Walker:
     nanoseconds: Mapping[int, int]
     is_counted: Callable[[OperatorCall], bool]
     module_of: dict[int, str] = field(default_factory=dict)
-    # Each counted call with its operator, the node of backward around it, and the operator of forward in that
-    counted: list[tuple[OperatorCall, OperatorSums, OperatorCall | None, OperatorCall | None]] = field(default_factory=list)
-    nodes: defaultdict[int, list[OperatorCall]] = field(default_factory=lambda: defaultdict(list))  # by sequence, those in no other
-    forward: list[OperatorCall] = field(default_factory=list)  # in no node
+    # Each counted call with its operator, the node of backward around it, and the operator of
+    # forward in that
+    counted: list[tuple[OperatorCall, OperatorSums, OperatorCall | None, OperatorCall | None]] = (
+        field(default_factory=list)
+    )
+    nodes: defaultdict[int, list[OperatorCall]] = field(
+        default_factory=lambda: defaultdict(list)
+        # by sequence, those in no other
+    )
+    # in no node
+    forward: list[OperatorCall] = field(default_factory=list)
 
     def thread(self, items: Iterable[HostItem]) -> None:
         opened: list[_Open] = []
@@ -156,7 +194,10 @@ class _Walker:
             if opened:
                 around = opened[-1]
                 inside.operator, inside.operator_end = around.operator, around.operator_end
-                inside.is_within_counted, inside.is_backward = around.is_within_counted, around.is_backward
+                inside.is_within_counted, inside.is_backward = (
+                    around.is_within_counted,
+                    around.is_backward,
+                )
                 inside.module, inside.node, inside.again = around.module, around.node, around.again
             if isinstance(item, Span):
                 self._span(item, inside, opened)
@@ -166,18 +207,35 @@ class _Walker:
 
     def recomputed(self) -> Iterator[bool]:
         """Tell of each counted call whether activation checkpointing makes it again, within a node of backward."""
-        # Only operators that autograd records have a sequence number there: those of checkpointing, and with `create_graph` those of
-        # backward itself. The nodes of the latter run later, outside of this node. Each thread has its own sequence.
-        numbers: defaultdict[int, Counter[int]] = defaultdict(Counter)  # of threads, as nodes have them
+        # Only operators that autograd records have a sequence number there: those of checkpointing,
+        # and with `create_graph` those of backward itself. The nodes of the latter run later,
+        # outside of this node. Each thread has its own sequence.
+        numbers: defaultdict[int, Counter[int]] = defaultdict(
+            Counter
+            # of threads, as nodes have them
+        )
         for call in self.forward:
-            numbers[call.thread].update(each.forward_thread for each in self.nodes.get(call.sequence, ()))
-        known = {thread: counts.most_common(1)[0][0] for thread, counts in numbers.items() if counts}
+            numbers[call.thread].update(
+                each.forward_thread for each in self.nodes.get(call.sequence, ())
+            )
+        known = {
+            thread: counts.most_common(1)[0][0] for thread, counts in numbers.items() if counts
+        }
         for _, _, node, again in self.counted:
             if node is None or again is None:
                 yield False
                 continue
-            later = [each.forward_thread for each in self.nodes.get(again.sequence, ()) if each.start >= node.end]
-            yield not any(number == known[again.thread] if again.thread in known else number not in known.values() for number in later)
+            later = [
+                each.forward_thread
+                for each in self.nodes.get(again.sequence, ())
+                if each.start >= node.end
+            ]
+            yield not any(
+                number == known[again.thread]
+                if again.thread in known
+                else number not in known.values()
+                for number in later
+            )
 
     def unlaunched(self, work: DeviceWork, call: OperatorCall) -> None:
         """Add work whose launch was not recorded to the operator that it names."""
@@ -189,17 +247,23 @@ class _Walker:
 
     def _sums(self, call: OperatorCall) -> OperatorSums:
         key = call.name, call.inputs
-        return self.found.operators.get(key) or self.found.operators.setdefault(key, OperatorSums(call.name, inputs=call.inputs))
+        return self.found.operators.get(key) or self.found.operators.setdefault(
+            key, OperatorSums(call.name, inputs=call.inputs)
+        )
 
     def _spans(self, kind: str, name: str, phase: str) -> SpanSums:
         key = kind, name, phase
-        return self.found.spans.get(key) or self.found.spans.setdefault(key, SpanSums(name, kind=kind, phase=phase))
+        return self.found.spans.get(key) or self.found.spans.setdefault(
+            key, SpanSums(name, kind=kind, phase=phase)
+        )
 
     def _operator(self, call: OperatorCall, inside: _Open, opened: Sequence[_Open]) -> None:
         sums, took = self._sums(call), call.end - call.start
         sums.calls += 1
         sums.own_host += took
-        if inside.operator is None or not any(each.operator is not None and each.operator.name == call.name for each in opened):
+        if inside.operator is None or not any(
+            each.operator is not None and each.operator.name == call.name for each in opened
+        ):
             sums.host += took
         if inside.operator is not None:
             inside.operator.has_operators = True
@@ -228,12 +292,20 @@ class _Walker:
             elif call.sequence >= 0:
                 self.forward.append(call)
         elif inside.again is None or inside.again.end <= call.start:
-            is_of_forward = not is_node and call.sequence not in {-1, inside.node.sequence} and not call.forward_thread
+            is_of_forward = (
+                not is_node
+                and call.sequence not in {-1, inside.node.sequence}
+                and not call.forward_thread
+            )
             inside.again = call if is_of_forward else None
 
     def _span(self, span: Span, inside: _Open, opened: Sequence[_Open]) -> None:
         kind = "module" if span.kind == "slice" else span.kind
-        name = span.name.removeprefix("nn.Module: ") if span.kind == "module" else span.name or "(model)"
+        name = (
+            span.name.removeprefix("nn.Module: ")
+            if span.kind == "module"
+            else span.name or "(model)"
+        )
         inside.span = self._spans(kind, name, span.phase)
         inside.span.calls += 1
         if not any(each.span is inside.span for each in opened):

@@ -1,6 +1,9 @@
-"""Why a device was idle, from what the host did meanwhile; how long launches took to arrive; how much work was queued.
+"""Why a device was idle, from what the host did meanwhile.
 
-Each idle stretch ends with a piece of work. The thread that launched that work decides what the stretch was lost to:
+How long launches took to arrive; how much work was queued.
+
+Each idle stretch ends with a piece of work. The thread that launched that work decides what the
+stretch was lost to:
 
     device   ▇▇▇▇ kernel │            idle                 │ ▇▇▇ next kernel
     host                 │ Python │ operator │ launch call │
@@ -20,26 +23,60 @@ from lflops.intervals import Stretches, joined, shares
 from lflops.trace.recorded import DeviceWork, RecordedTrace, RuntimeCall
 
 Cause = Literal[
-    "data_loader",  # the thread was inside the data loader
-    "synchronising",  # it waited for the device, or had just been woken
-    "allocating",  # it asked the driver for memory, or gave it back
-    "launching",  # it was in another call of the device's library
-    "operators",  # it was in an operator, and in no such call
-    "python",  # in none of these
-    "launch_latency",  # the next work was launched after the idle time began, and had not started yet
-    "queued",  # it had been launched before the device became idle: the device's own gap, or a wait for another stream
-    "not_recorded",  # the trace does not tell what launched the next work
+    # the thread was inside the data loader
+    "data_loader",
+    # it waited for the device, or had just been woken
+    "synchronising",
+    # it asked the driver for memory, or gave it back
+    "allocating",
+    # it was in another call of the device's library
+    "launching",
+    # it was in an operator, and in no such call
+    "operators",
+    # in none of these
+    "python",
+    # the next work was launched after the idle time began, and had not started yet
+    "launch_latency",
+    # it had been launched before the device became idle: the device's own gap, or a wait for
+    # another stream
+    "queued",
+    # the trace does not tell what launched the next work
+    "not_recorded",
 ]
 """What an idle moment is lost to."""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 
-_AT: tuple[Cause, ...] = ("synchronising", "data_loader", "allocating", "launching", "operators", "python")
+_AT: tuple[Cause, ...] = (
+    "synchronising",
+    "data_loader",
+    "allocating",
+    "launching",
+    "operators",
+    "python",
+)
 """What a thread is at; a moment belongs to the first that it is at."""
 
 _SYNCHRONISING = ("Synchronize", "EventQuery", "StreamQuery")
-_BLOCKING_COPIES = frozenset({"cudaMemcpy", "cudaMemcpy2D", "cuMemcpyDtoH_v2", "hipMemcpy", "hipMemcpyWithStream"})
-_ALLOCATING = ("Malloc", "Free", "HostAlloc", "MemCreate", "MemMap", "MemUnmap", "MemAddressReserve", "MemSetAccess", "HostRegister")
-_LOADERS = ("enumerate(DataLoader)#", "enumerate(DataPipe)#", "[pl][profile][_TrainingEpochLoop].train_dataloader_next", "dataloader")
+_BLOCKING_COPIES = frozenset(
+    {"cudaMemcpy", "cudaMemcpy2D", "cuMemcpyDtoH_v2", "hipMemcpy", "hipMemcpyWithStream"}
+)
+_ALLOCATING = (
+    "Malloc",
+    "Free",
+    "HostAlloc",
+    "MemCreate",
+    "MemMap",
+    "MemUnmap",
+    "MemAddressReserve",
+    "MemSetAccess",
+    "HostRegister",
+)
+_LOADERS = (
+    "enumerate(DataLoader)#",
+    "enumerate(DataPipe)#",
+    "[pl][profile][_TrainingEpochLoop].train_dataloader_next",
+    "dataloader",
+)
 
 
 class LaunchDelays(Struct, frozen=True, kw_only=True):
@@ -57,7 +94,10 @@ class LaunchDelays(Struct, frozen=True, kw_only=True):
 
 
 class QueueDepth(Struct, frozen=True, kw_only=True):
-    """Work that had been launched and had not started, over the window by time; for `empty` nanoseconds there was none."""
+    """Work that had been launched and had not started, over the window by time.
+
+    For `empty` nanoseconds there was none.
+    """
 
     mean: float
     largest: int
@@ -67,9 +107,12 @@ class QueueDepth(Struct, frozen=True, kw_only=True):
 _Launch = Callable[[DeviceWork], RuntimeCall | None]
 
 
-def idle_by_cause(idle: Stretches, work: Sequence[DeviceWork], launch_of: _Launch, trace: RecordedTrace) -> dict[Cause, int]:
+def idle_by_cause(
+    idle: Stretches, work: Sequence[DeviceWork], launch_of: _Launch, trace: RecordedTrace
+) -> dict[Cause, int]:
     """Nanoseconds of one device's idle stretches by cause; together they are all of the idle time."""
-    # `work` is of the same device, and sorted by start as the stretches are; `launch_of` has the call that launched a piece of it.
+    # `work` is of the same device, and sorted by start as the stretches are; `launch_of` has the
+    # call that launched a piece of it.
     causes: Counter[Cause] = Counter()
     pieces: defaultdict[int, Stretches] = defaultdict(list)
     starts = [each.start for each in work]
@@ -116,29 +159,41 @@ def _cause(call: str) -> Cause:
 
 
 def launch_delays(work: Iterable[DeviceWork], launch_of: _Launch) -> LaunchDelays | None:
-    """How long launches took; `None` where none was recorded. A graph is launched once, so only its first work counts."""
+    """How long launches took.
+
+    `None` where none was recorded. A graph is launched once, so only its first work counts.
+    """
     first: dict[int, tuple[RuntimeCall, DeviceWork]] = {}
     for each in work:
         launch = launch_of(each)
-        if launch is not None and (each.correlation not in first or each.start < first[each.correlation][1].start):
+        if launch is not None and (
+            each.correlation not in first or each.start < first[each.correlation][1].start
+        ):
             first[each.correlation] = launch, each
     if not first:
         return None
     delays = sorted(max(each.start - launch.start, 0) for launch, each in first.values())
-    high = statistics.quantiles(delays, n=10, method="inclusive")[-1] if len(delays) > 1 else delays[0]
+    high = (
+        statistics.quantiles(delays, n=10, method="inclusive")[-1] if len(delays) > 1 else delays[0]
+    )
     return LaunchDelays(
         calls=len(delays),
         median=round(statistics.median(delays)),
         high=round(high),
         longest=delays[-1],
-        call_median=round(statistics.median(launch.end - launch.start for launch, _ in first.values())),
+        call_median=round(
+            statistics.median(launch.end - launch.start for launch, _ in first.values())
+        ),
         shorter_than_launch=sum(
-            each.kind == "kernel" and each.end - each.start < launch.end - launch.start for launch, each in first.values()
+            each.kind == "kernel" and each.end - each.start < launch.end - launch.start
+            for launch, each in first.values()
         ),
     )
 
 
-def queue_depth(work: Iterable[DeviceWork], launch_of: _Launch, start: int, end: int) -> QueueDepth | None:
+def queue_depth(
+    work: Iterable[DeviceWork], launch_of: _Launch, start: int, end: int
+) -> QueueDepth | None:
     """How much work waited between two moments; `None` where no launch was recorded."""
     changes: list[tuple[int, int]] = []
     for each in work:

@@ -38,18 +38,28 @@ class _Tables(Struct, forbid_unknown_fields=True):
 _TABLES = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes(), type=_Tables)
 _DTYPES = {name: precision for name, (precision, _) in _TABLES.types.items() if precision}
 _COMPARING, _SELECTING = frozenset(_TABLES.comparing.split()), frozenset(_TABLES.selecting.split())
-_SAME_AS_FIRST, _UNREAD = frozenset(_TABLES.same_as_first.split()), frozenset(_TABLES.unread.split())
+_SAME_AS_FIRST, _UNREAD = (
+    frozenset(_TABLES.same_as_first.split()),
+    frozenset(_TABLES.unread.split()),
+)
 _PRODUCTS = {name: places for names, places in _TABLES.products.items() for name in names.split()}
 
-BYTES = {name: size for name, (_, size) in _TABLES.types.items()}  # of an element, by the type's name in traces
+BYTES = {
+    name: size
+    for name, (_, size) in _TABLES.types.items()
+    # of an element, by the type's name in traces
+}
 
 
 class Argument(NamedTuple):
     """One argument of a call."""
 
-    shape: Any  # of a tensor; of a list of tensors, their shapes; `None` where it is no tensor
-    type: str  # the element type's name; of a list of tensors, that of the first
-    value: str  # of all else, as text; empty where there is none, or it was not recorded
+    # of a tensor; of a list of tensors, their shapes; `None` where it is no tensor
+    shape: Any
+    # the element type's name; of a list of tensors, that of the first
+    type: str
+    # of all else, as text; empty where there is none, or it was not recorded
+    value: str
 
 
 @functools.lru_cache(1 << 16)
@@ -65,7 +75,11 @@ def arguments(inputs: Inputs) -> tuple[Argument, ...] | None:
     for place, shape in enumerate(shapes):
         kind = types[place] if place < len(types) else ""
         value = values[place] if place < len(values) else ""
-        is_tensor = isinstance(kind, list) or kind in BYTES or (bool(shape) and kind not in {"", "Scalar", "ScalarList", "GenericList"})
+        is_tensor = (
+            isinstance(kind, list)
+            or kind in BYTES
+            or (bool(shape) and kind not in {"", "Scalar", "ScalarList", "GenericList"})
+        )
         of_first = kind[0] if isinstance(kind, list) and kind else kind
         found.append(Argument(_shape(shape) if is_tensor else None, str(of_first), str(value)))
     return tuple(found)
@@ -86,30 +100,53 @@ def precision_of(inputs: Inputs | None) -> str | None:
     return None
 
 
-_LARGEST = 1 << 48  # a dimension over it is none of a tensor's
+# a dimension over it is none of a tensor's
+_LARGEST = 1 << 48
 
 
 class TracedCost(NamedTuple):
     """One call."""
 
-    macs: int  # Multiply-accumulates; what is computed once more is not in them
-    executed_macs: int  # without what a mask leaves out, and with what is computed once more
-    flops: int  # 2 x `macs`, with what is computed once more and what is no multiply-accumulate
-    bytes_moved: int | None  # inputs read once and the result written once; `None` is unknown
-    recompute_macs: int = 0  # what is computed once more, with what a mask leaves out
+    # Multiply-accumulates; what is computed once more is not in them
+    macs: int
+    # without what a mask leaves out, and with what is computed once more
+    executed_macs: int
+    # 2 x `macs`, with what is computed once more and what is no multiply-accumulate
+    flops: int
+    # inputs read once and the result written once; `None` is unknown
+    bytes_moved: int | None
+    # what is computed once more, with what a mask leaves out
+    recompute_macs: int = 0
 
     @property
     def executed_flops(self) -> int:
         """`flops` without what a mask leaves out."""
-        return self.flops - 2 * (self.macs - self.executed_macs) if self.executed_macs < self.macs else self.flops
+        return (
+            self.flops - 2 * (self.macs - self.executed_macs)
+            if self.executed_macs < self.macs
+            else self.flops
+        )
 
 
 class _Unknown(Exception):  # noqa: N818 - it says that something is unknown, and is caught here
     """The trace does not tell."""
 
 
-_FAILURES = _Unknown, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, SyntaxError, NotImplementedError, RecursionError
-"""What formulas and the reading of values raise for inputs that do not fit: a trace is a file from anywhere."""
+_FAILURES = (
+    _Unknown,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    SyntaxError,
+    NotImplementedError,
+    RecursionError,
+)
+"""What formulas and the reading of values raise for inputs that do not fit.
+
+A trace is a file from anywhere.
+"""
 
 
 @functools.lru_cache(1 << 16)
@@ -122,23 +159,35 @@ def cost_of(name: str, inputs: Inputs | None) -> TracedCost | None:
     try:
         if name in FORMULAS:
             return _by_formula(name, FORMULAS[name], given, has_values=has_values)
-        return _by_convention(name.removeprefix("aten::"), given) if name.startswith("aten::") else None
+        return (
+            _by_convention(name.removeprefix("aten::"), given)
+            if name.startswith("aten::")
+            else None
+        )
     except _FAILURES:
         return None
 
 
 def _is_too_large(shape: Any) -> bool:
-    flat = [size for each in shape for size in (each if isinstance(each, tuple) else (each,))] if shape else []
+    flat = (
+        [size for each in shape for size in (each if isinstance(each, tuple) else (each,))]
+        if shape
+        else []
+    )
     return not all(isinstance(size, int) and 0 <= size < _LARGEST for size in flat)
 
 
-def _by_formula(name: str, function: Formula, given: Sequence[Argument], *, has_values: bool) -> TracedCost:
+def _by_formula(
+    name: str, function: Formula, given: Sequence[Argument], *, has_values: bool
+) -> TracedCost:
     """The formula's result for the shapes, with what it asks for by name from where the schema has it."""
     places = PLACES.get(name, {})
     parameters = inspect.signature(function).parameters.values()
     positional = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     values = [_value(given[place], has_values=has_values) for place, _ in enumerate(positional)]
-    if name not in PLACES and any(each.kind is each.KEYWORD_ONLY and each.name != "out" for each in parameters):
+    if name not in PLACES and any(
+        each.kind is each.KEYWORD_ONLY and each.name != "out" for each in parameters
+    ):
         raise _Unknown
     out = _result(name, given, places, has_values=has_values)
     named: dict[str, Any] = {}
@@ -151,7 +200,8 @@ def _by_formula(name: str, function: Formula, given: Sequence[Argument], *, has_
             named["out"] = out
         elif each.name in places and places[each.name] < len(given):
             if each.name == "beta" and not has_values:
-                continue  # it decides whether a bias is added, and 1 is the usual value
+                # it decides whether a bias is added, and 1 is the usual value
+                continue
             named[each.name] = _value(given[places[each.name]], has_values=has_values)
         elif each.default is each.empty:
             raise _Unknown
@@ -165,8 +215,16 @@ def _traced(cost: Cost, moved: int | None) -> TracedCost:
     if cost.is_upper_bound:
         raise _Unknown
     again = cost.recompute or Cost()
-    executed = sum(each.macs if each.executed_macs is None else each.executed_macs for each in (cost, again))
-    return TracedCost(cost.macs, executed, 2 * (cost.macs + again.macs) + cost.other_flops + again.other_flops, moved, again.macs)
+    executed = sum(
+        each.macs if each.executed_macs is None else each.executed_macs for each in (cost, again)
+    )
+    return TracedCost(
+        cost.macs,
+        executed,
+        2 * (cost.macs + again.macs) + cost.other_flops + again.other_flops,
+        moved,
+        again.macs,
+    )
 
 
 def _value(argument: Argument, *, has_values: bool) -> Any:
@@ -178,7 +236,9 @@ def _value(argument: Argument, *, has_values: bool) -> Any:
     return ast.literal_eval(argument.value) if argument.value else None
 
 
-def _result(name: str, given: Sequence[Argument], places: Mapping[str, int], *, has_values: bool) -> Shape | None:
+def _result(
+    name: str, given: Sequence[Argument], places: Mapping[str, int], *, has_values: bool
+) -> Shape | None:
     """The shape of the result, where it is known how it follows from the inputs."""
     base = name.removeprefix("aten::").rstrip("_")
     if base in _PRODUCTS:
@@ -191,18 +251,42 @@ def _result(name: str, given: Sequence[Argument], places: Mapping[str, int], *, 
         return same
     if "backward" in base or "stride" not in places:
         return None
-    transposed = "transpose" in base or ("transposed" in places and _value(given[places["transposed"]], has_values=has_values))
+    transposed = "transpose" in base or (
+        "transposed" in places and _value(given[places["transposed"]], has_values=has_values)
+    )
     x, weight = given[0].shape, given[1].shape
     space = len(x) - 2
     stride, padding, dilation, more, groups = (
-        _geometry(given[places[key]], space, has_values=has_values) if key in places else [default] * space
-        for key, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0), ("groups", 1))
+        _geometry(given[places[key]], space, has_values=has_values)
+        if key in places
+        else [default] * space
+        for key, default in (
+            ("stride", 1),
+            ("padding", 0),
+            ("dilation", 1),
+            ("output_padding", 0),
+            ("groups", 1),
+        )
     )
     kernel = weight[2:]
     if transposed:
-        sizes = [(x[2 + i] - 1) * stride[i] - 2 * padding[i] + dilation[i] * (kernel[i] - 1) + more[i] + 1 for i in range(space)]
+        sizes = [
+            (x[2 + i] - 1) * stride[i]
+            - 2 * padding[i]
+            + dilation[i] * (kernel[i] - 1)
+            + more[i]
+            + 1
+            for i in range(space)
+        ]
         return (x[0], weight[1] * groups[0], *sizes)
-    return (x[0], weight[0], *((x[2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in range(space)))
+    return (
+        x[0],
+        weight[0],
+        *(
+            (x[2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1
+            for i in range(space)
+        ),
+    )
 
 
 def _geometry(argument: Argument, space: int, *, has_values: bool) -> list[int]:
@@ -216,13 +300,23 @@ def _bytes(given: Sequence[Argument], out: Shape | None) -> int | None:
     if out is None:
         return None
     read = _read(given)
-    size = next((BYTES[argument.type] for argument in given if argument.shape is not None and argument.type in BYTES), None)
+    size = next(
+        (
+            BYTES[argument.type]
+            for argument in given
+            if argument.shape is not None and argument.type in BYTES
+        ),
+        None,
+    )
     return None if read is None or size is None else int(read + prod(out) * size)
 
 
 def _read(given: Sequence[Argument]) -> int | None:
     tensors = [argument for argument in given if argument.shape is not None]
-    if any(argument.type not in BYTES or (argument.shape and isinstance(argument.shape[0], tuple)) for argument in tensors):
+    if any(
+        argument.type not in BYTES or (argument.shape and isinstance(argument.shape[0], tuple))
+        for argument in tensors
+    ):
         return None
     return sum(int(prod(argument.shape)) * BYTES[argument.type] for argument in tensors)
 
@@ -230,25 +324,43 @@ def _read(given: Sequence[Argument]) -> int | None:
 def _by_convention(base: str, given: Sequence[Argument]) -> TracedCost | None:
     """Pointwise operators and reductions: so many operations an element."""
     plain = base.rstrip("_")
-    first = next((argument for argument in given if argument.shape is not None and argument.type in BYTES), None)
+    first = next(
+        (argument for argument in given if argument.shape is not None and argument.type in BYTES),
+        None,
+    )
     if first is None:
         return None
     if plain in PER_INPUT:
         flops = PER_INPUT[plain] * prod(first.shape) if first.type in _DTYPES else 0
-        return TracedCost(0, 0, flops, _bytes(given, first.shape) if base in _SAME_AS_FIRST else None)
+        return TracedCost(
+            0, 0, flops, _bytes(given, first.shape) if base in _SAME_AS_FIRST else None
+        )
     if base in _SAME_AS_FIRST:
         read = _read(given[1:] if base in _UNREAD else given)
-        return TracedCost(0, 0, 0, None if read is None else read + prod(first.shape) * BYTES[first.type])
+        return TracedCost(
+            0, 0, 0, None if read is None else read + prod(first.shape) * BYTES[first.type]
+        )
     return _pointwise(base, given, first) if category_of_operator(base) == "pointwise" else None
 
 
 def _pointwise(base: str, given: Sequence[Argument], first: Argument) -> TracedCost:
     plain = base.rstrip("_")
     tensors = [argument for argument in given if argument.shape is not None]
-    out: Shape = first.shape if base.endswith("_") else functools.reduce(_broadcast, (argument.shape for argument in tensors))
-    same = [BYTES[argument.type] for argument in tensors if argument.shape == out and argument.type in _DTYPES]
+    out: Shape = (
+        first.shape
+        if base.endswith("_")
+        else functools.reduce(_broadcast, (argument.shape for argument in tensors))
+    )
+    same = [
+        BYTES[argument.type]
+        for argument in tensors
+        if argument.shape == out and argument.type in _DTYPES
+    ]
     size = 1 if plain in _COMPARING else max(same, default=BYTES[first.type])
-    floating = any(argument.type in _DTYPES for argument in tensors) and plain not in _COMPARING | _SELECTING
+    floating = (
+        any(argument.type in _DTYPES for argument in tensors)
+        and plain not in _COMPARING | _SELECTING
+    )
     flops = PER_OUTPUT.get(plain, 1) * prod(out) if floating else 0
     read = _read(given)
     return TracedCost(0, 0, flops, None if read is None else read + prod(out) * size)

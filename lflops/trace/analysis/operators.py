@@ -1,8 +1,11 @@
-"""The operators of a trace: times, calls, and by the shapes of their inputs what they computed and how near to the chip's roof.
+"""The operators of a trace.
 
-Modules and scopes by the spans around the operators: a frame of a module has the class and a number, as `Linear_3`; a slice of lflops has
-the module's name. Backward is in the module whose forward made the node, where the trace has the numbers that tell. All times are of
-launches inside, so a module's time is its kernels'.
+Times, calls, and by the shapes of their inputs what they computed and how near to the chip's roof.
+
+Modules and scopes by the spans around the operators: a frame of a module has the class and a
+number, as `Linear_3`; a slice of lflops has the module's name. Backward is in the module whose
+forward made the node, where the trace has the numbers that tell. All times are of launches inside,
+so a module's time is its kernels'.
 """
 
 import re
@@ -38,23 +41,42 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
 
     name: str
     category: Category
-    shapes: tuple[Any, ...]  # of each input; of a list of tensors, a list; of what is no tensor, `None`
-    types: tuple[str, ...]  # of the elements, by torch's names
-    precision: str | None  # as `hardware.DTYPES` call it; TF32 where a kernel's name says so
-    calls: int  # the number of calls; calls inside of another counted operator are that one's
-    device: int  # nanoseconds of the device, with all below it
-    macs: int  # of all calls; `flops` without what a mask leaves out
+    shapes: tuple[
+        Any, ...
+        # of each input; of a list of tensors, a list; of what is no tensor, `None`
+    ]
+    # of the elements, by torch's names
+    types: tuple[str, ...]
+    # as `hardware.DTYPES` call it; TF32 where a kernel's name says so
+    precision: str | None
+    # the number of calls; calls inside of another counted operator are that one's
+    calls: int
+    # nanoseconds of the device, with all below it
+    device: int
+    # of all calls; `flops` without what a mask leaves out
+    macs: int
     flops: int
     bytes_moved: int | None
     intensity: float | None
-    flops_per_second: float | None  # of the device's time
-    roof_seconds: float | None  # what the chip needs at least for the FLOPs at its peak, or for the bytes at its bandwidth
-    bound: Literal["compute", "memory"] | None  # which of the two takes longer
-    share: float | None  # `roof_seconds` over the device's time; over 1 where data stayed in a cache
+    # of the device's time
+    flops_per_second: float | None
+    roof_seconds: (
+        float | None
+        # what the chip needs at least for the FLOPs at its peak, or for the bytes at its bandwidth
+    )
+    # which of the two takes longer
+    bound: Literal["compute", "memory"] | None
+    share: (
+        float | None
+        # `roof_seconds` over the device's time; over 1 where data stayed in a cache
+    )
 
 
 class Uncounted(Struct, frozen=True, kw_only=True):
-    """An operator that multiplies and whose inputs do not tell how much, or were not recorded; nanoseconds of self time."""
+    """An operator that multiplies and whose inputs do not tell how much, or were not recorded.
+
+    Nanoseconds of self time.
+    """
 
     name: str
     calls: int
@@ -62,7 +84,10 @@ class Uncounted(Struct, frozen=True, kw_only=True):
 
 
 def operators(walk: HostWalk) -> tuple[OperatorTimes, ...]:
-    """Sum the operators by name, the most self time first: the device's, or the host's where no device worked."""
+    """Sum the operators by name, the most self time first.
+
+    The device's, or the host's where no device worked.
+    """
     times = "calls", "host", "own_host", "device", "own_device"
     rows = [
         OperatorTimes(name=name, category=category_of_operator(name), **sums(found, *times))
@@ -73,7 +98,11 @@ def operators(walk: HostWalk) -> tuple[OperatorTimes, ...]:
 
 def shapes(walk: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
     """The counted operators by their inputs, the most of the device's time first, or the most FLOPs."""
-    counted = ((each, cost_of(each.name, each.inputs)) for each in walk.operators.values() if each.counted_calls)
+    counted = (
+        (each, cost_of(each.name, each.inputs))
+        for each in walk.operators.values()
+        if each.counted_calls
+    )
     rows = [_shape(each, cost, chip) for each, cost in counted if cost is not None]
     return tuple(sorted(rows, key=lambda row: (-row.device, -row.flops, row.name)))
 
@@ -106,12 +135,18 @@ def _shape(operator: OperatorSums, cost: TracedCost, chip: Hardware | None) -> S
         intensity=flops / moved if moved else None,
         flops_per_second=flops / seconds if seconds else None,
         roof_seconds=roof,
-        bound=None if compute is None or memory is None or not roof else "compute" if compute >= memory else "memory",
+        bound=None
+        if compute is None or memory is None or not roof
+        else "compute"
+        if compute >= memory
+        else "memory",
         share=roof / seconds if roof is not None and seconds else None,
     )
 
 
-def _roof(flops: int, moved: int | None, dtype: str | None, chip: Hardware | None) -> tuple[float | None, float | None]:
+def _roof(
+    flops: int, moved: int | None, dtype: str | None, chip: Hardware | None
+) -> tuple[float | None, float | None]:
     if chip is None:
         return None, None
     peak = chip.peak_flops_per_second.get(dtype or "")
@@ -129,11 +164,19 @@ def uncounted(walk: HostWalk) -> tuple[Uncounted, ...]:
             return False
         if has_device:
             return operator.uncounted_device > 0
-        return not operator.has_operators and not operator.counted_calls and cost_of(operator.name, operator.inputs) is None
+        return (
+            not operator.has_operators
+            and not operator.counted_calls
+            and cost_of(operator.name, operator.inputs) is None
+        )
 
     rows = grouped(filter(is_missing, walk.operators.values()), attrgetter("name"))
     found = (
-        Uncounted(name=name, calls=sum(each.calls for each in group), own_device=sum(each.uncounted_device for each in group))
+        Uncounted(
+            name=name,
+            calls=sum(each.calls for each in group),
+            own_device=sum(each.uncounted_device for each in group),
+        )
         for name, group in rows.items()
     )
     return tuple(sorted(found, key=lambda row: (-row.own_device, row.name)))
@@ -146,13 +189,19 @@ class SpanTimes(Struct, frozen=True, kw_only=True):
     """Modules or scopes of one name but for its numbers; nanoseconds."""
 
     kind: Literal["module", "scope"]
-    name: str  # with a star in place of each number, where there are several
-    phase: str  # as lflops names it; forward also stands for what has none
-    instances: int  # how many different names it stands for
+    # with a star in place of each number, where there are several
+    name: str
+    # as lflops names it; forward also stands for what has none
+    phase: str
+    # how many different names it stands for
+    instances: int
     calls: int
-    device: int  # of the kernels that were launched inside, with all below it
-    own_device: int  # the same without what is below it
-    host: int  # inclusive
+    # of the kernels that were launched inside, with all below it
+    device: int
+    # the same without what is below it
+    own_device: int
+    # inclusive
+    host: int
 
 
 def span_times(walk: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTimes, ...]:
@@ -166,6 +215,8 @@ def span_times(walk: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTi
             instances=len(found),
             **sums(found, "calls", "device", "own_device", "host"),
         )
-        for (pattern, phase), found in grouped(spans, lambda each: (_NUMBER.sub("*", each.name), each.phase)).items()
+        for (pattern, phase), found in grouped(
+            spans, lambda each: (_NUMBER.sub("*", each.name), each.phase)
+        ).items()
     )
     return tuple(sorted(rows, key=lambda row: (-row.device, -row.host, row.name)))

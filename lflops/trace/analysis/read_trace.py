@@ -1,4 +1,7 @@
-"""Reads a trace file into a `RecordedTrace`: of each event what the analysis needs, with times in whole nanoseconds."""
+"""Reads a trace file into a `RecordedTrace`.
+
+Of each event what the analysis needs, with times in whole nanoseconds.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -35,7 +38,16 @@ _ABSENT = Raw(b"")
 _EMPTY = Raw(b"[]")
 
 _RUNTIME = (
-    *("cuda_runtime", "cuda_driver", "runtime", "xpu_runtime", "xpu_driver", "mtia_runtime", "glow_runtime", "hpu_op"),
+    *(
+        "cuda_runtime",
+        "cuda_driver",
+        "runtime",
+        "xpu_runtime",
+        "xpu_driver",
+        "mtia_runtime",
+        "glow_runtime",
+        "hpu_op",
+    ),
     *("privateuse1_runtime", "privateuse1_driver"),
 )
 _WORK: Mapping[str, Literal["kernel", "copy", "fill"]] = {
@@ -43,16 +55,31 @@ _WORK: Mapping[str, Literal["kernel", "copy", "fill"]] = {
     **dict.fromkeys(("gpu_memcpy", "Memcpy"), "copy"),
     **dict.fromkeys(("gpu_memset", "Memset"), "fill"),
 }
-_NAMED = frozenset("XBi")  # of these kinds of events the name and the thread are needed
-_Shapes, _Types = list[list[int | list[int]]], list[str | list[str]]  # of the inputs of an operator; values are like types
+# of these kinds of events the name and the thread are needed
+_NAMED = frozenset("XBi")
+_Shapes, _Types = (
+    list[list[int | list[int]]],
+    list[str | list[str]],
+    # of the inputs of an operator; values are like types
+)
 
 _ASCEND = "Ascend Hardware"
 """The process of a trace whose slices are what an Ascend device did. They have no category."""
 
-_ASCEND_WAITS = ("EVENT_", "NOTIFY_")  # begin the types of its tasks in which nothing is computed
+# begin the types of its tasks in which nothing is computed
+_ASCEND_WAITS = ("EVENT_", "NOTIFY_")
 
 _SKIPPED = {
-    *("ac2g", "async_cpu_gpu", "async_gpu", "fwdbwd", "gpu_user_annotation", "gpu_annotation", "cuda_sync", "overhead"),
+    *(
+        "ac2g",
+        "async_cpu_gpu",
+        "async_gpu",
+        "fwdbwd",
+        "gpu_user_annotation",
+        "gpu_annotation",
+        "cuda_sync",
+        "overhead",
+    ),
     *("Trace", "python_frame", "async_task", ""),
 }
 """Arrows, copies of what the host's events say, and what is drawn and not measured."""
@@ -83,7 +110,15 @@ class _CollectiveArgs(Struct, gc=False):
     def value(self) -> Collective | None:
         if self.collective is None:
             return None
-        return Collective(self.collective, self.in_elements, self.out_elements, self.dtype, self.group_size, self.group, self.ranks)
+        return Collective(
+            self.collective,
+            self.in_elements,
+            self.out_elements,
+            self.dtype,
+            self.group_size,
+            self.group,
+            self.ranks,
+        )
 
 
 class _WorkArgs(_CollectiveArgs, gc=False):
@@ -136,11 +171,16 @@ def _described(name: str, args: _OperatorArgs) -> Collective | None:
         return None
     if not shapes or len(set(types)) != 1:
         return None
-    return Collective(name.removeprefix(_COLLECTIVE), sum(map(prod, shapes)), None, types[0], None, "", "")
+    return Collective(
+        name.removeprefix(_COLLECTIVE), sum(map(prod, shapes)), None, types[0], None, "", ""
+    )
 
 
 def read_trace(path: Path) -> RecordedTrace:
-    """Read one file, packed or not; a `ProfileError` names a file that cannot be read, or is no trace."""
+    """Read one file, packed or not.
+
+    A `ProfileError` names a file that cannot be read, or is no trace.
+    """
     trace = RecordedTrace(file=str(path))
     stream = TraceStream(path, _Event)
     reader = _Reader(trace, stream.skip)
@@ -168,9 +208,16 @@ class _Reader:
         self._threads: dict[tuple[Any, Any], int] = {}
         self._names: dict[str, str] = {}
         self._inputs: dict[Inputs, Inputs] = {}
-        self._begun: dict[tuple[Any, Any], list[_Event]] = {}  # events of which only the begin has been read, by thread
-        self._unsorted: dict[int | str | None, list[DeviceWork]] = {}  # slices without a category, by process
-        self._uncategorised = 0  # slices without a category that are no work of an Ascend device
+        self._begun: dict[
+            tuple[Any, Any], list[_Event]
+            # events of which only the begin has been read, by thread
+        ] = {}
+        self._unsorted: dict[
+            int | str | None, list[DeviceWork]
+            # slices without a category, by process
+        ] = {}
+        # slices without a category that are no work of an Ascend device
+        self._uncategorised = 0
         self._ascend: set[int | str | None] = set()
         self._takers: dict[str, Callable[[_Event], None]] = {
             "cpu_op": self._operator,
@@ -200,8 +247,11 @@ class _Reader:
             self._begun.setdefault((event.pid, event.tid), []).append(event)
         elif event.ph == "E" and (begun := self._begun.get((event.pid, event.tid))):
             opened = begun.pop()
-            self._trace.events -= 1  # a pair is one event
-            self._add(replace(opened, ph="X", dur=microseconds(span(event.ts)[0] - span(opened.ts)[0])))
+            # a pair is one event
+            self._trace.events -= 1
+            self._add(
+                replace(opened, ph="X", dur=microseconds(span(event.ts)[0] - span(opened.ts)[0]))
+            )
         elif event.ph == "M" and event.name == "process_name":
             if msgspec.json.decode(event.args, type=_AscendArgs).name == _ASCEND:
                 self._ascend.add(event.pid)
@@ -218,13 +268,22 @@ class _Reader:
         """All events have been added: what had no category is a device's where its process is one."""
         for process in self._ascend:
             self._trace.work += self._unsorted.get(process, [])
-        self._takers.clear()  # they name this reader, so only the garbage collector would free all that it has read
-        if unsorted := 0 if self._ascend else sum(map(len, self._unsorted.values())) + self._uncategorised:
+        # they name this reader, so only the garbage collector would free all that it has read
+        self._takers.clear()
+        if (
+            unsorted := 0
+            if self._ascend
+            else sum(map(len, self._unsorted.values())) + self._uncategorised
+        ):
             self._unread["none"] += unsorted
         for begun in self._begun.values():
             self._unread.update(event.cat or "begun, and not ended" for event in begun)
         self._trace.unread = dict(self._unread)
-        on_host = [each for each in self._trace.on_host() if not isinstance(each, Span) or each.kind != "slice"]
+        on_host = [
+            each
+            for each in self._trace.on_host()
+            if not isinstance(each, Span) or each.kind != "slice"
+        ]
         self._trace.first = min((each.start for each in on_host), default=0)
         self._trace.last = max((each.end for each in on_host), default=0)
 
@@ -235,9 +294,19 @@ class _Reader:
             self._uncategorised += 1
             return
         start, end = self._times(event)
-        stream = args.stream if args.stream is not None else event.tid if isinstance(event.tid, int) else 0
-        kind: Literal["copy", "kernel"] = "copy" if "MEMCPY" in args.task or "SDMA" in args.task else "kernel"
-        self._unsorted.setdefault(event.pid, []).append(DeviceWork(kind, self._name(event), 0, stream, start, end, 0, 0, None))
+        stream = (
+            args.stream
+            if args.stream is not None
+            else event.tid
+            if isinstance(event.tid, int)
+            else 0
+        )
+        kind: Literal["copy", "kernel"] = (
+            "copy" if "MEMCPY" in args.task or "SDMA" in args.task else "kernel"
+        )
+        self._unsorted.setdefault(event.pid, []).append(
+            DeviceWork(kind, self._name(event), 0, stream, start, end, 0, 0, None)
+        )
 
     def _name(self, event: _Event) -> str:
         name = event.name or ""
@@ -257,16 +326,40 @@ class _Reader:
     def _device(self, kind: Literal["kernel", "copy", "fill"], event: _Event) -> None:
         args = msgspec.json.decode(event.args, type=_WorkArgs)
         start, end = self._times(event)
-        device = args.device if args.device is not None else event.pid if isinstance(event.pid, int) else 0
-        stream = args.stream if args.stream is not None else event.tid if isinstance(event.tid, int) else 0
+        device = (
+            args.device
+            if args.device is not None
+            else event.pid
+            if isinstance(event.pid, int)
+            else 0
+        )
+        stream = (
+            args.stream
+            if args.stream is not None
+            else event.tid
+            if isinstance(event.tid, int)
+            else 0
+        )
         self._trace.work.append(
-            DeviceWork(kind, self._name(event), device, stream, start, end, args.correlation, args.external, args.value())
+            DeviceWork(
+                kind,
+                self._name(event),
+                device,
+                stream,
+                start,
+                end,
+                args.correlation,
+                args.external,
+                args.value(),
+            )
         )
 
     def _runtime(self, event: _Event) -> None:
         correlation = msgspec.json.decode(event.args, type=_RuntimeArgs).correlation
         start, end = self._times(event)
-        self._trace.runtime.append(RuntimeCall(self._name(event), self._thread(event), start, end, correlation))
+        self._trace.runtime.append(
+            RuntimeCall(self._name(event), self._thread(event), start, end, correlation)
+        )
 
     def _operator(self, event: _Event) -> None:
         name, thread = self._name(event), self._thread(event)
@@ -283,16 +376,32 @@ class _Reader:
                 for text, kind in zip(found, (_Shapes, _Types, _Types), strict=True):
                     msgspec.json.decode(text, type=kind)
             inputs = self._inputs.setdefault(found, found)
-        collective = msgspec.json.decode(event.args, type=_CollectiveArgs).value() if name == "record_param_comms" else None
+        collective = (
+            msgspec.json.decode(event.args, type=_CollectiveArgs).value()
+            if name == "record_param_comms"
+            else None
+        )
         start, end = self._times(event)
         self._trace.operators.append(
-            OperatorCall(name, thread, start, end, args.external, inputs, args.sequence, args.forward_thread, collective)
+            OperatorCall(
+                name,
+                thread,
+                start,
+                end,
+                args.external,
+                inputs,
+                args.sequence,
+                args.forward_thread,
+                collective,
+            )
         )
 
     def _annotation(self, event: _Event) -> None:
         start, end = self._times(event)
         name = self._name(event)
-        named = Span("step" if name.startswith(STEP) else "scope", name, self._thread(event), start, end)
+        named = Span(
+            "step" if name.startswith(STEP) else "scope", name, self._thread(event), start, end
+        )
         if name.startswith(_COLLECTIVE):
             named.collective = _described(name, msgspec.json.decode(event.args, type=_OperatorArgs))
         self._trace.spans.append(named)
@@ -302,12 +411,16 @@ class _Reader:
         self._trace.has_stack = True
         if (event.name or "").startswith(_FRAME):
             start, end = self._times(event)
-            self._trace.spans.append(Span("module", self._name(event), self._thread(event), start, end))
+            self._trace.spans.append(
+                Span("module", self._name(event), self._thread(event), start, end)
+            )
 
     def _slice(self, event: _Event) -> None:
         args = msgspec.json.decode(event.args, type=_SliceArgs)
         start, end = self._times(event)
-        self._trace.spans.append(Span("slice", args.module, self._thread(event), start, end, args.phase))
+        self._trace.spans.append(
+            Span("slice", args.module, self._thread(event), start, end, args.phase)
+        )
 
     def _instant(self, event: _Event) -> None:
         if event.name != "[memory]":
@@ -315,4 +428,6 @@ class _Reader:
         args = msgspec.json.decode(event.args, type=_MemoryArgs)
         if args.device_type and args.device >= 0:
             peak = self._trace.memory.get(args.device, MemoryPeak(0, 0))
-            self._trace.memory[args.device] = MemoryPeak(max(peak.allocated, args.allocated), max(peak.reserved, args.reserved))
+            self._trace.memory[args.device] = MemoryPeak(
+                max(peak.allocated, args.allocated), max(peak.reserved, args.reserved)
+            )

@@ -1,4 +1,7 @@
-"""A trace as sentences, the verdict first, and as tables: headings, names, and columns of text, for a terminal and for a page."""
+"""A trace as sentences, the verdict first, and as tables.
+
+Headings, names, and columns of text, for a terminal and for a page.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,8 +56,13 @@ def share(part: float, whole: float) -> str:
 def shapes_text(row: ShapeTimes) -> str:
     """An operator with the shapes of its tensors, as `mm 8944×1024 1024×2816`."""
     groups = [(shape, len(list(same))) for shape, same in itertools.groupby(row.shapes) if shape]
-    shapes = (_shape_text(shape) if number == 1 else f"{number} of {_shape_text(shape)}" for shape, number in groups)
-    return " ".join([plain(row.name.removeprefix("aten::").removeprefix("_scaled_dot_product_")), *shapes])
+    shapes = (
+        _shape_text(shape) if number == 1 else f"{number} of {_shape_text(shape)}"
+        for shape, number in groups
+    )
+    return " ".join(
+        [plain(row.name.removeprefix("aten::").removeprefix("_scaled_dot_product_")), *shapes]
+    )
 
 
 def _shape_text(shape: Any) -> str:
@@ -84,11 +92,17 @@ def verdict(summary: TraceSummary) -> Iterator[str]:
 def _states(summary: TraceSummary, device: DeviceTimeline) -> str:
     several = len(summary.devices) > 1
     who = f"The {len(summary.devices)} GPUs compute" if several else "The GPU computes"
-    parts = [f"{who} {share(device.computing, device.window)} of {'their ' if several else ''}{nanoseconds(device.window)}"]
+    parts = [
+        f"{who} {share(device.computing, device.window)} of {'their ' if several else ''}{nanoseconds(device.window)}"
+    ]
     if device.exposed_communication > _SMALL * device.window:
-        parts.append(f"only communicate{'' if several else 's'} {share(device.exposed_communication, device.window)}")
+        parts.append(
+            f"only communicate{'' if several else 's'} {share(device.exposed_communication, device.window)}"
+        )
     if device.exposed_copies > _SMALL * device.window:
-        parts.append(f"only cop{'y' if several else 'ies'} {share(device.exposed_copies, device.window)}")
+        parts.append(
+            f"only cop{'y' if several else 'ies'} {share(device.exposed_copies, device.window)}"
+        )
     if not device.idle:
         return f"{', '.join(parts)}, and {'are' if several else 'is'} never idle."
     where = ""
@@ -117,13 +131,28 @@ def _step(summary: TraceSummary, step: Spread) -> str:
 
 def facts(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     """Label and value of each line above the tables."""
-    yield "trace", f"{plain(PurePath(summary.file).name)}, {counted(summary.events, 'event')} in {nanoseconds(summary.recorded)}"
+    yield (
+        "trace",
+        f"{plain(PurePath(summary.file).name)}, {counted(summary.events, 'event')} in {nanoseconds(summary.recorded)}",
+    )
     if summary.rank is not None:
-        yield "rank", f"{summary.rank}" + (f" of {summary.world_size}" if summary.world_size is not None else "")
+        yield (
+            "rank",
+            f"{summary.rank}"
+            + (f" of {summary.world_size}" if summary.world_size is not None else ""),
+        )
     for each in summary.devices:
-        name = f"{plain(each.name)} (device {each.device})" if each.name else f"device {each.device}, of unknown name"
+        name = (
+            f"{plain(each.name)} (device {each.device})"
+            if each.name
+            else f"device {each.device}, of unknown name"
+        )
         memory = each.memory
-        peak = f"; allocator's peak {units.size(memory.allocated)}, reserved {units.size(memory.reserved)}" if memory else ""
+        peak = (
+            f"; allocator's peak {units.size(memory.allocated)}, reserved {units.size(memory.reserved)}"
+            if memory
+            else ""
+        )
         yield "device", f"{name}{peak}"
     yield from _utilization(summary)
 
@@ -141,7 +170,9 @@ def _utilization(summary: TraceSummary) -> Iterator[tuple[str, str]]:
     hfu = "".join(
         f", {name} {units.of_peak(share)}"
         for name, share in others.items()
-        if share is not None and abs(share - (found.hfu if name == "executed" and found.hfu else found.mfu)) >= _SMALL * found.mfu
+        if share is not None
+        and abs(share - (found.hfu if name == "executed" and found.hfu else found.mfu))
+        >= _SMALL * found.mfu
     )
     peak = f"{units.quantity(found.peak_flops_per_second, 'FLOP/s')} in {found.precision} ({plain(found.hardware or '')})"
     yield "MFU", f"{units.of_peak(found.mfu)} of {peak}: {rate}{hfu}"
@@ -196,17 +227,34 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
         )
     for each in summary.uncounted:
         time = f", {nanoseconds(each.own_device)} of the device" if each.own_device else ""
-        yield "not counted", f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell"
-    if summary.utilization is not None and any(row.name == "CompiledFunctionBackward" for row in summary.operators):
-        yield "compiled", "backward is compiled: what it computes again is in the MFU, because a trace does not show which part that is"
+        yield (
+            "not counted",
+            f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell",
+        )
+    if summary.utilization is not None and any(
+        row.name == "CompiledFunctionBackward" for row in summary.operators
+    ):
+        yield (
+            "compiled",
+            "backward is compiled: what it computes again is in the MFU, because a trace does not show which part that is",
+        )
     if summary.has_stack:
-        yield "recording", "with Python's stack, which slows the host down: without it the device is less idle"
+        yield (
+            "recording",
+            "with Python's stack, which slows the host down: without it the device is less idle",
+        )
     if summary.negative:
         yield "clock", f"{counted(summary.negative, 'event')} of negative length, taken as 0"
     if summary.unlaunched:
-        yield "no launch", f"{counted(summary.unlaunched, 'kernel')} or copies, whose call is not in the trace: in no operator"
+        yield (
+            "no launch",
+            f"{counted(summary.unlaunched, 'kernel')} or copies, whose call is not in the trace: in no operator",
+        )
     if summary.damaged:
-        yield "left out", f"{counted(summary.damaged, 'event')} that cannot be read: {plain(summary.damage)}"
+        yield (
+            "left out",
+            f"{counted(summary.damaged, 'event')} that cannot be read: {plain(summary.damage)}",
+        )
     for category, number in summary.unread.items():
         yield "not read", f"{counted(number, 'event')} of the unknown category {plain(category)!r}"
 
@@ -218,10 +266,14 @@ class TraceTable(NamedTuple):
     """One table."""
 
     heading: str
-    names: Sequence[str]  # one a row
-    columns: Mapping[str, Sequence[str]]  # the cells of each row, by heading
-    notes: tuple[str, ...] = ()  # lines below it
-    total: int | None = None  # how many rows there are, where only some are listed
+    # one a row
+    names: Sequence[str]
+    # the cells of each row, by heading
+    columns: Mapping[str, Sequence[str]]
+    # lines below it
+    notes: tuple[str, ...] = ()
+    # how many rows there are, where only some are listed
+    total: int | None = None
 
     @property
     def left_out(self) -> int:
@@ -264,11 +316,20 @@ def _timeline(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
     rows |= {f"device {each.device}": each.timeline for each in summary.devices}
     columns: dict[str, list[str]] = {}
     for name, row in rows.items():
-        columns[name] = [nanoseconds(getattr(row, state)) for state in STATES] + [nanoseconds(row.window)]
+        columns[name] = [nanoseconds(getattr(row, state)) for state in STATES] + [
+            nanoseconds(row.window)
+        ]
         shares = [share(getattr(row, state), row.window) for state in STATES]
         columns["share" if len(rows) == 1 else f"share of {name}"] = [*shares, "100 %"]
-    hidden = (("communication", device.overlapped_communication, device.communication), ("copies", device.overlapped_copies, device.copies))
-    notes = tuple(f"{label}: {nanoseconds(whole)} in all, {share(part, whole)} of it hidden" for label, part, whole in hidden if whole)
+    hidden = (
+        ("communication", device.overlapped_communication, device.communication),
+        ("copies", device.overlapped_copies, device.copies),
+    )
+    notes = tuple(
+        f"{label}: {nanoseconds(whole)} in all, {share(part, whole)} of it hidden"
+        for label, part, whole in hidden
+        if whole
+    )
     return TraceTable("timeline", [*STATES.values(), "window"], columns, notes)
 
 
@@ -279,7 +340,12 @@ def _idle(summary: TraceSummary, device: DeviceTimeline) -> TraceTable:
         "share of idle": [share(time, device.idle) for _, time in rows],
         "share of window": [share(time, device.window) for _, time in rows],
     }
-    return TraceTable("idle, lost to", [CAUSES[cause].label for cause, _ in rows], columns, tuple(launches(summary)))
+    return TraceTable(
+        "idle, lost to",
+        [CAUSES[cause].label for cause, _ in rows],
+        columns,
+        tuple(launches(summary)),
+    )
 
 
 def _streams(summary: TraceSummary, device: DeviceTimeline, top: int) -> TraceTable:
@@ -291,7 +357,10 @@ def _streams(summary: TraceSummary, device: DeviceTimeline, top: int) -> TraceTa
         "kernels": [units.count(row.kernels) for row in rows],
         "copies": [units.count(row.copies) for row in rows],
     }
-    names = [f"device {row.device}, stream {row.stream}" if several else f"stream {row.stream}" for row in rows]
+    names = [
+        f"device {row.device}, stream {row.stream}" if several else f"stream {row.stream}"
+        for row in rows
+    ]
     return TraceTable("streams", names, columns, total=len(summary.streams))
 
 
@@ -299,9 +368,14 @@ def _steps(summary: TraceSummary, top: int) -> TraceTable:
     rows = summary.steps[:top]
     columns = {"time": [nanoseconds(row.end - row.start) for row in rows]}
     known = [row.device for row in rows]
-    for state, name in sorted(STATES.items(), key=lambda state: state[0] != "computing" and state[0] != "idle"):
+    for state, name in sorted(
+        STATES.items(), key=lambda state: state[0] != "computing" and state[0] != "idle"
+    ):
         if any(row is not None and getattr(row, state) for row in known):
-            columns[name] = [units.UNKNOWN if row is None else share(getattr(row, state), row.window) for row in known]
+            columns[name] = [
+                units.UNKNOWN if row is None else share(getattr(row, state), row.window)
+                for row in known
+            ]
     return TraceTable("steps", [row.name for row in rows], columns, total=len(summary.steps))
 
 
@@ -315,10 +389,17 @@ def _categories(summary: TraceSummary) -> TraceTable:
     notes: tuple[str, ...] = ()
     computing = sum(row.device for row in summary.precisions)
     if computing:
-        parts = [f"{share(row.device, computing)} {row.precision or 'of unknown precision'}" for row in summary.precisions]
+        parts = [
+            f"{share(row.device, computing)} {row.precision or 'of unknown precision'}"
+            for row in summary.precisions
+        ]
         cores = sum(row.tensor_cores for row in summary.precisions)
-        notes = (f"precision of kernels: {', '.join(parts)}; {share(cores, computing)} on tensor cores by their names",)
-    return TraceTable("device's work by category", [row.category for row in summary.categories], columns, notes)
+        notes = (
+            f"precision of kernels: {', '.join(parts)}; {share(cores, computing)} on tensor cores by their names",
+        )
+    return TraceTable(
+        "device's work by category", [row.category for row in summary.categories], columns, notes
+    )
 
 
 def _kernels(summary: TraceSummary, top: int) -> TraceTable:
@@ -333,7 +414,10 @@ def _kernels(summary: TraceSummary, top: int) -> TraceTable:
         "precision": [row.precision or units.UNKNOWN for row in rows],
         "tensor cores": [cores[row.tensor_cores] for row in rows],
         "operator": [
-            shortened(plain(row.operators[0].removeprefix("aten::")), _OPERATOR) if row.operators else units.UNKNOWN for row in rows
+            shortened(plain(row.operators[0].removeprefix("aten::")), _OPERATOR)
+            if row.operators
+            else units.UNKNOWN
+            for row in rows
         ],
     }
     names = [kernel_name(row.name) for row in rows]
@@ -427,5 +511,15 @@ def ranks_tables(skew: RankSkew, top: int) -> Iterator[TraceTable]:
         "at most": [nanoseconds(row.skew_longest) for row in rows],
         "group": [shortened(plain(row.group), _OPERATOR) or units.UNKNOWN for row in rows],
     }
-    notes = (f"{counted(skew.unmatched, 'collective')} only in the trace of one rank",) if skew.unmatched else ()
-    yield TraceTable("collectives of all ranks", [row.kind for row in rows], columns, notes, len(skew.collectives))
+    notes = (
+        (f"{counted(skew.unmatched, 'collective')} only in the trace of one rank",)
+        if skew.unmatched
+        else ()
+    )
+    yield TraceTable(
+        "collectives of all ranks",
+        [row.kind for row in rows],
+        columns,
+        notes,
+        len(skew.collectives),
+    )

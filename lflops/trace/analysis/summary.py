@@ -13,10 +13,31 @@ from lflops.hardware.chips import Hardware, lookup, named
 from lflops.intervals import joined, shares
 from lflops.profile.records import Spread
 from lflops.profile.series import grouped, sum_known, summed
-from lflops.trace.analysis.categories import CATEGORIES, Category, category_of_kernel, precision_by_name, tensor_cores_by_name
-from lflops.trace.analysis.collectives import CollectiveTimes, Occurrence, RankSkew, collectives, occurrences, rank_skew
+from lflops.trace.analysis.categories import (
+    CATEGORIES,
+    Category,
+    category_of_kernel,
+    precision_by_name,
+    tensor_cores_by_name,
+)
+from lflops.trace.analysis.collectives import (
+    CollectiveTimes,
+    Occurrence,
+    RankSkew,
+    collectives,
+    occurrences,
+    rank_skew,
+)
 from lflops.trace.analysis.host_walk import NOT_RECORDED, HostWalk, walk
-from lflops.trace.analysis.idle import CAUSES, Cause, LaunchDelays, QueueDepth, idle_by_cause, launch_delays, queue_depth
+from lflops.trace.analysis.idle import (
+    CAUSES,
+    Cause,
+    LaunchDelays,
+    QueueDepth,
+    idle_by_cause,
+    launch_delays,
+    queue_depth,
+)
 from lflops.trace.analysis.operator_cost import cost_of, precision_of
 from lflops.trace.analysis.operators import (
     OperatorTimes,
@@ -29,12 +50,22 @@ from lflops.trace.analysis.operators import (
     span_times,
     uncounted,
 )
-from lflops.trace.device_states import DeviceTimeline, communicates, idle_stretches, states, timeline, total
+from lflops.trace.device_states import (
+    DeviceTimeline,
+    communicates,
+    idle_stretches,
+    states,
+    timeline,
+    total,
+)
 from lflops.trace.recorded import DeviceWork, MemoryPeak, RecordedTrace
 
 
 class StreamTimes(Struct, frozen=True, kw_only=True):
-    """What ran on one stream of a device, in nanoseconds and numbers; `busy` is less than the sum where kernels of a stream overlap."""
+    """What ran on one stream of a device, in nanoseconds and numbers.
+
+    `busy` is less than the sum where kernels of a stream overlap.
+    """
 
     device: int
     stream: int
@@ -46,7 +77,9 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
 def streams(work: Iterable[DeviceWork], start: int, end: int) -> tuple[StreamTimes, ...]:
     """Sum what ran on each stream between two moments, the busiest first."""
     inside = (each for each in work if each.end > start and each.start < end)
-    by_stream: dict[tuple[int, int], list[DeviceWork]] = grouped(inside, attrgetter("device", "stream"))
+    by_stream: dict[tuple[int, int], list[DeviceWork]] = grouped(
+        inside, attrgetter("device", "stream")
+    )
     rows = (
         StreamTimes(
             device=device,
@@ -61,7 +94,9 @@ def streams(work: Iterable[DeviceWork], start: int, end: int) -> tuple[StreamTim
 
 
 class StepTimes(Struct, frozen=True, kw_only=True):
-    """One step of the profiler: from its beginning on the host to the next step's, and what the device did in that time.
+    """One step of the profiler.
+
+    From its beginning on the host to the next step's, and what the device did in that time.
 
     Of several devices it has the states of all of them together; `None` without a device.
     """
@@ -78,17 +113,33 @@ class StepTimes(Struct, frozen=True, kw_only=True):
 
 def steps(trace: RecordedTrace, walk: HostWalk) -> tuple[StepTimes, ...]:
     """The steps in their order, and what all devices did in them."""
-    # A step that several processes have, as in a merged trace, is one, from the first of its beginnings. The last step ends with its span,
-    # or with the last work launched in it. It is left out where nothing was launched in it and no operator ran: a profiler that is stopped
-    # opens a step and closes it at once.
-    named = grouped((span for span in trace.spans if span.kind == "step"), attrgetter("name")).values()
-    of_all = (replace(found[0], start=min(each.start for each in found), end=max(each.end for each in found)) for found in named)
+    # A step that several processes have, as in a merged trace, is one, from the first of its
+    # beginnings. The last step ends with its span, or with the last work launched in it. It is left
+    # out where nothing was launched in it and no operator ran: a profiler that is stopped opens a
+    # step and closes it at once.
+    named = grouped(
+        (span for span in trace.spans if span.kind == "step"), attrgetter("name")
+    ).values()
+    of_all = (
+        replace(
+            found[0], start=min(each.start for each in found), end=max(each.end for each in found)
+        )
+        for found in named
+    )
     spans = sorted(of_all, key=attrgetter("start"))
     if not spans:
         return ()
     last = spans[-1]
-    launched = [work.end for work in trace.work if (call := walk.call(work)) is not None and last.start <= call.start < last.end]
-    if len(spans) > 1 and not launched and not any(last.start <= call.start < last.end for call in trace.operators):
+    launched = [
+        work.end
+        for work in trace.work
+        if (call := walk.call(work)) is not None and last.start <= call.start < last.end
+    ]
+    if (
+        len(spans) > 1
+        and not launched
+        and not any(last.start <= call.start < last.end for call in trace.operators)
+    ):
         end = spans.pop().start
     else:
         end = max([last.end, *launched])
@@ -99,7 +150,9 @@ def steps(trace: RecordedTrace, walk: HostWalk) -> tuple[StepTimes, ...]:
             name=span.name,
             start=span.start,
             end=end,
-            device=total(timeline(states(work, span.start, end)) for work in by_device.values()) if by_device else None,
+            device=total(timeline(states(work, span.start, end)) for work in by_device.values())
+            if by_device
+            else None,
         )
         for span, end in zip(spans, ends, strict=True)
         if end > span.start
@@ -112,7 +165,10 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
     name: str
     category: Category
     precision: str | None
-    tensor_cores: bool | None  # whether it runs on tensor or matrix cores; `None` where its name does not tell
+    tensor_cores: (
+        bool | None
+        # whether it runs on tensor or matrix cores; `None` where its name does not tell
+    )
     calls: int
     device: int
     median: int
@@ -121,7 +177,10 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
 
 
 class CategoryTimes(Struct, frozen=True, kw_only=True):
-    """The device's work of one category; nanoseconds. Work that overlaps counts as often as it runs."""
+    """The device's work of one category; nanoseconds.
+
+    Work that overlaps counts as often as it runs.
+    """
 
     category: Category
     device: int
@@ -134,7 +193,8 @@ class PrecisionTimes(Struct, frozen=True, kw_only=True):
     precision: str | None
     device: int
     calls: int
-    tensor_cores: int  # in kernels whose names tell that they run on tensor or matrix cores
+    # in kernels whose names tell that they run on tensor or matrix cores
+    tensor_cores: int
 
 
 def _operator(walk: HostWalk, work: DeviceWork) -> str | None:
@@ -150,7 +210,9 @@ def _precision(walk: HostWalk, work: DeviceWork) -> str | None:
     """Take the precision from the kernel's name for TF32, which the inputs do not tell, else by the operator's inputs, else by the name."""
     by_name, operator = precision_by_name(work.name), walk.launch(work).operator
     by_inputs = precision_of(operator.inputs) if operator is not None else None
-    return by_name if by_inputs is None or (by_name == "tf32" and by_inputs == "fp32") else by_inputs
+    return (
+        by_name if by_inputs is None or (by_name == "tf32" and by_inputs == "fp32") else by_inputs
+    )
 
 
 def kernels(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[KernelTimes, ...]:
@@ -162,14 +224,18 @@ def kernels(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[KernelTimes, ..
 def _kernel(name: str, found: Sequence[DeviceWork], walk: HostWalk) -> KernelTimes:
     times = [each.end - each.start for each in found]
     timed = list(zip(found, times, strict=True))
-    by_operator = summed((operator, took) for each, took in timed if (operator := _operator(walk, each)) is not None)
+    by_operator = summed(
+        (operator, took) for each, took in timed if (operator := _operator(walk, each)) is not None
+    )
     by_category = summed((_category(walk, each), took) for each, took in timed)
     by_precision = summed((_precision(walk, each), took) for each, took in timed)
     computes = found[0].kind == "kernel" and not communicates(found[0])
     return KernelTimes(
         name=name,
         category=max(by_category, key=lambda category: by_category[category]),
-        precision=max(by_precision, key=lambda precision: by_precision[precision]) if computes else None,
+        precision=max(by_precision, key=lambda precision: by_precision[precision])
+        if computes
+        else None,
         tensor_cores=tensor_cores_by_name(name) if computes else None,
         calls=len(found),
         device=sum(times),
@@ -182,7 +248,9 @@ def _kernel(name: str, found: Sequence[DeviceWork], walk: HostWalk) -> KernelTim
 def by_category(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[CategoryTimes, ...]:
     """The work by category, the most time first."""
     rows = (
-        CategoryTimes(category=category, device=sum(each.end - each.start for each in found), calls=len(found))
+        CategoryTimes(
+            category=category, device=sum(each.end - each.start for each in found), calls=len(found)
+        )
         for category, found in grouped(work, lambda each: _category(walk, each)).items()
     )
     return tuple(sorted(rows, key=lambda row: (-row.device, CATEGORIES.index(row.category))))
@@ -190,13 +258,17 @@ def by_category(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[CategoryTim
 
 def by_precision(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[PrecisionTimes, ...]:
     """The kernels by precision, the most time first; copies, fills and communication are left out."""
-    computing = (each for each in work if each.kind == "kernel" and _category(walk, each) != "communication")
+    computing = (
+        each for each in work if each.kind == "kernel" and _category(walk, each) != "communication"
+    )
     rows = (
         PrecisionTimes(
             precision=precision,
             device=sum(each.end - each.start for each in found),
             calls=len(found),
-            tensor_cores=sum(each.end - each.start for each in found if tensor_cores_by_name(each.name)),
+            tensor_cores=sum(
+                each.end - each.start for each in found if tensor_cores_by_name(each.name)
+            ),
         )
         for precision, found in grouped(computing, lambda each: _precision(walk, each)).items()
     )
@@ -224,52 +296,92 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
 class TraceUtilization(Struct, frozen=True, kw_only=True):
     """`None` is unknown."""
 
-    seconds: float  # of all steps, or of the window where there are none; times the number of devices
-    steps: int  # how many steps; 0 is the window
-    macs: int  # Multiply-accumulates that were launched in this time, those of recompute left out
+    seconds: (
+        # of all steps, or of the window where there are none; times the number of devices
+        float
+    )
+    # how many steps; 0 is the window
+    steps: int
+    # Multiply-accumulates that were launched in this time, those of recompute left out
+    macs: int
     flops_per_second: float | None
-    mfu: float | None  # 2 x MACs over `seconds` and the peak of `precision`, without what activation checkpointing computes again
-    hfu: float | None  # the same with that, and with what fused attention computes again
-    executed: float | None  # what the device did: `hfu` without what masks leave out, each precision at its own peak
-    precision: str | None  # the one that most MACs are of
+    mfu: (
+        float | None
+        # 2 x MACs over `seconds` and the peak of `precision`, without what activation checkpointing
+        # computes again
+    )
+    # the same with that, and with what fused attention computes again
+    hfu: float | None
+    executed: (
+        float | None
+        # what the device did: `hfu` without what masks leave out, each precision at its own peak
+    )
+    # the one that most MACs are of
+    precision: str | None
     peak_flops_per_second: float | None
-    hardware: str | None  # the chip's name
+    # the chip's name
+    hardware: str | None
 
 
 class TraceSummary(Struct, frozen=True, kw_only=True):
-    """What a trace says. All times are whole nanoseconds, unless they are a `Spread`, which is seconds."""
+    """What a trace says.
+
+    All times are whole nanoseconds, unless they are a `Spread`, which is seconds.
+    """
 
     file: str
     rank: int | None
     world_size: int | None
-    events: int  # how many events the file has
-    recorded: int  # from the first moment on the host to the last
-    before_device: int | None  # from the first step's beginning, or the recording's, to the first work of a device; `None` without a device
-    device: DeviceTimeline | None  # the states of all devices together; `None` without a device
-    idle: Mapping[Cause, int]  # the idle nanoseconds of all devices by what they were lost to
+    # how many events the file has
+    events: int
+    # from the first moment on the host to the last
+    recorded: int
+    before_device: (
+        int | None
+        # from the first step's beginning, or the recording's, to the first work of a device; `None`
+        # without a device
+    )
+    # the states of all devices together; `None` without a device
+    device: DeviceTimeline | None
+    # the idle nanoseconds of all devices by what they were lost to
+    idle: Mapping[Cause, int]
     launches: LaunchDelays | None
     devices: tuple[DeviceSummary, ...]
     streams: tuple[StreamTimes, ...]
     steps: tuple[StepTimes, ...]
-    step: Spread | None  # median and quartiles of the steps; `None` without a step
+    # median and quartiles of the steps; `None` without a step
+    step: Spread | None
     categories: tuple[CategoryTimes, ...]
     precisions: tuple[PrecisionTimes, ...]
     kernels: tuple[KernelTimes, ...]
     operators: tuple[OperatorTimes, ...]
-    shapes: tuple[ShapeTimes, ...]  # the operators whose inputs tell what they computed, by these inputs
+    shapes: tuple[
+        ShapeTimes, ...
+        # the operators whose inputs tell what they computed, by these inputs
+    ]
     uncounted: tuple[Uncounted, ...]
     utilization: TraceUtilization | None
-    hardware: Hardware | None  # the chip that they are judged by
+    # the chip that they are judged by
+    hardware: Hardware | None
     collectives: tuple[CollectiveTimes, ...]
     modules: tuple[SpanTimes, ...]
     scopes: tuple[SpanTimes, ...]
-    left_out: LeftOut  # what ran before the window
-    has_stack: bool  # whether Python's frames were recorded, which takes the host's time
-    negative: int  # how many events had a negative length; they are taken as 0 ns long
-    unread: Mapping[str, int]  # events of kinds that nothing here knows, by category
-    unlaunched: int  # how many pieces of work have no launch in the trace, so that they are in no operator
-    damaged: int  # how many events are left out because they cannot be read
-    damage: str  # what is wrong with the first of them
+    # what ran before the window
+    left_out: LeftOut
+    # whether Python's frames were recorded, which takes the host's time
+    has_stack: bool
+    # how many events had a negative length; they are taken as 0 ns long
+    negative: int
+    # events of kinds that nothing here knows, by category
+    unread: Mapping[str, int]
+    unlaunched: (
+        # how many pieces of work have no launch in the trace, so that they are in no operator
+        int
+    )
+    # how many events are left out because they cannot be read
+    damaged: int
+    # what is wrong with the first of them
+    damage: str
 
 
 class _Window(NamedTuple):
@@ -283,13 +395,18 @@ class _Window(NamedTuple):
 
 
 class TraceSummaries(Struct, frozen=True, kw_only=True):
-    """Several traces, and how ranks wait for each other; `None` where the traces are not of different ranks."""
+    """Several traces, and how ranks wait for each other.
+
+    `None` where the traces are not of different ranks.
+    """
 
     traces: tuple[TraceSummary, ...]
     ranks: RankSkew | None
 
 
-def summarise_all(traces: Iterable[RecordedTrace], hardware: Hardware | str | None = None) -> TraceSummaries:
+def summarise_all(
+    traces: Iterable[RecordedTrace], hardware: Hardware | str | None = None
+) -> TraceSummaries:
     """Analyse traces one after the other as `summarise` does, and together where they are of different ranks."""
     analysed = [_analysed(trace, hardware) for trace in traces]
     by_rank = {summary.rank: found for summary, found in analysed if summary.rank is not None}
@@ -298,11 +415,16 @@ def summarise_all(traces: Iterable[RecordedTrace], hardware: Hardware | str | No
 
 
 def summarise(trace: RecordedTrace, hardware: Hardware | str | None = None) -> TraceSummary:
-    """Analyse one trace on a chip, or on that of this name in the table; `None` looks for the name that the trace has."""
+    """Analyse one trace on a chip, or on that of this name in the table.
+
+    `None` looks for the name that the trace has.
+    """
     return _analysed(trace, hardware)[0]
 
 
-def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[TraceSummary, tuple[Occurrence, ...]]:
+def _analysed(
+    trace: RecordedTrace, hardware: Hardware | str | None
+) -> tuple[TraceSummary, tuple[Occurrence, ...]]:
     chip = named(hardware) if isinstance(hardware, str) else hardware or _chip(trace)
     window = _window(trace)
     found = walk(trace, window.work, lambda call: cost_of(call.name, call.inputs) is not None)
@@ -310,7 +432,11 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
     step_times = steps(trace, found)
     span = window.end - window.start or trace.last - trace.first
     found_collectives = occurrences(window.work, found, trace)
-    computing = joined((work.start, work.end) for work in window.work if work.kind != "copy" and not communicates(work))
+    computing = joined(
+        (work.start, work.end)
+        for work in window.work
+        if work.kind != "copy" and not communicates(work)
+    )
     begin = min((step.start for step in step_times), default=trace.first)
     summary = TraceSummary(
         file=trace.file,
@@ -320,7 +446,11 @@ def _analysed(trace: RecordedTrace, hardware: Hardware | str | None) -> tuple[Tr
         recorded=trace.last - trace.first,
         before_device=max(window.start - begin, 0) if rows else None,
         device=total(row.timeline for row in rows) if rows else None,
-        idle={cause: nanoseconds for cause in CAUSES if (nanoseconds := sum(row.idle.get(cause, 0) for row in rows))},
+        idle={
+            cause: nanoseconds
+            for cause in CAUSES
+            if (nanoseconds := sum(row.idle.get(cause, 0) for row in rows))
+        },
         launches=launch_delays(window.work, found.call),
         devices=rows,
         streams=streams(window.work, window.start, window.end),
@@ -352,7 +482,11 @@ def _device(trace: RecordedTrace, window: _Window, device: int, found: HostWalk)
     work = window.by_device[device]
     between = states(work, window.start, window.end)
     # Where one device worked and the allocator knows one, by another number, it is that one.
-    only = next(iter(trace.memory.values())) if len(window.by_device) == len(trace.memory) == 1 else None
+    only = (
+        next(iter(trace.memory.values()))
+        if len(window.by_device) == len(trace.memory) == 1
+        else None
+    )
     return DeviceSummary(
         device=device,
         name=_name(trace, device),
@@ -366,8 +500,15 @@ def _device(trace: RecordedTrace, window: _Window, device: int, found: HostWalk)
 def _window(trace: RecordedTrace) -> _Window:
     launched = {call.correlation for call in trace.runtime}
     known = [work for work in trace.work if work.correlation in launched] or list(trace.work)
-    start, end = min((work.start for work in known), default=0), max((work.end for work in trace.work), default=0)
-    inside = [work for work in trace.work if (work.end > start and work.start < end) or work.start == work.end == start]
+    start, end = (
+        min((work.start for work in known), default=0),
+        max((work.end for work in trace.work), default=0),
+    )
+    inside = [
+        work
+        for work in trace.work
+        if (work.end > start and work.start < end) or work.start == work.end == start
+    ]
     by_device = grouped(sorted(inside, key=attrgetter("device", "start")), attrgetter("device"))
     before = [work for work in trace.work if work.end <= start and work.start < start]
     left_out = LeftOut(calls=len(before), device=sum(work.end - work.start for work in before))
@@ -375,31 +516,57 @@ def _window(trace: RecordedTrace) -> _Window:
 
 
 def _chip(trace: RecordedTrace) -> Hardware | None:
-    """The table's row of the devices that worked; `None` where they differ, or the table does not have them."""
+    """The table's row of the devices that worked.
+
+    `None` where they differ, or the table does not have them.
+    """
     names = {_name(trace, work.device) for work in trace.work}
     name = names.pop() if len(names) == 1 else None
     return lookup(name) if name else None
 
 
 def _name(trace: RecordedTrace, device: int) -> str | None:
-    """The device's name. Where the trace numbers devices otherwise than it lists them, the name that all of them have."""
+    """The device's name.
+
+    Where the trace numbers devices otherwise than it lists them, the name that all of them have.
+    """
     found = trace.devices.get(device)
     names = set(trace.devices.values())
     return names.pop() if found is None and len(names) == 1 else found
 
 
-def _utilization(walk: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None) -> TraceUtilization | None:
-    """The utilization of the steps, or without any of the window in nanoseconds; `None` where nothing that multiplies was counted."""
-    inside = (each for each in walk.counted if not steps or any(step.start <= each[0] < step.end for step in steps))
-    known = [(cost_of(sums.name, sums.inputs), precision(sums), is_recompute) for _, sums, is_recompute in inside]
-    products = [(cost, dtype, is_recompute) for cost, dtype, is_recompute in known if cost is not None and cost.macs]
+def _utilization(
+    walk: HostWalk, steps: Sequence[StepTimes], window: int, devices: int, chip: Hardware | None
+) -> TraceUtilization | None:
+    """The utilization of the steps, or without any of the window in nanoseconds.
+
+    `None` where nothing that multiplies was counted.
+    """
+    inside = (
+        each
+        for each in walk.counted
+        if not steps or any(step.start <= each[0] < step.end for step in steps)
+    )
+    known = [
+        (cost_of(sums.name, sums.inputs), precision(sums), is_recompute)
+        for _, sums, is_recompute in inside
+    ]
+    products = [
+        (cost, dtype, is_recompute)
+        for cost, dtype, is_recompute in known
+        if cost is not None and cost.macs
+    ]
     if not products:
         return None
     macs = summed((dtype, cost.macs) for cost, dtype, _ in products)
     executed = summed((dtype, cost.executed_macs) for cost, dtype, _ in products)
     first = sum(cost.macs for cost, _, is_recompute in products if not is_recompute)
-    again = sum(cost.macs * is_recompute + cost.recompute_macs for cost, _, is_recompute in products)
-    seconds = (sum(step.end - step.start for step in steps) if steps else window) / 1e9 * max(devices, 1)
+    again = sum(
+        cost.macs * is_recompute + cost.recompute_macs for cost, _, is_recompute in products
+    )
+    seconds = (
+        (sum(step.end - step.start for step in steps) if steps else window) / 1e9 * max(devices, 1)
+    )
     most = max(macs, key=lambda dtype: macs[dtype])
     peaks = {dtype: chip.peak_flops_per_second.get(dtype or "") if chip else None for dtype in macs}
     rate = flops_per_second(first, seconds)

@@ -17,31 +17,65 @@ from lflops.trace.record.compiled_time import CompiledTimes
 from lflops.trace.record.tracer import Recording
 
 ROOTS_BACKWARD, OTHER = ModulePhase("", "backward"), ModulePhase("", "other")
-"""What the engine calls at the end of backward is the root's backward in a count. A trace has it after the last node: `other`."""
+"""What the engine calls at the end of backward is the root's backward in a count.
+
+A trace has it after the last node: `other`.
+"""
 
 
 def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str]) -> Profile:
-    """The profile with what was recorded: the operators, and the device's time of each module and phase. `files` are traces by rank."""
+    """The profile with what was recorded: the operators, and the device's time of each module and phase.
+
+    `files` are traces by rank.
+    """
     seconds = recording.device_seconds or {}
-    known = {key: spread for key, spread in seconds.items() if key.row in profile.modules and key.phase in PHASES}
-    works = {key: replace(profile.modules[key.row].work(key.phase), device_seconds=spread) for key, spread in known.items()}
+    known = {
+        key: spread
+        for key, spread in seconds.items()
+        if key.row in profile.modules and key.phase in PHASES
+    }
+    works = {
+        key: replace(profile.modules[key.row].work(key.phase), device_seconds=spread)
+        for key, spread in known.items()
+    }
     communication = _timed(profile.communication, recording.communication)
     timelines = profile.timelines if recording.timeline is None else (recording.timeline,)
     trace = replace(recording.trace, files=files)
     modules = with_works(profile.modules, works)
-    profile = replace(profile, modules=modules, communication=communication, trace=trace, timelines=timelines)
-    return profile if recording.compiled is None else with_compiled(profile, recording.compiled, recording.call_times)
+    profile = replace(
+        profile, modules=modules, communication=communication, trace=trace, timelines=timelines
+    )
+    return (
+        profile
+        if recording.compiled is None
+        else with_compiled(profile, recording.compiled, recording.call_times)
+    )
 
 
-def _timed(rows: Sequence[Communication], seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]) -> tuple[Communication, ...]:
-    """The collectives with their times. Two of one kind in one place share kernels that cannot be distinguished: unknown."""
-    # Where one collective alone has a kind, all of the kind is its: a trace may see its launch a little before or after its module.
-    places = [{(ModulePhase(row.module, row.phase), kind) for kind in _kernels_of(row.collective)} for row in rows]
+def _timed(
+    rows: Sequence[Communication], seconds: Mapping[tuple[ModulePhase, str], tuple[float, float]]
+) -> tuple[Communication, ...]:
+    """The collectives with their times.
+
+    Two of one kind in one place share kernels that cannot be distinguished: unknown.
+    """
+    # Where one collective alone has a kind, all of the kind is its: a trace may see its launch a
+    # little before or after its module.
+    places = [
+        {(ModulePhase(row.module, row.phase), kind) for kind in _kernels_of(row.collective)}
+        for row in rows
+    ]
     counted = set().union(*places)
     kinds = Counter(kind for row in rows for kind in _kernels_of(row.collective))
     for each in places:
-        each |= {(OTHER, kind) for place, kind in each if place == ROOTS_BACKWARD and (OTHER, kind) not in counted}
-        each |= {key for key in seconds if {key[1]} == {kind for _, kind in each} and kinds[key[1]] == 1}
+        each |= {
+            (OTHER, kind)
+            for place, kind in each
+            if place == ROOTS_BACKWARD and (OTHER, kind) not in counted
+        }
+        each |= {
+            key for key in seconds if {key[1]} == {kind for _, kind in each} and kinds[key[1]] == 1
+        }
     number = Counter(place for each in places for place in each)
     timed = []
     for row, each in zip(rows, places, strict=True):
@@ -53,32 +87,74 @@ def _timed(rows: Sequence[Communication], seconds: Mapping[tuple[ModulePhase, st
 
 def _kernels_of(collective: str) -> set[str]:
     kind = collective_kind(collective)
-    return {kind, "send_recv"} if kind in {"all_to_all", "send", "recv", "gather", "scatter"} else {kind}
+    return (
+        {kind, "send_recv"}
+        if kind in {"all_to_all", "send", "recv", "gather", "scatter"}
+        else {kind}
+    )
 
 
-def with_compiled(profile: Profile, times: CompiledTimes, called: Sequence[Mapping[ModulePhase, float]]) -> Profile:
+def with_compiled(
+    profile: Profile, times: CompiledTimes, called: Sequence[Mapping[ModulePhase, float]]
+) -> Profile:
     """The profile with times of modules inside of compiled ones."""
-    # A row gets its part of the compiled module's own time. Time of no module stays the compiled module's.
+    # A row gets its part of the compiled module's own time. Time of no module stays the compiled
+    # module's.
     rows = _Rows(profile.modules)
     for running in dict.fromkeys(each for batch in times.host for each in batch):
         number = _usual(running, times.host)
         by_module = times.host[number][running]
-        inside = {key: took for key, took in by_module.items() if key.row != running.row and running.row in ancestry(key.row)}
-        again = sum(took for key, took in by_module.items() if key.row == running.row and key.phase == "recompute")
-        rows.open(running, inside, again, whole=max(called[number].get(running, 0.0), sum(by_module.values())))
+        inside = {
+            key: took
+            for key, took in by_module.items()
+            if key.row != running.row and running.row in ancestry(key.row)
+        }
+        again = sum(
+            took
+            for key, took in by_module.items()
+            if key.row == running.row and key.phase == "recompute"
+        )
+        rows.open(
+            running,
+            inside,
+            again,
+            whole=max(called[number].get(running, 0.0), sum(by_module.values())),
+        )
     code = times.code
     notes = []
     if code.graphs > code.unrecorded_graphs:
-        values = {"graphs": code.graphs - code.unrecorded_graphs, "assigned": 1 - _part(code.unassigned_seconds, code.seconds)}
-        notes.append(Note(code="compiled_by_module", subject="", values={**values, "divided": _part(code.divided_seconds, code.seconds)}))
+        values = {
+            "graphs": code.graphs - code.unrecorded_graphs,
+            "assigned": 1 - _part(code.unassigned_seconds, code.seconds),
+        }
+        notes.append(
+            Note(
+                code="compiled_by_module",
+                subject="",
+                values={**values, "divided": _part(code.divided_seconds, code.seconds)},
+            )
+        )
     if code.unrecorded_graphs:
-        notes.append(Note(code="compiled_unrecorded", subject="", values={"graphs": code.unrecorded_graphs}))
-    return replace(profile, modules=with_works(profile.modules, rows.works), notes=(*profile.notes, *notes))
+        notes.append(
+            Note(code="compiled_unrecorded", subject="", values={"graphs": code.unrecorded_graphs})
+        )
+    return replace(
+        profile, modules=with_works(profile.modules, rows.works), notes=(*profile.notes, *notes)
+    )
 
 
-def _usual(running: ModulePhase, batches: Sequence[Mapping[ModulePhase, Mapping[ModulePhase, float]]]) -> int:
-    """The index of the batch in which a module's compiled code took its median time: one that was interrupted is no measure."""
-    took = sorted((sum(batch[running].values()), number) for number, batch in enumerate(batches) if running in batch)
+def _usual(
+    running: ModulePhase, batches: Sequence[Mapping[ModulePhase, Mapping[ModulePhase, float]]]
+) -> int:
+    """The index of the batch in which a module's compiled code took its median time.
+
+    One that was interrupted is no measure.
+    """
+    took = sorted(
+        (sum(batch[running].values()), number)
+        for number, batch in enumerate(batches)
+        if running in batch
+    )
     return took[(len(took) - 1) // 2][1]
 
 
@@ -87,10 +163,21 @@ class _Rows:
 
     def __init__(self, modules: Mapping[str, ModuleProfile]) -> None:
         self._modules = modules
-        self.works: dict[ModulePhase, Work] = {}  # those that have changed
+        # those that have changed
+        self.works: dict[ModulePhase, Work] = {}
 
-    def open(self, running: ModulePhase, inside: Mapping[ModulePhase, float], again: float, *, whole: float) -> None:
-        """Divide a compiled row's self time over the rows below it: of its `whole` traced nanoseconds, `again` are recomputed self time."""
+    def open(
+        self,
+        running: ModulePhase,
+        inside: Mapping[ModulePhase, float],
+        again: float,
+        *,
+        whole: float,
+    ) -> None:
+        """Divide a compiled row's self time over the rows below it.
+
+        Of its `whole` traced nanoseconds, `again` are recomputed self time.
+        """
         own = self._work(running).own_seconds if running.row in self._modules else None
         if own is None or not whole or running.phase not in {"forward", "backward", "recompute"}:
             return
@@ -136,7 +223,10 @@ class _Rows:
 
 
 def _plus(spread: Spread | None, other: Spread, part: float) -> Spread:
-    """A spread with a part of another added: both are of the same steps, and a part of a median is as sure as the median."""
+    """A spread with a part of another added.
+
+    Both are of the same steps, and a part of a median is as sure as the median.
+    """
     if spread is None:
         return other.times(part)
     return Spread(

@@ -1,8 +1,9 @@
 """When modules, scopes and optimizer steps were entered and left while Kineto recorded, and which of them an operator belongs to.
 
-`ModuleLog` only writes down moments and the numbers that torch gives to autograd nodes, so that recorded steps stay what they are.
-`Replay` reads its entries together with Kineto's events, in the order of time. In forward the moments say which module runs. In backward
-the number of a node says which module built it; a module that is entered while a node runs is computed again.
+`ModuleLog` only writes down moments and the numbers that torch gives to autograd nodes, so that
+recorded steps stay what they are. `Replay` reads its entries together with Kineto's events, in the
+order of time. In forward the moments say which module runs. In backward the number of a node says
+which module built it; a module that is entered while a node runs is computed again.
 
     entries      enter q (node 5)   leave q (node 7)         enter k (node 7)   leave k (node 9)
     events                aten::addmm                                 aten::addmm             node 8    node 6
@@ -29,12 +30,16 @@ from lflops.profile.records import PHASES, Call, ModulePhase, Phase
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, next_sequence_number
 from lflops.torch_private.dispatch_modes import without_modes
 
-THREAD = "lflops: thread "  # begins the name of the one event that ties a thread's log to its Kineto events
+# begins the name of the one event that ties a thread's log to its Kineto events
+THREAD = "lflops: thread "
 
 SCOPE, OPTIMIZER, CLOSURE, LEAVE, STEP = "part:", "step of", "closure", "leave", "step"
 
 LogEntry = tuple[int, int, int, str | nn.Module]
-"""Nanoseconds since 1970, as Kineto counts them; the number of the next autograd node; the key to leave by; what is entered or left."""
+"""Nanoseconds since 1970, as Kineto counts them.
+
+The number of the next autograd node; the key to leave by; what is entered or left.
+"""
 
 
 class ModuleLog:
@@ -43,7 +48,8 @@ class ModuleLog:
     def __init__(self, tree: ModuleTree) -> None:
         self.tree = tree
         self.home = threading.get_ident()
-        self.threads: dict[int, list[LogEntry]] = {}  # the entries by Python's number of the thread
+        # the entries by Python's number of the thread
+        self.threads: dict[int, list[LogEntry]] = {}
 
     def install(self, undo: Undo, guard: Guard = unguarded) -> None:
         """Install the hooks, on the thread that trains, until `undo` is closed."""
@@ -57,7 +63,10 @@ class ModuleLog:
         self._write(0, STEP)
 
     def outside(self, phase: Phase) -> None:
-        """Log the phase outside of every module from now on; a module's forward and any backward change it."""
+        """Log the phase outside of every module from now on.
+
+        A module's forward and any backward change it.
+        """
         self._write(0, phase)
 
     def follows_this_thread(self) -> bool:
@@ -109,17 +118,20 @@ class _Run:
     device: int = 0
 
 
-NODE = 0  # the key of autograd nodes: no object has it as its identity
+# the key of autograd nodes: no object has it as its identity
+NODE = 0
 
 
 @dataclass(slots=True)
 class _ReplayFrame(Frame):
-    module_phase: ModulePhase | None  # `None` for a closure: what is outside of every module
+    # `None` for a closure: what is outside of every module
+    module_phase: ModulePhase | None
     start: int
     is_call: bool = False
     innermost: bool = True
     device: int = 0
-    run: _Run | None = None  # of a node
+    # of a node
+    run: _Run | None = None
 
 
 class Replay:
@@ -137,18 +149,27 @@ class Replay:
         self._tree = tree
         self._entries = entries
         self._thread = thread
-        self._segments = segments  # the numberings of threads by Kineto's number of the thread, complete but for that of this one
-        self._own = own  # this thread's, to be filled
+        # the numberings of threads by Kineto's number of the thread, complete but for that of this
+        # one
+        self._segments = segments
+        # this thread's, to be filled
+        self._own = own
         self._next = 0
         self._outside: Phase = "other"
         self._frames: FrameStack[_ReplayFrame] = FrameStack()
-        self._node_ends: list[float] = [inf]  # of those that run, the inner ones first to end
+        # of those that run, the inner ones first to end
+        self._node_ends: list[float] = [inf]
         self._calls: list[Call] = []
         self._runs: list[_Run] = []
         self._node_row = ""
         self._in_a_row = False
-        self.module_phase = ModulePhase("", self._outside)  # what the operator that runs now belongs to
-        self.due: float = inf  # when the next entry or the end of a node is to be read; before that, nothing changes
+        self.module_phase = ModulePhase(
+            "",
+            self._outside,
+            # what the operator that runs now belongs to
+        )
+        # when the next entry or the end of a node is to be read; before that, nothing changes
+        self.due: float = inf
         self._update()
 
     def go_on(self, now: float) -> None:
@@ -162,7 +183,11 @@ class Replay:
             self._update()
 
     def begin_node(self, number: int, built_on: int, start: int, end: int) -> None:
-        """Begin a node of backward. One that no thread built writes `.grad`, and runs right after the node that made the gradient."""
+        """Begin a node of backward.
+
+        One that no thread built writes `.grad`, and runs right after the node that made the
+        gradient.
+        """
         if built_on:
             segments = self._segments.get(built_on)
             self._node_row = "" if segments is None else segments.row(number)
@@ -174,7 +199,9 @@ class Replay:
             run = _Run(self._node_row, start, end)
             self._runs.append(run)
         self._in_a_row = True
-        self._frames.append(_ReplayFrame(NODE, ModulePhase(self._node_row, "backward"), start, run=run))
+        self._frames.append(
+            _ReplayFrame(NODE, ModulePhase(self._node_row, "backward"), start, run=run)
+        )
         self._node_ends.append(end)
         self._update()
 
@@ -189,12 +216,27 @@ class Replay:
         """Read the rest. Returns all calls, and the runs of backward."""
         while self.due < inf:
             self.go_on(self.due)
-        runs = [Call(run.row, "backward", run.start, run.end, run.device, innermost=True, thread=self._thread) for run in self._runs]
+        runs = [
+            Call(
+                run.row,
+                "backward",
+                run.start,
+                run.end,
+                run.device,
+                innermost=True,
+                thread=self._thread,
+            )
+            for run in self._runs
+        ]
         return self._calls + runs
 
     def _update(self) -> None:
         top = self._frames[-1] if self._frames else None
-        self.module_phase = ModulePhase("", self._outside) if top is None or top.module_phase is None else top.module_phase
+        self.module_phase = (
+            ModulePhase("", self._outside)
+            if top is None or top.module_phase is None
+            else top.module_phase
+        )
         entry = self._entries[self._next][0] if self._next < len(self._entries) else inf
         self.due = min(entry, self._node_ends[-1])
 
@@ -229,9 +271,16 @@ class Replay:
             self._outside = "forward"
         else:
             top.innermost = False
-            top.is_call = top.is_call and top.module_phase.row != row  # a call of a wrapper is one of what it wraps
+            top.is_call = (
+                top.is_call and top.module_phase.row != row
+                # a call of a wrapper is one of what it wraps
+            )
         again = any(frame.run is not None for frame in self._frames)
-        self._frames.append(_ReplayFrame(key, ModulePhase(row, "recompute" if again else "forward"), moment, is_call=True))
+        self._frames.append(
+            _ReplayFrame(
+                key, ModulePhase(row, "recompute" if again else "forward"), moment, is_call=True
+            )
+        )
 
     def _end(self, frames: Sequence[_ReplayFrame], moment: float) -> None:
         """Add the calls of frames that have been left, the inner ones first."""

@@ -1,8 +1,9 @@
 """Drives torch.profiler over a few steps in a row, and reads what it recorded.
 
-Kineto has one session in a process. One that is got ready while another records cuts that one off, and sometimes crashes. One that is
-started after another has ended, without being got ready again, crashes. So `Tracer` starts nothing while another profiler runs. It gets
-ready and starts in one go, so that no other profiler comes between. When another gets ready meanwhile, it ends first.
+Kineto has one session in a process. One that is got ready while another records cuts that one off,
+and sometimes crashes. One that is started after another has ended, without being got ready again,
+crashes. So `Tracer` starts nothing while another profiler runs. It gets ready and starts in one go,
+so that no other profiler comes between. When another gets ready meanwhile, it ends first.
 """
 
 import atexit
@@ -34,37 +35,62 @@ from lflops.torch_private.dispatch_modes import without_modes
 from lflops.trace.record.compiled_time import CompiledTimes, recorded_graphs, times_of
 from lflops.trace.record.events import Joined, join, read
 from lflops.trace.record.module_log import ModuleLog
-from lflops.trace.record.step_timeline import PhaseMark, communication, communication_on_host, device_seconds, timeline_of
+from lflops.trace.record.step_timeline import (
+    PhaseMark,
+    communication,
+    communication_on_host,
+    device_seconds,
+    timeline_of,
+)
 from lflops.trace.recorded import STEP, outer_first
 
 Activity = Literal["cpu", "device"]
 ACTIVITIES: tuple[Activity, ...] = ("cpu", "device")
 
-Refusal = Literal["other_profiler", "not_known", "own_trace", "cut_off", "no_activity", "not_written"]
-"""Why there is no recording: somebody else's profiler runs, or another recording of ours; somebody else's ran while ours did; none of the
-activities can be recorded here. Or why there is no file: it could not be written."""
+Refusal = Literal[
+    "other_profiler", "not_known", "own_trace", "cut_off", "no_activity", "not_written"
+]
+"""Why there is no recording.
+
+Somebody else's profiler runs, or another recording of ours; somebody else's ran while ours did;
+none of the activities can be recorded here. Or why there is no file: it could not be written.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """What the recorded steps showed."""
 
-    raw: Path | None  # the trace as Kineto wrote it, under a name that no reader of traces looks for; `None` where it could not be written
-    path: Path  # where it belongs once it is annotated and packed
-    events: int  # how many Kineto recorded
-    trace: Trace  # the totals, without its files
-    # The device's time for each row and those below it, over whole steps; `None` where no device was recorded.
+    raw: (
+        Path | None
+        # the trace as Kineto wrote it, under a name that no reader of traces looks for; `None` where it
+        # could not be written
+    )
+    # where it belongs once it is annotated and packed
+    path: Path
+    # how many Kineto recorded
+    events: int
+    # the totals, without its files
+    trace: Trace
+    # The device's time for each row and those below it, over whole steps; `None` where no device
+    # was recorded.
     device_seconds: Mapping[ModulePhase, Spread] | None
-    # Own seconds of kernels a step, without collectives, which wait for other ranks; empty where the recording ends within a step.
+    # Own seconds of kernels a step, without collectives, which wait for other ranks; empty where
+    # the recording ends within a step.
     kernels: Mapping[ModulePhase, float]
-    # Seconds of collectives a step and of these the exposed ones, by module and phase of what launched them, and by kind; empty where the
-    # recording ends within a step.
+    # Seconds of collectives a step and of these the exposed ones, by module and phase of what
+    # launched them, and by kind; empty where the recording ends within a step.
     communication: Mapping[tuple[ModulePhase, str], tuple[float, float]]
-    calls: tuple[Call, ...]  # of modules and named parts, for the annotation
-    compiled: CompiledTimes | None = None  # what ran inside of compiled graphs; `None` if that was not asked for, or none ran
+    # of modules and named parts, for the annotation
+    calls: tuple[Call, ...]
+    compiled: CompiledTimes | None = (
+        # what ran inside of compiled graphs; `None` if that was not asked for, or none ran
+        None
+    )
     # Own nanoseconds of modules in each batch, by their calls; empty without `compiled`.
     call_times: tuple[Mapping[ModulePhase, float], ...] = ()
-    timeline: StepTimeline | None = None  # one whole step; `None` where none was recorded
+    # one whole step; `None` where none was recorded
+    timeline: StepTimeline | None = None
 
 
 class Tracer:
@@ -86,24 +112,37 @@ class Tracer:
     ) -> None:
         self._inside_compiled = inside_compiled
         self._tree = tree
-        of_device = None if device is None or "device" not in activities else profiler_activity(device)
+        of_device = (
+            None if device is None or "device" not in activities else profiler_activity(device)
+        )
         self._device = of_device is not None
         asked = ProfilerActivity.CPU if "cpu" in activities else None, of_device
         self._activities = [each for each in asked if each is not None]
-        self._options: dict[str, Any] = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+        self._options: dict[str, Any] = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+        }
         self._log = ModuleLog(tree)
         self._profile: profile | None = None
         self._step: record_function | None = None
-        self._ends: list[bool] = []  # of each batch, whether a step ended with it
+        # of each batch, whether a step ended with it
+        self._ends: list[bool] = []
         self._phases: list[PhaseMark] = []
         self._guard = guard
         self._hooks = Undo()
         # Why there is no recording, or no file of it; `None` while nothing is against one.
         self.refusal: Refusal | None = None if self._activities else "no_activity"
-        self.error: str | None = None  # what kept the file from being written, in the words of the error
+        self.error: str | None = (
+            # what kept the file from being written, in the words of the error
+            None
+        )
 
     def warm_up(self) -> bool:
-        """Load what tracing a device takes, by a session of nothing, so that the first step does not pay for it. Returns as `begin`."""
+        """Load what tracing a device takes, by a session of nothing, so that the first step does not pay for it.
+
+        Returns as `begin`.
+        """
         if not self._is_free():
             return False
         if self._device:
@@ -114,7 +153,10 @@ class Tracer:
         return True
 
     def begin(self, *, batch: bool = True) -> bool:
-        """Start recording, with the first batch if `batch`. Returns whether it may be; if not, `refusal` says why."""
+        """Start recording, with the first batch if `batch`.
+
+        Returns whether it may be; if not, `refusal` says why.
+        """
         if not self._is_free():
             return False
         self._ends, self._phases = [], []
@@ -135,15 +177,22 @@ class Tracer:
         return len(self._ends)
 
     def batch(self) -> None:
-        """A batch begins, if none is going on: what is recorded between two of them belongs to none."""
+        """A batch begins, if none is going on.
+
+        What is recorded between two of them belongs to none.
+        """
         if self._profile is not None and self._step is None:
             self._step = record_function(f"{STEP}{len(self._ends)}")
-            with without_modes():  # a mode of the user's would see the operator
+            # a mode of the user's would see the operator
+            with without_modes():
                 self._step.__enter__()
             self._log.step()
 
     def step(self, *, whole: bool = True, batch: bool = True) -> None:
-        """A batch is over, and a step if `whole`; the spreads are taken over steps. The next begins if `batch`."""
+        """A batch is over, and a step if `whole`; the spreads are taken over steps.
+
+        The next begins if `batch`.
+        """
         if self._step is not None:
             self._end_step(whole=whole)
             if batch:
@@ -160,13 +209,17 @@ class Tracer:
             self._phases.append((time.time_ns(), phase))
 
     def stop(self, folder: Path, worker: str, *, whole: bool | None = True) -> Recording | None:
-        """End with the batch that is over now, and read what was recorded; `None` where somebody else's profiler began meanwhile.
+        """End with the batch that is over now, and read what was recorded.
 
-        The trace belongs in the folder, which is made. The worker traced, as `host_3`: the machine and the global rank. `whole` says
-        whether the batch ended a step, and is `None` where none has begun since the last. `refusal` and `error` say why there is no file.
+        `None` where somebody else's profiler began meanwhile.
+
+        The trace belongs in the folder, which is made. The worker traced, as `host_3`: the machine
+        and the global rank. `whole` says whether the batch ended a step, and is `None` where none
+        has begun since the last. `refusal` and `error` say why there is no file.
         """
         call_each([self._hooks.close, partial(self._end_step, whole=whole)])
-        with gc_paused():  # several objects for each event
+        # several objects for each event
+        with gc_paused():
             recorder = self._stop_recording()
             if recorder is None:
                 return None
@@ -177,7 +230,8 @@ class Tracer:
             path = folder / f"{worker.replace('.', '-')}.{time.time_ns()}.pt.trace.json.gz"
             unfinished = path.with_name(f"{path.name}.raw")
             self.error = _export(recorder, unfinished)
-            recorder.profiler = None  # a cycle within torch's profiler would keep the events until somebody collects
+            # a cycle within torch's profiler would keep the events until somebody collects
+            recorder.profiler = None
             if self.error is not None:
                 self.refusal = "not_written"
             return self._read(raw, unfinished if self.error is None else None, path)
@@ -191,16 +245,21 @@ class Tracer:
             if self.refusal is None and other_profiler_runs():
                 self.refusal = "own_trace" if self._recording else "other_profiler"
         except SearchTimeout:
-            self.refusal = "not_known"  # to start ours next to one that gets ready would be a crash
+            # to start ours next to one that gets ready would be a crash
+            self.refusal = "not_known"
         return self.refusal is None
 
     def _start(self) -> None:
-        # Of one that would not keep the events of several cycles torch 2.11 warns, though ours has but one.
+        # Of one that would not keep the events of several cycles torch 2.11 warns, though ours has
+        # but one.
         self._profile = profile(activities=self._activities, acc_events=True, **self._options)
         self._recording.add(self)
         self._profile.prepare_trace()
         within: Any = self._profile.profiler
-        within.acc_events = False  # else torch makes its own events of all that is recorded as soon as it stops
+        within.acc_events = (
+            # else torch makes its own events of all that is recorded as soon as it stops
+            False
+        )
         self._profile.start_trace()
 
     def _stop_recording(self) -> profile | None:
@@ -216,10 +275,17 @@ class Tracer:
         recorder, self._profile = self._profile, None
         if recorder is not None:
             self.refusal = "cut_off"
-            if threading.get_ident() == self._log.home:  # on another thread torch knows nothing of ours, and Kineto ends it
-                self._end_step(whole=None)  # in their recording its end would be written into memory that ours no longer has
+            if (
+                threading.get_ident() == self._log.home
+                # on another thread torch knows nothing of ours, and Kineto ends it
+            ):
+                self._end_step(
+                    whole=None
+                    # in their recording its end would be written into memory that ours no longer has
+                )
                 recorder.stop_trace()
-            recorder.profiler = None  # a cycle within it would keep the events
+            # a cycle within it would keep the events
+            recorder.profiler = None
 
     def _end_step(self, *, whole: bool | None) -> None:
         if self._step is not None:
@@ -232,14 +298,20 @@ class Tracer:
     def _read(self, raw: Sequence[object], unfinished: Path | None, path: Path) -> Recording:
         recorded = read(raw, device=self._device, stack=self._options["with_stack"])
         collectives: dict[str, Any] = (
-            {"communicated": communication(recorded.work)} if self._device else {"on_host": communication_on_host(recorded)}
+            {"communicated": communication(recorded.work)}
+            if self._device
+            else {"on_host": communication_on_host(recorded)}
         )
         joined = join(recorded, self._log.threads, self._log.home, self._tree, **collectives)
         steps = sum(self._ends) if self._ends and self._ends[-1] else 0
         seconds = device_seconds(recorded.work)
         waited = summed((place, whole) for (place, _), (whole, _) in joined.communication.items())
         own = summed(item for batch in joined.device for item in batch.items())
-        kernels = {key: max(took - waited.get(key, 0), 0) / steps / 1e9 for key, took in own.items()} if steps else {}
+        kernels = (
+            {key: max(took - waited.get(key, 0), 0) / steps / 1e9 for key, took in own.items()}
+            if steps
+            else {}
+        )
         compiled = self._compiled(joined) if self._inside_compiled and joined.regions else None
         trace = Trace(
             files={},
@@ -259,11 +331,15 @@ class Tracer:
             device_seconds=None if not seconds else _spreads(joined.device, self._ends),
             kernels=kernels,
             communication={
-                place: (whole / steps / 1e9, alone / steps / 1e9) for place, (whole, alone) in joined.communication.items() if steps
+                place: (whole / steps / 1e9, alone / steps / 1e9)
+                for place, (whole, alone) in joined.communication.items()
+                if steps
             },
             calls=tuple(joined.calls),
             compiled=compiled,
-            call_times=() if compiled is None else call_times(joined.calls, joined.batch_at, len(joined.device)),
+            call_times=()
+            if compiled is None
+            else call_times(joined.calls, joined.batch_at, len(joined.device)),
             timeline=timeline_of(recorded, joined.calls, self._ends, self._phases),
         )
 
@@ -286,10 +362,16 @@ class Tracer:
 
 
 def other_profiler_runs() -> bool:
-    """Whether a profiler of torch's is got ready or entered and not stopped; a `SearchTimeout` where that takes too long to find out."""
+    """Whether a profiler of torch's is got ready or entered and not stopped.
+
+    A `SearchTimeout` where that takes too long to find out.
+    """
     if profiler_is_recording():
         return True
-    entered, begun = _and_its_subclasses(torch.autograd.profiler.profile), _and_its_subclasses(torch.profiler.profile)
+    entered, begun = (
+        _and_its_subclasses(torch.autograd.profiler.profile),
+        _and_its_subclasses(torch.profiler.profile),
+    )
     for each in alive(entered | begun):
         if type(each) not in entered:
             runs = each.step_rec_fn is not None and not _is_over(each)
@@ -307,9 +389,15 @@ def recorded_events(profiler: torch.profiler.profile) -> Sequence[Any]:
 
 
 def _is_over(begun: torch.profiler.profile) -> bool:
-    """Whether it was stopped while it recorded, which it does not say itself in torch 2.8 and 2.11: its last cycle has results."""
+    """Whether it was stopped while it recorded, which it does not say itself in torch 2.8 and 2.11.
+
+    Its last cycle has results.
+    """
     # One that was stopped while it waited looks the same there as one that still waits.
-    in_a_cycle = begun.current_action.name in ("WARMUP", "RECORD", "RECORD_AND_SAVE") and not begun.acc_events
+    in_a_cycle = (
+        begun.current_action.name in ("WARMUP", "RECORD", "RECORD_AND_SAVE")
+        and not begun.acc_events
+    )
     return in_a_cycle and begun.profiler is not None and begun.profiler.kineto_results is not None
 
 
@@ -318,7 +406,11 @@ def _and_its_subclasses(kind: type) -> set[type]:
 
 
 def _export(recorder: profile, into: Path) -> str | None:
-    """Write the trace. Returns why it is not there: of a disk that is full Kineto writes a line to stderr, and raises nothing."""
+    """Write the trace.
+
+    Returns why it is not there: of a disk that is full Kineto writes a line to stderr, and raises
+    nothing.
+    """
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
         recorder.export_chrome_trace(str(into))
@@ -332,8 +424,13 @@ def _export(recorder: profile, into: Path) -> str | None:
     return error
 
 
-def _spreads(batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool]) -> dict[ModulePhase, Spread]:
-    """Seconds of each row and those below it, step by step; batches that no step ends with are left out."""
+def _spreads(
+    batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool]
+) -> dict[ModulePhase, Spread]:
+    """Seconds of each row and those below it, step by step.
+
+    Batches that no step ends with are left out.
+    """
     steps: list[dict[ModulePhase, float]] = []
     step: defaultdict[ModulePhase, float] = defaultdict(float)
     for batch, ends_step in zip(batches, ends, strict=False):
@@ -345,8 +442,13 @@ def _spreads(batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool
     return spreads_of(steps)
 
 
-def call_times(calls: Iterable[Call], batch_at: Callable[[int], int], batches: int) -> tuple[dict[ModulePhase, float], ...]:
-    """Own nanoseconds of each row and phase in each batch: of its calls, without the calls inside of them."""
+def call_times(
+    calls: Iterable[Call], batch_at: Callable[[int], int], batches: int
+) -> tuple[dict[ModulePhase, float], ...]:
+    """Own nanoseconds of each row and phase in each batch.
+
+    Of its calls, without the calls inside of them.
+    """
     own: list[defaultdict[ModulePhase, float]] = [defaultdict(float) for _ in range(batches)]
     for of_thread in grouped(calls, attrgetter("thread")).values():
         opened: list[Call] = []
@@ -361,7 +463,10 @@ def call_times(calls: Iterable[Call], batch_at: Callable[[int], int], batches: i
 
 @atexit.register
 def _end_at_exit() -> None:
-    """End what still records, as where a loop's monitor was entered and never left: torch crashes where the interpreter ends before it."""
+    """End what still records, as where a loop's monitor was entered and never left.
+
+    Torch crashes where the interpreter ends before it.
+    """
     for each in list(Tracer._recording):  # noqa: SLF001 - this file's own
         with contextlib.suppress(Exception):
             each.abandon()

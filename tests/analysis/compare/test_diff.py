@@ -11,10 +11,23 @@ import lflops
 from lflops.analysis.compare.diff import Diff, diff
 from lflops.profile.profile import Profile
 from lflops.profile.records import Spread
-from tests.support.profile_builders import fields_of, module_profile, product, profile, small_profile, untimed
+from tests.support.profile_builders import (
+    fields_of,
+    module_profile,
+    product,
+    profile,
+    small_profile,
+    untimed,
+)
 from tests.support.profile_pairs import around, clean, ran
 
-MODULES = {"encoder.a": 20e-3, "encoder.b": 20e-3, "decoder.c": 20e-3, "decoder.d": 20e-3, "head": 20e-3}
+MODULES = {
+    "encoder.a": 20e-3,
+    "encoder.b": 20e-3,
+    "decoder.c": 20e-3,
+    "decoder.d": 20e-3,
+    "head": 20e-3,
+}
 """Five modules, each 20 % of 100 ms."""
 
 
@@ -35,11 +48,16 @@ def module(found: Diff, name: str) -> lflops.analysis.compare.diff.ModuleDiff:
 
 def test_a_module_that_is_slower_is_found_and_nothing_else() -> None:
     """20 ms became 22: 10 % slower, 2 ms a step. What is above it is told of by it."""
-    found = lflops.diff(ran(MODULES, width=0.01), ran(slowed(MODULES, 1.1, "encoder.b"), width=0.01))
+    found = lflops.diff(
+        ran(MODULES, width=0.01), ran(slowed(MODULES, 1.1, "encoder.b"), width=0.01)
+    )
     assert {"encoder.b": "slower"} == news(found)
     time = module(found, "encoder.b").own.time
     assert (pytest.approx(1.1), pytest.approx(2e-3)) == (time.beyond, time.lost)
-    assert {"same"} == {module(found, name).inclusive.time.verdict for name in ("", "encoder", "encoder.b", "decoder")}
+    assert {"same"} == {
+        module(found, name).inclusive.time.verdict
+        for name in ("", "encoder", "encoder.b", "decoder")
+    }
     assert pytest.approx(42 / 40) == module(found, "encoder").inclusive.time.ratio
 
 
@@ -49,8 +67,15 @@ def test_runs_can_be_given_by_the_paths_of_their_files(tmp_path: Path) -> None:
     before.save(tmp_path / "before.json")
     after.save(tmp_path / "after.json")
     compared = lflops.diff(before, after)
-    assert compared == lflops.diff(str(tmp_path / "before.json"), tmp_path / "after.json") == lflops.diff(before, tmp_path / "after.json")
-    with pytest.raises(lflops.ProfileError, match=r"none\.json: No such file or directory; give a file as Profile\.save writes it"):
+    assert (
+        compared
+        == lflops.diff(str(tmp_path / "before.json"), tmp_path / "after.json")
+        == lflops.diff(before, tmp_path / "after.json")
+    )
+    with pytest.raises(
+        lflops.ProfileError,
+        match=r"none\.json: No such file or directory; give a file as Profile\.save writes it",
+    ):
         lflops.diff(tmp_path / "none.json", after)
 
 
@@ -58,13 +83,20 @@ def test_a_slower_machine_is_the_whole_run_and_no_module() -> None:
     """Everything takes 10 % longer, the step too."""
     found = diff(
         ran(MODULES, width=0.01, steps=clean(0.1, 0.1, 0.1, forward=1.0)),
-        ran({name: 1.1 * each for name, each in MODULES.items()}, width=0.01, steps=clean(0.11, 0.11, 0.11, forward=1.0)),
+        ran(
+            {name: 1.1 * each for name, each in MODULES.items()},
+            width=0.01,
+            steps=clean(0.11, 0.11, 0.11, forward=1.0),
+        ),
     )
     assert {} == news(found)
     assert found.whole is not None
     assert (pytest.approx(1.1), 5) == (found.whole.ratio, found.whole.modules)
     assert (pytest.approx(1.1), "slower") == (found.step.ratio, found.step.verdict)
-    assert (pytest.approx(1.0), "same") == (found.phases["forward"].beyond, found.phases["forward"].verdict)
+    assert (pytest.approx(1.0), "same") == (
+        found.phases["forward"].beyond,
+        found.phases["forward"].verdict,
+    )
 
 
 def test_a_slower_module_is_found_on_a_slower_machine() -> None:
@@ -73,7 +105,11 @@ def test_a_slower_module_is_found_on_a_slower_machine() -> None:
     found = diff(ran(MODULES), ran(after))
     assert {"head": "slower"} == news(found)
     time = module(found, "head").own.time
-    assert (pytest.approx(1.375), pytest.approx(1.25), pytest.approx(5.5e-3)) == (time.ratio, time.beyond, time.lost)
+    assert (pytest.approx(1.375), pytest.approx(1.25), pytest.approx(5.5e-3)) == (
+        time.ratio,
+        time.beyond,
+        time.lost,
+    )
 
 
 def test_what_is_faster_is_news_too() -> None:
@@ -84,32 +120,58 @@ def test_what_is_faster_is_news_too() -> None:
 
 
 def test_the_interval_is_what_the_docstring_derives() -> None:
-    """Quartiles 1 % on either side over 25 steps: an error of 0.93 * 0.02 * 5 / 24, of either median; 10 times are judged by 5."""
-    time = module(diff(ran(MODULES, width=0.01, n=25), ran(MODULES, width=0.01, n=25)), "head").own.time
-    reach, error = 3.8906, 0.93 * 0.02 * 5 / 24 * math.sqrt(2 + 2 * 1.2533**2 / 5)  # a normal variable is further out once in 10 * 1000
-    assert (pytest.approx(math.exp(-reach * error), abs=1e-6), pytest.approx(math.exp(reach * error), abs=1e-6)) == (time.low, time.high)
+    """Quartiles 1 % on either side over 25 steps.
+
+    An error of 0.93 * 0.02 * 5 / 24, of either median; 10 times are judged by 5.
+    """
+    time = module(
+        diff(ran(MODULES, width=0.01, n=25), ran(MODULES, width=0.01, n=25)), "head"
+    ).own.time
+    reach, error = (
+        3.8906,
+        0.93 * 0.02 * 5 / 24 * math.sqrt(2 + 2 * 1.2533**2 / 5),
+    )  # a normal variable is further out once in 10 * 1000
+    assert (
+        pytest.approx(math.exp(-reach * error), abs=1e-6),
+        pytest.approx(math.exp(reach * error), abs=1e-6),
+    ) == (time.low, time.high)
 
 
 def test_a_change_within_the_noise_is_none() -> None:
-    """10 % more, where quartiles are 20 % apart over 10 steps: an error of 0.93 * 0.4 * 3.16 / 9 = 13 % for each."""
-    assert {} == news(diff(ran(MODULES, width=0.2, n=10), ran(slowed(MODULES, 1.1, "head"), width=0.2, n=10)))
-    assert {"head": "slower"} == news(diff(ran(MODULES, width=0.01, n=10), ran(slowed(MODULES, 1.1, "head"), width=0.01, n=10)))
+    """10 % more, where quartiles are 20 % apart over 10 steps.
+
+    An error of 0.93 * 0.4 * 3.16 / 9 = 13 % for each.
+    """
+    assert {} == news(
+        diff(ran(MODULES, width=0.2, n=10), ran(slowed(MODULES, 1.1, "head"), width=0.2, n=10))
+    )
+    assert {"head": "slower"} == news(
+        diff(ran(MODULES, width=0.01, n=10), ran(slowed(MODULES, 1.1, "head"), width=0.01, n=10))
+    )
 
 
 def test_a_module_whose_steps_agree_by_chance_has_the_error_of_the_others() -> None:
     """All but the head's quartiles are 20 % apart."""
     still = {"head": around(22e-3, 0.0, 10)}
-    assert {} == news(diff(ran(MODULES, width=0.2, n=10), ran(MODULES, width=0.2, n=10, spreads=still)))
+    assert {} == news(
+        diff(ran(MODULES, width=0.2, n=10), ran(MODULES, width=0.2, n=10, spreads=still))
+    )
 
 
 def test_modules_that_scatter_from_run_to_run_hide_a_change_of_that_size() -> None:
-    """No step's noise, but ratios of 0.9, 0.95, 1, 1.05 and 1.1: these runs differ in something else."""
+    """No step's noise, but ratios of 0.9, 0.95, 1, 1.05 and 1.1.
+
+    These runs differ in something else.
+    """
     after = dict(zip(MODULES, [18e-3, 19e-3, 20e-3, 21e-3, 22e-3], strict=True))
     assert {} == news(diff(ran(MODULES), ran(after)))
 
 
 def test_small_modules_vary_most_and_have_no_say_in_what_is_large() -> None:
-    """Three of 1 ms, 3 % of the time together, took half, twice and three times as long: the head's 10 % are seen beside that."""
+    """Three of 1 ms, 3 % of the time together, took half, twice and three times as long.
+
+    The head's 10 % are seen beside that.
+    """
     small = {"norm": 1e-3, "act": 1e-3, "drop": 1e-3}
     after = slowed(MODULES, 1.1, "head") | {"norm": 0.5e-3, "act": 2e-3, "drop": 3e-3}
     found = diff(ran(MODULES | small, width=0.005), ran(after, width=0.005))
@@ -119,7 +181,10 @@ def test_small_modules_vary_most_and_have_no_say_in_what_is_large() -> None:
 
 
 def test_small_parts_of_a_large_one_are_news_together() -> None:
-    """Each of 20 is 0.2 % of the step, too little to matter, and took half as long again: their block's own news, and not the root's."""
+    """Each of 20 is 0.2 % of the step, too little to matter, and took half as long again.
+
+    Their block's own news, and not the root's.
+    """
     parts = {f"block.{i}": 0.2e-3 for i in range(20)}
     found = diff(ran(MODULES | parts), ran(MODULES | slowed(parts, 1.5, *parts)))
     assert {"block": "slower"} == news(found)
@@ -140,7 +205,9 @@ def test_two_modules_are_not_judged() -> None:
     """Which of them is the slower one cannot be told from a faster machine; their times are there."""
     found = diff(ran({"a": 1e-3, "b": 1e-3}), ran({"a": 2e-3, "b": 1e-3}))
     assert found.whole is None
-    assert [(2.0, None), (1.0, None)] == [(module(found, name).own.time.ratio, module(found, name).own.time.verdict) for name in "ab"]
+    assert [(2.0, None), (1.0, None)] == [
+        (module(found, name).own.time.ratio, module(found, name).own.time.verdict) for name in "ab"
+    ]
 
 
 def test_the_few_layers_that_two_models_share_are_not_judged() -> None:
@@ -155,7 +222,10 @@ def test_the_few_layers_that_two_models_share_are_not_judged() -> None:
 
 def test_a_single_step_is_not_judged() -> None:
     """Nobody knows how it varies."""
-    found = diff(ran(MODULES, n=1, steps=clean(0.1)), ran(slowed(MODULES, 2.0, "head"), n=1, steps=clean(0.2)))
+    found = diff(
+        ran(MODULES, n=1, steps=clean(0.1)),
+        ran(slowed(MODULES, 2.0, "head"), n=1, steps=clean(0.2)),
+    )
     assert (None, 2.0, None) == (found.whole, found.step.ratio, found.step.verdict)
     assert {None} == {each.own.time.verdict for each in found.modules}
 
@@ -165,38 +235,69 @@ def test_time_of_other_work_is_compared_a_mac_and_not_judged() -> None:
     found = diff(ran(MODULES), ran(slowed(MODULES, 1.5, "head"), macs={"head": 200}))
     head = module(found, "head")
     assert (100, 200, 2.0) == (head.own.macs.before, head.own.macs.after, head.own.macs.ratio)
-    assert (pytest.approx(1.5), pytest.approx(0.75), None) == (head.own.time.ratio, head.own.time.per_mac, head.own.time.verdict)
-    assert (500, 600) == (found.modules[0].inclusive.macs.before, found.modules[0].inclusive.macs.after)
+    assert (pytest.approx(1.5), pytest.approx(0.75), None) == (
+        head.own.time.ratio,
+        head.own.time.per_mac,
+        head.own.time.verdict,
+    )
+    assert (500, 600) == (
+        found.modules[0].inclusive.macs.before,
+        found.modules[0].inclusive.macs.after,
+    )
     assert ["", "head"] == [each.name for each in found.modules if each.inclusive.differs]
     assert {} == news(found)
 
 
 def test_a_phase_that_grew_is_news_whatever_the_modules_did() -> None:
     """The wait for data was 5 of 100 ms and is 25 of 120, forward as before."""
-    before, after = clean(0.1, 0.1, data=0.05, forward=0.95), clean(0.12, 0.12, data=0.25 / 1.2, forward=0.95 / 1.2)
+    before, after = (
+        clean(0.1, 0.1, data=0.05, forward=0.95),
+        clean(0.12, 0.12, data=0.25 / 1.2, forward=0.95 / 1.2),
+    )
     found = diff(ran(MODULES, steps=before), ran(MODULES, steps=after))
-    assert {"data": "slower", "forward": "same"} == {name: phase.verdict for name, phase in found.phases.items()}
+    assert {"data": "slower", "forward": "same"} == {
+        name: phase.verdict for name, phase in found.phases.items()
+    }
     assert pytest.approx(20e-3) == found.phases["data"].lost
 
 
 def test_without_times_work_and_memory_are_compared() -> None:
-    """An estimate against a run: the same 640 MACs forward and 768 backward; no time is known, so none is 0."""
+    """An estimate against a run.
+
+    The same 640 MACs forward and 768 backward; no time is known, so none is 0.
+    """
     estimate = untimed(small_profile())
     found = diff(replace(estimate, run=replace(estimate.run, kind="estimate")), small_profile())
     assert ("estimate", "training") == found.facts["kind"]
-    assert (1408, 1408) == (found.modules[0].inclusive.macs.before, found.modules[0].inclusive.macs.after)
+    assert (1408, 1408) == (
+        found.modules[0].inclusive.macs.before,
+        found.modules[0].inclusive.macs.after,
+    )
     assert (3000, 3000, None) == (found.peak_bytes.before, found.peak_bytes.after, found.whole)
-    assert {None} == {value for each in found.modules for value in (each.own.time.before, each.own.time.ratio, each.inclusive.time.verdict)}
+    assert {None} == {
+        value
+        for each in found.modules
+        for value in (each.own.time.before, each.own.time.ratio, each.inclusive.time.verdict)
+    }
     assert (None, 3e-3, None) == (found.step.before, found.step.after, found.step.ratio)
 
 
 def worked(**phases: int) -> Profile:
     """A Linear of so many MACs in phases."""
-    return profile({"": {}, "fc": {}}, [product("fc", "aten::mm", phase, macs=macs, bytes_moved=1) for phase, macs in phases.items()])
+    return profile(
+        {"": {}, "fc": {}},
+        [
+            product("fc", "aten::mm", phase, macs=macs, bytes_moved=1)
+            for phase, macs in phases.items()
+        ],
+    )
 
 
 def test_what_only_one_run_has_is_in_no_figure() -> None:
-    """A forward against a training: the forwards are the same, and that the other went backward and stepped is said."""
+    """A forward against a training.
+
+    The forwards are the same, and that the other went backward and stepped is said.
+    """
     found = diff(worked(forward=100), worked(forward=100, backward=200, optimizer=10))
     assert ("forward", "forward, backward, optimizer") == found.facts["phases"]
     assert (100, 100) == (module(found, "fc").own.macs.before, module(found, "fc").own.macs.after)
@@ -204,41 +305,68 @@ def test_what_only_one_run_has_is_in_no_figure() -> None:
 
 def test_recomputing_is_work_that_changed() -> None:
     """A training that starts to checkpoint: 300 MACs became 400."""
-    found = diff(worked(forward=100, backward=200), worked(forward=100, backward=200, recompute=100))
+    found = diff(
+        worked(forward=100, backward=200), worked(forward=100, backward=200, recompute=100)
+    )
     assert (300, 400) == (module(found, "fc").own.macs.before, module(found, "fc").own.macs.after)
     assert {} == found.facts
 
 
 def test_what_was_not_counted_is_no_equal_work() -> None:
     """Times alone: that they belong to the same work is not known, so no module is judged."""
-    before, after = (replace(ran(seconds), cells=()) for seconds in (MODULES, slowed(MODULES, 2.0, "head")))
+    before, after = (
+        replace(ran(seconds), cells=()) for seconds in (MODULES, slowed(MODULES, 2.0, "head"))
+    )
     found = diff(before, after)
     assert (None, None) == (found.modules[0].own.macs.before, found.modules[0].own.macs.after)
-    assert (None, 2.0, None) == (found.whole, module(found, "head").own.time.ratio, module(found, "head").own.time.verdict)
+    assert (None, 2.0, None) == (
+        found.whole,
+        module(found, "head").own.time.ratio,
+        module(found, "head").own.time.verdict,
+    )
 
 
 def test_rates_and_peaks_are_compared() -> None:
     """4 samples in 100 and in 80 ms; 1000 bytes and 1500."""
     before, after = (
         Profile(
-            **fields_of(ran({"a": 1e-3}, steps=clean(step, step), samples_per_step=4)) | {"modules": {"": module_profile(peak_bytes=peak)}}
+            **fields_of(ran({"a": 1e-3}, steps=clean(step, step), samples_per_step=4))
+            | {"modules": {"": module_profile(peak_bytes=peak)}}
         )
         for step, peak in ((0.1, 1000), (0.08, 1500))
     )
     found = diff(replace(before, cells=()), replace(after, cells=()))
     assert (40.0, 50.0) == (found.samples_per_second.before, found.samples_per_second.after)
-    assert (1000, 1500, True) == (found.peak_bytes.before, found.peak_bytes.after, found.peak_bytes.differs)
+    assert (1000, 1500, True) == (
+        found.peak_bytes.before,
+        found.peak_bytes.after,
+        found.peak_bytes.differs,
+    )
 
 
-def sampled(random_numbers: random.Random, seconds: Mapping[str, float], noise: float, steps: int) -> Profile:
+def sampled(
+    random_numbers: random.Random, seconds: Mapping[str, float], noise: float, steps: int
+) -> Profile:
     """A run whose steps vary by chance."""
-    spreads = {name: Spread.of(each * math.exp(noise * random_numbers.gauss(0, 1)) for _ in range(steps)) for name, each in seconds.items()}
-    return ran(seconds, spreads={name: spread for name, spread in spreads.items() if spread}, n=steps)
+    spreads = {
+        name: Spread.of(each * math.exp(noise * random_numbers.gauss(0, 1)) for _ in range(steps))
+        for name, each in seconds.items()
+    }
+    return ran(
+        seconds, spreads={name: spread for name, spread in spreads.items() if spread}, n=steps
+    )
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32), noise=st.floats(0.0, 0.1), steps=st.integers(5, 40), modules=st.integers(3, 12))
-def test_two_samples_of_the_same_times_give_no_news(seed: int, noise: float, steps: int, modules: int) -> None:
+@given(
+    seed=st.integers(0, 2**32),
+    noise=st.floats(0.0, 0.1),
+    steps=st.integers(5, 40),
+    modules=st.integers(3, 12),
+)
+def test_two_samples_of_the_same_times_give_no_news(
+    seed: int, noise: float, steps: int, modules: int
+) -> None:
     """Whatever the noise, the number of steps and of modules."""
     random_numbers = random.Random(seed)  # noqa: S311 - noise, no secret
     seconds = {f"m{i}": random_numbers.uniform(1e-3, 5e-3) for i in range(modules)}
@@ -251,4 +379,6 @@ def test_a_planted_change_is_found_in_such_samples(seed: int, noise: float) -> N
     """10 % of a fifth of the step, in 30 steps, with noise of up to 2 % from step to step."""
     random_numbers = random.Random(seed)  # noqa: S311 - noise, no secret
     after = slowed(MODULES, 1.1, "decoder.d")
-    assert {"decoder.d": "slower"} == news(diff(sampled(random_numbers, MODULES, noise, 30), sampled(random_numbers, after, noise, 30)))
+    assert {"decoder.d": "slower"} == news(
+        diff(sampled(random_numbers, MODULES, noise, 30), sampled(random_numbers, after, noise, 30))
+    )

@@ -11,15 +11,23 @@ from tests.support.repository import ROOT
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """`make docs`, in a process of its own, which loads no torch. A request to any host would fail at the proxy."""
+    """`make docs`, in a process of its own, which loads no torch.
+
+    A request to any host would fail at the proxy.
+    """
     nowhere = dict.fromkeys(["http_proxy", "https_proxy"], "http://127.0.0.1:9")
     command = [sys.executable, "-m", "mkdocs", "build", "--config-file", config, "--site-dir", site]
     environment = {**os.environ, **nowhere, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_site_builds_and_asks_no_server(tmp_path: Path, opening: Callable) -> None:
-    """Without a warning. Opened from disk, it loads files of its own folder alone, and shows what is made from the code."""
+    """Without a warning.
+
+    Opened from disk, it loads files of its own folder alone, and shows what is made from the code.
+    """
     built = build(ROOT / "mkdocs.yml", tmp_path)
     assert 0 == built.returncode, built.stderr
     for page, shown in [
@@ -33,7 +41,9 @@ def test_the_site_builds_and_asks_no_server(tmp_path: Path, opening: Callable) -
     ]:
         seen = opening((tmp_path / page).as_uri())
         assert shown in seen.page.inner_text("article")
-        assert [] == [address for address in seen.asked if not address.startswith(tmp_path.as_uri())]
+        assert [] == [
+            address for address in seen.asked if not address.startswith(tmp_path.as_uri())
+        ]
 
 
 CULPRITS = {
@@ -50,7 +60,12 @@ def test_what_is_broken_fails_the_build(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "index.md").write_text("\n\n".join(["# Page", *CULPRITS]), "utf-8")
-    settings = re.sub(r"^(hooks|nav):\n(?: .*\n?)+", "", (ROOT / "mkdocs.yml").read_text("utf-8"), flags=re.MULTILINE)
+    settings = re.sub(
+        r"^(hooks|nav):\n(?: .*\n?)+",
+        "",
+        (ROOT / "mkdocs.yml").read_text("utf-8"),
+        flags=re.MULTILINE,
+    )
     (tmp_path / "mkdocs.yml").write_text(settings, "utf-8")
     built = build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert 1 == built.returncode

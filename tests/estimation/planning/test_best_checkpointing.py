@@ -1,4 +1,7 @@
-"""The choice of what to recompute: against every other choice, and against estimates of what was chosen."""
+"""The choice of what to recompute.
+
+Against every other choice, and against estimates of what was chosen.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -8,13 +11,23 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import lflops
 from lflops.estimation.changes import POLICIES, Policy, checkpointed, recomputable
 from lflops.estimation.estimate import Estimator, Subject
 from lflops.estimation.planning.block_chain import Chain, cheapest_choice, lowest_peak
-from lflops.estimation.planning.block_trials import BlockTrials, Fold, folds_of, memory_of, policies_of
+from lflops.estimation.planning.block_trials import (
+    BlockTrials,
+    Fold,
+    folds_of,
+    memory_of,
+    policies_of,
+)
 from lflops.memory.peak import USABLE, room, room_for
 
 ROWS, HIDDEN, FLOAT = 32, 8, 4
@@ -36,7 +49,9 @@ class Narrowing(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.inner = nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN, width), nn.ReLU(), nn.Linear(width, HIDDEN), nn.Sigmoid())
+        self.inner = nn.Sequential(
+            nn.ReLU(), nn.Linear(HIDDEN, width), nn.ReLU(), nn.Linear(width, HIDDEN), nn.Sigmoid()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)
@@ -54,7 +69,9 @@ def rows() -> Tensor:
 
 def stack(kind: type[nn.Module], widths: Sequence[int]) -> nn.Sequential:
     """Blocks after a layer, before another."""
-    return nn.Sequential(nn.Linear(HIDDEN, HIDDEN), *(kind(width) for width in widths), nn.Linear(HIDDEN, HIDDEN))
+    return nn.Sequential(
+        nn.Linear(HIDDEN, HIDDEN), *(kind(width) for width in widths), nn.Linear(HIDDEN, HIDDEN)
+    )
 
 
 class Tried:
@@ -64,7 +81,9 @@ class Tried:
         self.model = build()
         estimator = Estimator(caller="test", backward=True, **how)
         with estimator.started() as run:
-            trials = BlockTrials(estimator, run, lambda: Subject(self.model, (rows(),), {}, squared))
+            trials = BlockTrials(
+                estimator, run, lambda: Subject(self.model, (rows(),), {}, squared)
+            )
             found = trials.chain(fold=fold)
         assert found is not None
         self.chain: Chain = found
@@ -76,27 +95,37 @@ class Tried:
         """By a whole estimate."""
         policies = policies_of(self.units, choices)
         with checkpointed({name: self.model.get_submodule(name) for name in policies}, policies):
-            return memory_of(lflops.estimate(self.model, rows(), backward=True, loss=squared, **self.how)).peak_bytes
+            return memory_of(
+                lflops.estimate(self.model, rows(), backward=True, loss=squared, **self.how)
+            ).peak_bytes
 
 
 def test_every_choice_has_the_peak_that_the_chain_says() -> None:
     """All 27 of three blocks, to the byte; what lies between two blocks is kept by either."""
     tried = Tried(lambda: stack(Narrowing, (64, 160, 96)))
     some = list(product(POLICIES, repeat=3))
-    assert {each: tried.peak(each) for each in some} == {each: tried.chain.peak(each) for each in some}
+    assert {each: tried.peak(each) for each in some} == {
+        each: tried.chain.peak(each) for each in some
+    }
 
 
 def test_the_choice_for_twelve_blocks_is_the_best_of_all() -> None:
-    """Of all 4,096 that recompute some blocks, at budgets from the lowest peak to the highest. Some are estimated as a whole.
+    """Of all 4,096 that recompute some blocks, at budgets from the lowest peak to the highest.
 
-    A block recomputes its first product, the bias and the ReLU: for each of its width 8 MACs and two operations a row.
+    Some are estimated as a whole.
+
+    A block recomputes its first product, the bias and the ReLU: for each of its width 8 MACs and
+    two operations a row.
     """
     widths = [64 * (3 + 5 * place % 12) for place in range(12)]
     tried = Tried(lambda: stack(Block, widths), optimizer=partial(torch.optim.SGD, lr=0.1))
     chain, both = tried.chain, ("none", "full")
     by_hand = [ROWS * width * (2 * HIDDEN + 2) for width in widths]
     peaks = {each: chain.peak(each) for each in product(both, repeat=12)}
-    costs = {each: sum(cost for cost, policy in zip(by_hand, each, strict=True) if policy == "full") for each in peaks}
+    costs = {
+        each: sum(cost for cost, policy in zip(by_hand, each, strict=True) if policy == "full")
+        for each in peaks
+    }
     lowest, highest = min(peaks.values()), max(peaks.values())
     assert (lowest, highest) == (lowest_peak(chain, both), chain.peak(["none"] * 12))
     assert cheapest_choice(chain, both, lowest - 1) is None
@@ -111,17 +140,29 @@ def test_the_choice_for_twelve_blocks_is_the_best_of_all() -> None:
 
 
 def test_a_deep_model_is_tried_with_fewer_blocks() -> None:
-    """Ten that are alike after one that is not: six of them show what whole estimates say. The model has all its blocks again."""
-    short = Tried(lambda: stack(Block, (512, *[128] * 10)), fold=True, optimizer=partial(torch.optim.SGD, momentum=0.9))
+    """Ten that are alike after one that is not: six of them show what whole estimates say.
+
+    The model has all its blocks again.
+    """
+    short = Tried(
+        lambda: stack(Block, (512, *[128] * 10)),
+        fold=True,
+        optimizer=partial(torch.optim.SGD, momentum=0.9),
+    )
     assert [(str(number),) for number in range(1, 12)] == short.units
-    assert [str(number) for number in range(13)] == [name for name, _ in short.model.named_children()]
+    assert [str(number) for number in range(13)] == [
+        name for name, _ in short.model.named_children()
+    ]
     mixed: list[Policy] = ["full", *["none", "none", "full", "selective", "full"] * 2]
     for choices in (mixed, *([each] * 11 for each in POLICIES)):
         assert short.peak(choices) == short.chain.peak(choices)
 
 
 def test_what_differs_is_not_taken_for_alike() -> None:
-    """A width, a setting, a gap in the numbers; but a number that counts with the block is the same setting."""
+    """A width, a setting, a gap in the numbers.
+
+    But a number that counts with the block is the same setting.
+    """
     blocks = {str(number): Block(64) for number in range(40)}
     for number, block in blocks.items():
         block.index = int(number)  # type: ignore[assignment]
@@ -143,7 +184,9 @@ def test_the_plan_fits_and_its_code_does_what_it_says() -> None:
     plan = lflops.best_checkpointing(model, rows(), memory_bytes=none - 1, loss=squared)
     assert plan.fits
     assert full <= plan.predicted_bytes == plan.peak_bytes < none
-    assert [none, full] == [each.peak_bytes for each in plan.alternatives if each.policy in {"none", "full"}]
+    assert [none, full] == [
+        each.peak_bytes for each in plan.alternatives if each.policy in {"none", "full"}
+    ]
     assert attributes == [set(vars(each)) for each in model]
     # The least of the widths that is enough: 128 numbers for each of 32 rows.
     assert {"1": "full", "2": "none", "3": "none"} == dict(plan.policies)
@@ -163,19 +206,30 @@ def test_a_budget_that_nothing_fits_gives_the_lowest_peak() -> None:
 
 
 def test_a_chip_has_one_verdict() -> None:
-    """The lowest peak may be tight: the plan says the same as the estimate, and not that it does not fit."""
+    """The lowest peak may be tight.
+
+    The plan says the same as the estimate, and not that it does not fit.
+    """
     model = stack(Block, (128, 512))
     lowest = lflops.best_checkpointing(model, rows(), memory_bytes=1, loss=squared).peak_bytes
-    needed = room(lowest, lflops.Hardware(name="any", peak_flops_per_second={"bf16": 1e12}, memory_bytes=1e12))
+    needed = room(
+        lowest, lflops.Hardware(name="any", peak_flops_per_second={"bf16": 1e12}, memory_bytes=1e12)
+    )
     assert needed is not None
     for share, verdict in ((0.9, "fits"), (0.97, "tight"), (1.1, "does not fit")):
         memory_bytes = needed.needed_bytes / share / USABLE
-        chip = lflops.Hardware(name="small", peak_flops_per_second={"bf16": 1e12}, memory_bytes=memory_bytes)
+        chip = lflops.Hardware(
+            name="small", peak_flops_per_second={"bf16": 1e12}, memory_bytes=memory_bytes
+        )
         plan = lflops.best_checkpointing(model, rows(), loss=squared, hardware=chip)
         found = room_for(plan.profile, chip)
         assert found is not None
         assert (verdict, verdict == "fits") == (found.verdict, plan.fits)
-        assert plan.table().splitlines()[-1].startswith(f"{verdict}: " if plan.fits else f"{verdict}, this is the lowest peak: ")
+        assert (
+            plan.table()
+            .splitlines()[-1]
+            .startswith(f"{verdict}: " if plan.fits else f"{verdict}, this is the lowest peak: ")
+        )
 
 
 def estimated(model: nn.Module, policy: Policy) -> int:
@@ -187,7 +241,11 @@ def estimated(model: nn.Module, policy: Policy) -> int:
 
 def keep_some(_: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     """Keeps products, by torch's own policy."""
-    return CheckpointPolicy.MUST_SAVE if operator is torch.ops.aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if operator is torch.ops.aten.addmm.default
+        else CheckpointPolicy.PREFER_RECOMPUTE
+    )
 
 
 class Selective(nn.Module):
@@ -199,25 +257,54 @@ class Selective(nn.Module):
         self.policy = policy
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.body, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, self.policy))
+        return checkpoint(
+            self.body,
+            x,
+            use_reentrant=False,
+            context_fn=partial(create_selective_checkpoint_contexts, self.policy),
+        )
 
 
-@pytest.mark.parametrize("policy", [keep_some, [torch.ops.aten.relu.default], [torch.ops.aten.addmm.default, torch.ops.aten.relu.default]])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        keep_some,
+        [torch.ops.aten.relu.default],
+        [torch.ops.aten.addmm.default, torch.ops.aten.relu.default],
+    ],
+)
 def test_an_estimate_under_a_policy_of_torchs_is_what_a_real_step_keeps(policy: Any) -> None:
-    """Each moment of the timeline. The first product of a block runs again where it is not kept, 512 wide."""
+    """Each moment of the timeline.
+
+    The first product of a block runs again where it is not kept, 512 wide.
+    """
     model = nn.Sequential(nn.Linear(HIDDEN, HIDDEN), *(Selective(policy) for _ in range(3)))
-    found, real = (each(model, rows(), backward=True, loss=squared) for each in (lflops.estimate, lflops.count))
-    assert [moment.live_bytes for moment in memory_of(real).timeline] == [moment.live_bytes for moment in memory_of(found).timeline]
-    again = 0 if policy is keep_some or torch.ops.aten.addmm.default in policy else 3 * ROWS * HIDDEN * 512
+    found, real = (
+        each(model, rows(), backward=True, loss=squared) for each in (lflops.estimate, lflops.count)
+    )
+    assert [moment.live_bytes for moment in memory_of(real).timeline] == [
+        moment.live_bytes for moment in memory_of(found).timeline
+    ]
+    again = (
+        0
+        if policy is keep_some or torch.ops.aten.addmm.default in policy
+        else 3 * ROWS * HIDDEN * 512
+    )
     assert [again, again] == [each.total(phase="recompute") for each in (found, real)]
 
 
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "no budget": ({}, "give memory_bytes, or the hardware whose memory is known"),
     "no size": ({"memory_bytes": "40GB"}, "memory_bytes='40GB': give a positive number of bytes"),
-    "no blocks": ({"model": nn.Sequential(nn.Linear(HIDDEN, 3)), "memory_bytes": 1e9}, "Sequential has no blocks"),
+    "no blocks": (
+        {"model": nn.Sequential(nn.Linear(HIDDEN, 3)), "memory_bytes": 1e9},
+        "Sequential has no blocks",
+    ),
     "no module": ({"model": 3, "memory_bytes": 1e9}, "3 is no torch.nn.Module"),
-    "a mesh of what is built": ({"mesh": {"data": 2}, "memory_bytes": 1e9}, "give a function that builds it"),
+    "a mesh of what is built": (
+        {"mesh": {"data": 2}, "memory_bytes": 1e9},
+        "give a function that builds it",
+    ),
 }
 
 
@@ -231,7 +318,13 @@ def test_a_wrong_argument_is_named(given: dict[str, Any], said: str) -> None:
 
 def test_a_chip_gives_its_memory_and_counts_time() -> None:
     """On a chip of 80 GB a small model recomputes nothing; time is known there, and 0."""
-    plan = lflops.best_checkpointing(stack(Block, [64, 64]), rows(), loss=squared, hardware="NVIDIA H100 80GB HBM3")
-    assert (True, {"1": "none", "2": "none"}, 0.0) == (plan.fits, dict(plan.policies), plan.alternatives[-1].seconds)
+    plan = lflops.best_checkpointing(
+        stack(Block, [64, 64]), rows(), loss=squared, hardware="NVIDIA H100 80GB HBM3"
+    )
+    assert (True, {"1": "none", "2": "none"}, 0.0) == (
+        plan.fits,
+        dict(plan.policies),
+        plan.alternatives[-1].seconds,
+    )
     assert 60e9 < plan.memory_bytes < 80e9
     assert "# nothing to recompute\n" == plan.code()

@@ -1,4 +1,7 @@
-"""Plans of small models: their memory against whole estimates, and orders and figures that follow by hand."""
+"""Plans of small models.
+
+Their memory against whole estimates, and orders and figures that follow by hand.
+"""
 
 import dataclasses
 import json
@@ -17,14 +20,28 @@ import lflops
 from lflops.cli.main import main
 from lflops.estimation.changes import Changes, Policy, mixed_precision
 from lflops.estimation.estimate import Estimator, Subject, subject_of
-from lflops.estimation.planning.plan import Configuration, Plan, _corners, _is_tie, _ranked, _Search, _sharded, name_of, plan
+from lflops.estimation.planning.plan import (
+    Configuration,
+    Plan,
+    _corners,
+    _is_tie,
+    _ranked,
+    _Search,
+    _sharded,
+    name_of,
+    plan,
+)
 from lflops.estimation.planning.work_sheets import Case, WorkSheets, moved, peak_of
 from lflops.estimation.prediction import Prediction, predict
 from lflops.hardware.chips import Hardware, named
 from lflops.memory.peak import CONTEXT_BYTES, CUBLAS_BYTES, NCCL_BYTES, USABLE
 from tests.analysis.test_prediction import RATES, chip as round_chip, linear
 
-WIDTH, TOKENS, BLOCKS = 2048, 1024, 12  # of work that takes a chip longer than its host, and of more blocks than are estimated
+WIDTH, TOKENS, BLOCKS = (
+    2048,
+    1024,
+    12,
+)  # of work that takes a chip longer than its host, and of more blocks than are estimated
 H100 = named("H100 SXM")
 
 
@@ -86,13 +103,24 @@ def estimator(mesh: Mapping[str, int], precision: str = "bf16") -> Estimator:
 
 def sheets() -> WorkSheets:
     """Of the model, in single precision without FSDP2."""
-    return WorkSheets(estimator, lambda samples: subject_of("test", build(samples)), lambda _: Changes().autocast())
+    return WorkSheets(
+        estimator,
+        lambda samples: subject_of("test", build(samples)),
+        lambda _: Changes().autocast(),
+    )
 
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
-@pytest.mark.parametrize("mesh", [{}, {"replica": 4}, {"data": 4}, {"replica": 2, "data": 2}], ids=name_of)
-def test_lines_through_small_estimates_reach_the_peak_and_the_time_of_a_whole_one(mesh: Mapping[str, int], policy: Policy) -> None:
-    """Five samples of 12 blocks, from one and two samples of four and five: the bytes within 0.5 %, the time within 0.1 %."""
+@pytest.mark.parametrize(
+    "mesh", [{}, {"replica": 4}, {"data": 4}, {"replica": 2, "data": 2}], ids=name_of
+)
+def test_lines_through_small_estimates_reach_the_peak_and_the_time_of_a_whole_one(
+    mesh: Mapping[str, int], policy: Policy
+) -> None:
+    """Five samples of 12 blocks, from one and two samples of four and five.
+
+    The bytes within 0.5 %, the time within 0.1 %.
+    """
     tried = sheets()
     corner = {"replica": 2, **mesh} if "data" in mesh else mesh
     one, two = (tried.sheet(Case(policy, samples, corner)) for samples in (1, 2))
@@ -123,16 +151,26 @@ def test_gradients_of_earlier_micro_batches_stay_in_memory(mesh: Mapping[str, in
     sheet = tried.sheet(Case("none", 3, mesh))
     whole = estimator(mesh).run(make)
     assert whole.memory is not None
-    assert 0.98 * peak_of(sheet, accumulates=True) <= whole.memory.peak_bytes <= peak_of(sheet, accumulates=True)
+    assert (
+        0.98 * peak_of(sheet, accumulates=True)
+        <= whole.memory.peak_bytes
+        <= peak_of(sheet, accumulates=True)
+    )
     assert peak_of(sheet, accumulates=True) > 1.02 * peak_of(sheet)
 
 
 def test_of_two_configurations_that_differ_in_recomputing_alone_the_one_without_is_faster() -> None:
     """It does the same and less."""
     seconds = {
-        (each.name, each.micro_batch, each.checkpointing): each.predicted.seconds for each in planned().configurations if each.predicted
+        (each.name, each.micro_batch, each.checkpointing): each.predicted.seconds
+        for each in planned().configurations
+        if each.predicted
     }
-    pairs = [(seconds[name, micro, "none"], full) for (name, micro, policy), full in seconds.items() if policy == "full"]
+    pairs = [
+        (seconds[name, micro, "none"], full)
+        for (name, micro, policy), full in seconds.items()
+        if policy == "full"
+    ]
     assert pairs
     assert all(none < full for none, full in pairs)
 
@@ -149,7 +187,10 @@ def test_the_first_is_estimated_as_a_whole_and_fits() -> None:
 
 
 def test_what_does_not_fit_is_left_out_with_the_bytes_that_it_needs() -> None:
-    """DDP holds four copies of the parameters in single precision: they, their gradients and AdamW's two moments."""
+    """DDP holds four copies of the parameters in single precision.
+
+    They, their gradients and AdamW's two moments.
+    """
     parameters = WIDTH * WIDTH + WIDTH + 8 * WIDTH + 8 + BLOCKS * (8 * WIDTH * WIDTH + 5 * WIDTH)
     weights = 16 * parameters
     besides = CONTEXT_BYTES + 2 * CUBLAS_BYTES + NCCL_BYTES
@@ -168,7 +209,9 @@ def test_nothing_fits_into_no_memory() -> None:
 
 def predicted(low: float, seconds: float, high: float) -> Prediction:
     """One with such an interval."""
-    return Prediction(hardware="", seconds=seconds, low=low, high=high, by_kind={}, by_phase={}, by_module={})
+    return Prediction(
+        hardware="", seconds=seconds, low=low, high=high, by_kind={}, by_phase={}, by_module={}
+    )
 
 
 def test_a_tie_shares_four_fifths_of_the_interval() -> None:
@@ -182,25 +225,40 @@ def test_ties_share_a_place_and_the_next_one_counts_them() -> None:
     first = planned().configurations[0]
     times = [predicted(10, 15, 20), predicted(15, 22, 30), predicted(10.5, 15.5, 20.5)]
     ranked = _ranked([replace(first, predicted=each) for each in times])
-    assert [(15, 1), (15.5, 1), (22, 3)] == [(each.predicted.seconds, each.rank) for each in ranked if each.predicted]
+    assert [(15, 1), (15.5, 1), (22, 3)] == [
+        (each.predicted.seconds, each.rank) for each in ranked if each.predicted
+    ]
 
 
 def test_another_chip_has_lower_bounds_and_the_reason() -> None:
     """Nothing was fitted on it."""
-    found = plan(build, 4, gpus=1, hardware=Hardware("other", {"fp32": 1e14, "bf16": 1e14}, 1e12, memory_bytes=80 * 10**9))
+    found = plan(
+        build,
+        4,
+        gpus=1,
+        hardware=Hardware("other", {"fp32": 1e14, "bf16": 1e14}, 1e12, memory_bytes=80 * 10**9),
+    )
     assert () == found.configurations
-    assert all(each.why_not and "no step times were fitted on other" in each.why_not and each.least_seconds for each in found.not_predicted)
+    assert all(
+        each.why_not and "no step times were fitted on other" in each.why_not and each.least_seconds
+        for each in found.not_predicted
+    )
 
 
 def test_more_micro_batches_repeat_all_but_the_optimizer() -> None:
     """Of a layer without an optimizer three take three times as long."""
-    once, thrice = (predict(linear(), round_chip(peak=1e12), rates=RATES, accumulation=number) for number in (1, 3))
+    once, thrice = (
+        predict(linear(), round_chip(peak=1e12), rates=RATES, accumulation=number)
+        for number in (1, 3)
+    )
     assert once is not None
     assert thrice is not None
     assert thrice.seconds == pytest.approx(3 * once.seconds)
 
 
-def test_the_shell_draws_the_plan(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shell_draws_the_plan(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And prints it as JSON, without the profile, which is a file of its own."""
     monkeypatch.setattr("lflops.estimation.planning.plan.plan", lambda *_, **__: planned())
     monkeypatch.chdir(tmp_path)
@@ -208,7 +266,16 @@ def test_the_shell_draws_the_plan(tmp_path: Path, capfdbinary: pytest.CaptureFix
     assert 0 == main([*command, "--save", "first.json"])
     drawn = capfdbinary.readouterr().out.decode()
     assert "2 GPUs of H100 SXM, 16 samples a step" in drawn
-    assert all(each in drawn for each in ("samples/s", "FSDP2 2", "interval", "Ties share a place", "Expert parallelism is not planned"))
+    assert all(
+        each in drawn
+        for each in (
+            "samples/s",
+            "FSDP2 2",
+            "interval",
+            "Ties share a place",
+            "Expert parallelism is not planned",
+        )
+    )
     assert planned().profile == lflops.load("first.json")
     assert 0 == main([*command, "--json"])
     found = json.loads(capfdbinary.readouterr().out)
@@ -223,9 +290,16 @@ class Planned(Model):
 
 
 def test_tensor_parallelism_has_a_lower_bound_and_its_collectives() -> None:
-    """Of 2 ranks, in bfloat16: each block's output is reduced in forward and its input's gradient in backward, a half of it twice over."""
+    """Of 2 ranks, in bfloat16.
+
+    Each block's output is reduced in forward and its input's gradient in backward, a half of it
+    twice over.
+    """
     row = next(
-        each for each in planned_on_four() if (each.mesh, each.checkpointing, each.accumulation) == ({"data": 2, "tensor": 2}, "none", 1)
+        each
+        for each in planned_on_four()
+        if (each.mesh, each.checkpointing, each.accumulation)
+        == ({"data": 2, "tensor": 2}, "none", 1)
     )
     assert H100.link_bytes_per_second is not None
     seconds = BLOCKS * 2 * row.micro_batch * TOKENS * WIDTH * 2 / H100.link_bytes_per_second
@@ -236,10 +310,19 @@ def test_tensor_parallelism_has_a_lower_bound_and_its_collectives() -> None:
 
 
 def test_pipelines_have_a_bound_with_their_bubble_and_the_reason() -> None:
-    """Stages of equal work: of M micro batches in P stages the bubble is P - 1 of M + P - 1 micro batches. It is planned besides HSDP."""
+    """Stages of equal work: of M micro batches in P stages the bubble is P - 1 of M + P - 1 micro batches.
+
+    It is planned besides HSDP.
+    """
     rows = [each for each in planned_on_four() if "pipeline" in each.mesh]
-    assert {"PP 2 x FSDP2 2", "PP 4 x FSDP2 1"} == {each.name for each in rows if "tensor" not in each.mesh}
-    assert all(each.predicted is None and each.why_not == "what stages of a pipeline send each other was not fitted" for each in rows)
+    assert {"PP 2 x FSDP2 2", "PP 4 x FSDP2 1"} == {
+        each.name for each in rows if "tensor" not in each.mesh
+    }
+    assert all(
+        each.predicted is None
+        and each.why_not == "what stages of a pipeline send each other was not fitted"
+        for each in rows
+    )
     for each in rows:
         stages, optimizer = each.mesh["pipeline"], (each.least_seconds or 0.0)
         micro_batch = each.bubble_seconds / (stages - 1)
@@ -251,14 +334,24 @@ def test_pipelines_have_a_bound_with_their_bubble_and_the_reason() -> None:
 @cache
 def planned_on_four() -> tuple[Configuration, ...]:
     """What is not predicted of four GPUs, of a model that tensor parallelism divides."""
-    return plan(lambda samples: (Planned(), *build(samples)[1:]), 8, gpus=4, hardware="H100 SXM", devices_per_host=2).not_predicted
+    return plan(
+        lambda samples: (Planned(), *build(samples)[1:]),
+        8,
+        gpus=4,
+        hardware="H100 SXM",
+        devices_per_host=2,
+    ).not_predicted
 
 
 def test_hsdp_and_pipelines_go_with_tensor_parallelism() -> None:
     """Each mesh has all GPUs."""
     meshes = _sharded(8, [2], [1, 2])
-    assert {"FSDP2 4 x TP 2", "HSDP 2x2 x TP 2", "PP 2 x FSDP2 2 x TP 2"} == set(map(name_of, meshes))
-    assert {"PP 2 x FSDP2 1 x TP 2", "FSDP2 2 x TP 2"} == set(map(name_of, _sharded(4, [2], [1, 2])))
+    assert {"FSDP2 4 x TP 2", "HSDP 2x2 x TP 2", "PP 2 x FSDP2 2 x TP 2"} == set(
+        map(name_of, meshes)
+    )
+    assert {"PP 2 x FSDP2 1 x TP 2", "FSDP2 2 x TP 2"} == set(
+        map(name_of, _sharded(4, [2], [1, 2]))
+    )
 
 
 def test_the_plane_through_three_meshes_reaches_the_bytes_of_a_whole_one() -> None:
@@ -285,7 +378,11 @@ def test_a_degree_that_heads_do_not_divide_is_left_out_in_a_sentence_before_an_e
         model.config = config  # type: ignore[assignment]
         return model, *build(samples)[1:]
 
-    tried = WorkSheets(estimator, lambda samples: subject_of("test", headed(samples)), lambda _: Changes().autocast())
+    tried = WorkSheets(
+        estimator,
+        lambda samples: subject_of("test", headed(samples)),
+        lambda _: Changes().autocast(),
+    )
     tried.sheet(Case("none", 1, {}))
     search = _Search(tried, H100, gpus=4, batch=8, network=None, per_host=4, gathered=0.5)
     assert [1, 2] == list(filter(search._divides, [1, 2, 4]))
@@ -302,7 +399,9 @@ def test_without_a_plan_for_it_tensor_parallelism_is_left_out() -> None:
 
 def planned_alone() -> Plan:
     """A model of four blocks on two GPUs of one host."""
-    return plan(lambda samples: (Model(blocks=4), *build(samples)[1:]), 2, gpus=2, hardware="H100 SXM")
+    return plan(
+        lambda samples: (Model(blocks=4), *build(samples)[1:]), 2, gpus=2, hardware="H100 SXM"
+    )
 
 
 def test_the_shell_names_a_wrong_number(capfd: pytest.CaptureFixture[str]) -> None:
@@ -318,12 +417,18 @@ def test_the_shell_names_a_wrong_number(capfd: pytest.CaptureFixture[str]) -> No
     [
         ({"batch": 0}, "plan: batch=0: give a whole number, at least 1"),
         ({"gpus": 2.5}, "plan: gpus=2.5: give a whole number, at least 1"),
-        ({"batch": 3, "devices_per_host": 1}, "plan: batch=3: no mesh of gpus=4 divides it: give a multiple of 4"),
+        (
+            {"batch": 3, "devices_per_host": 1},
+            "plan: batch=3: no mesh of gpus=4 divides it: give a multiple of 4",
+        ),
         ({"precision": "half"}, "plan: precision='half': give one of bf16-mixed"),
         ({"optimizer": None}, "plan: optimizer=None: give a name"),
         ({"optimizer": "adamx"}, "plan: optimizer='adamx': give one of"),
         ({"build": 3}, "plan: build=3: give a function"),
-        ({"hardware": Hardware("bare", {"bf16": 1e12}, 1e12)}, "plan: hardware='bare': its memory is unknown"),
+        (
+            {"hardware": Hardware("bare", {"bf16": 1e12}, 1e12)},
+            "plan: hardware='bare': its memory is unknown",
+        ),
     ],
     ids=str,
 )

@@ -19,7 +19,10 @@ from tests.estimation.planning.test_plan import BLOCKS, H100, TOKENS, WIDTH, Mod
 
 STAGES, MICRO_BATCHES, SAMPLES = 4, 5, 4
 INPUT = SAMPLES * TOKENS * WIDTH * 4
-"""Bytes of a micro batch of the model's input, in single precision. A stage's estimate is given all of the step."""
+"""Bytes of a micro batch of the model's input, in single precision.
+
+A stage's estimate is given all of the step.
+"""
 
 HALF = mixed_precision("bf16", "fp32")
 
@@ -53,14 +56,40 @@ class Step:
 
     def __call__(self, part: nn.Module, x: Tensor) -> None:
         """All micro batches, forward and backward."""
-        mesh = init_device_mesh("cpu", (STAGES, distributed.get_world_size() // STAGES), mesh_dim_names=("pipeline", "data"))
+        mesh = init_device_mesh(
+            "cpu",
+            (STAGES, distributed.get_world_size() // STAGES),
+            mesh_dim_names=("pipeline", "data"),
+        )
         rank = mesh["pipeline"].get_local_rank()
         if self._schedule is None:
-            taken = torch.zeros(SAMPLES, TOKENS, WIDTH, dtype=torch.bfloat16 if rank else torch.float32, requires_grad=rank > 0)
-            given = torch.zeros(SAMPLES, TOKENS, 8 if rank == STAGES - 1 else WIDTH, dtype=torch.bfloat16, requires_grad=True)
+            taken = torch.zeros(
+                SAMPLES,
+                TOKENS,
+                WIDTH,
+                dtype=torch.bfloat16 if rank else torch.float32,
+                requires_grad=rank > 0,
+            )
+            given = torch.zeros(
+                SAMPLES,
+                TOKENS,
+                8 if rank == STAGES - 1 else WIDTH,
+                dtype=torch.bfloat16,
+                requires_grad=True,
+            )
             group: Any = mesh["pipeline"].get_group()
-            made = PipelineStage(part, rank, STAGES, torch.device("cpu"), input_args=taken, output_args=given, group=group)
-            self._schedule = Schedule1F1B(made, MICRO_BATCHES, loss_fn=lambda out, _: out.square().mean())
+            made = PipelineStage(
+                part,
+                rank,
+                STAGES,
+                torch.device("cpu"),
+                input_args=taken,
+                output_args=given,
+                group=group,
+            )
+            self._schedule = Schedule1F1B(
+                made, MICRO_BATCHES, loss_fn=lambda out, _: out.square().mean()
+            )
         if rank:
             self._schedule.step(target=x if rank == STAGES - 1 else None)
         else:
@@ -71,13 +100,29 @@ def stage_bytes(rank: int, data: int, policy: Policy) -> int:
     """The most bytes alive in a stage whose weights stay gathered, with the input of one micro batch."""
 
     def make() -> Subject:
-        part, mesh = Part(rank, policy), init_device_mesh("cpu", (STAGES, data), mesh_dim_names=("pipeline", "data"))
+        part, mesh = (
+            Part(rank, policy),
+            init_device_mesh("cpu", (STAGES, data), mesh_dim_names=("pipeline", "data")),
+        )
         for each in (*part.blocks, part):
             fully_shard(each, mesh=mesh["data"], mp_policy=HALF, reshard_after_forward=False)
-        return Subject(part, (torch.zeros(MICRO_BATCHES * SAMPLES, TOKENS, WIDTH),), {}, None, step=Step())
+        return Subject(
+            part, (torch.zeros(MICRO_BATCHES * SAMPLES, TOKENS, WIDTH),), {}, None, step=Step()
+        )
 
     mesh: Mapping[str, int] = {"pipeline": STAGES, "data": data}
-    memory = Estimator(caller="test", backward=True, optimizer="adamw", hardware=H100, mesh=mesh, rank=rank * data).run(make).memory
+    memory = (
+        Estimator(
+            caller="test",
+            backward=True,
+            optimizer="adamw",
+            hardware=H100,
+            mesh=mesh,
+            rank=rank * data,
+        )
+        .run(make)
+        .memory
+    )
     assert memory is not None
     return memory.peak_bytes - (MICRO_BATCHES - 1) * INPUT
 
@@ -91,10 +136,19 @@ def known() -> WorkSheets:
 
 
 @pytest.mark.parametrize(("data", "policy"), [(4, "none"), (2, "selective"), (1, "full")])
-def test_the_fullest_stage_needs_what_it_has_under_torchs_own_schedule(data: int, policy: Policy) -> None:
-    """Three blocks of 12 in each of four stages: within 4 %, of the first, the second and the last one."""
+def test_the_fullest_stage_needs_what_it_has_under_torchs_own_schedule(
+    data: int, policy: Policy
+) -> None:
+    """Three blocks of 12 in each of four stages.
+
+    Within 4 %, of the first, the second and the last one.
+    """
     gpus, batch = 16, MICRO_BATCHES * SAMPLES * data
     search = _Search(known(), H100, gpus=gpus, batch=batch, network=None, per_host=8, gathered=0.5)
     family = [*_sharded(gpus, [1], [1]), {"pipeline": 16, "data": 1}]
-    peak = search._peak(_corners(family), policy, SAMPLES, {"pipeline": STAGES, "data": data}, accumulates=True)
-    assert peak == pytest.approx(max(stage_bytes(rank, data, policy) for rank in (0, 1, STAGES - 1)), rel=0.04)
+    peak = search._peak(
+        _corners(family), policy, SAMPLES, {"pipeline": STAGES, "data": data}, accumulates=True
+    )
+    assert peak == pytest.approx(
+        max(stage_bytes(rank, data, policy) for rank in (0, 1, STAGES - 1)), rel=0.04
+    )

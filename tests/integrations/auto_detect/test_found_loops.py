@@ -1,4 +1,7 @@
-"""Loops that say nothing of lflops: they are found, their account has their phases, and they train as without."""
+"""Loops that say nothing of lflops.
+
+They are found, their account has their phases, and they train as without.
+"""
 
 import sys
 from pathlib import Path
@@ -57,20 +60,37 @@ def ended(python: WarmPython, code: str, *arguments: object) -> Ended:
     return result
 
 
-def test_a_plain_loop_has_its_phases_steps_and_validations(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_a_plain_loop_has_its_phases_steps_and_validations(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """Forty steps; those of the first two took place before the loop was found, and count as none that took time."""
     ended(warm_python, PLAIN, tmp_path)
     ledger = load_run(tmp_path)
-    phases = {"training/data", "training/forward", "training/backward", "training/optimizer", "training/other"}
-    assert phases | {"start_up", "validation", "between_epochs", "after_run"} <= ledger.seconds.keys()
-    assert (40, 0, "finished") == (ledger.steps, ledger.starts[0].first_step, ledger.starts[0].ended)
+    phases = {
+        "training/data",
+        "training/forward",
+        "training/backward",
+        "training/optimizer",
+        "training/other",
+    }
+    assert (
+        phases | {"start_up", "validation", "between_epochs", "after_run"} <= ledger.seconds.keys()
+    )
+    assert (40, 0, "finished") == (
+        ledger.steps,
+        ledger.starts[0].first_step,
+        ledger.starts[0].ended,
+    )
     assert ledger.total == pytest.approx(sum(ledger.seconds.values()), abs=1e-6)
     assert min(ledger.seconds.values()) >= 0
 
 
 def test_its_weights_are_those_without(tmp_path: Path, warm_python: WarmPython) -> None:
     """To the bit."""
-    assert ended(warm_python, PLAIN, tmp_path).out == ended(warm_python, PLAIN, tmp_path, "unwatched").out
+    assert (
+        ended(warm_python, PLAIN, tmp_path).out
+        == ended(warm_python, PLAIN, tmp_path, "unwatched").out
+    )
     assert 1 == len(list(tmp_path.iterdir()))
 
 
@@ -91,12 +111,18 @@ print(len(calls))
 
 
 def test_a_window_can_be_asked_for(tmp_path: Path, warm_python: WarmPython) -> None:
-    """By hand: 32 rows of 64 x 64 and 64 x 4 MACs; backward has both twice, but for the gradient of the data."""
+    """By hand: 32 rows of 64 x 64 and 64 x 4 MACs.
+
+    Backward has both twice, but for the gradient of the data.
+    """
     assert "40" == ended(warm_python, WINDOW, tmp_path).out.splitlines()[-1]
     (path,) = tmp_path.glob("*.profile.json")
     profile = lflops.load(path)
     forward = 32 * (64 * 64 + 64 * 4)
-    assert (forward, 2 * forward - 32 * 64 * 64) == (profile.total(phase="forward"), profile.total(phase="backward"))
+    assert (forward, 2 * forward - 32 * 64 * 64) == (
+        profile.total(phase="forward"),
+        profile.total(phase="backward"),
+    )
 
 
 OTHERS = {
@@ -237,15 +263,22 @@ for epoch in range(4):
         pytest.param(HEARD, SCORED_BEFORE, 4, id="calls, scored before"),
     ],
 )
-def test_validations_are_seen_in_loops_of_all_kinds(model: str, loop: str, least: int, tmp_path: Path, warm_python: WarmPython) -> None:
-    """Four of them; each computes 300 times what ten steps do, so it takes longer than these. No step is slow for another cause."""
+def test_validations_are_seen_in_loops_of_all_kinds(
+    model: str, loop: str, least: int, tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """Four of them; each computes 300 times what ten steps do, so it takes longer than these.
+
+    No step is slow for another cause.
+    """
     ended(warm_python, f"{ASKED}{model}{LOADERS}{loop}", tmp_path)
     ledger = load_run(tmp_path)
     spent = ledger.by_group()
     assert 40 == ledger.steps
     assert spent["validation"] > spent["training"]
     longest = spent["validation"] / least
-    assert 4 - least >= sum(each.cost > longest / 2 for each in ledger.slow_steps if each.cause != "validation")
+    assert 4 - least >= sum(
+        each.cost > longest / 2 for each in ledger.slow_steps if each.cause != "validation"
+    )
 
 
 LOADED = f"""{ASKED}{MODEL}
@@ -266,9 +299,16 @@ for epoch in range(3):
 
 
 @pytest.mark.parametrize("gradients", ["with", "without"])
-def test_a_validation_s_first_batch_is_its_own(gradients: str, tmp_path: Path, warm_python: WarmPython) -> None:
-    """It is fetched before anyone knows whose it is: that the model is called without gradients tells."""
-    assert ["data validation True"] * 3 == ended(warm_python, LOADED, tmp_path, gradients).out.splitlines()
+def test_a_validation_s_first_batch_is_its_own(
+    gradients: str, tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """It is fetched before anyone knows whose it is.
+
+    That the model is called without gradients tells.
+    """
+    assert ["data validation True"] * 3 == ended(
+        warm_python, LOADED, tmp_path, gradients
+    ).out.splitlines()
 
 
 SAMPLED = f"""{ASKED}{MODEL}
@@ -290,8 +330,13 @@ def test_a_sample_after_an_epoch_is_between_epochs(tmp_path: Path, warm_python: 
     assert ledger.seconds["between_epochs"] > ledger.seconds["training/forward"] > 0
 
 
-def test_what_follows_a_validation_is_no_part_of_it(tmp_path: Path, warm_python: WarmPython) -> None:
-    """As a checkpoint, for which ten times as much is computed. The validation's loader was at its end before."""
+def test_what_follows_a_validation_is_no_part_of_it(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """As a checkpoint, for which ten times as much is computed.
+
+    The validation's loader was at its end before.
+    """
     code = f"""{ASKED}{HEARD}{LOADERS}
 for epoch in range(4):
     for batch in batches():
@@ -321,8 +366,13 @@ print([each() is None for _ in range(2) for each in train()])
 
 
 def test_nothing_keeps_a_model_or_a_loader_alive(tmp_path: Path, warm_python: WarmPython) -> None:
-    """They go with their last name, without Python's garbage collector: as in a script that is not watched. torch keeps the first ones."""
-    watched, unwatched = (ended(warm_python, RELEASED, tmp_path, *more).out.strip() for more in ((), ("unwatched",)))
+    """They go with their last name, without Python's garbage collector.
+
+    As in a script that is not watched. torch keeps the first ones.
+    """
+    watched, unwatched = (
+        ended(warm_python, RELEASED, tmp_path, *more).out.strip() for more in ((), ("unwatched",))
+    )
     assert watched == unwatched
     assert watched.endswith("True, True]")
     assert 1 == len(list(tmp_path.iterdir()))
@@ -345,7 +395,9 @@ with lflops.monitor(model, optimizer, hardware=None, trace=False, log=lambda _: 
 
 
 @pytest.mark.parametrize(("before", "found"), [(0, False), (10, True)])
-def test_a_script_that_watches_itself_is_left_alone(before: int, found: bool, tmp_path: Path, warm_python: WarmPython) -> None:
+def test_a_script_that_watches_itself_is_left_alone(
+    before: int, found: bool, tmp_path: Path, warm_python: WarmPython
+) -> None:
     """From the first step, or from the moment at which it begins to."""
     assert f"1 1 {found}" == ended(warm_python, OWN, tmp_path, before).out.strip()
     assert found == bool(list(tmp_path.iterdir()))
@@ -364,7 +416,9 @@ for step in range(60):
 """
 
 
-def test_a_monitor_between_two_steps_leaves_the_loop_watched(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_a_monitor_between_two_steps_leaves_the_loop_watched(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """It is over before the next step ends, so it is not that loop's."""
     ended(warm_python, BETWEEN, tmp_path)
     assert 60 == load_run(tmp_path).steps
@@ -393,9 +447,16 @@ print(len(gc.get_objects()) - before)
 """
 
 
-def test_steps_make_no_garbage_that_python_collects(tmp_path: Path, warm_python: WarmPython) -> None:
-    """Of what is noted for 2,000 steps nothing is an object that its collector follows: as they pile up, it looks through all."""
-    watched, unwatched = (int(ended(warm_python, GARBAGE, tmp_path, *more).out) for more in ((), ("unwatched",)))
+def test_steps_make_no_garbage_that_python_collects(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """Of what is noted for 2,000 steps nothing is an object that its collector follows.
+
+    As they pile up, it looks through all.
+    """
+    watched, unwatched = (
+        int(ended(warm_python, GARBAGE, tmp_path, *more).out) for more in ((), ("unwatched",))
+    )
     assert abs(watched - unwatched) < 20
 
 
@@ -422,7 +483,9 @@ print(len(callback_handler.start_callbacks), len(callback_handler.end_callbacks)
 """
 
 
-def test_an_interrupt_in_a_hook_takes_all_off_and_keeps_what_was_noted(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_an_interrupt_in_a_hook_takes_all_off_and_keeps_what_was_noted(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """Nearly all of that second was forward."""
     assert ["interrupted", "0 0 0"] == ended(warm_python, INTERRUPTED, tmp_path).out.splitlines()
     ledger = load_run(tmp_path)
@@ -474,10 +537,16 @@ for training in range(2):
 """
 
 
-def test_a_trainer_of_transformers_gets_its_callback(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_a_trainer_of_transformers_gets_its_callback(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """64 samples in steps of 4 x 2, twice: 16 steps; a second training has the same callback."""
     pytest.importorskip("accelerate")
-    lines = [line for line in ended(warm_python, TRAINER, tmp_path).out.splitlines() if line.startswith("16 ")]
+    lines = [
+        line
+        for line in ended(warm_python, TRAINER, tmp_path).out.splitlines()
+        if line.startswith("16 ")
+    ]
     assert ["16 True"] * 2 == lines
 
 
@@ -502,8 +571,13 @@ print(len(model._forward_pre_hooks))
 
 
 @pytest.mark.parametrize(("when", "ends"), [("meanwhile", "0"), ("at the end", "1")])
-def test_an_error_in_what_was_noted_ends_the_watching_alone(when: str, ends: str, tmp_path: Path, warm_python: WarmPython) -> None:
-    """It is the ledger's thread that meets it. What is hooked is taken off by the training's own, in a call or at the end."""
+def test_an_error_in_what_was_noted_ends_the_watching_alone(
+    when: str, ends: str, tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """It is the ledger's thread that meets it.
+
+    What is hooked is taken off by the training's own, in a call or at the end.
+    """
     result = ended(warm_python, PLANTED, tmp_path, when)
     assert ends == result.out.strip()
     assert 1 == result.err.count("planted")
@@ -537,9 +611,14 @@ print(torch._dynamo.utils.counters["stats"]["unique_graphs"], len(torch._dynamo.
 
 
 @pytest.mark.parametrize("what", ["script", "model", "loss", "optimizer"])
-def test_what_compiles_a_watched_model_sees_no_hook(what: str, tmp_path: Path, warm_python: WarmPython) -> None:
+def test_what_compiles_a_watched_model_sees_no_hook(
+    what: str, tmp_path: Path, warm_python: WarmPython
+) -> None:
     """The same results, of as many graphs, with as many breaks in them, as without."""
-    assert ended(warm_python, COMPILED, tmp_path, what).out == ended(warm_python, COMPILED, tmp_path, what, "unwatched").out
+    assert (
+        ended(warm_python, COMPILED, tmp_path, what).out
+        == ended(warm_python, COMPILED, tmp_path, what, "unwatched").out
+    )
     assert load_run(tmp_path).steps >= 8
 
 
@@ -553,9 +632,14 @@ for step in range(2):
 """
 
 
-def test_an_optimizer_of_many_models_lets_each_be_scripted(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_an_optimizer_of_many_models_lets_each_be_scripted(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """While all six hundred are looked at, in the second step, one look for hooks is enough."""
-    assert ended(warm_python, MANY, tmp_path).out == ended(warm_python, MANY, tmp_path, "unwatched").out
+    assert (
+        ended(warm_python, MANY, tmp_path).out
+        == ended(warm_python, MANY, tmp_path, "unwatched").out
+    )
 
 
 THREADS = f"""{ASKED}{MODEL}
@@ -575,20 +659,27 @@ for step in range(12):
 """
 
 
-def test_what_another_thread_trains_is_no_part_of_the_loop(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_what_another_thread_trains_is_no_part_of_the_loop(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """Once the loop is found. In the same thread fifty steps of it would be another loop."""
     ended(warm_python, THREADS, tmp_path)
     assert 12 == load_run(tmp_path).steps
 
 
-def test_a_finder_that_another_thread_is_loading_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finder_that_another_thread_is_loading_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Python knows the module before it has its names."""
     monkeypatch.setitem(sys.modules, FINDER, ModuleType(FINDER))
     step_ends(None, (), {})
 
 
 def test_modules_that_are_like_no_other_are_looked_at_all_the_same() -> None:
-    """One whose `parameters` takes nothing holds the optimizer's; one whose `__init__` has failed holds none."""
+    """One whose `parameters` takes nothing holds the optimizer's.
+
+    One whose `__init__` has failed holds none.
+    """
 
     class Own(nn.Linear):
         def parameters(self) -> Any:  # type: ignore[override]
@@ -608,11 +699,18 @@ def test_the_outermost_modules_of_an_optimizer_are_found() -> None:
     inner, other = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
     outer = nn.Sequential(inner, nn.ReLU())
     assert [outer] == modules_of(torch.optim.SGD(inner.parameters(), lr=0.1))
-    assert {outer, other} == set(modules_of(torch.optim.SGD([*inner.parameters(), *other.parameters()], lr=0.1)))
+    assert {outer, other} == set(
+        modules_of(torch.optim.SGD([*inner.parameters(), *other.parameters()], lr=0.1))
+    )
 
 
-@pytest.mark.parametrize(("value", "line"), [("", None), ("off", None), ("0", None), ("1", ""), ("Yes", ""), (" wait=2 ", "wait=2")])
-def test_the_variable_says_whether_lflops_is_asked_for(value: str, line: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [("", None), ("off", None), ("0", None), ("1", ""), ("Yes", ""), (" wait=2 ", "wait=2")],
+)
+def test_the_variable_says_whether_lflops_is_asked_for(
+    value: str, line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And with what settings."""
     monkeypatch.setenv("LFLOPS", value)
     assert line == settings_line()

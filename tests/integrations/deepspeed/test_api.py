@@ -21,7 +21,17 @@ from lflops.integrations.deepspeed.text.summary import summary
 from lflops.profile.profile import Profile
 from lflops.profile.steps import Step
 from tests.support.profile_builders import product, profile
-from tests.support.small_models import Block, between_linears, down, hidden, sequence, square, tokens, up, wide
+from tests.support.small_models import (
+    Block,
+    between_linears,
+    down,
+    hidden,
+    sequence,
+    square,
+    tokens,
+    up,
+    wide,
+)
 
 BLOCK_MACS = up + down
 BLOCK_FLOPS = 2 * BLOCK_MACS + tokens * (wide + hidden) + tokens * wide
@@ -44,7 +54,15 @@ class Taking(nn.Module):
     def forward(self, batch: Any = None, *, x: Tensor | None = None) -> Tensor:
         if isinstance(batch, list | tuple):
             batch = batch[0]
-        found = batch["x"] if isinstance(batch, dict) else batch.x if isinstance(batch, Batch) else batch if x is None else x
+        found = (
+            batch["x"]
+            if isinstance(batch, dict)
+            else batch.x
+            if isinstance(batch, Batch)
+            else batch
+            if x is None
+            else x
+        )
         return self.layer(found)
 
 
@@ -59,7 +77,10 @@ def profiled(model: nn.Module, *args: Any, **options: Any) -> FlopsProfiler:
 
 def figures(printed: str) -> dict[str, str]:
     """What was printed, by its labels."""
-    return {label.strip(): value for label, value in re.findall(r"^(.{1,68}): +(\S.*)$", printed, re.MULTILINE)}
+    return {
+        label.strip(): value
+        for label, value in re.findall(r"^(.{1,68}): +(\S.*)$", printed, re.MULTILINE)
+    }
 
 
 THEIRS = {
@@ -100,22 +121,33 @@ THEIRS = {
 
 
 @pytest.mark.parametrize("function", THEIRS)
-def test_the_arguments_and_their_order_and_defaults_are_deepspeeds(function: Callable[..., Any]) -> None:
+def test_the_arguments_and_their_order_and_defaults_are_deepspeeds(
+    function: Callable[..., Any],
+) -> None:
     """As in 0.19.8; `None` where that has an empty list or dict that all calls share."""
-    taken = {name: each.default for name, each in inspect.signature(function).parameters.items() if name != "self"}
+    taken = {
+        name: each.default
+        for name, each in inspect.signature(function).parameters.items()
+        if name != "self"
+    }
     assert list(THEIRS[function].items()) == [
-        (name, None if default is inspect.Parameter.empty else default) for name, default in taken.items()
+        (name, None if default is inspect.Parameter.empty else default)
+        for name, default in taken.items()
     ]
 
 
 def test_a_model_is_profiled_by_the_shape_of_its_input() -> None:
     """Two products of 2 * 3 vectors, their biases, and the ReLU between them, once an element."""
-    assert (BLOCK_FLOPS, BLOCK_MACS, BLOCK_PARAMS) == get_model_profile(Block(), (2, 3, hidden), print_profile=False, as_string=False)
+    assert (BLOCK_FLOPS, BLOCK_MACS, BLOCK_PARAMS) == get_model_profile(
+        Block(), (2, 3, hidden), print_profile=False, as_string=False
+    )
 
 
 def test_the_figures_are_strings_unless_asked_otherwise() -> None:
     """420 MACs, 840 + 72 + 42 flops, 82 parameters: as DeepSpeed writes them."""
-    assert ("954", "420 MACs", "82") == get_model_profile(Block(), (2, 3, hidden), print_profile=False)
+    assert ("954", "420 MACs", "82") == get_model_profile(
+        Block(), (2, 3, hidden), print_profile=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +178,10 @@ def test_a_model_without_parameters_has_an_input_too() -> None:
 def test_the_input_is_of_the_models_dtype() -> None:
     """That of the first floating parameter."""
     model = Block().to(torch.bfloat16)
-    assert BLOCK_MACS == get_model_profile(model, (2, 3, hidden), print_profile=False, as_string=False)[1]
+    assert (
+        BLOCK_MACS
+        == get_model_profile(model, (2, 3, hidden), print_profile=False, as_string=False)[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,8 +191,14 @@ def test_the_input_is_of_the_models_dtype() -> None:
         ({"input_shape": 3}, r"input_shape=3: give the sizes of one tensor"),
         ({"input_shape": ()}, r"input_shape=\(\): give the sizes"),
         ({"input_shape": (2, 5), "mode": "train"}, r"mode='train': give 'forward' or 'generate'"),
-        ({"input_shape": (2, 5), "module_depth": -2}, r"module_depth=-2: give a whole number, at least -1"),
-        ({"input_shape": (2, 5), "top_modules": -1}, r"top_modules=-1: give a whole number, at least 0"),
+        (
+            {"input_shape": (2, 5), "module_depth": -2},
+            r"module_depth=-2: give a whole number, at least -1",
+        ),
+        (
+            {"input_shape": (2, 5), "top_modules": -1},
+            r"top_modules=-1: give a whole number, at least 0",
+        ),
         ({"input_shape": (2, 5), "warm_up": 0.5}, r"warm_up=0.5: give a whole number, at least 0"),
         ({"input_shape": (2, 5), "ignore_modules": ["nowhere"]}, "there is no module 'nowhere'"),
         ({"args": [torch.ones(2, 5)], "mode": "generate"}, r"Block has no generate\(\)"),
@@ -170,7 +211,10 @@ def test_a_wrong_argument_is_named(options: dict[str, Any], said: str) -> None:
 
 
 def test_a_shape_for_a_model_of_token_ids_is_hinted_at() -> None:
-    """Torch's own error says nothing of where the floating-point numbers came from; with other inputs there is nothing to hint at."""
+    """Torch's own error says nothing of where the floating-point numbers came from.
+
+    With other inputs there is nothing to hint at.
+    """
     with pytest.raises(RuntimeError) as failed:
         get_model_profile(nn.Embedding(5, 3), (2, 3))
     assert [
@@ -200,10 +244,16 @@ class Speaker(nn.Module):
 
 def test_a_generation_has_its_two_parts_apart(capsys: pytest.CaptureFixture[str]) -> None:
     """3 vectors of 2 sequences at once, then 4 times one more of each: 150 MACs and 4 * 50."""
-    _, macs, _ = get_model_profile(Speaker(), kwargs={"x": sequence(), "new": 5}, mode="generate", as_string=False)
+    _, macs, _ = get_model_profile(
+        Speaker(), kwargs={"x": sequence(), "new": 5}, mode="generate", as_string=False
+    )
     said = figures(capsys.readouterr().out)
     assert square + 4 * 2 * hidden * hidden == macs
-    assert ("150", "200", "4") == (said["prefill MACs per GPU"], said["decode MACs per GPU"], said["decode calls"])
+    assert ("150", "200", "4") == (
+        said["prefill MACs per GPU"],
+        said["decode MACs per GPU"],
+        said["decode calls"],
+    )
     assert {
         "prefill latency",
         "decode latency",
@@ -215,7 +265,9 @@ def test_a_generation_has_its_two_parts_apart(capsys: pytest.CaptureFixture[str]
 
 def test_a_generation_of_one_call_has_no_parts(capsys: pytest.CaptureFixture[str]) -> None:
     """There is nothing to tell apart."""
-    _, macs, _ = get_model_profile(Speaker(), args=[sequence(), 1], mode="generate", as_string=False)
+    _, macs, _ = get_model_profile(
+        Speaker(), args=[sequence(), 1], mode="generate", as_string=False
+    )
     assert square == macs
     assert not any("decode" in label for label in figures(capsys.readouterr().out))
 
@@ -244,9 +296,16 @@ def test_a_model_is_profiled_in_evaluation_and_its_mode_is_put_back() -> None:
 
 
 def test_profiling_leaves_the_run_alone() -> None:
-    """Random numbers, patched functions, attributes, hooks, standard output: as if nothing had been."""
+    """Random numbers, patched functions, attributes, hooks, standard output.
+
+    As if nothing had been.
+    """
     model = Block()
-    attributes, functions, output = dict(vars(model)), (F.linear, torch.matmul, Tensor.__matmul__), sys.stdout
+    attributes, functions, output = (
+        dict(vars(model)),
+        (F.linear, torch.matmul, Tensor.__matmul__),
+        sys.stdout,
+    )
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -269,13 +328,19 @@ def test_random_numbers_go_on_as_if_no_input_had_been_drawn() -> None:
     assert torch.equal(drawn, torch.rand(3))
 
 
-def test_it_prints_once_and_what_it_prints_is_what_it_returns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_once_and_what_it_prints_is_what_it_returns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The step is how many passes warmed up."""
     flops, macs, params = get_model_profile(Block(), (2, 3, hidden), warm_up=3)
     printed = capsys.readouterr().out
     assert 1 == printed.count("Profile Summary at step 3:")
     said = figures(printed)
-    assert (flops, macs, params) == (said["fwd flops per GPU"], said["fwd MACs per GPU"], said["params per GPU"])
+    assert (flops, macs, params) == (
+        said["fwd flops per GPU"],
+        said["fwd MACs per GPU"],
+        said["params per GPU"],
+    )
     assert params == said["params of model = params per GPU * mp_size"]
 
 
@@ -290,7 +355,9 @@ def test_it_prints_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None
     assert ["depth 0:"] == re.findall(r"^depth .*", printed, re.MULTILINE)
 
 
-def test_what_it_prints_goes_to_a_file_if_there_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_prints_goes_to_a_file_if_there_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In a folder that need not be there yet; an empty name is none, as in DeepSpeed."""
     file = tmp_path / "new" / "profile.txt"
     get_model_profile(Block(), (2, 3, hidden), output_file=file)
@@ -304,7 +371,9 @@ def test_what_it_prints_goes_to_a_file_if_there_is_one(tmp_path: Path, capsys: p
 def test_ignoring_modules_takes_their_work_out(ignored: Any) -> None:
     """All products are theirs; what remains is the ReLU."""
     model = between_linears(Block())
-    flops, macs, _ = get_model_profile(model, (2, 3, hidden), ignore_modules=ignored, print_profile=False, as_string=False)
+    flops, macs, _ = get_model_profile(
+        model, (2, 3, hidden), ignore_modules=ignored, print_profile=False, as_string=False
+    )
     assert (tokens * wide, 0) == (flops, macs)
     prof = FlopsProfiler(model)
     prof.start_profile(ignore_list=ignored)
@@ -315,8 +384,16 @@ def test_ignoring_modules_takes_their_work_out(ignored: Any) -> None:
 def test_a_profiler_around_one_forward_counts_and_times_it() -> None:
     """Both at once: there is but one pass, and the profile says what that costs."""
     prof = profiled(Block(), sequence())
-    assert (BLOCK_FLOPS, BLOCK_MACS, BLOCK_PARAMS) == (prof.get_total_flops(), prof.get_total_macs(), prof.get_total_params())
-    assert ("954", "420 MACs", "82") == (prof.get_total_flops(True), prof.get_total_macs(as_string=True), prof.get_total_params(True))
+    assert (BLOCK_FLOPS, BLOCK_MACS, BLOCK_PARAMS) == (
+        prof.get_total_flops(),
+        prof.get_total_macs(),
+        prof.get_total_params(),
+    )
+    assert ("954", "420 MACs", "82") == (
+        prof.get_total_flops(True),
+        prof.get_total_macs(as_string=True),
+        prof.get_total_params(True),
+    )
     seconds = prof.get_total_duration()
     assert isinstance(seconds, float)
     assert seconds >= 0  # less what the hooks took, which on a busy machine may be all of it
@@ -325,7 +402,9 @@ def test_a_profiler_around_one_forward_counts_and_times_it() -> None:
     assert isinstance(prof.profile, Profile)
 
 
-def test_its_report_says_by_how_much_counting_slows_the_latency(capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_report_says_by_how_much_counting_slows_the_latency(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Beneath the latency, which is without it."""
     prof = profiled(Block(), sequence())
     prof.print_model_profile(profile_step=5)
@@ -340,7 +419,9 @@ def test_its_report_says_by_how_much_counting_slows_the_latency(capsys: pytest.C
 
 def test_before_a_print_there_are_no_figures_on_the_profiler() -> None:
     """As in DeepSpeed."""
-    assert not any(hasattr(profiled(Block(), sequence()), name) for name in ("flops", "macs", "params"))
+    assert not any(
+        hasattr(profiled(Block(), sequence()), name) for name in ("flops", "macs", "params")
+    )
 
 
 def test_several_forwards_are_added_up() -> None:
@@ -391,7 +472,10 @@ def test_backward_is_counted_where_it_runs_before_the_stop() -> None:
     prof.start_profile()
     model(sequence()).sum().backward()
     prof.stop_profile()
-    assert (BLOCK_MACS, up + 2 * down) == (prof.get_total_macs(), prof.profile.total(phase="backward"))
+    assert (BLOCK_MACS, up + 2 * down) == (
+        prof.get_total_macs(),
+        prof.profile.total(phase="backward"),
+    )
 
 
 def test_backward_goes_on_after_the_stop() -> None:
@@ -418,10 +502,14 @@ def test_backward_goes_on_after_the_stop() -> None:
         lambda prof: prof.profile,
     ],
 )
-def test_asking_before_a_forward_is_an_error_that_says_what_to_do(ask: Callable[[FlopsProfiler], Any]) -> None:
+def test_asking_before_a_forward_is_an_error_that_says_what_to_do(
+    ask: Callable[[FlopsProfiler], Any],
+) -> None:
     """Before the start, and after it without a forward."""
     prof = FlopsProfiler(Block())
-    with pytest.raises(CountError, match=r"there is no profile: call start_profile\(\), then the model"):
+    with pytest.raises(
+        CountError, match=r"there is no profile: call start_profile\(\), then the model"
+    ):
         ask(prof)
     prof.start_profile()
     with pytest.raises(CountError, match=r"no forward has run since start_profile\(\)"):
@@ -476,11 +564,16 @@ def engine(**facts: Any) -> SimpleNamespace:
 def timers(timings: int = 1, **milliseconds: float) -> Callable[[str], SimpleNamespace]:
     """DeepSpeed's timers: each has run so often, for so long in all."""
     usual = {"fwd": 0.0, "bwd": 0.0, "step": 0.0} | milliseconds
-    return lambda name: SimpleNamespace(elapsed=lambda _reset: usual[name], event_timers=[None] * timings)
+    return lambda name: SimpleNamespace(
+        elapsed=lambda _reset: usual[name], event_timers=[None] * timings
+    )
 
 
 def timed(*, backward: int = 0, **given: Any) -> Profile:
-    """A forward of 477 MACs, counted in 1 ms, with what an engine tells; and a backward of so many MACs in 3 ms."""
+    """A forward of 477 MACs, counted in 1 ms, with what an engine tells.
+
+    And a backward of so many MACs in 3 ms.
+    """
     cells = [product("", "aten::mm", "forward", macs=477, bytes_moved=1)]
     phases = {"forward": 1e-3}
     if backward:
@@ -488,7 +581,9 @@ def timed(*, backward: int = 0, **given: Any) -> Profile:
         phases["backward"] = 3e-3
     step = Step(index=0, kind="counted", seconds=sum(phases.values()), phases=phases, samples=1)
     told_by = engine(wall_clock_breakdown=lambda: True, timers=timers(**given))
-    return with_engine_facts(profile({"": {"kind": "Net"}}, cells, steps=(step,)), nn.Linear(1, 1), told_by, 0.5)
+    return with_engine_facts(
+        profile({"": {"kind": "Net"}}, cells, steps=(step,)), nn.Linear(1, 1), told_by, 0.5
+    )
 
 
 def test_an_engine_tells_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -514,7 +609,9 @@ def test_an_engine_with_sequence_parallelism_has_no_data_parallel_size() -> None
 
 
 def test_an_engines_timers_tell_what_was_not_watched() -> None:
-    """954 flops in 1 ms, a backward that nobody counted at 2.5 forwards in 2, a step in 1; 2 samples in 4 ms on 4 of the 8 ranks.
+    """954 flops in 1 ms, a backward that nobody counted at 2.5 forwards in 2, a step in 1.
+
+    2 samples in 4 ms on 4 of the 8 ranks.
 
     The engine's own time of the forward has the counting in it.
     """
@@ -536,7 +633,10 @@ def test_an_engines_timers_tell_what_was_not_watched() -> None:
 def test_the_factor_is_not_used_where_backward_was_counted() -> None:
     """It ran before the stop: its 900 flops are known, and so are its 3 ms."""
     said = figures(summary(analyze(timed(backward=450, fwd=7, bwd=9))))
-    assert ("3 ms", "300 KFLOPS") == (said["bwd latency"], said["bwd FLOPS per GPU = bwd flops per GPU / bwd latency"])
+    assert ("3 ms", "300 KFLOPS") == (
+        said["bwd latency"],
+        said["bwd FLOPS per GPU = bwd flops per GPU / bwd latency"],
+    )
     assert not any("* fwd flops per GPU /" in label for label in said)
 
 
@@ -555,7 +655,10 @@ def test_timers_that_have_not_run_tell_nothing() -> None:
 
 
 def test_an_engine_with_experts_tells_them_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    """The lower layer's 40 parameters are an expert's, of 4 ranks; the other 42 are split in 2 parts."""
+    """The lower layer's 40 parameters are an expert's, of 4 ranks.
+
+    The other 42 are split in 2 parts.
+    """
     model = Block()
     for parameter in model.down.parameters():
         parameter.group_name = "ep_size_4"  # type: ignore[attr-defined]
@@ -573,7 +676,10 @@ def test_an_engine_with_experts_tells_them_apart(capsys: pytest.CaptureFixture[s
     model.enable_expert_tensor_parallelism = True
     assert prof.is_expert_tensor_parallelism_enabled()
     note = next(note for note in prof.profile.notes if note.code == "experts")
-    assert (320, 84, 1) == tuple(note.values[name] for name in ("expert_parameters", "non_expert_parameters", "tensor_parallel"))
+    assert (320, 84, 1) == tuple(
+        note.values[name]
+        for name in ("expert_parameters", "non_expert_parameters", "tensor_parallel")
+    )
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -1,6 +1,9 @@
-"""The three scripts of deepspeed.ai/tutorials/flops-profiler, with the import changed: the same calls, the same arguments. And our page.
+"""The three scripts of deepspeed.ai/tutorials/flops-profiler, with the import changed: the same calls, the same arguments.
 
-What they fetch from elsewhere is written out or made small: torchvision's AlexNet, a pretrained BERT and its tokenizer, a device to be on.
+And our page.
+
+What they fetch from elsewhere is written out or made small: torchvision's AlexNet, a pretrained
+BERT and its tokenizer, a device to be on.
 """
 
 import re
@@ -20,8 +23,15 @@ from tests.support.warm_python import WarmPython
 
 
 def alexnet_macs(batch: int) -> int:
-    """224 pixels are 55 after the first kernel, 27 and 13 after the pools: positions by kernel by channels in and out; then the layers."""
-    convolutions = 55**2 * 11**2 * 3 * 64 + 27**2 * 5**2 * 64 * 192 + 13**2 * 3**2 * (192 * 384 + 384 * 256 + 256 * 256)
+    """224 pixels are 55 after the first kernel, 27 and 13 after the pools.
+
+    Positions by kernel by channels in and out; then the layers.
+    """
+    convolutions = (
+        55**2 * 11**2 * 3 * 64
+        + 27**2 * 5**2 * 64 * 192
+        + 13**2 * 3**2 * (192 * 384 + 384 * 256 + 256 * 256)
+    )
     return batch * (convolutions + 256 * 36 * 4096 + 4096 * 4096 + 4096 * 1000)
 
 
@@ -36,7 +46,10 @@ def get_accelerator() -> Any:
 
 
 def test_alexnet(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first script, on 2 pictures in place of 256: 1,428,376,960 MACs and 61,100,840 parameters."""
+    """The first script, on 2 pictures in place of 256.
+
+    1,428,376,960 MACs and 61,100,840 parameters.
+    """
     with get_accelerator().device(0):
         model = AlexNet()
         batch_size = 2
@@ -59,7 +72,10 @@ def test_alexnet(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert f"fwd flops per GPU:{flops:>{len(flops) + 54}}" in printed
     assert "(features): Sequential(" in printed
-    assert re.search(r"\(0\): Conv2d\(23.3 K = 0.04% Params, 140.55 MMACs = 9.84% MACs, .*, 3, 64, kernel_size=\(11, 11\)", printed)
+    assert re.search(
+        r"\(0\): Conv2d\(23.3 K = 0.04% Params, 140.55 MMACs = 9.84% MACs, .*, 3, 64, kernel_size=\(11, 11\)",
+        printed,
+    )
 
 
 class Tokenizer:
@@ -67,14 +83,22 @@ class Tokenizer:
 
     pad_token = "[PAD]"  # noqa: S105 - a word, no secret
 
-    def __call__(self, texts: list[str], *, padding: bool, truncation: bool, return_tensors: str) -> dict[str, Tensor]:
+    def __call__(
+        self, texts: list[str], *, padding: bool, truncation: bool, return_tensors: str
+    ) -> dict[str, Tensor]:
         assert (padding, truncation, return_tensors) == (True, True, "pt")
         length = texts[0].count(self.pad_token) + 2  # [CLS] and [SEP]
         ids = torch.zeros(len(texts), length, dtype=torch.long)
-        return {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "attention_mask": torch.ones_like(ids)}
+        return {
+            "input_ids": ids,
+            "token_type_ids": torch.zeros_like(ids),
+            "attention_mask": torch.ones_like(ids),
+        }
 
 
-def bert_input_constructor(batch_size: int, seq_len: int, tokenizer: Tokenizer) -> dict[str, Tensor]:
+def bert_input_constructor(
+    batch_size: int, seq_len: int, tokenizer: Tokenizer
+) -> dict[str, Tensor]:
     """Sequences of nothing but padding, and a label for each."""
     fake_seq = tokenizer.pad_token * (seq_len - 2)
     inputs = tokenizer([fake_seq] * batch_size, padding=True, truncation=True, return_tensors="pt")
@@ -84,10 +108,17 @@ def bert_input_constructor(batch_size: int, seq_len: int, tokenizer: Tokenizer) 
 def test_bert_with_an_input_constructor(capsys: pytest.CaptureFixture[str]) -> None:
     """The second script, on a small BERT: keyword arguments alone, the loss within the model.
 
-    4 sequences of 16 vectors of 32: 4 projections, scores and sums, up and down to 64 in each of 2 layers; pooler and 2 classes once.
+    4 sequences of 16 vectors of 32: 4 projections, scores and sums, up and down to 64 in each of 2
+    layers; pooler and 2 classes once.
     """
     bert = pytest.importorskip("transformers.models.bert.modeling_bert")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 50,
+    }
     with get_accelerator().device(0):
         tokenizer = Tokenizer()
         model = bert.BertForSequenceClassification(bert.BertConfig(**sizes))
@@ -126,7 +157,10 @@ def batches(n: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(*, profile: Callable[[FlopsProfiler], None] | None) -> Tensor:
-    """The third script: step 5 is profiled, and printed between its forward and its backward. Returns what was learnt."""
+    """The third script: step 5 is profiled, and printed between its forward and its backward.
+
+    Returns what was learnt.
+    """
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -153,9 +187,16 @@ def train(*, profile: Callable[[FlopsProfiler], None] | None) -> Tensor:
 
 
 def test_a_training_loop(capsys: pytest.CaptureFixture[str]) -> None:
-    """One batch through one layer is 4 * 8 * 3 MACs and 27 parameters; the flops are those that are printed."""
+    """One batch through one layer is 4 * 8 * 3 MACs and 27 parameters.
+
+    The flops are those that are printed.
+    """
     asked: list[Any] = []
-    train(profile=lambda prof: asked.extend([prof.get_total_flops(as_string=True), prof.get_total_macs(), prof.get_total_params()]))
+    train(
+        profile=lambda prof: asked.extend(
+            [prof.get_total_flops(as_string=True), prof.get_total_macs(), prof.get_total_params()]
+        )
+    )
     printed = capsys.readouterr().out
     assert ["96", "27"] == [str(each) for each in asked[1:]]
     assert "Profile Summary at step 5:" in printed
@@ -168,7 +209,16 @@ def test_a_profiled_training_learns_what_one_without_does() -> None:
 
 
 PAGE = (ROOT / "docs/how-to/deepspeed.md").read_text("utf-8")
-MEASURED = ("latency", "FLOPS per GPU", "second", "CPU time", "cost of timing", "MFU", "peak live", "quartiles")
+MEASURED = (
+    "latency",
+    "FLOPS per GPU",
+    "second",
+    "CPU time",
+    "cost of timing",
+    "MFU",
+    "peak live",
+    "quartiles",
+)
 
 
 def shown(whose: str) -> str:
@@ -179,16 +229,27 @@ def shown(whose: str) -> str:
 
 
 def counts(printed: str) -> list[str]:
-    """The lines without what a clock, a machine or another torch would change: labels, parameters, MACs, flops."""
-    printed = printed[printed.index("--- lflops Flops Profiler ---") :].partition("----------------------------- Where the Step")[0]
+    """The lines without what a clock, a machine or another torch would change.
+
+    Labels, parameters, MACs, flops.
+    """
+    printed = printed[printed.index("--- lflops Flops Profiler ---") :].partition(
+        "----------------------------- Where the Step"
+    )[0]
     lines = printed.strip().removesuffix("-" * 78).splitlines()
-    lines = [line[:70] if any(label in line[:70] for label in MEASURED) and line[70:72] == "  " else line for line in lines]
+    lines = [
+        line[:70] if any(label in line[:70] for label in MEASURED) and line[70:72] == "  " else line
+        for line in lines
+    ]
     lines = [line for line in lines if not line.startswith("note:")]
     return [re.sub(r"(?<=latency - ).*|(?<=MACs, ).*FLOPS.*", "", line).rstrip() for line in lines]
 
 
 def test_the_page_shows_what_is_printed_today(warm_python: WarmPython) -> None:
-    """By hand: 512 positions; 12 * 256^2 for the products of a layer, 256 for each of 128 scores and sums; 512 words."""
+    """By hand: 512 positions.
+
+    12 * 256^2 for the products of a layer, 256 for each of 128 scores and sums; 512 words.
+    """
     script = "import runpy, sys; sys.path.insert(0, 'examples'); runpy.run_path('examples/deepspeed_side_by_side.py', run_name='__main__')"
     ended = warm_python.run(script, "lflops")
     assert 0 == ended.status, ended.err
@@ -220,7 +281,9 @@ def test_another_count_on_the_page_would_be_seen() -> None:
         "    MACs        - {'Net': '1 MACs'}",
         "Net(1 = 100% Params, 1 MACs = 100% MACs",
     )
-    page = "\n".join(["--- lflops Flops Profiler ---", figure, kinds, f"{model}, 1 s = 100% latency, 2 FLOPS)"])
+    page = "\n".join(
+        ["--- lflops Flops Profiler ---", figure, kinds, f"{model}, 1 s = 100% latency, 2 FLOPS)"]
+    )
     assert counts(page) == counts(page.replace("1 s", "2 s"))
     for part in ("  1 MACs", "'1 MACs", ", 1 MACs"):
         assert counts(page) != counts(page.replace(part, part.replace("1", "2")))

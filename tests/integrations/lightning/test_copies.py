@@ -1,4 +1,7 @@
-"""A Trainer that is copied or pickled while a monitor watches it: the copy runs by itself, and has a monitor that has not begun."""
+"""A Trainer that is copied or pickled while a monitor watches it.
+
+The copy runs by itself, and has a monitor that has not begun.
+"""
 
 import copy
 import pickle
@@ -12,7 +15,14 @@ from torch import Tensor
 
 from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.monitoring.run import NO_RUN
-from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, Validated, fit, loader, watching
+from tests.support.lightning_runs import (
+    LIGHTNINGS_WARNINGS,
+    Classifier,
+    Validated,
+    fit,
+    loader,
+    watching,
+)
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -79,8 +89,13 @@ def test_a_copy_of_the_trainer_in_the_middle_of_a_fit_runs_its_own_model(
 
 
 @pytest.mark.parametrize("make", [copy.deepcopy, pickled])
-def test_a_copy_of_the_trainer_has_nothing_of_ours_on_it(make: Callable[[Trainer], Trainer]) -> None:
-    """Neither on the strategy nor on the profiler: its methods are those of their classes, of the copies themselves."""
+def test_a_copy_of_the_trainer_has_nothing_of_ours_on_it(
+    make: Callable[[Trainer], Trainer],
+) -> None:
+    """Neither on the strategy nor on the profiler.
+
+    Its methods are those of their classes, of the copies themselves.
+    """
     copies = Copies(make, COUNTED)
     fit(Classifier(), copies, watching(), profiler=SimpleProfiler())
     (copied,) = copies.copied
@@ -92,7 +107,10 @@ def test_a_copy_of_the_trainer_has_nothing_of_ours_on_it(make: Callable[[Trainer
 
 @pytest.mark.parametrize("make", [copy.deepcopy, pickled])
 def test_the_monitor_of_the_copy_has_not_begun(make: Callable[[Trainer], Trainer]) -> None:
-    """It has the settings and the profiles so far, which are none, and keeps no model; it watches another fit."""
+    """It has the settings and the profiles so far, which are none, and keeps no model.
+
+    It watches another fit.
+    """
     copies = Copies(make, HOOKED)
     monitor = watching(track=False)
     fit(Classifier(), copies, monitor)

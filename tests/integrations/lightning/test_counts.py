@@ -14,19 +14,32 @@ import lflops
 from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
 from lflops.schedule import Schedule
-from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, fit, watching
+from tests.support.lightning_runs import (
+    CLASSES,
+    LIGHTNINGS_WARNINGS,
+    ROWS,
+    WIDTH,
+    Classifier,
+    fit,
+    watching,
+)
 from tests.support.profile_checks import consistent
 
 pytestmark = [*LIGHTNINGS_WARNINGS, pytest.mark.filterwarnings("ignore:Using `torch.compile")]
 
 BODY, HEAD = ROWS * WIDTH * WIDTH, ROWS * WIDTH * CLASSES
-"""MACs of a batch in the two layers' forward. The body's input needs no gradient, so its backward is once that; the head's is twice."""
+"""MACs of a batch in the two layers' forward.
+
+The body's input needs no gradient, so its backward is once that; the head's is twice.
+"""
 PARAMETERS = {"body.0": WIDTH * WIDTH + WIDTH, "head": WIDTH * CLASSES + CLASSES}
 
 
 def own_macs(profile: Profile, phase: Phase) -> dict[str, int]:
     """The MACs of every row's own that has any."""
-    own = {name: module.work(phase).own_macs for name, module in consistent(profile).modules.items()}
+    own = {
+        name: module.work(phase).own_macs for name, module in consistent(profile).modules.items()
+    }
     return {name: macs for name, macs in own.items() if macs}
 
 
@@ -55,12 +68,17 @@ def test_a_step_is_counted_to_the_last_product(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_it_is_what_count_counts(autocast: bool) -> None:
-    """Cell by cell, the model's and the loss's; beside them Lightning divides the loss by the batches accumulated, and begins backward."""
+    """Cell by cell, the model's and the loss's.
+
+    Beside them Lightning divides the loss by the batches accumulated, and begins backward.
+    """
     model, monitor = Classifier(), watching()
     fit(model, monitor, precision="bf16-mixed" if autocast else "32-true")
     x, y = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.long)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
-        profile = lflops.count(model.train(), x, backward=True, loss=lambda out: F.cross_entropy(out, y))
+        profile = lflops.count(
+            model.train(), x, backward=True, loss=lambda out: F.cross_entropy(out, y)
+        )
 
     def forward_and_backward(profile: Profile) -> set[Any]:
         return {cell for cell in profile.cells if cell.phase in {"forward", "backward"}}
@@ -125,7 +143,9 @@ def test_the_loss_and_what_prepares_the_batch_are_the_models_own() -> None:
 
     monitor = watching()
     fit(Prepared(), monitor)
-    assert {"": BODY + ROWS * WIDTH, "body.0": BODY, "head": HEAD} == own_macs(monitor.profiles[0], "forward")
+    assert {"": BODY + ROWS * WIDTH, "body.0": BODY, "head": HEAD} == own_macs(
+        monitor.profiles[0], "forward"
+    )
     assert {} == own_macs(monitor.profiles[0], "other")
 
 
@@ -170,7 +190,9 @@ def test_what_activation_checkpointing_computes_again_is_recompute() -> None:
     class Checkpointed(Classifier):
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
             x, y = batch
-            return F.cross_entropy(self.head(checkpoint(self.body, x.requires_grad_(), use_reentrant=False)), y)
+            return F.cross_entropy(
+                self.head(checkpoint(self.body, x.requires_grad_(), use_reentrant=False)), y
+            )
 
     monitor = watching()
     fit(Checkpointed(), monitor)
@@ -214,15 +236,23 @@ def batches(sizes: list[int]) -> Any:
 
 @pytest.mark.parametrize(
     ("sizes", "expected"),
-    [([4] * 9, ["counted", "clean", "clean"]), ([4, 4, 4, 4, 2, 2, 4, 4, 4], ["counted", "counted", "clean"])],
+    [
+        ([4] * 9, ["counted", "clean", "clean"]),
+        ([4, 4, 4, 4, 2, 2, 4, 4, 4], ["counted", "counted", "clean"]),
+    ],
 )
 def test_a_window_counts_again_where_shapes_are_new(sizes: list[int], expected: list[str]) -> None:
-    """Three windows, each of which would count its second step; what was counted of the same shapes is taken."""
+    """Three windows, each of which would count its second step.
+
+    What was counted of the same shapes is taken.
+    """
     monitor = watching(schedule=Schedule(wait=1, warmup=1, active=1, repeat=3))
     fit(Classifier(), monitor, data=batches(sizes))
     kinds = {step.index: step.kind for profile in monitor.profiles for step in profile.steps}
     assert expected == [kinds[index] for index in (1, 4, 7)]
-    rows = [profile.modules["head"].forward.macs // (WIDTH * CLASSES) for profile in monitor.profiles]
+    rows = [
+        profile.modules["head"].forward.macs // (WIDTH * CLASSES) for profile in monitor.profiles
+    ]
     assert [sizes[index] for index in (1, 4, 7)] == rows
 
 
@@ -234,13 +264,20 @@ def test_a_profile_that_was_counted_elsewhere_is_taken() -> None:
     (profile,) = monitor.profiles
     assert counted.cells == profile.cells
     assert {"clean", "hooked"} == {step.kind for step in profile.steps}
-    assert ("training", "train", "32-true") == (profile.run.kind, profile.run.stage, profile.run.precision)
+    assert ("training", "train", "32-true") == (
+        profile.run.kind,
+        profile.run.stage,
+        profile.run.precision,
+    )
 
 
 def test_a_profile_of_another_model_is_refused() -> None:
     """It has not the module's parts."""
     monitor = watching(count=lflops.count(nn.Linear(3, 4), torch.zeros(ROWS, 3)))
-    with pytest.raises(MisconfigurationException, match="count: the profile is of another model: it has no module '"):
+    with pytest.raises(
+        MisconfigurationException,
+        match="count: the profile is of another model: it has no module '",
+    ):
         fit(Classifier(), monitor)
 
 
@@ -249,7 +286,10 @@ def test_without_counting_there_are_times_and_no_work() -> None:
     monitor = watching(count=False, schedule=Schedule(warmup=0))
     fit(Classifier(), monitor)
     (profile,) = monitor.profiles
-    assert (0, sum(PARAMETERS.values())) == (profile.total(phase="all"), profile.modules[""].parameters)
+    assert (0, sum(PARAMETERS.values())) == (
+        profile.total(phase="all"),
+        profile.modules[""].parameters,
+    )
     # How far the hooked steps were off the clean ones is this machine's affair.
     assert ["not_counted"] == [note.code for note in profile.notes if note.code != "time_scaled"]
     assert {"clean", "hooked"} == {step.kind for step in profile.steps}
@@ -268,7 +308,10 @@ def test_the_runs_dtype_is_what_its_products_are_in(options: dict[str, Any], dty
     """Autocast or not."""
     monitor = watching()
     fit(Classifier(), monitor, **options)
-    assert (dtype, options.get("precision", "32-true")) == (monitor.profiles[0].run.dtype, monitor.profiles[0].run.precision)
+    assert (dtype, options.get("precision", "32-true")) == (
+        monitor.profiles[0].run.dtype,
+        monitor.profiles[0].run.precision,
+    )
 
 
 COMPILED: dict[str, Callable[[Classifier], Any]] = {
@@ -277,9 +320,13 @@ COMPILED: dict[str, Callable[[Classifier], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch 2.15's compiler of itself
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch 2.15's compiler of itself
 @pytest.mark.parametrize("compile_", COMPILED.values(), ids=COMPILED)
-def test_a_compiled_model_is_counted_as_it_is_written(compile_: Callable[[Classifier], Any]) -> None:
+def test_a_compiled_model_is_counted_as_it_is_written(
+    compile_: Callable[[Classifier], Any],
+) -> None:
     """Module by module, in the names of the model."""
     torch.compiler.reset()
     model, monitor = Classifier(), watching()

@@ -1,4 +1,7 @@
-"""However a run ends, its window is closed once, what there is is written, and no trace is left. Every check has a twin that fails it."""
+"""However a run ends, its window is closed once, what there is is written, and no trace is left.
+
+Every check has a twin that fails it.
+"""
 
 import contextlib
 import gc
@@ -21,7 +24,15 @@ from torch.nn.modules.module import register_module_forward_hook
 import lflops
 from lflops.monitoring import session
 from lflops.profile.notes import notes_with
-from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, Validated, fit, loader, watching
+from tests.support.lightning_runs import (
+    LIGHTNINGS_WARNINGS,
+    QUIET,
+    Classifier,
+    Validated,
+    fit,
+    loader,
+    watching,
+)
 from tests.support.process_state import Facts, differences, global_hooks, modes, process, settle
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -48,15 +59,24 @@ class Ending(Validated):
 
 
 def test_an_error_that_the_program_handles_meanwhile_ends_no_run() -> None:
-    """A validation after a training that failed, within the `except`; and one that fails, within the same."""
+    """A validation after a training that failed, within the `except`.
+
+    And one that fails, within the same.
+    """
     monitor, failing = (watching(stages=("validate",), ledger=True) for _ in range(2))
     try:
         raise ZeroDivisionError  # noqa: TRY301 - the program's own
     except ZeroDivisionError:
-        Trainer(callbacks=[monitor], logger=False, **QUIET).validate(Validated(), loader(20), verbose=False)
+        Trainer(callbacks=[monitor], logger=False, **QUIET).validate(
+            Validated(), loader(20), verbose=False
+        )
         with pytest.raises(KeyError):
-            Trainer(callbacks=[failing], logger=False, **QUIET).validate(Validated(), loader(20, look=partial({}.__getitem__, 1)))
-    assert ["finished", "KeyError"] == [each.ledger.starts[-1].ended for each in (monitor, failing) if each.ledger is not None]
+            Trainer(callbacks=[failing], logger=False, **QUIET).validate(
+                Validated(), loader(20, look=partial({}.__getitem__, 1))
+            )
+    assert ["finished", "KeyError"] == [
+        each.ledger.starts[-1].ended for each in (monitor, failing) if each.ledger is not None
+    ]
     assert [] == [*notes_with("ended_early", monitor.profiles[0].notes)]
 
 
@@ -73,7 +93,12 @@ class Around(Callback):
     def look(self) -> Facts:
         """Their own attributes that are functions, and torch's modes and hooks."""
         owners = {"strategy": self.trainer.strategy, "profiler": self.trainer.profiler}
-        wraps = {f"{name}.{key}": value for name, owner in owners.items() for key, value in vars(owner).items() if callable(value)}
+        wraps = {
+            f"{name}.{key}": value
+            for name, owner in owners.items()
+            for key, value in vars(owner).items()
+            if callable(value)
+        }
         return {
             **wraps,
             **global_hooks(),
@@ -120,7 +145,11 @@ def signals_kept() -> Iterator[None]:
 
 def test_a_failed_search_for_a_learning_rate_leaves_nothing(tmp_path: Path) -> None:
     """Lightning's finder has put a callback of its own in the place of all others, so none of them hears of the error."""
-    monitor, around, module = watching(dirpath=tmp_path), Around(), Ending(1, raises(ValueError("planted")))
+    monitor, around, module = (
+        watching(dirpath=tmp_path),
+        Around(),
+        Ending(1, raises(ValueError("planted"))),
+    )
     module.lr = 0.1
     with pytest.raises(ValueError, match="planted"):
         fit(module, LearningRateFinder(num_training_steps=5), around, monitor)
@@ -140,7 +169,9 @@ def test_an_exception_closes_the_window_with_what_there_is(
     assert [] == around.left()
     (profile,) = monitor.profiles
     assert profile.run.partial
-    assert [("ended_early", type(error).__name__)] == [(note.code, note.subject) for note in profile.notes if note.code == "ended_early"]
+    assert [("ended_early", type(error).__name__)] == [
+        (note.code, note.subject) for note in profile.notes if note.code == "ended_early"
+    ]
     assert list(range(batch)) == [step.index for step in profile.steps]
     (path,) = tmp_path.iterdir()
     assert f"train-0-{batch - 1}.profile.json" == path.name
@@ -196,16 +227,26 @@ class Stopping(Validated):
 def test_early_stopping_closes_the_window() -> None:
     """Validation after nine batches ends the run."""
     monitor, around = watching(), Around()
-    fit(Stopping(), around, monitor, EarlyStopping("val_loss", stopping_threshold=1e9), val_check_interval=ACTIVE + 1)
+    fit(
+        Stopping(),
+        around,
+        monitor,
+        EarlyStopping("val_loss", stopping_threshold=1e9),
+        val_check_interval=ACTIVE + 1,
+    )
     assert [] == around.left()
-    assert [(True, ACTIVE + 1)] == [(profile.run.partial, len(profile.steps)) for profile in monitor.profiles]
+    assert [(True, ACTIVE + 1)] == [
+        (profile.run.partial, len(profile.steps)) for profile in monitor.profiles
+    ]
 
 
 def test_a_run_that_ends_where_the_window_does_is_whole() -> None:
     """Ten batches are what the schedule takes."""
     monitor = watching()
     fit(Classifier(), monitor, max_steps=10)
-    assert [(False, 10)] == [(profile.run.partial, len(profile.steps)) for profile in monitor.profiles]
+    assert [(False, 10)] == [
+        (profile.run.partial, len(profile.steps)) for profile in monitor.profiles
+    ]
 
 
 def skip(batch: int) -> type[Classifier]:
@@ -249,7 +290,10 @@ def test_an_epoch_that_is_left_early_does_not_end_the_window(
 
 
 def test_a_process_is_left_as_it_was() -> None:
-    """Files, threads, handlers, warnings: a watched training changes nothing of these that a plain one does not."""
+    """Files, threads, handlers, warnings.
+
+    A watched training changes nothing of these that a plain one does not.
+    """
     fit(Classifier(), watching())  # what is loaded once is loaded
     fit(Classifier())
     settle()
@@ -275,7 +319,10 @@ def test_a_wrap_that_is_left_is_found() -> None:
     """The checks above can fail, and say what it is."""
     careless, around = Careless(), Around()
     fit(Classifier(), around, careless)
-    assert ["hooks on every module: _global_forward_hooks", "strategy.training_step"] == around.left()
+    assert [
+        "hooks on every module: _global_forward_hooks",
+        "strategy.training_step",
+    ] == around.left()
     careless.handle.remove()
 
 
@@ -283,7 +330,10 @@ def test_somebody_elses_wrap_above_ours_stays_theirs() -> None:
     """What was put on ours later is not taken off with it, and goes on working."""
     careless, around, monitor = Careless(), Around(), watching()
     fit(Classifier(), around, monitor, careless)
-    assert ["hooks on every module: _global_forward_hooks", "strategy.training_step"] == around.left()
+    assert [
+        "hooks on every module: _global_forward_hooks",
+        "strategy.training_step",
+    ] == around.left()
     careless.handle.remove()
     assert [False] == [profile.run.partial for profile in monitor.profiles]
 
@@ -297,7 +347,9 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("method", BREAKS.values(), ids=BREAKS)
-def test_an_error_of_our_own_is_warned_of_once_and_the_training_goes_on(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_our_own_is_warned_of_once_and_the_training_goes_on(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing of the monitor is left on."""
 
     def broken(*_: object) -> None:
@@ -305,7 +357,9 @@ def test_an_error_of_our_own_is_warned_of_once_and_the_training_goes_on(method: 
 
     monkeypatch.setattr(f"lflops.monitoring.session.Session.{method}", broken)
     monitor, around = watching(on_error="warn"), Around()
-    with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted") as warned:
+    with pytest.warns(
+        UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"
+    ) as warned:
         trainer = fit(Validated(), around, monitor, max_steps=9, val_check_interval=3)
     assert 1 == sum("FlopsMonitor" in str(each.message) for each in warned)
     assert (9, []) == (trainer.global_step, around.left())
@@ -324,7 +378,9 @@ def test_an_error_in_the_middle_of_counting_leaves_no_mode(monkeypatch: pytest.M
     assert (30, []) == (trainer.global_step, around.left())
 
 
-def test_where_warnings_are_errors_the_training_still_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_warnings_are_errors_the_training_still_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """What cannot be warned of is logged."""
     monkeypatch.setattr("lflops.monitoring.session.Session._end_batch", lambda *_: 1 / 0)
     trainer = fit(Classifier(), watching(on_error="warn"))
@@ -389,7 +445,12 @@ def test_the_data_of_a_fit_is_let_go() -> None:
     monitor, module = watching(), Classifier()
     trainer = fit(module, monitor, data=loader(30))
     models = [weakref.ref(module), weakref.ref(trainer)]
-    del module, trainer, monitor.log, monitor.log_dict  # the last two are Lightning's, which leaves them on every callback
+    del (
+        module,
+        trainer,
+        monitor.log,
+        monitor.log_dict,
+    )  # the last two are Lightning's, which leaves them on every callback
     gc.collect()
     assert [None, None] == [each() for each in models]
     assert 1 == len(monitor.profiles)

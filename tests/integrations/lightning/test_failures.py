@@ -1,4 +1,7 @@
-"""A file or a logger that fails: it is warned of once, and every other file, logger and figure is there."""
+"""A file or a logger that fails.
+
+It is warned of once, and every other file, logger and figure is there.
+"""
 
 import re
 from functools import partial
@@ -47,7 +50,9 @@ class Raising(Recorder):
 def of_ours(warned: pytest.WarningsRecorder) -> list[str]:
     """The monitor's warnings, without the reasons."""
     ours = [text for each in warned if (text := str(each.message)).startswith("FlopsMonitor: ")]
-    return [re.sub(r"( failed|: its file).*", "", text.removeprefix("FlopsMonitor: ")) for text in ours]
+    return [
+        re.sub(r"( failed|: its file).*", "", text.removeprefix("FlopsMonitor: ")) for text in ours
+    ]
 
 
 def tolerant(folder: Path | None = None, **options: object) -> FlopsMonitor:
@@ -59,15 +64,30 @@ def tolerant(folder: Path | None = None, **options: object) -> FlopsMonitor:
 def test_a_separator_that_is_no_text_is_a_slash(separator: str) -> None:
     """Every figure has a key; with a `Mock` for the separator all of them would have the same."""
     mock, foreign, usual = Mock(spec=Logger, group_separator=Mock()), Foreign(), Recorder()
-    fit(Classifier(), watching(), logger=[mock if separator == "a Mock's" else foreign, usual], log_every_n_steps=5)
+    fit(
+        Classifier(),
+        watching(),
+        logger=[mock if separator == "a Mock's" else foreign, usual],
+        log_every_n_steps=5,
+    )
     if separator == "a Mock's":
-        calls = [(call.kwargs["step"], call.kwargs["metrics"]) for call in mock.log_metrics.call_args_list if "step" in call.kwargs]
+        calls = [
+            (call.kwargs["step"], call.kwargs["metrics"])
+            for call in mock.log_metrics.call_args_list
+            if "step" in call.kwargs
+        ]
         given: dict[int, dict[str, float]] = {}
         for step, metrics in calls:
-            given.setdefault(step, {}).update({name: value for name, value in metrics.items() if name.startswith("lflops")})
+            given.setdefault(step, {}).update(
+                {name: value for name, value in metrics.items() if name.startswith("lflops")}
+            )
     else:
         given = foreign.given
-    expected = {step: {name.replace("·", "/"): value for name, value in values.items()} for step, values in usual.given.items() if values}
+    expected = {
+        step: {name.replace("·", "/"): value for name, value in values.items()}
+        for step, values in usual.given.items()
+        if values
+    }
     assert expected == {step: values for step, values in given.items() if values}
 
 
@@ -77,15 +97,24 @@ def test_a_logger_that_raises_is_left_out_and_the_others_are_not() -> None:
     with pytest.warns(UserWarning, match="FlopsMonitor") as warned:
         trainer = fit(Classifier(), around, monitor, logger=[raising, usual], log_every_n_steps=5)
     assert ["logger 1, a Raising,"] == of_ours(warned)
-    assert (1, 30, 2, []) == (raising.calls, trainer.global_step, len(monitor.profiles), around.left())
+    assert (1, 30, 2, []) == (
+        raising.calls,
+        trainer.global_step,
+        len(monitor.profiles),
+        around.left(),
+    )
     fit(Classifier(), tolerant(), logger=alone, log_every_n_steps=5)
     assert set().union(*alone.given.values()) == set().union(*usual.given.values())
 
 
-def test_tensorboard_has_the_curves_where_it_takes_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_has_the_curves_where_it_takes_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One warning for two windows."""
     logger, monitor = TensorBoardLogger(tmp_path), tolerant(track=False)
-    monkeypatch.setattr(logger.experiment, "add_text", Mock(side_effect=RuntimeError("no text is taken")))
+    monkeypatch.setattr(
+        logger.experiment, "add_text", Mock(side_effect=RuntimeError("no text is taken"))
+    )
     with pytest.warns(UserWarning, match="FlopsMonitor") as warned:
         fit(Classifier(), monitor, logger=logger)
     assert ["what TensorBoard is shown of a window"] == of_ours(warned)
@@ -94,14 +123,30 @@ def test_tensorboard_has_the_curves_where_it_takes_no_text(tmp_path: Path, monke
     assert 2 == len(events.Scalars("lflops/train/step_ms"))
 
 
-def test_where_no_file_can_be_written_the_summary_and_the_profiles_are_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file comes into the place of the folder after setup: each kind of file is warned of once, for two windows."""
+def test_where_no_file_can_be_written_the_summary_and_the_profiles_are_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file comes into the place of the folder after setup.
+
+    Each kind of file is warned of once, for two windows.
+    """
     way = tmp_path / "file"
-    monitor, around, logger = tolerant(way / "folder", trace=True, html=True, output_file=way / "text"), Around(), Recorder()
+    monitor, around, logger = (
+        tolerant(way / "folder", trace=True, html=True, output_file=way / "text"),
+        Around(),
+        Recorder(),
+    )
     in_the_way = LambdaCallback(on_fit_start=lambda trainer, module: way.touch())
     with pytest.warns(UserWarning, match="FlopsMonitor") as warned:
         trainer = fit(Classifier(), around, monitor, in_the_way, logger=logger)
-    assert sorted(["there is no trace", "the profile's file", "the page", f"output_file={str(way / 'text')!r}"]) == sorted(of_ours(warned))
+    assert sorted(
+        [
+            "there is no trace",
+            "the profile's file",
+            "the page",
+            f"output_file={str(way / 'text')!r}",
+        ]
+    ) == sorted(of_ours(warned))
     assert (30, 2, []) == (trainer.global_step, len(monitor.profiles), around.left())
     assert 2 == caplog.text.count("peak live memory")
     assert {"lflops·train·step_ms"} <= {name for given in logger.given.values() for name in given}
@@ -111,14 +156,19 @@ def test_where_no_file_can_be_written_the_summary_and_the_profiles_are_there(tmp
 def test_a_text_that_cannot_be_written_is_no_reason_for_a_profile_not_to_be(tmp_path: Path) -> None:
     """The device takes nothing."""
     monitor = tolerant(tmp_path, output_file="/dev/full")
-    with pytest.warns(UserWarning, match="FlopsMonitor: output_file='/dev/full' failed; all else .*No space left") as warned:
+    with pytest.warns(
+        UserWarning, match="FlopsMonitor: output_file='/dev/full' failed; all else .*No space left"
+    ) as warned:
         fit(Classifier(), monitor)
     assert ["output_file='/dev/full'"] == of_ours(warned)
     assert monitor.profiles == [lflops.load(path) for path in sorted(tmp_path.iterdir())]
 
 
 def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
-    """Neither of a profile, nor of a page, nor what Kineto writes; the trace's operators were read all the same."""
+    """Neither of a profile, nor of a page, nor what Kineto writes.
+
+    The trace's operators were read all the same.
+    """
     left = in_a_fresh_process(partial(on_a_full_disk, tmp_path))
     assert ([], 30) == ([name for name in left.files if name != "summary.txt"], left.steps)
     (profile,) = left.profiles

@@ -13,7 +13,14 @@ from torch import Tensor
 from lflops.integrations.lightning.monitor import FlopsMonitor, InjectedMonitor
 from lflops.integrations.lightning.training import RUNS
 from lflops.monitoring.outputs.paths import claim, release
-from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
+from tests.support.lightning_runs import (
+    LIGHTNINGS_WARNINGS,
+    QUIET,
+    Classifier,
+    fit,
+    loader,
+    watching,
+)
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -50,15 +57,24 @@ def files(folder: Path) -> list[str]:
 
 def trainer(folder: Path, *monitors: FlopsMonitor, **options: Any) -> Trainer:
     """One without a logger."""
-    return Trainer(callbacks=list(monitors), **{**QUIET, "max_epochs": 1, "logger": False, "default_root_dir": folder, **options})
+    return Trainer(
+        callbacks=list(monitors),
+        **{**QUIET, "max_epochs": 1, "logger": False, "default_root_dir": folder, **options},
+    )
 
 
 def folders_named(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the log says about where files go."""
-    return [found[1] for message in caplog.messages if (found := re.search(r"no logger, so the files of this run go to (\S+);", message))]
+    return [
+        found[1]
+        for message in caplog.messages
+        if (found := re.search(r"no logger, so the files of this run go to (\S+);", message))
+    ]
 
 
-def test_without_a_logger_each_trainer_has_a_folder_which_the_log_names_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_logger_each_trainer_has_a_folder_which_the_log_names_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Fit and test of one Trainer share it; a second Trainer overwrites nothing."""
     for _ in range(2):
         one = trainer(tmp_path, watching(stages=("train", "test")))
@@ -73,14 +89,20 @@ def test_without_a_logger_each_trainer_has_a_folder_which_the_log_names_once(tmp
     assert 4 == len(files(tmp_path))
 
 
-def test_two_monitors_of_a_trainer_share_the_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_monitors_of_a_trainer_share_the_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """One line says where it is."""
     trainer(tmp_path, watching(), watching()).fit(Classifier(), loader(30))
     (folder,) = folders_named(caplog)
-    assert ["lflops/2-train-0-9.profile.json", "lflops/train-0-9.profile.json"] == files(Path(folder))
+    assert ["lflops/2-train-0-9.profile.json", "lflops/train-0-9.profile.json"] == files(
+        Path(folder)
+    )
 
 
-def test_a_monitor_from_the_environment_writes_nothing_without_a_logger(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_monitor_from_the_environment_writes_nothing_without_a_logger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The summary is in the log."""
     monitor = InjectedMonitor("on_error=raise,stages=train")
     trainer(tmp_path, monitor).fit(Classifier(), loader(30))
@@ -92,15 +114,27 @@ def test_a_monitor_from_the_environment_writes_nothing_without_a_logger(tmp_path
 def test_a_monitor_from_the_environment_writes_where_it_is_asked_to(tmp_path: Path) -> None:
     """By its `dirpath`, or to the logger's folder."""
     trainer(
-        tmp_path / "here", InjectedMonitor(f"on_error=raise,stages=train,trace=false,html=false,ledger=false,dirpath={tmp_path / 'there'}")
+        tmp_path / "here",
+        InjectedMonitor(
+            f"on_error=raise,stages=train,trace=false,html=false,ledger=false,dirpath={tmp_path / 'there'}"
+        ),
     ).fit(Classifier(), loader(30))
     assert ["there/train-0-9.profile.json"] == files(tmp_path)
 
 
-def test_a_barebones_trainer_writes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_barebones_trainer_writes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It measures the speed of a loop."""
     monitor = watching(trace=True, html=True)
-    barebones = Trainer(callbacks=[monitor], barebones=True, max_epochs=1, default_root_dir=tmp_path, accelerator="cpu", devices=1)
+    barebones = Trainer(
+        callbacks=[monitor],
+        barebones=True,
+        max_epochs=1,
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        devices=1,
+    )
     barebones.fit(Classifier(), loader(30))
     assert [] == list(tmp_path.iterdir())
     assert (1, []) == (len(monitor.profiles), folders_named(caplog))
@@ -119,7 +153,9 @@ def test_the_text_of_a_test_follows_that_of_the_fit(tmp_path: Path) -> None:
     output = tmp_path / "summaries.txt"
     lengths = []
     for _ in range(2):
-        one = trainer(tmp_path, watching(stages=("train", "test"), output_file=output, detailed=False))
+        one = trainer(
+            tmp_path, watching(stages=("train", "test"), output_file=output, detailed=False)
+        )
         one.fit(WithTest(), loader(30))
         lengths.append(output.read_text().count("Flops Profiler"))
         one.test(WithTest(), loader(30), verbose=False)
@@ -130,14 +166,18 @@ def test_the_text_of_a_test_follows_that_of_the_fit(tmp_path: Path) -> None:
 def test_two_monitors_may_write_to_one_text(tmp_path: Path) -> None:
     """The second does not overwrite the first."""
     output = tmp_path / "summaries.txt"
-    trainer(tmp_path, *(watching(output_file=output, detailed=False) for _ in range(2))).fit(Classifier(), loader(30))
+    trainer(tmp_path, *(watching(output_file=output, detailed=False) for _ in range(2))).fit(
+        Classifier(), loader(30)
+    )
     assert 2 == output.read_text().count("Flops Profiler")
 
 
 def test_a_logger_that_keeps_all_runs_in_one_folder_has_ours_apart(tmp_path: Path) -> None:
     """As that of Weights & Biases: each run has a folder of its own there."""
     for _ in range(2):
-        trainer(tmp_path / "root", watching(), logger=Shared(str(tmp_path))).fit(Classifier(), loader(30))
+        trainer(tmp_path / "root", watching(), logger=Shared(str(tmp_path))).fit(
+            Classifier(), loader(30)
+        )
     first, second = (tmp_path / RUNS).iterdir()
     assert ["lflops/train-0-9.profile.json"] == files(first) == files(second)
 
@@ -146,17 +186,28 @@ def test_a_logger_that_keeps_all_runs_in_one_folder_has_ours_apart(tmp_path: Pat
 def test_a_second_run_into_a_folder_replaces_nothing(traced: bool, tmp_path: Path) -> None:
     """One after the other: it has a part of the folder, and the traces of both are apart."""
     for _ in range(3):
-        trainer(tmp_path, watching(dirpath=tmp_path / "ours", trace=traced)).fit(Classifier(), loader(30))
+        trainer(tmp_path, watching(dirpath=tmp_path / "ours", trace=traced)).fit(
+            Classifier(), loader(30)
+        )
     profiles = [name for name in files(tmp_path / "ours") if name.endswith(".profile.json")]
-    (first, second, third) = profiles if profiles[0].startswith("train") else [profiles[2], *profiles[:2]]
+    (first, second, third) = (
+        profiles if profiles[0].startswith("train") else [profiles[2], *profiles[:2]]
+    )
     assert (f"run-2/{first}", f"run-3/{first}") == (second, third)
-    traces = [Path(name).parent for name in files(tmp_path / "ours") if name.endswith(".pt.trace.json.gz") and "compat" not in name]
+    traces = [
+        Path(name).parent
+        for name in files(tmp_path / "ours")
+        if name.endswith(".pt.trace.json.gz") and "compat" not in name
+    ]
     assert ({3} if traced else {0}) == {len(set(traces))}
     assert [] == [name for name in files(tmp_path) if "writing" in name]
 
 
 def test_two_runs_at_once_do_not_share_a_part(tmp_path: Path) -> None:
-    """What one has claimed the other leaves alone, before either has written a file; what is empty in the end goes."""
+    """What one has claimed the other leaves alone, before either has written a file.
+
+    What is empty in the end goes.
+    """
     one, other = Classifier(), Classifier()
     assert ("", "run-2") == (claim(tmp_path / "ours", one), claim(tmp_path / "ours", other))
     assert ("", "run-2") == (claim(tmp_path / "ours", one), claim(tmp_path / "ours", other))
@@ -168,15 +219,21 @@ def test_two_runs_at_once_do_not_share_a_part(tmp_path: Path) -> None:
 def test_ranks_agree_on_the_part(tmp_path: Path) -> None:
     """The second run of two ranks: no rank writes beside the first run."""
     for _ in range(2):
-        trainer(tmp_path, watching(dirpath=tmp_path / "ours"), accelerator="cpu", devices=2, strategy="ddp_fork").fit(
-            Classifier(), loader(30)
-        )
+        trainer(
+            tmp_path,
+            watching(dirpath=tmp_path / "ours"),
+            accelerator="cpu",
+            devices=2,
+            strategy="ddp_fork",
+        ).fit(Classifier(), loader(30))
     names = files(tmp_path / "ours")
     assert 2 == len(names)
     assert names[0] == f"run-2/{names[1]}"
 
 
-def test_a_remote_folder_gets_no_local_namesake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_folder_gets_no_local_namesake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a logger whose address is no path. The log says what to do."""
     from lightning.pytorch.loggers import Logger
 

@@ -1,4 +1,8 @@
-"""Module times of a training: on a clock that only modules and autograd Functions advance, each second is in its row and its phase."""
+"""Module times of a training.
+
+On a clock that only modules and autograd Functions advance, each second is in its row and its
+phase.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -65,12 +69,18 @@ class Timed(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-ONCE = {"forward": {"encoder": 1.0, "head": 4.0, "": 16.0}, "backward": {"encoder": 2.0, "head": 8.0, "": 32.0}}
+ONCE = {
+    "forward": {"encoder": 1.0, "head": 4.0, "": 16.0},
+    "backward": {"encoder": 2.0, "head": 8.0, "": 32.0},
+}
 
 
 def times(once: Times, number: int) -> Times:
     """So many passes together."""
-    return {phase: {row: number * seconds for row, seconds in rows.items()} for phase, rows in once.items()}
+    return {
+        phase: {row: number * seconds for row, seconds in rows.items()}
+        for phase, rows in once.items()
+    }
 
 
 class Adversaries(Timed):
@@ -93,7 +103,10 @@ class Adversaries(Timed):
         optimizer.step()
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.head.parameters(), lr=0.1)]
+        return [
+            torch.optim.SGD(self.parameters(), lr=0.1),
+            torch.optim.SGD(self.head.parameters(), lr=0.1),
+        ]
 
 
 class Closures(Adversaries):
@@ -103,7 +116,10 @@ class Closures(Adversaries):
         optimizer.step(lambda: self.manual_backward(forward()))
 
 
-ADVERSARIES = {"forward": {"encoder": 1.0, "head": 8.0, "": 32.0}, "backward": {"encoder": 2.0, "head": 16.0, "": 64.0}}
+ADVERSARIES = {
+    "forward": {"encoder": 1.0, "head": 8.0, "": 32.0},
+    "backward": {"encoder": 2.0, "head": 16.0, "": 64.0},
+}
 
 
 class Twice(Adversaries):
@@ -117,7 +133,10 @@ class Twice(Adversaries):
 
 
 class Quasi(Timed):
-    """An optimizer that looks at the loss three times: before, and after each of its three moves but the last."""
+    """An optimizer that looks at the loss three times.
+
+    Before, and after each of its three moves but the last.
+    """
 
     def __init__(self, clock: Changing) -> None:
         super().__init__(clock)
@@ -142,7 +161,9 @@ class Recomputing(Timed):
     """The exponential saves a tensor, for which the encoder runs again."""
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
-        return self.loss(self.head(checkpoint(lambda x: self.encoder(x).exp(), batch[0], use_reentrant=False)))
+        return self.loss(
+            self.head(checkpoint(lambda x: self.encoder(x).exp(), batch[0], use_reentrant=False))
+        )
 
 
 class Sharing(Timed):
@@ -170,7 +191,10 @@ class Scoped(Timed):
             return super().loss(x)
 
 
-SCOPED = {phase: {"encoder": rows["encoder"], "head": rows["head"], "loss": rows[""]} for phase, rows in ONCE.items()}
+SCOPED = {
+    phase: {"encoder": rows["encoder"], "head": rows["head"], "loss": rows[""]}
+    for phase, rows in ONCE.items()
+}
 
 
 class Named(Adversaries):
@@ -181,7 +205,10 @@ class Named(Adversaries):
             super().learn(optimizer, forward)
 
 
-NAMED = {phase: {"encoder": rows["encoder"], "head": rows["head"], "learn": rows[""]} for phase, rows in ADVERSARIES.items()}
+NAMED = {
+    phase: {"encoder": rows["encoder"], "head": rows["head"], "learn": rows[""]}
+    for phase, rows in ADVERSARIES.items()
+}
 
 
 class Called(Timed):
@@ -262,7 +289,11 @@ def own(profile: Profile) -> Times:
 
 def whole(profile: Profile, *phases: Any) -> float:
     """The root's seconds."""
-    return sum(spread.median for phase in phases if (spread := profile.modules[""].work(phase).seconds) is not None)
+    return sum(
+        spread.median
+        for phase in phases
+        if (spread := profile.modules[""].work(phase).seconds) is not None
+    )
 
 
 def fitted(module: LightningModule, monitor: FlopsMonitor | None = None, **options: Any) -> Profile:
@@ -283,7 +314,11 @@ def test_every_second_is_in_the_row_and_the_phase_that_it_was_spent_in(
     assert whole(profile, "forward") == sum(expected["forward"].values())
     going_back = [*expected.get("backward", {}).values(), *expected.get("recompute", {}).values()]
     assert whole(profile, "backward", "recompute") == sum(going_back)
-    (phases,) = {tuple(step.phases.get(name, 0.0) for name in ("forward", "backward")) for step in profile.steps if step.is_clean}
+    (phases,) = {
+        tuple(step.phases.get(name, 0.0) for name in ("forward", "backward"))
+        for step in profile.steps
+        if step.is_clean
+    }
     assert (sum(expected["forward"].values()), sum(going_back)) == phases
     assert 1 == profile.run.observer_ratio
     assert "time_scaled" not in {note.code for note in profile.notes}
@@ -303,12 +338,22 @@ class Watched(Timed):
 
 
 def test_hooked_steps_say_only_how_the_clean_ones_divide(clock: Changing) -> None:
-    """Forward took 42 seconds instead of 21, so each row's are halved; backward is as it was. Hooked steps took 84 instead of 63."""
+    """Forward took 42 seconds instead of 21, so each row's are halved; backward is as it was.
+
+    Hooked steps took 84 instead of 63.
+    """
     profile = fitted(Watched(clock))
-    assert {"forward": {"encoder": 11.0, "head": 2.0, "": 8.0}, "backward": ONCE["backward"]} == own(profile)
+    assert {
+        "forward": {"encoder": 11.0, "head": 2.0, "": 8.0},
+        "backward": ONCE["backward"],
+    } == own(profile)
     assert 84 / 63 == profile.run.observer_ratio
-    assert [{"forward": 0.5}] == [note.values for note in profile.notes if note.code == "time_scaled"]
-    assert {("clean", 63.0), ("hooked", 84.0), ("counted", None)} == {(step.kind, step.seconds) for step in profile.steps}
+    assert [{"forward": 0.5}] == [
+        note.values for note in profile.notes if note.code == "time_scaled"
+    ]
+    assert {("clean", 63.0), ("hooked", 84.0), ("counted", None)} == {
+        (step.kind, step.seconds) for step in profile.steps
+    }
 
 
 class Validated(Timed):
@@ -338,7 +383,10 @@ def test_without_a_clean_step_times_are_as_they_were_stamped(clock: Changing) ->
 
 
 def test_a_validation_between_the_batches_of_a_step_is_in_no_row(clock: Changing) -> None:
-    """Two batches make a step, and each is validated behind: no step is clean, so nothing scales away what does not belong here."""
+    """Two batches make a step, and each is validated behind.
+
+    No step is clean, so nothing scales away what does not belong here.
+    """
     profile = fitted(Validated(clock), val_check_interval=1, accumulate_grad_batches=2)
     assert {("validation",)} == {step.marks for step in profile.steps if step.kind == "hooked"}
     assert times(ONCE, 2) == own(profile)
@@ -346,8 +394,12 @@ def test_a_validation_between_the_batches_of_a_step_is_in_no_row(clock: Changing
 
 def test_a_hooked_step_that_was_disturbed_is_in_no_ratio(clock: Changing) -> None:
     """Of two, the second has the validation in it."""
-    profile = fitted(Validated(clock), watching(schedule=Schedule(wait=6, active=2)), val_check_interval=9)
-    assert [(8, 63.0), (9, 63.0 + 104)] == [(step.index, step.seconds) for step in profile.steps if step.kind == "hooked"]
+    profile = fitted(
+        Validated(clock), watching(schedule=Schedule(wait=6, active=2)), val_check_interval=9
+    )
+    assert [(8, 63.0), (9, 63.0 + 104)] == [
+        (step.index, step.seconds) for step in profile.steps if step.kind == "hooked"
+    ]
     assert 1 == profile.run.observer_ratio
     assert own(profile) == ONCE
 
@@ -355,9 +407,13 @@ def test_a_hooked_step_that_was_disturbed_is_in_no_ratio(clock: Changing) -> Non
 def test_an_ignored_modules_time_is_in_no_total(clock: Changing) -> None:
     """Forward and backward of it are in a note; the others' are what they are."""
     profile = fitted(Timed(clock), watching(ignore_modules=["head"]))
-    assert {"forward": {"encoder": 1.0, "": 16.0}, "backward": {"encoder": 2.0, "": 32.0}} == own(profile)
+    assert {"forward": {"encoder": 1.0, "": 16.0}, "backward": {"encoder": 2.0, "": 32.0}} == own(
+        profile
+    )
     assert (17, 34) == (whole(profile, "forward"), whole(profile, "backward"))
-    assert [("head", 4 + 8)] == [(note.subject, note.values["seconds"]) for note in profile.notes if note.code == "ignored"]
+    assert [("head", 4 + 8)] == [
+        (note.subject, note.values["seconds"]) for note in profile.notes if note.code == "ignored"
+    ]
 
 
 @pytest.mark.parametrize("model", [Timed, Adversaries])
@@ -382,7 +438,9 @@ class Looking(Timed):
 
     def hooked(self) -> set[int]:
         """The steps that had any."""
-        return {step for step, hooks in self.seen.items() if any("module" in each for each in hooks)}
+        return {
+            step for step, hooks in self.seen.items() if any("module" in each for each in hooks)
+        }
 
 
 TIMES_ALONE: dict[str, Any] = {"count": False, "schedule": Schedule(wait=7, warmup=0, active=3)}
@@ -401,7 +459,9 @@ class Stack(Looking):
 
     def __init__(self, clock: Changing, third: float) -> None:
         super().__init__(clock)
-        blocks = (Part(clock, *((third, 2 * third) if number == 2 else (1, 2))) for number in range(4))
+        blocks = (
+            Part(clock, *((third, 2 * third) if number == 2 else (1, 2))) for number in range(4)
+        )
         self.encoder = nn.Sequential(*blocks)  # type: ignore[assignment]
 
 
@@ -416,7 +476,10 @@ def test_more_steps_are_hooked_where_a_module_seems_slow(
     (made,) = monitor.profiles
     analysis = analyze(made)
     assert hooked == sum(step.kind == "hooked" for step in made.steps)
-    assert (accused, None) == ([each.module for each in analysis.outliers.found], analysis.outliers.doubt)
+    assert (accused, None) == (
+        [each.module for each in analysis.outliers.found],
+        analysis.outliers.doubt,
+    )
     assert len(model.hooked()) == hooked
 
 
@@ -457,7 +520,12 @@ class Around(Callback):
     def look(self) -> Facts:
         """Now."""
         owners = {"strategy": self.trainer.strategy, "profiler": self.trainer.profiler}
-        functions = {f"{name}.{key}": value for name, owner in owners.items() for key, value in vars(owner).items() if callable(value)}
+        functions = {
+            f"{name}.{key}": value
+            for name, owner in owners.items()
+            for key, value in vars(owner).items()
+            if callable(value)
+        }
         return functions | global_hooks()
 
 
@@ -477,7 +545,9 @@ def test_an_exception_in_an_active_step_leaves_nothing(clock: Changing) -> None:
     assert 0 == looks_behind(clock)
 
 
-def test_a_hook_that_is_left_on_a_graph_is_seen(clock: Changing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_is_left_on_a_graph_is_seen(
+    clock: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The check above can fail: each of the two modules has one, and the work behind them."""
     monkeypatch.setattr(ModuleTimer, "_release", lambda _: None)
     assert looks_behind(clock) >= 2

@@ -21,7 +21,14 @@ from lflops import CountError, FlopsMonitor, Schedule
 from lflops.integrations.auto_detect.entry import monitors
 from lflops.integrations.lightning.monitor import InjectedMonitor
 from lflops.monitoring.inputs.settings import settings_of
-from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, fit, loader, watching
+from tests.support.lightning_runs import (
+    LIGHTNINGS_WARNINGS,
+    QUIET,
+    Classifier,
+    fit,
+    loader,
+    watching,
+)
 from tests.support.repository import ROOT
 from tests.support.warm_python import Script, WarmPython
 from tests.support.wheel import unpacked_wheel
@@ -38,10 +45,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     def entry_points(group: str) -> list[EntryPoint]:
-        return [EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()]
+        return [
+            EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()
+        ]
 
     for name in ("lightning.fabric", "lightning_fabric"):
-        monkeypatch.setattr(importlib.import_module(f"{name}.utilities.registry"), "entry_points", entry_points)
+        monkeypatch.setattr(
+            importlib.import_module(f"{name}.utilities.registry"), "entry_points", entry_points
+        )
 
 
 def of(trainer: Any) -> list[FlopsMonitor]:
@@ -51,18 +62,27 @@ def of(trainer: Any) -> list[FlopsMonitor]:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("package", NAMESPACES)
-def test_a_trainer_gets_a_monitor_as_it_is_asked_for(package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_gets_a_monitor_as_it_is_asked_for(
+    package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under either name of Lightning's, with a schedule and arguments."""
     monkeypatch.setenv("LFLOPS", "wait=2,active=5,track=false,hardware=NVIDIA H200")
     (monitor,) = of(package.Trainer(logger=False, **QUIET))
     settings = monitor._settings
-    assert (Schedule(wait=2, active=5), False, "NVIDIA H200") == (settings.schedule, settings.track, settings.hardware)
+    assert (Schedule(wait=2, active=5), False, "NVIDIA H200") == (
+        settings.schedule,
+        settings.track,
+        settings.hardware,
+    )
 
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("value", ["1", "true", " True ", "yes", "ON"])
 def test_one_asks_for_a_monitor_as_it_is(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the arguments of `FlopsMonitor(stages=())`, so that no window opens; several Trainers have one each, and each fits."""
+    """With the arguments of `FlopsMonitor(stages=())`, so that no window opens.
+
+    Several Trainers have one each, and each fits.
+    """
     monkeypatch.setenv("LFLOPS", value)
     first, second = (of(fit(Classifier())) for _ in range(2))
     assert FlopsMonitor(stages=())._settings == first[0]._settings == second[0]._settings
@@ -72,7 +92,9 @@ def test_one_asks_for_a_monitor_as_it_is(value: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("value", [None, "", " ", "0", "false", "no", "OFF"])
-def test_without_the_variable_there_is_none(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_there_is_none(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor where it says no."""
     if value is None:
         monkeypatch.delenv("LFLOPS", raising=False)
@@ -99,7 +121,9 @@ WRONG = {
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("package", NAMESPACES)
 @pytest.mark.parametrize("value", WRONG)
-def test_what_cannot_be_is_a_misconfiguration(value: str, package: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_is_a_misconfiguration(
+    value: str, package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of that Lightning's, when the Trainer is made: the variable, the setting and what is taken."""
     monkeypatch.setenv("LFLOPS", value)
     exceptions = importlib.import_module(f"{package.__name__}.utilities.exceptions")
@@ -119,7 +143,9 @@ class WithItsOwn(Classifier):
 
 
 @pytest.mark.usefixtures("installed")
-def test_it_steps_back_where_the_script_has_one(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_steps_back_where_the_script_has_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The callbacks behind it are set up all the same, and there is one summary."""
     monkeypatch.setenv("LFLOPS", "1")
     mine, behind = watching(), Behind()
@@ -130,21 +156,29 @@ def test_it_steps_back_where_the_script_has_one(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.usefixtures("installed")
-def test_it_steps_back_where_the_model_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_steps_back_where_the_model_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whose files are those of an only monitor."""
     monkeypatch.setenv("LFLOPS", "1")
     fit(WithItsOwn(tmp_path))
     assert 1 == len(closings(caplog))
-    assert ["train-0"] == [re.sub(r"-\d+\.profile.json$", "", path.name) for path in tmp_path.iterdir()]
+    assert ["train-0"] == [
+        re.sub(r"-\d+\.profile.json$", "", path.name) for path in tmp_path.iterdir()
+    ]
 
 
 @pytest.mark.usefixtures("installed")
-def test_of_several_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_several_the_first_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A list that an earlier Trainer has put one into, and one from the other Lightning's entry point."""
     monkeypatch.setenv("LFLOPS", "stages=train")
     callbacks = [*monitors(), Behind()]
     for number in (1, 2):
-        trainer = lightning.pytorch.Trainer(callbacks=callbacks, max_epochs=1, logger=False, default_root_dir=tmp_path, **QUIET)
+        trainer = lightning.pytorch.Trainer(
+            callbacks=callbacks, max_epochs=1, logger=False, default_root_dir=tmp_path, **QUIET
+        )
         assert number + 1 == len(of(trainer))
         trainer.fit(Classifier(), loader(30))
         assert [callbacks[0]] == of(trainer)
@@ -254,9 +288,17 @@ def trained(package: str, site: Path, folder: Path, python: WarmPython) -> list[
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(
-    package: str, site: Path, tmp_path: Path, warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch
+    package: str,
+    site: Path,
+    tmp_path: Path,
+    warm_python: WarmPython,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One row of 32 into two: 64 MACs, and as many for the weight's gradient; the fourth step is counted, five more are traced."""
+    """One row of 32 into two.
+
+    64 MACs, and as many for the weight's gradient; the fourth step is counted, five more are
+    traced.
+    """
     monkeypatch.setenv("LFLOPS", "wait=2,active=5")
     loaded = trained(package, site, tmp_path, warm_python)
     assert "lflops.integrations.lightning.monitor" in loaded
@@ -289,11 +331,18 @@ print(*sorted(name for name in sys.modules if name in {'torch', 'lightning', 'py
 def test_to_say_no_loads_nothing(value: str) -> None:
     """Neither torch nor Lightning nor the rest of lflops."""
     given = os.environ | {"LFLOPS": value, "PYTHONPATH": str(ROOT)}
-    loaded = subprocess.run([sys.executable, "-c", LOADED], env=given, check=True, capture_output=True, text=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOADED], env=given, check=True, capture_output=True, text=True
+    ).stdout
     assert ENTRY == loaded.split()
 
 
 def test_to_say_yes_would_be_seen(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check above can fail: it names Lightning and the monitor, which the answer loads, and torch, which is there already."""
+    """The check above can fail.
+
+    It names Lightning and the monitor, which the answer loads, and torch, which is there already.
+    """
     monkeypatch.setenv("LFLOPS", "1")
-    assert {"torch", "lightning", "lflops.integrations.lightning.monitor"} <= set(warm_python.run(LOADED).out.split())
+    assert {"torch", "lightning", "lflops.integrations.lightning.monitor"} <= set(
+        warm_python.run(LOADED).out.split()
+    )

@@ -1,4 +1,7 @@
-"""The monitor as a callback among others: its arguments, its schedule, and the Trainers that it has to get on with."""
+"""The monitor as a callback among others.
+
+Its arguments, its schedule, and the Trainers that it has to get on with.
+"""
 
 import json
 import pickle
@@ -26,14 +29,25 @@ from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.integrations.lightning.phase_hooks import phases_of
 from lflops.monitoring.run import OPEN
 from lflops.schedule import Schedule
-from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, Classifier, Validated, fit, loader, watching
+from tests.support.lightning_runs import (
+    LIGHTNINGS_WARNINGS,
+    QUIET,
+    Classifier,
+    Validated,
+    fit,
+    loader,
+    watching,
+)
 from tests.support.warm_python import Script, WarmPython
 
 pytestmark = LIGHTNINGS_WARNINGS
 
 
 ONE_WINDOW = "cl" * 6 + "co" + "ho" * 3 + "cl"
-"""Five steps waited for, two of warm-up, three active ones. Two of the clean ones are cold: a fifth is taken from behind the window."""
+"""Five steps waited for, two of warm-up, three active ones.
+
+Two of the clean ones are cold: a fifth is taken from behind the window.
+"""
 
 
 def kinds(monitor: FlopsMonitor) -> list[str]:
@@ -46,18 +60,26 @@ def test_the_last_warm_up_step_is_counted_and_the_active_ones_are_hooked() -> No
     monitor = watching()
     fit(Classifier(), monitor)
     assert [ONE_WINDOW] == kinds(monitor)
-    assert [("cold", "new_shapes"), ("cold",), *[()] * 9] == [step.marks for step in monitor.profiles[0].steps]
+    assert [("cold", "new_shapes"), ("cold",), *[()] * 9] == [
+        step.marks for step in monitor.profiles[0].steps
+    ]
 
 
 def test_windows_follow_each_other() -> None:
-    """Three of five steps, the last two active. Without the cold ones they have none, three and three clean: others are taken from behind.
+    """Three of five steps, the last two active.
+
+    Without the cold ones they have none, three and three clean: others are taken from behind.
 
     What the second and the third would count is known. After the third the run has one step left.
     """
     monitor = watching(schedule=Schedule(wait=2, warmup=1, active=2, repeat=3))
     fit(Classifier(), monitor, batches=16)
     steps = [[step.index for step in profile.steps] for profile in monitor.profiles]
-    assert [[0, 1, 2, 3, 4, 5, 6, 7, 10, 11], [5, 6, 7, 8, 9, 10, 11], [10, 11, 12, 13, 14, 15]] == steps
+    assert [
+        [0, 1, 2, 3, 4, 5, 6, 7, 10, 11],
+        [5, 6, 7, 8, 9, 10, 11],
+        [10, 11, 12, 13, 14, 15],
+    ] == steps
     assert [0, 1, 2] == [profile.run.window for profile in monitor.profiles]
 
 
@@ -65,8 +87,15 @@ def test_after_the_last_window_nobody_listens() -> None:
     """Without a logger not even a clock: the fit has no session any more."""
 
     class Look(lightning.pytorch.Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            seen.append((bool(phases_of(trainer)._ears.get("train")), monitor._run.sessions["train"] is None))
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            seen.append(
+                (
+                    bool(phases_of(trainer)._ears.get("train")),
+                    monitor._run.sessions["train"] is None,
+                )
+            )
 
     seen: list[tuple[bool, bool]] = []
     monitor = watching()
@@ -77,7 +106,10 @@ def test_after_the_last_window_nobody_listens() -> None:
 SHORT = {
     1: (["co"], {"skip_first": 0, "wait": 0, "warmup": 1, "active": 0, "windows": 1}),
     3: (["clcoho"], {"skip_first": 0, "wait": 0, "warmup": 2, "active": 1, "windows": 1}),
-    8: (["cl" * 4 + "co" + "ho" * 3], {"skip_first": 0, "wait": 3, "warmup": 2, "active": 3, "windows": 1}),
+    8: (
+        ["cl" * 4 + "co" + "ho" * 3],
+        {"skip_first": 0, "wait": 3, "warmup": 2, "active": 3, "windows": 1},
+    ),
 }
 
 
@@ -92,10 +124,16 @@ def test_a_run_too_short_for_the_schedule_shrinks_it_and_says_so(
     assert steps == kinds(monitor)
     (note,) = [note for note in monitor.profiles[0].notes if note.code == "schedule_shrunk"]
     assert {"batches": batches, **left} == note.values
-    assert 1 == sum(f"does not fit into the run's {batches} batch{'es' * (batches > 1)};" in message for message in caplog.messages)
+    assert 1 == sum(
+        f"does not fit into the run's {batches} batch{'es' * (batches > 1)};" in message
+        for message in caplog.messages
+    )
 
 
-@pytest.mark.parametrize("options", [{"max_steps": 8}, {"limit_train_batches": 8}, {"max_epochs": 2, "limit_train_batches": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [{"max_steps": 8}, {"limit_train_batches": 8}, {"max_epochs": 2, "limit_train_batches": 4}],
+)
 def test_whatever_makes_the_run_short_is_seen(options: dict[str, Any]) -> None:
     """Eight batches, by the count of steps, of batches, or of epochs."""
     monitor = watching()
@@ -103,12 +141,16 @@ def test_whatever_makes_the_run_short_is_seen(options: dict[str, Any]) -> None:
     assert SHORT[8][0] == kinds(monitor)
 
 
-def test_a_schedule_is_rounded_up_to_whole_steps_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_schedule_is_rounded_up_to_whole_steps_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Five, two and three batches, four to a step."""
     monitor = watching()
     fit(Classifier(), monitor, batches=40, accumulate_grad_batches=4)
     assert ["clcl" + "co" + "ho" + "cl" * 5] == kinds(monitor)
-    assert [{"accumulation": 4}] == [note.values for note in monitor.profiles[0].notes if note.code == "rounded_to_cycles"]
+    assert [{"accumulation": 4}] == [
+        note.values for note in monitor.profiles[0].notes if note.code == "rounded_to_cycles"
+    ]
     assert 1 == sum("accumulated over 4 batches" in message for message in caplog.messages)
 
 
@@ -127,7 +169,9 @@ def test_a_resumed_run_is_profiled_from_where_it_goes_on(tmp_path: Path) -> None
     trainer.save_checkpoint(checkpoint)
     assert {} == torch.load(checkpoint, weights_only=False)["callbacks"]
     monitor = watching()
-    resumed = lightning.pytorch.Trainer(callbacks=[monitor], max_epochs=2, logger=False, default_root_dir=tmp_path, **QUIET)
+    resumed = lightning.pytorch.Trainer(
+        callbacks=[monitor], max_epochs=2, logger=False, default_root_dir=tmp_path, **QUIET
+    )
     resumed.fit(Classifier(), loader(30), ckpt_path=checkpoint)
     assert [ONE_WINDOW] == kinds(monitor)
     assert 30 <= monitor.profiles[0].steps[0].index
@@ -143,8 +187,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"track": None}, "track=None: give True or False"),
     ({"html": "page"}, "html='page': give True or False"),
     ({"output_file": 3}, "output_file=3: give a path, or None"),
-    ({"dirpath": __file__}, f"dirpath={__file__!r}: Not a directory: give a folder that can be written"),
-    ({"dirpath": f"{__file__}/below"}, "/below': Not a directory: give a folder that can be written"),
+    (
+        {"dirpath": __file__},
+        f"dirpath={__file__!r}: Not a directory: give a folder that can be written",
+    ),
+    (
+        {"dirpath": f"{__file__}/below"},
+        "/below': Not a directory: give a folder that can be written",
+    ),
     ({"dirpath": True}, "dirpath=True: give a path, or None"),
     ({"units": {"samples": 3}}, "units={'samples': 3}: give a function from a batch"),
     ({"on_error": "ignore"}, "on_error='ignore': give 'warn' or 'raise'"),
@@ -153,10 +203,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"profile_memory": "yes"}, "profile_memory='yes': give True or False"),
     ({"with_stack": 0}, "with_stack=0: give True or False"),
     ({"compiled": True}, "compiled=True: give 'row' or 'modules'"),
-    ({"compiled": "modules", "trace": False}, "trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'"),
-    ({"stages": "train"}, "stages='train': give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),
-    ({"stages": ["fit"]}, "stages=['fit']: give some of 'train', 'validate', 'test', 'predict', in a tuple or a list"),
-    ({"activities": ["xpu"]}, "activities=['xpu']: give some of 'cpu', 'device', in a tuple or a list"),
+    (
+        {"compiled": "modules", "trace": False},
+        "trace=False leaves nothing to divide compiled code by: give trace=True, or compiled='row'",
+    ),
+    (
+        {"stages": "train"},
+        "stages='train': give some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
+    ),
+    (
+        {"stages": ["fit"]},
+        "stages=['fit']: give some of 'train', 'validate', 'test', 'predict', in a tuple or a list",
+    ),
+    (
+        {"activities": ["xpu"]},
+        "activities=['xpu']: give some of 'cpu', 'device', in a tuple or a list",
+    ),
     ({"activities": None}, "activities=None: give some of 'cpu', 'device', in a tuple or a list"),
     ({"trace_ranks": "one"}, "trace_ranks='one': give 'zero', 'all', or a list of ranks"),
     ({"trace_ranks": [-1]}, "trace_ranks=[-1]: give 'zero', 'all', or a list of ranks"),
@@ -168,14 +230,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("arguments", "message"), WRONG)
 def test_a_wrong_argument_is_a_misconfiguration(arguments: dict[str, Any], message: str) -> None:
     """Said before the first batch, in Lightning's own words for it, with the name, the value and what is taken."""
-    for exception in (MisconfigurationException, pytorch_lightning.utilities.exceptions.MisconfigurationException):
+    for exception in (
+        MisconfigurationException,
+        pytorch_lightning.utilities.exceptions.MisconfigurationException,
+    ):
         with pytest.raises(exception, match=re.escape(message)):
             fit(Classifier(), FlopsMonitor(**arguments))
 
 
 def test_a_schedule_without_a_step_to_count_in_is_refused() -> None:
     """At once, and only where something is to be counted."""
-    with pytest.raises(ScheduleError, match="warmup=0 leaves no step to count in: give warmup >= 1, or count=False"):
+    with pytest.raises(
+        ScheduleError, match="warmup=0 leaves no step to count in: give warmup >= 1, or count=False"
+    ):
         FlopsMonitor(Schedule(warmup=0))
     assert [] == FlopsMonitor(Schedule(warmup=0), count=False).profiles
     with pytest.raises(ScheduleError, match=r"schedule=5: give an lflops\.Schedule"):
@@ -197,10 +264,15 @@ def test_an_unknown_chip_is_refused_when_the_monitor_is_made(hardware: Any, mess
 
 
 def test_it_can_be_pickled_also_in_the_middle_of_a_fit() -> None:
-    """What comes out is the monitor as it was made, with the profiles so far; its fit belongs to the process that it runs in."""
+    """What comes out is the monitor as it was made, with the profiles so far.
+
+    Its fit belongs to the process that it runs in.
+    """
 
     class Copying(lightning.pytorch.Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             if batch_idx in {3, 6, 20}:
                 copies.append(pickle.loads(pickle.dumps(monitor)))  # noqa: S301 - our own
 
@@ -232,7 +304,12 @@ def test_it_is_a_callback_of_both_lightnings(tmp_path: Path) -> None:
     monitor = watching()
     assert isinstance(monitor, lightning.pytorch.Callback)
     assert isinstance(monitor, pytorch_lightning.Callback)
-    options: dict[str, Any] = {**QUIET, "max_epochs": 1, "logger": False, "default_root_dir": tmp_path}
+    options: dict[str, Any] = {
+        **QUIET,
+        "max_epochs": 1,
+        "logger": False,
+        "default_root_dir": tmp_path,
+    }
     pytorch_lightning.Trainer(callbacks=[monitor], **options).fit(TheirClassifier(), loader(30))
     assert [ONE_WINDOW] == kinds(monitor)
 
@@ -250,7 +327,9 @@ def test_to_load_it_leaves_the_name_that_lightning_logs_under(warm_python: WarmP
     )
     names = ["lightning.pytorch", "pytorch_lightning"]
     ended = warm_python.together([Script(code.format(first=first)) for first in names])
-    assert [(0, f"True {first}.utilities.rank_zero\n") for first in names] == [(each.status, each.out) for each in ended]
+    assert [(0, f"True {first}.utilities.rank_zero\n") for first in names] == [
+        (each.status, each.out) for each in ended
+    ]
 
 
 @pytest.fixture
@@ -260,16 +339,28 @@ def no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_arguments")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning's, of what it asks jsonargparse for
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # Lightning's, of what it asks jsonargparse for
 def test_it_can_be_written_in_a_config(tmp_path: Path) -> None:
     """Of LightningCLI's, a schedule and a chip of one's own among it."""
     config = {
         "class_path": "lflops.integrations.lightning.monitor.FlopsMonitor",
-        "init_args": {"schedule": {"wait": 2, "active": 4}, "hardware": "NVIDIA H200", "output_file": "flops.txt"},
+        "init_args": {
+            "schedule": {"wait": 2, "active": 4},
+            "hardware": "NVIDIA H200",
+            "output_file": "flops.txt",
+        },
     }
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({"trainer": {"callbacks": [config]}}), "utf-8")
-    cli = LightningCLI(Classifier, run=False, args=["--config", str(path)], save_config_callback=None, seed_everything_default=False)
+    cli = LightningCLI(
+        Classifier,
+        run=False,
+        args=["--config", str(path)],
+        save_config_callback=None,
+        seed_everything_default=False,
+    )
     (monitor,) = [each for each in cli.trainer.callbacks if isinstance(each, FlopsMonitor)]
     settings = monitor._settings
     assert (Schedule(wait=2, warmup=2, active=4), "NVIDIA H200", "flops.txt") == (
@@ -280,14 +371,21 @@ def test_it_can_be_written_in_a_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_arguments")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Lightning's, of what it asks jsonargparse for
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # Lightning's, of what it asks jsonargparse for
 def test_a_schedule_that_cannot_be_is_refused_in_a_config(tmp_path: Path) -> None:
     """With the argument and its value."""
-    config = {"class_path": "lflops.integrations.lightning.monitor.FlopsMonitor", "init_args": {"schedule": {"active": 0}}}
+    config = {
+        "class_path": "lflops.integrations.lightning.monitor.FlopsMonitor",
+        "init_args": {"schedule": {"active": 0}},
+    }
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({"trainer": {"callbacks": [config]}}), "utf-8")
     with pytest.raises(ValueError, match="active=0: give a whole number, 1 or more"):
-        LightningCLI(Classifier, run=False, args=["--config", str(path)], seed_everything_default=False)
+        LightningCLI(
+            Classifier, run=False, args=["--config", str(path)], seed_everything_default=False
+        )
 
 
 DEEPSPEED = {
@@ -311,7 +409,12 @@ def test_a_deepspeed_config_says_which_step_to_count_and_how_to_print_it(tmp_pat
     for config in (DEEPSPEED, path, str(path)):
         monitor = FlopsMonitor.from_deepspeed(config)
         settings = monitor._settings
-        assert (2, 3, False, None) == (settings.module_depth, settings.top_modules, settings.detailed, settings.output_file)
+        assert (2, 3, False, None) == (
+            settings.module_depth,
+            settings.top_modules,
+            settings.detailed,
+            settings.output_file,
+        )
         fit(Classifier(), monitor)
         assert [3] == [step.index for step in monitor.profiles[0].steps if step.kind == "counted"]
 
@@ -326,7 +429,10 @@ def test_a_deepspeed_profiler_that_is_not_enabled_is_no_monitor() -> None:
 
 WRONG_CONFIGS: list[tuple[Any, str]] = [
     ({}, 'the config has no "flops_profiler" section'),
-    ({"flops_profiler": {"depth": 2, "top": 1}}, "has the unknown keys 'depth', 'top'; known are enabled, "),
+    (
+        {"flops_profiler": {"depth": 2, "top": 1}},
+        "has the unknown keys 'depth', 'top'; known are enabled, ",
+    ),
     ({"flops_profiler": {"module_depth": "all"}}, "module_depth='all' is not what DeepSpeed takes"),
     ({"flops_profiler": {"profile_step": True}}, "profile_step=True is not what DeepSpeed takes"),
     ("/nowhere.json", "/nowhere.json: "),
@@ -368,7 +474,9 @@ def test_the_trainers_own_profiler_goes_on(profiler: Any, tmp_path: Path) -> Non
 def test_it_works_in_a_bare_trainer(tmp_path: Path) -> None:
     """One that forbids loggers, checkpoints and profilers."""
     monitor = watching(dirpath=tmp_path)
-    trainer = lightning.pytorch.Trainer(barebones=True, callbacks=[monitor], max_epochs=1, accelerator="cpu", devices=1)
+    trainer = lightning.pytorch.Trainer(
+        barebones=True, callbacks=[monitor], max_epochs=1, accelerator="cpu", devices=1
+    )
     trainer.fit(Classifier(), loader(30))
     assert [ONE_WINDOW] == kinds(monitor)
     assert 1 == len(list(tmp_path.iterdir()))
@@ -376,7 +484,11 @@ def test_it_works_in_a_bare_trainer(tmp_path: Path) -> None:
 
 def test_two_monitors_do_not_disturb_each_other() -> None:
     """They count the same batch at once, and each its own."""
-    first, second, third = watching(), watching(), watching(schedule=Schedule(wait=1, warmup=1, active=1))
+    first, second, third = (
+        watching(),
+        watching(),
+        watching(schedule=Schedule(wait=1, warmup=1, active=1)),
+    )
     fit(Classifier(), first, second, third)
     assert first.profiles[0].cells == second.profiles[0].cells
     assert first.profiles[0].total(phase="backward") == third.profiles[0].total(phase="backward")
@@ -388,7 +500,9 @@ def test_the_first_monitor_that_wants_the_ledger_keeps_it() -> None:
     monitors = [watching(stages=()), watching(stages=(), ledger=True)]
 
     class Asks(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             for each in monitors if batch_idx == 10 else ():
                 each.request_window()
 
@@ -404,19 +518,35 @@ def test_a_monitor_that_another_callback_calls_watches_the_training() -> None:
     class Calls(Callback):
         pass
 
-    for hook in ("setup", "on_train_start", "on_train_batch_start", "on_train_batch_end", "on_train_end", "teardown"):
-        setattr(Calls, hook, lambda _, *given, name=hook, **named: getattr(monitor, name)(*given, **named))
+    for hook in (
+        "setup",
+        "on_train_start",
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_train_end",
+        "teardown",
+    ):
+        setattr(
+            Calls,
+            hook,
+            lambda _, *given, name=hook, **named: getattr(monitor, name)(*given, **named),
+        )
     fit(Classifier(), Calls())
     assert [ONE_WINDOW] == kinds(monitor)
 
 
 def test_one_monitor_watches_a_training_and_a_validation_within_it(tmp_path: Path) -> None:
-    """The validation's Trainer ends before the training goes on. Nothing of either run is left on."""
+    """The validation's Trainer ends before the training goes on.
+
+    Nothing of either run is left on.
+    """
     monitor = watching(stages=("train", "validate"), dirpath=tmp_path)
     inner: list[str] = []
 
     class Validates(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             if batch_idx == 3:
                 other = lightning.pytorch.Trainer(callbacks=[monitor], logger=False, **QUIET)
                 other.validate(Validated(), loader(20), verbose=False)
@@ -424,7 +554,10 @@ def test_one_monitor_watches_a_training_and_a_validation_within_it(tmp_path: Pat
 
     fit(Classifier(), Validates(), monitor)
     assert ([], [ONE_WINDOW]) == (inner, kinds(monitor))
-    files = {str(each.relative_to(tmp_path)).partition("-0-")[0] for each in tmp_path.rglob("*.profile.json")}
+    files = {
+        str(each.relative_to(tmp_path)).partition("-0-")[0]
+        for each in tmp_path.rglob("*.profile.json")
+    }
     assert {"run-2/validate", "train"} == files
     assert not OPEN
 
@@ -440,7 +573,11 @@ def test_the_tuner_is_not_watched(tmp_path: Path) -> None:
 
     monitor, module = watching(), Tuned()
     trainer = lightning.pytorch.Trainer(
-        callbacks=[monitor], max_epochs=1, logger=False, default_root_dir=tmp_path, **{**QUIET, "enable_checkpointing": True}
+        callbacks=[monitor],
+        max_epochs=1,
+        logger=False,
+        default_root_dir=tmp_path,
+        **{**QUIET, "enable_checkpointing": True},
     )
     Tuner(trainer).lr_find(module, num_training=5)
     assert [] == monitor.profiles
@@ -458,7 +595,10 @@ class Raising(Classifier):
 
 
 def test_on_several_ranks_the_first_writes(tmp_path: Path) -> None:
-    """Its own work, for half of the data; under DDP the module is called twice, one within the other, and counted once."""
+    """Its own work, for half of the data.
+
+    Under DDP the module is called twice, one within the other, and counted once.
+    """
     alone = watching()
     fit(Classifier(), alone)
     monitor = watching(dirpath=tmp_path)
@@ -468,9 +608,15 @@ def test_on_several_ranks_the_first_writes(tmp_path: Path) -> None:
     assert [alone.profiles[0].by_module(phase) for phase in ("forward", "backward")] == [
         profile.by_module(phase) for phase in ("forward", "backward")
     ]
-    assert (2, 2, "DDPStrategy") == (profile.run.world_size, profile.run.data_parallel_size, profile.run.strategy)
+    assert (2, 2, "DDPStrategy") == (
+        profile.run.world_size,
+        profile.run.data_parallel_size,
+        profile.run.strategy,
+    )
     leaves = [profile.modules[name] for name in ("body.0", "body.1", "body.2", "head")]
-    assert all(leaf.forward.seconds is not None and leaf.backward.seconds is not None for leaf in leaves)
+    assert all(
+        leaf.forward.seconds is not None and leaf.backward.seconds is not None for leaf in leaves
+    )
     assert {("backward", 2)} == {(each.phase, each.group_size) for each in profile.communication}
 
 

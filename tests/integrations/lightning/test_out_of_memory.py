@@ -17,7 +17,14 @@ from lflops.monitoring.outputs.out_of_memory import OutOfMemory, ran_out_of_memo
 from lflops.profile.series import grouped
 from lflops.schedule import Schedule
 from tests.memory.snapshots.test_causes import logits
-from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, WIDTH, Classifier, fit, watching
+from tests.support.lightning_runs import (
+    CLASSES,
+    LIGHTNINGS_WARNINGS,
+    WIDTH,
+    Classifier,
+    fit,
+    watching,
+)
 from tests.support.memory_snapshots import Recorder
 
 pytestmark = LIGHTNINGS_WARNINGS
@@ -52,10 +59,18 @@ def failing(error: Exception, folder: Path, **options: Any) -> list[str]:
 
 
 def test_a_report_says_where_it_was_and_who_held_what(tmp_path: Path) -> None:
-    """The head's forward in the thirteenth step; the counted step has the parameters of two layers, (8 + 1) * (8 + 3) floats."""
+    """The head's forward in the thirteenth step.
+
+    The counted step has the parameters of two layers, (8 + 1) * (8 + 3) floats.
+    """
     assert ["oom-12-rank0.json", "oom-12-rank0.txt"] == failing(OUT, tmp_path, on_oom=True)
     report = json.decode((tmp_path / "oom-12-rank0.json").read_bytes(), type=OutOfMemory)
-    assert ("head", "forward", 12, str(OUT)) == (report.module, report.phase, report.step, report.error)
+    assert ("head", "forward", 12, str(OUT)) == (
+        report.module,
+        report.phase,
+        report.step,
+        report.error,
+    )
     assert (WIDTH + 1) * (WIDTH + CLASSES) * 4 == report.counted["parameters"]
     assert report.explained is None
     text = (tmp_path / "oom-12-rank0.txt").read_text().splitlines()
@@ -64,8 +79,13 @@ def test_a_report_says_where_it_was_and_who_held_what(tmp_path: Path) -> None:
 
 
 def test_a_training_whose_stage_has_no_windows_leaves_one_too(tmp_path: Path) -> None:
-    """Nothing is counted before. A second run that fails in the same step leaves the first one's report."""
-    assert ["oom-12-rank0.json", "oom-12-rank0.txt"] == failing(OUT, tmp_path, on_oom=True, stages=())
+    """Nothing is counted before.
+
+    A second run that fails in the same step leaves the first one's report.
+    """
+    assert ["oom-12-rank0.json", "oom-12-rank0.txt"] == failing(
+        OUT, tmp_path, on_oom=True, stages=()
+    )
     both = ["oom-12-rank0-2.json", "oom-12-rank0-2.txt", "oom-12-rank0.json", "oom-12-rank0.txt"]
     assert both == failing(OUT, tmp_path, on_oom=True, stages=())
 
@@ -83,17 +103,25 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.recorder, self.names = Recorder(), list[str]()
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run it as it is."""
         if operator.namespace == "aten":
-            stack = [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in traceback.walk_stack(None)]
+            stack = [
+                (frame.f_code.co_filename, line, frame.f_code.co_name)
+                for frame, line in traceback.walk_stack(None)
+            ]
             self.recorder.allocate(4, stack)
             self.names.append(operator.__name__)
         return operator(*args, **(kwargs or {}))
 
 
 def test_the_phases_of_a_real_training_are_told_by_its_stacks() -> None:
-    """Lightning runs forward and backward in a closure that the optimizer's step calls. The sixth step has not ended."""
+    """Lightning runs forward and backward in a closure that the optimizer's step calls.
+
+    The sixth step has not ended.
+    """
     with Operators() as operators:
         fit(Classifier(), batches=6)
     snapshot = snapshot_of(operators.recorder.snapshot())
@@ -101,15 +129,23 @@ def test_the_phases_of_a_real_training_are_told_by_its_stacks() -> None:
     assert (6, 5) == (found.forward_passes, found.optimizer_steps)
     stacks = (entry.stack for entry in snapshot.trace if entry.action == "alloc")
     phases = grouped(zip(operators.names, map(phase_of, stacks), strict=True), lambda pair: pair[0])
-    expected = {"relu.default": "forward", "_log_softmax_backward_data.default": "backward", "addcdiv_.default": "optimizer"}
+    expected = {
+        "relu.default": "forward",
+        "_log_softmax_backward_data.default": "backward",
+        "addcdiv_.default": "optimizer",
+    }
     assert expected == {name: phases[name][0][1] for name in expected}
     assert all(len({phase for _, phase in phases[name]}) == 1 for name in expected)
 
 
 def test_errors_of_memory_are_known() -> None:
     """Torch's on CUDA and on a CPU, and Python's; not any error of a run."""
-    cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
-    assert [True, True, True, False, False] == [ran_out_of_memory(each) for each in (OUT, cpu, MemoryError(), RuntimeError("shapes"), None)]
+    cpu = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes."
+    )
+    assert [True, True, True, False, False] == [
+        ran_out_of_memory(each) for each in (OUT, cpu, MemoryError(), RuntimeError("shapes"), None)
+    ]
 
 
 def test_with_a_snapshot_the_cause_is_the_first_line() -> None:

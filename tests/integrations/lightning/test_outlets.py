@@ -35,7 +35,17 @@ from lflops.schedule import Schedule
 from lflops.tensorboard.payload_event import unpacked
 from tests.integrations.lightning.test_endings import Ending, raises
 from tests.support.fake_clock import StillClock, TickingClock
-from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, Validated, fit, loader, watching
+from tests.support.lightning_runs import (
+    CLASSES,
+    LIGHTNINGS_WARNINGS,
+    ROWS,
+    WIDTH,
+    Classifier,
+    Validated,
+    fit,
+    loader,
+    watching,
+)
 from tests.support.profile_builders import small_profile
 from tests.support.tensorboard_server import Board, board
 
@@ -82,7 +92,9 @@ class Recorder(Logger):
     def log_metrics(self, *, metrics: dict[str, float], step: int | None = None) -> None:  # type: ignore[override]
         """By names alone, as Lightning calls it."""
         assert step is not None
-        self.given.setdefault(step, {}).update({key: value for key, value in metrics.items() if key.startswith("lflops")})
+        self.given.setdefault(step, {}).update(
+            {key: value for key, value in metrics.items() if key.startswith("lflops")}
+        )
 
 
 @pytest.fixture
@@ -112,30 +124,48 @@ WINDOW = {
     "tflops_per_device": 2 * MACS / 8 / 1e12,
     "samples_per_second": ROWS / 8,
 }
-POINT = {name: WINDOW[name] for name in ("step_ms", "mfu", "tflops_per_device", "samples_per_second")} | {"counted_share": 1.0}
+POINT = {
+    name: WINDOW[name] for name in ("step_ms", "mfu", "tflops_per_device", "samples_per_second")
+} | {"counted_share": 1.0}
 
 
 def test_a_window_gives_its_figures_to_the_logger(clock: StillClock) -> None:
-    """Once, at the step that it is closed at, by the logger's own separator; the memory's peak is what was counted. Hooks take no time."""
+    """Once, at the step that it is closed at, by the logger's own separator; the memory's peak is what was counted.
+
+    Hooks take no time.
+    """
     monitor = watching(hardware=CHIP, track=False)
     given = recorded(clock, monitor)
     assert {10} == given.keys()
     memory = monitor.profiles[0].memory
     assert memory is not None
     expected = WINDOW | {"peak_memory_gib": memory.peak_bytes / 2**30, "observer_overhead": 0.0}
-    assert pytest.approx({f"lflops·train·{name}": value for name, value in expected.items()}) == given[10]
+    assert (
+        pytest.approx({f"lflops·train·{name}": value for name, value in expected.items()})
+        == given[10]
+    )
 
 
 def test_the_whole_run_is_tracked(clock: StillClock) -> None:
-    """Every fifth step, from the steps since the last; before something was counted only the time of a step is known."""
+    """Every fifth step, from the steps since the last.
+
+    Before something was counted only the time of a step is known.
+    """
     given = recorded(clock, watching(hardware=CHIP))
     assert {4, 9, 10, 14, 19, 24, 29} == given.keys()
     for step in (14, 19, 24, 29):
-        assert pytest.approx({f"lflops·train·{name}": value for name, value in POINT.items()}) == given[step]
+        assert (
+            pytest.approx({f"lflops·train·{name}": value for name, value in POINT.items()})
+            == given[step]
+        )
 
 
-@pytest.mark.parametrize("options", [{"log_every_n_steps": 0}, {"fast_dev_run": 3}, {"log_every_n_steps": 50}])
-def test_where_nothing_is_to_be_logged_nothing_is(options: dict[str, Any], clock: StillClock) -> None:
+@pytest.mark.parametrize(
+    "options", [{"log_every_n_steps": 0}, {"fast_dev_run": 3}, {"log_every_n_steps": 50}]
+)
+def test_where_nothing_is_to_be_logged_nothing_is(
+    options: dict[str, Any], clock: StillClock
+) -> None:
     """No point comes before its time, and a window's figures come all the same, but in a trial run."""
     given = recorded(clock, watching(), **options)
     assert (set() if "fast_dev_run" in options else {10}) == given.keys()
@@ -164,19 +194,30 @@ class Sized(torch.utils.data.IterableDataset[Any]):
 
 
 def test_a_point_rests_on_the_steps_whose_shapes_were_counted(clock: StillClock) -> None:
-    """Of the last five steps two are of a size that was never counted: the share is said, and MFU is that of the three."""
-    sizes = [ROWS] * 10 + [ROWS, 2 * ROWS, ROWS, ROWS, 2 * ROWS] + [ROWS, 2 * ROWS, ROWS, ROWS, 2 * ROWS]
+    """Of the last five steps two are of a size that was never counted.
+
+    The share is said, and MFU is that of the three.
+    """
+    sizes = (
+        [ROWS] * 10
+        + [ROWS, 2 * ROWS, ROWS, ROWS, 2 * ROWS]
+        + [ROWS, 2 * ROWS, ROWS, ROWS, 2 * ROWS]
+    )
     logger = Recorder()
     data = torch.utils.data.DataLoader(Sized(sizes, clock), batch_size=None)
     fit(Timed(clock), watching(hardware=CHIP), data=data, logger=logger, log_every_n_steps=5)
     assert pytest.approx(3 / 5) == logger.given[19]["lflops·train·counted_share"]
     assert pytest.approx(MFU) == logger.given[19]["lflops·train·mfu"]
-    # The first batch of a new size is no measure of the others: four steps are left of the third point.
+    # The first batch of a new size is no measure of the others: four steps are left of the third
+    # point.
     assert pytest.approx(3 / 4) == logger.given[14]["lflops·train·counted_share"]
 
 
 def test_disturbed_steps_are_in_no_point(clock: StillClock) -> None:
-    """Validation every three steps and a checkpoint in between: what is left is as ever, and the marks say what was disturbed."""
+    """Validation every three steps and a checkpoint in between.
+
+    What is left is as ever, and the marks say what was disturbed.
+    """
 
     class Checked(Timed, Validated):
         def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
@@ -193,8 +234,14 @@ def test_disturbed_steps_are_in_no_point(clock: StillClock) -> None:
         val_check_interval=3,
         enable_checkpointing=True,
     )
-    assert {8e3} == {given["lflops·train·step_ms"] for given in logger.given.values() if "lflops·train·step_ms" in given}
-    marks = {step.index: set(step.marks) - {"cold", "new_shapes"} for step in monitor.profiles[0].steps}
+    assert {8e3} == {
+        given["lflops·train·step_ms"]
+        for given in logger.given.values()
+        if "lflops·train·step_ms" in given
+    }
+    marks = {
+        step.index: set(step.marks) - {"cold", "new_shapes"} for step in monitor.profiles[0].steps
+    }
     assert {3, 6, 9} == {index for index, each in marks.items() if "validation" in each}
     assert {"validation", "checkpoint"} >= set().union(*marks.values())
 
@@ -202,7 +249,9 @@ def test_disturbed_steps_are_in_no_point(clock: StillClock) -> None:
 def test_without_a_peak_there_is_no_mfu(clock: StillClock) -> None:
     """Nor a dash, nor a zero."""
     given = recorded(clock, watching(hardware=None))
-    assert {"mfu", "hfu"}.isdisjoint(name.rpartition("·")[2] for each in given.values() for name in each)
+    assert {"mfu", "hfu"}.isdisjoint(
+        name.rpartition("·")[2] for each in given.values() for name in each
+    )
 
 
 def test_tokens_are_what_the_user_says_they_are(clock: StillClock) -> None:
@@ -211,14 +260,25 @@ def test_tokens_are_what_the_user_says_they_are(clock: StillClock) -> None:
     given = recorded(clock, monitor)
     assert pytest.approx(7 / 8) == given[9]["lflops·train·tokens_per_second"]
     assert pytest.approx(ROWS / 8) == given[9]["lflops·train·samples_per_second"]
-    assert (ROWS, 7) == (monitor.profiles[0].run.samples_per_step, monitor.profiles[0].run.tokens_per_step)
+    assert (ROWS, 7) == (
+        monitor.profiles[0].run.samples_per_step,
+        monitor.profiles[0].run.tokens_per_step,
+    )
 
 
 def test_a_second_monitor_writes_beside_the_first(tmp_path: Path) -> None:
     """Under names of its own."""
     logger = CSVLogger(tmp_path)
-    fit(Classifier(), watching(), watching(schedule=Schedule(wait=7)), logger=logger, log_every_n_steps=5)
-    assert ["2-train-0-11.profile.json", "train-0-9.profile.json"] == sorted(path.name for path in tmp_path.rglob("*.profile.json"))
+    fit(
+        Classifier(),
+        watching(),
+        watching(schedule=Schedule(wait=7)),
+        logger=logger,
+        log_every_n_steps=5,
+    )
+    assert ["2-train-0-11.profile.json", "train-0-9.profile.json"] == sorted(
+        path.name for path in tmp_path.rglob("*.profile.json")
+    )
     with Path(logger.log_dir, "metrics.csv").open(encoding="utf-8") as file:
         columns = next(csv.reader(file))
     assert {"lflops/train/step_ms", "lflops_2/train/step_ms"} <= set(columns)
@@ -236,15 +296,21 @@ def test_profiles_are_saved_below_the_loggers_directory(tmp_path: Path) -> None:
 def test_with_dirpath_they_are_right_there(tmp_path: Path) -> None:
     """Whatever the logger; nothing is written elsewhere."""
     fit(Classifier(), watching(dirpath=tmp_path / "there"), default_root_dir=tmp_path)
-    assert ["there/train-0-9.profile.json"] == [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert ["there/train-0-9.profile.json"] == [
+        str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()
+    ]
 
 
 def test_a_page_lies_beside_each_profile(tmp_path: Path) -> None:
     """Under its name, and it is the one that `lflops html` would write."""
     monitor = watching(dirpath=tmp_path, html=True)
     fit(Classifier(), monitor)
-    assert ["train-0-9.profile.html", "train-0-9.profile.json"] == sorted(path.name for path in tmp_path.iterdir())
-    assert page(analyze(monitor.profiles[0])) == (tmp_path / "train-0-9.profile.html").read_text("utf-8")
+    assert ["train-0-9.profile.html", "train-0-9.profile.json"] == sorted(
+        path.name for path in tmp_path.iterdir()
+    )
+    assert page(analyze(monitor.profiles[0])) == (tmp_path / "train-0-9.profile.html").read_text(
+        "utf-8"
+    )
 
 
 def test_a_trial_run_writes_nothing(tmp_path: Path) -> None:
@@ -258,39 +324,62 @@ def test_a_trial_run_writes_nothing(tmp_path: Path) -> None:
 def drawn_by_layout(events: EventAccumulator) -> Counter[str]:
     """On how many charts of the layout each curve is."""
     (layout,) = events.Tensors("custom_scalars__config__")
-    charts = [chart for each in layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0]).category for chart in each.chart]
+    charts = [
+        chart
+        for each in layout_pb2.Layout.FromString(layout.tensor_proto.string_val[0]).category
+        for chart in each.chart
+    ]
     drawn: Counter[str] = Counter()
     for tag in (tag for tag in events.Tags()["scalars"] if tag.startswith("lflops")):
-        drawn[tag] += sum(bool(re.search(pattern, tag)) for chart in charts for pattern in chart.multiline.tag)
+        drawn[tag] += sum(
+            bool(re.search(pattern, tag)) for chart in charts for pattern in chart.multiline.tag
+        )
     return drawn
 
 
 def test_tensorboard_gets_curves_the_summary_and_a_layout(tmp_path: Path) -> None:
-    """Its charts are of all curves but those that are no rate and no time. The window at step 10 adds no point."""
+    """Its charts are of all curves but those that are no rate and no time.
+
+    The window at step 10 adds no point.
+    """
     monitor, logger = watching(), TensorBoardLogger(tmp_path)
     fit(Classifier(), monitor, logger=logger, log_every_n_steps=5)
     events = told(logger)
-    assert [4, 9, 14, 19, 24, 29] == [event.step for event in events.Scalars("lflops/train/step_ms")]
+    assert [4, 9, 14, 19, 24, 29] == [
+        event.step for event in events.Scalars("lflops/train/step_ms")
+    ]
     (text,) = events.Tensors("lflops/train/summary/text_summary")
     fenced = text.tensor_proto.string_val[0].decode()
     assert f"```\n{summary(analyze(monitor.profiles[0]), top_modules=3)}\n```" == fenced
     drawn = drawn_by_layout(events)
-    assert {f"lflops/train/{name}" for name in ("peak_memory_gib", "counted_share", "observer_overhead")} == {
+    assert {
+        f"lflops/train/{name}" for name in ("peak_memory_gib", "counted_share", "observer_overhead")
+    } == {
         tag for tag, number in drawn.items() if not number and not tag.startswith("lflops_totals/")
     }
     assert 1 == max(drawn.values())
 
 
-def test_curves_of_modules_are_on_charts_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curves_of_modules_are_on_charts_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the third window on."""
     clock = TickingClock()
     monkeypatch.setattr(session, "HostClock", lambda: clock)
-    monitor, logger = watching(module_scalars=1, schedule=Schedule(wait=1, warmup=1, active=1, repeat=3)), TensorBoardLogger(tmp_path)
+    monitor, logger = (
+        watching(module_scalars=1, schedule=Schedule(wait=1, warmup=1, active=1, repeat=3)),
+        TensorBoardLogger(tmp_path),
+    )
     fit(Classifier(), monitor, logger=logger)
     first = monitor.profiles[0]
     name = analyze(first).busiest[0].pattern
-    assert {f"lflops_modules/train/{figure}/{name or 'root'}": 1 for figure in ("forward_ms", "backward_ms", "tflops")} == {
-        tag: number for tag, number in drawn_by_layout(told(logger)).items() if tag.startswith("lflops_modules/")
+    assert {
+        f"lflops_modules/train/{figure}/{name or 'root'}": 1
+        for figure in ("forward_ms", "backward_ms", "tflops")
+    } == {
+        tag: number
+        for tag, number in drawn_by_layout(told(logger)).items()
+        if tag.startswith("lflops_modules/")
     }
 
 
@@ -304,11 +393,18 @@ def test_tensorboard_gets_the_window_for_its_tab(tmp_path: Path) -> None:
     (window,) = events.Tensors("lflops/train/profile")
     (text,) = events.Tensors("lflops/train/summary/text_summary")
     assert text.step == window.step
-    assert msgspec.json.encode(payload(analyze(monitor.profiles[0]))) == unpacked(window.tensor_proto.string_val[0])
+    assert msgspec.json.encode(payload(analyze(monitor.profiles[0]))) == unpacked(
+        window.tensor_proto.string_val[0]
+    )
 
 
-def test_what_is_shown_of_a_large_model_is_made_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The training's thread logs it, the windows in their order; at the end nothing is missing and no thread is left."""
+def test_what_is_shown_of_a_large_model_is_made_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training's thread logs it, the windows in their order.
+
+    At the end nothing is missing and no thread is left.
+    """
     made_in: list[str] = []
 
     def made(self: TensorBoardOutput, *given: Any) -> Any:
@@ -321,18 +417,32 @@ def test_what_is_shown_of_a_large_model_is_made_in_a_thread(tmp_path: Path, monk
     monkeypatch.setattr(TensorBoardOutput, "window", made)
     monkeypatch.setattr(results, "LARGE", 1)
     logger = TensorBoardLogger(tmp_path / "logs")
-    monitor = watching(html=True, dirpath=tmp_path / "profiles", schedule=Schedule(wait=1, warmup=1, active=1, repeat=3), module_scalars=1)
+    monitor = watching(
+        html=True,
+        dirpath=tmp_path / "profiles",
+        schedule=Schedule(wait=1, warmup=1, active=1, repeat=3),
+        module_scalars=1,
+    )
     fit(Classifier(), monitor, logger=logger)
-    assert [f"lflops: train window {number}" for number in range(3)] == made_in  # one after the other
+    assert [
+        f"lflops: train window {number}" for number in range(3)
+    ] == made_in  # one after the other
     assert ["MainThread"] * 3 == logged_in
     assert 3 == len(list((tmp_path / "profiles").glob("*.html")))
-    steps = [event.step for event in EventAccumulator(logger.log_dir).Reload().Tensors("lflops/train/profile")]
+    steps = [
+        event.step
+        for event in EventAccumulator(logger.log_dir).Reload().Tensors("lflops/train/profile")
+    ]
     assert 3 == len(steps)
     assert sorted(steps) == steps
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lflops: train window")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("lflops: train window")
+    ]
 
 
-def test_an_error_in_that_thread_is_raised_in_the_training_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_that_thread_is_raised_in_the_training_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where errors are to be raised; else it is warned of, once, and the text is logged as it was."""
 
     def failing(*_: Any) -> None:
@@ -342,7 +452,9 @@ def test_an_error_in_that_thread_is_raised_in_the_training_s(tmp_path: Path, mon
     monkeypatch.setattr(TensorBoardOutput, "window", failing)
     with pytest.raises(ZeroDivisionError, match="planted"):
         fit(Classifier(), watching(), logger=TensorBoardLogger(tmp_path))
-    with pytest.warns(UserWarning, match="what TensorBoard is shown of a window failed.*planted") as warned:
+    with pytest.warns(
+        UserWarning, match="what TensorBoard is shown of a window failed.*planted"
+    ) as warned:
         fit(
             Classifier(),
             watching(on_error="warn", schedule=Schedule(wait=1, warmup=1, active=1, repeat=2)),
@@ -352,7 +464,10 @@ def test_an_error_in_that_thread_is_raised_in_the_training_s(tmp_path: Path, mon
 
 
 def test_a_long_summary_is_cut_for_tensorboard(tmp_path: Path) -> None:
-    """Which would render all of it on every request: without the details, and then at a hundred lines."""
+    """Which would render all of it on every request.
+
+    Without the details, and then at a hundred lines.
+    """
 
     class Deep(Classifier):
         def __init__(self) -> None:
@@ -361,13 +476,23 @@ def test_a_long_summary_is_cut_for_tensorboard(tmp_path: Path) -> None:
 
     monitor, logger = watching(), TensorBoardLogger(tmp_path)
     fit(Deep(), monitor, logger=logger)
-    text = told(logger).Tensors("lflops/train/summary/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert summary(analyze(monitor.profiles[0]), top_modules=3, detailed=False) == text.removeprefix("```\n").removesuffix("\n```")
+    text = (
+        told(logger)
+        .Tensors("lflops/train/summary/text_summary")[0]
+        .tensor_proto.string_val[0]
+        .decode()
+    )
+    assert summary(
+        analyze(monitor.profiles[0]), top_modules=3, detailed=False
+    ) == text.removeprefix("```\n").removesuffix("\n```")
     assert LONGEST_TEXT >= len(text.splitlines()) - 2
 
 
 def told(logger: TensorBoardLogger) -> EventAccumulator:
-    """What is in the one file that there is: a second would keep TensorBoard from reading the first."""
+    """What is in the one file that there is.
+
+    A second would keep TensorBoard from reading the first.
+    """
     assert 1 == len(list(Path(logger.log_dir).rglob("events*")))
     events = EventAccumulator(logger.log_dir)
     events.Reload()
@@ -376,7 +501,10 @@ def told(logger: TensorBoardLogger) -> EventAccumulator:
 
 def test_tensorboard_gets_the_roofline_and_the_memory_as_figures(tmp_path: Path) -> None:
     """At the step of the summary. Where the chip's peak is not known there is no roof to draw."""
-    for name, chip, expected in ("known", CHIP, {"roofline", "memory"}), ("unknown", None, {"memory"}):
+    for name, chip, expected in (
+        ("known", CHIP, {"roofline", "memory"}),
+        ("unknown", None, {"memory"}),
+    ):
         monitor, logger = watching(hardware=chip), TensorBoardLogger(tmp_path, name=name)
         fit(Classifier(), monitor, logger=logger)
         events = told(logger)
@@ -384,7 +512,10 @@ def test_tensorboard_gets_the_roofline_and_the_memory_as_figures(tmp_path: Path)
         for figure in expected:
             (image,) = events.Images(f"lflops/train/{figure}")
             assert b"\x89PNG" == image.encoded_image_string[:4]
-            assert struct.unpack(">II", image.encoded_image_string[16:24]) == (image.width, image.height)
+            assert struct.unpack(">II", image.encoded_image_string[16:24]) == (
+                image.width,
+                image.height,
+            )
             assert events.Tensors("lflops/train/profile")[0].step == image.step
 
 
@@ -400,7 +531,9 @@ def test_figures_leave_matplotlib_as_it_is(tmp_path: Path, monkeypatch: pytest.M
     assert "matplotlib.pyplot" not in sys.modules
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert {"lflops/fit/memory", "others/memory"} == {tag for tag in events.Tags()["images"] if tag.endswith("memory")}
+    assert {"lflops/fit/memory", "others/memory"} == {
+        tag for tag in events.Tags()["images"] if tag.endswith("memory")
+    }
 
 
 class Tuned(Classifier):
@@ -421,14 +554,27 @@ def test_a_run_ends_as_a_row_of_the_table_of_hyperparameters(tmp_path: Path) -> 
             event.value for event in events.Scalars("lflops_totals/train/parameters")
         ]
         macs = ROWS * WIDTH * WIDTH, ROWS * WIDTH * CLASSES
-        forward, backward = (events.Scalars(f"lflops_totals/train/{phase}_gmacs")[0].value for phase in ("forward", "backward"))
-        assert pytest.approx((sum(macs) / 1e9, (macs[0] + 2 * macs[1]) / 1e9)) == (forward, backward)
+        forward, backward = (
+            events.Scalars(f"lflops_totals/train/{phase}_gmacs")[0].value
+            for phase in ("forward", "backward")
+        )
+        assert pytest.approx((sum(macs) / 1e9, (macs[0] + 2 * macs[1]) / 1e9)) == (
+            forward,
+            backward,
+        )
     with board(tmp_path) as server:
         server.windows(expected=2)
         table = Board(server.address, "hparams")
         columns = table.json("experiment", request="{}")["metricInfos"]
-        assert {"lflops_totals/train/parameters", "lflops/train/step_ms"} <= {column["name"]["tag"] for column in columns}
-        asked = {"allowedStatuses": ["STATUS_SUCCESS"], "colParams": [], "startIndex": 0, "sliceSize": 9}
+        assert {"lflops_totals/train/parameters", "lflops/train/step_ms"} <= {
+            column["name"]["tag"] for column in columns
+        }
+        asked = {
+            "allowedStatuses": ["STATUS_SUCCESS"],
+            "colParams": [],
+            "startIndex": 0,
+            "sliceSize": 9,
+        }
         rows = table.json("session_groups", request=json.dumps(asked))["sessionGroups"]
         (profile,) = monitor.profiles
         ours = {
@@ -438,66 +584,132 @@ def test_a_run_ends_as_a_row_of_the_table_of_hyperparameters(tmp_path: Path) -> 
             "strategy": "SingleDeviceStrategy",
             "device": profile.run.device_name,
         }
-        assert {"tuned": ours | {"lr": 0.5, "sizes": "(2, 3)"}, "plain": ours} == {row["name"]: row["hparams"] for row in rows}
+        assert {"tuned": ours | {"lr": 0.5, "sizes": "(2, 3)"}, "plain": ours} == {
+            row["name"]: row["hparams"] for row in rows
+        }
 
 
 def test_the_table_s_columns_stay_the_user_s(tmp_path: Path) -> None:
-    """What Lightning, or the user, has written of the table stands; a run that fails has no row of ours."""
+    """What Lightning, or the user, has written of the table stands.
+
+    A run that fails has no row of ours.
+    """
     logger = TensorBoardLogger(tmp_path / "tuned")
     fit(Tuned(), watching(), logger=logger)
     written = told(logger).summary_metadata["_hparams_/experiment"].plugin_data.content
-    assert ["hp_metric"] == [each.name.tag for each in HParamsPluginData.FromString(written).experiment.metric_infos]
+    assert ["hp_metric"] == [
+        each.name.tag for each in HParamsPluginData.FromString(written).experiment.metric_infos
+    ]
     failing = TensorBoardLogger(tmp_path / "failing")
     with pytest.raises(ValueError, match="planted"):
         fit(Ending(8, raises(ValueError("planted"))), watching(), logger=failing)
-    assert [] == [tag for tag in told(failing).summary_metadata if tag.startswith(("_hparams_", "lflops_totals"))]
+    assert [] == [
+        tag
+        for tag in told(failing).summary_metadata
+        if tag.startswith(("_hparams_", "lflops_totals"))
+    ]
 
 
 def test_modules_that_repeat_are_one_curve() -> None:
     """Their times and their work are added up."""
     given = small_profile()
-    names = {name: name for name in given.modules} | {"encoder.0": "encoder.*", "encoder.1": "encoder.*"}
-    expected = {("forward_ms", "encoder.*"): 0.2, ("backward_ms", "encoder.*"): 0.2, ("tflops", "encoder.*"): 2 * 1024 / 4e-4 / 1e12}
+    names = {name: name for name in given.modules} | {
+        "encoder.0": "encoder.*",
+        "encoder.1": "encoder.*",
+    }
+    expected = {
+        ("forward_ms", "encoder.*"): 0.2,
+        ("backward_ms", "encoder.*"): 0.2,
+        ("tflops", "encoder.*"): 2 * 1024 / 4e-4 / 1e12,
+    }
     assert pytest.approx(expected) == module_scalars(given, names, ["encoder.*"])
 
 
 def test_a_module_s_figures_are_its_own() -> None:
-    """1024 MACs of the encoder's in 200 µs, 384 of the head's; the activation has none, and the root ran nothing."""
-    expected = {(f"{phase}_ms", name): 0.1 for phase in ("forward", "backward") for name in ("encoder.0", "encoder.1", "head")}
-    expected |= {("tflops", "encoder.0"): 2 * 1024 / 2e-4 / 1e12, ("tflops", "encoder.1"): 0.0, ("tflops", "head"): 2 * 384 / 2e-4 / 1e12}
+    """1024 MACs of the encoder's in 200 µs, 384 of the head's.
+
+    The activation has none, and the root ran nothing.
+    """
+    expected = {
+        (f"{phase}_ms", name): 0.1
+        for phase in ("forward", "backward")
+        for name in ("encoder.0", "encoder.1", "head")
+    }
+    expected |= {
+        ("tflops", "encoder.0"): 2 * 1024 / 2e-4 / 1e12,
+        ("tflops", "encoder.1"): 0.0,
+        ("tflops", "head"): 2 * 384 / 2e-4 / 1e12,
+    }
     given = small_profile()
     assert pytest.approx(expected) == module_scalars(
-        given, {name: name for name in given.modules} | {"gone": "gone"}, ["encoder.0", "encoder.1", "head", "", "gone"]
+        given,
+        {name: name for name in given.modules} | {"gone": "gone"},
+        ["encoder.0", "encoder.1", "head", "", "gone"],
     )
 
 
 def test_every_logger_gets_the_busiest_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all windows those of the first, and none before there are three; none where none are asked for."""
+    """In all windows those of the first, and none before there are three.
+
+    None where none are asked for.
+    """
     clock, logger = TickingClock(), Recorder()
     monkeypatch.setattr(session, "HostClock", lambda: clock)
-    monitor = watching(module_scalars=2, schedule=Schedule(wait=3, warmup=1, active=2, repeat=3), track=False)
+    monitor = watching(
+        module_scalars=2, schedule=Schedule(wait=3, warmup=1, active=2, repeat=3), track=False
+    )
     fit(Classifier(), monitor, logger=logger)
     first = [each.pattern for each in analyze(monitor.profiles[0]).busiest[:2]]
     assert 2 == len(first)
-    windows = [{name for name in given if name.startswith("lflops_modules")} for given in logger.given.values() if given]
-    names = {f"lflops_modules·train·{metric}·{name or 'root'}" for metric in ("forward_ms", "backward_ms", "tflops") for name in first}
-    assert [names - {"lflops_modules·train·backward_ms·body"}] * 3 == windows  # a Sequential has no node of its own in backward
+    windows = [
+        {name for name in given if name.startswith("lflops_modules")}
+        for given in logger.given.values()
+        if given
+    ]
+    names = {
+        f"lflops_modules·train·{metric}·{name or 'root'}"
+        for metric in ("forward_ms", "backward_ms", "tflops")
+        for name in first
+    }
+    assert [
+        names - {"lflops_modules·train·backward_ms·body"}
+    ] * 3 == windows  # a Sequential has no node of its own in backward
     fit(Classifier(), watching(module_scalars=0), logger=(without := Recorder()))
-    assert not [name for given in without.given.values() for name in given if name.startswith("lflops_modules")]
+    assert not [
+        name
+        for given in without.given.values()
+        for name in given
+        if name.startswith("lflops_modules")
+    ]
 
 
-def test_the_summary_is_logged_and_goes_to_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_summary_is_logged_and_goes_to_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With a line when the window opens, and one with the names of the files when it closes."""
     path = tmp_path / "reports" / "flops.txt"
-    monitor = watching(output_file=path, dirpath=tmp_path, schedule=Schedule(wait=2, warmup=1, active=2, repeat=2), module_depth=1)
+    monitor = watching(
+        output_file=path,
+        dirpath=tmp_path,
+        schedule=Schedule(wait=2, warmup=1, active=2, repeat=2),
+        module_depth=1,
+    )
     fit(Classifier(), monitor)
-    texts = [summary(analyze(profile), module_depth=1, top_modules=3, fold=True) for profile in monitor.profiles]
+    texts = [
+        summary(analyze(profile), module_depth=1, top_modules=3, fold=True)
+        for profile in monitor.profiles
+    ]
     assert "".join(f"{text}\n" for text in texts) == path.read_text("utf-8")
     said = [message for message in caplog.messages if message.startswith("lflops:")]
-    opened = ["lflops: train window 0 opens after 2 batches, at step 2", "lflops: train window 1 opens after 7 batches, at step 7"]
+    opened = [
+        "lflops: train window 0 opens after 2 batches, at step 2",
+        "lflops: train window 1 opens after 7 batches, at step 7",
+    ]
     assert opened == [line for line in said if "opens" in line]
     first, second = monitor.profiles
-    assert [closing(first, None, tmp_path, path), closing(second, first, tmp_path, path)] == [line for line in said if "closed" in line]
+    assert [closing(first, None, tmp_path, path), closing(second, first, tmp_path, path)] == [
+        line for line in said if "closed" in line
+    ]
 
 
 def closing(profile: Profile, before: Profile | None, folder: Path, output: Path) -> str:
@@ -506,7 +718,10 @@ def closing(profile: Profile, before: Profile | None, folder: Path, output: Path
     file = f"{folder}/train-{window}-{profile.run.step}.profile.json"
     files = [f"files             {file}", f"                  {output}"]
     if before is None:
-        files = [f"files             {output}", f"to see more       on a terminal: lflops show {file}"]
+        files = [
+            f"files             {output}",
+            f"to see more       on a terminal: lflops show {file}",
+        ]
     head = f"lflops: train window {window} closed at step {profile.run.step}"
     return "\n".join([head, log_text(analyze(profile), before), *files])
 
@@ -521,7 +736,10 @@ def test_the_file_is_begun_anew_by_each_run(tmp_path: Path) -> None:
 
 
 def test_the_clean_steps_are_waited_for(clock: StillClock) -> None:
-    """With a wait of one there are too few in the window: five that are neither cold, counted nor hooked follow."""
+    """With a wait of one there are too few in the window.
+
+    Five that are neither cold, counted nor hooked follow.
+    """
     monitor = watching(schedule=Schedule(wait=1, warmup=1, active=1))
     given = recorded(clock, monitor, log_every_n_steps=50)
     (profile,) = monitor.profiles

@@ -59,9 +59,15 @@ class Packed(LightningModule):
 
     def forward(self, batch: Batch) -> Tensor:
         offsets = self.offsets(batch)
-        q, k, v = self.qkv(self.words(batch["input_ids"].flatten())).view(-1, 3, HEADS, WIDTH).unbind(1)
+        q, k, v = (
+            self.qkv(self.words(batch["input_ids"].flatten())).view(-1, 3, HEADS, WIDTH).unbind(1)
+        )
         longest = int(offsets.diff().max())
-        return self.out(varlen.varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=(-1, 0)).flatten(1))
+        return self.out(
+            varlen.varlen_attn(
+                q, k, v, offsets, offsets, longest, longest, window_size=(-1, 0)
+            ).flatten(1)
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         self.clock.advance(SECONDS)
@@ -106,7 +112,10 @@ def packings(*, full: bool) -> list[list[int]]:
     draw = random.Random(5)  # noqa: S311
     if full:
         cuts = [sorted(draw.sample(range(1, 64), draw.randint(1, 6))) for _ in range(BATCHES)]
-        return [[end - begin for begin, end in zip([0, *each], [*each, 64], strict=True)] for each in cuts]
+        return [
+            [end - begin for begin, end in zip([0, *each], [*each, 64], strict=True)]
+            for each in cuts
+        ]
     return [[draw.randint(1, 30) for _ in range(draw.randint(1, 6))] for _ in range(BATCHES)]
 
 
@@ -128,9 +137,17 @@ def work_of(model: Packed, batch: Batch) -> int:
     ids=["rows filled up", "rows of any length"],
 )
 def test_each_point_has_its_own_batchs_work(
-    key: str, offsets: Callable[[Batch], Tensor], full: bool, clock: StillClock, monkeypatch: pytest.MonkeyPatch
+    key: str,
+    offsets: Callable[[Batch], Tensor],
+    full: bool,
+    clock: StillClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """200 batches, a point a step. Two are counted while the window warms up; every clean step after them has the work of its batch."""
+    """200 batches, a point a step.
+
+    Two are counted while the window warms up; every clean step after them has the work of its
+    batch.
+    """
     counted: list[Any] = []
     begin = CountedSteps.begin_batch
 
@@ -144,18 +161,37 @@ def test_each_point_has_its_own_batchs_work(
     logger = Recorder()
     model = Packed(clock, offsets)
     monitor = watching(hardware=CHIP, schedule=Schedule(wait=3, warmup=2, active=2))
-    fit(model, monitor, data=DataLoader(Batches(batches), batch_size=None), logger=logger, log_every_n_steps=1)
-    points = {step: given for step, given in logger.given.items() if step >= 7 and "lflops·train·step_ms" in given}
-    works = {step: given["lflops·train·tflops_per_device"] * 1e12 * SECONDS / 2 for step, given in points.items()}
+    fit(
+        model,
+        monitor,
+        data=DataLoader(Batches(batches), batch_size=None),
+        logger=logger,
+        log_every_n_steps=1,
+    )
+    points = {
+        step: given
+        for step, given in logger.given.items()
+        if step >= 7 and "lflops·train·step_ms" in given
+    }
+    works = {
+        step: given["lflops·train·tflops_per_device"] * 1e12 * SECONDS / 2
+        for step, given in points.items()
+    }
     expected = {step: work_of(model, batches[step]) for step in works}
-    assert (2, set(range(7, BATCHES)) - set(first_of_their_shape(batches)[:16])) == (len(counted), works.keys())
+    assert (2, set(range(7, BATCHES)) - set(first_of_their_shape(batches)[:16])) == (
+        len(counted),
+        works.keys(),
+    )
     assert pytest.approx(expected, rel=1e-12) == works
     assert len(set(expected.values())) > BATCHES // 2
     assert {1.0} == {given["lflops·train·counted_share"] for given in points.values()}
 
 
 def test_a_curve_that_cannot_know_is_absent(clock: StillClock) -> None:
-    """The lengths are nowhere in the batch: every point has its time, and none an MFU that would be another batch's."""
+    """The lengths are nowhere in the batch.
+
+    Every point has its time, and none an MFU that would be another batch's.
+    """
     lengths = packings(full=True)[:30]
     rows = iter(lengths * 2)
 
@@ -163,15 +199,26 @@ def test_a_curve_that_cannot_know_is_absent(clock: StillClock) -> None:
         return torch.tensor([0, *next(rows)]).cumsum(0).int()
 
     logger = Recorder()
-    data = DataLoader(Batches([{"input_ids": torch.randint(WORDS, (1, 64))} for _ in lengths]), batch_size=None)
-    fit(Packed(clock, drawn), watching(hardware=CHIP), data=data, logger=logger, log_every_n_steps=1)
-    points = [given for given in logger.given.values() if "lflops·train·step_ms" in given and "lflops·train·forward_ms" not in given]
+    data = DataLoader(
+        Batches([{"input_ids": torch.randint(WORDS, (1, 64))} for _ in lengths]), batch_size=None
+    )
+    fit(
+        Packed(clock, drawn), watching(hardware=CHIP), data=data, logger=logger, log_every_n_steps=1
+    )
+    points = [
+        given
+        for given in logger.given.values()
+        if "lflops·train·step_ms" in given and "lflops·train·forward_ms" not in given
+    ]
     assert len(points) > 10
     assert not any("lflops·train·mfu" in given for given in points)
 
 
 def test_lengths_are_read_on_the_host_before_the_transfer() -> None:
-    """On the device nothing is read, which would be to wait for it: here the device is meta, where to read raises."""
+    """On the device nothing is read, which would be to wait for it.
+
+    Here the device is meta, where to read raises.
+    """
     batch = batch_of([3, 5, 2], "cu_seqlens")
     there = {name: tensor.to("meta") for name, tensor in batch.items()}
     host = HostBatch()
@@ -186,12 +233,24 @@ MEANINGS: dict[str, tuple[Any, dict[str, int]]] = {
     "offsets": ({"cu_seq_lens_q": torch.tensor([0, 3, 8])}, {"cu_seq_lens_q": 9 + 25}),
     "offsets without a name": ((torch.zeros(8, 4), torch.tensor([0, 3, 8])), {"1": 9 + 25}),
     "lengths": ({"seq_lens": torch.tensor([3, 5])}, {"seq_lens": 9 + 25}),
-    "positions in two rows": ({"position_ids": torch.tensor([[0, 1, 2, 0], [0, 0, 1, 2]])}, {"position_ids": 9 + 1 + 1 + 9}),
+    "positions in two rows": (
+        {"position_ids": torch.tensor([[0, 1, 2, 0], [0, 0, 1, 2]])},
+        {"position_ids": 9 + 1 + 1 + 9},
+    ),
     "documents": ({"doc_ids": torch.tensor([[4, 4, 7, 7], [1, 1, 1, 1]])}, {"doc_ids": 4 + 4 + 16}),
-    "a padding mask": ({"attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])}, {"attention_mask": 9 + 4}),
-    "a mask that numbers sequences": ({"attention_mask": torch.tensor([[1, 1, 2, 0]])}, {"attention_mask": 4 + 1}),
+    "a padding mask": (
+        {"attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])},
+        {"attention_mask": 9 + 4},
+    ),
+    "a mask that numbers sequences": (
+        {"attention_mask": torch.tensor([[1, 1, 2, 0]])},
+        {"attention_mask": 4 + 1},
+    ),
     "within": ({"inputs": {"cu_seqlens": torch.tensor([0, 2])}}, {"inputs.cu_seqlens": 4}),
-    "a jagged tensor": ([torch.nested.nested_tensor([torch.ones(3, 2), torch.ones(5, 2)], layout=torch.jagged)], {"0.cu_seqlens": 9 + 25}),
+    "a jagged tensor": (
+        [torch.nested.nested_tensor([torch.ones(3, 2), torch.ones(5, 2)], layout=torch.jagged)],
+        {"0.cu_seqlens": 9 + 25},
+    ),
     "nothing": ({"x": torch.zeros(3), "y": torch.tensor([5, 1, 4]), "name": "text"}, {}),
 }
 

@@ -17,7 +17,14 @@ from lflops.integrations.lightning.phase_hooks import phases_of
 from lflops.monitoring import session
 from lflops.monitoring.window.counting_step import HostBatch
 from tests.support.fake_clock import StillClock
-from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, loader, steps, watching
+from tests.support.lightning_runs import (
+    LIGHTNINGS_WARNINGS,
+    Classifier,
+    fit,
+    loader,
+    steps,
+    watching,
+)
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -46,7 +53,9 @@ class Clocked(Classifier):
         super().__init__()
         self.clock = clock
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
         self.clock.advance(TRANSFER)
         return batch
 
@@ -60,7 +69,9 @@ class Clocked(Classifier):
         loss.backward()
         self.clock.advance(BACKWARD)
 
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
         self.clock.advance(CLIP)
 
     def configure_optimizers(self) -> Any:
@@ -90,7 +101,9 @@ class WithClosure(Manual):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
         for optimizer in self.optimizers():
-            optimizer.step(lambda: self.manual_backward(Clocked.training_step(self, batch, batch_idx)))
+            optimizer.step(
+                lambda: self.manual_backward(Clocked.training_step(self, batch, batch_idx))
+            )
 
 
 class Iterated(Clocked):
@@ -157,28 +170,57 @@ class Logging(Clocked):
 
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer), "interval": "step"}]
+        return [optimizer], [
+            {"scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer), "interval": "step"}
+        ]
 
 
-ONCE = {"data": DATA, "transfer": TRANSFER, "forward": FORWARD + LOSS, "backward": BACKWARD, "clip": CLIP, "optimizer": OPTIMIZER}
+ONCE = {
+    "data": DATA,
+    "transfer": TRANSFER,
+    "forward": FORWARD + LOSS,
+    "backward": BACKWARD,
+    "clip": CLIP,
+    "optimizer": OPTIMIZER,
+}
 TWICE = {name: 2 * seconds for name, seconds in ONCE.items()}
 FETCHED_ONCE = {"data": DATA, "transfer": TRANSFER}
 # With the usual scale a gradient may overflow, and the optimizer's step is left out.
-FP16 = {"plugins": MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1.0))}
+FP16 = {
+    "plugins": MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1.0))
+}
 
 CASES: dict[str, tuple[type[Clocked], dict[str, Any], dict[str, float]]] = {
     "automatic": (Clocked, {}, ONCE),
     "clipped": (Clocked, {"gradient_clip_val": 1.0}, ONCE),
     "bf16-mixed": (Clocked, {"precision": "bf16-mixed"}, ONCE),
     "16-mixed": (Clocked, FP16, ONCE),
-    "accumulate 2": (Clocked, {"accumulate_grad_batches": 2}, TWICE | {"clip": CLIP, "optimizer": OPTIMIZER}),
-    "manual, two optimizers": (Manual, {}, {name: TWICE[name] for name in TWICE if name != "clip"} | FETCHED_ONCE),
-    "manual, closures": (WithClosure, {}, {name: TWICE[name] for name in TWICE if name != "clip"} | FETCHED_ONCE),
-    "manual, 16-mixed": (Manual, FP16, {name: TWICE[name] for name in TWICE if name != "clip"} | FETCHED_ONCE),
+    "accumulate 2": (
+        Clocked,
+        {"accumulate_grad_batches": 2},
+        TWICE | {"clip": CLIP, "optimizer": OPTIMIZER},
+    ),
+    "manual, two optimizers": (
+        Manual,
+        {},
+        {name: TWICE[name] for name in TWICE if name != "clip"} | FETCHED_ONCE,
+    ),
+    "manual, closures": (
+        WithClosure,
+        {},
+        {name: TWICE[name] for name in TWICE if name != "clip"} | FETCHED_ONCE,
+    ),
+    "manual, 16-mixed": (
+        Manual,
+        FP16,
+        {name: TWICE[name] for name in TWICE if name != "clip"} | FETCHED_ONCE,
+    ),
     "three closures": (
         Quasi,
         {},
-        {name: 3 * ONCE[name] for name in ("forward", "backward", "clip")} | FETCHED_ONCE | {"optimizer": OPTIMIZER},
+        {name: 3 * ONCE[name] for name in ("forward", "backward", "clip")}
+        | FETCHED_ONCE
+        | {"optimizer": OPTIMIZER},
     ),
     "an optimizer around another": (OfAPaper, {}, ONCE | {"optimizer": OPTIMIZER + 2}),
     "no loss": (Idle, {}, {name: ONCE[name] for name in ONCE if name != "backward"}),
@@ -196,7 +238,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
 
 
 @pytest.mark.parametrize(("model", "options", "expected"), CASES.values(), ids=CASES)
-def test_every_phase_has_its_own_time(model: type[Clocked], options: dict[str, Any], expected: dict[str, float], clock: StillClock) -> None:
+def test_every_phase_has_its_own_time(
+    model: type[Clocked], options: dict[str, Any], expected: dict[str, float], clock: StillClock
+) -> None:
     """To the last second, in every clean step; what is not named is other, and there is none of it."""
     monitor = watching()
     fit(model(clock), monitor, data=loader(40, look=lambda: clock.advance(DATA)), **options)
@@ -228,7 +272,9 @@ def test_the_strategy_takes_what_it_is_given_by_name(clock: StillClock) -> None:
         def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:  # type: ignore[override]
             for optimizer in self.optimizers(use_pl_optimizer=False):
                 closure = partial(Clocked.training_step, self, batch, batch_idx)
-                self.trainer.strategy.optimizer_step(optimizer=optimizer, closure=closure, model=self)
+                self.trainer.strategy.optimizer_step(
+                    optimizer=optimizer, closure=closure, model=self
+                )
 
     monitor = watching()
     fit(Named(clock), monitor)
@@ -243,8 +289,13 @@ def test_a_step_without_a_backward_is_marked(clock: StillClock) -> None:
 
 
 @pytest.mark.parametrize("factors", [{0: 1, 1: 2}, {0: 2, 1: 1}])
-def test_where_accumulation_changes_within_a_wait_no_half_step_is_one(clock: StillClock, factors: dict[int, int]) -> None:
-    """The scheduler changes it between two epochs of 20 batches, where no window is near. A batch alone has no optimizer's step."""
+def test_where_accumulation_changes_within_a_wait_no_half_step_is_one(
+    clock: StillClock, factors: dict[int, int]
+) -> None:
+    """The scheduler changes it between two epochs of 20 batches, where no window is near.
+
+    A batch alone has no optimizer's step.
+    """
     monitor = watching(schedule=Schedule(wait=100, warmup=1, active=1))
     data = loader(20)
     fit(Clocked(clock), monitor, GradientAccumulationScheduler(factors), data=data, max_epochs=2)
@@ -256,7 +307,11 @@ def test_where_accumulation_changes_within_a_wait_no_half_step_is_one(clock: Sti
 
 
 def test_hooks_of_a_callback_alone_would_tell_another_story(clock: StillClock) -> None:
-    """The check above can fail: from the hook before the optimizer's step to the end of the batch there is more than the optimizer."""
+    """The check above can fail.
+
+    From the hook before the optimizer's step to the end of the batch there is more than the
+    optimizer.
+    """
     from lightning.pytorch import Callback
 
     class Hooks(Callback):
@@ -306,16 +361,24 @@ class LateClock(StillClock):
 
 
 @pytest.mark.parametrize("batches", [10, 40])
-def test_marks_that_come_late_are_waited_for_and_never_forced(batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device some steps behind: the same times, told some steps later; only the end of the training waits for what is left."""
+def test_marks_that_come_late_are_waited_for_and_never_forced(
+    batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device some steps behind.
+
+    The same times, told some steps later; only the end of the training waits for what is left.
+    """
     clock = LateClock()
     monkeypatch.setattr(session, "HostClock", lambda: clock)
     monitor = watching()
     fit(Clocked(clock), monitor, data=loader(batches, look=lambda: clock.advance(DATA)))
     (profile,) = monitor.profiles
-    # The clean ones among the first ten are four without the cold ones: an eleventh is taken, where there is one.
+    # The clean ones among the first ten are four without the cold ones: an eleventh is taken, where
+    # there is one.
     timed = [step for step in profile.steps if step.kind != "counted"]
-    assert [*["clean"] * 6, *["hooked"] * 3, *["clean"] * (batches == 40)] == [step.kind for step in timed]
+    assert [*["clean"] * 6, *["hooked"] * 3, *["clean"] * (batches == 40)] == [
+        step.kind for step in timed
+    ]
     assert {sum(ONCE.values())} == {step.seconds for step in timed}
     assert all({"other": 0.0} | ONCE == step.phases for step in timed)
     assert not profile.run.partial
@@ -340,7 +403,10 @@ def test_after_an_exception_nothing_waits_for_the_device(monkeypatch: pytest.Mon
 
 
 def test_the_cpu_time_of_the_process_stands_beside_the_steps() -> None:
-    """The user's and the system's, of all threads: a step that only computes takes some, one that sleeps would take none."""
+    """The user's and the system's, of all threads.
+
+    A step that only computes takes some, one that sleeps would take none.
+    """
     monitor = watching()
     fit(Classifier(), monitor)
     assert sum(step.cpu_user + step.cpu_system for step in monitor.profiles[0].steps) > 0
@@ -357,7 +423,10 @@ class ListensFirst(Callback):
 
 
 def test_every_phase_has_a_name() -> None:
-    """Also where the first that listens follows no phase: a part of the step had no name in the summary."""
+    """Also where the first that listens follows no phase.
+
+    A part of the step had no name in the summary.
+    """
     monitor = watching()
     fit(Classifier(), ListensFirst(), monitor)
     assert {"data", "transfer", "forward", "backward", "optimizer", "other"} == {

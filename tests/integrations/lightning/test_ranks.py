@@ -1,4 +1,7 @@
-"""Trainings on several ranks, each a real process: every rank is measured, and one profile tells of all; whatever becomes of a rank."""
+"""Trainings on several ranks, each a real process.
+
+Every rank is measured, and one profile tells of all; whatever becomes of a rank.
+"""
 
 import functools
 import gzip
@@ -46,7 +49,12 @@ PLACES = {
     "tensors": (2, 1, 2, [{"data": 0, "tensor": 0}, {"data": 0, "tensor": 1}]),
     "shards": (2, 2, 1, [{"data": 0, "tensor": 0}, {"data": 1, "tensor": 0}]),
     "flat shards": (2, 2, None, [{"data": 0}, {"data": 1}]),
-    "shards of tensors": (4, 2, 2, [{"data": data, "tensor": tensor} for data in (0, 1) for tensor in (0, 1)]),
+    "shards of tensors": (
+        4,
+        2,
+        2,
+        [{"data": data, "tensor": tensor} for data in (0, 1) for tensor in (0, 1)],
+    ),
 }
 """The sizes of world, data and tensor parallelism, and each rank's coordinates."""
 
@@ -62,7 +70,10 @@ def two() -> Iterator[Ranks]:
 def results(two: Ranks) -> dict[str, list[Trained]]:
     """What each rank has, by the strategy."""
     with Ranks(4) as four:
-        return {name: (four if data * tensor == 4 else two).run(trained, name) for name, (data, tensor, _) in STRATEGIES.items()}
+        return {
+            name: (four if data * tensor == 4 else two).run(trained, name)
+            for name, (data, tensor, _) in STRATEGIES.items()
+        }
 
 
 def told(trainings: list[Trained]) -> list[Profile]:
@@ -85,27 +96,41 @@ def of_all(profile: Profile, ranks: int) -> bool:
 def is_timed(profile: Profile) -> bool:
     """Whether the times of all layers and of all ranks' steps are known, and compared."""
     layers = [profile.modules[f"net.{name}"] for name in ("up", "down", "head")]
-    assert {(f"net.{name}", phase) for name in ("up", "down", "head") for phase in ("forward", "backward")} <= {
-        (stat.module, stat.phase) for stat in profile.rank_stats
-    }
-    return all(layer.forward.seconds and layer.backward.seconds for layer in layers) and all(rank.step for rank in profile.ranks)
+    assert {
+        (f"net.{name}", phase)
+        for name in ("up", "down", "head")
+        for phase in ("forward", "backward")
+    } <= {(stat.module, stat.phase) for stat in profile.rank_stats}
+    return all(layer.forward.seconds and layer.backward.seconds for layer in layers) and all(
+        rank.step for rank in profile.ranks
+    )
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_all_ranks_are_in_one_profile_at_their_places(name: str, results: dict[str, list[Trained]]) -> None:
+def test_all_ranks_are_in_one_profile_at_their_places(
+    name: str, results: dict[str, list[Trained]]
+) -> None:
     """The places are those of the strategy's mesh, or of its sampler."""
     world, data, tensor, places = PLACES[name]
     first, later = told(results[name])
     for profile in (first, later):
         run = profile.run
         assert of_all(profile, world)
-        assert (world, data, tensor) == (run.world_size, run.data_parallel_size, run.tensor_parallel_size)
+        assert (world, data, tensor) == (
+            run.world_size,
+            run.data_parallel_size,
+            run.tensor_parallel_size,
+        )
         assert places == [rank.coordinates for rank in profile.ranks]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_each_rank_counts_its_own_work_in_its_first_batch_as_in_a_later_one(name: str, results: dict[str, list[Trained]]) -> None:
-    """Tensor parallelism halves the two layers and not the head; to shard changes nothing. The first layer's input needs no gradient.
+def test_each_rank_counts_its_own_work_in_its_first_batch_as_in_a_later_one(
+    name: str, results: dict[str, list[Trained]]
+) -> None:
+    """Tensor parallelism halves the two layers and not the head; to shard changes nothing.
+
+    The first layer's input needs no gradient.
 
     Of the whole model each rank knows as much as a single one would have done.
     """
@@ -113,12 +138,21 @@ def test_each_rank_counts_its_own_work_in_its_first_batch_as_in_a_later_one(name
     spread = UP // tensor
     for profile in told(results[name]):
         assert {"net.up": spread, "net.down": spread, "net.head": HEAD} == macs(profile, "forward")
-        assert {"net.up": spread, "net.down": 2 * spread, "net.head": 2 * HEAD} == macs(profile, "backward")
-        assert [2 * spread + HEAD + 3 * spread + 2 * HEAD] * len(profile.ranks) == [rank.macs for rank in profile.ranks]
+        assert {"net.up": spread, "net.down": 2 * spread, "net.head": 2 * HEAD} == macs(
+            profile, "backward"
+        )
+        assert [2 * spread + HEAD + 3 * spread + 2 * HEAD] * len(profile.ranks) == [
+            rank.macs for rank in profile.ranks
+        ]
         whole = {"net.up": UP, "net.down": UP, "net.head": HEAD}
         assert whole == {name: profile.modules[name].forward.logical_macs for name in whole}
-        assert 3 * (2 * UP + HEAD) - UP == sum(profile.modules[""].work(phase).logical_macs or 0 for phase in ("forward", "backward"))
-        assert 2 * WIDTH * WIDE + WIDE + WIDTH + CLASSES * WIDTH + CLASSES == profile.modules[""].parameters
+        assert 3 * (2 * UP + HEAD) - UP == sum(
+            profile.modules[""].work(phase).logical_macs or 0 for phase in ("forward", "backward")
+        )
+        assert (
+            2 * WIDTH * WIDE + WIDE + WIDTH + CLASSES * WIDTH + CLASSES
+            == profile.modules[""].parameters
+        )
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -129,14 +163,23 @@ def test_each_rank_is_timed(name: str, results: dict[str, list[Trained]]) -> Non
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_weights_and_losses_are_those_of_a_training_that_nobody_watched(name: str, results: dict[str, list[Trained]]) -> None:
+def test_weights_and_losses_are_those_of_a_training_that_nobody_watched(
+    name: str, results: dict[str, list[Trained]]
+) -> None:
     """To the bit, on each rank, and the random numbers to come."""
-    assert [[[], []]] * len(results[name]) == [[differences(each.alone, facts) for facts in each.watched] for each in results[name]]
+    assert [[[], []]] * len(results[name]) == [
+        [differences(each.alone, facts) for facts in each.watched] for each in results[name]
+    ]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_training_of_which_one_rank_was_meddled_with_is_another_one(name: str, results: dict[str, list[Trained]]) -> None:
-    """The check above can fail: a number drawn on the last rank changes its losses there, and by its gradients those of others."""
+def test_a_training_of_which_one_rank_was_meddled_with_is_another_one(
+    name: str, results: dict[str, list[Trained]]
+) -> None:
+    """The check above can fail.
+
+    A number drawn on the last rank changes its losses there, and by its gradients those of others.
+    """
     _, tensor, _ = STRATEGIES[name]
     last = differences(results[name][-1].alone, results[name][-1].meddled)
     assert {"losses", "random numbers: torch"} <= set(last)
@@ -145,9 +188,15 @@ def test_a_training_of_which_one_rank_was_meddled_with_is_another_one(name: str,
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"), [(True, (2 * ROWS * ROWS * WIDE, 2 * UP + HEAD + 2 * ROWS * ROWS * WIDE)), (False, (None, None))]
+    ("told", "expected"),
+    [
+        (True, (2 * ROWS * ROWS * WIDE, 2 * UP + HEAD + 2 * ROWS * ROWS * WIDE)),
+        (False, (None, None)),
+    ],
 )
-def test_a_count_in_one_piece_tells_what_ranks_do_not(told: bool, expected: tuple[int | None, int | None], two: Ranks) -> None:
+def test_a_count_in_one_piece_tells_what_ranks_do_not(
+    told: bool, expected: tuple[int | None, int | None], two: Ranks
+) -> None:
     """Two products of the columns that a rank has, which are half of them."""
     (profile,), _ = two.run(functools.partial(mixed, told=told))
     root = profile.modules[""].forward
@@ -156,7 +205,9 @@ def test_a_count_in_one_piece_tells_what_ranks_do_not(told: bool, expected: tupl
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("strategy", "needs"), [("fsdp", "torch"), ("deepspeed_stage_3", "deepspeed")])
+@pytest.mark.parametrize(
+    ("strategy", "needs"), [("fsdp", "torch"), ("deepspeed_stage_3", "deepspeed")]
+)
 @pytest.mark.usefixtures("cuda")
 def test_strategies_that_are_for_gpus_alone(strategy: str, needs: str) -> None:
     """One GPU has all of it: each layer whole, whatever became of its parameters."""
@@ -164,8 +215,13 @@ def test_strategies_that_are_for_gpus_alone(strategy: str, needs: str) -> None:
     with Ranks(1) as one:
         ((profile,),) = one.run(on_a_device, strategy)
     assert {"net.up": UP, "net.down": UP, "net.head": HEAD} == macs(profile, "forward")
-    assert {"net.up": UP, "net.down": 2 * UP, "net.head": 2 * HEAD} == macs(profile, "backward")  # the input needs no gradient
-    assert 2 * WIDTH * WIDE + WIDE + WIDTH + CLASSES * WIDTH + CLASSES == profile.modules[""].parameters
+    assert {"net.up": UP, "net.down": 2 * UP, "net.head": 2 * HEAD} == macs(
+        profile, "backward"
+    )  # the input needs no gradient
+    assert (
+        2 * WIDTH * WIDE + WIDE + WIDTH + CLASSES * WIDTH + CLASSES
+        == profile.modules[""].parameters
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
@@ -181,7 +237,9 @@ def test_ranks_that_lightning_starts_in_this_process(strategy: str, tmp_path: Pa
     assert [{"data": 0}, {"data": 1}] == [rank.coordinates for rank in profile.ranks]
 
 
-def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_each(tmp_path: Path, warm_python: WarmPython) -> None:
+def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_each(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """In one folder, each with the number of its rank; the profile names both, and has the counts."""
     script = "import runpy; runpy.run_module('tests.support.trainer_ranks', run_name='__main__', alter_sys=True)"
     ended = warm_python.run(script, tmp_path)
@@ -196,13 +254,16 @@ def test_ranks_that_lightning_starts_by_running_the_script_again_leave_a_trace_e
     copies = folder.with_name(f"compat-{folder.name}")
     has_copies = find_spec("torch_tb_profiler") is not None
     files = [Path(path) for path in profile.trace.files.values()]
-    for file in files:  # rank 1 may outlive the process that the test started; a copy is the last that is written
+    for file in (
+        files
+    ):  # rank 1 may outlive the process that the test started; a copy is the last that is written
         wait_for(copies / file.name if has_copies else file)
     for raw in folder.glob("*.raw*"):
         wait_for(raw, exists=False)
     assert sorted(folder.iterdir()) == sorted(files)
     assert [0, 1] == [
-        json.loads(gzip.decompress(Path(file).read_bytes()))["distributedInfo"]["rank"] for file in profile.trace.files.values()
+        json.loads(gzip.decompress(Path(file).read_bytes()))["distributedInfo"]["rank"]
+        for file in profile.trace.files.values()
     ]
     takes_what_gloo_took(profile)
     if has_copies:
@@ -216,16 +277,22 @@ REDUCED = ("c10d::allreduce_", "gloo:all_reduce")
 def takes_what_gloo_took(profile: Profile) -> None:
     """The seconds of the all-reduce are those of gloo's events in the first rank's trace, of two batches; the least is of either rank.
 
-    Each is the first behind a launch. On a busy machine Kineto misses a launch now and then: nobody knows whose the event is then. Gloo's
-    thread may end an event after the last step, when the recording is over: it has some end then, in the file another one than in memory.
+    Each is the first behind a launch. On a busy machine Kineto misses a launch now and then: nobody
+    knows whose the event is then. Gloo's thread may end an event after the last step, when the
+    recording is over: it has some end then, in the file another one than in memory.
     """
     assert profile.trace is not None
     least, took, seen = [], [], []
     for file in profile.trace.files.values():
         events = json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
-        launches, ran = (sorted((each["ts"], each["dur"]) for each in events if each["name"] == name) for name in REDUCED)
+        launches, ran = (
+            sorted((each["ts"], each["dur"]) for each in events if each["name"] == name)
+            for name in REDUCED
+        )
         behind = {next((each for each in ran if each[0] >= at), (0.0, 0.0)) for at, _ in launches}
-        over = max(each["ts"] + each["dur"] for each in events if each["name"].startswith("ProfilerStep#"))
+        over = max(
+            each["ts"] + each["dur"] for each in events if each["name"].startswith("ProfilerStep#")
+        )
         least.append(sum(min(seconds, over - at) for at, seconds in behind) / 1e6 / 2)
         took.append(sum(seconds for _, seconds in behind) / 1e6 / 2)
         seen.append((launches, ran, over))
@@ -248,7 +315,12 @@ def shows_both_ranks(logs: Path, copies: Path) -> None:
         assert ["0", "1"] == [worker.rpartition("_")[2] for worker in workers]
         collectives = board.json("distributed/commops", run=run, span="1")["data"]
         assert set(workers) == collectives.keys()
-        assert {2} == {calls for told in collectives.values() for name, calls, *_ in told["rows"] if name == "gloo:all_reduce"}
+        assert {2} == {
+            calls
+            for told in collectives.values()
+            for name, calls, *_ in told["rows"]
+            if name == "gloo:all_reduce"
+        }
 
 
 def test_a_window_of_all_ranks_is_told_of_while_the_training_goes_on(two: Ranks) -> None:
@@ -262,12 +334,24 @@ ENDINGS = {
     "is killed at the end": (None, FEWER, ["ok", "missing"]),
     "cannot be watched": (None, FEW, ["ok", "failed"]),
 }
-"""What becomes of the second rank: by which error the training of the first is left, behind how many steps, and what is told of both."""
+"""What becomes of the second rank.
+
+By which error the training of the first is left, behind how many steps, and what is told of both.
+"""
 
 
-@pytest.mark.parametrize(("deed", "error", "steps", "expected"), [(deed, *rest) for deed, rest in ENDINGS.items()], ids=ENDINGS)
-def test_a_training_of_which_a_rank_comes_to_grief_ends_as_it_would_have(deed: str, error: str, steps: int, expected: list[str]) -> None:
-    """With the same error behind the same step; and the profile says who is missing. A reduction that nobody joins is the last step's."""
+@pytest.mark.parametrize(
+    ("deed", "error", "steps", "expected"),
+    [(deed, *rest) for deed, rest in ENDINGS.items()],
+    ids=ENDINGS,
+)
+def test_a_training_of_which_a_rank_comes_to_grief_ends_as_it_would_have(
+    deed: str, error: str, steps: int, expected: list[str]
+) -> None:
+    """With the same error behind the same step; and the profile says who is missing.
+
+    A reduction that nobody joins is the last step's.
+    """
     with Ranks(2) as ranks:
         watched, other = ranks.outcomes(ended, deed, True)
     with Ranks(2) as ranks:
@@ -290,7 +374,9 @@ def test_a_rank_whose_monitor_fails_goes_on_with_its_training(two: Ranks) -> Non
     assert ["ok", "failed"] == statuses(first.profiles[0])
 
 
-@pytest.mark.parametrize(("batches", "expected"), [((2, 5), "ok"), ((2, 1), "ok"), ((2, 0), "missing")])
+@pytest.mark.parametrize(
+    ("batches", "expected"), [((2, 5), "ok"), ((2, 1), "ok"), ((2, 0), "missing")]
+)
 def test_ranks_may_have_unequally_many_batches_to_be_validated_with(
     batches: tuple[int, int], expected: str, two: Ranks, tmp_path: Path
 ) -> None:
@@ -299,14 +385,22 @@ def test_ranks_may_have_unequally_many_batches_to_be_validated_with(
     assert [] == second.profiles
     assert [[], []] == [differences(each.alone, each.watched) for each in (first, second)]
     profiles = {profile.run.stage: profile for profile in first.profiles}
-    assert {"train": ["ok", "ok"], "validate": ["ok", expected]} == {stage: statuses(profile) for stage, profile in profiles.items()}
-    assert {"train": False, "validate": expected != "ok"} == {stage: profile.run.partial for stage, profile in profiles.items()}
+    assert {"train": ["ok", "ok"], "validate": ["ok", expected]} == {
+        stage: statuses(profile) for stage, profile in profiles.items()
+    }
+    assert {"train": False, "validate": expected != "ok"} == {
+        stage: profile.run.partial for stage, profile in profiles.items()
+    }
     for profile in first.profiles:
         assert {"net.up": UP, "net.down": UP, "net.head": HEAD} == macs(profile, "forward")
 
 
-def test_where_the_first_rank_has_nothing_to_be_validated_with_nobody_waits_for_it(two: Ranks, tmp_path: Path) -> None:
+def test_where_the_first_rank_has_nothing_to_be_validated_with_nobody_waits_for_it(
+    two: Ranks, tmp_path: Path
+) -> None:
     """Of the validation it has nothing to tell, nor does anybody else."""
     first, second = two.run(validated, (0, 2), tmp_path)
     assert [[], []] == [differences(each.alone, each.watched) for each in (first, second)]
-    assert [("train", ["ok", "ok"])] == [(profile.run.stage, statuses(profile)) for profile in first.profiles]
+    assert [("train", ["ok", "ok"])] == [
+        (profile.run.stage, statuses(profile)) for profile in first.profiles
+    ]

@@ -1,4 +1,7 @@
-"""A training that is watched is the training that it would have been, to the bit; and what was compiled stays compiled."""
+"""A training that is watched is the training that it would have been, to the bit.
+
+And what was compiled stays compiled.
+"""
 
 import random
 from collections.abc import Callable
@@ -34,8 +37,12 @@ class Losses(Callback):
     def __init__(self) -> None:
         self.bits: list[object] = []
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.bits.append(bits(outputs["loss"]) if isinstance(outputs, dict) and "loss" in outputs else outputs)
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.bits.append(
+            bits(outputs["loss"]) if isinstance(outputs, dict) and "loss" in outputs else outputs
+        )
 
 
 class Drawing(Validated):
@@ -65,7 +72,10 @@ class Manual(Drawing):
         return {"loss": loss.detach()}
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.Adam(self.body.parameters()), torch.optim.SGD([*self.head.parameters(), *self.norm.parameters()], lr=0.1)]
+        return [
+            torch.optim.Adam(self.body.parameters()),
+            torch.optim.SGD([*self.head.parameters(), *self.norm.parameters()], lr=0.1),
+        ]
 
 
 class Recomputing(Drawing):
@@ -83,13 +93,21 @@ TRAININGS: dict[str, tuple[Callable[[], Any], dict[str, Any], Callable[[], list[
     "fp32": (Drawing, {}, list),
     "bf16-mixed": (Drawing, {"precision": "bf16-mixed"}, list),
     "16-mixed": (Drawing, {"plugins": lambda: MixedPrecision("16-mixed", "cpu")}, list),
-    "accumulated and clipped": (Drawing, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1}, list),
+    "accumulated and clipped": (
+        Drawing,
+        {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1},
+        list,
+    ),
     "manual": (Manual, {}, list),
     "recomputed": (Recomputing, {}, list),
     "LBFGS": (Quasi, {}, list),
     "validated": (Drawing, {"val_check_interval": 7}, list),
     "averaged": (Drawing, {}, lambda: [EMAWeightAveraging(decay=0.9)]),
-    "averaged at the end": (Drawing, {"max_epochs": 5}, lambda: [StochasticWeightAveraging(0.01, swa_epoch_start=2)]),
+    "averaged at the end": (
+        Drawing,
+        {"max_epochs": 5},
+        lambda: [StochasticWeightAveraging(0.01, swa_epoch_start=2)],
+    ),
 }
 
 
@@ -103,21 +121,33 @@ def train(name: str, *more: Any) -> Facts:
     module, losses = model(), Losses()
     epochs = options.get("max_epochs", 1)
     trainer = fit(module, losses, *more, *callbacks(), batches=STEPS // epochs, **options)
-    states = (state for optimizer in trainer.optimizers for state in optimizer.state_dict()["state"].values())
+    states = (
+        state
+        for optimizer in trainer.optimizers
+        for state in optimizer.state_dict()["state"].values()
+    )
     return {
         "losses": losses.bits,
         **{key: bits(tensor) for key, tensor in module.state_dict().items()},
-        **{f"state {i}": [bits(each) for each in state.values() if isinstance(each, Tensor)] for i, state in enumerate(states)},
+        **{
+            f"state {i}": [bits(each) for each in state.values() if isinstance(each, Tensor)]
+            for i, state in enumerate(states)
+        },
         **random_numbers(),
     }
 
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_watched_training_is_the_same_training(name: str) -> None:
-    """Losses, weights, buffers, the optimizer's state and the random numbers to come; counted and hooked steps of several windows."""
+    """Losses, weights, buffers, the optimizer's state and the random numbers to come.
+
+    Counted and hooked steps of several windows.
+    """
     monitor = watching(schedule=Schedule(wait=2, warmup=1, active=2, repeat=3))
     assert [] == differences(train(name), train(name, monitor))
-    assert {"counted", "clean", "hooked"} == {step.kind for profile in monitor.profiles for step in profile.steps}
+    assert {"counted", "clean", "hooked"} == {
+        step.kind for profile in monitor.profiles for step in profile.steps
+    }
 
 
 class Culprit(Callback):
@@ -126,23 +156,36 @@ class Culprit(Callback):
     def __init__(self, deed: Callable[[Any], object]) -> None:
         self.deed = deed
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == STEPS // 2:
             self.deed(pl_module)
 
 
 DEEDS: dict[str, tuple[Callable[[Any], object], set[str]]] = {
-    "draws a number": (lambda module: torch.rand(1), {"losses", "head.weight", "random numbers: torch"}),
+    "draws a number": (
+        lambda module: torch.rand(1),
+        {"losses", "head.weight", "random numbers: torch"},
+    ),
     "draws from Python": (lambda module: random.random(), {"losses", "random numbers: python"}),  # noqa: S311
     "draws from NumPy": (lambda module: np.random.rand(), {"losses", "random numbers: numpy"}),  # noqa: NPY002
-    "moves a weight": (lambda module: module.head.weight.data[0].add_(1e-3), {"losses", "head.weight"}),
-    "runs a module": (lambda module: module.norm(torch.ones(4, 8)), {"norm.running_mean", "norm.num_batches_tracked"}),
+    "moves a weight": (
+        lambda module: module.head.weight.data[0].add_(1e-3),
+        {"losses", "head.weight"},
+    ),
+    "runs a module": (
+        lambda module: module.norm(torch.ones(4, 8)),
+        {"norm.running_mean", "norm.num_batches_tracked"},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16-mixed", "accumulated and clipped"])
 @pytest.mark.parametrize(("deed", "expected"), DEEDS.values(), ids=DEEDS)
-def test_a_training_that_was_meddled_with_is_another_one(deed: Callable[[Any], object], expected: set[str], name: str) -> None:
+def test_a_training_that_was_meddled_with_is_another_one(
+    deed: Callable[[Any], object], expected: set[str], name: str
+) -> None:
     """The comparison names what became of it."""
     assert expected <= set(differences(train(name), train(name, Culprit(deed))))
 
@@ -162,14 +205,18 @@ def compiled_step(backend: Backend) -> Any:
 class Meddling(Callback):
     """Watches as one would who knows nothing of compilers."""
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         from tests.support.leaky_profilers import PlainMode
 
         self.mode = PlainMode()
         if batch_idx == 5:
             self.mode.__enter__()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == 5:
             self.mode.__exit__(None, None, None)
 
@@ -184,7 +231,9 @@ def graphs(make: Callable[[Backend], Any], *callbacks: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("make", [compiled_part, compiled_step])
-def test_what_is_compiled_is_compiled_and_runs_as_often_as_without_the_monitor(make: Callable[[Backend], Any]) -> None:
+def test_what_is_compiled_is_compiled_and_runs_as_often_as_without_the_monitor(
+    make: Callable[[Backend], Any],
+) -> None:
     """In the counted batch as in the others."""
     plain = graphs(make)
     monitor = watching()
@@ -199,5 +248,8 @@ def test_what_is_compiled_is_compiled_and_runs_as_often_as_without_the_monitor(m
 @pytest.mark.skipif(not ENTERED_MODES_END_COMPILATION, reason="the culprit is none on this torch")
 @pytest.mark.parametrize("make", [compiled_part, compiled_step])
 def test_a_callback_that_ends_the_compilation_is_seen(make: Callable[[Backend], Any]) -> None:
-    """The check above can fail: after a mode that was entered in the ordinary way the graphs run no more."""
+    """The check above can fail.
+
+    After a mode that was entered in the ordinary way the graphs run no more.
+    """
     assert graphs(make)[1] - 5 > graphs(make, Meddling())[1]

@@ -1,4 +1,7 @@
-"""Validation, test and prediction: each is a stage with a schedule, a clock and files of its own, within a fit or alone."""
+"""Validation, test and prediction.
+
+Each is a stage with a schedule, a clock and files of its own, within a fit or alone.
+"""
 
 import csv
 import gzip
@@ -24,7 +27,18 @@ from lflops.schedule import Schedule
 from tests.integrations.lightning.test_endings import Around
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.support.fake_clock import StillClock
-from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, QUIET, ROWS, WIDTH, Classifier, Validated, fit, loader, watching
+from tests.support.lightning_runs import (
+    CLASSES,
+    LIGHTNINGS_WARNINGS,
+    QUIET,
+    ROWS,
+    WIDTH,
+    Classifier,
+    Validated,
+    fit,
+    loader,
+    watching,
+)
 
 pytestmark = LIGHTNINGS_WARNINGS
 
@@ -40,16 +54,23 @@ BRIEF = Schedule(wait=1, warmup=1, active=1)
 class Staged(Classifier):
     """The same in each stage."""
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+    def validation_step(
+        self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
+    ) -> Tensor:
         return self(batch[0])
 
     test_step = predict_step = validation_step
 
 
-def ask(stage: str, module: LightningModule, *callbacks: Any, data: Any = None, **options: Any) -> Trainer:
+def ask(
+    stage: str, module: LightningModule, *callbacks: Any, data: Any = None, **options: Any
+) -> Trainer:
     """Go through a stage alone, as `fit` does."""
     with tempfile.TemporaryDirectory() as directory:
-        trainer = Trainer(callbacks=list(callbacks), **{"logger": False, "default_root_dir": directory, **QUIET, **options})
+        trainer = Trainer(
+            callbacks=list(callbacks),
+            **{"logger": False, "default_root_dir": directory, **QUIET, **options},
+        )
         quiet = {} if stage == "predict" else {"verbose": False}
         getattr(trainer, stage)(module, loader(30) if data is None else data, **quiet)
     return trainer
@@ -78,7 +99,9 @@ MODES: dict[str, tuple[bool, Callable[[], AbstractContextManager[Any]]]] = {
 
 @pytest.mark.parametrize(("inference_mode", "mode"), MODES.values(), ids=MODES)
 @pytest.mark.parametrize("stage", ALONE)
-def test_a_step_is_counted_as_count_does(stage: str, inference_mode: bool, mode: Callable[[], AbstractContextManager[Any]]) -> None:
+def test_a_step_is_counted_as_count_does(
+    stage: str, inference_mode: bool, mode: Callable[[], AbstractContextManager[Any]]
+) -> None:
     """Cell by cell; the products of two layers, and no backward."""
     model, monitor = Staged(), watching(stages=(stage,))
     ask(stage, model, monitor, inference_mode=inference_mode)
@@ -86,14 +109,24 @@ def test_a_step_is_counted_as_count_does(stage: str, inference_mode: bool, mode:
     with mode():
         counted = lflops.count(model.eval(), torch.zeros(ROWS, WIDTH))
     assert counted.cells == profile.cells
-    own = {name: module.forward.own_macs for name, module in profile.modules.items() if module.forward.own_macs}
+    own = {
+        name: module.forward.own_macs
+        for name, module in profile.modules.items()
+        if module.forward.own_macs
+    }
     assert {"body.0": BODY, "head": HEAD} == own
-    assert {0} == {profile.total(phase=phase, metric="flops") for phase in ("backward", "recompute", "optimizer", "other")}  # type: ignore[arg-type]
+    assert {0} == {
+        profile.total(phase=phase, metric="flops")
+        for phase in ("backward", "recompute", "optimizer", "other")
+    }  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stage", ALONE)
 def test_a_stage_alone_is_one_window_with_files_of_its_name(stage: str, tmp_path: Path) -> None:
-    """As a training is: the same schedule, shrunk to the same ends; the loggers' step does not move."""
+    """As a training is: the same schedule, shrunk to the same ends.
+
+    The loggers' step does not move.
+    """
     monitor = watching(stages=(stage,), dirpath=tmp_path)
     ask(stage, Staged(), monitor)
     (profile,) = monitor.profiles
@@ -110,7 +143,9 @@ def test_a_stage_alone_is_one_window_with_files_of_its_name(stage: str, tmp_path
     assert profile == lflops.load(tmp_path / f"{stage}-0-0.profile.json")
     assert profile.run.accumulation is None
     leaves = [profile.modules[name] for name in ("body.0", "head")]
-    assert all(leaf.forward.seconds is not None and leaf.backward.seconds is None for leaf in leaves)
+    assert all(
+        leaf.forward.seconds is not None and leaf.backward.seconds is None for leaf in leaves
+    )
 
 
 @pytest.mark.parametrize("stage", ALONE)
@@ -121,10 +156,19 @@ def test_a_stage_too_short_for_the_schedule_shrinks_it(stage: str) -> None:
     (profile,) = monitor.profiles
     assert "cl" + "co" + "ho" * 3 == kinds(profile)
     (note,) = [note for note in profile.notes if note.code == "schedule_shrunk"]
-    assert {"batches": 5, "skip_first": 0, "wait": 0, "warmup": 2, "active": 3, "windows": 1} == note.values
+    assert {
+        "batches": 5,
+        "skip_first": 0,
+        "wait": 0,
+        "warmup": 2,
+        "active": 3,
+        "windows": 1,
+    } == note.values
 
 
-def validations(schedule: Schedule, *, stages: tuple[str, ...] = ("validate",), **options: Any) -> FlopsMonitor:
+def validations(
+    schedule: Schedule, *, stages: tuple[str, ...] = ("validate",), **options: Any
+) -> FlopsMonitor:
     """A monitor of a fit that validates in two batches after every fifth of thirty."""
     monitor = watching(stages=stages, schedule=schedule)
     fit(Validated(), monitor, val_check_interval=5, **options)
@@ -132,22 +176,35 @@ def validations(schedule: Schedule, *, stages: tuple[str, ...] = ("validate",), 
 
 
 def test_the_schedule_goes_on_from_one_validation_to_the_next() -> None:
-    """Twelve batches in six validations. The first of each is cold, and so are the first two of all; behind the window none such is taken.
+    """Twelve batches in six validations.
+
+    The first of each is cold, and so are the first two of all; behind the window none such is
+    taken.
 
     The loggers' step is that of the training's batch behind which it is validated.
     """
     (profile,) = validations(Schedule()).profiles
     assert "cl" * 6 + "co" + "ho" * 3 + "cl" == kinds(profile)
     assert [4, 4, 9, 9, 14, 14, 19, 19, 24, 24, 29] == [step.index for step in profile.steps]
-    assert [True, True, *[True, False] * 4, False] == ["cold" in step.marks for step in profile.steps]
+    assert [True, True, *[True, False] * 4, False] == [
+        "cold" in step.marks for step in profile.steps
+    ]
     assert ("validate", 24, False) == (profile.run.stage, profile.run.step, profile.run.partial)
 
 
 def test_each_stage_has_its_own_schedule() -> None:
     """Windows of three, each twice: in training's steps and in validation's."""
-    monitor = validations(Schedule(wait=1, warmup=1, active=1, repeat=2), stages=("train", "validate"))
-    opened = {stage: [[step.kind for step in profile.steps][:3] for profile in of_stage(monitor, stage)] for stage in ("train", "validate")}
-    windows = [["clean", "counted", "hooked"], ["clean", "clean", "hooked"]]  # what the second would count is known
+    monitor = validations(
+        Schedule(wait=1, warmup=1, active=1, repeat=2), stages=("train", "validate")
+    )
+    opened = {
+        stage: [[step.kind for step in profile.steps][:3] for profile in of_stage(monitor, stage)]
+        for stage in ("train", "validate")
+    }
+    windows = [
+        ["clean", "counted", "hooked"],
+        ["clean", "clean", "hooked"],
+    ]  # what the second would count is known
     assert {"train": windows, "validate": windows} == opened
 
 
@@ -177,11 +234,16 @@ def test_several_loaders_are_one_stage() -> None:
     fit(Several(), monitor, val_check_interval=15)
     (profile,) = monitor.profiles
     assert "cl" * 3 + "co" + "ho" * 2 + "cl" * 4 == kinds(profile)
-    assert [True, True, False, False, False, True, False, False, False, False] == ["cold" in step.marks for step in profile.steps]
+    assert [True, True, False, False, False, True, False, False, False, False] == [
+        "cold" in step.marks for step in profile.steps
+    ]
 
 
 def test_an_evaluation_that_is_cut_short_is_partial() -> None:
-    """Two batches are all that there are in a fit, where nobody knows beforehand: one waited for, and the counted one."""
+    """Two batches are all that there are in a fit, where nobody knows beforehand.
+
+    One waited for, and the counted one.
+    """
     monitor = watching(stages=("validate",), schedule=BRIEF)
     fit(Validated(), monitor)
     (profile,) = monitor.profiles
@@ -199,7 +261,9 @@ class Clocked(Validated):
         super().__init__()
         self.clock = clock
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
         self.clock.advance(TRANSFER if self.training else 100 * TRANSFER)
         return batch
 
@@ -227,14 +291,31 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StillClock:
     return clock
 
 
-TRAINING = {"data": DATA, "transfer": TRANSFER, "forward": FORWARD, "backward": BACKWARD, "optimizer": 0.0, "other": 0.0}
-VALIDATION = {"data": 100 * DATA, "transfer": 100 * TRANSFER, "forward": 100 * FORWARD, "other": 0.0}
+TRAINING = {
+    "data": DATA,
+    "transfer": TRANSFER,
+    "forward": FORWARD,
+    "backward": BACKWARD,
+    "optimizer": 0.0,
+    "other": 0.0,
+}
+VALIDATION = {
+    "data": 100 * DATA,
+    "transfer": 100 * TRANSFER,
+    "forward": 100 * FORWARD,
+    "other": 0.0,
+}
 
 
 def test_each_stages_time_is_its_own(clock: StillClock) -> None:
     """A validation's steps have nothing of the training that was between them, and a training's clean ones nothing of a validation."""
     monitor = watching(stages=("train", "validate"))
-    fit(Clocked(clock), monitor, data=loader(30, look=lambda: clock.advance(DATA)), val_check_interval=5)
+    fit(
+        Clocked(clock),
+        monitor,
+        data=loader(30, look=lambda: clock.advance(DATA)),
+        val_check_interval=5,
+    )
     (train,), (validate,) = of_stage(monitor, "train"), of_stage(monitor, "validate")
     clean = [step for step in train.steps if step.is_clean]
     assert (5, 15.0) == (len(clean), clean[0].seconds)
@@ -247,20 +328,39 @@ def test_each_stages_time_is_its_own(clock: StillClock) -> None:
 def test_a_training_step_with_a_validation_in_it_says_so(clock: StillClock) -> None:
     """It took as long as both, of which it fetched, computed and learned in its own time."""
     monitor = watching()
-    fit(Clocked(clock), monitor, data=loader(30, look=lambda: clock.advance(DATA)), val_check_interval=5)
+    fit(
+        Clocked(clock),
+        monitor,
+        data=loader(30, look=lambda: clock.advance(DATA)),
+        val_check_interval=5,
+    )
     (step,) = [step for step in monitor.profiles[0].steps if "validation" in step.marks]
     assert 15 + 2 * 700 == step.seconds
     own = ("data", "forward", "backward", "optimizer")
     assert {name: TRAINING[name] for name in own} == {name: step.phases[name] for name in own}
 
 
-def test_without_listening_to_a_stage_alone_times_would_be_mixed(clock: StillClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks above can fail: here a validation does not rest, and what is between two is in the first step of the second."""
+def test_without_listening_to_a_stage_alone_times_would_be_mixed(
+    clock: StillClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks above can fail.
+
+    Here a validation does not rest, and what is between two is in the first step of the second.
+    """
     monkeypatch.setattr(session.Session, "pause", lambda _: None)
     monkeypatch.setattr(session.Session, "resume", once(session.Session.resume))
     monitor = watching(stages=("validate",))
-    fit(Clocked(clock), monitor, data=loader(30, look=lambda: clock.advance(DATA)), val_check_interval=5)
-    mixed = [step.seconds for step in monitor.profiles[0].steps if step.kind != "counted" and step.seconds != 700]
+    fit(
+        Clocked(clock),
+        monitor,
+        data=loader(30, look=lambda: clock.advance(DATA)),
+        val_check_interval=5,
+    )
+    mixed = [
+        step.seconds
+        for step in monitor.profiles[0].steps
+        if step.kind != "counted" and step.seconds != 700
+    ]
     assert {700 + 5 * 15} == set(mixed)
 
 
@@ -280,33 +380,56 @@ def test_figures_and_files_are_named_by_the_stage(tmp_path: Path) -> None:
     """Of two stages each has its own, below the logger's directory."""
     logger, monitor = CSVLogger(tmp_path), watching(stages=("train", "validate"), schedule=BRIEF)
     fit(Validated(), monitor, logger=logger, val_check_interval=5, log_every_n_steps=5)
-    assert ["train-0-2.profile.json", "validate-0-9.profile.json"] == names(Path(logger.log_dir, "lflops"))
+    assert ["train-0-2.profile.json", "validate-0-9.profile.json"] == names(
+        Path(logger.log_dir, "lflops")
+    )
     with Path(logger.log_dir, "metrics.csv").open(encoding="utf-8") as file:
         columns = next(csv.reader(file))
-    assert {"lflops/train/step_ms", "lflops/train/backward_ms", "lflops/validate/step_ms", "lflops/validate/forward_ms"} <= set(columns)
-    assert [] == [name for name in columns if name.startswith("lflops/validate/") and "backward" in name]
+    assert {
+        "lflops/train/step_ms",
+        "lflops/train/backward_ms",
+        "lflops/validate/step_ms",
+        "lflops/validate/forward_ms",
+    } <= set(columns)
+    assert [] == [
+        name for name in columns if name.startswith("lflops/validate/") and "backward" in name
+    ]
 
 
 def test_only_the_training_is_tracked() -> None:
-    """Of a validation there are the figures of its windows, once each; of the training there is a point every fifth step."""
+    """Of a validation there are the figures of its windows, once each.
+
+    Of the training there is a point every fifth step.
+    """
     logger, monitor = Recorder(), watching(stages=("train", "validate"), schedule=BRIEF)
     fit(Validated(), monitor, logger=logger, val_check_interval=5, log_every_n_steps=5)
     told = {
-        stage: [step for step, given in logger.given.items() if any(name.startswith(f"lflops·{stage}·") for name in given)]
+        stage: [
+            step
+            for step, given in logger.given.items()
+            if any(name.startswith(f"lflops·{stage}·") for name in given)
+        ]
         for stage in ("train", "validate")
     }
-    # Training's clean steps are 3, 5, 6, 7 and 8; the window of validation waits for its own to the end.
+    # Training's clean steps are 3, 5, 6, 7 and 8; the window of validation waits for its own to the
+    # end.
     assert {"train": [4, 8, 9, 14, 19, 24, 29], "validate": [29]} == told
 
 
 def test_what_is_not_asked_for_is_not_watched(tmp_path: Path) -> None:
     """A fit of which only the validation is, and the other way round; a test of which neither is."""
-    for stages, expected in ((("validate",), ["validate-0-29.profile.json"]), (("train",), ["train-0-2.profile.json"])):
+    for stages, expected in (
+        (("validate",), ["validate-0-29.profile.json"]),
+        (("train",), ["train-0-2.profile.json"]),
+    ):
         (folder := tmp_path / stages[0]).mkdir()
         monitor, around = watching(stages=stages, schedule=BRIEF, dirpath=folder), Around()
         fit(Validated(), around, monitor, val_check_interval=15)
         assert [] == around.left()
-        assert (expected, [stages[0]]) == (names(folder), [profile.run.stage for profile in monitor.profiles])
+        assert (expected, [stages[0]]) == (
+            names(folder),
+            [profile.run.stage for profile in monitor.profiles],
+        )
         ask("test", Staged(), monitor)
         assert ([], expected) == (monitor.profiles, names(folder))
 
@@ -365,8 +488,15 @@ def test_an_exception_in_a_validation_closes_both_stages(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="planted"):
         fit(fails("validate", 3)(), around, monitor, val_check_interval=2)
     assert [] == around.left()
-    assert {"train": "cl" * 4, "validate": "cl" * 3} == {str(profile.run.stage): kinds(profile) for profile in monitor.profiles}
-    ended = [(note.code, note.subject) for profile in monitor.profiles for note in profile.notes if note.code == "ended_early"]
+    assert {"train": "cl" * 4, "validate": "cl" * 3} == {
+        str(profile.run.stage): kinds(profile) for profile in monitor.profiles
+    }
+    ended = [
+        (note.code, note.subject)
+        for profile in monitor.profiles
+        for note in profile.notes
+        if note.code == "ended_early"
+    ]
     assert [("ended_early", "ValueError")] * 2 == ended
     assert [True, True] == [profile.run.partial for profile in monitor.profiles]
     assert ["train-0-3.profile.json", "validate-0-3.profile.json"] == names(tmp_path)
@@ -380,13 +510,22 @@ def test_an_exception_in_a_stage_alone_closes_it(stage: str, trace: bool, tmp_pa
     with pytest.raises(ValueError, match="planted"):
         ask(stage, fails(stage, 8)(), monitor)
     (profile,) = monitor.profiles
-    assert ("cl" * 6 + "co" + ("tr" if trace else "ho"), True, None) == (kinds(profile), profile.run.partial, profile.trace)
+    assert ("cl" * 6 + "co" + ("tr" if trace else "ho"), True, None) == (
+        kinds(profile),
+        profile.run.partial,
+        profile.trace,
+    )
     assert [f"{stage}-0-0.profile.json"] == names(tmp_path)
 
 
 def traces(monitor: FlopsMonitor) -> list[list[dict[str, Any]]]:
     """What is in the trace of each window."""
-    paths = [path for profile in monitor.profiles if profile.trace for path in profile.trace.files.values()]
+    paths = [
+        path
+        for profile in monitor.profiles
+        if profile.trace
+        for path in profile.trace.files.values()
+    ]
     return [json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"] for path in paths]
 
 
@@ -403,17 +542,27 @@ def test_a_stage_alone_is_traced(stage: str, tmp_path: Path) -> None:
     ]
     assert {"forward"} == {each["phase"] for each in calls}
     folders = {path.name for path in (tmp_path / "lflops_traces").iterdir()}
-    assert {f"{stage}-0-0"} == folders - {f"compat-{stage}-0-0"}  # the copy is for torch-tb-profiler, where that is installed
+    assert {f"{stage}-0-0"} == folders - {
+        f"compat-{stage}-0-0"
+    }  # the copy is for torch-tb-profiler, where that is installed
 
 
 def test_a_validations_trace_ends_with_it(tmp_path: Path) -> None:
-    """Of three batches to trace, two are the last of a validation of four; of the training that follows nothing is recorded."""
+    """Of three batches to trace, two are the last of a validation of four.
+
+    Of the training that follows nothing is recorded.
+    """
 
     class Longer(Validated):
         def val_dataloader(self) -> Any:
             return loader(4)
 
-    monitor = watching(stages=("validate",), schedule=Schedule(wait=1, warmup=1, active=3), dirpath=tmp_path, trace=True)
+    monitor = watching(
+        stages=("validate",),
+        schedule=Schedule(wait=1, warmup=1, active=3),
+        dirpath=tmp_path,
+        trace=True,
+    )
     fit(Longer(), monitor, val_check_interval=5)
     (profile,) = monitor.profiles
     assert "clco" + "tr" * 2 + "cl" + "ho" * 3 == kinds(profile)[:16]
@@ -426,18 +575,34 @@ def test_a_validations_trace_ends_with_it(tmp_path: Path) -> None:
     assert 2 * 2 == sum(event["name"] == "aten::addmm" for event in found)
 
 
-def test_a_trace_that_does_not_end_with_the_validation_has_the_training_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_does_not_end_with_the_validation_has_the_training_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The check above can fail."""
     monkeypatch.setattr(session.Session, "pause", lambda self: self._listening.close())
-    monitor = watching(stages=("validate",), schedule=Schedule(wait=0, warmup=1, active=3), dirpath=tmp_path, trace=True)
+    monitor = watching(
+        stages=("validate",),
+        schedule=Schedule(wait=0, warmup=1, active=3),
+        dirpath=tmp_path,
+        trace=True,
+    )
     fit(Validated(), monitor, val_check_interval=5)
     (found,) = traces(monitor)
-    assert [name for name in {event["name"] for event in found} if "Backward" in name or "Optimizer" in name]
+    assert [
+        name
+        for name in {event["name"] for event in found}
+        if "Backward" in name or "Optimizer" in name
+    ]
 
 
 def test_traced_batches_that_begin_a_validation_are_recorded(tmp_path: Path) -> None:
     """The last validation has ended with the counted one."""
-    monitor = watching(stages=("validate",), schedule=Schedule(wait=1, warmup=1, active=2), dirpath=tmp_path, trace=True)
+    monitor = watching(
+        stages=("validate",),
+        schedule=Schedule(wait=1, warmup=1, active=2),
+        dirpath=tmp_path,
+        trace=True,
+    )
     fit(Validated(), monitor, val_check_interval=5)
     (profile,) = monitor.profiles
     assert profile.trace is not None
@@ -445,8 +610,16 @@ def test_traced_batches_that_begin_a_validation_are_recorded(tmp_path: Path) -> 
 
 
 def test_a_validations_transfers_are_none_of_trainings(clock: StillClock) -> None:
-    """The step that the validation is in has the transfer of one batch; all of the validation is other."""
+    """The step that the validation is in has the transfer of one batch.
+
+    All of the validation is other.
+    """
     monitor = watching()
-    fit(Clocked(clock), monitor, data=loader(30, look=lambda: clock.advance(1.0)), val_check_interval=5)
+    fit(
+        Clocked(clock),
+        monitor,
+        data=loader(30, look=lambda: clock.advance(1.0)),
+        val_check_interval=5,
+    )
     (step,) = [step for step in monitor.profiles[0].steps if "validation" in step.marks]
     assert TRAINING | {"other": 1400.0} == {name: step.phases[name] for name in TRAINING}

@@ -12,15 +12,26 @@ from tests.support.trainer_stores import on_a_refused_connection, without_a_stor
 
 pytestmark = LIGHTNINGS_WARNINGS
 
-WHOLE = {"net.up": ROWS * WIDTH * WIDE, "net.down": ROWS * WIDTH * WIDE, "net.head": ROWS * WIDTH * CLASSES}
+WHOLE = {
+    "net.up": ROWS * WIDTH * WIDE,
+    "net.down": ROWS * WIDTH * WIDE,
+    "net.head": ROWS * WIDTH * CLASSES,
+}
 
 
 def test_a_refused_connection_keeps_the_training_waiting_for_the_gathers_timeout_alone() -> None:
-    """Six seconds, and not the hour of the group, which is its store's again afterwards. The second rank is missing in the profile."""
+    """Six seconds, and not the hour of the group, which is its store's again afterwards.
+
+    The second rank is missing in the profile.
+    """
     with Ranks(2) as ranks:
         (profiles, *first), (nothing, *second) = ranks.run(on_a_refused_connection)
     assert [["ok", "missing"]] == [[each.status for each in profile.ranks] for profile in profiles]
-    assert ([timedelta(hours=1), BATCHES], [timedelta(hours=1), BATCHES], []) == (first, second, nothing)
+    assert ([timedelta(hours=1), BATCHES], [timedelta(hours=1), BATCHES], []) == (
+        first,
+        second,
+        nothing,
+    )
 
 
 def test_where_ranks_cannot_reach_each_other_each_keeps_what_it_has(tmp_path: Path) -> None:
@@ -33,14 +44,19 @@ def test_where_ranks_cannot_reach_each_other_each_keeps_what_it_has(tmp_path: Pa
     assert f"each keeps its own in {tmp_path}; lflops.merge makes one profile of them" in line
     assert ([], []) == (nothing, silence)
     window = f"train-0-{first.run.step}"
-    assert [f"{window}.{name}.json" for name in ("profile", "rank0", "rank1")] == sorted(path.name for path in tmp_path.iterdir())
+    assert [f"{window}.{name}.json" for name in ("profile", "rank0", "rank1")] == sorted(
+        path.name for path in tmp_path.iterdir()
+    )
     whole = lflops.merge(lflops.load(tmp_path / f"{window}.rank{rank}.json") for rank in range(2))
     assert ["ok", "ok"] == [each.status for each in whole.ranks]
     assert WHOLE == macs(whole, "forward")
 
 
 def test_of_a_window_that_nobody_took_the_rank_keeps_a_file(tmp_path: Path) -> None:
-    """The first rank was killed, and the store with it; the second's training ends as it would have."""
+    """The first rank was killed, and the store with it.
+
+    The second's training ends as it would have.
+    """
     with Ranks(2) as ranks:
         killed, left_by = ranks.outcomes(without_the_first, tmp_path)
     assert isinstance(killed, BrokenProcessPool)
@@ -49,4 +65,6 @@ def test_of_a_window_that_nobody_took_the_rank_keeps_a_file(tmp_path: Path) -> N
     kept = lflops.load(path)
     assert f"train-0-{kept.run.step}.rank1.json" == path.name
     assert (WHOLE, True) == (macs(kept, "forward"), kept.run.partial)
-    assert ["ended_early", "gather_failed"] == [note.code for note in kept.notes if note.code in {"ended_early", "gather_failed"}]
+    assert ["ended_early", "gather_failed"] == [
+        note.code for note in kept.notes if note.code in {"ended_early", "gather_failed"}
+    ]

@@ -1,4 +1,7 @@
-"""The monitor's traces: which steps are in them, what stands in them, and that a training is what it would be without."""
+"""The monitor's traces.
+
+Which steps are in them, what stands in them, and that a training is what it would be without.
+"""
 
 import contextlib
 import gc
@@ -31,11 +34,36 @@ from lflops.schedule import Schedule
 from lflops.trace.annotate import PROCESS
 from lflops.trace.annotate_in_background import AnnotationProcess
 from lflops.trace.record.tracer import other_profiler_runs
-from tests.integrations.lightning.test_endings import ERRORS, Around, Ending, raises, signals_kept, stop
-from tests.integrations.lightning.test_hooked_step import ADVERSARIES, ONCE, Adversaries, Changing, Timed, Times, own, times
+from tests.integrations.lightning.test_endings import (
+    ERRORS,
+    Around,
+    Ending,
+    raises,
+    signals_kept,
+    stop,
+)
+from tests.integrations.lightning.test_hooked_step import (
+    ADVERSARIES,
+    ONCE,
+    Adversaries,
+    Changing,
+    Timed,
+    Times,
+    own,
+    times,
+)
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.integrations.lightning.test_same_training import train
-from tests.support.lightning_runs import CLASSES, LIGHTNINGS_WARNINGS, ROWS, WIDTH, Classifier, Validated, fit, watching
+from tests.support.lightning_runs import (
+    CLASSES,
+    LIGHTNINGS_WARNINGS,
+    ROWS,
+    WIDTH,
+    Classifier,
+    Validated,
+    fit,
+    watching,
+)
 from tests.support.process_state import differences, open_files, process, settle
 from tests.support.warm_python import WarmPython
 
@@ -48,7 +76,10 @@ COUNTED, TRACED, HOOKED = 6, 8, 11
 """Batches of the default schedule: the counted one, and the middle one of three."""
 
 ONE_WINDOW = "cl" * 6 + "co" + "tr" * 3 + "ho" * 3 + "cl"
-"""Five steps waited for, two of warm-up, three traced, three hooked. Two of the clean ones are cold: a fifth is taken from behind."""
+"""Five steps waited for, two of warm-up, three traced, three hooked.
+
+Two of the clean ones are cold: a fifth is taken from behind.
+"""
 
 BRIEF = Schedule(wait=3, warmup=1, active=1)
 
@@ -67,7 +98,9 @@ def events(profile: Profile) -> list[dict[str, Any]]:
     """What is in the only trace of a window."""
     assert profile.trace is not None
     (path,) = profile.trace.files.values()
-    found: list[dict[str, Any]] = json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(Path(path).read_bytes()))[
+        "traceEvents"
+    ]
     return found
 
 
@@ -88,8 +121,15 @@ def batches(found: list[dict[str, Any]]) -> list[str]:
 
 
 def files(folder: Path) -> list[str]:
-    """Below a folder; a trace without the moment that it was written at. Copies are there where torch-tb-profiler is installed."""
-    found = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and not path.parent.name.startswith("compat-"))
+    """Below a folder; a trace without the moment that it was written at.
+
+    Copies are there where torch-tb-profiler is installed.
+    """
+    found = (
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and not path.parent.name.startswith("compat-")
+    )
     return sorted(re.sub(r"\.\d+\.pt\.trace\.json\.gz$", ".gz", path) for path in found)
 
 
@@ -116,14 +156,19 @@ WORKER = f"{platform.node().replace('.', '-')}_0"
 
 
 def test_active_steps_are_traced_and_as_many_behind_them_hooked(tmp_path: Path) -> None:
-    """One trace of three batches, in a folder named as the profile is; each call has the products of one batch."""
+    """One trace of three batches, in a folder named as the profile is.
+
+    Each call has the products of one batch.
+    """
     monitor = tracing_into(tmp_path)
     fit(Classifier(), monitor)
     (profile,) = monitor.profiles
     assert kinds(profile) == ONE_WINDOW
     assert [f"lflops_traces/train-0-12/{WORKER}.gz", "train-0-12.profile.json"] == files(tmp_path)
     assert profile.trace is not None
-    assert {"0": [str(path) for path in tmp_path.glob("*/train-*/*")]} == {rank: [path] for rank, path in profile.trace.files.items()}
+    assert {"0": [str(path) for path in tmp_path.glob("*/train-*/*")]} == {
+        rank: [path] for rank, path in profile.trace.files.items()
+    }
     found = events(profile)
     assert ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"] == batches(found)
     assert annotated(found)
@@ -134,11 +179,18 @@ def test_active_steps_are_traced_and_as_many_behind_them_hooked(tmp_path: Path) 
 
 
 def test_a_traced_window_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before its trace is annotated, which takes what the modules compute from the file; each write of a profile ends with its sync."""
+    """Before its trace is annotated, which takes what the modules compute from the file.
+
+    Each write of a profile ends with its sync.
+    """
     synced: list[int] = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), fsync(file)))
-    fit(Classifier(), tracing_into(tmp_path, schedule=Schedule(wait=3, warmup=1, active=1, repeat=2)), batches=60)
+    fit(
+        Classifier(),
+        tracing_into(tmp_path, schedule=Schedule(wait=3, warmup=1, active=1, repeat=2)),
+        batches=60,
+    )
     assert 2 == len(list(tmp_path.glob("*.profile.json")))
     assert 2 == len(synced)
 
@@ -162,9 +214,12 @@ def test_below_the_log_directory_traces_have_a_folder_of_their_own(tmp_path: Pat
 
 
 def test_each_window_has_its_folder(tmp_path: Path) -> None:
-    """Three steps waited for, one of warm-up, one traced, one hooked, twice; what the second would count is known.
+    """Three steps waited for, one of warm-up, one traced, one hooked, twice.
 
-    Without the cold ones each has too few clean steps: they are taken from behind, where the first one's trace is annotated meanwhile.
+    What the second would count is known.
+
+    Without the cold ones each has too few clean steps: they are taken from behind, where the first
+    one's trace is annotated meanwhile.
     """
     monitor = tracing_into(tmp_path, schedule=Schedule(wait=3, warmup=1, active=1, repeat=2))
     fit(Classifier(), monitor, batches=60)
@@ -172,7 +227,10 @@ def test_each_window_has_its_folder(tmp_path: Path) -> None:
     assert ["clclclcotrho", "clclclcltrho"] == [kinds(profile)[:12] for profile in monitor.profiles]
     assert [5, 11] == [profile.run.step for profile in monitor.profiles]
     names = ["train-0-5", "train-1-11"]
-    assert [*(f"lflops_traces/{name}/{WORKER}.gz" for name in names), *(f"{name}.profile.json" for name in names)] == files(tmp_path)
+    assert [
+        *(f"lflops_traces/{name}/{WORKER}.gz" for name in names),
+        *(f"{name}.profile.json" for name in names),
+    ] == files(tmp_path)
     for profile in monitor.profiles:
         assert ["ProfilerStep#0"] == batches(events(profile))
         assert {("body", BODY): 1, ("body.0", BODY): 1, ("head", HEAD): 1} == macs(events(profile))
@@ -180,17 +238,26 @@ def test_each_window_has_its_folder(tmp_path: Path) -> None:
 
 def test_a_second_monitors_trace_is_beside_the_firsts(tmp_path: Path) -> None:
     """Where their windows do not meet each has its own."""
-    first, second = (tracing_into(tmp_path, schedule=Schedule(wait=wait, warmup=1, active=1)) for wait in (2, 6))
+    first, second = (
+        tracing_into(tmp_path, schedule=Schedule(wait=wait, warmup=1, active=1)) for wait in (2, 6)
+    )
     fit(Classifier(), first, second)
     names = ["2-train-0-8", "train-0-4"]
-    assert sorted([*(f"lflops_traces/{name}/{WORKER}.gz" for name in names), *(f"{name}.profile.json" for name in names)]) == files(
-        tmp_path
-    )
+    assert sorted(
+        [
+            *(f"lflops_traces/{name}/{WORKER}.gz" for name in names),
+            *(f"{name}.profile.json" for name in names),
+        ]
+    ) == files(tmp_path)
     assert [[], []] == [no_trace(monitor.profiles[0]) for monitor in (first, second)]
 
 
 def test_a_trace_holds_whole_steps_of_batches(tmp_path: Path) -> None:
-    """Two batches to a step: of warm-up one step, traced and hooked two each, so there are four batches; each call has one batch's work."""
+    """Two batches to a step.
+
+    Of warm-up one step, traced and hooked two each, so there are four batches; each call has one
+    batch's work.
+    """
     monitor = tracing_into(tmp_path)
     fit(Classifier(), monitor, accumulate_grad_batches=2)
     (profile,) = monitor.profiles
@@ -218,7 +285,9 @@ MODELS: dict[str, tuple[type[Timed], dict[str, Any], Times]] = {
 
 @pytest.mark.parametrize("trace", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_module_times_are_the_same_behind_a_trace(name: str, trace: bool, clock: Changing, tmp_path: Path) -> None:
+def test_module_times_are_the_same_behind_a_trace(
+    name: str, trace: bool, clock: Changing, tmp_path: Path
+) -> None:
     """To the second; it is the hooked steps that say how the clean ones divide."""
     model, options, expected = MODELS[name]
     monitor = tracing_into(tmp_path, trace=trace)
@@ -261,7 +330,9 @@ def test_a_run_that_is_stopped_in_a_traced_step_has_the_trace_until_then(tmp_pat
 
 
 @pytest.mark.parametrize(("error", "comes_out"), ERRORS.values(), ids=ERRORS)
-def test_an_exception_in_a_traced_step_leaves_no_trace(error: BaseException, comes_out: type[BaseException], tmp_path: Path) -> None:
+def test_an_exception_in_a_traced_step_leaves_no_trace(
+    error: BaseException, comes_out: type[BaseException], tmp_path: Path
+) -> None:
     """In either sense: no file, no hook, no profiler; what comes out is the user's."""
     monitor, around = tracing_into(tmp_path), Around()
     with signals_kept(), pytest.raises(comes_out) as raised:
@@ -275,7 +346,9 @@ def test_an_exception_in_a_traced_step_leaves_no_trace(error: BaseException, com
     assert nothing_records()
 
 
-def test_a_profiler_that_is_left_running_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profiler_that_is_left_running_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The check above can fail: here nobody tells the tracer that it is over."""
     end = tracing.TracedSteps.end
     kept: list[tracing.TracedSteps] = []
@@ -291,7 +364,9 @@ def test_a_profiler_that_is_left_running_is_seen(tmp_path: Path, monkeypatch: py
     assert [] == around.left()
 
 
-def test_what_was_recorded_before_an_exception_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_recorded_before_an_exception_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a hooked step: nobody waits until it is annotated, but it will be."""
     begun: list[AnnotationProcess] = []
 
@@ -330,10 +405,15 @@ class Slowly:
         """There is nothing to say."""
 
 
-def test_steps_beside_an_annotation_are_marked_and_are_no_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first window ends with its tenth step, and has five clean ones by then; it is seen to be busy three times, and then done.
+def test_steps_beside_an_annotation_are_marked_and_are_no_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first window ends with its tenth step, and has five clean ones by then.
 
-    Of the second one's steps the four beside that are none, and so a fifth clean one is taken from behind.
+    It is seen to be busy three times, and then done.
+
+    Of the second one's steps the four beside that are none, and so a fifth clean one is taken from
+    behind.
     """
     monkeypatch.setattr(tracing, "AnnotationProcess", Slowly)
     monitor = tracing_into(tmp_path, schedule=Schedule(wait=7, warmup=1, active=1, repeat=2))
@@ -345,11 +425,15 @@ def test_steps_beside_an_annotation_are_marked_and_are_no_measure(tmp_path: Path
     assert [14, 15, 16, 17, 20] == [step.index for step in second.steps if step.is_clean]
 
 
-def test_an_annotation_that_fails_is_warned_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_annotation_that_fails_is_warned_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The trace is there as torch wrote it."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monitor = tracing_into(tmp_path)
-    with pytest.warns(UserWarning, match=r"pt\.trace\.json\.gz is a trace without the modules: exit status 1") as warned:
+    with pytest.warns(
+        UserWarning, match=r"pt\.trace\.json\.gz is a trace without the modules: exit status 1"
+    ) as warned:
         fit(Classifier(), monitor)
     assert 1 == told(warned)
     found = events(monitor.profiles[0])
@@ -359,14 +443,20 @@ def test_an_annotation_that_fails_is_warned_of_once(tmp_path: Path, monkeypatch:
 
 @pytest.fixture
 def pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The program that annotates goes on until something is written into this; also after a test that failed."""
+    """The program that annotates goes on until something is written into this.
+
+    Also after a test that failed.
+    """
     program, pipe = tmp_path / "program", tmp_path / "pipe"
     os.mkfifo(pipe)
     program.write_text(f"#!/bin/sh\nread word < {pipe}\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     yield pipe
-    with contextlib.suppress(OSError), open(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w", encoding="utf-8") as written:  # noqa: PTH123
+    with (
+        contextlib.suppress(OSError),
+        open(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w", encoding="utf-8") as written,  # noqa: PTH123
+    ):
         written.write("enough\n")  # an error where nobody reads any more
 
 
@@ -379,7 +469,9 @@ def training_fails(folder: Path) -> None:
 def we_fail(folder: Path) -> None:
     """Long after the window, in the user's function that tells a batch's samples."""
     left = iter(range(20, -1, -1))
-    monitor = tracing_into(folder, schedule=BRIEF, on_error="warn", units=lambda batch: {"samples": 1 // next(left)})
+    monitor = tracing_into(
+        folder, schedule=BRIEF, on_error="warn", units=lambda batch: {"samples": 1 // next(left)}
+    )
     with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError"):
         fit(Classifier(), monitor)
 
@@ -394,7 +486,10 @@ def time_is_up(folder: Path) -> None:
 def test_a_trace_that_is_still_being_annotated_is_left_to_its_process(
     end: Callable[[Path], None], pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No file stays open, and Python has nothing to warn of. When the process ends, nothing is left of it."""
+    """No file stays open, and Python has nothing to warn of.
+
+    When the process ends, nothing is left of it.
+    """
     begun: list[int] = []
 
     class Seen(AnnotationProcess):
@@ -438,7 +533,9 @@ def features(found: list[dict[str, Any]]) -> set[str]:
         "mine": lambda event: event["name"] == "mine" and event.get("cat") == "user_annotation",
         "shapes": lambda event: event["name"] == "aten::addmm" and "Input Dims" in event["args"],
         "memory": lambda event: event["name"] == "[memory]",
-        "memory's curve": lambda event: event["name"].startswith("allocated bytes (CPU)") and event["ph"] == "C",
+        "memory's curve": lambda event: (
+            event["name"].startswith("allocated bytes (CPU)") and event["ph"] == "C"
+        ),
         "stack": lambda event: event.get("cat") == "python_function",
     }
     return {name for name, is_one in adds.items() if any(map(is_one, found))}
@@ -453,15 +550,21 @@ OPTIONS: dict[str, tuple[dict[str, bool], set[str]]] = {
 
 
 @pytest.mark.parametrize(("options", "expected"), OPTIONS.values(), ids=OPTIONS)
-def test_torchs_options_do_to_the_trace_what_they_do_to_torchs(options: dict[str, bool], expected: set[str], tmp_path: Path) -> None:
+def test_torchs_options_do_to_the_trace_what_they_do_to_torchs(
+    options: dict[str, bool], expected: set[str], tmp_path: Path
+) -> None:
     """Each adds what it adds; names of the user's are there in all."""
     monitor = tracing_into(tmp_path, schedule=BRIEF, **options)
     fit(Named(), monitor)
     assert {"mine"} | expected == features(events(monitor.profiles[0]))
     with profiler.profile(activities=[ProfilerActivity.CPU], **options) as theirs:
-        Named().training_step((torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.long)), 0).backward()
+        Named().training_step(
+            (torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, dtype=torch.long)), 0
+        ).backward()
     theirs.export_chrome_trace(str(path := tmp_path / "theirs.json"))
-    assert ({"mine"} | expected) - {"memory's curve"} == features(json.loads(path.read_bytes())["traceEvents"])
+    assert ({"mine"} | expected) - {"memory's curve"} == features(
+        json.loads(path.read_bytes())["traceEvents"]
+    )
 
 
 def test_a_rank_that_is_not_asked_to_makes_no_trace(tmp_path: Path) -> None:
@@ -469,7 +572,11 @@ def test_a_rank_that_is_not_asked_to_makes_no_trace(tmp_path: Path) -> None:
     monitor = tracing_into(tmp_path, trace_ranks=[1])
     fit(Classifier(), monitor)
     (profile,) = monitor.profiles
-    assert ("cl" * 6 + "co" + "cl" * 3 + "ho" * 3, None, []) == (kinds(profile), profile.trace, no_trace(profile))
+    assert ("cl" * 6 + "co" + "cl" * 3 + "ho" * 3, None, []) == (
+        kinds(profile),
+        profile.trace,
+        no_trace(profile),
+    )
     assert ["train-0-12.profile.json"] == files(tmp_path)
 
 
@@ -488,9 +595,12 @@ class Placeless(Recorder):
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"), [({"logger": Placeless()}, "cl" * 6 + "co" + "ho" * 3 + "cl"), ({"fast_dev_run": 3}, "clcoho")]
+    ("options", "expected"),
+    [({"logger": Placeless()}, "cl" * 6 + "co" + "ho" * 3 + "cl"), ({"fast_dev_run": 3}, "clcoho")],
 )
-def test_where_there_is_no_place_for_files_there_is_no_trace(options: dict[str, Any], expected: str, tmp_path: Path) -> None:
+def test_where_there_is_no_place_for_files_there_is_no_trace(
+    options: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
     """Active steps are the hooked ones then, and nobody is warned."""
     monitor = watching(trace=True)
     fit(Classifier(), monitor, default_root_dir=tmp_path, **options)
@@ -502,14 +612,23 @@ def test_where_there_is_no_place_for_files_there_is_no_trace(options: dict[str, 
 def test_where_nothing_can_be_recorded_it_is_said_once(tmp_path: Path) -> None:
     """The model is on the CPU, so no device is traced; all else is there."""
     monitor = tracing_into(tmp_path, activities=["device"])
-    with pytest.warns(UserWarning, match="FlopsMonitor: there is no trace: torch can record none of the activities here") as warned:
+    with pytest.warns(
+        UserWarning,
+        match="FlopsMonitor: there is no trace: torch can record none of the activities here",
+    ) as warned:
         fit(Classifier(), monitor)
     (profile,) = monitor.profiles
-    assert (1, ["no_activity"], ["train-0-12.profile.json"]) == (told(warned), no_trace(profile), files(tmp_path))
+    assert (1, ["no_activity"], ["train-0-12.profile.json"]) == (
+        told(warned),
+        no_trace(profile),
+        files(tmp_path),
+    )
     assert profile.modules["head"].backward.seconds is not None
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16-mixed", "accumulated and clipped", "manual", "LBFGS"])
+@pytest.mark.parametrize(
+    "name", ["fp32", "bf16-mixed", "accumulated and clipped", "manual", "LBFGS"]
+)
 def test_a_traced_training_is_the_same_training(name: str, tmp_path: Path) -> None:
     """Losses, weights, buffers, the optimizer's state and the random numbers to come; two windows."""
     monitor = tracing_into(tmp_path, schedule=Schedule(wait=2, warmup=1, active=1, repeat=2))
@@ -532,8 +651,13 @@ def test_a_traced_training_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     assert plain == differences(before, process())
 
 
-def test_an_export_that_fails_leaves_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One warning, a note, and no file; the operators are in the profile, and the next one can trace."""
+def test_an_export_that_fails_leaves_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning, a note, and no file.
+
+    The operators are in the profile, and the next one can trace.
+    """
 
     def full(*_: Any) -> None:
         raise OSError("no space left")
@@ -542,7 +666,9 @@ def test_an_export_that_fails_leaves_what_was_recorded(tmp_path: Path, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr("torch.profiler.profile.export_chrome_trace", full)
         first = tracing_into(tmp_path)
-        with pytest.warns(UserWarning, match="FlopsMonitor: there is no trace: .*OSError: no space left") as warned:
+        with pytest.warns(
+            UserWarning, match="FlopsMonitor: there is no trace: .*OSError: no space left"
+        ) as warned:
             trainer = fit(Classifier(), around, first)
     assert (1, 30, []) == (told(warned), trainer.global_step, around.left())
     (profile,) = first.profiles
@@ -573,8 +699,16 @@ def test_an_error_of_our_own_in_a_traced_step_leaves_nothing_on(tmp_path: Path) 
     assert nothing_records()
 
 
-@pytest.mark.parametrize("where", ["lflops.monitoring.window.traced_steps._Batches", "lflops.trace.record.module_log.install_hooks"])
-def test_an_error_as_the_recording_begins_ends_it(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "where",
+    [
+        "lflops.monitoring.window.traced_steps._Batches",
+        "lflops.trace.record.module_log.install_hooks",
+    ],
+)
+def test_an_error_as_the_recording_begins_ends_it(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kineto has been started, and what hooks it has are on."""
 
     def broken(*_: object, **__: object) -> None:
@@ -582,7 +716,9 @@ def test_an_error_as_the_recording_begins_ends_it(where: str, tmp_path: Path, mo
 
     monkeypatch.setattr(where, broken)
     around = Around()
-    with pytest.warns(UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted") as warned:
+    with pytest.warns(
+        UserWarning, match="FlopsMonitor has failed .* ZeroDivisionError: planted"
+    ) as warned:
         trainer = fit(Classifier(), around, tracing_into(tmp_path, on_error="warn"))
     assert (1, 30, []) == (told(warned), trainer.global_step, around.left())
     assert nothing_records()
@@ -602,7 +738,9 @@ def test_a_validation_between_traced_steps_is_no_call_of_theirs(tmp_path: Path) 
     (profile,) = monitor.profiles
     assert {("body", BODY): 3, ("body.0", BODY): 3, ("head", HEAD): 3} == macs(events(profile))
     assert profile.trace is not None
-    assert {"aten::addmm": 6} == {each.name: each.calls for each in profile.trace.operators if each.name == "aten::addmm"}
+    assert {"aten::addmm": 6} == {
+        each.name: each.calls for each in profile.trace.operators if each.name == "aten::addmm"
+    }
 
 
 def test_a_trace_of_no_batch_is_none(tmp_path: Path) -> None:
@@ -621,19 +759,29 @@ def test_the_last_slice_is_a_batch(tmp_path: Path) -> None:
 
 
 class Theirs(Callback):
-    """A user's own profiler: from the batch that it is started in it waits, warms up in one, and records two."""
+    """A user's own profiler.
+
+    From the batch that it is started in it waits, warms up in one, and records two.
+    """
 
     def __init__(self, begin: int, wait: int = 0) -> None:
         self.begin = begin
-        self.profile = profiler.profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=wait, warmup=1, active=2, repeat=1))
+        self.profile = profiler.profile(
+            activities=[ProfilerActivity.CPU],
+            schedule=schedule(wait=wait, warmup=1, active=2, repeat=1),
+        )
         self.goes = False
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == self.begin:
             self.profile.start()
             self.goes = True
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self.goes:
             self.profile.step()
 
@@ -651,7 +799,9 @@ def products(found: Any) -> int:
     return sum(event.name == "AddmmBackward0" for event in found)
 
 
-def fitted(folder: Path, *callbacks: Any, monitors: int = 1, **options: Any) -> tuple[Any, dict[str, Any]]:
+def fitted(
+    folder: Path, *callbacks: Any, monitors: int = 1, **options: Any
+) -> tuple[Any, dict[str, Any]]:
     """The Trainer, and what became of the monitors' windows."""
     watchers = [tracing_into(folder) for _ in range(monitors)]
     with warnings.catch_warnings(record=True) as warned:
@@ -663,14 +813,21 @@ def fitted(folder: Path, *callbacks: Any, monitors: int = 1, **options: Any) -> 
         "warned": told(warned, "FlopsMonitor: there is no trace"),
         "failed": told(warned, "FlopsMonitor has failed"),
         "reasons": [no_trace(profile) for profile in profiles],
-        "batches": [0 if profile.trace is None else len(batches(events(profile))) for profile in profiles],
+        "batches": [
+            0 if profile.trace is None else len(batches(events(profile))) for profile in profiles
+        ],
         "macs": [[profile.modules[name].forward.macs for name in names] for profile in profiles],
         "timed": all(
-            profile.modules[name].work(phase).seconds for profile in profiles for name in names for phase in ("forward", "backward")
+            profile.modules[name].work(phase).seconds
+            for profile in profiles
+            for name in names
+            for phase in ("forward", "backward")
         ),
         "kinds": [sorted(set(re.findall("..", kinds(profile)))) for profile in profiles],
         "traces": sum(name.endswith(".gz") for name in files(folder)),
-        "other files": [name for name in files(folder) if not name.endswith((".gz", ".profile.json"))],
+        "other files": [
+            name for name in files(folder) if not name.endswith((".gz", ".profile.json"))
+        ],
     }
 
 
@@ -691,7 +848,10 @@ def beside_lightnings(folder: Path) -> dict[str, Any]:
     trainer, told = fitted(folder, profiler="pytorch")
     assert isinstance(trainer.profiler, PyTorchProfiler)
     assert products(plain.profiler.function_events) > 0
-    return told | {"theirs": products(trainer.profiler.function_events) / products(plain.profiler.function_events)}
+    return told | {
+        "theirs": products(trainer.profiler.function_events)
+        / products(plain.profiler.function_events)
+    }
 
 
 def two_monitors(folder: Path) -> dict[str, Any]:
@@ -706,7 +866,9 @@ class Careless(Callback):
         self.profile = profiler.profile(activities=[ProfilerActivity.CPU])
         self.profile.prepare_trace()
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == 20:
             self.profile.start_trace()
 
@@ -730,20 +892,35 @@ ALONE: dict[str, Any] = {
     "other files": [],
 }
 NOT_TRACED = [["cl", "co", "ho"]]
-REFUSED = ALONE | {"warned": 1, "reasons": [["other_profiler"]], "batches": [0], "kinds": NOT_TRACED, "traces": 0, "theirs": 4}
+REFUSED = ALONE | {
+    "warned": 1,
+    "reasons": [["other_profiler"]],
+    "batches": [0],
+    "kinds": NOT_TRACED,
+    "traces": 0,
+    "theirs": 4,
+}
 
 CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], dict[str, Any]]] = {
     "nobody": (lambda folder: fitted(folder)[1], ALONE),
     "one that waits": (beside(begin=0, wait=20), REFUSED),
     "one that warms up": (beside(begin=6), REFUSED),
     "one that records": (beside(begin=5), REFUSED),
-    "one that begins while ours records": (beside(begin=8), REFUSED | {"reasons": [["cut_off"]], "kinds": ALONE["kinds"]}),
+    "one that begins while ours records": (
+        beside(begin=8),
+        REFUSED | {"reasons": [["cut_off"]], "kinds": ALONE["kinds"]},
+    ),
     "one that comes behind": (beside(begin=12), ALONE | {"theirs": 4}),
     "Lightning's": (beside_lightnings, REFUSED | {"theirs": 1}),
     "another monitor": (
         two_monitors,
         {name: value * 2 if isinstance(value, list) else value for name, value in ALONE.items()}
-        | {"warned": 1, "reasons": [[], ["own_trace"]], "batches": [3, 0], "kinds": ALONE["kinds"] + NOT_TRACED},
+        | {
+            "warned": 1,
+            "reasons": [[], ["own_trace"]],
+            "batches": [3, 0],
+            "kinds": ALONE["kinds"] + NOT_TRACED,
+        },
     ),
 }
 """Two layers in two batches are four products of theirs."""
@@ -762,12 +939,16 @@ def fork_all(folder: Path) -> None:
         if not children[name]:
             (folder / f"{name}.json").write_text(json.dumps(case(place)), "utf-8")
             sys.exit()
-    endings = {name: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for name, child in children.items()}
+    endings = {
+        name: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for name, child in children.items()
+    }
     (folder / "endings.json").write_text(json.dumps(endings), "utf-8")
 
 
 @pytest.fixture(scope="module")
-def met(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> tuple[Path, dict[str, int]]:
+def met(
+    tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython
+) -> tuple[Path, dict[str, int]]:
     """The folder of what became of each case, and its process's exit status."""
     folder = tmp_path_factory.mktemp("met")
     code = "import sys, pathlib; from tests.integrations.lightning.test_traces import fork_all; fork_all(pathlib.Path(sys.argv[1]))"
@@ -778,12 +959,18 @@ def met(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> tu
 
 @pytest.mark.parametrize("name", CASES)
 def test_beside(name: str, met: tuple[Path, dict[str, int]]) -> None:
-    """Whoever came first goes on, the other is told of once, and everything but the trace is there; the process ends well."""
+    """Whoever came first goes on, the other is told of once, and everything but the trace is there.
+
+    The process ends well.
+    """
     folder, endings = met
     assert 0 == endings[name]
     assert CASES[name][1] == json.loads((folder / f"{name}.json").read_text("utf-8"))
 
 
 def test_two_careless_profilers_crash(met: tuple[Path, dict[str, int]]) -> None:
-    """What the tests above would see: one gets ready, another comes and goes, and the first one starts."""
+    """What the tests above would see.
+
+    One gets ready, another comes and goes, and the first one starts.
+    """
     assert 0 != met[1][CULPRIT]

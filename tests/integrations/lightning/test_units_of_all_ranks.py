@@ -13,12 +13,23 @@ from tests.support.profile_builders import profile, run
 
 def window(samples: int, *, partial: bool = False) -> Profile:
     """A rank's, of two steps."""
-    steps = tuple(Step(index=n, kind="clean", seconds=0.5, phases={"forward": 0.5}, samples=samples) for n in range(2))
-    return profile({"": {}}, [], steps=steps, run=run(world_size=2, data_parallel_size=2, kind="training", partial=partial))
+    steps = tuple(
+        Step(index=n, kind="clean", seconds=0.5, phases={"forward": 0.5}, samples=samples)
+        for n in range(2)
+    )
+    return profile(
+        {"": {}},
+        [],
+        steps=steps,
+        run=run(world_size=2, data_parallel_size=2, kind="training", partial=partial),
+    )
 
 
 def test_the_curves_have_the_samples_of_all_ranks() -> None:
-    """4 here and 8 there are 3 times 4, in half a second: 24 a second. Before a window knows, two equal batches: 16."""
+    """4 here and 8 there are 3 times 4, in half a second: 24 a second.
+
+    Before a window knows, two equal batches: 16.
+    """
     shares = _shares(window(4).steps, merge([window(4), window(8)]).steps)
     assert {"samples": 3.0} == shares
     live = LiveMetrics(lambda step: 0.5, 2)
@@ -37,7 +48,9 @@ def test_the_curves_have_the_samples_of_all_ranks() -> None:
         (True, True, " before its end without the reports of ranks 1"),
     ],
 )
-def test_a_missing_rank_does_not_cut_a_window_short(*, cut_short: bool, missing: bool, expected: str) -> None:
+def test_a_missing_rank_does_not_cut_a_window_short(
+    *, cut_short: bool, missing: bool, expected: str
+) -> None:
     """Its report is missing, and the window is a full one."""
     own = window(4, partial=cut_short)
     whole = merge({0: own} if missing else {0: own, 1: own_of_another(own)})

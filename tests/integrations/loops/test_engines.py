@@ -1,4 +1,7 @@
-"""Loops that use Lightning Fabric or Accelerate: their `backward` and clipping are phases, and their wrappers have no names."""
+"""Loops that use Lightning Fabric or Accelerate.
+
+Their `backward` and clipping are phases, and their wrappers have no names.
+"""
 
 import os
 from collections.abc import Callable
@@ -35,7 +38,12 @@ def with_fabric() -> Engine:
     fabric = Fabric(accelerator="cpu", devices=1)
     own = model()
     wrapped, optimizer = fabric.setup(own, torch.optim.AdamW(own.parameters(), lr=0.01))
-    return fabric, wrapped, optimizer, lambda: fabric.clip_gradients(wrapped, optimizer, max_norm=1.0)  # type: ignore[return-value]
+    return (
+        fabric,
+        wrapped,
+        optimizer,
+        lambda: fabric.clip_gradients(wrapped, optimizer, max_norm=1.0),
+    )  # type: ignore[return-value]
 
 
 def with_accelerate() -> Engine:
@@ -44,13 +52,24 @@ def with_accelerate() -> Engine:
     accelerator = accelerate.Accelerator(cpu=True)
     own = model()
     wrapped, optimizer = accelerator.prepare(own, torch.optim.AdamW(own.parameters(), lr=0.01))
-    return accelerator, wrapped, optimizer, lambda: accelerator.clip_grad_norm_(wrapped.parameters(), 1.0)
+    return (
+        accelerator,
+        wrapped,
+        optimizer,
+        lambda: accelerator.clip_grad_norm_(wrapped.parameters(), 1.0),
+    )
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
     """The same ones each time."""
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(BATCH, WIDTH, generator=generator), torch.randint(CLASSES, (BATCH,), generator=generator)) for _ in range(20)]
+    return [
+        (
+            torch.randn(BATCH, WIDTH, generator=generator),
+            torch.randint(CLASSES, (BATCH,), generator=generator),
+        )
+        for _ in range(20)
+    ]
 
 
 def step(engine: Engine, x: Tensor, y: Tensor) -> None:
@@ -70,29 +89,54 @@ def test_a_loop_with_an_engine_is_counted_and_timed(made: Callable[[], Engine]) 
         step(plain, x, y)
     before = set(vars(engine[0]))
     schedule = Schedule(wait=2, warmup=1, active=2, repeat=1)
-    with lflops.monitor(engine[1], engine[2], engine=engine[0], schedule=schedule, log=lambda _: None, on_error="raise") as monitor:
+    with lflops.monitor(
+        engine[1],
+        engine[2],
+        engine=engine[0],
+        schedule=schedule,
+        log=lambda _: None,
+        on_error="raise",
+    ) as monitor:
         for x, y in monitor.data(batches()):
             with monitor.step(x):
                 step(engine, x, y)
     (profile,) = monitor.profiles
-    assert (FORWARD, BACKWARD) == (profile.modules[""].forward.macs, profile.modules[""].backward.macs)
+    assert (FORWARD, BACKWARD) == (
+        profile.modules[""].forward.macs,
+        profile.modules[""].backward.macs,
+    )
     assert {"", "0", "1", "2"} == profile.modules.keys()
-    assert {"data", "forward", "backward", "clip", "optimizer", "other"} == set(analyze(profile).step_times.phases)
-    assert [bits(each) for each in plain[1].parameters()] == [bits(each) for each in engine[1].parameters()]
+    assert {"data", "forward", "backward", "clip", "optimizer", "other"} == set(
+        analyze(profile).step_times.phases
+    )
+    assert [bits(each) for each in plain[1].parameters()] == [
+        bits(each) for each in engine[1].parameters()
+    ]
     assert before == set(vars(engine[0]))
 
 
 def on_two_ranks() -> tuple[int | None, str | None, set[int | None]]:
     """Train with Fabric's wrapper around DDP, and batches that no sampler divided."""
     rank = distributed.get_rank()
-    place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "test"}
-    os.environ.update({name: str(value) for name, value in place.items()})  # of a launcher, so that Fabric starts no process
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "GROUP_RANK": 0,
+        "WORLD_SIZE": 2,
+        "LOCAL_WORLD_SIZE": 2,
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+    os.environ.update(
+        {name: str(value) for name, value in place.items()}
+    )  # of a launcher, so that Fabric starts no process
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     own = model()
     wrapped, optimizer = fabric.setup(own, torch.optim.AdamW(own.parameters(), lr=0.01))
     schedule = Schedule(wait=2, warmup=1, active=2, repeat=1)
-    with lflops.monitor(wrapped, optimizer, engine=fabric, schedule=schedule, log=lambda _: None, on_error="raise") as monitor:
+    with lflops.monitor(
+        wrapped, optimizer, engine=fabric, schedule=schedule, log=lambda _: None, on_error="raise"
+    ) as monitor:
         for x, y in batches():
             with monitor.step((x, y)):
                 fabric.backward(F.cross_entropy(wrapped(x), y))

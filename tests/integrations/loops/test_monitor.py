@@ -41,14 +41,27 @@ def model() -> nn.Sequential:
 def batches(number: int) -> list[tuple[Tensor, Tensor]]:
     """The same ones each time."""
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(BATCH, WIDTH, generator=generator), torch.randint(CLASSES, (BATCH,), generator=generator)) for _ in range(number)]
+    return [
+        (
+            torch.randn(BATCH, WIDTH, generator=generator),
+            torch.randint(CLASSES, (BATCH,), generator=generator),
+        )
+        for _ in range(number)
+    ]
 
 
 def quiet(_message: str) -> None:
     """Log nothing."""
 
 
-def train(watched: nn.Module, number: int = 20, *, seen: list[object] | None = None, each: int = 1, **options: Any) -> LoopMonitor:
+def train(
+    watched: nn.Module,
+    number: int = 20,
+    *,
+    seen: list[object] | None = None,
+    each: int = 1,
+    **options: Any,
+) -> LoopMonitor:
     """Train with the monitor on; gradients are accumulated over `each` batches."""
     optimizer = torch.optim.AdamW(watched.parameters(), lr=0.01)
     settings = {"schedule": SHORT, "log": quiet, "on_error": "raise", "hardware": None} | options
@@ -76,7 +89,11 @@ def test_a_loop_is_counted_and_timed(trace: bool, tmp_path: Path) -> None:
     """Its phases are those that hooks see; its modules are timed."""
     (profile,) = train(model(), trace=trace, dirpath=tmp_path).profiles
     assert (FORWARD, BACKWARD) == macs(profile)
-    assert ("train", BATCH, False) == (profile.run.stage, profile.run.samples_per_step, profile.run.partial)
+    assert ("train", BATCH, False) == (
+        profile.run.stage,
+        profile.run.samples_per_step,
+        profile.run.partial,
+    )
     found = analyze(profile).step_times
     assert {"data", "forward", "backward", "optimizer", "other"} == set(found.phases)
     assert all(profile.modules[name].forward.seconds is not None for name in ("", "0", "1", "2"))
@@ -84,19 +101,34 @@ def test_a_loop_is_counted_and_timed(trace: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-@pytest.mark.parametrize(("is_training", "is_anomaly"), [(True, False), (False, False), (True, True)])
-def test_what_was_left_on_is_a_cause_of_unknown_cost(is_training: bool, is_anomaly: bool, tmp_path: Path) -> None:
-    """A model that stays in eval mode, or anomaly detection. With neither of them there is no note."""
+@pytest.mark.parametrize(
+    ("is_training", "is_anomaly"), [(True, False), (False, False), (True, True)]
+)
+def test_what_was_left_on_is_a_cause_of_unknown_cost(
+    is_training: bool, is_anomaly: bool, tmp_path: Path
+) -> None:
+    """A model that stays in eval mode, or anomaly detection.
+
+    With neither of them there is no note.
+    """
     codes = {"anomaly_mode": is_anomaly, "eval_mode": not is_training}
     with torch.autograd.set_detect_anomaly(is_anomaly):
         (profile,) = train(model().train(is_training), trace=False, dirpath=tmp_path).profiles
-    assert [code for code, is_on in codes.items() if is_on] == [note.code for note in profile.notes if note.code in codes]
-    left_on = [each.cause for each in lflops.explain(profile).findings if each.cause in codes and each.is_fault and each.seconds is None]
+    assert [code for code, is_on in codes.items() if is_on] == [
+        note.code for note in profile.notes if note.code in codes
+    ]
+    left_on = [
+        each.cause
+        for each in lflops.explain(profile).findings
+        if each.cause in codes and each.is_fault and each.seconds is None
+    ]
     assert [code for code, is_on in codes.items() if is_on] == left_on
 
 
 @pytest.mark.parametrize(("peak", "is_said"), [(1.0, True), (1e30, False)])
-def test_a_measured_peak_that_a_step_exceeds_is_forgotten(peak: float, is_said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measured_peak_that_a_step_exceeds_is_forgotten(
+    peak: float, is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One FLOP a second is exceeded by everything."""
     forgotten: list[object] = []
     monkeypatch.setattr(results, "forget", lambda chip: not forgotten.append(chip))
@@ -125,12 +157,17 @@ def test_training_is_the_same_to_the_bit() -> None:
     plain(first, expected)
     train(second, 50, seen=actual, schedule=Schedule(wait=2, warmup=2, active=3, repeat=3))
     assert expected == actual
-    assert [bits(each) for each in first.parameters()] == [bits(each) for each in second.parameters()]
+    assert [bits(each) for each in first.parameters()] == [
+        bits(each) for each in second.parameters()
+    ]
 
 
 def hooks(watched: nn.Module) -> int:
     """How many are on the modules."""
-    return sum(len(each._forward_hooks) + len(each._forward_pre_hooks) + len(each._backward_hooks) for each in watched.modules())
+    return sum(
+        len(each._forward_hooks) + len(each._forward_pre_hooks) + len(each._backward_hooks)
+        for each in watched.modules()
+    )
 
 
 @pytest.mark.parametrize("at", range(2, 9))
@@ -178,7 +215,9 @@ def test_several_models_have_their_names() -> None:
     """Both are trained in a step, by optimizers of their own."""
     first, second = model(), model()
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
-    with lflops.monitor({"first": first, "second": second}, optimizers, schedule=SHORT, log=quiet, on_error="raise") as monitor:
+    with lflops.monitor(
+        {"first": first, "second": second}, optimizers, schedule=SHORT, log=quiet, on_error="raise"
+    ) as monitor:
         for x, y in monitor.data(batches(20)):
             with monitor.step(x):
                 for each, optimizer in zip((first, second), optimizers, strict=True):
@@ -187,7 +226,9 @@ def test_several_models_have_their_names() -> None:
                     optimizer.zero_grad()
     (profile,) = monitor.profiles
     assert (2 * FORWARD, 2 * BACKWARD) == macs(profile)
-    assert FORWARD == profile.modules["first"].forward.macs == profile.modules["second"].forward.macs
+    assert (
+        FORWARD == profile.modules["first"].forward.macs == profile.modules["second"].forward.macs
+    )
 
 
 def test_validation_is_a_stage_of_its_own() -> None:
@@ -195,7 +236,13 @@ def test_validation_is_a_stage_of_its_own() -> None:
     watched = model()
     optimizer = torch.optim.SGD(watched.parameters(), lr=0.1)
     with lflops.monitor(
-        watched, optimizer, schedule=SHORT, stages=("train", "validate"), log=quiet, on_error="raise", trace=False
+        watched,
+        optimizer,
+        schedule=SHORT,
+        stages=("train", "validate"),
+        log=quiet,
+        on_error="raise",
+        trace=False,
     ) as monitor:
         for index, (x, y) in enumerate(monitor.data(batches(20))):
             with monitor.step(x):
@@ -218,7 +265,10 @@ def test_a_writer_has_curves_text_and_files(tmp_path: Path) -> None:
         train(model(), logger=writer, log_every=5, trace=False)
     names = {path.name for path in (tmp_path / "lflops").iterdir()}
     (saved,) = [name for name in names if name.endswith(".profile.json")]
-    assert FORWARD == json.loads((tmp_path / "lflops" / saved).read_text())["modules"][""]["forward"]["macs"]
+    assert (
+        FORWARD
+        == json.loads((tmp_path / "lflops" / saved).read_text())["modules"][""]["forward"]["macs"]
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path)).Reload()
@@ -226,7 +276,9 @@ def test_a_writer_has_curves_text_and_files(tmp_path: Path) -> None:
     assert "lflops/train/summary/text_summary" in events.Tags()["tensors"]
 
 
-def test_without_a_logger_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_logger_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The summary goes to `log`."""
     monkeypatch.chdir(tmp_path)
     logged: list[str] = []
@@ -273,7 +325,12 @@ def of_rank(rank: int) -> tuple[int, tuple[int, int] | None, list[str], float | 
     if not profiles:
         return rank, None, [], None
     (profile,) = profiles
-    return rank, macs(profile), [each.status for each in profile.ranks], profile.run.data_parallel_size
+    return (
+        rank,
+        macs(profile),
+        [each.status for each in profile.ranks],
+        profile.run.data_parallel_size,
+    )
 
 
 def on_this_rank() -> Any:
@@ -303,31 +360,50 @@ def test_the_curves_have_a_point_every_so_many_steps() -> None:
     train(model(), 40, logger=logger, log_every=10, schedule=Schedule(wait=1000))
     steps = [step for step, values in logger.points if "lflops/train/step_ms" in values]
     assert [9, 19, 29, 39] == steps
-    assert all(math.isfinite(value) and value > 0 for _, values in logger.points for value in values.values())
+    assert all(
+        math.isfinite(value) and value > 0
+        for _, values in logger.points
+        for value in values.values()
+    )
 
 
 def test_a_loop_that_names_no_step_is_told() -> None:
     """Else nothing is said at all, and nobody knows why."""
     model = nn.Linear(4, 1)
-    with pytest.warns(UserWarning, match=r"saw no step.*with monitor\.step\(batch\)"), lflops.monitor(model, trace=False):
+    with (
+        pytest.warns(UserWarning, match=r"saw no step.*with monitor\.step\(batch\)"),
+        lflops.monitor(model, trace=False),
+    ):
         model(torch.ones(2, 4)).sum().backward()
 
 
 @pytest.mark.parametrize("each", [1, 2])
-def test_beside_busy_programs_the_phases_of_hooked_steps_are_without_what_others_took(monkeypatch: pytest.MonkeyPatch, each: int) -> None:
-    """Together they are no longer than the step. If others had the core all of the time, nothing is left."""
+def test_beside_busy_programs_the_phases_of_hooked_steps_are_without_what_others_took(
+    monkeypatch: pytest.MonkeyPatch, each: int
+) -> None:
+    """Together they are no longer than the step.
+
+    If others had the core all of the time, nothing is left.
+    """
     monkeypatch.setattr(OwnClock, "is_needed", True)
     hooked = [step for step in train(model(), each=each).profiles[0].steps if step.kind == "hooked"]
     assert hooked
-    assert all({"data", "forward", "backward", "optimizer", "other"} <= step.own_phases.keys() for step in hooked)
+    assert all(
+        {"data", "forward", "backward", "optimizer", "other"} <= step.own_phases.keys()
+        for step in hooked
+    )
     assert all(sum(step.own_phases.values()) <= (step.seconds or 0.0) for step in hooked)
     monkeypatch.setattr(ThreadSchedule, "read", lambda _: f"0 {time.perf_counter_ns()} 1".encode())
     hooked = [step for step in train(model(), each=each).profiles[0].steps if step.kind == "hooked"]
     # That of data begins at the step's own mark, which is made a moment before the system is asked.
-    assert {0.0} == {seconds for step in hooked for name, seconds in step.own_phases.items() if name != "data"}
+    assert {0.0} == {
+        seconds for step in hooked for name, seconds in step.own_phases.items() if name != "data"
+    }
 
 
-def test_the_phases_of_a_quiet_machine_are_what_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_phases_of_a_quiet_machine_are_what_the_clock_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing is read at each module where others took nothing."""
     monkeypatch.setattr(OwnClock, "is_needed", False)
     assert all(not step.own_phases for step in train(model()).profiles[0].steps)
@@ -338,7 +414,9 @@ def test_processes_that_a_loader_has_started_are_known() -> None:
     data = DataLoader(batches(12), batch_size=None, num_workers=1)  # type: ignore[arg-type]
     watched = model()
     optimizer = torch.optim.SGD(watched.parameters(), lr=0.01)
-    with lflops.monitor(watched, optimizer, schedule=SHORT, log=quiet, on_error="raise", hardware=None) as monitor:
+    with lflops.monitor(
+        watched, optimizer, schedule=SHORT, log=quiet, on_error="raise", hardware=None
+    ) as monitor:
         for x, y in monitor.data(data):
             with monitor.step((x, y)):
                 F.cross_entropy(watched(x), y).backward()

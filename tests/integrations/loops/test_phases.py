@@ -156,7 +156,11 @@ LEARNS = "+backward -backward +optimizer -optimizer"
         (lambda loop: loop.goes_backward(by_methods=False), f"+forward -forward {LEARNS}"),
         (_transfers, f"+forward -forward +transfer -transfer +forward -forward {LEARNS}"),
         (_names_forward, f"+transfer -transfer +forward -forward {LEARNS}"),
-        (_goes_backward_twice, "+forward -forward +backward -backward +forward -forward +optimizer -optimizer +forward -forward " + LEARNS),
+        (
+            _goes_backward_twice,
+            "+forward -forward +backward -backward +forward -forward +optimizer -optimizer +forward -forward "
+            + LEARNS,
+        ),
         (_validates_first, f"+forward -forward +forward -forward {LEARNS}"),
     ],
     ids=["methods", "calls", "with a phase before", "named", "twice", "after a validation"],
@@ -241,11 +245,16 @@ def test_gradients_that_are_asked_for_are_no_backward_pass(loop: Loop) -> None:
 
 
 def test_a_backward_pass_within_another_is_part_of_it() -> None:
-    """As a reentrant checkpoint makes one. The wait for other ranks is at the end of the outer one."""
+    """As a reentrant checkpoint makes one.
+
+    The wait for other ranks is at the end of the outer one.
+    """
     loop = Loop()
     loop.watch_waits(awaits_others=True)
     loop.phases.begin_step()
-    checkpoint(loop.model, torch.ones(2, 4, requires_grad=True), use_reentrant=True).sum().backward()
+    checkpoint(
+        loop.model, torch.ones(2, 4, requires_grad=True), use_reentrant=True
+    ).sum().backward()
     loop.undo.close()
     assert "+forward -forward +backward wait -backward" == loop.heard
 
@@ -290,7 +299,9 @@ def test_the_engine_may_be_called_with_names_alone(loop: Loop) -> None:
     assert next(loop.model.parameters()).grad is not None
 
 
-def test_a_compiled_function_that_goes_backward_compiles_nothing_of_ours(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_function_that_goes_backward_compiles_nothing_of_ours(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its graph breaks there, and dynamo goes on to what hears of it."""
     looked_at: list[str] = []
     convert = ConvertFrame.__call__
@@ -307,7 +318,13 @@ def test_a_compiled_function_that_goes_backward_compiles_nothing_of_ours(loop: L
     torch.compiler.reset()
     assert "+backward -backward" in loop.heard
     assert __file__ in looked_at
-    assert not [name for name in looked_at if name.endswith(("torch_private/autograd.py", "boundary.py", "integrations/loops/phases.py"))]
+    assert not [
+        name
+        for name in looked_at
+        if name.endswith(
+            ("torch_private/autograd.py", "boundary.py", "integrations/loops/phases.py")
+        )
+    ]
 
 
 def test_a_backward_pass_of_another_thread_is_not_the_loops(loop: Loop) -> None:
@@ -342,8 +359,13 @@ class Waiting(Events):
 def test_the_wait_for_other_ranks_is_heard_where_there_are_others() -> None:
     """Behind the last node and before what DDP registers, in a backward of the loop's own and in a named one."""
     loop = Loop()
-    next(loop.model.parameters()).register_hook(lambda _: after_backward(lambda: loop.events.heard.append("waits")))
-    for others, heard in ((False, "+backward waits -backward"), (True, "+backward wait waits -backward")):
+    next(loop.model.parameters()).register_hook(
+        lambda _: after_backward(lambda: loop.events.heard.append("waits"))
+    )
+    for others, heard in (
+        (False, "+backward waits -backward"),
+        (True, "+backward wait waits -backward"),
+    ):
         loop.watch_waits(awaits_others=others)
         for is_named in (False, True):
             loop.events.heard.clear()
@@ -432,7 +454,10 @@ def test_where_nobody_listens_the_hooks_do_nothing() -> None:
 
 
 def test_a_copy_of_the_model_has_no_hook_of_ours(loop: Loop) -> None:
-    """As that of an average of the weights; nor has a file that the model is saved to, which is read without lflops."""
+    """As that of an average of the weights.
+
+    Nor has a file that the model is saved to, which is read without lflops.
+    """
     average = copy.deepcopy(loop.model)
     saved = pickle.dumps(loop.model)
     loop.phases.begin_step()
@@ -447,7 +472,10 @@ class Saved(nn.Sequential):
 
 
 def test_a_saved_model_is_as_without() -> None:
-    """To the byte, so that it loads with `weights_only`, which takes no function. Afterwards the class is pickled as before."""
+    """To the byte, so that it loads with `weights_only`, which takes no function.
+
+    Afterwards the class is pickled as before.
+    """
     model, phases, undo = Saved(nn.Linear(4, 4)), LoopPhases(), Undo()
     phases.install([model], [], Boundary(raising), undo)
     saved, file = pickle.dumps(model), io.BytesIO()
@@ -461,7 +489,9 @@ def test_a_saved_model_is_as_without() -> None:
     assert Saved not in copyreg.dispatch_table
 
 
-@pytest.mark.filterwarnings("ignore:Using `torch.compile")  # where another test's library has left a global hook
+@pytest.mark.filterwarnings(
+    "ignore:Using `torch.compile"
+)  # where another test's library has left a global hook
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
     """Hooks on a model that was compiled in place would be compiled with it."""
@@ -483,4 +513,7 @@ def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
     undo.close()
     model(torch.ones(2, 4)).sum().backward()
     assert before == backend.compilations
-    assert ([] if in_place else ["+forward", "-forward"]) + ["+backward", "-backward"] == events.heard
+    assert ([] if in_place else ["+forward", "-forward"]) + [
+        "+backward",
+        "-backward",
+    ] == events.heard

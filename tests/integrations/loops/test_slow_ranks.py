@@ -34,23 +34,40 @@ class Part(nn.Module):
 
 
 def trained(slow_from: float) -> Any:
-    """Train as the documentation does: the culprits of the last window, and what the log says of ranks."""
+    """Train as the documentation does.
+
+    The culprits of the last window, and what the log says of ranks.
+    """
     clock, said = StillClock(), list[str]()
     HostClock.mark = clock.mark  # type: ignore[assignment]
     ThreadSchedule.read = partial(int)  # type: ignore[method-assign,assignment]  # what the system does is no part of the test
-    model = DistributedDataParallel(nn.Sequential(Part(clock, float("inf")), Part(clock, slow_from)))
+    model = DistributedDataParallel(
+        nn.Sequential(Part(clock, float("inf")), Part(clock, slow_from))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = [torch.randn(4, WIDTH) for _ in range(STEPS)]
-    with lflops.monitor(model, optimizer, log=said.append, log_every=10, hardware=None, on_error="raise") as monitor:
+    with lflops.monitor(
+        model, optimizer, log=said.append, log_every=10, hardware=None, on_error="raise"
+    ) as monitor:
         for batch in monitor.data(loader):
             with monitor.step(batch):
                 loss = model(batch).square().mean()
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    rows: list[Any] = [row for profile in monitor.profiles[-1:] for row in lflops.imbalance(profile).rows]
-    wrong = [claim for profile in monitor.profiles[-1:] for claim in (*disagreements(profile), *wrong_sums(profile))]
-    return [(row.slow_rank, row.module, row.phase, row.since) for row in rows], [each for each in said if "in the last" in each], wrong
+    rows: list[Any] = [
+        row for profile in monitor.profiles[-1:] for row in lflops.imbalance(profile).rows
+    ]
+    wrong = [
+        claim
+        for profile in monitor.profiles[-1:]
+        for claim in (*disagreements(profile), *wrong_sums(profile))
+    ]
+    return (
+        [(row.slow_rank, row.module, row.phase, row.since) for row in rows],
+        [each for each in said if "in the last" in each],
+        wrong,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +78,20 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 def test_a_rank_that_is_slow_in_each_step_is_named_with_its_module(two: Ranks) -> None:
-    """Its window says so, and the log does not say it again. All drawings of the run agree, and parts add up."""
+    """Its window says so, and the log does not say it again.
+
+    All drawings of the run agree, and parts add up.
+    """
     results: Any = two.run(partial(trained, 0))
     (rows, said, wrong), (others, _, _) = results
     assert ([(1, "1", "forward", None)], [], [], []) == (rows, said, others, wrong)
 
 
 def test_a_rank_that_becomes_slow_behind_the_last_window_has_a_line_in_the_log(two: Ranks) -> None:
-    """In the 60 steps from number 60 on, as the loggers count. No step is hooked then, so no module is known."""
+    """In the 60 steps from number 60 on, as the loggers count.
+
+    No step is hooked then, so no module is known.
+    """
     results: Any = two.run(partial(trained, 60))
     ((rank, module, phase, since),), (*_, line), wrong = results[0]
     assert ((1, "", "forward", 60), []) == ((rank, module, phase, since), wrong)

@@ -1,4 +1,7 @@
-"""Samples, tokens and MACs of all ranks with uneven batches, in each kind of loop and strategy: two real processes, figures by hand."""
+"""Samples, tokens and MACs of all ranks with uneven batches, in each kind of loop and strategy.
+
+Two real processes, figures by hand.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -89,19 +92,44 @@ def units(batch: Tensor) -> dict[str, int]:
     return {"samples": len(batch), "tokens": batch.shape[0] * batch.shape[1]}
 
 
-def trained(make: Callable[[nn.Module], Made], rows: tuple[int, int], *, joined: bool = False, slow: bool = False) -> Any:
-    """What the first rank says: samples and tokens of a step and of a second, MACs of each rank, and who is slow."""
+def trained(
+    make: Callable[[nn.Module], Made],
+    rows: tuple[int, int],
+    *,
+    joined: bool = False,
+    slow: bool = False,
+) -> Any:
+    """What the first rank says.
+
+    Samples and tokens of a step and of a second, MACs of each rank, and who is slow.
+    """
     rank = distributed.get_rank()
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     torch.manual_seed(0)
     clock = StillClock()
     HostClock.mark = clock.mark  # type: ignore[assignment]
     model, optimizer, given, backward = make(Model(clock))
     given.pop("strategy", None)
-    batches = [torch.randn(rows[rank], LENGTH, IN) for _ in range(STEPS + (4 * STEPS if joined else 0) + (9 * rank if joined else 0))]
+    batches = [
+        torch.randn(rows[rank], LENGTH, IN)
+        for _ in range(STEPS + (4 * STEPS if joined else 0) + (9 * rank if joined else 0))
+    ]
     schedule = Schedule(wait=2, warmup=1, active=2)
     with lflops.monitor(
-        model, optimizer, log=list[str]().append, schedule=schedule, units=units, html=False, on_error="raise", **given
+        model,
+        optimizer,
+        log=list[str]().append,
+        schedule=schedule,
+        units=units,
+        html=False,
+        on_error="raise",
+        **given,
     ) as monitor:
         join: Any = getattr(model, "join", None) if joined else None
         with torch.enable_grad() if join is None else join():
@@ -129,7 +157,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("make", [replicated, sharded, of_fabric, of_accelerate])
-def test_uneven_batches_add_up_and_each_rank_has_its_work(make: Callable[[nn.Module], Made], two: Ranks) -> None:
+def test_uneven_batches_add_up_and_each_rank_has_its_work(
+    make: Callable[[nn.Module], Made], two: Ranks
+) -> None:
     """3 and 5 sequences of 4 tokens, in a hundredth of a second."""
     if make is of_accelerate:
         pytest.importorskip("accelerate")
@@ -148,7 +178,12 @@ def test_a_model_that_two_ranks_share_has_one_batch_and_half_the_work_on_each(tw
 
 
 @pytest.mark.parametrize(("slow", "expected"), [(False, []), (True, [1])])
-def test_join_with_uneven_inputs_accuses_no_rank_but_a_slow_one(slow: bool, expected: list[int], two: Ranks) -> None:
-    """Rank 1 has nine batches more, for which the other one only answers collectives; half as slow again, it is named."""
+def test_join_with_uneven_inputs_accuses_no_rank_but_a_slow_one(
+    slow: bool, expected: list[int], two: Ranks
+) -> None:
+    """Rank 1 has nine batches more, for which the other one only answers collectives.
+
+    Half as slow again, it is named.
+    """
     found: Any = two.run(partial(trained, replicated, (3, 3), joined=True, slow=slow))[0]
     assert expected == found[-1]

@@ -11,7 +11,12 @@ MIB = 2**20
 def test_a_text_is_read_as_torch_reads_it() -> None:
     """Names, truths, MiB and shares; what does not change the device's memory is skipped."""
     text = "expandable_segments:True, max_split_size_mb:128,garbage_collection_threshold:0.6,per_process_memory_fraction:0.9,backend:native"
-    expected = AllocatorSettings(expandable_segments=True, max_split_size=128 * MIB, garbage_collection_threshold=0.6, memory_fraction=0.9)
+    expected = AllocatorSettings(
+        expandable_segments=True,
+        max_split_size=128 * MIB,
+        garbage_collection_threshold=0.6,
+        memory_fraction=0.9,
+    )
     assert expected == settings_of(text)
     assert DEFAULT == settings_of("")
 
@@ -19,15 +24,23 @@ def test_a_text_is_read_as_torch_reads_it() -> None:
 def test_divisions_are_one_number_or_a_list_by_size() -> None:
     """Of 16 powers of two from 1 MiB on: below 256 MiB as at 256, above the last as `>` says."""
     assert (4,) * 16 == settings_of("roundup_power2_divisions:4").divisions
-    assert (1,) * 9 + (2,) + (4,) + (8,) * 5 == settings_of("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]").divisions
+    assert (1,) * 9 + (2,) + (4,) + (8,) * 5 == settings_of(
+        "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]"
+    ).divisions
 
 
 WRONG = {
     "unknown": ("max_split:128", "'max_split' is unknown: give some of expandable_segments"),
     "no value": ("expandable_segments", "'expandable_segments' has no value: give name:value"),
     "no truth": ("expandable_segments:yes", "expandable_segments=yes: give True or False"),
-    "too small": ("max_split_size_mb:20", "max_split_size_mb=20: give a whole number of MiB above 20"),
-    "no share": ("garbage_collection_threshold:2", "garbage_collection_threshold=2: give a share between 0 and 1"),
+    "too small": (
+        "max_split_size_mb:20",
+        "max_split_size_mb=20: give a whole number of MiB above 20",
+    ),
+    "no share": (
+        "garbage_collection_threshold:2",
+        "garbage_collection_threshold=2: give a share between 0 and 1",
+    ),
     "no power": ("roundup_power2_divisions:3", "roundup_power2_divisions=3: give powers of two"),
 }
 

@@ -45,10 +45,17 @@ def model() -> Recorder:
     return recorder
 
 
-def forward_pass(recorder: Recorder, nbytes: int = 100 * MIB, caller: str = "training_step") -> list[int]:
+def forward_pass(
+    recorder: Recorder, nbytes: int = 100 * MIB, caller: str = "training_step"
+) -> list[int]:
     """Three activations of a size in each of the layers' two lines, then a loss."""
     made = recorder.allocate(2 * MIB, forward(20, caller))
-    made += [address for _ in range(LAYERS) for line in (31, 32) for address in recorder.allocate(nbytes, forward(line, caller))]
+    made += [
+        address
+        for _ in range(LAYERS)
+        for line in (31, 32)
+        for address in recorder.allocate(nbytes, forward(line, caller))
+    ]
     return made + recorder.allocate(512, loss(14))
 
 
@@ -178,7 +185,11 @@ def another_process() -> Recorder:
 def moving_average() -> Recorder:
     """A deep copy of the parameters, in single precision: 2 GiB."""
     recorder = model()
-    copied = [("/usr/lib/python3.11/copy.py", 143, "deepcopy"), ("/app/ema.py", 9, "__init__"), ("/app/train.py", 5, "main")]
+    copied = [
+        ("/usr/lib/python3.11/copy.py", 143, "deepcopy"),
+        ("/app/ema.py", 9, "__init__"),
+        ("/app/train.py", 5, "main"),
+    ]
     recorder.allocate(2 * WEIGHT, copied, LAYERS)
     forward_pass(recorder)
     recorder.fail(512 * MIB, forward(32))
@@ -186,7 +197,10 @@ def moving_average() -> Recorder:
 
 
 def batches_on_the_device() -> Recorder:
-    """8 GiB that the script made itself, outside of the model: they may be anything, and are no results of passes."""
+    """8 GiB that the script made itself, outside of the model.
+
+    They may be anything, and are no results of passes.
+    """
     recorder = model()
     recorder.allocate(GIB, [("/app/train.py", 3, "load")], 8)
     forward_pass(recorder)
@@ -216,10 +230,17 @@ def large_gradients_of_activations() -> Recorder:
 
 def kept_by_a_hook(*, room: int = 70 * GIB) -> Recorder:
     """A forward hook in a Lightning training keeps 256 MiB more in each step, until the process has reached its limit in the ninth."""
-    called: Stack = [CALL, ("/app/model.py", 74, "forward"), CALL, ("/app/model.py", 79, "loss"), ("/app/train.py", 12, "training_step")]
+    called: Stack = [
+        CALL,
+        ("/app/model.py", 74, "forward"),
+        CALL,
+        ("/app/model.py", 79, "loss"),
+        ("/app/train.py", 12, "training_step"),
+    ]
     layer: Stack = [(f"{TORCH}/nn/modules/linear.py", 134, "forward"), *called, *IN_CLOSURE]
     hook: Stack = [("/app/train.py", 30, "keep"), (CALL[0], 1832, "inner"), *called, *IN_CLOSURE]
-    # A counted step runs the operator from a dispatch mode, and hooks on all modules take another line of torch's
+    # A counted step runs the operator from a dispatch mode, and hooks on all modules take another
+    # line of torch's
     counted: Stack = [
         ("/lib/lflops/flop_counter/dispatch_mode.py", 91, "__torch_dispatch__"),
         hook[0],
@@ -239,15 +260,27 @@ def kept_by_a_hook(*, room: int = 70 * GIB) -> Recorder:
         recorder.free(gradients)
         gradients = backward_pass(recorder, activations)
         if step == 0:
-            recorder.allocate(2 * WEIGHT, [(f"{TORCH}/optim/adam.py", 175, "_init_group"), *LIGHTNING_STEP], LAYERS)
-        recorder.free(recorder.allocate(WEIGHT, [(f"{TORCH}/optim/adam.py", 600, "_multi_tensor_adam"), *LIGHTNING_STEP]))
+            recorder.allocate(
+                2 * WEIGHT,
+                [(f"{TORCH}/optim/adam.py", 175, "_init_group"), *LIGHTNING_STEP],
+                LAYERS,
+            )
+        recorder.free(
+            recorder.allocate(
+                WEIGHT, [(f"{TORCH}/optim/adam.py", 600, "_multi_tensor_adam"), *LIGHTNING_STEP]
+            )
+        )
         recorder.free(batch)
     recorder.fail(64 * MIB, layer, device_free=room)
     return recorder
 
 
 PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
-    "outputs in a list": (list_of_outputs, "kept_results", "Results of 8 earlier passes are kept, 7.03 GiB"),
+    "outputs in a list": (
+        list_of_outputs,
+        "kept_results",
+        "Results of 8 earlier passes are kept, 7.03 GiB",
+    ),
     "a hook, and a limit": (
         kept_by_a_hook,
         "process_limit",
@@ -258,23 +291,59 @@ PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
         "kept_results",
         "Results of 8 earlier passes are kept, 2.00 GiB, 256.00 MiB more in each (train.py:30 keep)",
     ),
-    "losses with their graphs": (sum_of_losses, "kept_graphs", "The graphs of 9 earlier forward passes are still alive, 7.05 GiB"),
-    "a retained graph": (retained_graph, "retained_graph", "The graph of an earlier forward pass is still alive, 3.13 GiB"),
-    "too large a batch": (too_large_a_batch, "activations", "Activations of this batch are the largest part, 12.00 GiB"),
-    "state in single precision": (state_in_single_precision, "optimizer_state", "Optimizer state is the largest part, 8.00 GiB"),
+    "losses with their graphs": (
+        sum_of_losses,
+        "kept_graphs",
+        "The graphs of 9 earlier forward passes are still alive, 7.05 GiB",
+    ),
+    "a retained graph": (
+        retained_graph,
+        "retained_graph",
+        "The graph of an earlier forward pass is still alive, 3.13 GiB",
+    ),
+    "too large a batch": (
+        too_large_a_batch,
+        "activations",
+        "Activations of this batch are the largest part, 12.00 GiB",
+    ),
+    "state in single precision": (
+        state_in_single_precision,
+        "optimizer_state",
+        "Optimizer state is the largest part, 8.00 GiB",
+    ),
     "gradients through forward": (
         gradients_through_forward,
         "kept_gradients",
         "Gradients of an earlier step are alive during",
     ),
-    "validation with a graph": (validation_with_a_graph, "validation_graph", "Validation builds a graph and keeps 6.25 GiB"),
+    "validation with a graph": (
+        validation_with_a_graph,
+        "validation_graph",
+        "Validation builds a graph and keeps 6.25 GiB",
+    ),
     "fragments": (fragments, "fragmentation", "Fragmentation: 4.00 GiB are reserved and unused"),
     "logits": (logits, "huge_tensor", "One tensor takes 8.00 GiB (train.py:14 training_step)"),
     "another process": (another_process, "other_process", "Another process holds 4"),
-    "what the script made": (batches_on_the_device, "other", "Tensors that were made outside of the model are the largest part, 8.00 GiB"),
-    "an update": (large_updates, "optimizer_temporary", "Temporary tensors of the optimizer's step are the largest part, 12.00 GiB"),
-    "a backward": (large_gradients_of_activations, "temporary", "Temporary tensors of backward are the largest part, 12.00 GiB"),
-    "a moving average": (moving_average, "model_copy", "A copy of the model takes 2.00 GiB (ema.py:9 __init__)"),
+    "what the script made": (
+        batches_on_the_device,
+        "other",
+        "Tensors that were made outside of the model are the largest part, 8.00 GiB",
+    ),
+    "an update": (
+        large_updates,
+        "optimizer_temporary",
+        "Temporary tensors of the optimizer's step are the largest part, 12.00 GiB",
+    ),
+    "a backward": (
+        large_gradients_of_activations,
+        "temporary",
+        "Temporary tensors of backward are the largest part, 12.00 GiB",
+    ),
+    "a moving average": (
+        moving_average,
+        "model_copy",
+        "A copy of the model takes 2.00 GiB (ema.py:9 __init__)",
+    ),
 }
 
 
@@ -282,23 +351,38 @@ def explained(recorder: Recorder) -> ExplainedMemory:
     """What is said of it, on a device that has what was reserved and free, and a GiB for CUDA's context."""
     snapshot = snapshot_of(recorder.snapshot())
     free = snapshot.trace[-1].device_free if snapshot.trace else None
-    return explain(snapshot, total=sum(segment.size for segment in snapshot.segments) + (free or 0) + GIB)
+    return explain(
+        snapshot, total=sum(segment.size for segment in snapshot.segments) + (free or 0) + GIB
+    )
 
 
 @pytest.mark.parametrize(("plant", "code", "first"), PLANTED.values(), ids=PLANTED)
-def test_the_first_line_names_the_cause(plant: Callable[[], Recorder], code: CauseCode, first: str) -> None:
+def test_the_first_line_names_the_cause(
+    plant: Callable[[], Recorder], code: CauseCode, first: str
+) -> None:
     """And the first remedy is its own; nearly all bytes have a name."""
-    found = explain(snapshot_of(plant().snapshot()), CHIP) if code == "other_process" else explained(plant())
+    found = (
+        explain(snapshot_of(plant().snapshot()), CHIP)
+        if code == "other_process"
+        else explained(plant())
+    )
     lines = list(explained_lines(found))
     assert code == found.causes[0].code
     assert lines[0].startswith(first)
     assert SENTENCES[code]["remedy"] in lines[lines.index("what would free memory") + 1]
     assert found.named_share >= 0.95
-    assert found.requested_bytes == sum(found.by_category.values()) == sum(each.bytes for each in found.holders)
+    assert (
+        found.requested_bytes
+        == sum(found.by_category.values())
+        == sum(each.bytes for each in found.holders)
+    )
 
 
 def test_each_byte_is_promised_once() -> None:
-    """All activations are of graphs that are kept, so none are left to checkpoint; of 6 GiB a graph has 4, and 2 are left."""
+    """All activations are of graphs that are kept, so none are left to checkpoint.
+
+    Of 6 GiB a graph has 4, and 2 are left.
+    """
     found = explained(sum_of_losses())
     assert ["7.05 GiB", "1.00 GiB"] == [each.partition(":")[0] for each in remedies(found)]
     kept = (Cause(code="retained_graph", bytes=4 * GIB), Cause(code="activations", bytes=6 * GIB))
@@ -312,8 +396,17 @@ def test_a_healthy_training_has_no_leak() -> None:
     steps(recorder, 5)
     found = explained(recorder)
     assert not found.ran_out
-    assert (5, 4) == (found.forward_passes, found.optimizer_steps), "the last has not ended: nothing was allocated after it"
-    largest = {"optimizer_state", "parameters", "gradients", "temporary", "optimizer_temporary", "activations"}
+    assert (5, 4) == (found.forward_passes, found.optimizer_steps), (
+        "the last has not ended: nothing was allocated after it"
+    )
+    largest = {
+        "optimizer_state",
+        "parameters",
+        "gradients",
+        "temporary",
+        "optimizer_temporary",
+        "activations",
+    }
     assert largest >= {cause.code for cause in found.causes}
 
 
@@ -324,7 +417,9 @@ def test_the_peak_is_that_of_the_trace_where_memory_did_not_run_out() -> None:
     found = explained(recorder)
     assert 5 * GIB == found.requested_bytes
     expected = {"parameters": GIB, "gradients": GIB, "temporary": GIB, "optimizer_state": 2 * GIB}
-    assert expected == {category: nbytes for category, nbytes in found.by_category.items() if nbytes}
+    assert expected == {
+        category: nbytes for category, nbytes in found.by_category.items() if nbytes
+    }
 
 
 def test_what_is_older_than_the_recording_is_unknown_and_said_so() -> None:
@@ -335,7 +430,9 @@ def test_what_is_older_than_the_recording_is_unknown_and_said_so() -> None:
     assert gradients
     found = explained(recorder)
     assert (GIB, GIB) == (found.by_category["unknown"], found.by_category["gradients"])
-    assert found.named_share == pytest.approx(1 - GIB / (2 * GIB + 802 * MIB + 512)), "at the peak all activations are there"
+    assert found.named_share == pytest.approx(1 - GIB / (2 * GIB + 802 * MIB + 512)), (
+        "at the peak all activations are there"
+    )
 
 
 def test_without_the_chip_another_process_is_not_guessed() -> None:
@@ -347,11 +444,18 @@ def test_without_the_chip_another_process_is_not_guessed() -> None:
 def test_how_much_was_missing_is_told_where_it_is_known() -> None:
     """8 GiB were asked for and 3 were free."""
     found = explained(logits())
-    assert (8 * GIB, 3 * GIB, 5 * GIB) == (found.failed_bytes, found.device_free_bytes, found.missing_bytes)
+    assert (8 * GIB, 3 * GIB, 5 * GIB) == (
+        found.failed_bytes,
+        found.device_free_bytes,
+        found.missing_bytes,
+    )
 
 
 def test_what_lightning_runs_in_a_closure_is_not_the_optimizers() -> None:
-    """Gradients have the parameters' GiB, state has two; activations have 9 * 256 + 4 * 64 MiB, and eight losses; a batch has 16 MiB."""
+    """Gradients have the parameters' GiB, state has two.
+
+    Activations have 9 * 256 + 4 * 64 MiB, and eight losses; a batch has 16 MiB.
+    """
     found = explained(kept_by_a_hook())
     assert (9, 8) == (found.forward_passes, found.optimizer_steps)
     expected = {
@@ -361,25 +465,39 @@ def test_what_lightning_runs_in_a_closure_is_not_the_optimizers() -> None:
         "other": 16 * MIB,
         "activations": (9 * 256 + 4 * 64) * MIB + 8 * 4,
     }
-    assert expected == {category: nbytes for category, nbytes in found.by_category.items() if nbytes}
+    assert expected == {
+        category: nbytes for category, nbytes in found.by_category.items() if nbytes
+    }
 
 
 @pytest.mark.parametrize("room", [64 * MIB, 84 * MIB - 1, 84 * MIB])
 def test_a_limit_was_reached_only_where_the_device_had_room(room: int) -> None:
-    """64 MiB were asked for, and torch may take 20 more. Where less is free 40 GiB of others' are blamed, else they never are."""
+    """64 MiB were asked for, and torch may take 20 more.
+
+    Where less is free 40 GiB of others' are blamed, else they never are.
+    """
     snapshot = snapshot_of(kept_by_a_hook(room=room).snapshot())
     reserved = sum(segment.size for segment in snapshot.segments)
     codes = {cause.code for cause in explain(snapshot, total=reserved + room + 40 * GIB).causes}
-    assert {"other_process" if room < 84 * MIB else "process_limit"} == codes & {"other_process", "process_limit"}
+    assert {"other_process" if room < 84 * MIB else "process_limit"} == codes & {
+        "other_process",
+        "process_limit",
+    }
 
 
 def test_a_known_limit_says_how_much_was_missing() -> None:
-    """Of 20 MiB that the limit leaves 64 are asked for. A limit that is not known leaves it open."""
+    """Of 20 MiB that the limit leaves 64 are asked for.
+
+    A limit that is not known leaves it open.
+    """
     content = kept_by_a_hook().snapshot()
     reserved = sum(segment["total_size"] for segment in content["segments"])
     found = explain_snapshot(content, None, 80 * GIB, reserved + 20 * MIB)
     assert (44 * MIB, reserved + 20 * MIB) == (found.missing_bytes, found.allowed_bytes)
-    assert any(line.startswith("reserved 6.52 GiB of 6.54 GiB that are allowed, ") for line in explained_lines(found))
+    assert any(
+        line.startswith("reserved 6.52 GiB of 6.54 GiB that are allowed, ")
+        for line in explained_lines(found)
+    )
     unknown = explain_snapshot(content, None, 80 * GIB, 80 * GIB)
     assert (None, None) == (unknown.missing_bytes, unknown.allowed_bytes)
 

@@ -14,7 +14,11 @@ MIB = 2**20
 
 @pytest.fixture
 def two(tmp_path: Path) -> list[str]:
-    """A model of 8 MiB. Line 31 has 3 tensors of a MiB, then 5. Before, line 40 has one; after, there are 16 MiB of state."""
+    """A model of 8 MiB.
+
+    Line 31 has 3 tensors of a MiB, then 5. Before, line 40 has one; after, there are 16 MiB of
+    state.
+    """
     before, after = Recorder(), Recorder()
     for recorder, activations in ((before, 3), (after, 5)):
         recorder.allocate(8 * MIB, BUILD)
@@ -27,19 +31,29 @@ def two(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "before"), str(tmp_path / "after")]
 
 
-def test_it_says_what_grew_and_what_went(two: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_what_grew_and_what_went(
+    two: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """12 MiB before, 29 after. What is the same is not listed by line."""
     assert 0 == main(["memory", *two])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert "requested 12.00 MiB → 29.00 MiB, reserved 12.00 MiB → 29.00 MiB (peak → ran out of memory)" == lines[0]
-    assert ["+16.00 MiB  optimizer state, 0 → 1 × train.py:50 train", "+2.00 MiB  activations, 3 → 5 × model.py:31 forward"] == lines[
-        lines.index("grew, by line of code") + 1 :
-    ][:2]
-    assert ["-1.00 MiB  activations, 1 → 0 × model.py:40 forward"] == lines[lines.index("went, by line of code") + 1 :]
+    assert (
+        "requested 12.00 MiB → 29.00 MiB, reserved 12.00 MiB → 29.00 MiB (peak → ran out of memory)"
+        == lines[0]
+    )
+    assert [
+        "+16.00 MiB  optimizer state, 0 → 1 × train.py:50 train",
+        "+2.00 MiB  activations, 3 → 5 × model.py:31 forward",
+    ] == lines[lines.index("grew, by line of code") + 1 :][:2]
+    assert ["-1.00 MiB  activations, 1 → 0 × model.py:40 forward"] == lines[
+        lines.index("went, by line of code") + 1 :
+    ]
     assert "+1.00 MiB  activations, 4.00 MiB → 5.00 MiB" in lines
 
 
-def test_a_snapshot_has_the_same_as_itself(two: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_snapshot_has_the_same_as_itself(
+    two: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """No line is listed; as JSON the list is empty, and each pair has equal halves."""
     assert 0 == main(["memory", two[0], two[0], "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -53,4 +67,7 @@ def test_a_snapshot_has_the_same_as_itself(two: list[str], capsys: pytest.Captur
 def test_two_snapshots_make_no_page(two: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """It is one line that says what to leave out."""
     assert 2 == main(["memory", *two, "--html", "page.html"])
-    assert "two snapshots are compared as text or --json: leave --html and --hardware out" in capsys.readouterr().err
+    assert (
+        "two snapshots are compared as text or --json: leave --html and --hardware out"
+        in capsys.readouterr().err
+    )

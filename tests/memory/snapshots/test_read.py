@@ -29,10 +29,20 @@ def test_a_file_of_torchs_is_read(tmp_path: Path) -> None:
         found = read_snapshot(tmp_path / "snapshot.pickle")
         ((segment,), trace) = (found.segments, found.trace)
         (block,) = segment.blocks
-        assert (1000, "active_allocated", "convert") == (block.requested, block.state, block.stack[0].function)
-        assert ["segment_alloc", "alloc", "segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"] == [
-            entry.action for entry in trace
-        ]
+        assert (1000, "active_allocated", "convert") == (
+            block.requested,
+            block.state,
+            block.stack[0].function,
+        )
+        assert [
+            "segment_alloc",
+            "alloc",
+            "segment_alloc",
+            "alloc",
+            "free_requested",
+            "free_completed",
+            "segment_free",
+        ] == [entry.action for entry in trace]
         assert Frame("/app/model.py", 30, "forward") == trace[3].stack[0]
 
 
@@ -47,13 +57,18 @@ class Runs:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_that_runs_code_is_refused_by_name_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_that_runs_code_is_refused_by_name_and_runs_nothing(
+    tmp_path: Path, protocol: int
+) -> None:
     """Its twin is run by an ordinary reader. The oldest protocols have the name of Python 2."""
     content = recorded()
     content["segments"].append(Runs(tmp_path / "ran"))
     file = tmp_path / "snapshot.pickle"
     file.write_bytes(pickle.dumps(content, protocol))
-    with pytest.raises(ProfileError, match=r"snapshot\.pickle: has (subprocess|commands)\.run: only plain containers, texts"):
+    with pytest.raises(
+        ProfileError,
+        match=r"snapshot\.pickle: has (subprocess|commands)\.run: only plain containers, texts",
+    ):
         read_snapshot(file)
     assert not (tmp_path / "ran").exists()
     pickle.loads(file.read_bytes())  # noqa: S301 - that is what is refused
@@ -67,7 +82,13 @@ def test_a_harmless_class_is_refused_too(tmp_path: Path) -> None:
         read_snapshot(tmp_path / "snapshot.pickle")
 
 
-STUMPS = [b"", b"no pickle", b"\x80\x05", pickle.dumps(recorded())[:-40], b"\x80\x04\x95" + 8 * b"\xff" + b"."]
+STUMPS = [
+    b"",
+    b"no pickle",
+    b"\x80\x05",
+    pickle.dumps(recorded())[:-40],
+    b"\x80\x04\x95" + 8 * b"\xff" + b".",
+]
 
 
 @pytest.mark.parametrize("content", STUMPS)
@@ -98,32 +119,62 @@ WRONG: dict[str, tuple[Any, str]] = {
         {"segments": [ONE | {"blocks": [{}]}]},
         r"segments\[0\]\.blocks\[0\]\.size is missing",
     ),
-    "a truth": ({"segments": [{"address": True, "total_size": 1}]}, r"segments\[0\]\.address is True"),
-    "a negative one": ({"segments": [{"address": -1, "total_size": 1}]}, r"segments\[0\]\.address is -1"),
+    "a truth": (
+        {"segments": [{"address": True, "total_size": 1}]},
+        r"segments\[0\]\.address is True",
+    ),
+    "a negative one": (
+        {"segments": [{"address": -1, "total_size": 1}]},
+        r"segments\[0\]\.address is -1",
+    ),
     "more than an address has": (
         {"segments": [ONE | {"total_size": 10**5000}]},
         r"segments\[0\]\.total_size is a number of 16610 bits: a whole number of 64 bits",
     ),
     "a sum of more": (
-        {"segments": [ONE | {"total_size": 2**64 - 1, "blocks": [{"size": 1, "state": "inactive"}]}]},
+        {
+            "segments": [
+                ONE | {"total_size": 2**64 - 1, "blocks": [{"size": 1, "state": "inactive"}]}
+            ]
+        },
         "sizes that add up to more than 64 bits",
     ),
-    "a device below 0": ({"segments": [ONE | {"device": -1}], "device_traces": [[]]}, r"segments\[0\]\.device is -1"),
-    "no blocks": ({"segments": [{"address": 1, "total_size": 1}]}, r"segments\[0\]\.blocks is None: a list is taken"),
+    "a device below 0": (
+        {"segments": [ONE | {"device": -1}], "device_traces": [[]]},
+        r"segments\[0\]\.device is -1",
+    ),
+    "no blocks": (
+        {"segments": [{"address": 1, "total_size": 1}]},
+        r"segments\[0\]\.blocks is None: a list is taken",
+    ),
     "no state": (
         {"segments": [ONE | {"blocks": [{"size": 1}]}]},
         r"segments\[0\]\.blocks\[0\]\.state is None: a text is taken",
     ),
     "a file's name": (
-        {"segments": [], "device_traces": [[{"action": "oom", "frames": [{"filename": 5, "name": "f", "line": 1}]}]]},
+        {
+            "segments": [],
+            "device_traces": [
+                [{"action": "oom", "frames": [{"filename": 5, "name": "f", "line": 1}]}]
+            ],
+        },
         r"frames\[0\] has 5 and 'f': a file's and a function's name are taken",
     ),
     "a frame without a line": (
-        {"segments": [], "device_traces": [[{"action": "oom", "frames": [{"filename": "a.py", "name": "f"}]}]]},
+        {
+            "segments": [],
+            "device_traces": [[{"action": "oom", "frames": [{"filename": "a.py", "name": "f"}]}]],
+        },
         r"frames\[0\]\.line is missing",
     ),
-    "an action": ({"segments": [], "device_traces": [[{"action": 1}]]}, r"device_traces\[0\]\[0\]\.action is 1: a text is taken"),
-    "frames": ({"segments": [], "device_traces": [[{"action": "oom", "frames": [1]}]]}, r"\[0\]\.frames\[0\] is 1: a dictionary is taken"),
+    "an action": (
+        {"segments": [], "device_traces": [[{"action": 1}]]},
+        r"device_traces\[0\]\[0\]\.action is 1: a text is taken",
+    ),
+    "frames": (
+        {"segments": [], "device_traces": [[{"action": "oom", "frames": [1]}]]},
+        r"\[0\]\.frames\[0\] is 1: a dictionary is taken",
+    ),
 }
 
 
@@ -134,25 +185,48 @@ def test_what_does_not_fit_is_named_with_its_place(content: Any, said: str) -> N
         snapshot_of(content)
 
 
-def test_a_pickle_that_names_one_list_again_and_again_does_not_take_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_that_names_one_list_again_and_again_does_not_take_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A few bytes that would be a billion blocks."""
     monkeypatch.setattr("lflops.memory.snapshots.read.MOST_PARTS", 10_000)
     blocks = [{"size": 1, "state": "inactive"}] * 1000
-    (tmp_path / "snapshot.pickle").write_bytes(pickle.dumps({"segments": [{"address": 1, "total_size": 1, "blocks": blocks}] * 1000}))
+    (tmp_path / "snapshot.pickle").write_bytes(
+        pickle.dumps({"segments": [{"address": 1, "total_size": 1, "blocks": blocks}] * 1000})
+    )
     with pytest.raises(ProfileError, match="has more than 10,000 parts"):
         read_snapshot(tmp_path / "snapshot.pickle")
 
 
 def test_older_snapshots_are_read() -> None:
     """A list of segments, whose blocks have a history and no addresses."""
-    block = {"size": 512, "state": "active_allocated", "history": [{"addr": 100, "real_size": 500, "frames": []}]}
-    found = snapshot_of([{"address": 100, "total_size": 1024, "stream": 0, "blocks": [block, {"size": 512, "state": "inactive"}]}])
-    assert (Block(100, 512, 500, "active_allocated", ()), Block(612, 512, 512, "inactive", ())) == found.segments[0].blocks
+    block = {
+        "size": 512,
+        "state": "active_allocated",
+        "history": [{"addr": 100, "real_size": 500, "frames": []}],
+    }
+    found = snapshot_of(
+        [
+            {
+                "address": 100,
+                "total_size": 1024,
+                "stream": 0,
+                "blocks": [block, {"size": 512, "state": "inactive"}],
+            }
+        ]
+    )
+    assert (
+        Block(100, 512, 500, "active_allocated", ()),
+        Block(612, 512, 512, "inactive", ()),
+    ) == found.segments[0].blocks
 
 
 def test_the_device_that_ran_out_is_taken() -> None:
     """Else the fullest; another one may be asked for."""
-    segments = [{"device": device, "address": 1, "total_size": size, "blocks": []} for device, size in ((0, 5), (1, 9), (2, 3))]
+    segments = [
+        {"device": device, "address": 1, "total_size": size, "blocks": []}
+        for device, size in ((0, 5), (1, 9), (2, 3))
+    ]
     assert 1 == snapshot_of({"segments": segments}).device
     failed = {"segments": segments, "device_traces": [[], [], [{"action": "oom", "size": 7}]]}
     assert (2, 3) == (snapshot_of(failed).device, snapshot_of(failed).segments[0].size)

@@ -1,4 +1,7 @@
-"""Stacks as people record them: with C++ frames, by which a plain `_record_memory_history()` surrounds those of Python."""
+"""Stacks as people record them.
+
+With C++ frames, by which a plain `_record_memory_history()` surrounds those of Python.
+"""
 
 import pytest
 
@@ -12,17 +15,37 @@ MIB = 2**20
 ALLOCATES: Stack = [
     ("??", 0, "torch::unwind::unwind()"),
     ("memory_snapshot.cpp", 0, "torch::cuda::(anonymous namespace)::gather_with_cpp()"),
-    ("", 0, "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::allocate(unsigned long)"),
+    (
+        "",
+        0,
+        "c10::cuda::CUDACachingAllocator::Native::NativeCachingAllocator::allocate(unsigned long)",
+    ),
     ("python_variable_methods.cpp", 0, "torch::autograd::THPVariable_sqrt(_object*, _object*)"),
     ("/usr/include/c++/11/functional", 590, "std::function<void ()>::operator()() const"),
 ]
-INTERPRETER: Stack = [("??", 0, "_PyEval_EvalFrameDefault"), ("/build/Python/ceval.c", 1234, "PyEval_EvalCode"), ("??", 0, "_start")]
+INTERPRETER: Stack = [
+    ("??", 0, "_PyEval_EvalFrameDefault"),
+    ("/build/Python/ceval.c", 1234, "PyEval_EvalCode"),
+    ("??", 0, "_start"),
+]
 ENGINE: Stack = [
-    ("??", 0, "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&, torch::autograd::Node*)"),
-    ("??", 0, "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)"),
+    (
+        "??",
+        0,
+        "torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&, torch::autograd::Node*)",
+    ),
+    (
+        "??",
+        0,
+        "torch::autograd::Engine::thread_main(std::shared_ptr<torch::autograd::GraphTask> const&)",
+    ),
     ("/usr/src/gcc/libstdc++-v3/src/c++11/thread.cc", 82, "execute_native_thread_routine"),
 ]
-NODE = ("??", 0, "torch::autograd::generated::BmmBackward0::apply(std::vector<at::Tensor, std::allocator<at::Tensor> >&&)")
+NODE = (
+    "??",
+    0,
+    "torch::autograd::generated::BmmBackward0::apply(std::vector<at::Tensor, std::allocator<at::Tensor> >&&)",
+)
 WRAPPER = (f"{TORCH}/optim/optimizer.py", 493, "wrapper")
 
 
@@ -33,7 +56,13 @@ def with_cpp(python: Stack) -> Stack:
 
 def step(line: int, *, torchs: bool = True) -> Stack:
     """A line of an optimizer that someone wrote; a class of torch's wraps its `step`."""
-    return with_cpp([("/app/optimizers.py", line, "step"), *([WRAPPER] if torchs else []), ("/app/train.py", 50, "main")])
+    return with_cpp(
+        [
+            ("/app/optimizers.py", line, "step"),
+            *([WRAPPER] if torchs else []),
+            ("/app/train.py", 50, "main"),
+        ]
+    )
 
 
 def explained(recorder: Recorder) -> ExplainedMemory:
@@ -51,17 +80,44 @@ def test_cpp_frames_are_passed_over() -> None:
     recorder = Recorder()
     recorder.allocate(MIB, with_cpp([(f"{TORCH}/nn/functional.py", 3000, "linear"), *forward(31)]))
     recorder.allocate(2 * MIB, with_cpp([("<ipython-input-3-0a1b>", 5, "<module>")]))
-    assert {("activations", "model.py:31 forward"): 1, ("other", "<ipython-input-3-0a1b>:5 <module>"): 2} == holders(recorder)
+    assert {
+        ("activations", "model.py:31 forward"): 1,
+        ("other", "<ipython-input-3-0a1b>:5 <module>"): 2,
+    } == holders(recorder)
 
 
 LINES: dict[str, tuple[Stack, str]] = {
-    "a package below the user's line": ([("/v/site-packages/einops/einops.py", 9, "reduce"), ("/app/m.py", 3, "f"), CALL], "m.py:3 f"),
-    "a package, and no line of the user's": ([CALL, ("/v/site-packages/einops/einops.py", 9, "reduce")], "einops.py:9 reduce"),
-    "torch alone": ([CALL, (f"{TORCH}/nn/modules/linear.py", 125, "forward")], "module.py:1775 _call_impl"),
-    "a folder that is named after torch": ([CALL, ("/home/me/learn-pytorch/train.py", 4, "main")], "train.py:4 main"),
-    "Windows": ([("C:\\env\\Lib\\site-packages\\torch\\_ops.py", 1, "__call__"), ("D:\\me\\train.py", 4, "main")], "train.py:4 main"),
-    "generated code": ([("/var/torchinductor_me/z3/cz3.py", 77, "call"), ("/app/m.py", 3, "f")], "m.py:3 f"),
-    "a cell of a notebook without a suffix": ([CALL, ("/home/spark/command-3423", 7, "<module>")], "command-3423:7 <module>"),
+    "a package below the user's line": (
+        [("/v/site-packages/einops/einops.py", 9, "reduce"), ("/app/m.py", 3, "f"), CALL],
+        "m.py:3 f",
+    ),
+    "a package, and no line of the user's": (
+        [CALL, ("/v/site-packages/einops/einops.py", 9, "reduce")],
+        "einops.py:9 reduce",
+    ),
+    "torch alone": (
+        [CALL, (f"{TORCH}/nn/modules/linear.py", 125, "forward")],
+        "module.py:1775 _call_impl",
+    ),
+    "a folder that is named after torch": (
+        [CALL, ("/home/me/learn-pytorch/train.py", 4, "main")],
+        "train.py:4 main",
+    ),
+    "Windows": (
+        [
+            ("C:\\env\\Lib\\site-packages\\torch\\_ops.py", 1, "__call__"),
+            ("D:\\me\\train.py", 4, "main"),
+        ],
+        "train.py:4 main",
+    ),
+    "generated code": (
+        [("/var/torchinductor_me/z3/cz3.py", 77, "call"), ("/app/m.py", 3, "f")],
+        "m.py:3 f",
+    ),
+    "a cell of a notebook without a suffix": (
+        [CALL, ("/home/spark/command-3423", 7, "<module>")],
+        "command-3423:7 <module>",
+    ),
     "backward": ([*ALLOCATES, NODE, *ENGINE], "BmmBackward0"),
     "C++ alone": ([("??", 0, "c10::Pool::main()"), ("??", 0, "_start")], "c10::Pool::main()"),
 }
@@ -76,17 +132,32 @@ def test_a_line_is_the_users_own_where_there_is_one(stack: Stack, line: str) -> 
 
 
 def test_only_what_runs_backward_is_backward() -> None:
-    """`THPVariable_sqrt` is torch's C++ for a method; the engine's thread, and a function's own backward, do run it."""
+    """`THPVariable_sqrt` is torch's C++ for a method.
+
+    The engine's thread, and a function's own backward, do run it.
+    """
     recorder = Recorder()
     recorder.allocate(MIB, with_cpp([("/app/train.py", 9, "main")]))
     recorder.allocate(2 * MIB, [*ALLOCATES, NODE, *ENGINE])
-    recorder.allocate(4 * MIB, with_cpp([("/app/ops.py", 7, "backward"), (f"{TORCH}/autograd/function.py", 300, "apply")]))
-    recorder.allocate(8 * MIB, with_cpp([("/app/ops.py", 3, "setup"), (f"{TORCH}/autograd/function.py", 570, "apply")]))
-    expected = {("other", "train.py:9 main"): 1, ("temporary", "BmmBackward0"): 2, ("temporary", "ops.py:7 backward"): 4}
+    recorder.allocate(
+        4 * MIB,
+        with_cpp([("/app/ops.py", 7, "backward"), (f"{TORCH}/autograd/function.py", 300, "apply")]),
+    )
+    recorder.allocate(
+        8 * MIB,
+        with_cpp([("/app/ops.py", 3, "setup"), (f"{TORCH}/autograd/function.py", 570, "apply")]),
+    )
+    expected = {
+        ("other", "train.py:9 main"): 1,
+        ("temporary", "BmmBackward0"): 2,
+        ("temporary", "ops.py:7 backward"): 4,
+    }
     assert expected | {("other", "ops.py:3 setup"): 8} == holders(recorder)
 
 
-@pytest.mark.parametrize("torchs", [True, False], ids=["of a class of torch's", "of a class that is not torch's"])
+@pytest.mark.parametrize(
+    "torchs", [True, False], ids=["of a class of torch's", "of a class that is not torch's"]
+)
 def test_state_is_what_outlives_a_step(*, torchs: bool) -> None:
     """Two moments of 4 MiB each by lines 82 and 84; line 100 makes a MiB that is freed in the step."""
     recorder = Recorder()
@@ -94,36 +165,55 @@ def test_state_is_what_outlives_a_step(*, torchs: bool) -> None:
     recorder.allocate(4 * MIB, step(84, torchs=torchs))
     recorder.free(recorder.allocate(MIB, step(100, torchs=torchs)))
     recorder.allocate(MIB // 2, forward(31))
-    expected = {("optimizer_state", "optimizers.py:82 step"): 4, ("optimizer_state", "optimizers.py:84 step"): 4}
-    assert expected | {("temporary", "optimizers.py:100 step"): 1} == holders(recorder), "at the peak, in the step"
+    expected = {
+        ("optimizer_state", "optimizers.py:82 step"): 4,
+        ("optimizer_state", "optimizers.py:84 step"): 4,
+    }
+    assert expected | {("temporary", "optimizers.py:100 step"): 1} == holders(recorder), (
+        "at the peak, in the step"
+    )
     assert "optimizer_state" == explained(recorder).causes[0].code
 
 
 def test_state_is_known_where_the_first_step_fails() -> None:
-    """The second parameter's temporary tensor fails. Line 100 has freed one in this step, so what it holds is not state."""
+    """The second parameter's temporary tensor fails.
+
+    Line 100 has freed one in this step, so what it holds is not state.
+    """
     recorder = Recorder()
     recorder.allocate(4 * MIB, step(82))
     recorder.free(recorder.allocate(MIB, step(100)))
     recorder.allocate(4 * MIB, step(82))
     recorder.allocate(MIB, step(100))
     recorder.fail(MIB, step(101))
-    assert {("optimizer_state", "optimizers.py:82 step"): 8, ("temporary", "optimizers.py:100 step"): 1} == holders(recorder)
+    assert {
+        ("optimizer_state", "optimizers.py:82 step"): 8,
+        ("temporary", "optimizers.py:100 step"): 1,
+    } == holders(recorder)
 
 
 def test_the_momentum_of_sgd_is_state() -> None:
     """Torch clones it in the step itself, and not where it begins its state."""
-    sgd: Stack = [(f"{TORCH}/optim/sgd.py", 346, "_single_tensor_sgd"), (f"{TORCH}/optim/sgd.py", 130, "step"), WRAPPER]
+    sgd: Stack = [
+        (f"{TORCH}/optim/sgd.py", 346, "_single_tensor_sgd"),
+        (f"{TORCH}/optim/sgd.py", 130, "step"),
+        WRAPPER,
+    ]
     recorder = Recorder()
     recorder.allocate(4 * MIB, [*sgd, ("/app/train.py", 50, "main")])
     recorder.free(recorder.allocate(MIB, [*sgd, ("/app/train.py", 50, "main")]))
     recorder.allocate(MIB, forward(31))
-    assert {("optimizer_state", "train.py:50 main"): 4, ("activations", "model.py:31 forward"): 1} == {
-        each: nbytes for each, nbytes in holders(recorder).items() if each[0] != "temporary"
-    }
+    assert {
+        ("optimizer_state", "train.py:50 main"): 4,
+        ("activations", "model.py:31 forward"): 1,
+    } == {each: nbytes for each, nbytes in holders(recorder).items() if each[0] != "temporary"}
 
 
 def test_the_stack_that_frees_is_not_taken_for_the_one_that_allocated() -> None:
-    """8 MiB are older than the recording, and line 60 frees them. Another tensor shows that frees have stacks of their own."""
+    """8 MiB are older than the recording, and line 60 frees them.
+
+    Another tensor shows that frees have stacks of their own.
+    """
     recorder = Recorder()
     old = recorder.allocate(8 * MIB, forward(31))
     recorder.forget()
@@ -132,7 +222,9 @@ def test_the_stack_that_frees_is_not_taken_for_the_one_that_allocated() -> None:
     assert {("unknown", ""): 8, ("activations", "model.py:40 forward"): 1} == holders(recorder)
 
 
-@pytest.mark.parametrize(("file", "category"), [("schema.py", "other"), ("my_ema.py", "copy"), ("ema.py", "copy")])
+@pytest.mark.parametrize(
+    ("file", "category"), [("schema.py", "other"), ("my_ema.py", "copy"), ("ema.py", "copy")]
+)
 def test_a_copy_is_not_seen_in_part_of_a_word(file: str, category: str) -> None:
     """`schema` has the letters of `ema`."""
     recorder = Recorder()

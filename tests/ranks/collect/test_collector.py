@@ -1,4 +1,7 @@
-"""Reports that go through a store: on threads of one process where the clock is ours, and between processes of a group."""
+"""Reports that go through a store.
+
+On threads of one process where the clock is ours, and between processes of a group.
+"""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,24 +34,39 @@ Laps = tuple[Mapping[ModulePhase, float], ...]
 
 
 def counted(batch: int = 1, **fields: Any) -> Profile:
-    """A rank's step of `body = Linear(8, 16)` and `head = Linear(16, 2)`: 8 * 16 and 16 * 2 MACs for each of the batch."""
+    """A rank's step of `body = Linear(8, 16)` and `head = Linear(16, 2)`.
+
+    8 * 16 and 16 * 2 MACs for each of the batch.
+    """
     cells = (
         product("body", "aten::addmm", "forward", macs=128 * batch, bytes_moved=4),
         product("head", "aten::addmm", "forward", macs=32 * batch, bytes_moved=4),
     )
     facts = run(kind="training", stage="train", window=0, step=9)
-    return profile({"": weights(0, 178), "body": weights(144), "head": weights(34)}, cells, **({"run": facts} | fields))
+    return profile(
+        {"": weights(0, 178), "body": weights(144), "head": weights(34)},
+        cells,
+        **({"run": facts} | fields),
+    )
 
 
 def timed(given: Profile, laps: Laps) -> Profile:
     """The profile with a hooked step for each lap, and a clean one before them."""
-    clean = Step(index=0, kind="clean", seconds=2.0, phases={"data": 0.5}, cpu_user=1.0, cpu_system=0.5)
-    hooked = tuple(Step(index=number, kind="hooked", seconds=3.0, phases={}) for number, _ in enumerate(laps, 1))
+    clean = Step(
+        index=0, kind="clean", seconds=2.0, phases={"data": 0.5}, cpu_user=1.0, cpu_system=0.5
+    )
+    hooked = tuple(
+        Step(index=number, kind="hooked", seconds=3.0, phases={})
+        for number, _ in enumerate(laps, 1)
+    )
     return replace(with_times(given, ScaledTimes.of_steps(laps)), steps=(clean, *hooked))
 
 
 def laps_of(body: Sequence[float], head: Sequence[float]) -> Laps:
-    """Own seconds of both modules step by step; numbers of a few binary digits are themselves in float32 too."""
+    """Own seconds of both modules step by step.
+
+    Numbers of a few binary digits are themselves in float32 too.
+    """
     return tuple({BODY: one, HEAD: other} for one, other in zip(body, head, strict=True))
 
 
@@ -60,15 +78,28 @@ class Pausing:
 
     def of(self, store: Any, rank: int, topology: Topology) -> Gather:
         """A gather by this clock."""
-        return Gather(store, rank, topology, timeout=TIMEOUT, clock=self.clock.mark, pause=self.clock.advance)
+        return Gather(
+            store, rank, topology, timeout=TIMEOUT, clock=self.clock.mark, pause=self.clock.advance
+        )
 
 
 def topology(world: int, **fields: Any) -> Topology:
     """So many ranks, each at its own coordinate of data."""
-    return Topology(world_size=world, coordinates={rank: {"data": rank} for rank in range(world)}, sizes={"data": world}, **fields)
+    return Topology(
+        world_size=world,
+        coordinates={rank: {"data": rank} for rank in range(world)},
+        sizes={"data": world},
+        **fields,
+    )
 
 
-def gathered(reports: Mapping[int, tuple[Profile, Laps]], *, world: int | None = None, store: Any = None, clock: Any = None) -> Profile:
+def gathered(
+    reports: Mapping[int, tuple[Profile, Laps]],
+    *,
+    world: int | None = None,
+    store: Any = None,
+    clock: Any = None,
+) -> Profile:
     """What rank 0 makes of the reports, all of which are there before it looks."""
     store, clock, of_all = store or HashStore(), clock or Pausing(), topology(world or len(reports))
     for rank in sorted(reports, reverse=True):
@@ -88,61 +119,120 @@ def stepless(whole: Profile) -> Profile:
 
 def equal_ranks() -> list[tuple[Profile, Laps]]:
     """Three that did the same in other times."""
-    laps = [laps_of((0.5, 0.75), (0.25, 0.25)), laps_of((0.5, 1.5), (0.125, 0.5)), laps_of((1.0, 1.0), (0.25, 0.75))]
+    laps = [
+        laps_of((0.5, 0.75), (0.25, 0.25)),
+        laps_of((0.5, 1.5), (0.125, 0.5)),
+        laps_of((1.0, 1.0), (0.25, 0.75)),
+    ]
     return [(timed(counted(), each), each) for each in laps]
 
 
 def uneven_ranks() -> list[tuple[Profile, Laps]]:
-    """The second with the larger batch, so that its times are shown; the third without hooked steps."""
+    """The second with the larger batch, so that its times are shown.
+
+    The third without hooked steps.
+    """
     laps = [laps_of((0.5, 0.75), (0.25, 0.25)), laps_of((0.5, 1.5), (0.125, 0.5))]
-    return [(timed(counted(1), laps[0]), laps[0]), (timed(counted(3), laps[1]), laps[1]), (counted(2), ())]
+    return [
+        (timed(counted(1), laps[0]), laps[0]),
+        (timed(counted(3), laps[1]), laps[1]),
+        (counted(2), ()),
+    ]
 
 
 def stages() -> list[tuple[Profile, Laps]]:
     """Two ranks with the body, two with the head alone."""
     facts = run(kind="training", stage="train", window=0)
     first = profile(
-        {"": weights(0, 144), "body": weights(144)}, [product("body", "aten::addmm", "forward", macs=128, bytes_moved=4)], run=facts
+        {"": weights(0, 144), "body": weights(144)},
+        [product("body", "aten::addmm", "forward", macs=128, bytes_moved=4)],
+        run=facts,
     )
     last = profile(
-        {"": weights(0, 34), "head": weights(34)}, [product("head", "aten::addmm", "forward", macs=32, bytes_moved=4)], run=facts
+        {"": weights(0, 34), "head": weights(34)},
+        [product("head", "aten::addmm", "forward", macs=32, bytes_moved=4)],
+        run=facts,
     )
     root = ModulePhase("", "forward")
-    laps: list[Laps] = [({BODY: 0.5, root: 0.25},), ({BODY: 1.5, root: 0.5},), ({HEAD: 0.5, root: 0.125},), ({HEAD: 0.25, root: 0.75},)]
-    return [(timed(given, each), each) for given, each in zip((first, first, last, last), laps, strict=True)]
+    laps: list[Laps] = [
+        ({BODY: 0.5, root: 0.25},),
+        ({BODY: 1.5, root: 0.5},),
+        ({HEAD: 0.5, root: 0.125},),
+        ({HEAD: 0.25, root: 0.75},),
+    ]
+    return [
+        (timed(given, each), each)
+        for given, each in zip((first, first, last, last), laps, strict=True)
+    ]
 
 
 def communicating() -> list[tuple[Profile, Laps]]:
     """Each rank has a name of its own for its group, a ledger, and a memory."""
     laps = [laps_of((0.5,), (0.25,)), laps_of((0.75,), (0.5,))]
-    reduced = (Communication(module="body", phase="forward", collective="all_reduce", group="", group_size=2, calls=0, bytes=8),)
+    reduced = (
+        Communication(
+            module="body",
+            phase="forward",
+            collective="all_reduce",
+            group="",
+            group_size=2,
+            calls=0,
+            bytes=8,
+        ),
+    )
 
     def one(rank: int) -> Profile:
-        each = tuple(replace(every, group=str(rank), seconds=0.125 * rank, exposed_seconds=0.125 * rank) for every in reduced)
-        memory = replace(small_memory(), peak_bytes=3000 + rank, by_module={}, alive=(), timeline=())
-        return counted(communication=each, memory=memory, notes=(Note(code="scripted", subject="body", values={}),))
+        each = tuple(
+            replace(every, group=str(rank), seconds=0.125 * rank, exposed_seconds=0.125 * rank)
+            for every in reduced
+        )
+        memory = replace(
+            small_memory(), peak_bytes=3000 + rank, by_module={}, alive=(), timeline=()
+        )
+        return counted(
+            communication=each,
+            memory=memory,
+            notes=(Note(code="scripted", subject="body", values={}),),
+        )
 
     return [(timed(one(rank), each), each) for rank, each in enumerate(laps)]
 
 
 @pytest.mark.parametrize("ranks", [equal_ranks, uneven_ranks, stages, communicating])
 def test_what_is_gathered_is_what_merge_makes_of_the_same_profiles(ranks: Any) -> None:
-    """Names that travelled once, times that were packed, and one rank after the other: the same value."""
+    """Names that travelled once, times that were packed, and one rank after the other.
+
+    The same value.
+    """
     reports = ranks()
     world = len(reports)
-    facts = [replace(given, run=replace(given.run, world_size=world, data_parallel_size=world)) for given, _ in reports]
+    facts = [
+        replace(given, run=replace(given.run, world_size=world, data_parallel_size=world))
+        for given, _ in reports
+    ]
     whole = gathered(dict(enumerate(reports)))
     assert [{"data": rank} for rank in range(world)] == [each.coordinates for each in whole.ranks]
     assert stepless(merge(facts)) == stepless(whole)
 
 
 def test_ranks_are_compared_step_by_step() -> None:
-    """Body: medians 0.625, 1 and 1; the excess of the second rank is 0.5 - 0.75 in the first step and 1.5 - 0.875 in the second."""
+    """Body: medians 0.625, 1 and 1.
+
+    The excess of the second rank is 0.5 - 0.75 in the first step and 1.5 - 0.875 in the second.
+    """
     whole = gathered(dict(enumerate(equal_ranks())))
     body = next(each for each in whole.rank_stats if each.module == "body")
-    assert (0.625, 1.0, 1.0, 1, {0: 0.625, 1: 1.0, 2: 1.0}) == (body.low, body.median, body.high, body.high_rank, body.by_rank)
+    assert (0.625, 1.0, 1.0, 1, {0: 0.625, 1: 1.0, 2: 1.0}) == (
+        body.low,
+        body.median,
+        body.high,
+        body.high_rank,
+        body.by_rank,
+    )
     assert whole.rank_comparison is not None
-    excess = next(each for each in whole.rank_comparison.excesses if (each.module, each.rank) == ("body", 1))
+    excess = next(
+        each for each in whole.rank_comparison.excesses if (each.module, each.rank) == ("body", 1)
+    )
     assert ((-0.25, 0.625), 2) == (excess.excess, whole.rank_comparison.steps)
     assert [0, 1, 1] == [rank.slowest for rank in whole.ranks]
 
@@ -154,51 +244,87 @@ def test_only_steps_that_all_ranks_have_are_compared() -> None:
     late = replace(alone, steps=(alone.steps[0], replace(alone.steps[1], index=2)))
     whole = gathered({0: (timed(counted(), first), first), 1: (late, second)})
     assert whole.rank_comparison is not None
-    assert {("body", 1, (1.5,))} == {(e.module, e.rank, e.excess) for e in whole.rank_comparison.excesses if e.phase != "all"}
+    assert {("body", 1, (1.5,))} == {
+        (e.module, e.rank, e.excess) for e in whole.rank_comparison.excesses if e.phase != "all"
+    }
 
 
-def test_of_a_large_model_the_places_that_tell_who_is_slow_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 200 modules 64: among them the one that takes rank 1 a second longer; the others are in the ranks' sums all the same."""
+def test_of_a_large_model_the_places_that_tell_who_is_slow_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 200 modules 64: among them the one that takes rank 1 a second longer.
+
+    The others are in the ranks' sums all the same.
+    """
     monkeypatch.setattr(window_reports, "MOST_VALUES", 0)
     names = [f"m{number}" for number in range(200)]
     facts = run(kind="training", stage="train", window=0)
-    alike = profile({"": {}} | {name: {} for name in names}, [product(names[0], "aten::mm", "forward", macs=1, bytes_moved=4)], run=facts)
+    alike = profile(
+        {"": {}} | {name: {} for name in names},
+        [product(names[0], "aten::mm", "forward", macs=1, bytes_moved=4)],
+        run=facts,
+    )
 
     def laps(rank: int) -> Laps:
-        return ({ModulePhase(name, "forward"): 0.5 + (rank == 1 and name == "m150") for name in names},) * 6
+        return (
+            {ModulePhase(name, "forward"): 0.5 + (rank == 1 and name == "m150") for name in names},
+        ) * 6
 
     whole = gathered({rank: (timed(alike, laps(rank)), laps(rank)) for rank in range(3)})
     assert whole.rank_comparison is not None
     assert (100.0, 1.0) == (whole.rank_comparison.seconds, whole.rank_comparison.lost_seconds)
     assert [("m150", "forward", 1, 1.0)] == [
-        (row.module, row.phase, row.slow_rank, row.seconds_lost) for row in lflops.imbalance(whole).rows
+        (row.module, row.phase, row.slow_rank, row.seconds_lost)
+        for row in lflops.imbalance(whole).rows
     ]
     assert len(whole.rank_stats) <= 64
 
 
 def test_each_rank_s_time_is_kept_where_the_most_is_lost() -> None:
-    """Of 40 modules the slow rank loses 1 s in the first, 2 in the second and so on: 32 keep both ranks' times, the first 8 none."""
+    """Of 40 modules the slow rank loses 1 s in the first, 2 in the second and so on.
+
+    32 keep both ranks' times, the first 8 none.
+    """
     names = [f"m{number}" for number in range(40)]
     facts = run(kind="training", stage="train", window=0)
     cells = [product(name, "aten::mm", "forward", macs=1, bytes_moved=4) for name in names]
     alike = profile({"": {}} | {name: {} for name in names}, cells, run=facts)
-    laps = [({ModulePhase(name, "forward"): 0.5 + rank * (1 + number) for number, name in enumerate(names)},) for rank in range(2)]
+    laps = [
+        (
+            {
+                ModulePhase(name, "forward"): 0.5 + rank * (1 + number)
+                for number, name in enumerate(names)
+            },
+        )
+        for rank in range(2)
+    ]
     whole = gathered({rank: (timed(alike, each), each) for rank, each in enumerate(laps)})
     known = {each.module: each.by_rank for each in whole.rank_stats}
     assert [None] * 8 == [known[name] for name in names[:8]]
-    assert [{0: 0.5, 1: 1.5 + number} for number in range(8, 40)] == [known[name] for name in names[8:]]
+    assert [{0: 0.5, 1: 1.5 + number} for number in range(8, 40)] == [
+        known[name] for name in names[8:]
+    ]
 
 
 def test_waiting_that_traces_know_stands_beside_the_inferred_one() -> None:
-    """In the body the second rank waits 0.25 s for the first one; in the collective it is 0.125 s longer. One trace alone tells nothing."""
+    """In the body the second rank waits 0.25 s for the first one; in the collective it is 0.125 s longer.
+
+    One trace alone tells nothing.
+    """
     whole = gathered(dict(enumerate(communicating())))
     (body,) = (each for each in whole.rank_stats if each.module == "body")
     assert (0.5, 0.75, True) == (body.low, body.high, body.waits)
-    assert [(0, 0.25, 0.125, 0.0)] == [(w.for_rank, w.seconds, w.traced_seconds, w.transfer_seconds) for w in waits_of(whole)]
+    assert [(0, 0.25, 0.125, 0.0)] == [
+        (w.for_rank, w.seconds, w.traced_seconds, w.transfer_seconds) for w in waits_of(whole)
+    ]
     (first, laps), second = communicating()
-    unknown = replace(first, communication=tuple(replace(each, exposed_seconds=None) for each in first.communication))
+    unknown = replace(
+        first,
+        communication=tuple(replace(each, exposed_seconds=None) for each in first.communication),
+    )
     assert [(0, 0.25, None, None)] == [
-        (w.for_rank, w.seconds, w.traced_seconds, w.transfer_seconds) for w in waits_of(gathered({0: (unknown, laps), 1: second}))
+        (w.for_rank, w.seconds, w.traced_seconds, w.transfer_seconds)
+        for w in waits_of(gathered({0: (unknown, laps), 1: second}))
     ]
 
 
@@ -213,7 +339,11 @@ def test_a_rank_that_says_nothing_is_missing_when_the_time_is_over() -> None:
     clock = Pausing()
     whole = gathered({0: (counted(), ()), 2: (counted(), ())}, world=3, clock=clock)
     assert ["ok", "missing", "ok"] == [rank.status for rank in whole.ranks]
-    assert (True, {"data": 1}, 3) == (whole.run.partial, whole.ranks[1].coordinates, whole.run.world_size)
+    assert (True, {"data": 1}, 3) == (
+        whole.run.partial,
+        whole.ranks[1].coordinates,
+        whole.run.world_size,
+    )
     assert PATIENCE * TIMEOUT == pytest.approx(clock.clock.now, abs=0.2)
 
 
@@ -237,7 +367,14 @@ def test_while_the_training_goes_on_a_report_may_take_its_time() -> None:
 def test_one_that_never_comes_is_given_up_while_the_training_goes_on() -> None:
     """Twenty timeouts later."""
     clock = StillClock()
-    first = Gather(HashStore(), 0, topology(2), timeout=TIMEOUT, clock=clock.mark, pause=lambda _: clock.advance(TIMEOUT))
+    first = Gather(
+        HashStore(),
+        0,
+        topology(2),
+        timeout=TIMEOUT,
+        clock=clock.mark,
+        pause=lambda _: clock.advance(TIMEOUT),
+    )
     first.push(counted())
     first._jobs[0].wait(60)
     assert [["ok", "missing"]] == [[rank.status for rank in whole.ranks] for whole in first.ready()]
@@ -247,17 +384,27 @@ def test_one_that_never_comes_is_given_up_while_the_training_goes_on() -> None:
 def test_nobody_waits_where_all_are_there() -> None:
     """The clock stands still."""
     clock = Pausing()
-    assert ["ok", "ok"] == [rank.status for rank in gathered({0: (counted(), ()), 1: (counted(), ())}, clock=clock).ranks]
+    assert ["ok", "ok"] == [
+        rank.status
+        for rank in gathered({0: (counted(), ()), 1: (counted(), ())}, clock=clock).ranks
+    ]
     assert 0.0 == clock.clock.now
 
 
-def test_a_rank_that_was_left_by_an_exception_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second handed in what it had, the third nothing: both have failed, and the clock stands still."""
+def test_a_rank_that_was_left_by_an_exception_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second handed in what it had, the third nothing.
+
+    Both have failed, and the clock stands still.
+    """
     monkeypatch.setattr(gather_module, "EXIT_SECONDS", 60.0)
     store, clock, three = HashStore(), Pausing(), topology(3)
     second, third, first = (clock.of(store, rank, three) for rank in (1, 2, 0))
     left = Note(code="ended_early", subject="RuntimeError", values={})
-    second.push(counted(run=run(kind="training", stage="train", window=0, partial=True), notes=(left,)))
+    second.push(
+        counted(run=run(kind="training", stage="train", window=0, partial=True), notes=(left,))
+    )
     assert [] == second.finish(failed=True)
     third.finish(failed=True)
     first.push(counted())
@@ -281,7 +428,9 @@ def test_a_rank_whose_report_has_begun_to_come_is_late() -> None:
     """It has said so, and not the rest."""
     store = HashStore()
     RankStore(store).put("train/0/begun/1", b"")
-    assert ["ok", "late"] == [rank.status for rank in gathered({0: (counted(), ())}, world=2, store=store).ranks]
+    assert ["ok", "late"] == [
+        rank.status for rank in gathered({0: (counted(), ())}, world=2, store=store).ranks
+    ]
 
 
 def test_a_rank_whose_names_never_came_is_late() -> None:
@@ -330,7 +479,11 @@ def test_what_was_looked_at_is_taken_away() -> None:
             one._jobs[-1].wait(60)
     assert [0, 1, 2, 3, 4] == [whole.run.window for whole in ranks[-1].ready()]
     left = store.list_keys() if hasattr(store, "list_keys") else []
-    assert [] == [key for key in left if any(what in key for what in ("/head/", "/times/", "/shared/", "/begun/"))]
+    assert [] == [
+        key
+        for key in left
+        if any(what in key for what in ("/head/", "/times/", "/shared/", "/begun/"))
+    ]
 
 
 def test_a_report_that_comes_when_all_is_over_is_not_sent() -> None:
@@ -343,13 +496,21 @@ def test_a_report_that_comes_when_all_is_over_is_not_sent() -> None:
     second.push(counted())
     (kept,) = second.finish()
     assert ["left/1"] == store.said[before:]
-    assert (counted().modules, ["gather_failed"]) == (kept.modules, [note.code for note in kept.notes])
+    assert (counted().modules, ["gather_failed"]) == (
+        kept.modules,
+        [note.code for note in kept.notes],
+    )
 
 
 def test_a_window_is_told_of_once_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then nothing, and something is waited for, which is no work; a rank other than the first has nothing to tell."""
+    """Until then nothing, and something is waited for, which is no work.
+
+    A rank other than the first has nothing to tell.
+    """
     store, two, arrived = HashStore(), topology(2), threading.Event()
-    first = Gather(store, 0, two, timeout=TIMEOUT, clock=lambda: 0.0, pause=lambda _: arrived.wait(60))
+    first = Gather(
+        store, 0, two, timeout=TIMEOUT, clock=lambda: 0.0, pause=lambda _: arrived.wait(60)
+    )
     second = Gather(store, 1, two, timeout=TIMEOUT)
     first.push(counted())
     assert ([], True, False) == (first.ready(), first.pending, first.busy)
@@ -385,7 +546,9 @@ def test_a_store_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monkey
     for rank, expected in ((0, ["ok", "missing"]), (1, [])):
         one = Gather(Silent(), rank, topology(2), timeout=TIMEOUT)
         one.push(counted())
-        assert expected == [status.status for whole in one.finish(failed=True) for status in whole.ranks]
+        assert expected == [
+            status.status for whole in one.finish(failed=True) for status in whole.ranks
+        ]
         waiting.append(one)
     forever.set()
     for job in (job for one in waiting for job in one._jobs):
@@ -393,7 +556,10 @@ def test_a_store_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monkey
 
 
 def test_what_could_not_be_handed_in_is_given_back() -> None:
-    """The store is gone with the first rank: the second has its own profile, and why, the first time that it asks."""
+    """The store is gone with the first rank.
+
+    The second has its own profile, and why, the first time that it asks.
+    """
 
     class Gone:
         def __getattr__(self, name: str) -> Any:
@@ -410,8 +576,13 @@ def test_what_could_not_be_handed_in_is_given_back() -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("failed", "longest"), [(False, TIMEOUT), (True, EXIT_SECONDS)])
-def test_nobody_is_held_up_longer_than_the_timeout(rank: int, *, failed: bool, longest: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the store never answers: by what is under way, then by the goodbye, and all that is waited for advances the clock."""
+def test_nobody_is_held_up_longer_than_the_timeout(
+    rank: int, *, failed: bool, longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the store never answers.
+
+    By what is under way, then by the goodbye, and all that is waited for advances the clock.
+    """
     forever, clock = threading.Event(), StillClock()
 
     class Silent:
@@ -466,12 +637,18 @@ gather.push(counted())
 
 
 def test_a_process_may_end_while_something_is_waited_for(warm_python: WarmPython) -> None:
-    """As any other, and without a word: a thread that went on when Python is gone would end it by a signal."""
+    """As any other, and without a word.
+
+    A thread that went on when Python is gone would end it by a signal.
+    """
     assert (0, "", "") == warm_python.run(ENDS_EARLY)
 
 
 class Watched(TCPStore):
-    """A store of the user's whose timeout nobody else may set, and which nobody may clone: that would wait by its timeout."""
+    """A store of the user's whose timeout nobody else may set, and which nobody may clone.
+
+    That would wait by its timeout.
+    """
 
     def set_timeout(self, _timeout: object) -> None:
         """Be called."""
@@ -482,12 +659,21 @@ class Watched(TCPStore):
         raise AssertionError("the store was cloned")
 
 
-def test_ranks_meet_and_leave_the_timeout_of_the_groups_store_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the store of each group, on another connection, whichever rank comes first; two groups in one store have nothing in common."""
+def test_ranks_meet_and_leave_the_timeout_of_the_groups_store_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the store of each group, on another connection, whichever rank comes first.
+
+    Two groups in one store have nothing in common.
+    """
     store = Watched("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     found = {}
     for group in "ab":
-        monkeypatch.setattr(rank_store, "group_store", lambda group=group: PrefixStore("default_pg", PrefixStore(group, store)))
+        monkeypatch.setattr(
+            rank_store,
+            "group_store",
+            lambda group=group: PrefixStore("default_pg", PrefixStore(group, store)),
+        )
         found[group] = [shared_store("lflops", timeout=TIMEOUT) for _ in range(2)]
     for group in "ab":
         other, first = found[group]
@@ -501,7 +687,9 @@ def test_without_a_group_ranks_do_not_meet() -> None:
     assert shared_store("lflops", timeout=TIMEOUT) is None
 
 
-def test_a_collector_that_is_starved_takes_what_lies_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_that_is_starved_takes_what_lies_in_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It gets on slowly: time is over long before it is done, and yet both reports are there."""
     store, two, clock = HashStore(), topology(2), StillClock()
     second = Gather(store, 1, two, timeout=TIMEOUT)
@@ -528,6 +716,9 @@ def test_a_collector_that_is_starved_takes_what_lies_in_the_store(monkeypatch: p
     first = Gather(Slow(), 0, two, timeout=TIMEOUT, clock=clock.mark, pause=clock.advance)
     first.push(counted())
     (whole,) = first.finish()
-    assert (["ok", "ok"], []) == ([rank.status for rank in whole.ranks], [note.code for note in whole.notes])
+    assert (["ok", "ok"], []) == (
+        [rank.status for rank in whole.ranks],
+        [note.code for note in whole.notes],
+    )
     for job in first._jobs:
         patience(job, 60)

@@ -15,7 +15,16 @@ from lflops.ranks.collect.topology import topology_of
 from tests.support.ports import free_port
 from tests.support.processes import Ranks
 from tests.support.profile_checks import macs
-from tests.support.small_models import Block, between_linears, down, hidden, length, square, up, wide
+from tests.support.small_models import (
+    Block,
+    between_linears,
+    down,
+    hidden,
+    length,
+    square,
+    up,
+    wide,
+)
 from tests.support.warm_python import Script, WarmPython
 
 LONG = 200.0
@@ -39,7 +48,10 @@ def sharded_twice(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPyt
 
 
 def test_a_rank_of_both_meshes_has_its_half_of_the_products(sharded_twice: Profile) -> None:
-    """The layers are twice as wide as `up` and `down`, and halved by tensors; to shard them over data halves no product."""
+    """The layers are twice as wide as `up` and `down`, and halved by tensors.
+
+    To shard them over data halves no product.
+    """
     assert {"up": up, "down": down} == macs(sharded_twice, "forward")
     assert {"up": 2 * up, "down": 2 * down} == macs(sharded_twice, "backward")
     assert [3 * (up + down)] * 4 == [rank.macs for rank in sharded_twice.ranks]
@@ -49,34 +61,76 @@ def test_a_rank_of_both_meshes_has_its_half_of_the_products(sharded_twice: Profi
 
 def test_the_meshes_of_the_parameters_say_where_a_rank_stands(sharded_twice: Profile) -> None:
     """The last dimension is the fastest."""
-    at = [{"data": 0, "tensor": 0}, {"data": 0, "tensor": 1}, {"data": 1, "tensor": 0}, {"data": 1, "tensor": 1}]
+    at = [
+        {"data": 0, "tensor": 0},
+        {"data": 0, "tensor": 1},
+        {"data": 1, "tensor": 0},
+        {"data": 1, "tensor": 1},
+    ]
     assert at == [rank.coordinates for rank in sharded_twice.ranks]
     run = sharded_twice.run
-    assert (4, 2, 2, None) == (run.world_size, run.data_parallel_size, run.tensor_parallel_size, run.pipeline_parallel_size)
+    assert (4, 2, 2, None) == (
+        run.world_size,
+        run.data_parallel_size,
+        run.tensor_parallel_size,
+        run.pipeline_parallel_size,
+    )
     assert (["ok"] * 4, False) == ([rank.status for rank in sharded_twice.ranks], run.partial)
 
 
-def test_a_script_of_ones_own_measures_on_each_rank_and_merges(tmp_path: Path, warm_python: WarmPython) -> None:
-    """As torchrun starts it: the second rank has two sequences to the first one's one, and is the one whose work is shown."""
+def test_a_script_of_ones_own_measures_on_each_rank_and_merges(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """As torchrun starts it.
+
+    The second rank has two sequences to the first one's one, and is the one whose work is shown.
+    """
     torchrun = "from torch.distributed.run import main; main()"
-    ended = warm_python.run(torchrun, "--standalone", "--nproc-per-node", "2", "-m", "tests.support.torchrun_measure", tmp_path)
+    ended = warm_python.run(
+        torchrun,
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "tests.support.torchrun_measure",
+        tmp_path,
+    )
     assert 0 == ended.status, ended.err
-    whole = lflops.merge({rank: lflops.load(tmp_path / f"rank{rank}.profile.json") for rank in range(2)})
+    whole = lflops.merge(
+        {rank: lflops.load(tmp_path / f"rank{rank}.profile.json") for rank in range(2)}
+    )
     forward = 2 * square + up + down
     backward = square + 2 * (up + down + square)
     assert [(forward + backward) // 2, forward + backward] == [rank.macs for rank in whole.ranks]
-    assert {"module.0": square, "module.1.up": up, "module.1.down": down, "module.2": square} == macs(whole, "forward")
-    assert (2, 2, ["ok", "ok"]) == (whole.run.world_size, whole.run.samples_per_step, [rank.status for rank in whole.ranks])
-    assert {("module.1.up", "forward"), ("module.1.up", "backward")} <= {(stat.module, stat.phase) for stat in whole.rank_stats}
+    assert {
+        "module.0": square,
+        "module.1.up": up,
+        "module.1.down": down,
+        "module.2": square,
+    } == macs(whole, "forward")
+    assert (2, 2, ["ok", "ok"]) == (
+        whole.run.world_size,
+        whole.run.samples_per_step,
+        [rank.status for rank in whole.ranks],
+    )
+    assert {("module.1.up", "forward"), ("module.1.up", "backward")} <= {
+        (stat.module, stat.phase) for stat in whole.rank_stats
+    }
 
 
 def handed_in() -> Profile:
-    """What each rank of a replicated model hands in, the second with the larger batch; rank 0's is that of both."""
+    """What each rank of a replicated model hands in, the second with the larger batch.
+
+    Rank 0's is that of both.
+    """
     rank = distributed.get_rank()
     model = DistributedDataParallel(between_linears(Block()))
     profile = lflops.count(model, torch.randn(1 + rank, length, hidden), backward=True)
     gather = Gather(
-        shared_store("lflops", timeout=LONG), rank, topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}), timeout=LONG
+        shared_store("lflops", timeout=LONG),
+        rank,
+        topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}),
+        timeout=LONG,
     )
     gather.push(profile)
     return next(iter(gather.finish()), profile)
@@ -87,12 +141,20 @@ def test_ranks_that_meet_in_a_file_gather_there(tmp_path: Path) -> None:
     with Ranks(2, tmp_path) as ranks:
         whole, second = ranks.run(handed_in)
     assert [{"data": 0}, {"data": 1}] == [rank.coordinates for rank in whole.ranks]
-    assert (2, ["ok", "ok"]) == (whole.run.data_parallel_size, [rank.status for rank in whole.ranks])
+    assert (2, ["ok", "ok"]) == (
+        whole.run.data_parallel_size,
+        [rank.status for rank in whole.ranks],
+    )
     assert second.modules == whole.modules
 
 
-def test_a_killed_rank_is_missing_and_the_others_tell_of_their_own(tmp_path: Path, warm_python: WarmPython) -> None:
-    """Rank 1 is killed, rank 2 left by an exception, rank 3 has the other stage: `up` of the first, `down` of the last."""
+def test_a_killed_rank_is_missing_and_the_others_tell_of_their_own(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """Rank 1 is killed, rank 2 left by an exception, rank 3 has the other stage.
+
+    `up` of the first, `down` of the last.
+    """
     whole, ended = gathered(tmp_path, "one_killed", warm_python)
     assert [0, 1, 0, 0] == ended
     assert ["ok", "missing", "failed", "ok"] == [rank.status for rank in whole.ranks]
@@ -101,4 +163,8 @@ def test_a_killed_rank_is_missing_and_the_others_tell_of_their_own(tmp_path: Pat
         [(at["data"], at["pipeline"]) for at in (r.coordinates for r in whole.ranks)],
         whole.run.partial,
     )
-    assert [("1", 1)] == [(note.subject, note.values["missing"]) for note in whole.notes if note.code == "ranks_missing"]
+    assert [("1", 1)] == [
+        (note.subject, note.values["missing"])
+        for note in whole.notes
+        if note.code == "ranks_missing"
+    ]

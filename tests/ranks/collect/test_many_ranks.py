@@ -1,4 +1,7 @@
-"""Ranks too many for one process: they keep their modules' times, hand in sums, and the late ones are asked for the rest."""
+"""Ranks too many for one process.
+
+They keep their modules' times, hand in sums, and the late ones are asked for the rest.
+"""
 
 import random
 from collections import Counter
@@ -33,22 +36,43 @@ def laps_of(draw: random.Random, slow: bool, steps: int = 6) -> Laps:
     """
 
     def seconds(place: str) -> float:
-        return draw.randrange(64, 80) / 64 + (8.0 if place == ("second" if slow else "reduce") else 0.0)
+        return draw.randrange(64, 80) / 64 + (
+            8.0 if place == ("second" if slow else "reduce") else 0.0
+        )
 
-    return tuple({ModulePhase(place, "forward"): seconds(place) for place in PLACES} for _ in range(steps))
+    return tuple(
+        {ModulePhase(place, "forward"): seconds(place) for place in PLACES} for _ in range(steps)
+    )
 
 
 def report_of(laps: Laps, names: Sequence[str] = PLACES) -> Profile:
     """A window of one rank that waits in every other module."""
     cells = [product(name, "aten::mm", "forward", macs=1, bytes_moved=4) for name in names]
     waits = [
-        Communication(module=name, phase="forward", collective="all_reduce", group="0", group_size=WORLD, calls=1, bytes=8)
+        Communication(
+            module=name,
+            phase="forward",
+            collective="all_reduce",
+            group="0",
+            group_size=WORLD,
+            calls=1,
+            bytes=8,
+        )
         for name in names
         if name in {"gather", "reduce"}
     ]
-    facts = run(kind="training", stage="train", window=0, world_size=WORLD, data_parallel_size=WORLD)
-    counted = profile({"": {}} | {name: weights(1) for name in names}, cells, run=facts, communication=tuple(waits))
-    hooked = tuple(Step(index=number, kind="hooked", seconds=9.0, phases={}) for number, _ in enumerate(laps))
+    facts = run(
+        kind="training", stage="train", window=0, world_size=WORLD, data_parallel_size=WORLD
+    )
+    counted = profile(
+        {"": {}} | {name: weights(1) for name in names},
+        cells,
+        run=facts,
+        communication=tuple(waits),
+    )
+    hooked = tuple(
+        Step(index=number, kind="hooked", seconds=9.0, phases={}) for number, _ in enumerate(laps)
+    )
     return replace(with_times(counted, ScaledTimes.of_steps(laps)), steps=hooked)
 
 
@@ -66,7 +90,9 @@ class Store(HashStore):
         super().set(key, value)
 
 
-def gathered(reports: Mapping[int, tuple[Profile, Laps]], *, leaving: Collection[int] = (), seed: int = 0) -> tuple[Profile, set[int]]:
+def gathered(
+    reports: Mapping[int, tuple[Profile, Laps]], *, leaving: Collection[int] = (), seed: int = 0
+) -> tuple[Profile, set[int]]:
     """What rank 0 makes of the reports, which come in any order, and the ranks whose times reached it."""
     store, topology = Store(), Topology(world_size=WORLD, coordinates={}, sizes={"data": WORLD})
     order = random.Random(seed).sample(sorted(set(reports) - {0}), len(reports) - 1)  # noqa: S311 - nothing is secret
@@ -84,7 +110,10 @@ def gathered(reports: Mapping[int, tuple[Profile, Laps]], *, leaving: Collection
 
 @pytest.fixture
 def few_places(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ranks keep their times but four that are drawn by lot; the two latest ones are asked for theirs."""
+    """Ranks keep their times but four that are drawn by lot.
+
+    The two latest ones are asked for theirs.
+    """
     monkeypatch.setattr(window_reports, "MOST_BYTES", 0)
     monkeypatch.setattr(window_reports, "BY_LOT", 4)
     monkeypatch.setattr(window_reports, "ASKED", 3)
@@ -107,7 +136,10 @@ def lost_by_hand(laps: Mapping[int, Laps]) -> float:
     """
     whole = 0.0
     for place in ("first", "second"):
-        took = [[step[ModulePhase(place, "forward")] for step in steps] for steps in zip(*laps.values(), strict=True)]
+        took = [
+            [step[ModulePhase(place, "forward")] for step in steps]
+            for steps in zip(*laps.values(), strict=True)
+        ]
         late = sorted(max(step) - median_low(step) for step in took)
         whole += fmean([*late[:-1], late[-2]])
     return whole
@@ -122,8 +154,13 @@ def last_by_hand(laps: Mapping[int, Laps]) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sums_say_of_all_ranks_what_their_times_would(few_places: None, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Who is late, by how much and how often: equal to the last bit, and to what is added up by hand, in whatever order reports come."""
+def test_sums_say_of_all_ranks_what_their_times_would(
+    few_places: None, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Who is late, by how much and how often.
+
+    Equal to the last bit, and to what is added up by hand, in whatever order reports come.
+    """
     reports = ranks_of(seed)
     laps = {rank: each for rank, (_, each) in reports.items()}
     reduced, sent = gathered(reports, seed=seed)
@@ -131,10 +168,25 @@ def test_sums_say_of_all_ranks_what_their_times_would(few_places: None, monkeypa
     flat, all_sent = gathered(reports)
     assert reduced.rank_comparison is not None
     assert flat.rank_comparison is not None
-    assert lost_by_hand(laps) == reduced.rank_comparison.lost_seconds == flat.rank_comparison.lost_seconds
-    assert last_by_hand(laps) == [each.slowest for each in reduced.ranks] == [each.slowest for each in flat.ranks]
-    assert (flat.rank_comparison.seconds, flat.ranks, flat.steps) == (reduced.rank_comparison.seconds, reduced.ranks, reduced.steps)
-    late = [{(e.module, e.rank): e.late for e in whole.rank_comparison.excesses} for whole in (reduced, flat)]
+    assert (
+        lost_by_hand(laps)
+        == reduced.rank_comparison.lost_seconds
+        == flat.rank_comparison.lost_seconds
+    )
+    assert (
+        last_by_hand(laps)
+        == [each.slowest for each in reduced.ranks]
+        == [each.slowest for each in flat.ranks]
+    )
+    assert (flat.rank_comparison.seconds, flat.ranks, flat.steps) == (
+        reduced.rank_comparison.seconds,
+        reduced.ranks,
+        reduced.steps,
+    )
+    late = [
+        {(e.module, e.rank): e.late for e in whole.rank_comparison.excesses}
+        for whole in (reduced, flat)
+    ]
     assert late[0]["second", SLOW] == late[1]["second", SLOW]
     lot = window_reports.by_lot(WORLD) - {0}
     assert len(all_sent) == WORLD - 1
@@ -143,24 +195,37 @@ def test_sums_say_of_all_ranks_what_their_times_would(few_places: None, monkeypa
     assert len(sent - lot) <= 3
 
 
-def test_the_module_of_a_late_rank_is_named_from_the_times_it_is_asked_for(few_places: None) -> None:
+def test_the_module_of_a_late_rank_is_named_from_the_times_it_is_asked_for(
+    few_places: None,
+) -> None:
     """8 s in the second module. All ranks wait for it there, which is said of all of them."""
     whole, _ = gathered(ranks_of(7))
-    assert [("second", "forward", SLOW)] == [(row.module, row.phase, row.slow_rank) for row in lflops.imbalance(whole).rows]
+    assert [("second", "forward", SLOW)] == [
+        (row.module, row.phase, row.slow_rank) for row in lflops.imbalance(whole).rows
+    ]
     assert whole.rank_comparison is not None
-    assert {("reduce", SLOW, WORLD - 1)} == {(w.module, w.for_rank, w.ranks) for w in whole.rank_comparison.waits if w.seconds > 4.0}
+    assert {("reduce", SLOW, WORLD - 1)} == {
+        (w.module, w.for_rank, w.ranks) for w in whole.rank_comparison.waits if w.seconds > 4.0
+    }
 
 
 def test_a_lost_host_is_named_and_nothing_else_is_lost(few_places: None) -> None:
     """Ranks 4 to 7 say nothing; the slow one is found all the same."""
-    whole, _ = gathered({rank: each for rank, each in ranks_of(1).items() if rank not in range(4, 8)})
+    whole, _ = gathered(
+        {rank: each for rank, each in ranks_of(1).items() if rank not in range(4, 8)}
+    )
     assert ["ok"] * 4 + ["failed"] * 4 + ["ok"] * 16 == [rank.status for rank in whole.ranks]
     assert ["4-7"] == [note.subject for note in whole.notes if note.code == "ranks_missing"]
-    assert [("second", SLOW)] == [(row.module, row.slow_rank) for row in lflops.imbalance(whole).rows]
+    assert [("second", SLOW)] == [
+        (row.module, row.slow_rank) for row in lflops.imbalance(whole).rows
+    ]
 
 
 def test_a_late_rank_that_has_left_is_not_waited_for(few_places: None) -> None:
-    """Its training has ended before it was asked. That it was the last is known, its module is not; the other ranks have theirs."""
+    """Its training has ended before it was asked.
+
+    That it was the last is known, its module is not; the other ranks have theirs.
+    """
     whole, sent = gathered(ranks_of(2), leaving=[SLOW])
     assert SLOW not in sent
     assert (6, "ok") == (whole.ranks[SLOW].slowest, whole.ranks[SLOW].status)
@@ -174,7 +239,12 @@ def test_ranks_that_wait_elsewhere_are_compared_in_one_interval(few_places: None
         laps = laps_of(draw, slow=rank == SLOW)
         given = report_of(laps)
         if rank % 2 == 0:
-            given = replace(given, communication=tuple(each for each in given.communication if each.module == "reduce"))
+            given = replace(
+                given,
+                communication=tuple(
+                    each for each in given.communication if each.module == "reduce"
+                ),
+            )
         reports[rank] = given, laps
     whole, _ = gathered(reports)
     assert ["ok"] * WORLD == [rank.status for rank in whole.ranks]

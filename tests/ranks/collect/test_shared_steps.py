@@ -1,4 +1,7 @@
-"""Clean steps go to rank 0 through a store, now and then: what is there of them, and what becomes of it."""
+"""Clean steps go to rank 0 through a store, now and then.
+
+What is there of them, and what becomes of it.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +29,10 @@ WINDOW: Profile = profile(
 def steps(first: int, number: int, slow: float = 0.0) -> list[Step]:
     """Of 3 s; the slow rank takes longer for its data, and waits less."""
     phases = {"data": 1.0 + slow, "backward": 2.0 + 0.5 - slow}
-    return [Step(index=n, kind="clean", seconds=3.5, phases=phases, waiting=0.5 - slow) for n in range(first, first + number)]
+    return [
+        Step(index=n, kind="clean", seconds=3.5, phases=phases, waiting=0.5 - slow)
+        for n in range(first, first + number)
+    ]
 
 
 class Counting:
@@ -122,7 +128,9 @@ def test_at_the_end_the_last_steps_are_there() -> None:
     gathers = {rank: Gather(store, rank, both, timeout=60.0) for rank in (1, 0)}
     for rank, gather in gathers.items():
         hooked = Step(index=0, kind="counted", seconds=None, phases={})
-        gather.push(replace(WINDOW, clean_comparison=None, steps=(*steps(1, 8, 0.25 * rank), hooked)))
+        gather.push(
+            replace(WINDOW, clean_comparison=None, steps=(*steps(1, 8, 0.25 * rank), hooked))
+        )
         gather.share("train", steps(20, 6, 0.25 * rank))
         gather.share("train", steps(26, 6, 0.25 * rank))
         gather.finish()

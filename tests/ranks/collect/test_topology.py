@@ -29,7 +29,12 @@ class Spread(nn.Module):
 
 def test_the_user_s_function_is_asked_for_every_rank_and_nobody_else() -> None:
     """Two times two; what the mesh would say is not heard."""
-    found = topology_of(4, 0, function=lambda rank: {"dp": rank // 2, "stage": rank % 2}, mesh=mesh(4, names=("tensor_parallel",)))
+    found = topology_of(
+        4,
+        0,
+        function=lambda rank: {"dp": rank // 2, "stage": rank % 2},
+        mesh=mesh(4, names=("tensor_parallel",)),
+    )
     assert {"data": 2, "pipeline": 2} == found.sizes
     assert {"data": 1, "pipeline": 0} == found.coordinates[2]
 
@@ -41,7 +46,10 @@ NOT_COORDINATES: list[tuple[Any, str]] = [
     (lambda rank: {"data": float(rank)}, r"topology\(0\) is {'data': 0.0}: give"),
     (lambda rank: {0: rank}, r"topology\(0\) is {0: 0}: give"),
     (lambda rank: {"data": 1 // rank}, r"topology\(0\) raised ZeroDivisionError: .*: give"),
-    (lambda rank: {"data": rank} if rank else {"tensor": 0}, r"topology\(1\) has data, topology\(0\) tensor: give all ranks the same"),
+    (
+        lambda rank: {"data": rank} if rank else {"tensor": 0},
+        r"topology\(1\) has data, topology\(0\) tensor: give all ranks the same",
+    ),
     (lambda rank: {"tensor": 2 * rank}, r"topology: of 'tensor' the ranks have 0, 2, 4, 6: give"),
 ]
 
@@ -61,7 +69,10 @@ def test_a_mesh_says_it_by_the_names_of_its_dimensions() -> None:
 
 
 def test_replicas_of_shards_are_both_of_data() -> None:
-    """Two replicas of three shards: six data ranks, the last of them the sixth. A kind that a run has no size for is a coordinate alone."""
+    """Two replicas of three shards: six data ranks, the last of them the sixth.
+
+    A kind that a run has no size for is a coordinate alone.
+    """
     found = topology_of(12, 0, mesh=mesh(2, 3, 2, names=("dp_replicate", "dp_shard", "cp")))
     assert {"data": 6, "context": 2} == found.sizes
     assert {"data": 5, "context": 1} == found.coordinates[11]
@@ -70,11 +81,17 @@ def test_replicas_of_shards_are_both_of_data() -> None:
 
 
 def test_the_parameters_are_asked_what_the_mesh_leaves_open() -> None:
-    """The strategy knows of data; a parameter that is spread over ranks 2 and 3 says the rest, of these two."""
+    """The strategy knows of data.
+
+    A parameter that is spread over ranks 2 and 3 says the rest, of these two.
+    """
     model = Spread(mesh(2, names=("tp",), first=2))
     found = topology_of(4, 2, mesh=mesh(2, 2, names=("dp", "anything")), model=model)
     assert {"data": 2, "tensor": 2, "anything": 2} == found.sizes
-    assert ({"data": 1, "anything": 1, "tensor": 1}, {"data": 0, "anything": 1}) == (found.coordinates[3], found.coordinates[1])
+    assert ({"data": 1, "anything": 1, "tensor": 1}, {"data": 0, "anything": 1}) == (
+        found.coordinates[3],
+        found.coordinates[1],
+    )
 
 
 def test_a_mesh_without_names_is_one_of_tensors_if_it_has_one_dimension() -> None:
@@ -86,7 +103,9 @@ def test_a_mesh_without_names_is_one_of_tensors_if_it_has_one_dimension() -> Non
 def test_ranks_that_all_share_one_batch_are_at_one_place_of_data() -> None:
     """Two halves of a model on two ranks; of four ranks it is not known."""
     found = topology_of(2, 1, model=Spread(mesh(2, names=("tp",))))
-    assert ([{"tensor": 0, "data": 0}, {"tensor": 1, "data": 0}]) == [found.coordinates[rank] for rank in (0, 1)]
+    assert ([{"tensor": 0, "data": 0}, {"tensor": 1, "data": 0}]) == [
+        found.coordinates[rank] for rank in (0, 1)
+    ]
     assert {"tensor": 2} == topology_of(4, 0, model=Spread(mesh(2, names=("tp",)))).sizes
 
 

@@ -8,13 +8,24 @@ from lflops.profile.records import ModulePhase, RankComparison, RankExcess
 from lflops.ranks.merge.rank_comparison import OwnWork, compare_ranks, times_last
 from lflops.ranks.merge.rank_table import intervals_of, median_of_others, table_of
 
-DATA, OPTIMIZER, SYNC = ModulePhase("", "data"), ModulePhase("", "optimizer"), ModulePhase("", "sync")
-BODY, HEAD, END = ModulePhase("body", "forward"), ModulePhase("head", "forward"), ModulePhase("", "backward")
+DATA, OPTIMIZER, SYNC = (
+    ModulePhase("", "data"),
+    ModulePhase("", "optimizer"),
+    ModulePhase("", "sync"),
+)
+BODY, HEAD, END = (
+    ModulePhase("body", "forward"),
+    ModulePhase("head", "forward"),
+    ModulePhase("", "backward"),
+)
 WAITS = {END, SYNC}
 PATTERNS = {f"layers.{n}{part}": f"layers.*{part}" for n in range(8) for part in ("", ".mlp")}
 
 
-def compared(times: Mapping[int, Sequence[Mapping[ModulePhase, float]]], **options: Mapping[ModulePhase, OwnWork]) -> RankComparison:
+def compared(
+    times: Mapping[int, Sequence[Mapping[ModulePhase, float]]],
+    **options: Mapping[ModulePhase, OwnWork],
+) -> RankComparison:
     """The evidence."""
     found = compare_ranks(table_of(times, WAITS, patterns=PATTERNS), **options)
     assert found is not None
@@ -23,13 +34,24 @@ def compared(times: Mapping[int, Sequence[Mapping[ModulePhase, float]]], **optio
 
 def step(**seconds: float) -> dict[ModulePhase, float]:
     """A step of 20 s: 16 s until the gradients are awaited, 2 s until the next synchronization."""
-    usual = {"data": 1.0, "body": 10.0, "head": 5.0, "end": 1.0, "optimizer": 2.0, "sync": 1.0} | seconds
+    usual = {
+        "data": 1.0,
+        "body": 10.0,
+        "head": 5.0,
+        "end": 1.0,
+        "optimizer": 2.0,
+        "sync": 1.0,
+    } | seconds
     return dict(zip((DATA, BODY, HEAD, END, OPTIMIZER, SYNC), usual.values(), strict=True))
 
 
 def of(found: RankComparison, rank: int) -> dict[tuple[str, str], RankExcess]:
     """A rank's excesses by place."""
-    return {(each.module, each.phase): each for each in found.excesses if each.rank == rank and each.phase != "all"}
+    return {
+        (each.module, each.phase): each
+        for each in found.excesses
+        if each.rank == rank and each.phase != "all"
+    }
 
 
 def test_a_place_where_ranks_wait_ends_an_interval() -> None:
@@ -49,28 +71,53 @@ def test_without_a_collective_at_its_end_a_steps_last_interval_goes_on_in_the_ne
 
 def test_a_rank_is_compared_with_the_median_of_the_others() -> None:
     """Of 1, 2, 3 and 9: without the first 3, without the last 2; of two ranks, the other."""
-    assert {0: (3.0,), 1: (3.0,), 2: (2.0,), 3: (2.0,)} == median_of_others({0: (1.0,), 1: (2.0,), 2: (3.0,), 3: (9.0,)})
+    assert {0: (3.0,), 1: (3.0,), 2: (2.0,), 3: (2.0,)} == median_of_others(
+        {0: (1.0,), 1: (2.0,), 2: (3.0,), 3: (9.0,)}
+    )
     assert {0: (9.0,), 1: (1.0,)} == median_of_others({0: (1.0,), 1: (9.0,)})
 
 
 def test_the_slow_rank_is_late_and_the_one_that_waits_is_not() -> None:
-    """Rank 1 takes 4 s longer in the body; rank 0 waits 4 s more at the end of backward, which is no excess of its."""
+    """Rank 1 takes 4 s longer in the body.
+
+    Rank 0 waits 4 s more at the end of backward, which is no excess of its.
+    """
     found = compared({0: [step(end=5)] * 3, 1: [step(body=14)] * 3})
     assert {} == of(found, 0)
     (body,) = of(found, 1).values()
-    assert ("body", "forward", (4, 4, 4), (4, 4, 4), 14, 10) == (body.module, body.phase, body.excess, body.late, body.seconds, body.usual)
+    assert ("body", "forward", (4, 4, 4), (4, 4, 4), 14, 10) == (
+        body.module,
+        body.phase,
+        body.excess,
+        body.late,
+        body.seconds,
+        body.usual,
+    )
     (wait,) = found.waits
-    assert ("", "backward", 1, 1, 4, 0) == (wait.module, wait.phase, wait.for_rank, wait.ranks, wait.seconds, wait.longest_rank)
+    assert ("", "backward", 1, 1, 4, 0) == (
+        wait.module,
+        wait.phase,
+        wait.for_rank,
+        wait.ranks,
+        wait.seconds,
+        wait.longest_rank,
+    )
 
 
 def test_a_rank_that_is_slow_here_and_fast_there_is_late_by_the_rest() -> None:
-    """4 s longer in the body, 3 s shorter in the head, before the same collective: nobody waits longer than 1 s."""
+    """4 s longer in the body, 3 s shorter in the head, before the same collective.
+
+    Nobody waits longer than 1 s.
+    """
     found = compared({0: [step(end=2)] * 3, 1: [step(body=14, head=2)] * 3})
     assert (1, 1, 1) == of(found, 1)["body", "forward"].late
 
 
 def test_two_ranks_may_both_cost_something() -> None:
-    """Rank 1 in the body, rank 0 in the optimizer: each is late in its interval, though both are busy 22 s."""
+    """Rank 1 in the body, rank 0 in the optimizer.
+
+    Each is late in its interval, though both are busy 22 s.
+    """
     found = compared({0: [step(end=5, optimizer=6)] * 3, 1: [step(body=14, sync=5)] * 3})
     assert [("", "optimizer")] == list(of(found, 0))
     assert [("body", "forward")] == list(of(found, 1))
@@ -85,16 +132,30 @@ def test_what_a_step_loses_is_what_the_last_rank_takes_longer_than_the_median_on
 
 def test_the_last_rank_of_each_step_is_counted() -> None:
     """Rank 2 in two of three steps."""
-    table = table_of({0: [step()] * 3, 1: [step(), step(), step(head=6)], 2: [step(data=7), step(data=8), step()]}, WAITS)
+    table = table_of(
+        {
+            0: [step()] * 3,
+            1: [step(), step(), step(head=6)],
+            2: [step(data=7), step(data=8), step()],
+        },
+        WAITS,
+    )
     assert {2: 2, 1: 1} == times_last(table)
 
 
 def test_waiting_is_told_from_transfer_where_traces_know_it() -> None:
-    """In its all-reduce rank 0 spent 4 s, and rank 1, for which it waits, 0.5: the transfer. Nobody is accused of the head."""
+    """In its all-reduce rank 0 spent 4 s, and rank 1, for which it waits, 0.5: the transfer.
+
+    Nobody is accused of the head.
+    """
     known = {HEAD: {0: 4.0, 1: 0.5}}
-    found = compare_ranks(table_of({0: [step(head=9)], 1: [step(head=5.5, body=13.5)]}, {HEAD, *WAITS}, (), known))
+    found = compare_ranks(
+        table_of({0: [step(head=9)], 1: [step(head=5.5, body=13.5)]}, {HEAD, *WAITS}, (), known)
+    )
     assert found is not None
-    assert [("body", "forward", 1, (3.5,))] == [(e.module, e.phase, e.rank, e.excess) for e in found.excesses if e.phase != "all"]
+    assert [("body", "forward", 1, (3.5,))] == [
+        (e.module, e.phase, e.rank, e.excess) for e in found.excesses if e.phase != "all"
+    ]
     (wait,) = found.waits
     assert ("head", "forward", 1, 3.5, 3.5, 0.5) == (
         wait.module, wait.phase, wait.for_rank, wait.seconds, wait.traced_seconds, wait.transfer_seconds
@@ -102,10 +163,18 @@ def test_waiting_is_told_from_transfer_where_traces_know_it() -> None:
 
 
 def test_one_disturbance_is_no_waiting_of_the_run() -> None:
-    """Of six steps rank 0 waits 1 s in each, and in one of them 60: 1 s, not 10.8. What comes in every third step is kept."""
+    """Of six steps rank 0 waits 1 s in each, and in one of them 60: 1 s, not 10.8.
+
+    What comes in every third step is kept.
+    """
 
     def waiting(*seconds: float) -> tuple[float, float | None]:
-        found = compared({0: [step(end=1 + each) for each in seconds], 1: [step(body=10 + each) for each in seconds]})
+        found = compared(
+            {
+                0: [step(end=1 + each) for each in seconds],
+                1: [step(body=10 + each) for each in seconds],
+            }
+        )
         (wait,) = found.waits
         return wait.seconds, found.lost_seconds
 
@@ -119,16 +188,27 @@ def test_modules_that_repeat_are_compared_together_too() -> None:
     slow, usual = (dict.fromkeys(layers, seconds) | {END: 1.0, SYNC: 0.0} for seconds in (2.5, 2.0))
     found = compared({0: [usual] * 3, 1: [slow] * 3})
     together = of(found, 1)["layers.*.mlp", "forward"]
-    assert (8, 20.0, 16.0, (4.0,) * 3) == (together.modules, together.seconds, together.usual, together.excess)
+    assert (8, 20.0, 16.0, (4.0,) * 3) == (
+        together.modules,
+        together.seconds,
+        together.usual,
+        together.excess,
+    )
 
 
 def stage(number: int, *, seconds: float, waiting: float) -> dict[ModulePhase, float]:
     """A pipeline's stage of one layer."""
-    return {ModulePhase(f"layers.{number}", "forward"): seconds, ModulePhase("", "forward"): waiting}
+    return {
+        ModulePhase(f"layers.{number}", "forward"): seconds,
+        ModulePhase("", "forward"): waiting,
+    }
 
 
 def test_a_module_that_one_rank_alone_has_is_compared_with_those_like_it() -> None:
-    """Two stages that work in turn: the second takes 6 s where the first takes 2, and the first waits for all of that."""
+    """Two stages that work in turn.
+
+    The second takes 6 s where the first takes 2, and the first waits for all of that.
+    """
     times = {0: [stage(0, seconds=2, waiting=6)] * 3, 1: [stage(1, seconds=6, waiting=2)] * 3}
     work = {ModulePhase(f"layers.{n}", "forward"): OwnWork(100, 10) for n in range(2)}
     found = compare_ranks(table_of(times, {ModulePhase("", "forward")}, patterns=PATTERNS), work)
@@ -139,15 +219,23 @@ def test_a_module_that_one_rank_alone_has_is_compared_with_those_like_it() -> No
 
 
 def test_a_module_like_no_other_is_held_against_its_share_of_the_work() -> None:
-    """Half the FLOPs of the other stage's module, which takes 2 s: three times 1 s is allowed, 6 s are 3 too many."""
+    """Half the FLOPs of the other stage's module, which takes 2 s.
+
+    Three times 1 s is allowed, 6 s are 3 too many.
+    """
     times = {
         0: [{ModulePhase("up", "forward"): 2.0, ModulePhase("", "forward"): 6.0}] * 3,
         1: [{ModulePhase("down", "forward"): 6.0, ModulePhase("", "forward"): 2.0}] * 3,
     }
-    work = {ModulePhase("up", "forward"): OwnWork(100, 10), ModulePhase("down", "forward"): OwnWork(50, 5)}
+    work = {
+        ModulePhase("up", "forward"): OwnWork(100, 10),
+        ModulePhase("down", "forward"): OwnWork(50, 5),
+    }
     found = compare_ranks(table_of(times, {ModulePhase("", "forward")}), work)
     assert found is not None
-    assert [("down", 1, (3.0,) * 3)] == [(each.module, each.rank, each.excess) for each in found.excesses if each.module]
+    assert [("down", 1, (3.0,) * 3)] == [
+        (each.module, each.rank, each.excess) for each in found.excesses if each.module
+    ]
 
 
 def test_one_rank_and_no_steps_are_not_compared() -> None:
@@ -162,7 +250,10 @@ def test_a_rank_that_is_slower_everywhere_has_one_excess_for_all(factor: float) 
     places = [ModulePhase(f"part{n}", phase) for n in range(2) for phase in ("forward", "backward")]
 
     def one(times: float) -> dict[ModulePhase, float]:
-        return dict(zip(places, (5 * times, 10 * times, 5 * times, 10 * times), strict=True)) | {END: 1.0, SYNC: 0.0}
+        return dict(zip(places, (5 * times, 10 * times, 5 * times, 10 * times), strict=True)) | {
+            END: 1.0,
+            SYNC: 0.0,
+        }
 
     found = compared({0: [one(1)] * 3, 1: [one(factor)] * 3})
     (everything,) = (each for each in found.excesses if each.phase == "all")

@@ -14,7 +14,15 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES, Trace
 from lflops.profile.steps import Step
 from lflops.report.payload.payload import Payload, payload
-from tests.support.profile_builders import product, profile, run, small_profile, untimed, weights, with_seconds
+from tests.support.profile_builders import (
+    product,
+    profile,
+    run,
+    small_profile,
+    untimed,
+    weights,
+    with_seconds,
+)
 
 MODULES = ["", "encoder", "encoder.0", "encoder.1", "head"]
 
@@ -25,7 +33,10 @@ def as_read(given: Profile) -> Any:
 
 
 def test_counts_are_columns_in_the_order_of_the_modules() -> None:
-    """512 MACs in the encoder's linear layer, 128 in the head; all below a module is in its total, and its own are what it did itself."""
+    """512 MACs in the encoder's linear layer, 128 in the head.
+
+    All below a module is in its total, and its own are what it did itself.
+    """
     columns = as_read(small_profile())["modules"]
     assert MODULES == columns["name"]
     assert [640, 512, 512, 0, 128] == columns["forward.macs"]
@@ -36,15 +47,24 @@ def test_counts_are_columns_in_the_order_of_the_modules() -> None:
 
 
 def test_a_time_is_the_median_and_null_where_it_is_unknown() -> None:
-    """100 µs an operator call: three in forward, one of them the head's; the encoder itself ran none, and nothing was computed again."""
+    """100 µs an operator call.
+
+    Three in forward, one of them the head's; the encoder itself ran none, and nothing was computed
+    again.
+    """
     columns = as_read(small_profile())["modules"]
     assert pytest.approx([3e-4, 2e-4, 1e-4, 1e-4, 1e-4]) == columns["forward.seconds"]
-    assert [None, None, pytest.approx(1e-4), pytest.approx(1e-4), pytest.approx(1e-4)] == columns["forward.own_seconds"]
+    assert [None, None, pytest.approx(1e-4), pytest.approx(1e-4), pytest.approx(1e-4)] == columns[
+        "forward.own_seconds"
+    ]
     assert columns["recompute.seconds"] is None
 
 
 def test_what_all_modules_have_alike_is_said_once() -> None:
-    """No collective moved a byte in forward, nothing is compiled; the only module's name is a list all the same."""
+    """No collective moved a byte in forward, nothing is compiled.
+
+    The only module's name is a list all the same.
+    """
     columns = as_read(small_profile())["modules"]
     assert (0, False, 1) == (columns["forward.comm_bytes"], columns["compiled"], columns["calls"])
     alone = as_read(profile({"": weights(3)}, []))["modules"]
@@ -54,7 +74,10 @@ def test_what_all_modules_have_alike_is_said_once() -> None:
 def test_a_count_beyond_what_the_page_can_hold_is_a_text() -> None:
     """The last odd number that a double holds is a number; from 2^53 on all digits are kept."""
     macs = {"": 2**53 - 1 + 2**53 + 1, "a": 2**53 - 1, "b": 2**53 + 1}
-    huge = profile({"": {}, "a": {}, "b": {}}, [product(name, "aten::mm", "forward", macs=macs[name], bytes_moved=1) for name in "ab"])
+    huge = profile(
+        {"": {}, "a": {}, "b": {}},
+        [product(name, "aten::mm", "forward", macs=macs[name], bytes_moved=1) for name in "ab"],
+    )
     assert [str(2**54), 2**53 - 1, "9007199254740993"] == as_read(huge)["modules"]["forward.macs"]
 
 
@@ -67,17 +90,31 @@ def test_where_nothing_was_counted_no_count_is_known() -> None:
 
 
 def test_the_spread_of_ranks_is_the_module_s_worst() -> None:
-    """The head takes 300 µs on the slow rank and 200 µs on the median one: half as much again. Of the others nothing is known."""
-    assert [None, None, None, None, pytest.approx(0.5)] == as_read(small_profile())["modules"]["rank_spread"]
+    """The head takes 300 µs on the slow rank and 200 µs on the median one: half as much again.
+
+    Of the others nothing is known.
+    """
+    assert [None, None, None, None, pytest.approx(0.5)] == as_read(small_profile())["modules"][
+        "rank_spread"
+    ]
 
 
 def timed() -> Payload:
     """One product of 1000 MACs on a chip of 10 kFLOP/s, in a clean step of 1 s, half of which is forward."""
-    step = Step(index=0, kind="clean", seconds=1.0, phases={"data": 0.25, "forward": 0.5}, samples=4)
+    step = Step(
+        index=0, kind="clean", seconds=1.0, phases={"data": 0.25, "forward": 0.5}, samples=4
+    )
     counted = profile(
         {"": {"kind": "Linear"}},
         [product("", "aten::mm", "forward", macs=1000, bytes_moved=1)],
-        run=run(kind="training", stage="train", window=1, step=7, partial=True, hardware=Hardware("abacus", {"fp32": 1e4})),
+        run=run(
+            kind="training",
+            stage="train",
+            window=1,
+            step=7,
+            partial=True,
+            hardware=Hardware("abacus", {"fp32": 1e4}),
+        ),
         steps=(step,),
     )
     return payload(analyze(with_seconds(counted)))
@@ -86,41 +123,72 @@ def timed() -> Payload:
 def test_the_facts_say_what_was_reached() -> None:
     """2 * 1000 FLOPs in 1 s, of 10 kFLOP/s: 20 %."""
     facts = {fact.name: fact for fact in timed().report.speed}
-    assert ("20.0 %", "4.00", "1.00 s") == tuple(facts[name].text for name in ("MFU", "samples/s", "step"))
-    assert ("2.00 kFLOP/s", "2 × MACs of forward") == (facts["achieved"].text, facts["achieved"].remark)
+    assert ("20.0 %", "4.00", "1.00 s") == tuple(
+        facts[name].text for name in ("MFU", "samples/s", "step")
+    )
+    assert ("2.00 kFLOP/s", "2 × MACs of forward") == (
+        facts["achieved"].text,
+        facts["achieved"].remark,
+    )
 
 
 def test_the_step_is_cut_into_its_phases_and_its_budget() -> None:
-    """Phases as the step tells them, and the quarter of it that is in none; the budget's parts add up to 1, and each says what helps."""
+    """Phases as the step tells them, and the quarter of it that is in none.
+
+    The budget's parts add up to 1, and each says what helps.
+    """
     shown = timed()
     parts = [fact for fact in shown.report.speed if fact.of == "step"]
-    assert [("data", 0.25, 0.25), ("forward", 0.5, 0.5), ("other", 0.25, 0.25)] == [(part.name, part.value, part.share) for part in parts]
+    assert [("data", 0.25, 0.25), ("forward", 0.5, 0.5), ("other", 0.25, 0.25)] == [
+        (part.name, part.value, part.share) for part in parts
+    ]
     assert pytest.approx(1.0) == sum(part.share for part in shown.report.budget)
     assert all(part.advice for part in shown.report.budget)
-    assert (True, "Linear, train", "window 1, step 7") == (shown.partial, shown.title, shown.head.when)
+    assert (True, "Linear, train", "window 1, step 7") == (
+        shown.partial,
+        shown.title,
+        shown.head.when,
+    )
 
 
 def test_what_is_missing_is_said() -> None:
-    """Without times there are no phases and no budget, but a reason; what was not counted and the ranks' notes are doubts."""
+    """Without times there are no phases and no budget, but a reason.
+
+    What was not counted and the ranks' notes are doubts.
+    """
     shown = payload(analyze(untimed(small_profile())))
     assert ((), ()) == (shown.report.speed, shown.report.budget)
     assert shown.report.why_no_budget
     doubts = [fact.text for fact in shown.report.remarks if fact.doubt]
     assert any("my_ops::scan" in text for text in doubts)
-    assert 1 == shown.report.verdict.doubts  # the rank's note: the line of trust says itself that an operator is not counted
+    assert (
+        1 == shown.report.verdict.doubts
+    )  # the rank's note: the line of trust says itself that an operator is not counted
     assert 2 == len(doubts)
     nothing = payload(analyze(profile({"": {}}, []))).report.remarks
     assert not [fact for fact in nothing if fact.doubt and fact.label == "not counted"]
 
 
 def test_a_side_of_a_comparison_says_how_sure_its_times_are() -> None:
-    """Quartiles a tenth of 100 µs on either side, over 3 steps: 0.93 * 20 µs * sqrt(3) / 2 = 16.1 µs. One clean step has no error."""
+    """Quartiles a tenth of 100 µs on either side, over 3 steps: 0.93 * 20 µs * sqrt(3) / 2 = 16.1 µs.
+
+    One clean step has no error.
+    """
     side = as_read(small_profile())["compare"]
     assert [None, None, 1.611e-5, 1.611e-5, 1.611e-5] == side["times"]["forward.own_error"]
     assert [3, 2, 1, 1, 1] == side["times"]["forward.calls"]
-    assert ([3e-3, None], {"data": [2e-4, None], "forward": [1e-3, None], "backward": [1.5e-3, None]}) == (side["step"], side["phases"])
-    assert (True, ["forward", "backward", "optimizer", "other"], 3000) == (side["counted"], side["phases_ran"], side["peak_bytes"])
-    assert ("training", "ddp", 2) == tuple(side["facts"][fact] for fact in ("kind", "strategy", "world_size"))
+    assert (
+        [3e-3, None],
+        {"data": [2e-4, None], "forward": [1e-3, None], "backward": [1.5e-3, None]},
+    ) == (side["step"], side["phases"])
+    assert (True, ["forward", "backward", "optimizer", "other"], 3000) == (
+        side["counted"],
+        side["phases_ran"],
+        side["peak_bytes"],
+    )
+    assert ("training", "ddp", 2) == tuple(
+        side["facts"][fact] for fact in ("kind", "strategy", "world_size")
+    )
 
 
 def test_the_version_comes_first() -> None:
@@ -129,9 +197,18 @@ def test_the_version_comes_first() -> None:
 
 
 def test_traces_are_named_as_they_are_reached_from_a_folder() -> None:
-    """From the run's own to one beside it; without a folder as the profile has them; without a trace there is none."""
+    """From the run's own to one beside it.
+
+    Without a folder as the profile has them; without a trace there is none.
+    """
     traced = replace(
-        small_profile(), trace=Trace(files={"0": "logs/a/lflops_traces/w/h_0.pt.trace.json.gz", "3": "logs/b.pt.trace.json.gz"})
+        small_profile(),
+        trace=Trace(
+            files={
+                "0": "logs/a/lflops_traces/w/h_0.pt.trace.json.gz",
+                "3": "logs/b.pt.trace.json.gz",
+            }
+        ),
     )
     seen = [(each.rank, each.file) for each in payload(analyze(traced), Path("logs/a")).traces]
     assert [("0", "lflops_traces/w/h_0.pt.trace.json.gz"), ("3", "../b.pt.trace.json.gz")] == seen

@@ -25,12 +25,18 @@ def test_every_rank_is_a_line() -> None:
     assert [0, 1, 2, 3] == table["rank"]
     assert ["ok", "ok", "ok", "missing"] == table["status"]
     assert [3e-3, 2e-3, 5e-3, None] == table["step"]
-    assert (["data 0", "data 1", "data 2", "data 3"], [3000, 2000, 1000, None]) == (table["place"], table["peak_bytes"])
+    assert (["data 0", "data 1", "data 2", "data 3"], [3000, 2000, 1000, None]) == (
+        table["place"],
+        table["peak_bytes"],
+    )
     assert (["node0", "node0", "node0", None], [0, 1, 2, None]) == (table["host"], table["slowest"])
 
 
 def test_places_are_those_that_lose_the_most() -> None:
-    """The head 1 ms, the encoder's layer 0.1 ms; each with the ranks' times in their order, and without a place that kept none."""
+    """The head 1 ms, the encoder's layer 0.1 ms.
+
+    Each with the ranks' times in their order, and without a place that kept none.
+    """
     shown = as_read(four_ranks())
     assert ["head", "encoder.0"] == shown["places"]["module"]
     assert pytest.approx([1e-3, 1e-4]) == shown["places"]["spread"]
@@ -43,7 +49,10 @@ def order(given: Profile) -> tuple[int, ...]:
 
 
 def test_ranks_are_ordered_by_what_they_take_longer() -> None:
-    """The third is 1 ms late in all, the first 0.1 ms, the second 0.1 ms early; who told nothing comes last."""
+    """The third is 1 ms late in all, the first 0.1 ms, the second 0.1 ms early.
+
+    Who told nothing comes last.
+    """
     assert (2, 0, 1, 3) == order(four_ranks())
 
 
@@ -51,7 +60,15 @@ def test_a_culprit_comes_first_and_who_waits_does_not() -> None:
     """The first waits longest; the second, which it waits for, is 0.2 ms late in the head."""
     ranks, waited = (answered(0), answered(1)), stat("", {0: 9.0, 1: 1.0}, waits=True)
     assert (1, 0) == order(replace(small_profile(), ranks=ranks, rank_stats=(waited,)))
-    assert (0, 1) == order(replace(small_profile(), ranks=ranks, rank_stats=(waited,), rank_comparison=None, clean_comparison=None))
+    assert (0, 1) == order(
+        replace(
+            small_profile(),
+            ranks=ranks,
+            rank_stats=(waited,),
+            rank_comparison=None,
+            clean_comparison=None,
+        )
+    )
 
 
 def test_what_is_unknown_is_told_apart() -> None:

@@ -13,7 +13,15 @@ from lflops.profile.profile import Profile
 from lflops.report.payload.payload import payload
 from lflops.report.payload.roofline import MAX_POINTS
 from tests.support.compiled_profiles import compiled_profile
-from tests.support.profile_builders import cell, clocked, product, profile, profile_of, run, small_profile
+from tests.support.profile_builders import (
+    cell,
+    clocked,
+    product,
+    profile,
+    profile_of,
+    run,
+    small_profile,
+)
 
 CHIP = Hardware("chip", {"fp32": 1000.0}, 100.0, None, "a pencil", 400.0)
 """Turns at 10 FLOPs a byte. What moves 400 bytes in a call stays in its cache."""
@@ -26,21 +34,44 @@ def shown(given: Profile) -> Any:
 
 def blocks(chip: Hardware | None = CHIP) -> Profile:
     """Two alike products of 20,000 FLOPs in 40 s and in 10 s, and a norm of 500 FLOPs, each of 1000 bytes; the norm was not timed."""
-    rows: dict[str, dict[str, Any]] = {"": {}, "blocks": {}, "blocks.0": {}, "blocks.1": {}, "norm": {}}
+    rows: dict[str, dict[str, Any]] = {
+        "": {},
+        "blocks": {},
+        "blocks.0": {},
+        "blocks.1": {},
+        "norm": {},
+    }
     cells = [
-        *(product(name, "mm", "forward", macs=10_000, bytes_moved=1000) for name in ("blocks.0", "blocks.1")),
+        *(
+            product(name, "mm", "forward", macs=10_000, bytes_moved=1000)
+            for name in ("blocks.0", "blocks.1")
+        ),
         cell("norm", "native_layer_norm", "backward", flops=500, bytes_moved=1000),
     ]
-    return clocked(profile(rows, cells, run=run(hardware=chip)), {("blocks.0", "forward"): 40.0, ("blocks.1", "forward"): 10.0})
+    return clocked(
+        profile(rows, cells, run=run(hardware=chip)),
+        {("blocks.0", "forward"): 40.0, ("blocks.1", "forward"): 10.0},
+    )
 
 
 def test_a_point_has_its_row_and_its_figures() -> None:
-    """20 s at the roof of 1000 FLOP/s: half of the first product's time, twice the second's; the norm needs 10 s for its bytes."""
+    """20 s at the roof of 1000 FLOP/s.
+
+    Half of the first product's time, twice the second's; the norm needs 10 s for its bytes.
+    """
     table = shown(blocks())["modules"]["table"]
     assert [2, 3, 4] == table["module"]
     assert ["forward", "forward", "backward"] == table["phase"]
-    assert ([20, 20, 0.5], [500, 2000, None], [1000, 1000, 50]) == (table["intensity"], table["achieved"], table["reachable"])
-    assert ([0.5, 2, None], [20, 0, None], ["compute", "compute", "memory"]) == (table["share"], table["to_win"], table["bound"])
+    assert ([20, 20, 0.5], [500, 2000, None], [1000, 1000, 50]) == (
+        table["intensity"],
+        table["achieved"],
+        table["reachable"],
+    )
+    assert ([0.5, 2, None], [20, 0, None], ["compute", "compute", "memory"]) == (
+        table["share"],
+        table["to_win"],
+        table["bound"],
+    )
     assert [None, "over its roof: a count, a time or a peak is wrong", None] == table["over"]
 
 
@@ -54,7 +85,10 @@ def test_what_repeats_is_one_point() -> None:
 def test_operators_are_points_without_a_time() -> None:
     """Both products together need 40 s, the norm 10: that is their order."""
     table = shown(blocks())["operators"]["table"]
-    assert (["mm float32", "native_layer_norm float32"], [40, 10]) == (table["label"], table["roof_seconds"])
+    assert (["mm float32", "native_layer_norm float32"], [40, 10]) == (
+        table["label"],
+        table["roof_seconds"],
+    )
     assert (None, None) == (table["seconds"], table["over"])
 
 
@@ -63,7 +97,9 @@ def test_what_has_modules_below_it_is_marked() -> None:
     given = small_profile()
     table = shown(given)["modules"]["table"]
     names = [list(given.modules)[row] for row in table["module"]]
-    assert {""} == {name for name, has_below in zip(names, table["has_below"], strict=True) if has_below}
+    assert {""} == {
+        name for name, has_below in zip(names, table["has_below"], strict=True) if has_below
+    }
 
 
 def test_the_roofs_come_with_the_chip() -> None:
@@ -96,7 +132,10 @@ def test_what_fusion_saves_is_said() -> None:
     sentence = "compiled code moves 1.75 KiB in place of 2.19 KiB as dispatched: fusion saves 20.0 % (forward 17.4 %, backward 25.0 %)"
     assert given["fusion"] == f"{sentence}; 1 module with kernels of unknown bytes left out"
     assert {960, 256, 576} <= set(given["modules"]["table"]["fused_bytes"])
-    assert (shown(blocks())["fusion"], shown(blocks())["modules"]["table"]["fused_bytes"]) == ("", None)
+    assert (shown(blocks())["fusion"], shown(blocks())["modules"]["table"]["fused_bytes"]) == (
+        "",
+        None,
+    )
 
 
 def test_the_points_with_the_least_time_are_left_out() -> None:
@@ -109,5 +148,8 @@ def test_the_points_with_the_least_time_are_left_out() -> None:
 
 def test_where_nothing_was_counted_there_is_none() -> None:
     """Neither for a window of times alone, nor for a model that ran nothing."""
-    assert shown(replace(small_profile(), notes=(Note(code="not_counted", subject="", values={}),))) is None
+    assert (
+        shown(replace(small_profile(), notes=(Note(code="not_counted", subject="", values={}),)))
+        is None
+    )
     assert shown(profile({"": {}}, [])) is None

@@ -7,18 +7,36 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.notes import Note, sentence
 from lflops.profile.profile import DtypeShare, Profile, Uncounted
 from lflops.profile.records import Phase
-from tests.support.profile_builders import clocked, product, profile, scan_traced, small_profile, untimed, weights
+from tests.support.profile_builders import (
+    clocked,
+    product,
+    profile,
+    scan_traced,
+    small_profile,
+    untimed,
+    weights,
+)
 from tests.support.terminal import drawn
 
 D = 768
-NAMES = {"attn.c_attn": 3 * D * D, "attn.c_proj": D * D, "mlp.c_fc": 4 * D * D, "mlp.c_proj": 4 * D * D}
+NAMES = {
+    "attn.c_attn": 3 * D * D,
+    "attn.c_proj": D * D,
+    "mlp.c_fc": 4 * D * D,
+    "mlp.c_proj": 4 * D * D,
+}
 KINDS = {"": "GPT2Block", "attn": "GPT2Attention", "mlp": "GPT2MLP"}
 
 
 def gpt(blocks: int = 12) -> Profile:
-    """The linear layers of a GPT-2's blocks on 8 x 1024 tokens: a weight costs one MAC a token, and twice that backward."""
+    """The linear layers of a GPT-2's blocks on 8 x 1024 tokens.
+
+    A weight costs one MAC a token, and twice that backward.
+    """
     inside = {"attn": 4 * D * D, "mlp": 8 * D * D, "": 12 * D * D}
-    rows: dict[str, dict[str, Any]] = {name: weights(0, blocks * inside[""]) | {"kind": "GPT2Model"} for name in ("", "h")}
+    rows: dict[str, dict[str, Any]] = {
+        name: weights(0, blocks * inside[""]) | {"kind": "GPT2Model"} for name in ("", "h")
+    }
     rows["h"] |= {"kind": "ModuleList", "calls": 0}
     cells = []
     for block in range(blocks):
@@ -26,8 +44,20 @@ def gpt(blocks: int = 12) -> Profile:
             rows[f"h.{block}.{part}".rstrip(".")] = weights(0, inside[part]) | {"kind": kind}
         for name, own in NAMES.items():
             rows[f"h.{block}.{name}"] = weights(own) | {"kind": "Conv1D"}
-            cells.append(product(f"h.{block}.{name}", "aten::addmm", "forward", macs=8192 * own, bytes_moved=own))
-            cells.append(product(f"h.{block}.{name}", "aten::mm", "backward", macs=2 * 8192 * own, bytes_moved=own))
+            cells.append(
+                product(
+                    f"h.{block}.{name}", "aten::addmm", "forward", macs=8192 * own, bytes_moved=own
+                )
+            )
+            cells.append(
+                product(
+                    f"h.{block}.{name}",
+                    "aten::mm",
+                    "backward",
+                    macs=2 * 8192 * own,
+                    bytes_moved=own,
+                )
+            )
     return profile(rows, cells)
 
 
@@ -38,7 +68,9 @@ def line_of(start: str, lines: list[str]) -> str:
 
 def test_a_row_of_the_table_says_what_each_module_costs() -> None:
     """Twelve blocks: 144 * 768**2 = 84,934,656 parameters, times 8192 tokens 695.78 G MACs forward, and twice that backward."""
-    assert "0…11 ×12 GPT2Block 2.09 T 84.93 M 100.0 % 695.78 G 1.39 T 4.17 T 162.00 MiB" == line_of("0…11", drawn(gpt(), 120))
+    assert "0…11 ×12 GPT2Block 2.09 T 84.93 M 100.0 % 695.78 G 1.39 T 4.17 T 162.00 MiB" == line_of(
+        "0…11", drawn(gpt(), 120)
+    )
 
 
 def test_the_header_says_what_each_column_is() -> None:
@@ -61,15 +93,23 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(width: int) -> 
 
 @pytest.mark.parametrize(("width", "headings"), [(63, 4), (62, 3), (47, 3), (46, 2), (20, 1)])
 def test_the_totals_give_up_columns_and_no_digit(width: int, headings: int) -> None:
-    """The names take 16 columns, the figures 10, 8, 13 and 16 with the gaps; twelve blocks of four products are 48 calls."""
+    """The names take 16 columns, the figures 10, 8, 13 and 16 with the gaps.
+
+    Twelve blocks of four products are 48 calls.
+    """
     lines = drawn(gpt(), width)
     figures = ["695.78 G", "1.39 T", "81.00 MiB", "48"]
     assert f"forward {' '.join(figures[:headings])}" == line_of("forward", lines)
     left_out = ["MACs", "FLOPs", "bytes moved", "operator calls"][headings:]
-    assert not left_out or f"too narrow for {', '.join(left_out)}" in " ".join(" ".join(lines).split())
+    assert not left_out or f"too narrow for {', '.join(left_out)}" in " ".join(
+        " ".join(lines).split()
+    )
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(89, "total FLOPs, total bytes moved"), (102, "total bytes moved"), (103, None)])
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(89, "total FLOPs, total bytes moved"), (102, "total bytes moved"), (103, None)],
+)
 def test_the_columns_that_had_no_room_are_named(width: int, left_out: str | None) -> None:
     """Names take 32 columns, the figures before the last two 48 with the gaps, these 10 and 13."""
     lines = drawn(gpt(), width)
@@ -80,7 +120,13 @@ def test_the_columns_that_had_no_room_are_named(width: int, left_out: str | None
 def test_a_long_name_keeps_its_two_ends() -> None:
     """What is between them gives way."""
     name = "the_first_of_all_the_projections_of_the_last_layer"
-    lines = drawn(profile({"": {}, name: {"kind": "Linear"}}, [product(name, "aten::mm", "forward", macs=4, bytes_moved=1)]), 60)
+    lines = drawn(
+        profile(
+            {"": {}, name: {"kind": "Linear"}},
+            [product(name, "aten::mm", "forward", macs=4, bytes_moved=1)],
+        ),
+        60,
+    )
     assert "the_first_of" in line_of("the_first", lines)
     assert "…" in line_of("the_first", lines)
     assert "last_layer 4" in line_of("the_first", lines)
@@ -88,8 +134,13 @@ def test_a_long_name_keeps_its_two_ends() -> None:
 
 def test_alike_neighbours_with_names_of_their_own_are_all_named() -> None:
     """Two or three are listed, more have their ends said."""
-    cells = [product(name, "aten::mm", "forward", macs=4, bytes_moved=1) for name in ("q", "k", "v", "x.a", "x.b", "x.c", "x.d")]
-    rows: dict[str, dict[str, Any]] = {name: {} for name in ("", "q", "k", "v", "x", "x.a", "x.b", "x.c", "x.d")}
+    cells = [
+        product(name, "aten::mm", "forward", macs=4, bytes_moved=1)
+        for name in ("q", "k", "v", "x.a", "x.b", "x.c", "x.d")
+    ]
+    rows: dict[str, dict[str, Any]] = {
+        name: {} for name in ("", "q", "k", "v", "x", "x.a", "x.b", "x.c", "x.d")
+    }
     lines = drawn(profile(rows, cells))
     assert line_of("q", lines).startswith("q, k, v ×3 Module")
     assert line_of("a", lines).startswith("a…d ×4 Module")
@@ -98,13 +149,21 @@ def test_alike_neighbours_with_names_of_their_own_are_all_named() -> None:
 def test_the_flat_list_says_names_in_full_and_how_many_it_leaves_out() -> None:
     """The largest is a layer of the MLP; 38 modules of the 86 are containers."""
     lines = drawn(gpt(), own=True)
-    assert line_of("h.0.mlp.c_fc", lines).startswith("h.0.mlp.c_fc Conv1D 57.98 G 2.36 M 2.8 % 19.33 G 38.65 G")
+    assert line_of("h.0.mlp.c_fc", lines).startswith(
+        "h.0.mlp.c_fc Conv1D 57.98 G 2.36 M 2.8 % 19.33 G 38.65 G"
+    )
     assert "38 modules without own work or parameters are not listed" in lines
 
 
 def test_another_phase_has_its_own_columns() -> None:
-    """MACs, parameters and the share of that phase; all phases together have the MACs of each as well."""
-    backward, together = drawn(untimed(small_profile()), phase="backward"), drawn(untimed(small_profile()), phase=None)
+    """MACs, parameters and the share of that phase.
+
+    All phases together have the MACs of each as well.
+    """
+    backward, together = (
+        drawn(untimed(small_profile()), phase="backward"),
+        drawn(untimed(small_profile()), phase=None),
+    )
     assert "head Linear 256 34 33.3 % 512 832 B" == line_of("head", backward)
     assert "head Linear 384 34 27.3 % 128 256 802 1.63 KiB" == line_of("head", together)
 
@@ -117,7 +176,10 @@ def test_a_phase_without_macs_has_the_share_of_its_flops() -> None:
 
 
 def timed_gpt() -> Profile:
-    """1 ms for each 768 x 768 weights, twice that backward; the first block is twice as slow forward, the root itself takes 6 ms."""
+    """1 ms for each 768 x 768 weights, twice that backward.
+
+    The first block is twice as slow forward, the root itself takes 6 ms.
+    """
     own: dict[tuple[str, Phase], float] = {("", "forward"): 6e-3}
     for block in range(12):
         for name, weight in NAMES.items():
@@ -127,16 +189,27 @@ def timed_gpt() -> Profile:
 
 
 def test_a_row_says_what_each_module_takes() -> None:
-    """11 blocks take 12 ms and one 24, twelve backward 24: 444 of 450 ms. 6 * 695.78 G FLOPs in that time are 9.40 T a second."""
+    """11 blocks take 12 ms and one 24, twelve backward 24.
+
+    444 of 450 ms. 6 * 695.78 G FLOPs in that time are 9.40 T a second.
+    """
     lines = drawn(timed_gpt(), 140)
-    assert "module time time time time MACs params MACs FLOP/s MACs MACs FLOPs" == line_of("module", lines)
-    assert "0…11 ×12 GPT2Block 444 ms 98.7 % 156 ms 288 ms 2.09 T 84.93 M 100.0 % 9.40 T 695.78 G 1.39 T 4.17 T" == line_of("0…11", lines)
+    assert "module time time time time MACs params MACs FLOP/s MACs MACs FLOPs" == line_of(
+        "module", lines
+    )
+    assert (
+        "0…11 ×12 GPT2Block 444 ms 98.7 % 156 ms 288 ms 2.09 T 84.93 M 100.0 % 9.40 T 695.78 G 1.39 T 4.17 T"
+        == line_of("0…11", lines)
+    )
     assert "×N: N equal modules; the figures are those of all of them, times too" in lines
 
 
 @pytest.mark.parametrize(("chip", "rate"), [(10e12, "9.40 T"), (9e12, "9.40 T (over the peak)")])
 def test_a_rate_that_cannot_be_is_marked(chip: float, rate: str) -> None:
-    """The 9.40 T of the blocks, on chips with more and with less; each dtype has a peak, and the highest counts."""
+    """The 9.40 T of the blocks, on chips with more and with less.
+
+    Each dtype has a peak, and the highest counts.
+    """
     hardware = Hardware(name="chip", peak_flops_per_second={"fp32": chip, "fp64": 1.0})
     counted = timed_gpt()
     counted = replace(counted, run=replace(counted.run, hardware=hardware))
@@ -144,13 +217,23 @@ def test_a_rate_that_cannot_be_is_marked(chip: float, rate: str) -> None:
 
 
 def test_the_usual_width_has_room_for_the_time_and_the_rate_of_long_names() -> None:
-    """Of the columns only those that a timed profile can do without give way: parameters, MACs, times and their rate stay."""
+    """Of the columns only those that a timed profile can do without give way.
+
+    Parameters, MACs, times and their rate stay.
+    """
     name = "the_first_of_all_the_projections_of_the_last_layer"
-    cells = [product(name, "aten::mm", phase, macs=10**11, bytes_moved=10**5) for phase in ("forward", "backward")]
+    cells = [
+        product(name, "aten::mm", phase, macs=10**11, bytes_moved=10**5)
+        for phase in ("forward", "backward")
+    ]
     own: dict[tuple[str, Phase], float] = {(name, "forward"): 0.1, (name, "backward"): 0.2}
     lines = drawn(clocked(profile({"": {}, name: weights(10**6)}, cells), own), 120)
-    assert "300 ms 100.0 % 100 ms 200 ms 200.00 G 1.00 M 100.0 % 1.33 T" in line_of("the_first", lines)
-    assert "too narrow for bwd MACs, total FLOPs, total bytes moved (COLUMNS=200 shows them)" in lines
+    assert "300 ms 100.0 % 100 ms 200 ms 200.00 G 1.00 M 100.0 % 1.33 T" in line_of(
+        "the_first", lines
+    )
+    assert (
+        "too narrow for bwd MACs, total FLOPs, total bytes moved (COLUMNS=200 shows them)" in lines
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,17 +255,27 @@ def test_total_time_and_its_share_give_way_last(width: int, block: str) -> None:
 
 
 def test_the_flat_list_has_the_time_of_each_module_itself() -> None:
-    """The root's 6 ms of 450, without any MACs: a rate of nothing. The layers of the first block took twice as long."""
+    """The root's 6 ms of 450, without any MACs: a rate of nothing.
+
+    The layers of the first block took twice as long.
+    """
     lines = drawn(timed_gpt(), 140, own=True, sort="time")
-    assert line_of("h.0.mlp.c_fc", lines).startswith("h.0.mlp.c_fc Conv1D 16.0 ms 3.6 % 8.00 ms 8.00 ms 57.98 G 2.36 M 2.8 % 7.25 T")
+    assert line_of("h.0.mlp.c_fc", lines).startswith(
+        "h.0.mlp.c_fc Conv1D 16.0 ms 3.6 % 8.00 ms 8.00 ms 57.98 G 2.36 M 2.8 % 7.25 T"
+    )
     kept = replace(timed_gpt(), modules={"": replace(timed_gpt().modules[""], own_parameters=1)})
-    assert line_of("GPT2Model", drawn(kept, 140, own=True)).startswith("GPT2Model 6.00 ms 1.3 % 6.00 ms – 0 1 0 % 0 0")
+    assert line_of("GPT2Model", drawn(kept, 140, own=True)).startswith(
+        "GPT2Model 6.00 ms 1.3 % 6.00 ms – 0 1 0 % 0 0"
+    )
 
 
 def test_another_phase_has_its_own_time() -> None:
     """All of 288 ms backward, where 1.39 T MACs are 9.66 T FLOPs a second."""
     backward = drawn(timed_gpt(), 140, phase="backward")
-    assert "0…11 ×12 GPT2Block 288 ms 100.0 % 1.39 T 84.93 M 100.0 % 9.66 T 2.78 T 81.00 MiB" == line_of("0…11", backward)
+    assert (
+        "0…11 ×12 GPT2Block 288 ms 100.0 % 1.39 T 84.93 M 100.0 % 9.66 T 2.78 T 81.00 MiB"
+        == line_of("0…11", backward)
+    )
 
 
 def test_a_phase_whose_times_are_unknown_has_no_columns_for_them() -> None:
@@ -194,17 +287,29 @@ def test_a_phase_whose_times_are_unknown_has_no_columns_for_them() -> None:
 
 
 def test_a_time_that_is_unknown_is_a_dash() -> None:
-    """Backward of the head ran too, and its time is not known: that hides no known time, but there is no rate."""
+    """Backward of the head ran too, and its time is not known.
+
+    That hides no known time, but there is no rate.
+    """
     given = clocked(untimed(small_profile()), {("head", "forward"): 1e-3})
     lines = drawn(given, 140)
-    assert "encoder Sequential – – 1.02 k 144 72.7 % – 512 512 2.32 k 4.75 KiB" == line_of("encoder", lines)
-    assert "head Linear 1.00 ms 100.0 % 384 34 27.3 % – 128 256 802 1.63 KiB" == line_of("head", lines)
+    assert "encoder Sequential – – 1.02 k 144 72.7 % – 512 512 2.32 k 4.75 KiB" == line_of(
+        "encoder", lines
+    )
+    assert "head Linear 1.00 ms 100.0 % 384 34 27.3 % – 128 256 802 1.63 KiB" == line_of(
+        "head", lines
+    )
 
 
 def test_passes_that_are_added_up_are_numbered() -> None:
     """A model that was called once needs no number, one whose forward was not called has none."""
-    said = [line_of("profiled", drawn(profile({"": {"kind": "Model", "calls": calls}}, []))) for calls in (1, 3, 0)]
-    assert ["counted on one pass", "counted, 3 forward passes added up", "counted"] == [each.partition(", ")[2] for each in said]
+    said = [
+        line_of("profiled", drawn(profile({"": {"kind": "Model", "calls": calls}}, [])))
+        for calls in (1, 3, 0)
+    ]
+    assert ["counted on one pass", "counted, 3 forward passes added up", "counted"] == [
+        each.partition(", ")[2] for each in said
+    ]
 
 
 def test_several_models_are_named_by_their_kinds() -> None:
@@ -233,8 +338,16 @@ def test_the_lines_above_the_table_say_what_was_profiled() -> None:
 
 def test_parameters_are_told_apart_where_they_differ() -> None:
     """Half is trainable, in two dtypes, half of all on this rank."""
-    dtypes = {"bfloat16": DtypeShare(parameters=60, bytes=120), "float32": DtypeShare(parameters=40, bytes=160)}
-    root = weights(100) | {"trainable_parameters": 50, "parameter_bytes": 280, "trainable_parameter_bytes": 160, "dtypes": dtypes}
+    dtypes = {
+        "bfloat16": DtypeShare(parameters=60, bytes=120),
+        "float32": DtypeShare(parameters=40, bytes=160),
+    }
+    root = weights(100) | {
+        "trainable_parameters": 50,
+        "parameter_bytes": 280,
+        "trainable_parameter_bytes": 160,
+        "dtypes": dtypes,
+    }
     given = profile({"": root | {"local_parameters": 50, "local_parameter_bytes": 140}}, [])
     said = "parameters 100 in 280 B, 50 trainable in 160 B (50.0 %), 60 bfloat16 in 120 B, 40 float32 in 160 B, 50 in 140 B on this rank"
     assert said == line_of("parameters", drawn(given, 200))
@@ -250,18 +363,29 @@ def test_totals_are_by_phase_and_together() -> None:
 
 def test_the_models_macs_have_a_column_where_a_rank_did_a_part_of_them() -> None:
     """Forward 200 of which the rank did 100; nobody knows of how many backward's 100 are a part."""
-    given = profile({"": {}}, [product("", "aten::mm", phase, macs=100, bytes_moved=0) for phase in ("forward", "backward")])
+    given = profile(
+        {"": {}},
+        [
+            product("", "aten::mm", phase, macs=100, bytes_moved=0)
+            for phase in ("forward", "backward")
+        ],
+    )
     root = given.modules[""]
     known = replace(root, forward=replace(root.forward, logical_macs=200))
     lines = drawn(replace(given, modules={"": known}), 120)
     assert "totals MACs MACs of model FLOPs bytes moved operator calls" == line_of("totals", lines)
     assert "forward 100 200 200 0 B 1" == line_of("forward", lines)
-    assert ("backward 100 – 200 0 B 1", "all 200 – 400 0 B 2") == (line_of("backward", lines), line_of("all", lines))
+    assert ("backward 100 – 200 0 B 1", "all 200 – 400 0 B 2") == (
+        line_of("backward", lines),
+        line_of("all", lines),
+    )
 
 
 def test_executed_macs_have_a_column_where_a_mask_spared_some() -> None:
     """100 MACs, 60 of them executed."""
-    masked = replace(product("", "aten::sdpa", "forward", macs=100, bytes_moved=0), executed_macs=60)
+    masked = replace(
+        product("", "aten::sdpa", "forward", macs=100, bytes_moved=0), executed_macs=60
+    )
     lines = drawn(profile({"": {}}, [masked]))
     assert "totals MACs executed MACs FLOPs bytes moved operator calls" == line_of("totals", lines)
     assert "forward 100 60 200 0 B 1" == line_of("forward", lines)
@@ -270,22 +394,40 @@ def test_executed_macs_have_a_column_where_a_mask_spared_some() -> None:
 def test_an_unknown_peak_is_a_dash_and_a_known_one_is_broken_down() -> None:
     """The largest part first."""
     assert "peak live memory –" == line_of("peak", drawn(gpt()))
-    assert "peak live memory 2.93 KiB, of these activations 2.23 KiB, parameters 712 B" == line_of("peak", drawn(small_profile()))
+    assert "peak live memory 2.93 KiB, of these activations 2.23 KiB, parameters 712 B" == line_of(
+        "peak", drawn(small_profile())
+    )
 
 
 def test_what_was_not_counted_is_listed() -> None:
-    """Each operator with its calls, where they were, its bytes and its time if it is known; or that there was none."""
-    more = Uncounted(module="encoder", operator="my_ops::scan", phase="backward", calls=1, bytes=960)
+    """Each operator with its calls, where they were, its bytes and its time if it is known.
+
+    Or that there was none.
+    """
+    more = Uncounted(
+        module="encoder", operator="my_ops::scan", phase="backward", calls=1, bytes=960
+    )
     given = replace(small_profile(), uncounted=(*small_profile().uncounted, more))
-    assert "not counted my_ops::scan 2 calls in head, 64 B, 10.0 µs" == line_of("not counted", drawn(scan_traced()))
-    assert "not counted my_ops::scan 3 calls in 2 modules, 1.00 KiB" == line_of("not counted", drawn(given))
-    assert "not counted nothing: every operator that ran has a formula" == line_of("not counted", drawn(gpt()))
+    assert "not counted my_ops::scan 2 calls in head, 64 B, 10.0 µs" == line_of(
+        "not counted", drawn(scan_traced())
+    )
+    assert "not counted my_ops::scan 3 calls in 2 modules, 1.00 KiB" == line_of(
+        "not counted", drawn(given)
+    )
+    assert "not counted nothing: every operator that ran has a formula" == line_of(
+        "not counted", drawn(gpt())
+    )
 
 
 def test_a_long_ledger_ends_in_the_sum_of_the_rest() -> None:
     """12 operators are listed, 3 more have 2 calls and 10 bytes each."""
-    entries = tuple(Uncounted(module="", operator=f"my::op{n}", phase="forward", calls=2, bytes=10) for n in range(15))
-    assert "and 3 more operators 6 calls, 30 B" == line_of("and 3", drawn(replace(gpt(), uncounted=entries)))
+    entries = tuple(
+        Uncounted(module="", operator=f"my::op{n}", phase="forward", calls=2, bytes=10)
+        for n in range(15)
+    )
+    assert "and 3 more operators 6 calls, 30 B" == line_of(
+        "and 3", drawn(replace(gpt(), uncounted=entries))
+    )
 
 
 def test_modules_that_were_never_called_are_named_by_the_uppermost() -> None:
@@ -299,15 +441,23 @@ def test_modules_that_were_never_called_are_named_by_the_uppermost() -> None:
 def test_numbers_that_were_never_called_are_named() -> None:
     """A pattern without a word would say nothing."""
     idle = {"kind": "Linear", "calls": 0}
-    assert "never called 0, 1" == line_of("never called", drawn(profile({"": {}, "0": idle, "1": idle}, [])))
+    assert "never called 0, 1" == line_of(
+        "never called", drawn(profile({"": {}, "0": idle, "1": idle}, []))
+    )
 
 
 def test_modules_that_were_never_called_in_every_block_are_one() -> None:
     """Names that differ in their numbers alone; after 12 others the rest is a number."""
     idle = {"kind": "Dropout", "calls": 0}
-    blocks = {name: {} if name.isdecimal() else idle for block in range(12) for name in (str(block), f"{block}.drop")}
+    blocks = {
+        name: {} if name.isdecimal() else idle
+        for block in range(12)
+        for name in (str(block), f"{block}.drop")
+    }
     probes = {f"probe_{letter}": idle for letter in "abcdefghijklm"}
-    assert "never called *.drop ×12" == line_of("never called", drawn(profile({"": {}, **blocks}, [])))
+    assert "never called *.drop ×12" == line_of(
+        "never called", drawn(profile({"": {}, **blocks}, []))
+    )
     assert "probe_l and 1 more" in "\n".join(drawn(profile({"": {}, **probes}, []), 200))
 
 
@@ -315,18 +465,32 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
     ("note", "said"),
     [
         (
-            Note(code="ignored", subject="probe", values={"macs": 1_230_000, "flops": 2_460_000, "calls": 3}),
+            Note(
+                code="ignored",
+                subject="probe",
+                values={"macs": 1_230_000, "flops": 2_460_000, "calls": 3},
+            ),
             "probe is left out of every total, as asked: 1.23 M MACs and 2.46 M FLOPs in 3 operator calls",
         ),
         (
-            Note(code="ignored", subject="probe", values={"macs": 4, "flops": 8, "calls": 1, "seconds": 0.00125}),
+            Note(
+                code="ignored",
+                subject="probe",
+                values={"macs": 4, "flops": 8, "calls": 1, "seconds": 0.00125},
+            ),
             "probe is left out of every total, as asked: 4 MACs and 8 FLOPs in 1 operator call, 1.25 ms",
         ),
         (
             Note(
                 code="generated",
                 subject="",
-                values={"prefill_macs": 3000, "decode_macs": 500, "decode_calls": 7, "prefill_flops": 6000, "decode_flops": 1000},
+                values={
+                    "prefill_macs": 3000,
+                    "decode_macs": 500,
+                    "decode_calls": 7,
+                    "prefill_flops": 6000,
+                    "decode_flops": 1000,
+                },
             ),
             "of forward, prefill has 3.00 k MACs (6.00 k FLOPs), decode 500 MACs (1.00 k FLOPs) in 7 calls",
         ),
@@ -338,7 +502,10 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             Note(code="time_scaled", subject="", values={"forward": 0.925, "backward": 1.0625}),
             "module times are rough (± 7 %): they are scaled to undisturbed passes, forward by 0.93, backward by 1.06",
         ),
-        (Note(code="time_scaled", subject="", values={}), "module times are rough: they are scaled to undisturbed passes, –"),
+        (
+            Note(code="time_scaled", subject="", values={}),
+            "module times are rough: they are scaled to undisturbed passes, –",
+        ),
         (
             Note(code="time_scaled", subject="", values={"forward": 2.5}),
             "module times are rough (± 150 %): they are scaled to undisturbed passes, forward by 2.50; so far off, do not rely on them",
@@ -352,7 +519,15 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             "backward was timed and not counted: it is taken to cost 2.50 times the forward",
         ),
         (
-            Note(code="experts", subject="", values={"expert_parameters": 3000, "non_expert_parameters": 500, "tensor_parallel": 1}),
+            Note(
+                code="experts",
+                subject="",
+                values={
+                    "expert_parameters": 3000,
+                    "non_expert_parameters": 500,
+                    "tensor_parallel": 1,
+                },
+            ),
             "3.00 k parameters are experts', 500 are not",
         ),
         (
@@ -360,30 +535,62 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             "the schedule is rounded up to whole steps of 3 batches, over which gradients are accumulated",
         ),
         (
-            Note(code="schedule_shrunk", subject="", values={"batches": 4, "skip_first": 0, "wait": 1, "windows": 1}),
+            Note(
+                code="schedule_shrunk",
+                subject="",
+                values={"batches": 4, "skip_first": 0, "wait": 1, "windows": 1},
+            ),
             "the schedule is shortened to the run's 4 batches, in steps: skip first 0, wait 1, windows 1",
         ),
-        (Note(code="few_clean_steps", subject="", values={"steps": 2}), "the times rest on few undisturbed steps: 2"),
+        (
+            Note(code="few_clean_steps", subject="", values={"steps": 2}),
+            "the times rest on few undisturbed steps: 2",
+        ),
         (
             Note(code="ended_early", subject="KeyboardInterrupt", values={}),
             "the training was left by KeyboardInterrupt before the window was over",
         ),
-        (Note(code="not_counted", subject="", values={}), "no step was counted: there are times, and no work"),
+        (
+            Note(code="not_counted", subject="", values={}),
+            "no step was counted: there are times, and no work",
+        ),
         (
             Note(code="ranks_missing", subject="1, 3", values={"missing": 2, "world_size": 5}),
             "2 of 5 ranks gave no profile: 1, 3",
         ),
         (
-            Note(code="ranks_differ", subject="", values={"leading_rank": 1, "least_macs": 192, "most_macs": 576, "rows_of_others": 0}),
+            Note(
+                code="ranks_differ",
+                subject="",
+                values={
+                    "leading_rank": 1,
+                    "least_macs": 192,
+                    "most_macs": 576,
+                    "rows_of_others": 0,
+                },
+            ),
             "ranks differ: 192 to 576 MACs; the counts are those of rank 1",
         ),
         (
-            Note(code="ranks_differ", subject="", values={"leading_rank": 0, "least_macs": 8, "most_macs": 9, "rows_of_others": 4}),
+            Note(
+                code="ranks_differ",
+                subject="",
+                values={"leading_rank": 0, "least_macs": 8, "most_macs": 9, "rows_of_others": 4},
+            ),
             "ranks differ: 8 to 9 MACs; the counts are those of rank 0, 4 rows are other ranks'",
         ),
-        (Note(code="only_on", subject="1", values={"modules": 1, "first": "head", "last": "head"}), "only rank 1 has head"),
         (
-            Note(code="only_on", subject="4-7, 12", values={"modules": 3, "first": "layers.6", "last": "layers.8"}),
+            Note(
+                code="only_on", subject="1", values={"modules": 1, "first": "head", "last": "head"}
+            ),
+            "only rank 1 has head",
+        ),
+        (
+            Note(
+                code="only_on",
+                subject="4-7, 12",
+                values={"modules": 3, "first": "layers.6", "last": "layers.8"},
+            ),
             "only ranks 4-7, 12 have layers.6 to layers.8, 3 modules",
         ),
         (
@@ -391,7 +598,11 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             "the work of 1 operator call in backward is counted as the model's own: its module is unknown",
         ),
         (
-            Note(code="formula_failed", subject="my::op", values={"error": "IndexError: tuple index out of range"}),
+            Note(
+                code="formula_failed",
+                subject="my::op",
+                values={"error": "IndexError: tuple index out of range"},
+            ),
             "the formula of my::op failed, so its calls are not counted: IndexError: tuple index out of range",
         ),
         (
@@ -402,7 +613,10 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
             Note(code="compiled_ran_eager", subject="1", values={}),
             "1 compiled module was counted eagerly: the work is that of the code as written, not as compiled",
         ),
-        (Note(code="rank_missing", subject="7", values={"waited_seconds": 30.0}), "rank missing 7: waited_seconds 30.0"),
+        (
+            Note(code="rank_missing", subject="7", values={"waited_seconds": 30.0}),
+            "rank missing 7: waited_seconds 30.0",
+        ),
         (Note(code="strange", subject="", values={}), "strange"),
         (
             Note(code="ignored", subject="probe", values={}),
@@ -416,9 +630,14 @@ def test_a_note_becomes_a_sentence(note: Note, said: str) -> None:
 
 
 def test_names_do_not_drive_the_terminal() -> None:
-    """Neither markup nor control characters do anything; a name with a line break stays on its line."""
+    """Neither markup nor control characters do anything.
+
+    A name with a line break stays on its line.
+    """
     name = "[red]a\x1b[31m\nb"
-    given = profile({"": {}, name: {}}, [], notes=(Note(code="ignored", subject="[bold]x\x1b[0m", values={}),))
+    given = profile(
+        {"": {}, name: {}}, [], notes=(Note(code="ignored", subject="[bold]x\x1b[0m", values={}),)
+    )
     text = "\n".join(drawn(given))
     assert "[red]a�[31m�b" in text
     assert "[bold]x�[0m is left out" in text

@@ -1,7 +1,10 @@
-"""A simulated accelerator for tests: two devices of a PrivateUse1 backend, with planted times. It is no claim about any real chip.
+"""A simulated accelerator for tests: two devices of a PrivateUse1 backend, with planted times.
 
-`device.cpp` says what it does. To load it changes the process for good, and torch starts a thread for each device with the first backward.
-So the tests of `tests/simulated/` run in a process of their own; see the `conftest.py` there.
+It is no claim about any real chip.
+
+`device.cpp` says what it does. To load it changes the process for good, and torch starts a thread
+for each device with the first backward. So the tests of `tests/simulated/` run in a process of
+their own; see the `conftest.py` there.
 """
 
 import ctypes
@@ -21,14 +24,20 @@ import torch
 from torch.utils import backend_registration, cpp_extension
 
 NAME = "simulated"
-DEVICES = FIRST, SECOND = [torch.device("privateuseone", index) for index in range(2)]  # as torch calls them until they are loaded
+DEVICES = FIRST, SECOND = [
+    torch.device("privateuseone", index) for index in range(2)
+]  # as torch calls them until they are loaded
 OLDEST = "2.13"  # torch, whose C++ the device is written for; older ones have other functions
 
 
 def _missing() -> str | None:
     if torch.__version__ < OLDEST:
         return f"the simulated device needs torch {OLDEST} or newer"
-    return None if shutil.which("g++") else "the simulated device is built with g++, and there is none here"
+    return (
+        None
+        if shutil.which("g++")
+        else "the simulated device is built with g++, and there is none here"
+    )
 
 
 MISSING = _missing()
@@ -55,10 +64,15 @@ class Kernel(NamedTuple):
 
 
 def built() -> Path:
-    """The library, built where nobody has built this source for this torch before. Who comes meanwhile waits."""
+    """The library, built where nobody has built this source for this torch before.
+
+    Who comes meanwhile waits.
+    """
     flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-DUSE_KINETO", "-DFMT_HEADER_ONLY", "-w"]
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    key = hashlib.sha256("\0".join([_SOURCE.read_text("utf-8"), torch.__version__, *flags]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        "\0".join([_SOURCE.read_text("utf-8"), torch.__version__, *flags]).encode()
+    ).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lflops-tests")
     library = folder / f"simulated-{key}.so"
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,8 +82,20 @@ def built() -> Path:
             includes = cpp_extension.include_paths()
             links = [option for path in cpp_extension.library_paths() for option in ("-L", path)]
             unfinished = library.with_suffix(".unfinished")
-            command = ["g++", *flags, *(f"-isystem{path}" for path in [*includes, f"{includes[0]}/kineto"])]
-            command += [str(_SOURCE), "-o", str(unfinished), *links, "-lc10", "-ltorch_cpu", "-ltorch"]
+            command = [
+                "g++",
+                *flags,
+                *(f"-isystem{path}" for path in [*includes, f"{includes[0]}/kineto"]),
+            ]
+            command += [
+                str(_SOURCE),
+                "-o",
+                str(unfinished),
+                *links,
+                "-lc10",
+                "-ltorch_cpu",
+                "-ltorch",
+            ]
             done = subprocess.run(command, check=False, capture_output=True, text=True)
             assert not done.returncode, done.stderr[-5000:]
             unfinished.rename(library)
@@ -83,7 +109,9 @@ def load() -> None:
     _library().simulated_set_up()
     backend_registration.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module())
-    backend_registration.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    backend_registration.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_storage=True
+    )
     reset()
 
 
@@ -99,14 +127,23 @@ def reset() -> None:
 
 
 def plan(
-    *, launch: float = LAUNCH, event: float = EVENT, macs_per_second: float = MACS_PER_SECOND, bytes_per_second: float = BYTES_PER_SECOND
+    *,
+    launch: float = LAUNCH,
+    event: float = EVENT,
+    macs_per_second: float = MACS_PER_SECOND,
+    bytes_per_second: float = BYTES_PER_SECOND,
 ) -> None:
     """What the host takes for a kernel and for an event, and how fast kernels are."""
-    _library().simulated_plan(round(launch * 1e9), round(event * 1e9), 1e9 / macs_per_second, 1e9 / bytes_per_second)
+    _library().simulated_plan(
+        round(launch * 1e9), round(event * 1e9), 1e9 / macs_per_second, 1e9 / bytes_per_second
+    )
 
 
 def plan_kernel(name: str, seconds: float) -> None:
-    """What every kernel of an operator takes, of any size: "mm", "addmm", "relu", "copy to device", or another operator's name."""
+    """What every kernel of an operator takes, of any size.
+
+    "mm", "addmm", "relu", "copy to device", or another operator's name.
+    """
     _library().simulated_plan_kernel(name.encode(), round(seconds * 1e9))
 
 
@@ -121,7 +158,10 @@ def plan_events(*, timed: bool) -> None:
 
 
 def follow_real_clock(*, follows: bool) -> None:
-    """Whether the host's clock is the real one, as a trace has it. Then to wait for the device takes real time."""
+    """Whether the host's clock is the real one, as a trace has it.
+
+    Then to wait for the device takes real time.
+    """
     _library().simulated_follow_real_clock(int(follows))
 
 
@@ -192,7 +232,10 @@ def _library() -> Any:
 
 
 def _module() -> types.ModuleType:
-    """What torch, Lightning and users ask a device for as `torch.simulated`: as other backends have it, by `torch.accelerator`."""
+    """What torch, Lightning and users ask a device for as `torch.simulated`.
+
+    As other backends have it, by `torch.accelerator`.
+    """
     module: Any = types.ModuleType(f"torch.{NAME}", "The simulated devices.")
     accelerator = torch.accelerator
     generators = [torch.ops.simulated.default_generator(device) for device in range(len(DEVICES))]

@@ -1,6 +1,9 @@
-"""A process group over simulated devices: gloo carries the tensors, and on the simulated clock every rank waits for the last one.
+"""A process group over simulated devices.
 
-Collectives run on a stream of the group's. Whoever waits for one has the current stream wait, as with NCCL, and the host goes on.
+Gloo carries the tensors, and on the simulated clock every rank waits for the last one.
+
+Collectives run on a stream of the group's. Whoever waits for one has the current stream wait, as
+with NCCL, and the host goes on.
 """
 
 import datetime as dt
@@ -15,7 +18,10 @@ distributed: Any = _distributed  # of its C++ classes little has a type
 
 
 class SimulatedGroup(distributed.ProcessGroup):  # type: ignore[misc]
-    """What DistributedDataParallel needs. A collective is a kernel, which ends when the last rank's would."""
+    """What DistributedDataParallel needs.
+
+    A collective is a kernel, which ends when the last rank's would.
+    """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: dt.timedelta) -> None:
         super().__init__(rank, size)
@@ -28,13 +34,23 @@ class SimulatedGroup(distributed.ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> Any:
         """Sum over ranks."""
-        return self._carried("all_reduce", tensors, lambda given: self._gloo.allreduce(given, options or distributed.AllreduceOptions()))
+        return self._carried(
+            "all_reduce",
+            tensors,
+            lambda given: self._gloo.allreduce(given, options or distributed.AllreduceOptions()),
+        )
 
     def broadcast(self, tensors: list[Tensor], options: Any = None) -> Any:
         """From one rank to all."""
-        return self._carried("broadcast", tensors, lambda given: self._gloo.broadcast(given, options or distributed.BroadcastOptions()))
+        return self._carried(
+            "broadcast",
+            tensors,
+            lambda given: self._gloo.broadcast(given, options or distributed.BroadcastOptions()),
+        )
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> Any:
+    def allgather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None
+    ) -> Any:
         """From all ranks to all."""
         there = [each.cpu() for each in inputs]
         found = [[torch.empty_like(each, device="cpu") for each in row] for row in outputs]
@@ -68,7 +84,9 @@ class SimulatedGroup(distributed.ProcessGroup):  # type: ignore[misc]
 
 
 def _done(result: list[Tensor]) -> Any:
-    future: Any = torch.futures.Future(devices=[each for each in {tensor.device for tensor in result} if each.type != "cpu"])
+    future: Any = torch.futures.Future(
+        devices=[each for each in {tensor.device for tensor in result} if each.type != "cpu"]
+    )
     future.set_result(result)  # who waits for it waits for the stream that is the current one here
     c10d: Any = torch._C._distributed_c10d
     return c10d._create_work_from_future(future)
@@ -76,4 +94,6 @@ def _done(result: list[Tensor]) -> Any:
 
 def register() -> None:
     """Let `init_process_group` make it, by the name of the devices."""
-    distributed.Backend.register_backend(simulated.NAME, SimulatedGroup, devices=[simulated.NAME, "cpu"])
+    distributed.Backend.register_backend(
+        simulated.NAME, SimulatedGroup, devices=[simulated.NAME, "cpu"]
+    )

@@ -42,8 +42,17 @@ def test_bandwidths_are_those_of_nccl_tests(  # noqa: PLR0917
     trace = TraceByHand()
     trace.kernel("ncclDevKernel_X", 0, 2000, **about(name, inputs, outputs, 4))
     (row,) = summarise(trace.read(tmp_path)).collectives
-    assert (kind, "[0, 1, 2, 3]", 4, 1, 2000, message) == (row.kind, row.group, row.group_size, row.calls, row.device, row.bytes)
-    assert (2e9, 2e9 * factor) == pytest.approx((row.algorithmic_bytes_per_second, row.bus_bytes_per_second))
+    assert (kind, "[0, 1, 2, 3]", 4, 1, 2000, message) == (
+        row.kind,
+        row.group,
+        row.group_size,
+        row.calls,
+        row.device,
+        row.bytes,
+    )
+    assert (2e9, 2e9 * factor) == pytest.approx(
+        (row.algorithmic_bytes_per_second, row.bus_bytes_per_second)
+    )
 
 
 def test_calls_of_a_kind_in_a_group_are_one_row(tmp_path: Path) -> None:
@@ -51,8 +60,20 @@ def test_calls_of_a_kind_in_a_group_are_one_row(tmp_path: Path) -> None:
     trace = TraceByHand()
     trace.kernel("gemm", 0, 150)
     for start in (100, 300):
-        trace.kernel("ncclDevKernel_AllReduce_Sum_bf16", start, start + 100, stream=9, **about("allreduce", 50, 50, 2, "BFloat16"))
-    trace.kernel("ncclDevKernel_AllReduce_Sum_bf16", 500, 600, stream=9, **about("allreduce", 50, 50, 8, "BFloat16"))
+        trace.kernel(
+            "ncclDevKernel_AllReduce_Sum_bf16",
+            start,
+            start + 100,
+            stream=9,
+            **about("allreduce", 50, 50, 2, "BFloat16"),
+        )
+    trace.kernel(
+        "ncclDevKernel_AllReduce_Sum_bf16",
+        500,
+        600,
+        stream=9,
+        **about("allreduce", 50, 50, 8, "BFloat16"),
+    )
     rows = summarise(trace.read(tmp_path)).collectives
     assert [(2, 2, 200, 150, 200), (8, 1, 100, 100, 100)] == [
         (row.group_size, row.calls, row.device, row.exposed, row.bytes) for row in rows
@@ -73,7 +94,13 @@ def test_older_traces_tell_the_message_by_the_scopes_inputs(tmp_path: Path) -> N
     sizes: dict[int, tuple[int | None, float | None]] = {}
     for groups in (1, 2):
         trace = TraceByHand(distributedInfo={"rank": 0, "world_size": 8, "pg_count": groups})
-        trace.event("user_annotation", "nccl:all_reduce", 0, 100, **{"Input Dims": [[100], [5, 5]], "Input type": ["float", "float"]})
+        trace.event(
+            "user_annotation",
+            "nccl:all_reduce",
+            0,
+            100,
+            **{"Input Dims": [[100], [5, 5]], "Input type": ["float", "float"]},
+        )
         trace.kernel("ncclKernel_AllReduce_RING", 200, 300, launch=(10, 20))
         (row,) = summarise(trace.read(tmp_path)).collectives
         assert ("all_reduce", 500) == (row.kind, row.bytes)
@@ -97,20 +124,29 @@ def test_what_is_not_described_is_unknown(tmp_path: Path) -> None:
     )
 
 
-def rank(folder: Path, number: int, times: list[tuple[int, int]], *, steps: int = 1) -> RecordedTrace:
+def rank(
+    folder: Path, number: int, times: list[tuple[int, int]], *, steps: int = 1
+) -> RecordedTrace:
     """A rank's trace: starts and lengths of its all-reduces, divided over steps of 1000 ns."""
     trace = TraceByHand(distributedInfo={"rank": number, "world_size": 3})
     for step in range(steps):
         trace.step(step, 1000 * step, 1000 * step + 1000)
     for start, length in times:
         trace.kernel(
-            "ncclDevKernel_AllReduce", start + 5000, start + 5000 + length, launch=(start, start + 5), **about("allreduce", 10, 10, 3)
+            "ncclDevKernel_AllReduce",
+            start + 5000,
+            start + 5000 + length,
+            launch=(start, start + 5),
+            **about("allreduce", 10, 10, 3),
         )
     return trace.read(folder)
 
 
 def test_the_shortest_kernel_is_the_transfer_and_the_rest_is_waiting(tmp_path: Path) -> None:
-    """Rank 2 comes last twice and rank 0 once; the transfers are 100 + 50 + 80, and no clock is common."""
+    """Rank 2 comes last twice and rank 0 once.
+
+    The transfers are 100 + 50 + 80, and no clock is common.
+    """
     ranks = [
         rank(tmp_path, 0, [(0, 300), (400, 150), (800, 80)]),
         rank(tmp_path, 1, [(50, 250), (450, 100), (820, 90)]),
@@ -122,11 +158,20 @@ def test_the_shortest_kernel_is_the_transfer_and_the_rest_is_waiting(tmp_path: P
     assert {0: 300, 1: 210, 2: 100} == found.waiting
     assert {0: 1, 1: 0, 2: 2} == found.last
     (row,) = found.collectives
-    assert ("all_reduce", "[0, 1, 2]", 3, 100, 200) == (row.kind, row.group, row.calls, row.skew_median, row.skew_longest)
+    assert ("all_reduce", "[0, 1, 2]", 3, 100, 200) == (
+        row.kind,
+        row.group,
+        row.calls,
+        row.skew_median,
+        row.skew_longest,
+    )
 
 
 def test_collectives_are_matched_within_their_step(tmp_path: Path) -> None:
-    """Rank 1 missed the first all-reduce of step 0: that of step 1 is still matched with its own, and one is left over."""
+    """Rank 1 missed the first all-reduce of step 0.
+
+    That of step 1 is still matched with its own, and one is left over.
+    """
     ranks = [
         rank(tmp_path, 0, [(0, 300), (500, 200), (1100, 70)], steps=2),
         rank(tmp_path, 1, [(500, 100), (1100, 50)], steps=2),

@@ -30,36 +30,62 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 
 
 def test_the_verdict_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 1500 ns 600 are computing, 300 communication that nothing hides, 100 copies, and 500 idle: all before a launch of the host."""
+    """Of 1500 ns 600 are computing, 300 communication that nothing hides, 100 copies, and 500 idle.
+
+    All before a launch of the host.
+    """
     text = shown(capsys, small_gpu_trace().write(tmp_path / "a.pt.trace.json.gz"))
     first, *rest = text.splitlines()
-    assert first.startswith("The GPU computes 40.0 % of 1.50 µs, only communicates 20.0 %, only copies 6.7 %, and is idle 33.3 %")
+    assert first.startswith(
+        "The GPU computes 40.0 % of 1.50 µs, only communicates 20.0 %, only copies 6.7 %, and is idle 33.3 %"
+    )
     assert "A step takes 1.00 µs (median of 2" in text
     assert "NVIDIA H100 80GB HBM3 (device 0)" in text
     assert "rank              1 of 2" in rest
-    assert ["ProfilerStep#0", "1.00", "µs", "30.0", "%", "50.0", "%", "15.0", "%", "5.0", "%"] in [line.split() for line in rest]
+    assert ["ProfilerStep#0", "1.00", "µs", "30.0", "%", "50.0", "%", "15.0", "%", "5.0", "%"] in [
+        line.split() for line in rest
+    ]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_it_fits_its_width(tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: int) -> None:
+def test_it_fits_its_width(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
     """Long names of kernels give way, and no figure is broken."""
     trace = small_gpu_trace()
-    trace.kernel("void at::native::" + "very_long_name<float, 4>" * 20, 1700, 1800, launch=(1660, 1670))
+    trace.kernel(
+        "void at::native::" + "very_long_name<float, 4>" * 20, 1700, 1800, launch=(1660, 1670)
+    )
     text = shown(capsys, trace.write(tmp_path / "a.json"), columns=columns)
     assert max(map(len, text.splitlines())) <= columns
-    assert any(line.startswith("very_") and "100 ns" in line and "…" in line for line in text.splitlines())
+    assert any(
+        line.startswith("very_") and "100 ns" in line and "…" in line for line in text.splitlines()
+    )
 
 
-def test_json_has_integers_of_nanoseconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_integers_of_nanoseconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The parts add up; unknown is null."""
-    (found,) = json.loads(shown(capsys, small_gpu_trace().write(tmp_path / "a.json"), "--json"))["traces"]
+    (found,) = json.loads(shown(capsys, small_gpu_trace().write(tmp_path / "a.json"), "--json"))[
+        "traces"
+    ]
     device = found["device"]
-    assert device["window"] == device["computing"] + device["exposed_communication"] + device["exposed_copies"] + device["idle"] == 1500
+    assert (
+        device["window"]
+        == device["computing"]
+        + device["exposed_communication"]
+        + device["exposed_copies"]
+        + device["idle"]
+        == 1500
+    )
     assert sum(found["idle"].values()) == device["idle"] == 500
     assert (1, 2, None) == (found["rank"], found["world_size"], found["devices"][0]["memory"])
 
 
-def test_a_trace_of_the_host_is_shown_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_of_the_host_is_shown_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It says that there is no device in it."""
     trace = TraceByHand()
     trace.step(0, 0, 1000)
@@ -67,7 +93,9 @@ def test_a_trace_of_the_host_is_shown_too(tmp_path: Path, capsys: pytest.Capture
     assert "no work of a device" in shown(capsys, trace.write(tmp_path / "a.json")).splitlines()[0]
 
 
-def test_names_from_a_file_do_not_drive_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_from_a_file_do_not_drive_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Escapes and line ends of a kernel, a step, a device and a category."""
     bad = "\x1b]0;x\x07\n[red]"
     trace = TraceByHand(deviceProperties=[{"id": 0, "name": bad}])
@@ -80,7 +108,9 @@ def test_names_from_a_file_do_not_drive_the_terminal(tmp_path: Path, capsys: pyt
     assert 3 <= text.count("[red]")
 
 
-def test_several_files_are_shown_one_after_the_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_files_are_shown_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In the order given."""
     files = [small_gpu_trace().write(tmp_path / f"{name}.json") for name in "ba"]
     text = shown(capsys, *files)
@@ -102,7 +132,9 @@ BAD: dict[str, bytes] = {
 }
 
 
-def test_what_is_odd_is_shown_with_a_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_odd_is_shown_with_a_remark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A negative length, an unknown category, work from before the recording."""
     trace = small_gpu_trace()
     trace.event("cpu_op", "aten::add", 700, 690)
@@ -115,8 +147,13 @@ def test_what_is_odd_is_shown_with_a_remark(tmp_path: Path, capsys: pytest.Captu
     assert "left out          1 kernel of 400 ns, launched before the recording began" in text
 
 
-def test_bad_events_are_left_out_with_a_remark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a time, with arguments of another kind, without an end: the rest of the trace says what it says without them."""
+def test_bad_events_are_left_out_with_a_remark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a time, with arguments of another kind, without an end.
+
+    The rest of the trace says what it says without them.
+    """
     trace = small_gpu_trace()
     path = trace.write(tmp_path / "a.json")
     (expected,) = json.loads(shown(capsys, path, "--json"))["traces"]
@@ -124,13 +161,18 @@ def test_bad_events_are_left_out_with_a_remark(tmp_path: Path, capsys: pytest.Ca
     trace.event("cuda_runtime", "cudaLaunchKernel", -9_000_000, 10, correlation="x")
     trace.event("kernel", "gemm", 0, 10)["dur"] = None
     text = shown(capsys, trace.write(path))
-    assert "left out          3 events that cannot be read: a time of nothing: `ts` and `dur` are numbers" in text
+    assert (
+        "left out          3 events that cannot be read: a time of nothing: `ts` and `dur` are numbers"
+        in text
+    )
     (found,) = json.loads(shown(capsys, path, "--json"))["traces"]
     assert expected | {"damaged": 3, "damage": found["damage"]} == found
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_what_is_no_trace_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
     """Exit status 2; the line names the file."""
     path = tmp_path / "bad.json"
     path.write_bytes(BAD[kind])
@@ -141,7 +183,9 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, capsys: pytest.
 
 def test_a_missing_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With its name and the system's reason."""
-    assert f"lflops: {tmp_path}/none.json: cannot be read: No such file or directory" == refused(capsys, tmp_path / "none.json")
+    assert f"lflops: {tmp_path}/none.json: cannot be read: No such file or directory" == refused(
+        capsys, tmp_path / "none.json"
+    )
 
 
 def test_neither_torch_nor_lightning_is_loaded(tmp_path: Path) -> None:
@@ -151,11 +195,15 @@ def test_neither_torch_nor_lightning_is_loaded(tmp_path: Path) -> None:
         "import sys; from lflops.cli.main import main; status = main(['trace', 'show', sys.argv[1]]);"
         "print(status, sorted({'torch', 'lightning', 'pytorch_lightning', 'matplotlib', 'numpy'} & sys.modules.keys()))"
     )
-    run: Any = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    run: Any = subprocess.run(
+        [sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True
+    )
     assert "0 []" == run.stdout.splitlines()[-1]
 
 
-def test_products_are_shown_with_their_rate_and_the_mfu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_products_are_shown_with_their_rate_and_the_mfu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """2 x 24 MACs in steps of 1000 ns on an H100; in all 96 FLOPs in 600 ns of the device."""
     text = shown(capsys, small_gpu_trace().write(tmp_path / "a.json"))
     assert "in bf16 (H100 SXM): 48.00 MFLOP/s in counted products, over 2 steps" in text
@@ -170,13 +218,18 @@ def test_another_chip_can_be_judged_by(tmp_path: Path, capsys: pytest.CaptureFix
     assert "hardware='H1000'" in refused(capsys, path, "--hardware", "H1000")
 
 
-def test_operators_that_were_not_counted_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_operators_that_were_not_counted_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """No shapes, so no FLOPs."""
     trace = TraceByHand()
     trace.operator("aten::mm", 0, 100)
     trace.kernel("gemm", 200, 350, launch=(40, 50))
     text = shown(capsys, trace.write(tmp_path / "a.json"))
-    assert "not counted       aten::mm, 1 call, 150 ns of the device: shapes were not recorded, or do not tell" in text
+    assert (
+        "not counted       aten::mm, 1 call, 150 ns of the device: shapes were not recorded, or do not tell"
+        in text
+    )
 
 
 def test_the_roofline_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +245,9 @@ def test_the_roofline_of_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "--figure draws a profile's FILE, not a trace" in capsys.readouterr().err
 
 
-def test_traces_of_several_ranks_begin_with_who_comes_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traces_of_several_ranks_begin_with_who_comes_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The second rank's all-reduce takes 50 ns, the first's 200: it waited 150."""
     files = []
     for rank, length in enumerate((200, 50)):
@@ -205,24 +260,55 @@ def test_traces_of_several_ranks_begin_with_who_comes_last(tmp_path: Path, capsy
     assert {"0": 150, "1": 0} == json.loads(shown(capsys, *files, "--json"))["ranks"]["waiting"]
 
 
-def test_collectives_and_modules_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_collectives_and_modules_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A bandwidth, and a module frame."""
     trace = small_gpu_trace()
     trace.event("python_function", "nn.Module: Linear_0", 45, 155)
-    about = {"Collective name": "allreduce", "In msg nelems": 500, "Out msg nelems": 500, "Group size": 4, "dtype": "Half"}
+    about = {
+        "Collective name": "allreduce",
+        "In msg nelems": 500,
+        "Out msg nelems": 500,
+        "Group size": 4,
+        "dtype": "Half",
+    }
     trace.kernel("ncclDevKernel_AllReduce_Sum_f16", 2000, 2500, launch=(1900, 1910), **about)
     lines = [line.split() for line in shown(capsys, trace.write(tmp_path / "a.json")).splitlines()]
     assert ["Linear_0", "300", "ns", "300", "ns", "1", "110", "ns"] in lines
-    assert ["all_reduce", "500", "ns", "100.0", "%", "1", "1000", "B", "3.00", "GB/s", "2.00", "GB/s", "4", "–"] in lines
+    assert [
+        "all_reduce",
+        "500",
+        "ns",
+        "100.0",
+        "%",
+        "1",
+        "1000",
+        "B",
+        "3.00",
+        "GB/s",
+        "2.00",
+        "GB/s",
+        "4",
+        "–",
+    ] in lines
 
 
-def test_the_verdict_names_one_cause_where_one_is_most_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """800 of 900 idle nanoseconds are Python's; where three parts of the host's work share them, they are named together."""
+def test_the_verdict_names_one_cause_where_one_is_most_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """800 of 900 idle nanoseconds are Python's.
+
+    Where three parts of the host's work share them, they are named together.
+    """
     trace = TraceByHand()
     trace.kernel("a", 0, 100, launch=(-20, -10))
     trace.kernel("b", 1000, 1100, launch=(900, 1000))
     text = shown(capsys, trace.write(tmp_path / "a.json"))
-    assert "is idle 81.8 %, mostly while the host runs Python between operators." in text.splitlines()[0]
+    assert (
+        "is idle 81.8 %, mostly while the host runs Python between operators."
+        in text.splitlines()[0]
+    )
     trace.operator("aten::mm", 500, 1000)
     text = shown(capsys, trace.write(tmp_path / "a.json"))
     assert "is idle 81.8 %, mostly while the host prepares launches." in text.splitlines()[0]

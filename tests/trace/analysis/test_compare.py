@@ -17,7 +17,9 @@ def trace(folder: Path, *, steps: int, length: int, kernel: int, jitter: int = 0
     for number in range(steps):
         end = begin + length + jitter * (number % 2)
         by_hand.step(number, begin, end)
-        by_hand.operator("aten::mm", begin, begin + 50, shapes=[[2, 3], [3, 4]], types=["c10::BFloat16"] * 2)
+        by_hand.operator(
+            "aten::mm", begin, begin + 50, shapes=[[2, 3], [3, 4]], types=["c10::BFloat16"] * 2
+        )
         by_hand.kernel("gemm", begin + 100, begin + 100 + kernel, launch=(begin + 10, begin + 20))
         by_hand.copy(begin + 100 + kernel, begin + 110 + kernel, launch=(begin + 30, begin + 40))
         begin = end
@@ -27,15 +29,30 @@ def trace(folder: Path, *, steps: int, length: int, kernel: int, jitter: int = 0
 @pytest.fixture
 def diff(tmp_path: Path) -> TraceDiff:
     """From four steps of 1000 ns to two of 1500, with products of 300 and of 600 ns."""
-    return compare(trace(tmp_path, steps=4, length=1000, kernel=300), trace(tmp_path, steps=2, length=1500, kernel=600))
+    return compare(
+        trace(tmp_path, steps=4, length=1000, kernel=300),
+        trace(tmp_path, steps=2, length=1500, kernel=600),
+    )
 
 
 def test_times_are_those_of_a_step(diff: TraceDiff) -> None:
     """However many each trace has."""
-    assert (True, 1000, 1500, True) == (diff.per_step, diff.window.before, diff.window.after, diff.is_beyond_noise)
+    assert (True, 1000, 1500, True) == (
+        diff.per_step,
+        diff.window.before,
+        diff.window.after,
+        diff.is_beyond_noise,
+    )
     states = {row.name: (row.before, row.after) for row in diff.states}
-    assert {"computing": (300, 600), "exposed_communication": (0, 0), "exposed_copies": (10, 10), "idle": (690, 890)} == states
-    assert [("gemm", 300, 600), ("copy", 10, 10)] == [(row.name, row.before, row.after) for row in diff.categories]
+    assert {
+        "computing": (300, 600),
+        "exposed_communication": (0, 0),
+        "exposed_copies": (10, 10),
+        "idle": (690, 890),
+    } == states
+    assert [("gemm", 300, 600), ("copy", 10, 10)] == [
+        (row.name, row.before, row.after) for row in diff.categories
+    ]
     assert ["aten::mm"] == [row.name for row in diff.operators]
     before, after = diff.mfu
     assert before is not None
@@ -47,8 +64,15 @@ def test_without_steps_the_windows_are_compared(tmp_path: Path) -> None:
     """One of the two has no steps."""
     alone = TraceByHand()
     alone.kernel("gemm", 0, 100, launch=(-20, -10))
-    found = compare(summarise(alone.read(tmp_path)), trace(tmp_path, steps=1, length=1000, kernel=300))
-    assert (False, 100, 310, None) == (found.per_step, found.window.before, found.window.after, found.is_beyond_noise)
+    found = compare(
+        summarise(alone.read(tmp_path)), trace(tmp_path, steps=1, length=1000, kernel=300)
+    )
+    assert (False, 100, 310, None) == (
+        found.per_step,
+        found.window.before,
+        found.window.after,
+        found.is_beyond_noise,
+    )
     assert ("device 0", "NVIDIA H100 80GB HBM3") == found.hardware
 
 
@@ -58,19 +82,31 @@ def test_what_is_new_and_what_is_gone_are_rows(tmp_path: Path) -> None:
     one.kernel("old", 0, 100)
     other.kernel("new", 0, 70)
     found = compare(summarise(one.read(tmp_path)), summarise(other.read(tmp_path)))
-    assert [("old", 100, 0), ("new", 0, 70)] == [(row.name, row.before, row.after) for row in found.kernels]
+    assert [("old", 100, 0), ("new", 0, 70)] == [
+        (row.name, row.before, row.after) for row in found.kernels
+    ]
 
 
-def test_a_longer_step_breaks_its_limit_only_beyond_the_spread(tmp_path: Path, diff: TraceDiff) -> None:
+def test_a_longer_step_breaks_its_limit_only_beyond_the_spread(
+    tmp_path: Path, diff: TraceDiff
+) -> None:
     """Half as long again, of steps that are all the same; and a tenth, of steps that vary by more."""
-    assert (Limit(name="max_regress", allowed=0.4, found=0.5, broken=True),) == trace_limits(diff, max_regress=0.4)
-    assert (Limit(name="max_regress", allowed=0.6, found=0.5, broken=False),) == trace_limits(diff, max_regress=0.6)
+    assert (Limit(name="max_regress", allowed=0.4, found=0.5, broken=True),) == trace_limits(
+        diff, max_regress=0.4
+    )
+    assert (Limit(name="max_regress", allowed=0.6, found=0.5, broken=False),) == trace_limits(
+        diff, max_regress=0.6
+    )
     noisy = compare(
-        trace(tmp_path, steps=4, length=1000, kernel=300, jitter=400), trace(tmp_path, steps=4, length=1100, kernel=300, jitter=400)
+        trace(tmp_path, steps=4, length=1000, kernel=300, jitter=400),
+        trace(tmp_path, steps=4, length=1100, kernel=300, jitter=400),
     )
     (limit,) = trace_limits(noisy, max_regress=0.01)
     assert (False, False) == (noisy.is_beyond_noise, limit.broken)
-    single = compare(trace(tmp_path, steps=1, length=1000, kernel=300), trace(tmp_path, steps=1, length=1500, kernel=300))
+    single = compare(
+        trace(tmp_path, steps=1, length=1000, kernel=300),
+        trace(tmp_path, steps=1, length=1500, kernel=300),
+    )
     assert [None] == [limit.broken for limit in trace_limits(single, max_regress=0.1)]
 
 

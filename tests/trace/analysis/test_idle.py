@@ -13,7 +13,9 @@ def gap(folder: Path) -> TraceSummary:
     trace = TraceByHand()
     trace.kernel("a", 100, 200, launch=(10, 20))
     trace.call("cudaStreamSynchronize", 150, 260)
-    trace.event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 260, 300)
+    trace.event(
+        "user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 260, 300
+    )
     trace.operator("aten::stack", 270, 290)
     trace.operator("aten::empty", 350, 960)
     trace.call("cudaMalloc", 400, 500)
@@ -45,13 +47,18 @@ def test_each_nanosecond_of_a_gap_has_one_cause(tmp_path: Path) -> None:
 
 
 def test_the_thread_that_launches_next_decides(tmp_path: Path) -> None:
-    """The main thread waits for backward all the time; what backward's thread does is what the device waits for."""
+    """The main thread waits for backward all the time.
+
+    What backward's thread does is what the device waits for.
+    """
     trace = TraceByHand()
     trace.kernel("a", 0, 100, launch=(-20, -10))
     trace.call("cudaDeviceSynchronize", 50, 500, thread=MAIN)
     trace.operator("MmBackward0", 150, 400, thread=BACKWARD)
     trace.kernel("b", 420, 500, launch=(380, 400), thread=BACKWARD)
-    assert {"launching": 20, "operators": 230, "python": 50, "launch_latency": 20} == summarise(trace.read(tmp_path)).idle
+    assert {"launching": 20, "operators": 230, "python": 50, "launch_latency": 20} == summarise(
+        trace.read(tmp_path)
+    ).idle
 
 
 def test_launches_that_reach_into_the_gap_are_cut_at_its_ends(tmp_path: Path) -> None:
@@ -63,15 +70,35 @@ def test_launches_that_reach_into_the_gap_are_cut_at_its_ends(tmp_path: Path) ->
 
 
 def test_delays_reach_from_the_call_to_its_work(tmp_path: Path) -> None:
-    """Delays of 20, 40 and 90, calls of 10, 10 and 30; the last kernel is shorter than its call. A graph's first kernel stands for it."""
+    """Delays of 20, 40 and 90, calls of 10, 10 and 30; the last kernel is shorter than its call.
+
+    A graph's first kernel stands for it.
+    """
     trace = TraceByHand()
     trace.kernel("a", 20, 120, launch=(0, 10))
     trace.kernel("b", 140, 240, launch=(100, 110))
     number = trace.kernel("c", 290, 300, launch=(200, 230), call="cudaGraphLaunch")
-    trace.event("kernel", "d", 300, 400, pid=0, tid=7, device=0, stream=7, correlation=number, **{"graph id": 3})
+    trace.event(
+        "kernel",
+        "d",
+        300,
+        400,
+        pid=0,
+        tid=7,
+        device=0,
+        stream=7,
+        correlation=number,
+        **{"graph id": 3},
+    )
     found = summarise(trace.read(tmp_path)).launches
     assert found is not None
-    assert (3, 40, 90, 10, 1) == (found.calls, found.median, found.longest, found.call_median, found.shorter_than_launch)
+    assert (3, 40, 90, 10, 1) == (
+        found.calls,
+        found.median,
+        found.longest,
+        found.call_median,
+        found.shorter_than_launch,
+    )
 
 
 def test_the_queue_is_what_was_launched_and_has_not_started(tmp_path: Path) -> None:

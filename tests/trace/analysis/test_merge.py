@@ -1,4 +1,7 @@
-"""Traces of several ranks as one: whose events they are, when they were, and what is held meanwhile."""
+"""Traces of several ranks as one.
+
+Whose events they are, when they were, and what is held meanwhile.
+"""
 
 import gzip
 import json
@@ -24,7 +27,15 @@ BASE = 1_700_000_000_000_000_000
 
 def product(pid: Any = 5, ts: float = 1.5, **more: Any) -> dict[str, Any]:
     """A recorded operator."""
-    return {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": pid, "tid": 7, "ts": ts, "dur": 2.0} | more
+    return {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "aten::mm",
+        "pid": pid,
+        "tid": 7,
+        "ts": ts,
+        "dur": 2.0,
+    } | more
 
 
 def named(pid: Any, name: str) -> dict[str, Any]:
@@ -52,29 +63,56 @@ def of(content: dict[str, Any], ph: str) -> list[dict[str, Any]]:
 
 def processes(content: dict[str, Any]) -> dict[int, str]:
     """Their names by number."""
-    return {event["pid"]: event["args"]["name"] for event in of(content, "M") if event["name"] == "process_name"}
+    return {
+        event["pid"]: event["args"]["name"]
+        for event in of(content, "M")
+        if event["name"] == "process_name"
+    }
 
 
 def test_ranks_of_one_process_number_are_told_apart(tmp_path: Path) -> None:
-    """Both ran as process 5, on two machines; one trace is packed. The second has a process that is only numbered."""
-    written(tmp_path, "a_0.12.pt.trace.json", [named(5, "python"), product()], distributedInfo={"rank": 0})
-    written(tmp_path, "b_1.34.pt.trace.json.gz", [product(), named(5, "python"), product(pid="Spans")], distributedInfo={"rank": 1})
+    """Both ran as process 5, on two machines; one trace is packed.
+
+    The second has a process that is only numbered.
+    """
+    written(
+        tmp_path,
+        "a_0.12.pt.trace.json",
+        [named(5, "python"), product()],
+        distributedInfo={"rank": 0},
+    )
+    written(
+        tmp_path,
+        "b_1.34.pt.trace.json.gz",
+        [product(), named(5, "python"), product(pid="Spans")],
+        distributedInfo={"rank": 1},
+    )
     content = merged(tmp_path)
-    assert ["rank 0: python", "rank 1: python", "rank 1: Spans"] == [processes(content)[event["pid"]] for event in of(content, "X")]
+    assert ["rank 0: python", "rank 1: python", "rank 1: Spans"] == [
+        processes(content)[event["pid"]] for event in of(content, "X")
+    ]
     assert [1, 2, 3] == sorted(processes(content))
 
 
 def test_clocks_that_begin_at_other_times_are_one(tmp_path: Path) -> None:
     """The second trace's times begin 3 ms later: 1.5 µs there are 3001.5 µs here."""
     written(tmp_path, "a_0.1.pt.trace.json", [product(ts=1.5)], baseTimeNanoseconds=BASE)
-    written(tmp_path, "a_1.1.pt.trace.json", [product(ts=1.5)], baseTimeNanoseconds=BASE + 3_000_000)
+    written(
+        tmp_path, "a_1.1.pt.trace.json", [product(ts=1.5)], baseTimeNanoseconds=BASE + 3_000_000
+    )
     content = merged(tmp_path)
-    assert (BASE, [1.5, 3001.5]) == (content["baseTimeNanoseconds"], [event["ts"] for event in of(content, "X")])
+    assert (BASE, [1.5, 3001.5]) == (
+        content["baseTimeNanoseconds"],
+        [event["ts"] for event in of(content, "X")],
+    )
 
 
 def test_arrows_stay_within_their_rank(tmp_path: Path) -> None:
     """Both have an arrow 3: each has two ends, which no other has."""
-    ends = [{"ph": ph, "id": 3, "cat": "fwdbwd", "name": "fwdbwd", "pid": 5, "tid": 7, "ts": 1.0} for ph in "sf"]
+    ends = [
+        {"ph": ph, "id": 3, "cat": "fwdbwd", "name": "fwdbwd", "pid": 5, "tid": 7, "ts": 1.0}
+        for ph in "sf"
+    ]
     named_arrow = [product(bind_id="0x3")]
     for rank in (0, 1):
         written(tmp_path, f"a_{rank}.1.pt.trace.json", [*ends, *named_arrow])
@@ -87,19 +125,31 @@ def test_arrows_stay_within_their_rank(tmp_path: Path) -> None:
 
 def test_all_else_of_an_event_stays(tmp_path: Path) -> None:
     """Its arguments, its duration, and numbers as they were."""
-    event = product(args={"External id": 12, "Input Dims": [[2, 3], []], "Input type": ["float", "Scalar"]})
+    event = product(
+        args={"External id": 12, "Input Dims": [[2, 3], []], "Input type": ["float", "Scalar"]}
+    )
     written(tmp_path, "a_0.1.pt.trace.json", [event])
     assert [event | {"pid": 1}] == of(merged(tmp_path), "X")
 
 
 def test_the_rank_is_told_by_the_trace_or_else_by_its_name(tmp_path: Path) -> None:
-    """Torch says it where there is a process group; 10 comes behind 2; a trace of neither goes by its file."""
-    written(tmp_path, "a_99.1.pt.trace.json", [product()], distributedInfo={"backend": "nccl", "rank": 10})
+    """Torch says it where there is a process group.
+
+    10 comes behind 2; a trace of neither goes by its file.
+    """
+    written(
+        tmp_path,
+        "a_99.1.pt.trace.json",
+        [product()],
+        distributedInfo={"backend": "nccl", "rank": 10},
+    )
     written(tmp_path, "host_2.17.pt.trace.json", [product()])
     written(tmp_path, "host.pt.trace.json", [product()])
     written(tmp_path, "guest.pt.trace.json", [product()])
     assert (2, 10, None, None) == merge(tmp_path).ranks
-    assert ["rank 2: 5", "rank 10: 5", "guest.pt.trace.json: 5", "host.pt.trace.json: 5"] == list(processes(merged(tmp_path)).values())
+    assert ["rank 2: 5", "rank 10: 5", "guest.pt.trace.json: 5", "host.pt.trace.json: 5"] == list(
+        processes(merged(tmp_path)).values()
+    )
 
 
 def test_to_merge_again_gives_the_same(tmp_path: Path) -> None:
@@ -115,13 +165,25 @@ def test_traces_as_torch_writes_them(tmp_path: Path) -> None:
             torch.ones(2, 2) @ torch.ones(2, 2)
         recorded.export_chrome_trace(str(tmp_path / f"a_{rank}.1.pt.trace.json"))
     content = merged(tmp_path)
-    owners = [processes(content)[event["pid"]] for event in of(content, "X") if event["name"] == "aten::mm"]
-    assert ["rank 0", "rank 1"] == [owner.partition(": python")[0] for owner in owners]  # or python3, as it was started
+    owners = [
+        processes(content)[event["pid"]]
+        for event in of(content, "X")
+        if event["name"] == "aten::mm"
+    ]
+    assert ["rank 0", "rank 1"] == [
+        owner.partition(": python")[0] for owner in owners
+    ]  # or python3, as it was started
 
 
 def test_no_more_is_held_than_a_trace_takes(tmp_path: Path) -> None:
     """Of six traces one is held: what two take, and a twentieth."""
-    events = [product(ts=float(n), args={"External id": n, "Record function id": 0, "Input type": ["float", "float"]}) for n in range(5000)]
+    events = [
+        product(
+            ts=float(n),
+            args={"External id": n, "Record function id": 0, "Input type": ["float", "float"]},
+        )
+        for n in range(5000)
+    ]
     peaks = []
     for ranks in (range(2), range(2, 6)):
         for rank in ranks:
@@ -136,48 +198,86 @@ def test_no_more_is_held_than_a_trace_takes(tmp_path: Path) -> None:
 
 
 def gpu_rank(late: int, *, group: str = "[0, 1]") -> TraceByHand:
-    """Two steps of 10 µs on device 0 of a chip with 989.5 TFLOP/s in bf16: each has a product and an all-reduce. Its clock is late."""
-    trace = TraceByHand(deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}])
-    about = {"Collective name": "allreduce", "Process Group Ranks": group, "dtype": "Float", "In msg nelems": 8, "Out msg nelems": 8}
+    """Two steps of 10 µs on device 0 of a chip with 989.5 TFLOP/s in bf16: each has a product and an all-reduce.
+
+    Its clock is late.
+    """
+    trace = TraceByHand(
+        deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132}]
+    )
+    about = {
+        "Collective name": "allreduce",
+        "Process Group Ranks": group,
+        "dtype": "Float",
+        "In msg nelems": 8,
+        "Out msg nelems": 8,
+    }
     for step in (0, 1):
         begin = 10_000 * step - late
         trace.step(step, begin, begin + 10_000)
-        trace.operator("aten::mm", begin + 100, begin + 400, shapes=[[1024, 512], [512, 256]], types=["c10::BFloat16"] * 2)
+        trace.operator(
+            "aten::mm",
+            begin + 100,
+            begin + 400,
+            shapes=[[1024, 512], [512, 256]],
+            types=["c10::BFloat16"] * 2,
+        )
         trace.kernel("gemm_bf16", begin + 1000, begin + 3000, launch=(begin + 200, begin + 300))
         # Rank 1 comes 500 ns later, and both leave together.
         trace.kernel(
-            "ncclDevKernel_AllReduce", begin + 4000 + late % 1000, begin + 6000, launch=(begin + 500, begin + 600), stream=9, **about
+            "ncclDevKernel_AllReduce",
+            begin + 4000 + late % 1000,
+            begin + 6000,
+            launch=(begin + 500, begin + 600),
+            stream=9,
+            **about,
         )
     return trace
 
 
-def test_ranks_are_aligned_by_their_collectives_and_have_an_mfu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_are_aligned_by_their_collectives_and_have_an_mfu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rank 1's clock is 3,500 ns late. 1024 x 512 x 256 MACs in 10 µs are 2.7 % of the peak, on either rank and on both."""
     for rank, late in ((0, 0), (1, 3500)):
         gpu_rank(late).write(tmp_path / f"a_{rank}.1.pt.trace.json")
     assert 0 == main(["trace", "merge", str(tmp_path)])
-    assert "rank 1 is moved by 3.50 µs: so 2 collectives in common end together" in capsys.readouterr().out.splitlines()
-    found = [summarise(read_trace(tmp_path / name)) for name in ("a_0.1.pt.trace.json", "a_1.1.pt.trace.json", MERGED)]
+    assert (
+        "rank 1 is moved by 3.50 µs: so 2 collectives in common end together"
+        in capsys.readouterr().out.splitlines()
+    )
+    found = [
+        summarise(read_trace(tmp_path / name))
+        for name in ("a_0.1.pt.trace.json", "a_1.1.pt.trace.json", MERGED)
+    ]
     rates = [each.utilization.mfu for each in found if each.utilization is not None]
     assert [2 * 1024 * 512 * 256 / 10e-6 / 989.5e12] * 3 == pytest.approx(rates)
     both = found[2]
-    assert [(0, "NVIDIA H100 80GB HBM3"), (1, "NVIDIA H100 80GB HBM3")] == [(each.device, each.name) for each in both.devices]
+    assert [(0, "NVIDIA H100 80GB HBM3"), (1, "NVIDIA H100 80GB HBM3")] == [
+        (each.device, each.name) for each in both.devices
+    ]
     assert [10_000, 10_000] == [step.end - step.start for step in both.steps]
     gemm = next(row for row in both.operators if row.name == "aten::mm")
-    assert (4, 8000) == (gemm.calls, gemm.device), "each launch has its own rank's kernel: 4 of 2 µs"
+    assert (4, 8000) == (gemm.calls, gemm.device), (
+        "each launch has its own rank's kernel: 4 of 2 µs"
+    )
 
 
 def test_ranks_of_other_groups_are_left_on_their_clocks(tmp_path: Path) -> None:
     """The twin: the collective of another group says nothing."""
     for rank, group in enumerate(("[0, 1]", "[2, 3]")):
         gpu_rank(3000 * rank, group=group).write(tmp_path / f"a_{rank}.1.pt.trace.json")
-    assert [(1, None, 0)] == [(each.rank, each.moved, each.collectives) for each in merge(tmp_path).clocks]
+    assert [(1, None, 0)] == [
+        (each.rank, each.moved, each.collectives) for each in merge(tmp_path).clocks
+    ]
 
 
 def test_devices_of_other_machines_get_other_numbers(tmp_path: Path) -> None:
     """Devices 0 and 1 of one machine stay. Of the next machine, 0 and 1 are taken."""
     for rank, device in enumerate((0, 1, 0, 1)):
-        trace = TraceByHand(deviceProperties=[{"id": each, "name": f"chip {rank}"} for each in (0, 1)])
+        trace = TraceByHand(
+            deviceProperties=[{"id": each, "name": f"chip {rank}"} for each in (0, 1)]
+        )
         trace.kernel("gemm", 0, 100, device=device)
         trace.write(tmp_path / f"a_{rank}.1.pt.trace.json")
     content = merged(tmp_path)
@@ -188,9 +288,17 @@ def test_devices_of_other_machines_get_other_numbers(tmp_path: Path) -> None:
 
 
 def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:
-    """No object, and a time that is none; the second rank's clock is another, so that its times are read."""
+    """No object, and a time that is none.
+
+    The second rank's clock is another, so that its times are read.
+    """
     written(tmp_path, "a_0.1.pt.trace.json", [product()], baseTimeNanoseconds=BASE)
-    written(tmp_path, "a_1.1.pt.trace.json", [product(), 5, product(ts="x")], baseTimeNanoseconds=BASE + 1)  # type: ignore[list-item, arg-type]
+    written(
+        tmp_path,
+        "a_1.1.pt.trace.json",
+        [product(), 5, product(ts="x")],
+        baseTimeNanoseconds=BASE + 1,
+    )  # type: ignore[list-item, arg-type]
     assert 2 == len(of(merged(tmp_path), "X"))
     assert 2 == merge(tmp_path).damaged
 
@@ -203,7 +311,9 @@ def test_an_event_without_names_is_left_out(tmp_path: Path, changes: dict[str, A
     assert 1 == merge(tmp_path).damaged
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"traceEvents": 5}', b'{"traceEvents": [5]}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"traceEvents": 5}', b'{"traceEvents": [5]}']
+)
 def test_what_is_no_trace_is_named(content: bytes, tmp_path: Path) -> None:
     """Nothing is left of what was begun."""
     (tmp_path / "a_0.1.pt.trace.json").write_bytes(content)
@@ -212,7 +322,9 @@ def test_what_is_no_trace_is_named(content: bytes, tmp_path: Path) -> None:
     assert ["a_0.1.pt.trace.json"] == [path.name for path in tmp_path.iterdir()]
 
 
-def test_the_shell_says_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shell_says_what_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two traces of one operator each, and of each its process's name and place."""
     for rank in (0, 1):
         written(tmp_path, f"a_{rank}.1.pt.trace.json", [product()])
@@ -222,11 +334,17 @@ def test_the_shell_says_what_was_written(tmp_path: Path, capsys: pytest.CaptureF
     assert f"{into}: 2 traces, 6 events\n{alone}\n" == capsys.readouterr().out
     assert 0 == main(["trace", "merge", str(tmp_path), "--json"])
     expected = {"file": str(tmp_path / MERGED), "ranks": [0, 1], "events": 6, "damaged": 0}
-    assert expected | {"clocks": [{"rank": 1, "moved": None, "collectives": 0}]} == json.loads(capsys.readouterr().out)
+    assert expected | {"clocks": [{"rank": 1, "moved": None, "collectives": 0}]} == json.loads(
+        capsys.readouterr().out
+    )
 
 
-@pytest.mark.parametrize(("given", "problem"), [([], "has no trace"), (["nowhere"], "is no folder")])
-def test_a_folder_without_traces_is_wrong_usage(given: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("given", "problem"), [([], "has no trace"), (["nowhere"], "is no folder")]
+)
+def test_a_folder_without_traces_is_wrong_usage(
+    given: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit status 2, and one line."""
     assert 2 == main(["trace", "merge", str(tmp_path.joinpath(*given))])
     assert problem in capsys.readouterr().err

@@ -1,4 +1,7 @@
-"""Modules and scopes of a trace: frames of the stack, slices of lflops, scopes, and backward by its sequence numbers."""
+"""Modules and scopes of a trace.
+
+Frames of the stack, slices of lflops, scopes, and backward by its sequence numbers.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,10 @@ from tests.support.traces_by_hand import BACKWARD, TraceByHand
 
 def figures(rows: tuple[SpanTimes, ...]) -> dict[tuple[str, str], tuple[int, ...]]:
     """Instances, calls, and the device's time with and without what is below, by name and phase."""
-    return {(row.name, row.phase): (row.instances, row.calls, row.device, row.own_device) for row in rows}
+    return {
+        (row.name, row.phase): (row.instances, row.calls, row.device, row.own_device)
+        for row in rows
+    }
 
 
 def test_frames_of_one_class_are_one_row(tmp_path: Path) -> None:
@@ -41,21 +47,40 @@ def test_backward_is_in_the_module_of_its_forward(tmp_path: Path) -> None:
     trace.operator("aten::mm", 10, 90, **{"Sequence number": 7})
     trace.kernel("gemm", 1000, 1040, launch=(20, 30))
     node = {"Sequence number": 7, "Fwd thread id": 1}
-    trace.operator("autograd::engine::evaluate_function: MmBackward0", 200, 300, thread=BACKWARD, **node)
+    trace.operator(
+        "autograd::engine::evaluate_function: MmBackward0", 200, 300, thread=BACKWARD, **node
+    )
     trace.operator("MmBackward0", 205, 295, thread=BACKWARD, **node)
     trace.operator("aten::mm", 210, 290, thread=BACKWARD)
     trace.kernel("gemm", 1100, 1170, launch=(220, 230), thread=BACKWARD)
     found = figures(summarise(trace.read(tmp_path)).modules)
-    assert {("Linear_0", "forward"): (1, 1, 40, 40), ("Linear_0", "backward"): (1, 1, 70, 70)} == found
+    assert {
+        ("Linear_0", "forward"): (1, 1, 40, 40),
+        ("Linear_0", "backward"): (1, 1, 70, 70),
+    } == found
 
 
 def test_slices_of_lflops_are_on_the_threads_that_they_were_recorded_on(tmp_path: Path) -> None:
-    """They have tracks of their own: forward's is the thread of the step, backward's where a node begins with it."""
+    """They have tracks of their own.
+
+    Forward's is the thread of the step, backward's where a node begins with it.
+    """
     trace = TraceByHand()
     trace.step(0, 0, 1000)
     for name, start, end in (("", 0, 400), ("layers.0", 10, 100), ("layers.1", 110, 200)):
-        trace.event(MODULE, name or "(model)", start, end, pid=PROCESS_ID, tid=0, module=name, phase="forward")
-    trace.event(MODULE, "layers.1", 500, 600, pid=PROCESS_ID, tid=5, module="layers.1", phase="backward")
+        trace.event(
+            MODULE,
+            name or "(model)",
+            start,
+            end,
+            pid=PROCESS_ID,
+            tid=0,
+            module=name,
+            phase="forward",
+        )
+    trace.event(
+        MODULE, "layers.1", 500, 600, pid=PROCESS_ID, tid=5, module="layers.1", phase="backward"
+    )
     trace.operator("autograd::engine::evaluate_function: MmBackward0", 500, 590, thread=BACKWARD)
     trace.kernel("a", 2000, 2010, launch=(20, 30))
     trace.kernel("b", 2020, 2040, launch=(120, 130))
@@ -78,7 +103,9 @@ def test_scopes_are_rows_of_their_own(tmp_path: Path) -> None:
     trace.kernel("a", 2000, 2010, launch=(120, 130))
     trace.kernel("b", 2010, 2040, launch=(400, 410))
     found = summarise(trace.read(tmp_path))
-    assert {("outer", "forward"): (1, 1, 40, 30), ("inner", "forward"): (1, 1, 10, 10)} == figures(found.scopes)
+    assert {("outer", "forward"): (1, 1, 40, 30), ("inner", "forward"): (1, 1, 10, 10)} == figures(
+        found.scopes
+    )
     assert () == found.modules
 
 

@@ -1,4 +1,7 @@
-"""Traces of devices that are neither NVIDIA's nor AMD's, written by hand: MTIA's, Ascend's, and events as pairs of a begin and an end."""
+"""Traces of devices that are neither NVIDIA's nor AMD's, written by hand.
+
+MTIA's, Ascend's, and events as pairs of a begin and an end.
+"""
 
 import json
 from pathlib import Path
@@ -28,7 +31,9 @@ def test_kernels_of_mtia_are_work_of_a_device(tmp_path: Path) -> None:
     trace.event("mtia_ccp_events", "fc", 1000, 4000, pid=0, tid=1, correlation=1)
     trace.event("mtia_ccp_events", "relu", 6000, 11000, pid=0, tid=1)
     found = trace.read(tmp_path)
-    assert [("kernel", "fc", 3000), ("kernel", "relu", 5000)] == [(each.kind, each.name, each.end - each.start) for each in found.work]
+    assert [("kernel", "fc", 3000), ("kernel", "relu", 5000)] == [
+        (each.kind, each.name, each.end - each.start) for each in found.work
+    ]
     assert {} == found.unread
     device = summarise(found).device
     assert device is not None
@@ -54,7 +59,10 @@ def named(process: str, pid: int) -> dict[str, Any]:
 
 
 def test_slices_of_an_ascend_device_are_its_work(tmp_path: Path) -> None:
-    """A product, a copy, and an event that it waits for; those of another process are none of it, and names may come last."""
+    """A product, a copy, and an event that it waits for.
+
+    Those of another process are none of it, and names may come last.
+    """
     found = read(
         tmp_path,
         ascend("MatMulV2", 0, 10.5, "AI_CORE"),
@@ -86,11 +94,26 @@ def test_a_begin_and_its_end_are_one_event(tmp_path: Path) -> None:
         event("B", 8, "aten::mul"),
     )
     operators = [(each.name, each.thread, each.start, each.end) for each in found.operators]
-    assert [("aten::addmm", 0, 2000, 4000), ("aten::relu", 1, 2500, 5000), ("aten::linear", 0, 1000, 6250)] == operators
+    assert [
+        ("aten::addmm", 0, 2000, 4000),
+        ("aten::relu", 1, 2500, 5000),
+        ("aten::linear", 0, 1000, 6250),
+    ] == operators
     assert {"cpu_op": 1} == found.unread
 
 
 def test_a_time_that_is_no_number_is_still_an_error(tmp_path: Path) -> None:
     """Also as a text."""
     with pytest.raises(ProfileError, match="`ts` and `dur` are numbers of microseconds"):
-        read(tmp_path, {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": "soon", "dur": 1})
+        read(
+            tmp_path,
+            {
+                "ph": "X",
+                "cat": "cpu_op",
+                "name": "aten::mm",
+                "pid": 1,
+                "tid": 1,
+                "ts": "soon",
+                "dur": 1,
+            },
+        )

@@ -21,26 +21,42 @@ def test_the_verdict_and_every_table_are_in_it(tmp_path: Path) -> None:
     text = page(tmp_path, small_gpu_trace())
     assert '<p class="first">The GPU computes 40.0 % of 1.50 µs' in text
     headings = re.findall("<h2>(.*?)</h2>", text)
-    wanted = ["timeline", "idle, lost to", "streams", "steps", "kernels", "operators", "operators with their shapes", "collectives"]
+    wanted = [
+        "timeline",
+        "idle, lost to",
+        "streams",
+        "steps",
+        "kernels",
+        "operators",
+        "operators with their shapes",
+        "collectives",
+    ]
     assert set(wanted) <= set(headings)
     assert "mm 2×3 3×4" in text
 
 
 def test_bars_are_as_long_as_their_nanoseconds(tmp_path: Path) -> None:
-    """Of 1500 ns 600 compute, 300 communicate, 100 copy, 500 are idle; each step of 1000 ns has its own line.
+    """Of 1500 ns 600 compute, 300 communicate, 100 copy, 500 are idle.
+
+    Each step of 1000 ns has its own line.
 
     By category it is 1100 ns: 50 ns of each step's product run beside the collective.
     """
     text = page(tmp_path, small_gpu_trace())
     bars = re.findall(r'<div class="stack">(.*)</div>\n', text)
-    first, work, second, *steps = [list(map(int, re.findall(r"flex: (\d+) 1 0", bar))) for bar in bars]
+    first, work, second, *steps = [
+        list(map(int, re.findall(r"flex: (\d+) 1 0", bar))) for bar in bars
+    ]
     assert [600, 300, 100, 500] == first
     assert (1100, 500) == (sum(work), sum(second))
     assert [[300, 150, 50, 500]] * 2 == [bar[:4] for bar in steps]
 
 
 def test_a_trace_of_the_host_has_a_chart_of_where_its_step_goes(tmp_path: Path) -> None:
-    """Two steps of 1000 ns: in each mm takes 300 ns itself, add 100 ns, and 600 ns are between operators. Tables are folded below."""
+    """Two steps of 1000 ns: in each mm takes 300 ns itself, add 100 ns, and 600 ns are between operators.
+
+    Tables are folded below.
+    """
     trace = TraceByHand()
     for step in (0, 1000):
         trace.step(step // 1000, step, step + 1000)
@@ -48,14 +64,19 @@ def test_a_trace_of_the_host_has_a_chart_of_where_its_step_goes(tmp_path: Path) 
         trace.operator("aten::add", step + 500, step + 600)
     text = page(tmp_path, trace)
     bar, *steps = re.findall(r'<div class="stack">(.*)</div>\n', text)
-    assert [("300", "gemm"), ("100", "pointwise"), ("600", "between operators")] == re.findall(r'flex: (\d+) 1 0.*?title="(.*?)"', bar)
+    assert [("300", "gemm"), ("100", "pointwise"), ("600", "between operators")] == re.findall(
+        r'flex: (\d+) 1 0.*?title="(.*?)"', bar
+    )
     assert ["1000"] * 2 == [each for step in steps for each in re.findall(r"flex: (\d+) 1 0", step)]
     assert text.count("<table>") == text.count("<details>") > 1
 
 
 def test_only_what_is_the_same_looks_alike_in_its_charts(tmp_path: Path) -> None:
     """Of states, categories and causes of idle time."""
-    swatches = re.findall(r'<span class="swatch" style="background: (.*?)"></span>(.*?):', page(tmp_path, small_gpu_trace()))
+    swatches = re.findall(
+        r'<span class="swatch" style="background: (.*?)"></span>(.*?):',
+        page(tmp_path, small_gpu_trace()),
+    )
     same = {"communicating only": "communication", "copying only": "copy"}
     looks = {(same.get(name, name), look) for look, name in swatches}
     assert 9 == len(looks) == len({name for name, _ in looks}) == len({look for _, look in looks})

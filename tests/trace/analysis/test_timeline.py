@@ -14,7 +14,10 @@ from tests.support.traces_by_hand import BACKWARD, TraceByHand, small_gpu_trace
 
 
 def test_computing_wins_over_communication_and_communication_over_copies(tmp_path: Path) -> None:
-    """Computing 0 to 100 and 200 to 210, communication 50 to 150, a copy 140 to 180; a fill computes."""
+    """Computing 0 to 100 and 200 to 210, communication 50 to 150, a copy 140 to 180.
+
+    A fill computes.
+    """
     trace = TraceByHand()
     trace.kernel("gemm", 0, 100, launch=(-20, -10))
     trace.kernel("ncclDevKernel_AllGather_RING_LL", 50, 150, launch=(-20, -10), stream=9)
@@ -22,53 +25,94 @@ def test_computing_wins_over_communication_and_communication_over_copies(tmp_pat
     trace.kernel("Memset (Device)", 200, 210, launch=(-20, -10), cat="gpu_memset")
     found = summarise(trace.read(tmp_path)).device
     assert found == DeviceTimeline(
-        window=210, computing=110, exposed_communication=50, exposed_copies=30, idle=20, communication=100, copies=40
+        window=210,
+        computing=110,
+        exposed_communication=50,
+        exposed_copies=30,
+        idle=20,
+        communication=100,
+        copies=40,
     )
     assert (190, 50, 10) == (found.busy, found.overlapped_communication, found.overlapped_copies)
 
 
 WORK = st.lists(
-    st.tuples(st.sampled_from(["gemm", "ncclKernel", "copy"]), st.integers(0, 60), st.integers(0, 12), st.integers(0, 2)), max_size=12
+    st.tuples(
+        st.sampled_from(["gemm", "ncclKernel", "copy"]),
+        st.integers(0, 60),
+        st.integers(0, 12),
+        st.integers(0, 2),
+    ),
+    max_size=12,
 )
 
 
 def work_of(rows: list[tuple[str, int, int, int]]) -> list[DeviceWork]:
     """Rows of kind, start, length and stream as work."""
     return [
-        DeviceWork("copy" if name == "copy" else "kernel", name, 0, stream, start, start + took, index, 0)
+        DeviceWork(
+            "copy" if name == "copy" else "kernel", name, 0, stream, start, start + took, index, 0
+        )
         for index, (name, start, took, stream) in enumerate(rows)
     ]
 
 
 @given(WORK, st.integers(0, 30), st.integers(31, 70))
-def test_the_states_are_those_of_each_nanosecond(rows: list[tuple[str, int, int, int]], start: int, end: int) -> None:
+def test_the_states_are_those_of_each_nanosecond(
+    rows: list[tuple[str, int, int, int]], start: int, end: int
+) -> None:
     """Counted nanosecond by nanosecond."""
-    moments = [{name for name, begin, took, _ in rows if begin <= moment < begin + took} for moment in range(start, end)]
+    moments = [
+        {name for name, begin, took, _ in rows if begin <= moment < begin + took}
+        for moment in range(start, end)
+    ]
     found = timeline(states(work_of(rows), start, end))
     assert found.computing == sum("gemm" in each for each in moments)
-    assert found.exposed_communication == sum("ncclKernel" in each and "gemm" not in each for each in moments)
+    assert found.exposed_communication == sum(
+        "ncclKernel" in each and "gemm" not in each for each in moments
+    )
     assert found.exposed_copies == sum(each == {"copy"} for each in moments)
     assert found.idle == sum(not each for each in moments)
     assert found.communication == sum("ncclKernel" in each for each in moments)
     assert found.copies == sum("copy" in each for each in moments)
-    assert found.window == end - start == found.computing + found.exposed_communication + found.exposed_copies + found.idle
+    assert (
+        found.window
+        == end - start
+        == found.computing + found.exposed_communication + found.exposed_copies + found.idle
+    )
 
 
-SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda span: (span[0], span[0] + span[1])), max_size=8)
+SPANS = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 12)).map(
+        lambda span: (span[0], span[0] + span[1])
+    ),
+    max_size=8,
+)
 
 
 @given(SPANS, SPANS)
-def test_stretches_are_sets_of_moments(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> None:
+def test_stretches_are_sets_of_moments(
+    first: list[tuple[int, int]], second: list[tuple[int, int]]
+) -> None:
     """Joined, shares and outside are union, the sizes of intersection and difference, and difference."""
-    ours, others = ({moment for start, end in spans for moment in range(start, end)} for spans in (first, second))
+    ours, others = (
+        {moment for start, end in spans for moment in range(start, end)}
+        for spans in (first, second)
+    )
     union, more = joined(first), joined(second)
     assert ours == {moment for start, end in union for moment in range(start, end)}
     assert all(end < start for (_, end), (start, _) in pairwise(union))
-    assert (len(ours - others), len(ours & others)) == (length(outside(union, more)), shares(union, more)[0])
+    assert (len(ours - others), len(ours & others)) == (
+        length(outside(union, more)),
+        shares(union, more)[0],
+    )
 
 
 def test_work_launched_before_the_recording_is_in_no_window(tmp_path: Path) -> None:
-    """It ran from 0 to 500, and nothing says what launched it; the window begins with the next work."""
+    """It ran from 0 to 500, and nothing says what launched it.
+
+    The window begins with the next work.
+    """
     trace = TraceByHand()
     trace.kernel("before", 0, 500)
     trace.kernel("first", 600, 700, launch=(520, 540))
@@ -97,7 +141,13 @@ def test_steps_reach_from_one_beginning_to_the_next(tmp_path: Path) -> None:
     found = summarise(small_gpu_trace().read(tmp_path))
     for step in found.steps:
         assert step.device == DeviceTimeline(
-            window=1000, computing=300, exposed_communication=150, exposed_copies=50, idle=500, communication=200, copies=50
+            window=1000,
+            computing=300,
+            exposed_communication=150,
+            exposed_copies=50,
+            idle=500,
+            communication=200,
+            copies=50,
         )
     assert ["ProfilerStep#0", "ProfilerStep#1"] == [step.name for step in found.steps]
     assert found.step is not None
@@ -109,13 +159,19 @@ def test_steps_reach_from_one_beginning_to_the_next(tmp_path: Path) -> None:
 
 
 def test_the_last_step_ends_with_the_work_that_it_launched(tmp_path: Path) -> None:
-    """The host is done at 1000, its last kernel at 1300. A step that the profiler opens when it is stopped is none."""
+    """The host is done at 1000, its last kernel at 1300.
+
+    A step that the profiler opens when it is stopped is none.
+    """
     trace = TraceByHand()
     trace.step(0, 0, 1000)
     trace.kernel("a", 200, 1300, launch=(100, 110))
     trace.step(1, 1000, 1010)
     found = summarise(trace.read(tmp_path))
-    assert [("ProfilerStep#0", 0, 1000)] == [(step.name, step.start - found.steps[0].start, step.end - step.start) for step in found.steps]
+    assert [("ProfilerStep#0", 0, 1000)] == [
+        (step.name, step.start - found.steps[0].start, step.end - step.start)
+        for step in found.steps
+    ]
     trace.operator("aten::add", 1001, 1005)
     assert 2 == len(summarise(trace.read(tmp_path)).steps)
     alone = TraceByHand()
@@ -134,11 +190,15 @@ def test_two_devices_of_a_process_have_a_timeline_each(tmp_path: Path) -> None:
     trace.kernel("b", 50, 150, launch=(-40, -30), device=1)
     trace.kernel("b", 170, 200, launch=(-40, -30), device=1, thread=BACKWARD, stream=8)
     found = summarise(trace.read(tmp_path))
-    assert [("A", 100, 100), ("B", 130, 70)] == [(each.name, each.timeline.computing, each.timeline.idle) for each in found.devices]
+    assert [("A", 100, 100), ("B", 130, 70)] == [
+        (each.name, each.timeline.computing, each.timeline.idle) for each in found.devices
+    ]
     assert found.device is not None
     assert (400, 230, 170) == (found.device.window, found.device.computing, found.device.idle)
     assert 170 == sum(found.idle.values())
-    assert [(0, 7, 100), (1, 7, 100), (1, 8, 30)] == [(row.device, row.stream, row.busy) for row in found.streams]
+    assert [(0, 7, 100), (1, 7, 100), (1, 8, 30)] == [
+        (row.device, row.stream, row.busy) for row in found.streams
+    ]
 
 
 def test_a_device_that_the_list_numbers_otherwise_has_the_name_of_all(tmp_path: Path) -> None:
@@ -156,7 +216,12 @@ def test_a_trace_of_the_host_has_no_device(tmp_path: Path) -> None:
     trace.step(0, 0, 1000)
     trace.operator("aten::mm", 10, 60)
     found = summarise(trace.read(tmp_path))
-    assert (None, (), None, None) == (found.device, found.devices, found.before_device, found.launches)
+    assert (None, (), None, None) == (
+        found.device,
+        found.devices,
+        found.before_device,
+        found.launches,
+    )
     assert [None] == [step.device for step in found.steps]
 
 
@@ -171,7 +236,13 @@ def test_times_are_exact_late_in_a_quarter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ncclDevKernel_AllReduce_Sum_f32", "ncclKernel_SendRecv_RING", "rcclAllGather", "cross_device_reduce_1stage"]
+    "name",
+    [
+        "ncclDevKernel_AllReduce_Sum_f32",
+        "ncclKernel_SendRecv_RING",
+        "rcclAllGather",
+        "cross_device_reduce_1stage",
+    ],
 )
 def test_kernels_of_collective_libraries_communicate(tmp_path: Path, name: str) -> None:
     """By their names."""

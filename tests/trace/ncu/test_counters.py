@@ -1,4 +1,7 @@
-"""What Nsight Compute counted, by the arithmetic that goes with its metrics: 2 x FMA + ADD + MUL, 32 bytes a sector."""
+"""What Nsight Compute counted, by the arithmetic that goes with its metrics.
+
+2 x FMA + ADD + MUL, 32 bytes a sector.
+"""
 
 import json
 from pathlib import Path
@@ -10,10 +13,26 @@ from lflops.errors import LflopsError
 from lflops.hardware.chips import Hardware
 from lflops.report.text import kernel_name
 from lflops.trace.ncu.command import METRICS, Kernel, Measured, command, read
-from tests.support.ncu_logs import ADD, BF16, CSV, FADD, FFMA, FP8, FP16, FP16_PARTS, GEMM, INT8, LOG, RAW, of_one_kernel
+from tests.support.ncu_logs import (
+    ADD,
+    BF16,
+    CSV,
+    FADD,
+    FFMA,
+    FP8,
+    FP16,
+    FP16_PARTS,
+    GEMM,
+    INT8,
+    LOG,
+    RAW,
+    of_one_kernel,
+)
 from tests.support.profile_builders import profile, run
 
-H100_PRODUCTS, H100_TENSOR_CORES = (Path(__file__).with_name(f"h100_{name}.csv") for name in ("products", "tensor_cores"))
+H100_PRODUCTS, H100_TENSOR_CORES = (
+    Path(__file__).with_name(f"h100_{name}.csv") for name in ("products", "tensor_cores")
+)
 MACS = 4096 * 1024 * 2048  # of each product that was run on the H100: 4096 x 1024 by 1024 x 2048
 CHIP = Hardware("chip", {"fp32": 1e12, "bf16": 8e12}, 32e9)
 
@@ -25,11 +44,19 @@ def by_name(measured: Measured) -> dict[str, Kernel]:
 
 def figures(kernel: Kernel) -> tuple[float, float | None, float | None, float | None]:
     """FLOPs, bytes of DRAM, intensity and FLOP/s."""
-    return kernel.flops, kernel.levels["dram"].bytes, kernel.levels["dram"].intensity, kernel.flops_per_second
+    return (
+        kernel.flops,
+        kernel.levels["dram"].bytes,
+        kernel.levels["dram"].intensity,
+        kernel.flops_per_second,
+    )
 
 
 def test_a_log_is_read_kernel_by_kernel() -> None:
-    """2 x 1,000,000 + 1,000 + 7,000 FLOPs over 32 x 5,000 bytes, in 10 µs; 32,000 over as many, in 5."""
+    """2 x 1,000,000 + 1,000 + 7,000 FLOPs over 32 x 5,000 bytes, in 10 µs.
+
+    32,000 over as many, in 5.
+    """
     found = by_name(read(LOG))
     gemm = found["sgemm_128x64_nn"]
     assert (2_008_000, 160_000, 12.55, pytest.approx(2_008_000 / 1e-5)) == figures(gemm)
@@ -52,16 +79,27 @@ def test_the_gpu_s_running_time_takes_the_place_of_the_kernels() -> None:
 
 
 def test_tensor_cores_operations_are_flops() -> None:
-    """Two launches of 8,000,000, which are no FMAs to be doubled; fp16 is known by one of its forms."""
+    """Two launches of 8,000,000, which are no FMAs to be doubled.
+
+    Fp16 is known by one of its forms.
+    """
     found = by_name(read(CSV))
-    assert ({"bf16": 16_000_000}, 2, pytest.approx(4e-6)) == (found[GEMM].flops_by_dtype, found[GEMM].launches, found[GEMM].seconds)
+    assert ({"bf16": 16_000_000}, 2, pytest.approx(4e-6)) == (
+        found[GEMM].flops_by_dtype,
+        found[GEMM].launches,
+        found[GEMM].seconds,
+    )
     assert {"fp32": 1000} == found[ADD].flops_by_dtype
 
 
 def test_half_and_double_are_counted_as_single_is() -> None:
     """3 FMAs, 2 additions and 1 product of each are 9 FLOPs."""
     counts = {"fma": 3, "add": 2, "mul": 1}
-    metrics = {f"smsp__sass_thread_inst_executed_op_{letter}{name}_pred_on.sum": n for letter in "hd" for name, n in counts.items()}
+    metrics = {
+        f"smsp__sass_thread_inst_executed_op_{letter}{name}_pred_on.sum": n
+        for letter in "hd"
+        for name, n in counts.items()
+    }
     lines = [f'"0","k","{metric}","inst","{n}"' for metric, n in metrics.items()]
     text = "\n".join(['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"', *lines])
     assert {"fp16": 9, "fp64": 9} == read(text).total.flops_by_dtype
@@ -75,12 +113,20 @@ def test_an_h100_counts_two_operations_a_mac() -> None:
 
 
 def test_an_h100_without_a_count_of_fp16_has_no_flops() -> None:
-    """It was not asked for the one form of fp16 that it has. For each output fp32 and tf32 have 2 more FLOPs, fp64 has 1."""
+    """It was not asked for the one form of fp16 that it has.
+
+    For each output fp32 and tf32 have 2 more FLOPs, fp64 has 1.
+    """
     outputs = 4096 * 2048
-    found = by_name(read(H100_PRODUCTS.read_text(), chip=Hardware("chip", {"fp16": 1e15, "bf16": 1e15}, 3e12)))
+    found = by_name(
+        read(H100_PRODUCTS.read_text(), chip=Hardware("chip", {"fp16": 1e15, "bf16": 1e15}, 3e12))
+    )
     known = {
         "nvjet_sm90_tst": {"bf16": 2 * MACS},
-        "sm90_xmma_gemm_f32f32_tf32": {"tf32": 2 * MACS, "fp32": pytest.approx(2 * outputs, rel=0.01)},
+        "sm90_xmma_gemm_f32f32_tf32": {
+            "tf32": 2 * MACS,
+            "fp32": pytest.approx(2 * outputs, rel=0.01),
+        },
         "sm80_xmma_gemm_f32f32_f32f32": {"fp32": 2 * MACS + 2 * outputs},
         "sm90_xmma_gemm_f64": {"fp64": 2 * MACS + outputs},
         "nvjet_sm90_hsh": {},
@@ -89,14 +135,24 @@ def test_an_h100_without_a_count_of_fp16_has_no_flops() -> None:
     for start, by_dtype in known.items():
         (kernel,) = (kernel for name, kernel in found.items() if name.startswith(start))
         assert {**by_dtype, "fp16": None} == kernel.flops_by_dtype
-        assert (None, None, None, None) == (kernel.flops, kernel.flops_per_second, kernel.bound, kernel.share)
+        assert (None, None, None, None) == (
+            kernel.flops,
+            kernel.flops_per_second,
+            kernel.bound,
+            kernel.share,
+        )
         assert kernel.seconds
 
 
 def test_the_bf16_product_of_an_h100_moves_its_sectors() -> None:
     """393,944 + 35,720 sectors of 32 bytes in 32.992 µs."""
-    (kernel,) = (kernel for kernel in read(H100_PRODUCTS.read_text()).kernels if "tst" in kernel.name)
-    assert ((393_944 + 35_720) * 32, pytest.approx(32.992e-6)) == (kernel.levels["dram"].bytes, kernel.seconds)
+    (kernel,) = (
+        kernel for kernel in read(H100_PRODUCTS.read_text()).kernels if "tst" in kernel.name
+    )
+    assert ((393_944 + 35_720) * 32, pytest.approx(32.992e-6)) == (
+        kernel.levels["dram"].bytes,
+        kernel.seconds,
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,13 +164,22 @@ def test_the_bf16_product_of_an_h100_moves_its_sectors() -> None:
         ("8.0", {FP16: "n/a", FP16_PARTS[0]: "3", FP16_PARTS[1]: "n/a"}, {"fp16": None}),
         ("8.0", {BF16: "8", FP8: "n/a"}, {"bf16": 8}),  # an A100 has no fp8
         ("8.9", {BF16: "8", FP8: "n/a"}, {"bf16": 8, "fp8": None}),
-        ("", {BF16: "8", FP8: "n/a"}, {"bf16": 8, "fp8": None}),  # a chip that is not known may have it
+        (
+            "",
+            {BF16: "8", FP8: "n/a"},
+            {"bf16": 8, "fp8": None},
+        ),  # a chip that is not known may have it
         ("9.0", {INT8: "8"}, {"int8": 8}),
         ("9.0", {FADD: "n/a", BF16: "8"}, {"bf16": 8, "fp32": None}),
     ],
 )
-def test_what_has_no_value_is_unknown(capability: str, metrics: dict[str, str], expected: dict[str, float | None]) -> None:
-    """A dtype is taken from one form of its metric; `n/a` of all is unknown, where the chip has the dtype. So in CSV as in a log."""
+def test_what_has_no_value_is_unknown(
+    capability: str, metrics: dict[str, str], expected: dict[str, float | None]
+) -> None:
+    """A dtype is taken from one form of its metric.
+
+    `n/a` of all is unknown, where the chip has the dtype. So in CSV as in a log.
+    """
     for text in of_one_kernel(capability, metrics):
         total = read(text).total
         assert expected == total.flops_by_dtype
@@ -159,9 +224,14 @@ def test_at_80_columns_time_and_share_of_the_roof_are_seen(
 
 
 def test_caches_have_an_intensity_of_their_own() -> None:
-    """8,000,000 FLOPs over 32,000 bytes of DRAM, 64,000 of L2, 160,000 of L1; of the additions nobody asked."""
+    """8,000,000 FLOPs over 32,000 bytes of DRAM, 64,000 of L2, 160,000 of L1.
+
+    Of the additions nobody asked.
+    """
     found = by_name(read(CSV))
-    assert {"dram": 250.0, "l2": 125.0, "l1": 50.0} == {level: traffic.intensity for level, traffic in found[GEMM].levels.items()}
+    assert {"dram": 250.0, "l2": 125.0, "l1": 50.0} == {
+        level: traffic.intensity for level, traffic in found[GEMM].levels.items()
+    }
     assert ["dram"] == list(found[ADD].levels)
 
 
@@ -173,11 +243,16 @@ def test_a_line_a_kernel_is_read_too() -> None:
 def test_a_kernel_is_the_module_s_whose_range_it_ran_in() -> None:
     """The innermost range that is a row's name; `step` is none."""
     measured = read(CSV, modules=["", "blocks", "blocks.0.linear"])
-    assert {GEMM: "blocks.0.linear", ADD: None} == {name: kernel.module for name, kernel in by_name(measured).items()}
+    assert {GEMM: "blocks.0.linear", ADD: None} == {
+        name: kernel.module for name, kernel in by_name(measured).items()
+    }
 
 
 def test_a_kernel_is_placed_below_the_roof() -> None:
-    """16 MFLOP at 8 T/s and 64,000 bytes at 32 GB/s are both 2 µs, of 4; the additions' 96,000 bytes take 3 µs and took 1."""
+    """16 MFLOP at 8 T/s and 64,000 bytes at 32 GB/s are both 2 µs, of 4.
+
+    The additions' 96,000 bytes take 3 µs and took 1.
+    """
     found = by_name(read(CSV, chip=CHIP))
     assert ("compute", pytest.approx(0.5)) == (found[GEMM].bound, found[GEMM].share)
     assert ("memory", pytest.approx(3.0)) == (found[ADD].bound, found[ADD].share)
@@ -193,11 +268,22 @@ def test_without_times_there_is_no_rate() -> None:
     """As where only the seed's five metrics were asked for."""
     untimed = "\n".join(line for line in LOG.splitlines() if "gpu__time" not in line)
     total = read(untimed).total
-    assert (6.375, None, None) == (total.levels["dram"].intensity, total.seconds, total.flops_per_second)
+    assert (6.375, None, None) == (
+        total.levels["dram"].intensity,
+        total.seconds,
+        total.flops_per_second,
+    )
     assert pytest.approx(2_040_000 / 1e-3) == read(untimed, gpu_seconds=1e-3).total.flops_per_second
 
 
-@pytest.mark.parametrize("text", ["", "no kernels were profiled\n", '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no kernels were profiled\n",
+        '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n',
+    ],
+)
 def test_a_file_without_a_kernel_is_an_error(text: str) -> None:
     """That says what to give."""
     with pytest.raises(LflopsError, match="no kernel with a metric that is read here"):
@@ -211,9 +297,15 @@ def test_the_command_asks_for_what_is_read() -> None:
     assert ["--target-processes", "all", "python3", "train.py", "--epochs", "1"] == words[-6:]
     asked = words[words.index("--metrics") + 1].split(",")
     assert list(METRICS) == asked
-    assert {FADD, FFMA, BF16, "dram__sectors_read.sum", "dram__sectors_write.sum", "gpu__time_duration.sum", "l1tex__t_bytes.sum"} <= set(
-        asked
-    )
+    assert {
+        FADD,
+        FFMA,
+        BF16,
+        "dram__sectors_read.sum",
+        "dram__sectors_write.sum",
+        "gpu__time_duration.sum",
+        "l1tex__t_bytes.sum",
+    } <= set(asked)
 
 
 def test_the_shell_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,17 +313,38 @@ def test_the_shell_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "ncu.log").write_text(LOG)
     assert 0 == main(["roofline", "--ncu", str(tmp_path / "ncu.log"), "--gpu-time", "20.4e-6"])
     lines = capsys.readouterr().out.splitlines()
-    assert ["all", "kernels", "20.4", "µs", "100.00", "G", "2", "2.04", "M", "312.50", "KiB", "6.38"] == lines[1].split()
+    assert [
+        "all",
+        "kernels",
+        "20.4",
+        "µs",
+        "100.00",
+        "G",
+        "2",
+        "2.04",
+        "M",
+        "312.50",
+        "KiB",
+        "6.38",
+    ] == lines[1].split()
     assert lines[2].startswith("sgemm_128x64_nn")
 
 
-def test_the_shell_joins_a_log_to_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shell_joins_a_log_to_a_profile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By its modules, on its chip."""
-    profile({"": {}, "blocks": {}, "blocks.0": {}, "blocks.0.linear": {}}, [], run=run(hardware=CHIP)).save(tmp_path / "run.json")
+    profile(
+        {"": {}, "blocks": {}, "blocks.0": {}, "blocks.0.linear": {}}, [], run=run(hardware=CHIP)
+    ).save(tmp_path / "run.json")
     (tmp_path / "ncu.csv").write_text(CSV)
-    assert 0 == main(["roofline", str(tmp_path / "run.json"), "--ncu", str(tmp_path / "ncu.csv"), "--json"])
+    assert 0 == main(
+        ["roofline", str(tmp_path / "run.json"), "--ncu", str(tmp_path / "ncu.csv"), "--json"]
+    )
     shown = json.loads(capsys.readouterr().out)
-    assert [("blocks.0.linear", "compute"), (None, "memory")] == [(kernel["module"], kernel["bound"]) for kernel in shown["kernels"]]
+    assert [("blocks.0.linear", "compute"), (None, "memory")] == [
+        (kernel["module"], kernel["bound"]) for kernel in shown["kernels"]
+    ]
 
 
 def test_the_shell_prints_the_command(capsys: pytest.CaptureFixture[str]) -> None:

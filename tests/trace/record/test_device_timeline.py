@@ -1,4 +1,7 @@
-"""What a device did, from events as CUDA would give them: every figure is a sum of the nanoseconds written here."""
+"""What a device did, from events as CUDA would give them.
+
+Every figure is a sum of the nanoseconds written here.
+"""
 
 from collections.abc import Sequence
 
@@ -34,7 +37,9 @@ def operator(name: str, start: int, end: int, key: int, thread: int = TRAINER) -
 
 def node(name: str, start: int, end: int, number: int, built_on: int = TRAINER) -> Event:
     """A node of backward, on the engine's thread."""
-    return Event(f"autograd::engine::evaluate_function: {name}", start, end, ENGINE, number, built_on)
+    return Event(
+        f"autograd::engine::evaluate_function: {name}", start, end, ENGINE, number, built_on
+    )
 
 
 def kernel(length: int, link: int, start: int = 0, name: str = "gemm") -> Event:
@@ -61,12 +66,17 @@ def joined(events: Sequence[Event], boundaries: dict[int, list[LogEntry]] | None
 
 def test_a_kernel_is_the_module_s_that_asked_for_it_whenever_it_runs() -> None:
     """Both kernels run when forward is long over."""
-    found = joined([step(0, 100), *FORWARD_EVENTS, kernel(300, 1, start=500), kernel(40, 2, start=800)])
+    found = joined(
+        [step(0, 100), *FORWARD_EVENTS, kernel(300, 1, start=500), kernel(40, 2, start=800)]
+    )
     assert [{ModulePhase("0", "forward"): 300, ModulePhase("1", "forward"): 40}] == found.device
 
 
 def test_the_engine_s_thread_runs_what_the_trainer_s_built() -> None:
-    """Node 3 is the second module's, node 0 the first's; what writes a gradient runs right behind the node that made it."""
+    """Node 3 is the second module's, node 0 the first's.
+
+    What writes a gradient runs right behind the node that made it.
+    """
     backward = [
         node("AddmmBackward0", 50, 60, 3),
         operator("aten::mm", 52, 54, key=3, thread=ENGINE),
@@ -78,12 +88,19 @@ def test_the_engine_s_thread_runs_what_the_trainer_s_built() -> None:
     kernels = [kernel(100, 3), kernel(7, 4), kernel(30, 5)]
     found = joined([step(0, 100), *FORWARD_EVENTS, *backward, *kernels])
     assert [{ModulePhase("1", "backward"): 107, ModulePhase("0", "backward"): 30}] == found.device
-    runs = [(call.row, call.start, call.end, call.device, call.thread) for call in found.calls if call.phase == "backward"]
+    runs = [
+        (call.row, call.start, call.end, call.device, call.thread)
+        for call in found.calls
+        if call.phase == "backward"
+    ]
     assert [("1", 50, 64, 107, 1), ("0", 65, 75, 30, 1)] == runs
 
 
 def test_what_the_engine_s_thread_enters_is_recompute() -> None:
-    """A checkpoint runs the first module again within node 3; the thread says once which of Python's it is."""
+    """A checkpoint runs the first module again within node 3.
+
+    The thread says once which of Python's it is.
+    """
     again: list[LogEntry] = [(52, 0, FIRST, ONE), (56, 2, FIRST, LEAVE)]
     backward = [
         node("CheckpointBackward", 50, 90, 3),
@@ -94,27 +111,47 @@ def test_what_the_engine_s_thread_enters_is_recompute() -> None:
         operator("aten::mul", 80, 85, key=5, thread=ENGINE),
     ]
     kernels = [kernel(100, 3), kernel(30, 4), kernel(7, 5)]
-    found = joined([step(0, 100), *FORWARD_EVENTS, *backward, *kernels], {HOME: FORWARD, DEVICE_THREAD: again})
-    assert [{ModulePhase("0", "recompute"): 100, ModulePhase("0", "backward"): 30, ModulePhase("1", "backward"): 7}] == found.device
+    found = joined(
+        [step(0, 100), *FORWARD_EVENTS, *backward, *kernels], {HOME: FORWARD, DEVICE_THREAD: again}
+    )
+    assert [
+        {
+            ModulePhase("0", "recompute"): 100,
+            ModulePhase("0", "backward"): 30,
+            ModulePhase("1", "backward"): 7,
+        }
+    ] == found.device
 
 
 def test_what_no_operator_asked_for_is_the_root_s() -> None:
     """A kernel of a captured graph has no operator; a name that the user gave is no work at all."""
     named = Event("mine", 0, 900, is_on_device=True, is_named=True, link=1)
-    found = joined([step(0, 100), *FORWARD_EVENTS, kernel(50, 0, start=20), kernel(6, 999, start=30), named])
+    found = joined(
+        [step(0, 100), *FORWARD_EVENTS, kernel(50, 0, start=20), kernel(6, 999, start=30), named]
+    )
     assert [{ModulePhase("", "other"): 56}] == found.device
 
 
 def test_steps_are_told_apart_by_who_asked() -> None:
     """The second step's kernel runs in its own time, the first's too late."""
     second: list[LogEntry] = [(100, 4, 0, STEP), (110, 4, FIRST, ONE), (120, 6, FIRST, LEAVE)]
-    events = [step(0, 100), step(100, 200, 1), *FORWARD_EVENTS, operator("aten::addmm", 112, 118, key=3)]
-    found = joined([*events, kernel(10, 1, start=150), kernel(20, 3, start=160)], {HOME: FORWARD + second})
+    events = [
+        step(0, 100),
+        step(100, 200, 1),
+        *FORWARD_EVENTS,
+        operator("aten::addmm", 112, 118, key=3),
+    ]
+    found = joined(
+        [*events, kernel(10, 1, start=150), kernel(20, 3, start=160)], {HOME: FORWARD + second}
+    )
     assert [{ModulePhase("0", "forward"): 10}, {ModulePhase("0", "forward"): 20}] == found.device
 
 
 def test_an_operator_has_its_own_kernels_and_those_of_whom_it_calls() -> None:
-    """linear: 20 on the host, 12 without addmm; addmm: 8, 5 without the launch; all of the kernel is addmm's own."""
+    """linear: 20 on the host, 12 without addmm.
+
+    Addmm: 8, 5 without the launch; all of the kernel is addmm's own.
+    """
     events = [
         operator("aten::linear", 10, 30, key=1),
         operator("aten::addmm", 12, 20, key=2),
@@ -132,23 +169,47 @@ def test_an_operator_has_its_own_kernels_and_those_of_whom_it_calls() -> None:
 
 def test_an_operator_that_only_calls_its_like_is_one_with_it() -> None:
     """As torch's table has it: once, with the outer one's time."""
-    table = joined([step(0, 100), operator("aten::to", 10, 30, key=1), operator("aten::to", 12, 20, key=2)]).operators
-    assert [("aten::to", 1, 20e-9, 20e-9)] == [(each.name, each.calls, each.host_seconds, each.own_host_seconds) for each in table]
+    table = joined(
+        [step(0, 100), operator("aten::to", 10, 30, key=1), operator("aten::to", 12, 20, key=2)]
+    ).operators
+    assert [("aten::to", 1, 20e-9, 20e-9)] == [
+        (each.name, each.calls, each.host_seconds, each.own_host_seconds) for each in table
+    ]
 
 
 def test_the_table_has_twenty_of_the_host_s_and_twenty_of_the_device_s() -> None:
-    """The device's first. Of 50 operators on the host the first 20 take longest there, the last 20 on the device."""
-    host = [operator(f"op{each}", 1000 * each, 1000 * each + 100 - each, key=1 + each) for each in range(50)]
+    """The device's first.
+
+    Of 50 operators on the host the first 20 take longest there, the last 20 on the device.
+    """
+    host = [
+        operator(f"op{each}", 1000 * each, 1000 * each + 100 - each, key=1 + each)
+        for each in range(50)
+    ]
     device = [kernel(each, 1 + each) for each in range(50)]
     names = [each.name for each in joined([step(0, 100_000), *host, *device]).operators]
-    assert [f"op{each}" for each in range(49, 29, -1)] + [f"op{each}" for each in range(20)] == names
+    assert [f"op{each}" for each in range(49, 29, -1)] + [
+        f"op{each}" for each in range(20)
+    ] == names
 
 
 def test_an_optimizer_s_closure_is_not_the_optimizer_s() -> None:
     """Outside of it the kernels are: before the closure and behind it."""
-    told: list[LogEntry] = [(0, 0, 0, STEP), (10, 0, 5, OPTIMIZER), (20, 0, 6, CLOSURE), (30, 0, 6, LEAVE), (50, 0, 5, LEAVE)]
-    events = [operator(name, start, start + 1, key=start) for name, start in (("a", 15), ("b", 25), ("c", 35), ("d", 55))]
-    found = joined([step(0, 100), *events, *(kernel(10 * event.key, event.key) for event in events)], {HOME: told})
+    told: list[LogEntry] = [
+        (0, 0, 0, STEP),
+        (10, 0, 5, OPTIMIZER),
+        (20, 0, 6, CLOSURE),
+        (30, 0, 6, LEAVE),
+        (50, 0, 5, LEAVE),
+    ]
+    events = [
+        operator(name, start, start + 1, key=start)
+        for name, start in (("a", 15), ("b", 25), ("c", 35), ("d", 55))
+    ]
+    found = joined(
+        [step(0, 100), *events, *(kernel(10 * event.key, event.key) for event in events)],
+        {HOME: told},
+    )
     assert [{ModulePhase("", "optimizer"): 500, ModulePhase("", "other"): 800}] == found.device
 
 
@@ -171,11 +232,24 @@ def test_modules_on_threads_that_kineto_does_not_follow_are_calls_all_the_same()
 def test_work_within_calls_is_that_of_all_of_them() -> None:
     """The outer call has the inner one's kernel, and is not the innermost."""
     block = Block()
-    told: list[LogEntry] = [(0, 0, 0, STEP), (10, 0, id(block), block), (20, 0, id(block.up), block.up), (30, 1, id(block.up), LEAVE)]
+    told: list[LogEntry] = [
+        (0, 0, 0, STEP),
+        (10, 0, id(block), block),
+        (20, 0, id(block.up), block.up),
+        (30, 1, id(block.up), LEAVE),
+    ]
     told.append((40, 2, id(block), LEAVE))
-    events = [step(0, 100), operator("aten::addmm", 22, 28, key=1), operator("aten::relu", 32, 36, key=2), kernel(50, 1), kernel(4, 2)]
+    events = [
+        step(0, 100),
+        operator("aten::addmm", 22, 28, key=1),
+        operator("aten::relu", 32, 36, key=2),
+        kernel(50, 1),
+        kernel(4, 2),
+    ]
     calls = join(recorded(events), {HOME: told}, HOME, ModuleTree({"": block})).calls
-    assert [("up", 50, True), ("", 54, False)] == [(call.row, call.device, call.innermost) for call in calls]
+    assert [("up", 50, True), ("", 54, False)] == [
+        (call.row, call.device, call.innermost) for call in calls
+    ]
 
 
 WORK = [
@@ -191,12 +265,22 @@ WORK = [
 def test_the_device_waits_or_only_communicates(figure: str, nanoseconds: int) -> None:
     """Overlaps count once; a name that somebody gave is no work."""
     named = Event("mine", 0, 900, is_on_device=True, is_named=True)
-    assert nanoseconds / 1e9 == device_seconds(recorded([*WORK, named, *FORWARD_EVENTS]).work)[figure]
+    assert (
+        nanoseconds / 1e9 == device_seconds(recorded([*WORK, named, *FORWARD_EVENTS]).work)[figure]
+    )
 
 
-@pytest.mark.parametrize(("figure", "nanoseconds"), [("computing", 30), ("exposed_communication", 12), ("exposed_copies", 5), ("idle", 13)])
-def test_each_instant_belongs_to_the_first_of_kernel_communication_copy_and_idle(figure: str, nanoseconds: int) -> None:
-    """Kernels run 0-20, 40-45 and 55-60: 30. A collective is alone 20-30 and 45-47, a copy 30-35; nothing runs 35-40 and 47-55."""
+@pytest.mark.parametrize(
+    ("figure", "nanoseconds"),
+    [("computing", 30), ("exposed_communication", 12), ("exposed_copies", 5), ("idle", 13)],
+)
+def test_each_instant_belongs_to_the_first_of_kernel_communication_copy_and_idle(
+    figure: str, nanoseconds: int
+) -> None:
+    """Kernels run 0-20, 40-45 and 55-60: 30.
+
+    A collective is alone 20-30 and 45-47, a copy 30-35; nothing runs 35-40 and 47-55.
+    """
     work = [
         kernel(20, 1, start=0),
         kernel(5, 2, start=40),

@@ -1,4 +1,6 @@
-"""A real training inside of compiled code: whose its kernels are, and that it is the training that it would be without us.
+"""A real training inside of compiled code.
+
+Whose its kernels are, and that it is the training that it would be without us.
 
 It is compiled in one process, whose results all tests here look at: to compile takes half a minute.
 """
@@ -25,11 +27,17 @@ PRODUCTS = {
     ("blocks.0.down", "backward"): 2,
     ("blocks.0.up", "backward"): 1,
 }
-"""Products of a step. Backward has one for each weight and one for each input, but for the data. The second block is checkpointed, and
-backward needs what its first layer computes."""
+"""Products of a step.
+
+Backward has one for each weight and one for each input, but for the data. The second block is
+checkpointed, and backward needs what its first layer computes.
+"""
 
 
-@pytest.mark.skipif(" " in tempfile.gettempdir(), reason="inductor gives g++ its paths unquoted: it compiles in no folder with a space")
+@pytest.mark.skipif(
+    " " in tempfile.gettempdir(),
+    reason="inductor gives g++ its paths unquoted: it compiles in no folder with a space",
+)
 def test_a_training_inside_of_compiled_code(warm_python: WarmPython, tmp_path: Path) -> None:
     """Everything that one process can tell: compiling again for each test would take minutes."""
     ended = warm_python.run((ROOT / "tests/support/compiled_training.py").read_text(), tmp_path)
@@ -44,7 +52,9 @@ def test_a_training_inside_of_compiled_code(warm_python: WarmPython, tmp_path: P
         assert PRODUCTS == _products(found[name]["code"])
         assert (found[name]["code"]["graphs"], found[name]["code"]["regions"]) == (2, 4)
     _adds_up(found["by block"])
-    assert {(f"{block}.{layer}", "forward"): 1 for block in "01" for layer in ("up", "down")} == _products(found["by block"])
+    assert {
+        (f"{block}.{layer}", "forward"): 1 for block in "01" for layer in ("up", "down")
+    } == _products(found["by block"])
     assert (found["by block"]["graphs"], found["by block"]["regions"]) == (1, 4)
     assert {("first", "forward"): 1, ("second", "forward"): 1} == _products(found["by graph"])
     assert (found["by graph"]["graphs"], found["by graph"]["regions"]) == (2, 4)

@@ -1,4 +1,7 @@
-"""One owner of Kineto in a process, which two would crash: every way in which a profiler of torch's can meet ours, in a process each."""
+"""One owner of Kineto in a process, which two would crash.
+
+Every way in which a profiler of torch's can meet ours, in a process each.
+"""
 
 from pathlib import Path
 
@@ -54,13 +57,28 @@ REFUSED = "False other_profiler\ntheirs 2"
 CUT_OFF = "ours cut_off\ntheirs 2"
 BOTH = "theirs 2\nours 1"
 BOTH_IF_IT_TELLS = BOTH if tells_of_its_end() else "theirs 2\nours other_profiler"
-"""On torch 2.8 and 2.11 ours waits in vain for the end of one that has ended: to start beside one that waits could crash."""
+"""On torch 2.8 and 2.11 ours waits in vain for the end of one that has ended.
+
+To start beside one that waits could crash.
+"""
 
 CASES = {
-    "gets ready": ("theirs.start(); print(tracer.begin(), tracer.refusal); finish(theirs, 3)", REFUSED),
-    "gets ready, before ours warms up": ("theirs.start(); print(tracer.warm_up(), tracer.refusal); finish(theirs, 3)", REFUSED),
-    "records": ("theirs.start(); go_on(theirs, 1); print(tracer.begin(), tracer.refusal); finish(theirs, 2)", REFUSED),
-    "waits": ("theirs = another(wait=1); theirs.start(); print(tracer.begin(), tracer.refusal); finish(theirs, 4)", REFUSED),
+    "gets ready": (
+        "theirs.start(); print(tracer.begin(), tracer.refusal); finish(theirs, 3)",
+        REFUSED,
+    ),
+    "gets ready, before ours warms up": (
+        "theirs.start(); print(tracer.warm_up(), tracer.refusal); finish(theirs, 3)",
+        REFUSED,
+    ),
+    "records": (
+        "theirs.start(); go_on(theirs, 1); print(tracer.begin(), tracer.refusal); finish(theirs, 2)",
+        REFUSED,
+    ),
+    "waits": (
+        "theirs = another(wait=1); theirs.start(); print(tracer.begin(), tracer.refusal); finish(theirs, 4)",
+        REFUSED,
+    ),
     "is torch's older one": (
         "with torch.autograd.profiler.profile(): print(tracer.begin(), tracer.refusal)\ntheirs.start(); finish(theirs, 3)",
         REFUSED,
@@ -72,17 +90,38 @@ CASES = {
         ),
         REFUSED.replace("other_profiler", "own_trace"),
     ),
-    "was there before": ("theirs.start(); finish(theirs, 3); tracer.begin(); work(); stop()", BOTH_IF_IT_TELLS),
-    "comes between": ("tracer.warm_up(); theirs.start(); finish(theirs, 3); tracer.begin(); work(); stop()", BOTH_IF_IT_TELLS),
+    "was there before": (
+        "theirs.start(); finish(theirs, 3); tracer.begin(); work(); stop()",
+        BOTH_IF_IT_TELLS,
+    ),
+    "comes between": (
+        "tracer.warm_up(); theirs.start(); finish(theirs, 3); tracer.begin(); work(); stop()",
+        BOTH_IF_IT_TELLS,
+    ),
     "was there before, stopped as it recorded": (
         "theirs = profile(activities=[ProfilerActivity.CPU]); theirs.start(); work(); finish(theirs, 1); tracer.begin(); work(); stop()",
         BOTH,
     ),
-    "gets ready while ours records": ("tracer.begin(); work(); theirs.start(); work(); stop(); finish(theirs, 3)", CUT_OFF),
-    "records while ours does": ("tracer.begin(); theirs.start(); go_on(theirs, 1); stop(); finish(theirs, 2)", CUT_OFF),
-    "outlives ours": ("tracer.begin(); theirs.start(); tracer.abandon(); print('ours', tracer.refusal); finish(theirs, 3)", CUT_OFF),
-    "comes and goes while ours records": ("tracer.begin(); theirs.start(); finish(theirs, 3); stop()", "theirs 2\nours cut_off"),
-    "comes afterwards": ("tracer.begin(); work(); stop(); theirs.start(); finish(theirs, 3)", "ours 1\ntheirs 2"),
+    "gets ready while ours records": (
+        "tracer.begin(); work(); theirs.start(); work(); stop(); finish(theirs, 3)",
+        CUT_OFF,
+    ),
+    "records while ours does": (
+        "tracer.begin(); theirs.start(); go_on(theirs, 1); stop(); finish(theirs, 2)",
+        CUT_OFF,
+    ),
+    "outlives ours": (
+        "tracer.begin(); theirs.start(); tracer.abandon(); print('ours', tracer.refusal); finish(theirs, 3)",
+        CUT_OFF,
+    ),
+    "comes and goes while ours records": (
+        "tracer.begin(); theirs.start(); finish(theirs, 3); stop()",
+        "theirs 2\nours cut_off",
+    ),
+    "comes afterwards": (
+        "tracer.begin(); work(); stop(); theirs.start(); finish(theirs, 3)",
+        "ours 1\ntheirs 2",
+    ),
 }
 
 
@@ -97,20 +136,29 @@ def test_beside_a_profiler_that(case: str, tmp_path: Path, warm_python: WarmPyth
 
 def test_ours_has_torch_warn_of_nothing(tmp_path: Path, warm_python: WarmPython) -> None:
     """Of how a profiler was made, which is not the user's doing."""
-    ended = warm_python.run(BEGIN + "import warnings; warnings.simplefilter('error'); tracer.begin(); work(); stop()", tmp_path)
+    ended = warm_python.run(
+        BEGIN + "import warnings; warnings.simplefilter('error'); tracer.begin(); work(); stop()",
+        tmp_path,
+    )
     assert (0, "ours 1") == (ended.status, ended.out.strip()), ended.err
 
 
 def test_two_profilers_do_crash(tmp_path: Path, warm_python: WarmPython) -> None:
-    """What the tests above would see: one gets ready, another comes and goes, and the first one starts."""
+    """What the tests above would see.
+
+    One gets ready, another comes and goes, and the first one starts.
+    """
     script = "first = another(); first.prepare_trace(); theirs.start(); finish(theirs, 3); first.start_trace()"
     assert 0 != warm_python.run(BEGIN + script, tmp_path).status
 
 
 def test_ours_ends_before_theirs_gets_ready(tmp_path: Path, warm_python: WarmPython) -> None:
-    """To get ready beside one that records has crashed now and then. Nothing of ours stays on torch's class.
+    """To get ready beside one that records has crashed now and then.
 
-    Nor is a step of ours open by then: its end, within their recording, would be written into memory that ours gave back.
+    Nothing of ours stays on torch's class.
+
+    Nor is a step of ours open by then: its end, within their recording, would be written into
+    memory that ours gave back.
     """
     script = """
 kind, seen = torch.autograd.profiler.profile, []
@@ -120,4 +168,7 @@ tracer.begin(); work(); theirs.start(); finish(theirs, 3); stop()
 print(seen, kind._prepare_trace is looks)
 """
     ended = warm_python.run(BEGIN + script, tmp_path)
-    assert (0, f"theirs 2\nours cut_off\n{[(False, None)] * 2} True") == (ended.status, ended.out.strip()), ended.err
+    assert (0, f"theirs 2\nours cut_off\n{[(False, None)] * 2} True") == (
+        ended.status,
+        ended.out.strip(),
+    ), ended.err

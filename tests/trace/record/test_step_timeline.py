@@ -20,19 +20,42 @@ def call(row: str, phase: Phase, start: int, end: int, thread: int = 0) -> Call:
 
 
 def test_the_step_of_median_length_is_shown() -> None:
-    """Of steps of 100, 500 and 200 ns the last, which begins at 700; a batch that ends no step is part of the next."""
+    """Of steps of 100, 500 and 200 ns the last, which begins at 700.
+
+    A batch that ends no step is part of the next.
+    """
     steps = [step(0, 0, 100), step(1, 150, 650), step(2, 700, 800), step(3, 800, 900)]
     calls = [call("early", "forward", 10, 90), call("late", "forward", 710, 750)]
     found = timeline_of(recorded(steps), calls, [True, True, False, True])
     assert found is not None
-    assert (200, ["", "late"], [10, 10]) == (found.length, [each.row for each in found.slices], [each.start for each in found.slices])
+    assert (200, ["", "late"], [10, 10]) == (
+        found.length,
+        [each.row for each in found.slices],
+        [each.start for each in found.slices],
+    )
     assert timeline_of(recorded(steps), calls, [False] * 4) is None
 
 
 def test_phases_and_calls_are_slices() -> None:
-    """Forward from 10 to 60 with a module in it, backward on another thread: both in one lane, as the first waits for the second."""
-    marks = [(BEGIN + moment, phase) for moment, phase in [(0, "data"), (10, "forward"), (60, "other"), (65, "backward"), (95, "other")]]
-    calls = [call("a", "forward", 20, 50), call("a.x", "forward", 30, 40), call("a", "backward", 70, 90, thread=1)]
+    """Forward from 10 to 60 with a module in it, backward on another thread.
+
+    Both in one lane, as the first waits for the second.
+    """
+    marks = [
+        (BEGIN + moment, phase)
+        for moment, phase in [
+            (0, "data"),
+            (10, "forward"),
+            (60, "other"),
+            (65, "backward"),
+            (95, "other"),
+        ]
+    ]
+    calls = [
+        call("a", "forward", 20, 50),
+        call("a.x", "forward", 30, 40),
+        call("a", "backward", 70, 90, thread=1),
+    ]
     found = timeline_of(recorded([step(0, 0, 100)]), calls, [True], marks)
     assert found is not None
     assert [
@@ -69,5 +92,11 @@ def test_operators_are_the_outermost_and_kernels_those_of_the_device() -> None:
     ]
     found = timeline_of(recorded(events), [], [True])
     assert found is not None
-    works = [[(each.name, each.start, each.length, each.lane) for each in kind] for kind in (found.operators, found.kernels)]
-    assert [[("aten::linear", 5, 15, 0), ("aten::mul", 32, 16, 1)], [("gemm", 12, 30, 0), ("copy", 43, 1, 1)]] == works
+    works = [
+        [(each.name, each.start, each.length, each.lane) for each in kind]
+        for kind in (found.operators, found.kernels)
+    ]
+    assert [
+        [("aten::linear", 5, 15, 0), ("aten::mul", 32, 16, 1)],
+        [("gemm", 12, 30, 0), ("copy", 43, 1, 1)],
+    ] == works

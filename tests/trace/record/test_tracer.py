@@ -1,4 +1,7 @@
-"""Whose work Kineto's events are: on real traces, in which every matrix product is given a kernel of one microsecond."""
+"""Whose work Kineto's events are.
+
+On real traces, in which every matrix product is given a kernel of one microsecond.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -32,7 +35,16 @@ PRODUCTS = {"aten::mm", "aten::addmm"}
 def with_kernels(trace: RecordedTrace) -> RecordedTrace:
     """The trace, with a kernel for each matrix product."""
     kernels = [
-        DeviceWork("kernel", "gemm", 0, 1, call.end, call.end + KERNEL, 10**9 + call.external, call.external)
+        DeviceWork(
+            "kernel",
+            "gemm",
+            0,
+            1,
+            call.end,
+            call.end + KERNEL,
+            10**9 + call.external,
+            call.external,
+        )
         for call in trace.operators
         if call.name in PRODUCTS
     ]
@@ -97,7 +109,10 @@ class Scoped(nn.Module):
 
 
 def test_queries_keys_and_values_of_one_input_get_equal_shares() -> None:
-    """One product each in forward, two in backward: of the weight and of the input. The stem's input wants no gradient."""
+    """One product each in forward, two in backward: of the weight and of the input.
+
+    The stem's input wants no gradient.
+    """
     model = Projections()
     joined = traced(model, partial(train, model, sequence()))
     assert {"stem": 1, "q": 1, "k": 1, "v": 1} == products(joined)["forward"]
@@ -108,12 +123,17 @@ def test_backward_is_forward_reversed() -> None:
     """The nodes of q(x) + k(x) + v(x) run from the newest on; the two sums are the root's."""
     model = Projections()
     joined = traced(model, partial(train, model, sequence()))
-    assert ["", "v", "", "k", "q", "stem"] == [call.row for call in joined.calls if call.phase == "backward"]
+    assert ["", "v", "", "k", "q", "stem"] == [
+        call.row for call in joined.calls if call.phase == "backward"
+    ]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_a_checkpoint_runs_again_is_recompute(reentrant: bool) -> None:
-    """Both products once more, with reentry and without; and the gradients of both are where they belong."""
+    """Both products once more, with reentry and without.
+
+    And the gradients of both are where they belong.
+    """
     model = Checkpointed(reentrant=reentrant)
     found = products(traced(model, partial(train, model, sequence(requires_grad=True))))
     assert {"stem": 1, "block.up": 1, "block.down": 1} == found["forward"]
@@ -207,7 +227,10 @@ def test_a_module_left_by_an_exception_is_left() -> None:
 
 
 def test_a_compiled_module_stays_compiled_and_has_its_work() -> None:
-    """One row for all that was compiled, one call for the wrapper and what it wraps; nothing is compiled again."""
+    """One row for all that was compiled, one call for the wrapper and what it wraps.
+
+    Nothing is compiled again.
+    """
     body = torch.compile(nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU()), backend="aot_eager")
     model = nn.ModuleList([body, nn.Linear(hidden, hidden)])
 
@@ -254,12 +277,20 @@ def test_a_recording_leaves_no_trace_but_the_trace(ending: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("stack", [False, True])
 def test_the_table_is_that_of_key_averages(stack: bool) -> None:
-    """Every operator of ours, in calls, time and own time; names that somebody gave are no operators."""
+    """Every operator of ours, in calls, time and own time.
+
+    Names that somebody gave are no operators.
+    """
     model = Checkpointed(reentrant=True)
-    with profile(activities=[ProfilerActivity.CPU], with_stack=stack) as recorder, record_function("ProfilerStep#0"):
+    with (
+        profile(activities=[ProfilerActivity.CPU], with_stack=stack) as recorder,
+        record_function("ProfilerStep#0"),
+    ):
         for _ in range(3):
             train(model, sequence(requires_grad=True))
-    joined = join(read(recorded_events(recorder), device=False, stack=stack), {}, 0, ModuleTree({"": model}))
+    joined = join(
+        read(recorded_events(recorder), device=False, stack=stack), {}, 0, ModuleTree({"": model})
+    )
     theirs = {each.key: each for each in recorder.key_averages() if not each.is_user_annotation}
     assert 20 == len(joined.operators)
     for ours in joined.operators:
@@ -267,8 +298,13 @@ def test_the_table_is_that_of_key_averages(stack: bool) -> None:
         assert expected.count == ours.calls
         assert expected.cpu_time_total / 1e6 == pytest.approx(ours.host_seconds)
         assert expected.self_cpu_time_total / 1e6 == pytest.approx(ours.own_host_seconds)
-    most = sorted((each.self_cpu_time_total for each in theirs.values() if ".py(" not in each.key), reverse=True)[:20]
-    assert stack or most == pytest.approx([each.own_host_seconds * 1e6 for each in joined.operators])
+    most = sorted(
+        (each.self_cpu_time_total for each in theirs.values() if ".py(" not in each.key),
+        reverse=True,
+    )[:20]
+    assert stack or most == pytest.approx(
+        [each.own_host_seconds * 1e6 for each in joined.operators]
+    )
 
 
 def test_modules_enclose_their_operators_in_the_same_clock() -> None:
@@ -276,17 +312,26 @@ def test_modules_enclose_their_operators_in_the_same_clock() -> None:
     model = nn.Sequential(nn.Linear(hidden, hidden), nn.Linear(hidden, hidden))
     tree = ModuleTree({"": model})
     boundaries = ModuleLog(tree)
-    with profile(activities=[ProfilerActivity.CPU]) as recorder, installed(boundaries), record_function("ProfilerStep#0"):
+    with (
+        profile(activities=[ProfilerActivity.CPU]) as recorder,
+        installed(boundaries),
+        record_function("ProfilerStep#0"),
+    ):
         model(sequence())
     trace = read(recorded_events(recorder), device=False, stack=False)
-    calls = {call.row: call for call in join(trace, boundaries.threads, boundaries.home, tree).calls}
+    calls = {
+        call.row: call for call in join(trace, boundaries.threads, boundaries.home, tree).calls
+    }
     products = [event for event in trace.operators if event.name == "aten::linear"]
     for row, event in zip(["0", "1"], products, strict=True):
         assert calls[row].start < event.start < event.end < calls[row].end
 
 
 def test_a_tracer_records_batches_and_steps(tmp_path: Path) -> None:
-    """Four batches, two to a step: two steps, of whose sums the spread is taken. The trace waits under a name that no reader looks for."""
+    """Four batches, two to a step: two steps, of whose sums the spread is taken.
+
+    The trace waits under a name that no reader looks for.
+    """
     model = Projections()
     tracer = Tracer(ModuleTree({"": model}))
     assert tracer.warm_up()
@@ -302,7 +347,9 @@ def test_a_tracer_records_batches_and_steps(tmp_path: Path) -> None:
     assert recording.device_seconds is None
     assert recording.trace.device_idle_seconds is None
     assert recording.trace.exposed_comm_seconds is None
-    assert Counter({"q": 4, "k": 4, "v": 4, "stem": 4, "": 4}) == Counter(call.row for call in recording.calls if call.phase == "forward")
+    assert Counter({"q": 4, "k": 4, "v": 4, "stem": 4, "": 4}) == Counter(
+        call.row for call in recording.calls if call.phase == "forward"
+    )
     assert [recording.raw] == list((tmp_path / "window").iterdir())
     assert f"{recording.path.name}.raw" == recording.raw.name
     assert recording.path.name.startswith("host-example_3.")
@@ -312,10 +359,19 @@ def test_a_tracer_records_batches_and_steps(tmp_path: Path) -> None:
     assert "ProfilerStep#4" not in text
 
 
-def test_torch_makes_none_of_its_own_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That takes a hundred times as long as to read Kineto's. It does where the same profiler is told to keep them, from torch 2.13 on."""
+def test_torch_makes_none_of_its_own_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes a hundred times as long as to read Kineto's.
+
+    It does where the same profiler is told to keep them, from torch 2.13 on.
+    """
     made: list[object] = []
-    monkeypatch.setattr(torch.autograd.profiler.profile, "_parse_kineto_results", lambda self, *_, **__: made.append(self) or [])
+    monkeypatch.setattr(
+        torch.autograd.profiler.profile,
+        "_parse_kineto_results",
+        lambda self, *_, **__: made.append(self) or [],
+    )
 
     def number(begin: Callable[[], object], stop: Callable[[], object]) -> int:
         made.clear()
@@ -325,7 +381,9 @@ def test_torch_makes_none_of_its_own_events(tmp_path: Path, monkeypatch: pytest.
         return len(made)
 
     tracer = Tracer(ModuleTree({"": nn.Linear(1, 1)}))
-    plain, keeping = (profile(activities=[ProfilerActivity.CPU], acc_events=kept) for kept in (False, True))
+    plain, keeping = (
+        profile(activities=[ProfilerActivity.CPU], acc_events=kept) for kept in (False, True)
+    )
     expected = number(plain.start, plain.stop)
     assert expected == number(tracer.begin, lambda: tracer.stop(tmp_path, "host_0"))
     assert expected < number(keeping.start, keeping.stop) or expected == 1

@@ -1,7 +1,7 @@
 """Numbers as DeepSpeed's profiler writes them, so that two reports can be laid side by side and compared letter by letter.
 
-Two decimals without trailing zeros, `K` for a thousand and `u` for a millionth; parameters in billions, `B`. Here as everywhere, unknown
-is a dash, and what is not 0 does not read as 0.
+Two decimals without trailing zeros, `K` for a thousand and `u` for a millionth; parameters in
+billions, `B`. Here as everywhere, unknown is a dash, and what is not 0 does not read as 0.
 """
 
 from functools import partial
@@ -15,7 +15,11 @@ def number(value: float | None, unit: str = "") -> str:
     """A number with a prefix, as `1.43 G`."""
     if value is None:
         return UNKNOWN
-    size, prefix = next((each for each in _PREFIXES if value >= each[0]), _PREFIXES[-1]) if value else (1.0, "")
+    size, prefix = (
+        next((each for each in _PREFIXES if value >= each[0]), _PREFIXES[-1])
+        if value
+        else (1.0, "")
+    )
     return f"{_short(value / size)} {prefix}{unit}".rstrip()
 
 
@@ -24,10 +28,14 @@ def params(value: float | None) -> str:
     return number(value).replace("G", "B")
 
 
-macs = partial(number, unit="MACs")  # as `10.74 GMACs`
-flops = number  # as `2.86 G`
-rate = partial(number, unit="FLOPS")  # a second, as `117.74 TFLOPS`
-duration = partial(number, unit="s")  # as `182.39 us`
+# as `10.74 GMACs`
+macs = partial(number, unit="MACs")
+# as `2.86 G`
+flops = number
+# a second, as `117.74 TFLOPS`
+rate = partial(number, unit="FLOPS")
+# as `182.39 us`
+duration = partial(number, unit="s")
 
 
 def percent(part: float | None, total: float | None) -> str:
