@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from results import record
 
-from lflops.monitoring.window.step_timer import PlainSteps
+from lflops.monitoring.window.step_timer import FastPathSteps
 
 ITEMS = 20_000
 
@@ -50,7 +50,7 @@ def batches() -> dict[str, Any]:
 
 def looks(batch: Any, times: int) -> tuple[float, float]:
     """Seconds of the first look, and the median of those that follow."""
-    plain = PlainSteps(time.perf_counter, ())
+    plain = FastPathSteps(time.perf_counter, ())
     seconds = []
     for _ in range(times + 1):
         start = time.perf_counter()
@@ -67,7 +67,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     lines = [
-        f"Time of `PlainSteps.note` for one batch object: its first look, and the median of {asked.times} looks after that. A step of the",
+        f"Time of `FastPathSteps.note` for one batch object: its first look, and the median of {asked.times} looks after that. A step of the",
         "training makes one such look.",
         "",
         "| batch | first look | each further look |",

@@ -57,7 +57,9 @@ def every_choice(blocks: int) -> Iterator[str]:
             with checkpointed({name: model.get_submodule(name) for name in policies}, policies):
                 profile = run(lambda: subject)
             peaks[choices] = profile.memory.peak_bytes if profile.memory is not None else 0
-            flops[choices] = sum(cell.flops for cell in profile.cells if cell.phase == "recompute")
+            flops[choices] = sum(
+                cell.flops for cell in profile.op_counts if cell.phase == "recompute"
+            )
     wrong = sum(chain.peak(choices) != peak for choices, peak in peaks.items())
     yield f"{blocks} blocks of different widths: {len(peaks):,} estimates."
     yield f"In {wrong:,} of them the predicted peak is another than the estimated one."

@@ -42,10 +42,10 @@ class Waiting(nn.Linear):
         return out
 
 
-def own_seconds(profile: Profile) -> dict[str, float]:
+def self_seconds(profile: Profile) -> dict[str, float]:
     """Of forward and backward of each module."""
     works = {
-        name: (module.forward.own_seconds, module.backward.own_seconds)
+        name: (module.forward.self_seconds, module.backward.self_seconds)
         for name, module in profile.modules.items()
     }
     return {name: sum(spread.median for spread in both if spread) for name, both in works.items()}
@@ -111,7 +111,7 @@ def main() -> None:
         return lflops.measure(model, x, backward=True, repeats=STEPS, hardware=None)
 
     usual = {SLOW: 0.0}
-    usual = own_seconds(ran())
+    usual = self_seconds(ran())
     same, planted = [ran()], []
     for _ in range(TIMES):
         planted.append(ran(SLOWER))

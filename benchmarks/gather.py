@@ -34,7 +34,7 @@ import lflops
 from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
-from lflops.ranks.collect.collector import WHILE_TRAINING, Gather
+from lflops.ranks.collect.collector import WHILE_TRAINING, RankCollector
 from lflops.ranks.collect.report import (
     Packed,
     PlacesOfTable,
@@ -69,13 +69,15 @@ def report(rank: int) -> tuple[Profile, tuple[dict[ModulePhase, float], ...]]:
     steps = [
         Step(
             index=n,
-            kind="clean",
+            kind="unprofiled",
             seconds=0.1,
             phases={"data": 1e-3, "forward": 0.03, "backward": 0.06},
         )
         for n in range(10)
     ]
-    steps += [Step(index=10 + n, kind="hooked", seconds=0.11, phases={}) for n in range(STEPS)]
+    steps += [
+        Step(index=10 + n, kind="module_timing", seconds=0.11, phases={}) for n in range(STEPS)
+    ]
     profile = replace(
         profile_of(MODULES), run=run(kind="training", stage="train", window=0), steps=tuple(steps)
     )
@@ -179,7 +181,7 @@ def first(world: int, lost: int) -> None:
         simulated.stdout.readline()
         held = megabytes()
         # The lost ones are waited for a second.
-        gather = Gather(
+        gather = RankCollector(
             PrefixStore("lflops", store.clone()),
             0,
             topology(world),
@@ -203,7 +205,7 @@ def first(world: int, lost: int) -> None:
     named = [note.subject for note in whole.notes if note.code == "ranks_missing"]
     gone = lost_ranks(world, lost)
     assert named == ([f"{gone[0]}-{gone[-1]}"] if lost else []), named  # noqa: S101
-    rows = lflops.imbalance(whole).rows
+    rows = lflops.stragglers(whole).rows
     assert [(*SLOW_PLACE, slow_rank(world))] == [  # noqa: S101
         (row.module, row.phase, row.slow_rank) for row in rows
     ], rows

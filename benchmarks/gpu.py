@@ -233,7 +233,7 @@ def phases(device: str) -> Iterator[str]:
     truth = {"forward": seconds_of(device, forward)}
     truth["backward"] = seconds_of(device, both) - truth["forward"]
     truth["optimizer"] = seconds_of(device, optimizer.step)
-    clean = [step for step in found.steps if step.is_clean]
+    clean = [step for step in found.steps if step.is_unprofiled]
     for name, seconds in truth.items():
         told = median(step.phases.get(name, 0.0) for step in clean)
         yield f"{name}: monitored {units.duration(told)}, synchronised {units.duration(seconds)}"
@@ -265,7 +265,7 @@ def loss_outside(device: str) -> Iterator[str]:
                 forward().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    clean = [step for step in monitor.profiles[-1].steps if step.is_clean]
+    clean = [step for step in monitor.profiles[-1].steps if step.is_unprofiled]
     truth = {"forward": seconds_of(device, forward)}
     truth["backward"] = seconds_of(device, lambda: forward().backward()) - truth["forward"]
     for name, seconds in truth.items():
@@ -443,7 +443,7 @@ def graphs(device: str) -> Iterator[str]:
         macs = units.count(summary.utilization.macs) if summary.utilization else units.UNKNOWN
         launches = summary.launches.calls if summary.launches else 0
         kernels = sum(row.calls for row in summary.kernels)
-        yield f"{title}: {kernels} kernels by {launches} launches, {macs} MACs by shapes, {len(summary.uncounted)} operators not counted"
+        yield f"{title}: {kernels} kernels by {launches} launches, {macs} MACs by shapes, {len(summary.unsupported)} operators not counted"
 
 
 def bits(device: str) -> Iterator[str]:

@@ -24,8 +24,8 @@ from results import beside, record
 from torch import Tensor, distributed, nn
 
 import lflops
-from lflops.ledger.book import Book
-from lflops.ledger.keeper import Keeper, Recorder, Tape, TrainPhases
+from lflops.ledger.book import StepAccountant
+from lflops.ledger.keeper import DeferredCalls, LedgerWriter, Recorder, TrainPhases
 from lflops.ledger.run import REQUEST, Head, Row, Segment, load_run
 from lflops.timing.clock import ThreadSchedule
 
@@ -298,11 +298,11 @@ def cost(times: int) -> str:
 
     The marks of a Lightning step, the account of them, and the thread's rows.
     """
-    keeper = Keeper()
+    keeper = LedgerWriter()
     keeper.start(None)
     keeper.stop("finished")
-    book: Book = keeper._book  # noqa: SLF001 - to measure its parts
-    recorder = Recorder(Tape(), ThreadSchedule().read)
+    book: StepAccountant = keeper._book  # noqa: SLF001 - to measure its parts
+    recorder = Recorder(DeferredCalls(), ThreadSchedule().read)
     phases = TrainPhases(recorder)
     shapes = (("x", "y"), ((32, 128), (32,)))
     marking, reading = [], []
@@ -325,7 +325,7 @@ def cost(times: int) -> str:
             reading.append((time.thread_time_ns() - middle) / at_once)
     own, thread = median(marking) / 1e3, median(reading) / 1e3
     with tempfile.TemporaryDirectory() as folder:
-        keeper = Keeper()
+        keeper = LedgerWriter()
         keeper.start(Path(folder))
         before = time.process_time()
         time.sleep(10)
@@ -351,7 +351,7 @@ between = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(512, 5
 taken = []
 iterator = iter(torch.utils.data.DataLoader(data, batch_size=16))
 for _ in range(600):
-    if "cold" in sys.argv:
+    if "warmup" in sys.argv:
         between(torch.ones(128, 512)).square().mean().backward()
     start = time.thread_time_ns()
     inputs, wanted = next(iterator)
@@ -385,7 +385,7 @@ def found(pairs: int) -> str:
     texts = []
     for given, name in (
         ((), "where small steps follow each other"),
-        (("cold",), "after 15 ms of another model's work each time"),
+        (("warmup",), "after 15 ms of another model's work each time"),
     ):
         both = [(taken(*given, watched=True), taken(*given, watched=False)) for _ in range(pairs)]
         more = [watched - alone for watched, alone in both]
@@ -683,7 +683,8 @@ def windows() -> str:
                 for each in sorted(Path(folder, "run").rglob("train-*.profile.json"))
             )
             counted = [
-                next(step.index for step in each.steps if step.kind == "counted") for each in others
+                next(step.index for step in each.steps if step.kind == "counting")
+                for each in others
             ]
             alike = all(
                 first.by_operator() == each.by_operator()

@@ -245,7 +245,7 @@ def main() -> None:
     ]
     for name, monitor in cases.items():
         seconds = replayed(monitor(), 40, asked.times)
-        for is_cold, caches in ((True, "cold"), (False, "warm")):
+        for is_cold, caches in ((True, "warmup"), (False, "warm")):
             without, watched = seconds[is_cold, False], seconds[is_cold, True]
             low, middle, high = quantiles(
                 [1e6 * (after - before) for before, after in zip(without, watched, strict=True)],

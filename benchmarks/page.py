@@ -29,9 +29,9 @@ import lflops
 from lflops.analysis.analysis import analyze
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Training
-from lflops.monitoring.window_publisher import Results
+from lflops.monitoring.window_publisher import WindowPublisher
 from lflops.profile.profile import ModuleProfile, Profile, Work
-from lflops.profile.records import PHASES, Spread
+from lflops.profile.records import PHASES, TimingStats
 from lflops.report.html import page
 from lflops.report.payload.payload import payload
 from tests.support.browser import CHROMIUM
@@ -75,11 +75,11 @@ def jittered(profile: Profile, seed: int) -> Profile:
     """The same with times that no two works share."""
     chance = random.Random(seed)  # noqa: S311 - times, no secret
 
-    def spread(given: Spread | None) -> Spread | None:
+    def spread(given: TimingStats | None) -> TimingStats | None:
         if given is None:
             return None
         median = given.median * chance.uniform(0.9, 1.1)
-        return Spread(
+        return TimingStats(
             median=median,
             low=median * chance.uniform(0.9, 1),
             high=median * chance.uniform(1, 1.1),
@@ -90,7 +90,7 @@ def jittered(profile: Profile, seed: int) -> Profile:
         return replace(
             given,
             seconds=spread(given.seconds),
-            own_seconds=spread(given.own_seconds),
+            self_seconds=spread(given.self_seconds),
             device_seconds=spread(given.device_seconds),
         )
 
@@ -207,7 +207,7 @@ def taken_of_training(profile: Profile, folder: Path) -> float:
             logged_step=lambda: 1,
             say=str,
         )
-        results = Results(training, settings, str(folder), monitor=1, store=None)
+        results = WindowPublisher(training, settings, str(folder), monitor=1, store=None)
         window = replace(profile, run=replace(profile.run, stage="train", window=number))
         results.save(window, results.paths.profile(window.run))
         start = time.thread_time()

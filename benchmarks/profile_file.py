@@ -40,7 +40,7 @@ def main() -> None:
         load_seconds = median_seconds(lambda: load(path))
         size = path.stat().st_size
     lines = [
-        f"{len(profile.modules):,} modules, {len(profile.cells):,} cells, a time in every work: {size / 1e6:.1f} MB. Medians of {REPEATS}.",
+        f"{len(profile.modules):,} modules, {len(profile.op_counts):,} cells, a time in every work: {size / 1e6:.1f} MB. Medians of {REPEATS}.",
         "",
         "| | seconds |",
         "|---|--:|",

@@ -319,8 +319,8 @@ def train(case: Case) -> Outcome | None:
         profile = profiled(case, Path(directory))
     if profile is None:
         return None
-    found = lflops.imbalance(profile).rows
-    data = [step.phases["data"] for step in profile.steps if step.is_clean]
+    found = lflops.stragglers(profile).rows
+    data = [step.phases["data"] for step in profile.steps if step.is_unprofiled]
     first = (found[0].module, found[0].phase, found[0].slow_rank) if found else None
     return Outcome(first, sorted(data)[len(data) // 2])
 

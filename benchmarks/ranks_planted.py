@@ -39,8 +39,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import lflops
-from lflops.monitoring.window.step_timer import StepClock
-from lflops.ranks.merge.steps import CleanSteps
+from lflops.monitoring.window.step_timer import StepTimer
+from lflops.ranks.merge.steps import UnprofiledSteps
 from lflops.timing.clock import HostClock, seconds_of
 from lflops.timing.step_phases import StepPhases
 
@@ -553,7 +553,7 @@ def train(case: Case) -> Outcome | None:
             busy.kill()
     if not monitor.profiles:
         return None
-    found = lflops.imbalance(monitor.profiles[-1])
+    found = lflops.stragglers(monitor.profiles[-1])
     turns = (
         "lengths"
         if found.lengths_differ
@@ -647,7 +647,7 @@ def costs() -> Iterator[str]:
     batch, taken = torch.zeros(4, 3), {}
     for on_ranks in (False, True):
         phases = StepPhases(HostClock())
-        clock = StepClock(
+        clock = StepTimer(
             phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks
         )
         for step in range(4):
@@ -665,7 +665,7 @@ def costs() -> Iterator[str]:
         read = [seconds_of(HostClock(), partial(clock.step, step)) for step in steps]
         taken[on_ranks] = median(ends), median(read)
     values = [clock.step(step) for step in steps]
-    clean = CleanSteps()
+    clean = UnprofiledSteps()
     sizes = []
     for number in (100, 100_000):
         clean.add(0, (replace(values[-1], index=index) for index in range(number)), ranks=2)

@@ -59,7 +59,7 @@ def traced(case: Case, folder: str) -> Traced | None:
         return None
     waits = [wait for wait in profile.rank_comparison.waits if wait.traced_seconds is not None]
     longest = max(waits, key=lambda wait: wait.seconds)
-    rows = lflops.imbalance(profile).rows
+    rows = lflops.stragglers(profile).rows
     return Traced(
         f"{longest.module or '(root)'} {longest.phase}",
         longest.for_rank,
@@ -112,7 +112,9 @@ def phases(case: Case, folder: str) -> dict[str, float] | None:
     profile = profiled(case, Path(folder))
     if profile is None:
         return None
-    clean = [step.phases for step in profile.steps if step.is_clean and step.index >= WAIT // 2]
+    clean = [
+        step.phases for step in profile.steps if step.is_unprofiled and step.index >= WAIT // 2
+    ]
     return {phase: statistics.median(each[phase] for each in clean) for phase in PHASES}
 
 

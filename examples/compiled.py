@@ -78,7 +78,7 @@ def main(backend: str = "inductor") -> None:
         block.compile(backend=backend)
     compiled = trained(model, "compiled")
     for name, profile in {"eager": eager, "compiled": compiled}.items():
-        typical = statistics.median(step.seconds for step in profile.steps if step.is_clean)
+        typical = statistics.median(step.seconds for step in profile.steps if step.is_unprofiled)
         timed = sum(module.forward.seconds is not None for module in profile.modules.values())
         print(
             f"{name:10}{profile.total(phase='all'):14,} MACs a step, {typical * 1e3:6.2f} ms, times of {timed} modules"

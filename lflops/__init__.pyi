@@ -33,7 +33,7 @@ from lflops.ledger.run import load_run as load_run
 from lflops.profile.json_file import load as load
 from lflops.profile.profile import Profile as Profile
 from lflops.ranks.merge.merge import merge as merge
-from lflops.ranks.stragglers import imbalance as imbalance
+from lflops.ranks.stragglers import stragglers as stragglers
 from lflops.report.explanation import explain as explain
 from lflops.schedule import Schedule as Schedule
 from lflops.timing.measure import measure as measure

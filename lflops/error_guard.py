@@ -3,7 +3,7 @@
 What fails behind it is taken off and warned of once, and the training goes on. An interrupt, as
 Ctrl-C, takes off the same, and goes on.
 
-    boundary = Boundary(fail)
+    boundary = ErrorGuard(fail)
     hook = boundary.guard(listener.enter_module)     # a hook that never raises
     with boundary:                                   # the same for a block
         session.batch_ends(batch)
@@ -28,7 +28,7 @@ def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-class Boundary:
+class ErrorGuard:
     """The way into lflops from one training.
 
     `fail` takes off all that is ours: it is given what was raised, and may be called again.
@@ -101,7 +101,7 @@ class ExitBy:
         return self._stack_of(instance).__exit__(*error)
 
 
-class Undo:
+class CleanupStack:
     """What is installed, and how to take it off.
 
     Each part is noted before it is installed, so that an interrupt between the two loses nothing.
@@ -235,7 +235,7 @@ class _Wrapper:
         return copy.copy, (self.__wrapped__,)
 
 
-def replace_attribute(undo: Undo, owner: Any, name: str, ours: Any) -> None:
+def replace_attribute(undo: CleanupStack, owner: Any, name: str, ours: Any) -> None:
     """Put ours in the place of an attribute of a class or a module, until `undo` is closed.
 
     What somebody else puts there since stays.
@@ -256,7 +256,7 @@ def _put_back(owner: Any, name: str, ours: Any, before: Any) -> None:
         setattr(owner, name, ended[1])
 
 
-def wrap(undo: Undo, owner: Any, name: str, around: Callable[..., Any]) -> None:
+def wrap(undo: CleanupStack, owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Wrap a method of one object, until `undo` is closed.
 
     Nothing but an attribute of this instance is set: no class, no module.

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 
-Stretches = list[tuple[int, int]]
+Intervals = list[tuple[int, int]]
 
 
-def joined(spans: Iterable[tuple[int, int]]) -> Stretches:
+def joined(spans: Iterable[tuple[int, int]]) -> Intervals:
     """The spans in their order, without overlaps."""
-    stretches: Stretches = []
+    stretches: Intervals = []
     end = -math.inf
     for start, stop in sorted(spans):
         if start > end:
@@ -24,7 +24,7 @@ def length(stretches: Iterable[tuple[int, int]]) -> int:
     return sum(end - start for start, end in stretches)
 
 
-def outside(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Stretches:
+def outside(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Intervals:
     """The parts of the stretches that lie in none of the others."""
     left, first = [], 0
     for start, end in stretches:
@@ -40,7 +40,7 @@ def outside(stretches: Iterable[tuple[int, int]], others: Sequence[tuple[int, in
     return left
 
 
-def shares(stretches: Stretches, *others: Stretches) -> list[int]:
+def shares(stretches: Intervals, *others: Intervals) -> list[int]:
     """How much of the stretches lies in each of the others; a moment belongs to the first that has it.
 
     Behind them, what is in none.

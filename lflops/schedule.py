@@ -41,7 +41,7 @@ class Schedule:
 class Position(NamedTuple):
     """Where in a plan a step is; windows are numbered from 0."""
 
-    phase: Literal["wait", "warmup", "count", "traced", "hooked", "over"]
+    phase: Literal["wait", "warmup", "count", "traced", "module_timing", "over"]
     window: int
 
 
@@ -123,10 +123,10 @@ class Plan:
         if within < self.wait + self.warmup:
             return Position("count" if within == self.wait + self.warmup - 1 else "warmup", window)
         traced = self.traced and within < self.wait + self.warmup + self.active
-        return Position("traced" if traced else "hooked", window)
+        return Position("traced" if traced else "module_timing", window)
 
 
-class Course:
+class ScheduleCursor:
     """A plan as one stage goes through it.
 
     The position that was last acted on, which nothing but `go_to` moves.

@@ -56,7 +56,7 @@ def saved(name: str, folder: Path) -> Profile:
 
 def counted_at(profile: Profile) -> list[int]:
     """Indices of the steps that were counted."""
-    return [step.index for step in profile.steps if step.kind == "counted"]
+    return [step.index for step in profile.steps if step.kind == "counting"]
 
 
 def test_adapters_cost_what_they_train(
@@ -105,7 +105,7 @@ def test_the_resnet_is_counted_in_the_precision_that_it_runs_in(
         profile.total(name) for name in ("stem", "stages.0", "stages.1", "stages.2", "head")
     ]
     assert 2 * profile.total() - stem == profile.total(phase="backward")
-    assert {"bfloat16"} == {cell.dtype for cell in profile.cells if cell.macs}
+    assert {"bfloat16"} == {cell.dtype for cell in profile.op_counts if cell.macs}
     assert [3 + 2 - 1] == counted_at(profile)
     assert f"stem      {stem / profile.total():7.1%} of the MACs" in capsys.readouterr().out
 
@@ -197,7 +197,7 @@ def test_a_config_says_what_is_watched(
     # Where a layer seems slow, as by chance on a busy machine, more steps are hooked than the four
     # that are asked for.
     assert all(
-        sum(step.kind == "hooked" for step in profile.steps) in {4, 8, 12, 16}
+        sum(step.kind == "module_timing" for step in profile.steps) in {4, 8, 12, 16}
         for profile in profiles
     )
     for profile in profiles:

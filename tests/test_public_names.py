@@ -34,7 +34,7 @@ PUBLIC = [
     "estimate",
     "explain",
     "get_model_profile",
-    "imbalance",
+    "stragglers",
     "largest_batch",
     "load",
     "load_run",

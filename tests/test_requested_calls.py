@@ -171,7 +171,7 @@ def test_bert_large_is_what_was_published() -> None:
             model, kwargs={"input_ids": torch.zeros(1, length, dtype=torch.long)}
         )
     assert (length * MACS_A_TOKEN, PARAMETERS) == (profile.total(), profile.modules[""].parameters)
-    assert () == profile.uncounted
+    assert () == profile.unsupported
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

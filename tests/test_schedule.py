@@ -13,12 +13,19 @@ from lflops.schedule import Plan, Position, Schedule
 PHASES = {
     ProfilerAction.NONE: {"wait", "over"},
     ProfilerAction.WARMUP: {"warmup", "count"},
-    ProfilerAction.RECORD: {"hooked"},
-    ProfilerAction.RECORD_AND_SAVE: {"hooked"},
+    ProfilerAction.RECORD: {"module_timing"},
+    ProfilerAction.RECORD_AND_SAVE: {"module_timing"},
 }
 
 
-LETTERS = {"wait": "-", "warmup": "u", "count": "c", "traced": "t", "hooked": "h", "over": "."}
+LETTERS = {
+    "wait": "-",
+    "warmup": "u",
+    "count": "c",
+    "traced": "t",
+    "module_timing": "h",
+    "over": ".",
+}
 
 
 def phases(plan: Plan, steps: int) -> str:

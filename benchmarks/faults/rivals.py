@@ -271,7 +271,7 @@ def table(folder: Path, seeds: list[int], kinds: list[str]) -> Iterator[str]:
                 )  # which matches nothing
                 about = [re.search(words, each, re.IGNORECASE) is not None for each in sentences]
                 right[tool][
-                    "failed" if text.startswith("failed") else "faults" if word else "clean"
+                    "failed" if text.startswith("failed") else "faults" if word else "unprofiled"
                 ] += 1
                 right[tool]["first"] += any(about[:1])
                 right[tool]["any"] += any(about)

@@ -21,7 +21,7 @@ from benchmarks.step_time.work import LLAMA, MPT, Row, rows
 from lflops.estimation.prediction import Rates, fitted, predict
 from lflops.hardware.chips import named
 from lflops.profile.module_names import ancestry
-from lflops.profile.profile import Cell, Profile
+from lflops.profile.profile import OpCount, Profile
 
 PRIORS = {  # a share where nothing is known, and how far off its logarithm may be
     "product": (0.7, 0.3),
@@ -84,8 +84,8 @@ def steps_in(folder: Path) -> list[Step]:
 def condensed(profile: Profile) -> Profile:
     """The same prediction from fewer cells: those of a unit of FSDP2 that are bound alike are one."""
     units = {each.module for each in profile.communication}
-    cells: dict[tuple[object, ...], Cell] = {}
-    for cell in profile.cells:
+    cells: dict[tuple[object, ...], OpCount] = {}
+    for cell in profile.op_counts:
         unit = next((each for each in ancestry(cell.module) if each in units), "")
         kind = (
             ("attention" if "attention" in cell.operator else "mm")
@@ -105,10 +105,10 @@ def condensed(profile: Profile) -> Profile:
         )
     kept = {above for unit in units for above in ancestry(unit)} | {""}
     modules = {name: module for name, module in profile.modules.items() if name in kept}
-    return replace(profile, cells=tuple(cells.values()), modules=modules)
+    return replace(profile, op_counts=tuple(cells.values()), modules=modules)
 
 
-def _added(cell: Cell, other: Cell) -> Cell:
+def _added(cell: OpCount, other: OpCount) -> OpCount:
     names = ("calls", "macs", "executed_macs", "flops", "bytes_moved")
     return replace(cell, **{name: getattr(cell, name) + getattr(other, name) for name in names})
 

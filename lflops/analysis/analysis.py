@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lflops.analysis.compare.compared_run import ComparedRun, compared_run, run_figures
-from lflops.analysis.operators import Operator, UncountedOperator, operators, uncounted_operators
+from lflops.analysis.operators import (
+    Operator,
+    UnsupportedOperator,
+    operators,
+    unsupported_operators,
+)
 from lflops.analysis.outliers import Outliers, outliers
 from lflops.analysis.roofline import Fusion, LazyRoofline, LowerBound, fusion, lower_bound
-from lflops.analysis.step_breakdown import Budget
+from lflops.analysis.step_breakdown import StepBreakdown
 from lflops.analysis.step_times import StepTimes, step_times
 from lflops.analysis.tree import (
     BusyModules,
@@ -32,7 +37,7 @@ from lflops.hardware.peaks import chip_of
 from lflops.memory.peak import (
     Checkpointed,
     Holder,
-    Room,
+    MemoryFit,
     checkpointed,
     holders,
     peak_moment,
@@ -43,7 +48,7 @@ from lflops.profile.notes import notes_with
 from lflops.profile.profile import Moment, Profile
 from lflops.profile.records import Phase
 from lflops.ranks.communication import Collective, communication
-from lflops.ranks.stragglers import Imbalance, imbalance
+from lflops.ranks.stragglers import Stragglers, stragglers
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +72,7 @@ class Analysis:
         return utilization_at(self.profile, self.chip, self.step_times)
 
     @property
-    def budget(self) -> Budget | None:
+    def budget(self) -> StepBreakdown | None:
         """The parts of a step's peak-seconds."""
         return self.utilization.budget
 
@@ -99,7 +104,7 @@ class Analysis:
             self.profile,
             self.step_times,
             self.budget,
-            imbalance=self.imbalance,
+            stragglers=self.stragglers,
             outliers=self.outliers.found,
             busiest=self.busiest,
             patterns=self.patterns,
@@ -168,8 +173,8 @@ class Analysis:
         )
 
     @cached_property
-    def uncounted(self) -> tuple[UncountedOperator, ...]:
-        return uncounted_operators(self.profile)
+    def unsupported(self) -> tuple[UnsupportedOperator, ...]:
+        return unsupported_operators(self.profile)
 
     def operators(self, phase: Phase | None) -> tuple[Operator, ...]:
         return operators(self.profile, phase)
@@ -200,7 +205,7 @@ class Analysis:
         )
 
     @cached_property
-    def room(self) -> Room | None:
+    def room(self) -> MemoryFit | None:
         """Whether the step fits on the chip."""
         return room_for(self.profile, self.chip)
 
@@ -222,8 +227,8 @@ class Analysis:
     # Ranks.
 
     @cached_property
-    def imbalance(self) -> Imbalance:
-        return imbalance(self.profile)
+    def stragglers(self) -> Stragglers:
+        return stragglers(self.profile)
 
     @cached_property
     def communication(self) -> tuple[Collective, ...]:

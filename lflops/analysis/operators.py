@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lflops.analysis.step_times import traced_seconds
 from lflops.analysis.tree import WorkCounts, share_of
-from lflops.profile.profile import Cell, Profile
+from lflops.profile.profile import OpCount, Profile
 from lflops.profile.records import PHASES, Phase
 from lflops.profile.series import gathered, grouped, summed, sums
 
@@ -52,7 +52,7 @@ class OperatorRow(Struct, frozen=True, kw_only=True):
     ]
 
 
-class UncountedOperator(Struct, frozen=True, kw_only=True):
+class UnsupportedOperator(Struct, frozen=True, kw_only=True):
     """An operator that is in no total: what it did in all modules and phases.
 
     Its own seconds in a step are from a trace, or `None`.
@@ -77,7 +77,7 @@ def operators(profile: Profile, phase: Phase | None = "forward") -> tuple[Operat
     By MACs, then by FLOPs, then by bytes.
     """
     cells = grouped(
-        (cell for cell in profile.cells if phase is None or cell.phase == phase),
+        (cell for cell in profile.op_counts if phase is None or cell.phase == phase),
         attrgetter("operator"),
     )
     figures = {
@@ -101,10 +101,10 @@ def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
     """
     # A call that is in two phases, as a fused attention's backward with its second product in
     # recompute, is one call of all together
-    twice = _calls_in_two_phases(profile.cells)
+    twice = _calls_in_two_phases(profile.op_counts)
     no_work = dict.fromkeys(("macs", "executed_macs", "flops"), 0)
-    uncounted = [
-        Cell(
+    unsupported = [
+        OpCount(
             module=each.module,
             operator=each.operator,
             phase=each.phase,
@@ -113,15 +113,15 @@ def operator_rows(profile: Profile) -> tuple[OperatorRow, ...]:
             bytes_moved=each.bytes,
             **no_work,
         )
-        for each in profile.uncounted
+        for each in profile.unsupported
     ]
     return (
-        *_sorted(_rows(profile, uncounted, {}, is_counted=False)),
-        *_sorted(_rows(profile, profile.cells, twice, is_counted=True)),
+        *_sorted(_rows(profile, unsupported, {}, is_counted=False)),
+        *_sorted(_rows(profile, profile.op_counts, twice, is_counted=True)),
     )
 
 
-def _calls_in_two_phases(cells: Sequence[Cell]) -> dict[tuple[str, str], int]:
+def _calls_in_two_phases(cells: Sequence[OpCount]) -> dict[tuple[str, str], int]:
     """Count the calls whose recomputed part is a separate cell, by operator and module.
 
     That part moves no bytes beyond the call's.
@@ -143,17 +143,19 @@ def _calls_in_two_phases(cells: Sequence[Cell]) -> dict[tuple[str, str], int]:
     )
 
 
-def uncounted_operators(profile: Profile) -> tuple[UncountedOperator, ...]:
+def unsupported_operators(profile: Profile) -> tuple[UnsupportedOperator, ...]:
     """The operators that ran without a formula, those that moved the most bytes first."""
     seconds = traced_seconds(profile, own=True)
     rows = (
-        UncountedOperator(
+        UnsupportedOperator(
             operator=operator,
             modules=tuple(dict.fromkeys(entry.module for entry in entries)),
             seconds=seconds.get(operator),
             **sums(entries, "calls", "bytes"),
         )
-        for operator, entries in sorted(grouped(profile.uncounted, attrgetter("operator")).items())
+        for operator, entries in sorted(
+            grouped(profile.unsupported, attrgetter("operator")).items()
+        )
     )
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
@@ -165,12 +167,12 @@ _MOST_OF = itemgetter(*map(WorkCounts.__struct_fields__.index, ("macs", "flops",
 
 def _rows(
     profile: Profile,
-    cells: Sequence[Cell],
+    cells: Sequence[OpCount],
     twice: Mapping[tuple[str, str], int],
     *,
     is_counted: bool,
 ) -> Iterator[OperatorRow]:
-    kinds: dict[tuple[str, Phase, str], list[Cell]] = grouped(
+    kinds: dict[tuple[str, Phase, str], list[OpCount]] = grouped(
         cells, attrgetter("operator", "phase", "dtype")
     )
     in_two_phases = {operator for operator, _ in twice}
@@ -206,7 +208,7 @@ def _rows(
 
 
 def _together(
-    cells: Sequence[Cell], twice: Mapping[tuple[str, str], int] | None = None
+    cells: Sequence[OpCount], twice: Mapping[tuple[str, str], int] | None = None
 ) -> list[tuple[str, tuple[int, ...]]]:
     """The counts of each module, without the calls of `twice`.
 

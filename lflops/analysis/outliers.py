@@ -185,7 +185,7 @@ def allocating(profile: Profile) -> float:
     if trace is None:
         return 0.0
     seconds = sum(
-        each.own_host_seconds for each in trace.operators if each.name.startswith(_ALLOCATES)
+        each.self_host_seconds for each in trace.operators if each.name.startswith(_ALLOCATES)
     )
     return (trace.per_batch(seconds) or 0.0) * (profile.run.accumulation or 1)
 

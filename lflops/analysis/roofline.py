@@ -120,7 +120,7 @@ class Roofline(Struct, frozen=True, kw_only=True):
     # which has its time
     operators: tuple[Point, ...]
     # the same by module
-    cells: tuple[Point, ...]
+    op_counts: tuple[Point, ...]
     own: tuple[
         Point, ...
         # a point a module and phase, without what is below it: together they are all that ran, once
@@ -183,20 +183,20 @@ class LazyRoofline:
                 operator=cell.operator,
                 dtype=cell.dtype,
             )
-            for cell, number in zip(self._profile.cells, self._costs.numbers, strict=True)
+            for cell, number in zip(self._profile.op_counts, self._costs.numbers, strict=True)
         )
         modules, own = (tuple(map(point_of, parts)) for parts in (self.modules, self.own))
         return Roofline(
             ceilings=self.ceilings,
             modules=modules,
             operators=self.operators,
-            cells=tuple(map(point_of, cells)),
+            op_counts=tuple(map(point_of, cells)),
             own=own,
         )
 
 
 def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
-    numbered = zip(profile.cells, costs.numbers, strict=True)
+    numbered = zip(profile.op_counts, costs.numbers, strict=True)
     of_rows = gathered(
         ((name, cell.phase), number) for cell, number in numbered for name in ancestry(cell.module)
     )
@@ -217,7 +217,7 @@ def _modules(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
 def _operators(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     """Traced operators with all their phases and dtypes as one, since their time is that of all."""
     kinds_of_cells: Iterable[tuple[str, Phase, str]] = map(
-        attrgetter("operator", "phase", "dtype"), profile.cells
+        attrgetter("operator", "phase", "dtype"), profile.op_counts
     )
     by_kind = gathered(zip(kinds_of_cells, costs.numbers, strict=True))
     traced = {
@@ -254,7 +254,7 @@ def _own(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
     of_phases: dict[Phase, defaultdict[str, list[int]]] = {
         phase: defaultdict(list) for phase in PHASES
     }
-    for cell, number in zip(profile.cells, costs.numbers, strict=True):
+    for cell, number in zip(profile.op_counts, costs.numbers, strict=True):
         of_phases[cell.phase][cell.module].append(number)
     fused = bytes_as_compiled(profile)
     above = {
@@ -265,7 +265,7 @@ def _own(profile: Profile, costs: "_Costs") -> Iterator["Part"]:
             numbers = of_phases[phase].get(name)
             if numbers is not None:
                 work = module.work(phase)
-                own = work.own_seconds.median if work.own_seconds else None
+                own = work.self_seconds.median if work.self_seconds else None
                 seconds = own if name in above[phase] else _seconds(work)
                 # Most profiles have nothing compiled, and need no key for each module.
                 moved = fused.get(ModulePhase(name, phase)) if fused else None
@@ -327,9 +327,11 @@ class _Costs:
             else compiled
         )
         known: defaultdict[tuple[Any, bool], int] = defaultdict(count().__next__)
-        works = map(_WORK_OF_CELL, profile.cells)
+        works = map(_WORK_OF_CELL, profile.op_counts)
         are_inside = (
-            (cell.module in inside for cell in profile.cells) if inside else repeat(object=False)
+            (cell.module in inside for cell in profile.op_counts)
+            if inside
+            else repeat(object=False)
         )
         self.numbers = list(map(known.__getitem__, zip(works, are_inside, strict=False)))
         self._costs: list[_Cost] = []
@@ -464,7 +466,7 @@ def _seconds(work: Work) -> float | None:
 
 def _ceilings(profile: Profile, chip: Hardware | None) -> tuple[Ceiling, ...]:
     """The roofs of the known chips, each once: two chips may differ in what is not shown."""
-    multiplied = dict.fromkeys(cell.dtype for cell in profile.cells if cell.executed_macs)
+    multiplied = dict.fromkeys(cell.dtype for cell in profile.op_counts if cell.executed_macs)
     ceilings: dict[Ceiling, Ceiling] = {}
     for each in filter(None, (chip, profile.run.hardware, lookup(profile.run.device_name))):
         for dtype in dict.fromkeys(name_of_peak(dtype, each) for dtype in multiplied):
@@ -509,7 +511,7 @@ def lower_bound(profile: Profile, hardware: Hardware | None = None) -> LowerBoun
     by_phase: dict[Phase, float] = defaultdict(float)
     by_module = dict.fromkeys(profile.modules, 0.0)
     unknown: dict[str, None] = {}
-    for cell in profile.cells:
+    for cell in profile.op_counts:
         seconds = cell.bytes_moved / chip.bandwidth_bytes_per_second
         if cell.executed_macs:
             peak = peak_of(cell.dtype, chip)
@@ -555,7 +557,7 @@ def bytes_as_compiled(profile: Profile) -> Mapping[ModulePhase, int | None]:
     trace = profile.trace
     if trace is None or trace.compiled is None or not trace.batches:
         return {}
-    written = {ModulePhase(cell.module, cell.phase) for cell in profile.cells}
+    written = {ModulePhase(cell.module, cell.phase) for cell in profile.op_counts}
     kernels: defaultdict[ModulePhase, list[int | None]] = defaultdict(list)
     for kernel in trace.compiled.kernels:
         key = ModulePhase(kernel.module, kernel.phase)
@@ -578,17 +580,17 @@ def bytes_with_below(
 
     Without a kernel, the bytes of its operators as dispatched.
     """
-    counted = {ModulePhase(cell.module, cell.phase) for cell in profile.cells}
+    counted = {ModulePhase(cell.module, cell.phase) for cell in profile.op_counts}
     moved = {
-        **{key: profile.modules[key.row].work(key.phase).own_bytes_moved for key in counted},
+        **{key: profile.modules[key.fqn].work(key.phase).self_bytes_moved for key in counted},
         **compiled,
     }
     parts = gathered(
         (ModulePhase(name, key.phase), each)
         for key, each in moved.items()
-        for name in ancestry(key.row)
+        for name in ancestry(key.fqn)
     )
-    opened = {ModulePhase(name, key.phase) for key in compiled for name in ancestry(key.row)}
+    opened = {ModulePhase(name, key.phase) for key in compiled for name in ancestry(key.fqn)}
     return {key: sum_known(parts[key]) for key in opened}
 
 
@@ -600,14 +602,14 @@ def fusion(profile: Profile) -> tuple[Fusion, ...]:
     compiled = bytes_as_compiled(profile) if profile.is_counted else {}
     found = []
     for phase in PHASES:
-        of_phase = {key.row: moved for key, moved in compiled.items() if key.phase == phase}
+        of_phase = {key.fqn: moved for key, moved in compiled.items() if key.phase == phase}
         known = {row: moved for row, moved in of_phase.items() if moved is not None}
         if of_phase:
             found.append(
                 Fusion(
                     phase=phase,
                     bytes_moved=sum(
-                        profile.modules[row].work(phase).own_bytes_moved
+                        profile.modules[row].work(phase).self_bytes_moved
                         for row in known
                         if row in profile.modules
                     ),

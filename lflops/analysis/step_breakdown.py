@@ -45,7 +45,7 @@ _BOTH = ""
 _NOISE = 1e-9
 
 
-class Budget(Struct, frozen=True, kw_only=True):
+class StepBreakdown(Struct, frozen=True, kw_only=True):
     """Shares of the summed clean steps."""
 
     # of the mean clean step
@@ -109,7 +109,7 @@ class _StepParts(NamedTuple):
 
 def budget(
     profile: Profile, chip: Hardware | None, times: StepTimes, *, share: float = 1.0
-) -> Budget | None:
+) -> StepBreakdown | None:
     """Divide the mean clean step, whose phases are the first cut.
 
     `share` is the share of the counts that one rank did.
@@ -118,7 +118,7 @@ def budget(
     where nothing was counted.
     """
     seconds = times.mean
-    needs = _needs(profile, chip, share) if chip and profile.cells else None
+    needs = _needs(profile, chip, share) if chip and profile.op_counts else None
     if not seconds or needs is None or chip is None:
         return None
     step = (_of_device(profile, times) or _of_phases(profile, times)).scaled_to(seconds)
@@ -141,7 +141,7 @@ def budget(
         "" if "idle" in step.seconds or profile.run.device_type == "cpu" else "idle",
         "" if chip.bandwidth_bytes_per_second else "memory_bound",
     )
-    return Budget(
+    return StepBreakdown(
         seconds=seconds,
         parts={name: parts[name] for name in (*IN_MODULES, *step.seconds) if parts.get(name)},
         modules=dict(modules),
@@ -165,7 +165,7 @@ def _needs(profile: Profile, chip: Hardware, share: float) -> dict[tuple[str, st
     """What each module's own operators need, by pass; `None` where a peak is unknown."""
     needs: dict[tuple[str, str], _Need] = {}
     bandwidth = chip.bandwidth_bytes_per_second
-    for cell in profile.cells:
+    for cell in profile.op_counts:
         if (when := step_phase(cell.phase)) not in PASSES:
             continue
         peak = peak_of(cell.dtype, chip)
@@ -216,7 +216,7 @@ def _of_phases(profile: Profile, times: StepTimes) -> _StepParts:
 
     The time in which they communicate is a separate part.
     """
-    parts, own = dict(times.parts), _by_pass(profile, "own_seconds")
+    parts, own = dict(times.parts), _by_pass(profile, "self_seconds")
     for (name, when), seconds in times.communicating.items():
         cut = _move(parts, seconds, "communication", when)
         if (name, when) in own:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from lflops.profile.profile import ModuleProfile, Profile
-from lflops.profile.records import PASSES, Spread, step_phase
+from lflops.profile.records import PASSES, TimingStats, step_phase
 from lflops.profile.series import gathered, sum_known, summed
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 
@@ -34,7 +34,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     # the number of steps
     steps: int
     # of a step: median and quartiles
-    seconds: Spread | None
+    seconds: TimingStats | None
     # seconds of a step: those of all clean steps over their number
     mean: float | None
     # of the longest one.
@@ -53,7 +53,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     # computes nothing.
     communicating: Mapping[tuple[str, str], float] = {}
     spreads: Mapping[
-        str, Spread
+        str, TimingStats
         # of each recorded phase the median and quartiles, of the steps that have it. They do not add up
     ] = {}
     own: Mapping[
@@ -68,11 +68,11 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     # the same for tokens
     tokens_per_second: float | None
     cpu_seconds: (
-        Spread | None
+        TimingStats | None
         # CPU time of a step, user and system together, over all threads of the process
     )
     # the system's part of that
-    system_seconds: Spread | None = None
+    system_seconds: TimingStats | None = None
 
     @property
     def parts(self) -> dict[str, float]:
@@ -109,7 +109,7 @@ def step_times(profile: Profile) -> StepTimes:
     Those that were cold, recompiled, had new shapes, or waited for an event of the training are
     left out.
     """
-    steps = [step for step in profile.steps if step.is_clean and step.seconds is not None]
+    steps = [step for step in profile.steps if step.is_unprofiled and step.seconds is not None]
     alone = (
         len(profile.ranks) < 2
         # with several ranks the steps have the samples of all, the run those of one
@@ -129,7 +129,7 @@ def step_times(profile: Profile) -> StepTimes:
     ]
     return StepTimes(
         steps=len(steps),
-        seconds=Spread.of(step.seconds for step in steps if step.seconds is not None),
+        seconds=TimingStats.of(step.seconds for step in steps if step.seconds is not None),
         mean=mean,
         longest=max((step.seconds or 0.0 for step in steps), default=None),
         phases=_means([step.phases for step in timed], scale),
@@ -144,8 +144,10 @@ def step_times(profile: Profile) -> StepTimes:
         tokens_per_second=_rate(
             steps, [step.tokens for step in steps], profile.run.tokens_per_step if alone else None
         ),
-        cpu_seconds=Spread.of(cpu),
-        system_seconds=Spread.of(step.cpu_system for step in steps if step.cpu_system is not None),
+        cpu_seconds=TimingStats.of(cpu),
+        system_seconds=TimingStats.of(
+            step.cpu_system for step in steps if step.cpu_system is not None
+        ),
     )
 
 
@@ -156,12 +158,12 @@ def _means(steps: Sequence[Mapping[str, float]], scale: float) -> dict[str, floa
     }
 
 
-def _spreads(steps: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
+def _spreads(steps: Iterable[Mapping[str, float]]) -> dict[str, TimingStats]:
     by_phase = gathered(item for phases in steps for item in phases.items())
     return {
         name: spread
         for name, seconds in by_phase.items()
-        if (spread := Spread.of(seconds)) is not None
+        if (spread := TimingStats.of(seconds)) is not None
     }
 
 
@@ -172,9 +174,11 @@ def without_others(profile: Profile) -> dict[str, float]:
     """
     # Where it is known, the times of modules are without that as well.
     hooked = [
-        step for step in profile.steps if step.kind == "hooked" and not is_disturbed(step.marks)
+        step
+        for step in profile.steps
+        if step.kind == "module_timing" and not is_disturbed(step.marks)
     ]
-    known = [step.own_phases for step in hooked if step.own_phases]
+    known = [step.uncontended_phases for step in hooked if step.uncontended_phases]
     return (
         {name: spread.median for name, spread in _spreads(known).items()}
         if len(known) == len(hooked)
@@ -213,7 +217,7 @@ def _in_collectives(profile: Profile) -> dict[tuple[str, str], float]:
 
 
 def _own_seconds(module: ModuleProfile, when: str) -> float:
-    spreads = [module.work(phase).own_seconds for phase in PASSES[when]]
+    spreads = [module.work(phase).self_seconds for phase in PASSES[when]]
     return sum(spread.median for spread in spreads if spread is not None)
 
 
@@ -227,11 +231,11 @@ def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
         return {}
     side = (
         "device_seconds"
-        if any(each.own_device_seconds for each in trace.operators)
+        if any(each.self_device_seconds for each in trace.operators)
         else "host_seconds"
     )
     batches = profile.run.accumulation or 1
     return {
-        each.name: getattr(each, f"own_{side}" if own else side) * batches / trace.batches
+        each.name: getattr(each, f"self_{side}" if own else side) * batches / trace.batches
         for each in trace.operators
     }

@@ -296,11 +296,11 @@ def _row(
         repeat=Repeat(first=first, last=last, times=len(names)) if len(names) > 1 else None,
         depth=module.depth,
         own=own,
-        kind=module.kind,
+        kind=module.class_name,
         calls=module.calls,
         compiled=module.compiled,
         owner=module.owner,
-        parameters=module.own_parameters if own else module.parameters,
+        parameters=module.self_parameters if own else module.parameters,
         trainable_parameters=None if own else module.trainable_parameters,
         parameter_bytes=None if own else module.parameter_bytes,
         phases=phases,
@@ -314,7 +314,7 @@ def _row(
 
 def _seconds(profile: Profile, names: Sequence[str], *, own: bool) -> dict[Phase, float | None]:
     """The mean over the modules, where it is known of each."""
-    field = "own_seconds" if own else "seconds"
+    field = "self_seconds" if own else "seconds"
     means: dict[Phase, float | None] = {}
     for phase in PHASES:
         spreads = [getattr(profile.modules[name].work(phase), field) for name in names]
@@ -336,7 +336,7 @@ def _added_up(seconds: Mapping[Phase, float | None], phase: Phase | None) -> flo
 
 
 def _by_phase(module: ModuleProfile, *, own: bool) -> dict[Phase, WorkCounts]:
-    prefix = "own_" if own else ""
+    prefix = "self_" if own else ""
     return {
         phase: WorkCounts(
             **{field: getattr(module.work(phase), prefix + field) for field in _COUNTS}
@@ -377,7 +377,7 @@ def total_seconds(module: ModuleProfile, *, own: bool = False) -> float | None:
     known = [
         spread.median
         for work in works
-        if (spread := work.own_seconds if own else work.seconds) is not None
+        if (spread := work.self_seconds if own else work.seconds) is not None
     ]
     return sum(known) if known else None
 
@@ -405,19 +405,21 @@ def busiest(
             BusyModules(
                 pattern=patterns[names[0]],
                 name=label,
-                kind=modules[0].kind,
+                kind=modules[0].class_name,
                 modules=len(names),
                 seconds=sum(timed[name] for name in names),
-                macs=sum(module.forward.own_macs + module.backward.own_macs for module in modules),
+                macs=sum(
+                    module.forward.self_macs + module.backward.self_macs for module in modules
+                ),
             )
         )
     return tuple(sorted(found, key=lambda each: -each.seconds))
 
 
-_COMPARED = (*COUNTS, *(f"own_{count}" for count in COUNTS), "logical_macs", "own_logical_macs")
+_COMPARED = (*COUNTS, *(f"self_{count}" for count in COUNTS), "logical_macs", "self_logical_macs")
 _FACTS = (
     *(
-        "kind",
+        "class_name",
         "calls",
         "compiled",
         "parameters",
@@ -425,7 +427,7 @@ _FACTS = (
         "parameter_bytes",
         "trainable_parameter_bytes",
     ),
-    *("own_parameters", "local_parameters", "local_parameter_bytes"),
+    *("self_parameters", "local_parameters", "local_parameter_bytes"),
 )
 
 _FACTS_OF, _WORKS_OF, _COUNTS_OF = (

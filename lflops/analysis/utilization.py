@@ -7,7 +7,7 @@ import statistics
 
 from msgspec import Struct
 
-from lflops.analysis.step_breakdown import Budget, budget
+from lflops.analysis.step_breakdown import StepBreakdown, budget
 from lflops.analysis.step_times import StepTimes, step_times
 from lflops.hardware.chips import Hardware
 from lflops.hardware.peaks import chip_of, name_of_peak, peak_of
@@ -43,7 +43,7 @@ class Utilization(Struct, frozen=True, kw_only=True):
     dtype: str | None
     # the chip's name
     hardware: str | None
-    budget: Budget | None = (
+    budget: StepBreakdown | None = (
         # where the rest went: named shares of peak x step time that add up to 1
         None
     )
@@ -94,7 +94,7 @@ def utilization_at(profile: Profile, chip: Hardware | None, times: StepTimes) ->
     macs = sum(profile.modules[""].work(phase).macs for phase in MODEL_PHASES)
     share = _share_of_a_rank(profile, macs)
     # Without a cell nothing was counted.
-    seconds = times.mean if profile.cells else None
+    seconds = times.mean if profile.op_counts else None
     rate = flops_per_second(macs * share, seconds)
     again = flops_per_second((macs + profile.modules[""].recompute.macs) * share, seconds)
     needed = _peak_seconds(profile, chip) if chip else None
@@ -126,7 +126,7 @@ def _peak_seconds(profile: Profile, chip: Hardware) -> float | None:
     """
     macs = summed(
         (cell.dtype, cell.executed_macs)
-        for cell in profile.cells
+        for cell in profile.op_counts
         if cell.phase in PASS_PHASES and cell.executed_macs
     )
     peaks = {dtype: peak_of(dtype, chip) for dtype in macs}

@@ -231,7 +231,7 @@ class _Changed:
             raise ProfileError(
                 "what_if: hardware: the peaks and bandwidths of both chips have to be known, and the work has to be counted"
             )
-        work = [each for each in profile.cells if each.executed_macs]
+        work = [each for each in profile.op_counts if each.executed_macs]
         before, after = ([peak_of(each.dtype, chip) for each in work] for chip in (old, new))
         if not all(after):
             raise ProfileError(

@@ -1,6 +1,6 @@
 """Every hook that lflops installs on modules and optimizers, and the listeners that they call.
 
-    with Undo() as undo:
+    with CleanupStack() as undo:
         install_hooks(undo, listener)
         model(x)        # listener.enter_module(model, args) … listener.leave_module(model, …, output)
 
@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lflops.error_guard import Guard, Undo, unguarded
+from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.model.compile_guard import uncompiled, unremark_hooks
 from lflops.model.module_tree import ModuleTree
 from lflops.torch_private.modules import (
@@ -94,7 +94,7 @@ LISTENERS: list[
 
 
 def install_hooks(
-    undo: Undo,
+    undo: CleanupStack,
     listener: ModuleListener,
     steps: OptimizerListener | None = None,
     *,
@@ -130,7 +130,7 @@ def install_hooks(
 
 
 def _hook(
-    undo: Undo,
+    undo: CleanupStack,
     owner: nn.Module | Optimizer | None,
     *hooks: tuple[Callable[[Any], object], Callable[..., Any]],
 ) -> None:
@@ -199,7 +199,9 @@ class _ModelHook(partial[None]):
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def hook_models(undo: Undo, models: Iterable[nn.Module], action: Callable[..., None]) -> None:
+def hook_models(
+    undo: CleanupStack, models: Iterable[nn.Module], action: Callable[..., None]
+) -> None:
     """Run an action before each call of these modules alone, with what torch gives such a hook, until `undo` is closed."""
     # `undo` keeps no module alive. One that was compiled in place gets no hook: hooks are compiled
     # with it, so it would be compiled anew.
@@ -246,7 +248,7 @@ def _remove_if_alive(hook: Callable[..., Any], module: "ref[nn.Module]") -> None
 
 
 def hook_optimizers(
-    undo: Undo,
+    undo: CleanupStack,
     before: Callable[..., None],
     after: Callable[..., None] | None,
     only: Optimizer | None = None,

@@ -39,7 +39,7 @@ from lflops.attribution.python_stack import (
     in_inner_backward,
     is_running,
 )
-from lflops.error_guard import Guard, Undo, unguarded
+from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.inputs.tensors import nodes_of, tensors_in
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.records import Phase
@@ -233,7 +233,7 @@ class ModuleTracker:
         ] = []
         self._calls: list[Counter[str]] = []
         self._claims = Claims()
-        self._hooks = Undo()
+        self._hooks = CleanupStack()
         self.home = threading.get_ident()
 
     def start(self, guard: Guard = unguarded) -> None:

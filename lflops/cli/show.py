@@ -163,7 +163,7 @@ def _as_json(analysis: Analysis, phase: Phase | None, **listed: object) -> dict[
         "share_of": share_of(analysis.profile, phase),
         "totals": analysis.totals,
         **listed,
-        "uncounted": analysis.uncounted,
+        "unsupported": analysis.unsupported,
         "uncalled": analysis.uncalled,
         "notes": profile.notes,
     }

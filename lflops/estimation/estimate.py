@@ -445,7 +445,7 @@ class Estimator:
             notes.append(Note(code="rounded_up", subject="", values={"bytes": self.round_to}))
         calls = sum(
             cell.calls
-            for cell in counting.profile.cells
+            for cell in counting.profile.op_counts
             if cell.operator == LSTM_LAYER.name().removeprefix("aten::")
         )
         if calls and (self.backward or torch.is_grad_enabled()):

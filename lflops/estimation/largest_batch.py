@@ -13,7 +13,7 @@ from lflops.estimation.mesh import checked_mesh
 from lflops.estimation.optimizer_step import MakesOptimizer
 from lflops.hardware.chips import Hardware, named
 from lflops.inputs.arguments import check_memory, describe
-from lflops.memory.peak import TIGHT, Room, room, room_for
+from lflops.memory.peak import TIGHT, MemoryFit, room, room_for
 from lflops.profile.profile import Profile
 
 MAX_BATCH = (
@@ -121,7 +121,7 @@ def search_batch(
     return samples, profiles[max(samples, 1)]
 
 
-def empty_room(estimator: Estimator) -> Room:
+def empty_room(estimator: Estimator) -> MemoryFit:
     """What an estimator's chip has, and needs without any tensor.
 
     Without a chip whose memory is known, a `CountError`.

@@ -31,7 +31,7 @@ from lflops.hardware.chips import Hardware
 from lflops.hardware.peaks import chip_of, name_of_peak
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import notes_with
-from lflops.profile.profile import Cell, Communication, Profile
+from lflops.profile.profile import Communication, OpCount, Profile
 from lflops.profile.records import step_phase
 
 DEVICES_PER_HOST = 8
@@ -132,7 +132,7 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
         return
     products = [
         (name_of_peak(cell.dtype), cell.executed_macs)
-        for cell in profile.cells
+        for cell in profile.op_counts
         if cell.executed_macs
     ]
     macs = sum(number for _, number in products)
@@ -153,9 +153,9 @@ def _reasons(profile: Profile, chip: Hardware | None, rates: Rates) -> Iterator[
     if unknown:
         yield f"{min(unknown)} between ranks was not fitted"
         return
-    if not any(cell.phase == "backward" for cell in profile.cells):
+    if not any(cell.phase == "backward" for cell in profile.op_counts):
         yield "it only goes forward, and trainings were fitted"
-    calls = sum(cell.calls for cell in profile.cells)
+    calls = sum(cell.calls for cell in profile.op_counts)
     if calls * rates.host_seconds > _Step(profile, chip, family, rates).prediction().seconds:
         yield f"the host's {calls:,} calls may take longer than the device's work, and how fast hosts are was not fitted"
 
@@ -213,7 +213,7 @@ class _Step:
             if each.collective == _GATHERS and each.phase == "forward"
         }
         computing: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for cell in profile.cells:
+        for cell in profile.op_counts:
             kind, seconds = self._device(cell)
             above = ancestry(cell.module)
             computing[
@@ -243,7 +243,7 @@ class _Step:
             recomputed=recomputed,
         )
 
-    def _device(self, cell: Cell) -> tuple[str, float]:
+    def _device(self, cell: OpCount) -> tuple[str, float]:
         """What bounds an operator, and its seconds on the device."""
         rates, chip = self.rates, self.chip
         moving = cell.bytes_moved / ((chip.bandwidth_bytes_per_second or 1.0) * rates.bandwidth)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lflops.analysis.outliers import Outlier, allocating, explaining
-from lflops.analysis.step_breakdown import IN_MODULES, Budget
+from lflops.analysis.step_breakdown import IN_MODULES, StepBreakdown
 from lflops.analysis.step_times import StepTimes, lost_share
 from lflops.analysis.tree import TIMED_PHASES, BusyModules, total_seconds
 from lflops.hardware.chips import vendor_of
@@ -26,7 +26,7 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import PASSES, ModulePhase, step_phase
 from lflops.profile.series import grouped, summed
 from lflops.profile.steps import is_disturbed
-from lflops.ranks.stragglers import MANY_STEPS, Imbalance
+from lflops.ranks.stragglers import MANY_STEPS, Stragglers
 
 # of the step: what costs less is no cause
 _WORTH = 0.02
@@ -147,9 +147,9 @@ class Cause(Struct, frozen=True, kw_only=True):
 def causes(
     profile: Profile,
     times: StepTimes,
-    budget: Budget | None,
+    budget: StepBreakdown | None,
     *,
-    imbalance: Imbalance,
+    stragglers: Stragglers,
     outliers: Iterable[Outlier],
     busiest: Sequence[BusyModules],
     patterns: Mapping[str, str],
@@ -168,7 +168,7 @@ def causes(
     is_rough = are_times_far_off(profile.notes)
     unlike = list(_unlike_repeats(profile, patterns, below, _WORTH * times.mean))
     named = {each.module for each in unlike}
-    late = list(_of_ranks(imbalance, times.mean, on_host=profile.run.device_type == "cpu"))
+    late = list(_of_ranks(stragglers, times.mean, on_host=profile.run.device_type == "cpu"))
     known = {each.module for each in late if each.module} | named
     by_evidence = [*unlike, *_wide(profile, named), *_outside(profile, times, budget, below)]
     in_modules = [
@@ -220,7 +220,7 @@ def causes(
         computing = {
             patterns[name]
             for name, each in eager.items()
-            if name and any(each.work(phase).own_calls for phase in TIMED_PHASES)
+            if name and any(each.work(phase).self_calls for phase in TIMED_PHASES)
         }
         judged = computing - {
             patterns.get(each.module, "")
@@ -287,7 +287,7 @@ def _is_fault(cause: Cause, profile: Profile, times: StepTimes, *, has_room: boo
         return not _is_by_others(cause, profile, is_busy=lost >= _BUSY)
     # a model that is not watched may be there, as another one of a GAN
     if cause.kind == "other":
-        of_phase = summed((cell.phase, cell.macs) for cell in profile.cells)
+        of_phase = summed((cell.phase, cell.macs) for cell in profile.op_counts)
         return of_phase.get("other", 0) <= _UNWATCHED * of_phase.get("forward", 0)
     if cause.kind == "optimizer":
         work, run = profile.modules[""].optimizer, profile.run
@@ -381,7 +381,7 @@ def _padding(profile: Profile, times: StepTimes) -> Iterator[Cause]:
         )
 
 
-def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iterator[Cause]:
+def _needless(profile: Profile, times: StepTimes, budget: StepBreakdown | None) -> Iterator[Cause]:
     """Work that the step would do without.
 
     A second backward, modules that nothing is learned from, and recomputing.
@@ -413,7 +413,7 @@ def _needless(profile: Profile, times: StepTimes, budget: Budget | None) -> Iter
         # no gradient goes back through these
     }
     frozen = sum(
-        each.forward.own_macs
+        each.forward.self_macs
         for each in unlearning.values()
         if each.parameters and not each.trainable_parameters
     )
@@ -440,18 +440,18 @@ def _python(
 
     Hooks of the user's on their layers, or Python code.
     """
-    others = {each.module for each in profile.uncounted} | known
+    others = {each.module for each in profile.unsupported} | known
     longer = summed(
         (patterns[name], max(own.median - _PER_MODULE * (1 + len(below[name])), 0.0))
         for name, each in profile.modules.items()
         if name
-        and not each.forward.own_calls
+        and not each.forward.self_calls
         and name not in others
-        and (own := each.forward.own_seconds) is not None
+        and (own := each.forward.self_seconds) is not None
     )
     if profile.is_counted and longer:
         most = max(longer, key=longer.__getitem__)
-        kinds = {patterns[name]: each.kind for name, each in profile.modules.items()}
+        kinds = {patterns[name]: each.class_name for name, each in profile.modules.items()}
         yield Cause(kind="python", seconds=sum(longer.values()), module=most, value=kinds[most])
 
 
@@ -468,7 +468,7 @@ def _threads(profile: Profile, mean: float) -> Iterator[Cause]:
     shares = [
         min(others, own - step.thread_cpu) / own
         for step in (profile.steps if run.threads == 1 else ())
-        if step.kind == "hooked"
+        if step.kind == "module_timing"
         and step.seconds
         and step.thread_cpu is not None
         and not is_disturbed(step.marks)
@@ -479,15 +479,15 @@ def _threads(profile: Profile, mean: float) -> Iterator[Cause]:
         yield Cause(kind="thread", seconds=max(statistics.median(shares), 0.0) * mean)
 
 
-def _of_ranks(imbalance: Imbalance, mean: float, *, on_host: bool) -> Iterator[Cause]:
-    if imbalance.worst_share is not None:
-        few = min(MANY_STEPS, _A_WHILE / (imbalance.step_seconds or 1.0)) if on_host else 0
+def _of_ranks(stragglers: Stragglers, mean: float, *, on_host: bool) -> Iterator[Cause]:
+    if stragglers.worst_share is not None:
+        few = min(MANY_STEPS, _A_WHILE / (stragglers.step_seconds or 1.0)) if on_host else 0
         lasting = [
             row
-            for row in imbalance.rows
+            for row in stragglers.rows
             if row.phase != "all" or row.cause is not None or (row.steps or 0) >= few
         ]
-        worst = (lasting or imbalance.rows)[0]
+        worst = (lasting or stragglers.rows)[0]
         seconds, usual = min(worst.seconds_lost, mean), worst.cause if lasting else "brief"
         yield Cause(
             kind="rank",
@@ -497,8 +497,8 @@ def _of_ranks(imbalance: Imbalance, mean: float, *, on_host: bool) -> Iterator[C
             phase=worst.phase,
             usual=usual,
         )
-    elif imbalance.take_turns and imbalance.lost_share is not None:
-        yield Cause(kind="turns", seconds=imbalance.lost_share * mean)
+    elif stragglers.take_turns and stragglers.lost_share is not None:
+        yield Cause(kind="turns", seconds=stragglers.lost_share * mean)
 
 
 def _without(found: Iterable[Cause], late: Iterable[Cause]) -> list[Cause]:
@@ -568,7 +568,7 @@ def _unlike_repeats(
 
 def _widest_dtypes(profile: Profile) -> dict[str, str]:
     widest: dict[str, str] = {}
-    for cell in profile.cells:
+    for cell in profile.op_counts:
         if cell.macs and cell.dtype in _WIDTH:
             for above in ancestry(cell.module):
                 widest[above] = max(
@@ -582,7 +582,7 @@ def _wide(profile: Profile, named: set[str]) -> Iterator[Cause]:
 
     With half of the bits, half of the time is enough.
     """
-    own = {cell.module for cell in profile.cells if cell.macs and cell.dtype == "float64"}
+    own = {cell.module for cell in profile.op_counts if cell.macs and cell.dtype == "float64"}
     for name in sorted(own) if profile.run.dtype not in {None, "float64"} else ():
         seconds = total_seconds(profile.modules[name], own=True)
         if seconds is not None and named.isdisjoint(ancestry(name)):
@@ -599,7 +599,10 @@ def _wide(profile: Profile, named: set[str]) -> Iterator[Cause]:
 
 
 def _outside(
-    profile: Profile, times: StepTimes, budget: Budget | None, below: Mapping[str, Sequence[str]]
+    profile: Profile,
+    times: StepTimes,
+    budget: StepBreakdown | None,
+    below: Mapping[str, Sequence[str]],
 ) -> Iterator[Cause]:
     """The model itself outside of its layers: what its own operators do not need."""
     root, layers = profile.modules[""], [profile.modules[name].forward for name in below[""]]
@@ -614,17 +617,17 @@ def _outside(
         yield Cause(
             kind="outside", seconds=(own + budget.parts.get("forward", 0.0)) * budget.seconds
         )
-    elif root.forward.seconds is not None and not root.forward.own_macs:
+    elif root.forward.seconds is not None and not root.forward.self_macs:
         elsewhere = sum(seconds for (name, _), seconds in times.communicating.items() if not name)
-        own_seconds = max((total_seconds(root, own=True) or 0.0) - elsewhere, 0.0)
+        self_seconds = max((total_seconds(root, own=True) or 0.0) - elsewhere, 0.0)
         around = max(times.phases.get("forward", 0.0) - root.forward.seconds.median, 0.0)
-        yield Cause(kind="outside", seconds=own_seconds + around)
+        yield Cause(kind="outside", seconds=self_seconds + around)
 
 
 def _parts(
     profile: Profile,
     times: StepTimes,
-    budget: Budget | None,
+    budget: StepBreakdown | None,
     in_modules: Sequence[Cause],
     patterns: Mapping[str, str],
 ) -> Iterator[Cause]:
@@ -679,7 +682,7 @@ def _parts(
         yield Cause(kind=name, seconds=seconds, module=module, is_rest=told.get(name, 0.0) > 0)
 
 
-def _innermost(budget: Budget, part: str, patterns: Mapping[str, str]) -> str:
+def _innermost(budget: StepBreakdown, part: str, patterns: Mapping[str, str]) -> str:
     having = (
         (module, parts[part])
         for module, parts in budget.modules.items()

@@ -312,7 +312,7 @@ class OperatorAccumulator:
     ) -> Any:
         """Run an operator without a formula whose kernel calls others: these are counted.
 
-        If none of them computes, it is uncounted.
+        If none of them computes, it is unsupported.
         """
         totals, thread, name = self._totals(), self._local, operator.name
         inside = thread.totals = Totals()
@@ -329,11 +329,11 @@ class OperatorAccumulator:
             products, thread.products, thread.totals = thread.products, outer, totals
         if products:
             self._repeated.setdefault(name, Counter()).update(products)
-        if inside.uncounted or any(counts.flops for counts in inside.cells.values()):
+        if inside.unsupported or any(counts.flops for counts in inside.op_counts.values()):
             totals.merge(inside)
             totals.counted_inside[name] += name not in WHOLLY_OPERATORS
         else:
-            _add_uncounted(totals, operator, *place, (args, kwargs, out))
+            _add_unsupported(totals, operator, *place, (args, kwargs, out))
         return out
 
     def _is_repeated(self, operator: Operator, args: Any) -> bool:
@@ -393,7 +393,7 @@ class OperatorAccumulator:
                 "" if phase == "backward" and is_deferred(operator.name, *given[:2]) else row, phase
             )
         elif kind is UNCOUNTED:
-            _add_uncounted(totals, operator, row, phase, given)
+            _add_unsupported(totals, operator, row, phase, given)
         else:
             self._step = None
             self._add(totals, operator, row, phase, given)
@@ -433,11 +433,11 @@ class OperatorAccumulator:
             cost, moved, dtype, is_all = known or self._cost(operator, key, given)
         except Exception as error:  # noqa: BLE001 - a user's formula must not stop the run that it counts
             totals.failures[operator.name] = f"{type(error).__name__}: {error}"
-            _add_uncounted(totals, operator, row, phase, given)
+            _add_unsupported(totals, operator, row, phase, given)
             return
         # as `Totals.add` does, with fewer steps
         if is_all:
-            cell = totals.cells[row, operator.name, phase, dtype]
+            cell = totals.op_counts[row, operator.name, phase, dtype]
             cell.calls += 1
             cell.flops += cost.other_flops
             cell.bytes_moved += moved
@@ -584,12 +584,12 @@ def _shapes(operator: Operator, args: Any) -> tuple[Any, ...]:
     return (operator.name, *(tuple(each.shape) for each in args if isinstance(each, Tensor)))
 
 
-def _add_uncounted(
+def _add_unsupported(
     totals: Totals, operator: Operator, row: str, phase: Phase, given: Given
 ) -> None:
     args, kwargs, out = given
     moved = sum(map(size, tensors_of((*args, *kwargs.values(), out))))
-    totals.uncounted[row, operator.name, phase].add(Transfers(1, moved))
+    totals.unsupported[row, operator.name, phase].add(Transfers(1, moved))
 
 
 def _dtype(first: Any, second: Any) -> torch.dtype | None:

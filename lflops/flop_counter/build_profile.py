@@ -16,17 +16,17 @@ from lflops.model.module_tree import ModuleTree, ParameterSize, parameter_sizes
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.profile import (
-    CELL_COUNTS,
     COUNTS,
+    OP_COUNT_FIELDS,
     SCHEMA_VERSION,
-    Cell,
     Communication,
     DtypeShare,
     Memory,
     ModuleProfile,
+    OpCount,
     Profile,
     Run,
-    Uncounted,
+    UnsupportedCall,
     Work,
 )
 from lflops.profile.records import PHASES, ModulePhase
@@ -63,9 +63,9 @@ def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
         calls = collected.calls[row]
         graph = getattr(module, "inlined_graph", None) if calls else None
         for operator, weights in () if graph is None else _below_dispatcher(graph):
-            totals.uncounted[row, operator, "forward"].add(Transfers(calls, calls * weights))
-    cells = tuple(
-        Cell(
+            totals.unsupported[row, operator, "forward"].add(Transfers(calls, calls * weights))
+    op_counts = tuple(
+        OpCount(
             module=row,
             operator=operator,
             phase=phase,
@@ -74,15 +74,15 @@ def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
             else ""
             if dtype is None
             else dtype_name(dtype),
-            **{name: getattr(counts, name) for name in CELL_COUNTS},
+            **{name: getattr(counts, name) for name in OP_COUNT_FIELDS},
         )
-        for (row, operator, phase, dtype), counts in totals.cells.items()
+        for (row, operator, phase, dtype), counts in totals.op_counts.items()
         if row not in collected.ignored
         for narrow in [tf32 and multiplies_in_tf32(operator)]
     )
-    uncounted = tuple(
-        Uncounted(module=row, operator=operator, phase=phase, **asdict(transfers))
-        for (row, operator, phase), transfers in totals.uncounted.items()
+    unsupported = tuple(
+        UnsupportedCall(module=row, operator=operator, phase=phase, **asdict(transfers))
+        for (row, operator, phase), transfers in totals.unsupported.items()
         if row not in collected.ignored
     )
     communication = tuple(
@@ -99,10 +99,10 @@ def build_profile(collected: CountedPass, run: Run, *, tf32: bool) -> Profile:
     )
     return Profile(
         schema_version=SCHEMA_VERSION,
-        run=replace(run, dtype=dtype_of(cells) or run.dtype),
+        run=replace(run, dtype=dtype_of(op_counts) or run.dtype),
         modules=_modules(collected, communication),
-        cells=cells,
-        uncounted=uncounted,
+        op_counts=op_counts,
+        unsupported=unsupported,
         communication=communication,
         waits=tuple(sorted(totals.waits)),
         memory=collected.memory,
@@ -123,7 +123,7 @@ def _modules(
 ) -> dict[str, ModuleProfile]:
     tree = collected.tree
     own: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
-    for (row, _, phase, _), counts in collected.totals.cells.items():
+    for (row, _, phase, _), counts in collected.totals.op_counts.items():
         if row not in collected.ignored:
             own[ModulePhase(row, phase)].add(counts)
     for each in communication:
@@ -132,7 +132,7 @@ def _modules(
         )
     inclusive: defaultdict[ModulePhase, Counts] = defaultdict(Counts)
     for key, counts in own.items():
-        for above in ancestry(key.row):
+        for above in ancestry(key.fqn):
             inclusive[ModulePhase(above, key.phase)].add(counts)
     difference, own_difference = _logical_differences(collected)
     parameters, owners = _parameters(tree)
@@ -170,7 +170,9 @@ def _module(
     trainable = [each for each in parameters if each.stored_in.requires_grad]
     by_dtype = grouped(parameters, lambda each: dtype_name(each.stored_in.dtype))
     return ModuleProfile(
-        kind=type(module).__name__ if module is not None else _kind_without_module(row, collected),
+        class_name=type(module).__name__
+        if module is not None
+        else _kind_without_module(row, collected),
         depth=len(ancestry(row)) - 1,
         calls=collected.calls[row],
         compiled=row in collected.tree.compiled,
@@ -179,7 +181,7 @@ def _module(
         trainable_parameters=_elements(trainable),
         parameter_bytes=_bytes(parameters),
         trainable_parameter_bytes=_bytes(trainable),
-        own_parameters=_elements(each for each in parameters if each.row == row),
+        self_parameters=_elements(each for each in parameters if each.row == row),
         local_parameters=sum(each.local_elements for each in parameters),
         local_parameter_bytes=sum(
             each.local_elements * each.stored_in.element_size() for each in parameters
@@ -226,7 +228,7 @@ def _logical_differences(
     own = {
         key: macs
         for key, macs in collected.totals.logical_difference.items()
-        if key.row not in collected.ignored
+        if key.fqn not in collected.ignored
     }
     inclusive = gathered(
         (ModulePhase(above, phase), macs)
@@ -240,13 +242,13 @@ def _work(
     inclusive: Counts, own: Counts, difference: int | None, own_difference: int | None
 ) -> Work:
     counts = {name: getattr(inclusive, name) for name in COUNTS} | {
-        f"own_{name}": getattr(own, name) for name in COUNTS
+        f"self_{name}": getattr(own, name) for name in COUNTS
     }
-    logical_macs, own_logical_macs = (
+    logical_macs, self_logical_macs = (
         sum_known((inclusive.macs, difference)),
         sum_known((own.macs, own_difference)),
     )
-    return Work(**counts, logical_macs=logical_macs, own_logical_macs=own_logical_macs)
+    return Work(**counts, logical_macs=logical_macs, self_logical_macs=self_logical_macs)
 
 
 def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[str, str]]:
@@ -263,7 +265,7 @@ def _parameters(tree: ModuleTree) -> tuple[dict[str, list[ParameterSize]], dict[
 
 def _notes(collected: CountedPass) -> Iterable[Note]:
     for row in sorted(collected.ignored):
-        ignored = [counts for (of, *_), counts in collected.totals.cells.items() if of == row]
+        ignored = [counts for (of, *_), counts in collected.totals.op_counts.items() if of == row]
         yield Note(code="ignored", subject=row, values=sums(ignored, "calls", "macs", "flops"))
     for row, module in _scripted(collected.tree):
         if any(True for _ in module.children()):

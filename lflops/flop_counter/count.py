@@ -9,7 +9,7 @@ import msgspec
 from torch import Tensor, nn
 
 from lflops.attribution.module_tracker import ModuleTracker
-from lflops.error_guard import Guard, Undo, unguarded
+from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.errors import CountError
 from lflops.flop_counter.accumulator import Extent
 from lflops.flop_counter.build_profile import CountedPass, build_profile
@@ -143,7 +143,7 @@ class Counting:
         self._batch = batch
         self._scopes = tracker(self._tree, phase=phase, follow=self._follow)
         self._counter = counter(self._scopes, extent or Extent())
-        self._undo = Undo()
+        self._undo = CleanupStack()
         self._guard = guard
         self._entered = False
         self._eager, self._tf32 = eager, tf32
@@ -226,7 +226,7 @@ class Counting:
 
     def so_far(self) -> tuple[int, int]:
         """MACs and FLOPs up to here, while the `with` is running."""
-        cells = self._counter.total().cells.values()
+        cells = self._counter.total().op_counts.values()
         return sum(counts.macs for counts in cells), sum(counts.flops for counts in cells)
 
     def stop(self) -> None:
@@ -236,7 +236,7 @@ class Counting:
         """
         self._undo.close()
 
-    def _prepare_compiled(self, undo: Undo) -> None:
+    def _prepare_compiled(self, undo: CleanupStack) -> None:
         """Let compiled code run as it does, and write its calls down; or let it run eagerly."""
         if self._counter.fake or not passes_dynamo():
             undo.enter(force_eager())

@@ -15,7 +15,7 @@ from lflops.flop_counter.operators import Kind, Operator, is_sharded, known_oper
 from lflops.flop_counter.traffic import tensors_of
 from lflops.profile.records import Phase
 from lflops.torch_private.dispatch_modes import (
-    OwnMode,
+    InternalMode,
     end_mode,
     is_tracing,
     on_stack,
@@ -58,7 +58,7 @@ class OperatorCounter(OperatorAccumulator):
         return lambda: end_mode(mode)
 
 
-class CountingMode(OwnMode):
+class CountingMode(InternalMode):
     """Reports the operators of one thread to an accumulator."""
 
     # torch 2.8 does not ask: `route_higher_order_operators`

@@ -299,7 +299,7 @@ def resolve(
     for number, call in enumerate(regions):
         seen = inside.pop(number, Totals())
         call.went_backward |= not call.is_one_node and any(
-            phase == "backward" for _, _, phase, _ in seen.cells
+            phase == "backward" for _, _, phase, _ in seen.op_counts
         )
         resolved.is_memory_known &= call.sees_all
         try:
@@ -312,8 +312,8 @@ def resolve(
         at = call.phase
         if at != "forward":
             found = found.moved(
-                lambda row, phase, at=at: (row, at if phase == "forward" else phase)
-            )  # type: ignore[misc]
+                lambda row, phase, at=at: (row, at if phase == "forward" else phase)  # type: ignore[misc]
+            )
         macs, most = _macs(seen, of_backward=False), _macs(found, of_backward=False)
         if call.sees_all and macs != most:
             resolved.totals.merge(_as_seen(seen, call))
@@ -329,7 +329,7 @@ def resolve(
     for rest in inside.values():
         resolved.totals.merge(_as_seen(rest, None))
     resolved.notes += [
-        Note(code="compiled_uncounted", subject=why, values={"calls": calls})
+        Note(code="compiled_unsupported", subject=why, values={"calls": calls})
         for why, calls in unknown.items()
     ]
     for row, (macs, most) in different.items():
@@ -358,7 +358,7 @@ def _as_seen(seen: Totals, call: RegionCall | None) -> Totals:
     found = seen.moved(lambda row, phase: (row_of_region(row), phase))
     if call is not None and not call.sees_all:
         for phase in (call.phase, "backward") if call.went_backward else (call.phase,):
-            found.uncounted[call.row, COMPILED, phase].add(Transfers(1, call.bytes))
+            found.unsupported[call.row, COMPILED, phase].add(Transfers(1, call.bytes))
     return found
 
 
@@ -370,15 +370,15 @@ def _add_recompute(found: Totals, seen: Totals, row: str) -> None:
     macs = _macs(seen, of_backward=True) - _macs(found, of_backward=True)
     if macs > 0:
         dtypes = Counter[Any]()
-        for (_, _, phase, dtype), counts in seen.cells.items():
+        for (_, _, phase, dtype), counts in seen.op_counts.items():
             dtypes[dtype] += counts.macs if phase in PHASES_OF_BACKWARD else 0
-        cell = found.cells[row, COMPILED, "recompute", dtypes.most_common(1)[0][0]]
+        cell = found.op_counts[row, COMPILED, "recompute", dtypes.most_common(1)[0][0]]
         cell.add(Counts(calls=1, macs=macs, executed_macs=macs, flops=2 * macs))
 
 
 def _macs(totals: Totals, *, of_backward: bool) -> int:
     return sum(
         counts.macs
-        for (_, _, phase, _), counts in totals.cells.items()
+        for (_, _, phase, _), counts in totals.op_counts.items()
         if (phase in PHASES_OF_BACKWARD) == of_backward
     )

@@ -17,7 +17,11 @@ from torch import Tensor, nn
 
 from lflops.flop_counter.cpu_kernels import LSTM_LAYER, corrected
 from lflops.flop_counter.traffic import tensors_of
-from lflops.torch_private.dispatch_modes import OwnMode, route_higher_order_operators, without_modes
+from lflops.torch_private.dispatch_modes import (
+    InternalMode,
+    route_higher_order_operators,
+    without_modes,
+)
 from lflops.torch_private.distributed import is_pipeline_vote, receive_operator
 from lflops.torch_private.operators import GROUPED_MM, OpOverload, written_arguments
 from lflops.torch_private.tensors import NEEDS_VALUES, PLAIN, storage_key
@@ -46,7 +50,7 @@ class NoCudaError(Exception):
     """Code makes a tensor on CUDA, on a machine without it."""
 
 
-class KnownValues(OwnMode):
+class KnownValues(InternalMode):
     """Runs operators on real tensors for real, inside a mode that makes all other results fake.
 
     Code branches on such values: whether a batch has padding, whether it is packed, how many of its

@@ -23,7 +23,7 @@ from lflops.formulas.conventions import FREE, MOVES, PER_INPUT, PER_OUTPUT
 from lflops.formulas.table import Cost, load_families
 from lflops.inputs.tensors import changed
 from lflops.model.module_tree import ModuleTree
-from lflops.torch_private.dispatch_modes import OwnMode, on_stack, without_modes
+from lflops.torch_private.dispatch_modes import InternalMode, on_stack, without_modes
 from lflops.torch_private.operators import (
     HigherOrderOperator,
     OpOverload,
@@ -339,7 +339,7 @@ def logical_cost(
     return Cost(macs.sum)
 
 
-class _Macs(OwnMode):
+class _Macs(InternalMode):
     def __init__(self) -> None:
         super().__init__()
         self.sum = 0

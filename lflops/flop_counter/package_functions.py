@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lflops.error_guard import Undo, replace_attribute
+from lflops.error_guard import CleanupStack, replace_attribute
 from lflops.flop_counter.operator_costs import shapes, values_or_shape
 from lflops.flop_counter.operators import Operator
 from lflops.formulas.table import FUNCTIONS, Cost, FunctionFormula
@@ -34,7 +34,7 @@ _LOCK = threading.RLock()
 _COVERED = _Covered()
 # the counts that are running
 _COUNTS: list[object] = []
-_undo = Undo()
+_undo = CleanupStack()
 
 
 def watch(count: object) -> None:

@@ -43,7 +43,7 @@ class Counts(Sums, gc=False):
 
 
 class Transfers(Sums, gc=False):
-    """Calls and their bytes: the payload of a collective, the tensors of an uncounted operator."""
+    """Calls and their bytes: the payload of a collective, the tensors of an unsupported operator."""
 
     calls: int = 0
     bytes: int = 0
@@ -64,8 +64,8 @@ class DenseMasks(Sums, gc=False):
 class Totals:
     """Sums by row and phase."""
 
-    cells: defaultdict[CellKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
-    uncounted: defaultdict[UncountedKey, Transfers] = field(
+    op_counts: defaultdict[CellKey, Counts] = field(default_factory=lambda: defaultdict(Counts))
+    unsupported: defaultdict[UncountedKey, Transfers] = field(
         default_factory=lambda: defaultdict(Transfers)
     )
     collectives: defaultdict[CollectiveKey, Transfers] = field(
@@ -95,7 +95,7 @@ class Totals:
     logical_difference: dict[ModulePhase, int | None] = field(default_factory=dict)
 
     def add(self, key: CellKey, cost: Cost, moved: int) -> None:
-        cell = self.cells[key]
+        cell = self.op_counts[key]
         cell.calls += 1
         cell.macs += cost.macs
         cell.executed_macs += cost.macs if cost.executed_macs is None else cost.executed_macs
@@ -109,13 +109,13 @@ class Totals:
         """
         local_macs = summed(
             (ModulePhase(row, phase), counts.macs)
-            for (row, _, phase, _), counts in local.cells.items()
+            for (row, _, phase, _), counts in local.op_counts.items()
         )
         logical_macs: dict[ModulePhase, int] = {}
         if logical is not None:
             logical_macs[key] = logical.macs
             if logical.recompute is not None:
-                logical_macs[ModulePhase(key.row, "recompute")] = logical.recompute.macs
+                logical_macs[ModulePhase(key.fqn, "recompute")] = logical.recompute.macs
         for each in local_macs.keys() | logical_macs.keys():
             macs = local_macs.get(each, 0)
             self.add_difference(
@@ -146,12 +146,12 @@ class Totals:
 
     def add_to(self, to: Callable[[str, Phase], tuple["Totals", str, Phase]]) -> None:
         """Add what belongs to a row to the totals, the row and the phase that `to` returns for its row and phase."""
-        for (row, operator, phase, dtype), counts in self.cells.items():
+        for (row, operator, phase, dtype), counts in self.op_counts.items():
             totals, new_row, new_phase = to(row, phase)
-            totals.cells[new_row, operator, new_phase, dtype].add(counts)
-        for (row, operator, phase), sums in self.uncounted.items():
+            totals.op_counts[new_row, operator, new_phase, dtype].add(counts)
+        for (row, operator, phase), sums in self.unsupported.items():
             totals, new_row, new_phase = to(row, phase)
-            totals.uncounted[new_row, operator, new_phase].add(sums)
+            totals.unsupported[new_row, operator, new_phase].add(sums)
         for (row, phase, *collective), sums in self.collectives.items():
             totals, *there = to(row, phase)
             totals.collectives[*there, *collective].add(sums)  # type: ignore[index]
@@ -172,7 +172,7 @@ class Totals:
     def rows(self) -> Iterator[str]:
         """Every row that has any sum, with repetitions."""
         yield from (
-            key[0] for keys in (self.cells, self.uncounted, self.collectives) for key in keys
+            key[0] for keys in (self.op_counts, self.unsupported, self.collectives) for key in keys
         )
 
 

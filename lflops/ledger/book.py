@@ -287,7 +287,7 @@ LONGEST_FREEZES = 100
 COLLECTING = "gc"
 
 
-class Book:
+class StepAccountant:
     """Reads the marks of a start.
 
     `collections` are the moments at which Python's garbage collector began and ended, in turn.

@@ -2,7 +2,7 @@
 
 The training appends marks, a thread reads them once a second and writes a line every three seconds.
 
-    keeper = Keeper()
+    keeper = LedgerWriter()
     keeper.start(folder)              # the account has every second since the process began
     keeper.recorder.enter("data")     # the training marks what it does
     keeper.stop("finished")           # the thread ends; what follows is in `after_run`, which ends with the process
@@ -12,7 +12,7 @@ A mark has a moment, and is made whenever another category begins, and at the en
     marks    |start_up.......|data...|forward...|backward..|optimizer|other|step|lflops|data...
 
 What a step touches has left the processor's caches since the last one, so the less code runs in it,
-the better. A loop that is found by hooks does not even mark: it notes calls on a `Tape`, and the
+the better. A loop that is found by hooks does not even mark: it notes calls on a `DeferredCalls`, and the
 thread makes them.
 
 No step waits for an account or a file. Each moment belongs to the last mark before it: the account
@@ -34,7 +34,7 @@ from resource import RUSAGE_THREAD, getrusage
 from typing import Any
 
 from lflops.ledger.account import Ledger
-from lflops.ledger.book import Book, StepEnd
+from lflops.ledger.book import StepAccountant, StepEnd
 from lflops.ledger.run import ENDING, Head, Row, Segment, ledger_of
 
 # the phase of what is in no phase
@@ -52,7 +52,7 @@ def unknown() -> None:
     """What is not known of a thread."""
 
 
-class Tape:
+class DeferredCalls:
     """The calls of one training, in their order. While it does not run, each is made at once."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -138,7 +138,7 @@ class Recorder:
     `schedule` reads when its thread ran and waited.
     """
 
-    def __init__(self, tape: Tape, schedule: Callable[[], bytes | None] = unknown) -> None:
+    def __init__(self, tape: DeferredCalls, schedule: Callable[[], bytes | None] = unknown) -> None:
         self.marks: deque[tuple[int, str | StepEnd]] = deque(maxlen=LONGEST // 8)
         self.last_end: tuple[int, int] | None = (
             # the moment at which the last step ended, and its number
@@ -296,7 +296,7 @@ LATE = 50_000_000
 PATIENCE = 2.0
 
 
-class Keeper:
+class LedgerWriter:
     """The ledger of one run in this process."""
 
     def __init__(
@@ -304,7 +304,7 @@ class Keeper:
         rank: int = 0,
         ranks: int = 1,
         # calls of the training's that the thread makes
-        tape: Tape | None = None,
+        tape: DeferredCalls | None = None,
         *,
         retries: Callable[[], int] = lambda: (
             0
@@ -320,7 +320,7 @@ class Keeper:
         global _latest  # noqa: PLW0603 - one process, one account
         # what has ended it before its time
         self.error: Exception | None = None
-        self._tape = tape or Tape()
+        self._tape = tape or DeferredCalls()
         self.recorder = Recorder(self._tape, schedule)
         self.is_first = (
             _latest is None
@@ -328,7 +328,7 @@ class Keeper:
         )
         begin, now = _begin_of_account(), time.perf_counter_ns()
         self._collections = Collections()
-        self._book = Book(begin, self._collections.moments, retries)
+        self._book = StepAccountant(begin, self._collections.moments, retries)
         self._segment = Segment(
             Head(begin=time.time_ns() - (now - begin), rank=rank, ranks=ranks, pid=os.getpid())
         )
@@ -481,7 +481,7 @@ class Keeper:
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_latest: Keeper | None = (
+_latest: LedgerWriter | None = (
     # the last one of this process. It accounts for the time until the next one begins.
     None
 )

@@ -63,7 +63,7 @@ FRAGMENTATION = (
 TIGHT = 0.05
 
 
-class Room(Struct, frozen=True, kw_only=True):
+class MemoryFit(Struct, frozen=True, kw_only=True):
     """What a step needs of a chip's memory, and whether that fits.
 
     The parts add up to `needed_bytes`.
@@ -94,7 +94,7 @@ class Room(Struct, frozen=True, kw_only=True):
 
 def room(
     tensor_bytes: int, chip: Hardware | None, *, ranks: int = 1, reserved_bytes: int | None = None
-) -> Room | None:
+) -> MemoryFit | None:
     """The room for a peak of live tensors on a chip.
 
     `None` where its memory is unknown. `reserved` is the allocator's, if simulated.
@@ -110,7 +110,7 @@ def room(
     cublas = 2 * (HOPPER_CUBLAS_BYTES if chip.name.split()[0] in HOPPER else CUBLAS_BYTES)
     nccl = NCCL_BYTES if ranks > 1 else 0
     needed = tensor_bytes + fragmentation + CONTEXT_BYTES + cublas + nccl
-    return Room(
+    return MemoryFit(
         verdict="does not fit"
         if needed > usable
         else "tight"
@@ -128,7 +128,7 @@ def room(
     )
 
 
-def room_for(profile: Profile, chip: Hardware | None) -> Room | None:
+def room_for(profile: Profile, chip: Hardware | None) -> MemoryFit | None:
     """The room for a profile's step.
 
     `None` where its memory was not counted or the chip's is unknown.
@@ -237,7 +237,7 @@ def checkpointed(profile: Profile) -> tuple[Checkpointed, ...]:
 
     None where memory was not counted, or nothing went backward.
     """
-    if profile.memory is None or all(cell.phase != "backward" for cell in profile.cells):
+    if profile.memory is None or all(cell.phase != "backward" for cell in profile.op_counts):
         return ()
     below = summed(
         (above, nbytes)
@@ -361,7 +361,7 @@ class Sharded(Struct, frozen=True, kw_only=True):
     # activations, temporary and other tensors
     rest_bytes: int
     # whether that fits on the chip; `None` without one
-    room: Room | None = None
+    room: MemoryFit | None = None
 
 
 class _Moment(NamedTuple):

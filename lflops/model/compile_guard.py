@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lflops.error_guard import Undo
+from lflops.error_guard import CleanupStack
 
 _REMARK = r"Using `torch\.compile\(module\)` when there are global hooks"
 
@@ -87,7 +87,7 @@ class KeptGraphs:
             release_graphs(self)
 
 
-def unremark_hooks(undo: Undo) -> None:
+def unremark_hooks(undo: CleanupStack) -> None:
     """Suppress torch's warning about global hooks on compiled modules, until `undo` is closed.
 
     Ours expect to be called for the wrapper.

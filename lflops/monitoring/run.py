@@ -18,12 +18,12 @@ from weakref import WeakSet
 
 import torch
 
-from lflops.error_guard import Boundary, Undo, call_each
+from lflops.error_guard import CleanupStack, ErrorGuard, call_each
 from lflops.errors import LflopsError, UnknownTorchError
 from lflops.inputs.batch import BatchReader
 from lflops.inputs.devices import allocator_stats
 from lflops.ledger.account import Ledger
-from lflops.ledger.keeper import Keeper, Tape, TrainPhases, process_age
+from lflops.ledger.keeper import DeferredCalls, LedgerWriter, TrainPhases, process_age
 from lflops.model.compile_guard import KeptGraphs
 from lflops.monitoring.inputs.messages import Failures, warn
 from lflops.monitoring.inputs.phases import RUN, Phases
@@ -33,7 +33,7 @@ from lflops.monitoring.outputs.loggers import log_ledger
 from lflops.monitoring.outputs.out_of_memory import MemoryHistory, ran_out_of_memory, write_report
 from lflops.monitoring.outputs.paths import OutputPaths
 from lflops.monitoring.session import Session
-from lflops.monitoring.window_publisher import Results
+from lflops.monitoring.window_publisher import WindowPublisher
 from lflops.monitoring.window_requests import WindowRequests
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
@@ -47,10 +47,12 @@ from lflops.trace.record.compiled_time import CompileTracking
 class RunLedger:
     """Marks what one run does, from its set-up to its end."""
 
-    def __init__(self, rank: int, ranks: int, requests: WindowRequests, tape: Tape) -> None:
+    def __init__(
+        self, rank: int, ranks: int, requests: WindowRequests, tape: DeferredCalls
+    ) -> None:
         # of the training, once it has begun
         self._device: torch.device | None = None
-        self._keeper = Keeper(
+        self._keeper = LedgerWriter(
             rank,
             ranks,
             tape,
@@ -80,7 +82,9 @@ class RunLedger:
             # what follows is between two epochs, until a batch is asked for
         )
 
-    def install(self, phases: Phases, folder: Path | None, boundary: Boundary, undo: Undo) -> None:
+    def install(
+        self, phases: Phases, folder: Path | None, boundary: ErrorGuard, undo: CleanupStack
+    ) -> None:
         """Listen from here on, until `undo` is closed.
 
         The folder gets the file; `None` for no file.
@@ -187,14 +191,14 @@ class MonitoredRun:
             None
         )
         self._training: Training | None = None
-        self._results: Results | None = None
+        self._results: WindowPublisher | None = None
         self._history: MemoryHistory | None = None
         self._monitor = 1
         self._failed = False
         # all that the training calls of ours goes through it
-        self.boundary = Boundary(self.fail)
+        self.boundary = ErrorGuard(self.fail)
         # takes off what the driver has installed, at the end of the run
-        self.undo = Undo()
+        self.undo = CleanupStack()
         self._graphs = KeptGraphs()
         self._tracking = CompileTracking()
         self._ledger: RunLedger | None = None
@@ -368,9 +372,9 @@ class MonitoredRun:
     def _guarded_stage(self, stage: Stage) -> Stage:
         return replace(stage, listen=partial(stage.listen, guard=self.boundary.guard))
 
-    def _results_of(self, training: Training) -> Results:
+    def _results_of(self, training: Training) -> WindowPublisher:
         if self._results is None:
-            self._results = Results(
+            self._results = WindowPublisher(
                 training, self._settings, self.log_dir, monitor=self._monitor, store=self.store
             )
             self._results.profiles = self.profiles

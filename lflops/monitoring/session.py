@@ -9,24 +9,24 @@ import torch
 from msgspec.structs import replace
 
 from lflops.analysis.analysis import analyze
-from lflops.error_guard import Guard, Undo, call_each
+from lflops.error_guard import CleanupStack, Guard, call_each
 from lflops.errors import CountError
 from lflops.inputs.run_info import with_allocator_peaks
 from lflops.model.module_tree import ModuleTree
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Stage, Training
-from lflops.monitoring.window.counting_step import NO_LENGTHS, CountedSteps
+from lflops.monitoring.window.counting_step import NO_LENGTHS, CountingSteps
 from lflops.monitoring.window.live_metrics import LiveMetrics
-from lflops.monitoring.window.module_timing_step import HookedStep
-from lflops.monitoring.window.step_timer import MAX_PENDING_STEPS, StepClock, TimedStep
+from lflops.monitoring.window.module_timing_step import ModuleTimingStep
+from lflops.monitoring.window.step_timer import MAX_PENDING_STEPS, StepTimer, TimedStep
 from lflops.monitoring.window.traced_steps import TracedSteps
 from lflops.monitoring.window.window import WANTED, Window
-from lflops.monitoring.window_publisher import Results
+from lflops.monitoring.window_publisher import WindowPublisher
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import is_compared
-from lflops.schedule import Course, Plan, Schedule
+from lflops.schedule import Plan, Schedule, ScheduleCursor
 from lflops.timing.clock import (
     Clock,
     HostClock,
@@ -58,7 +58,7 @@ class Session:
         training: Training,
         stage: Stage,
         *,
-        results: Results,
+        results: WindowPublisher,
         guard: Guard,
         number: int = 0,
     ) -> None:
@@ -70,7 +70,7 @@ class Session:
         self._settings = settings
         self._training = training
         device = training.device
-        self._counted_steps = CountedSteps(settings, training, stage, results.topology, guard)
+        self._counted_steps = CountingSteps(settings, training, stage, results.topology, guard)
         self._clock: Clock = HostClock() if device.type == "cpu" else _device_clock(device)
         places = results.paths
         traced = settings.trace and places is not None
@@ -88,12 +88,12 @@ class Session:
                 settings.schedule, plan, stage.accumulation(), stage.batches_left, training.say
             )
         )
-        self._course = Course(plan, number)
+        self._course = ScheduleCursor(plan, number)
         # The windows that are not reported yet. The last is where the schedule is, unless that is
         # over; the others wait for steps.
         self._windows = [Window(number, 0)]
         self._tree = ModuleTree({"": training.model})
-        self._hooked: HookedStep | None = None
+        self._hooked: ModuleTimingStep | None = None
         here = traced and settings.traces_on(training.rank)
         self._tracing = (
             TracedSteps(training, stage, self._tree, settings, places.traces, guard=guard)
@@ -124,7 +124,7 @@ class Session:
         )
         on_host = StepPhases(HostClock()) if is_timed else None
         scaled = stage.learns and training.scales_gradients
-        self._step_clock = StepClock(
+        self._step_clock = StepTimer(
             phases,
             on_host,
             settings.units,
@@ -143,9 +143,9 @@ class Session:
             if tracked
             else None
         )
-        self._listening = Undo()
+        self._listening = CleanupStack()
         # outlasts the windows where the curves need it
-        self._transfers = Undo()
+        self._transfers = CleanupStack()
         # The clean steps since the last time that they were handed in; `None` where there are no
         # other ranks.
         self._clean: list[TimedStep] | None = (
@@ -175,7 +175,7 @@ class Session:
                 self._listening.add(self._stage.listen(each))
             self._flush_plain_steps()
             self._step_clock.resume()
-            self._step_clock.mark("cold")
+            self._step_clock.mark("warmup")
             if self._tracing is not None:
                 self._tracing.step(traced=self._course.phase == "traced")
 
@@ -236,10 +236,10 @@ class Session:
                 )
             self._counted_steps.begin_batch(batch)
         elif begins_step and (
-            phase == "hooked"
+            phase == "module_timing"
             or any(window.hooks(self._step_clock.ordinal) for window in self._windows)
         ):
-            self._hooked = HookedStep(
+            self._hooked = ModuleTimingStep(
                 self._stage, self._tree, self._clock, is_alone=self._training.world_size == 1
             )
             self._hooked.start(self._guard)
@@ -396,7 +396,7 @@ class Session:
         logged_step, last = self._training.logged_step(), self._step_clock.logged_step
         self._step_clock.flush_plain_steps(last + 1 if logged_step == last else logged_step)
 
-    def _end_hooked_step(self) -> HookedStep | None:
+    def _end_hooked_step(self) -> ModuleTimingStep | None:
         """End the step's hooks. Returns what they have stamped; `None` where it had none."""
         hooked = self._hooked
         if hooked is not None:
@@ -572,7 +572,7 @@ class Session:
             self._live_metrics.add(step)
         if (
             self._clean is not None
-            and step.kind == "clean"
+            and step.kind == "unprofiled"
             and is_compared(step.marks)
             and step.times_phases
         ):
@@ -597,7 +597,7 @@ class Session:
     ) -> tuple[Profile, tuple[Mapping[ModulePhase, float], ...]]:
         """A window's profile without its trace, and the own seconds of modules in each of its hooked steps."""
         notes = self.notes if self._tracing is None else (*self.notes, *self._tracing.notes)
-        counted = window.counted or self._counted_steps.uncounted_profile()
+        counted = window.counted or self._counted_steps.empty_profile()
         return window.profile(
             counted,
             self._step_clock.logged_step,

@@ -22,13 +22,13 @@ from lflops.hardware.calibrate import forget
 from lflops.monitoring.inputs.messages import Failures, warn
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Training
-from lflops.monitoring.outputs.loggers import Outlets, PreparedWindow
+from lflops.monitoring.outputs.loggers import PreparedWindow, Reporters
 from lflops.monitoring.outputs.paths import OutputPaths, claim, release
 from lflops.profile.notes import notes_with
 from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase, RankComparison
 from lflops.profile.steps import Step
-from lflops.ranks.collect.collector import Gather
+from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.topology import topology_of
 from lflops.ranks.merge.merge import merge
 
@@ -59,13 +59,13 @@ def _shares(own: Iterable[Step], merged: Iterable[Step]) -> dict[str, float]:
             (getattr(everywhere, name), getattr(own_step, name)) for everywhere, own_step in pairs
         ]
         known = [
-            (everywhere, own_units)
-            for everywhere, own_units in units
-            if everywhere is not None and own_units
+            (everywhere, self_units)
+            for everywhere, self_units in units
+            if everywhere is not None and self_units
         ]
         if known:
             shares[name] = sum(everywhere for everywhere, _ in known) / sum(
-                own_units for _, own_units in known
+                self_units for _, self_units in known
             )
     return shares
 
@@ -97,7 +97,7 @@ class _Closed(NamedTuple):
     is_first: bool
 
 
-class Results:
+class WindowPublisher:
     """The windows of one monitor in one run of the Trainer, of all stages.
 
     Every process makes one, for they have to agree.
@@ -154,12 +154,12 @@ class Results:
         self._gather = (
             None
             if store is None
-            else Gather(store, training.rank, self.topology, timeout=settings.gather_timeout)
+            else RankCollector(store, training.rank, self.topology, timeout=settings.gather_timeout)
         )
         self.failures = Failures(raised=settings.on_error == "raise")
         # Where results go; `None` on all processes but the main one.
         self.outlets = (
-            Outlets(training, settings, monitor, self.failures) if training.is_main else None
+            Reporters(training, settings, monitor, self.failures) if training.is_main else None
         )
         # `None` for no files
         paths = OutputPaths.of(log_dir, settings.dirpath, monitor)
@@ -239,11 +239,11 @@ class Results:
             ):
                 continue
             if compared.steps <= (
-                0 if window.clean_comparison is None else window.clean_comparison.steps
+                0 if window.unprofiled_comparison is None else window.unprofiled_comparison.steps
             ):
                 continue
             self._compared[stage] = compared
-            profile = replace(window, clean_comparison=compared)
+            profile = replace(window, unprofiled_comparison=compared)
             analysis = analyze(profile)
             found = outlets.slow_ranks(analysis)
             for culprit in [each for each in found if each not in self._accused]:
@@ -330,7 +330,7 @@ class Results:
         message = f"lflops: {run.stage} window {run.window} closed at step {run.step}{_ended(profile, cut_short=cut_short)}"
         closed = _Closed(analysis, message, files, step, is_first=self._closed == 1)
         prepare = partial(self.outlets.prepare, analysis, path, step)
-        if len(profile.modules) + len(profile.cells) < LARGE and not self._in_background:
+        if len(profile.modules) + len(profile.op_counts) < LARGE and not self._in_background:
             self._log(closed, prepare())
         else:
             # One after the other: each is compared with the last, and texts are appended.

@@ -35,7 +35,7 @@ _GZIP, _BEGIN = b"\x1f\x8b", 1 << 16
 _TRACE = "is a trace of torch.profiler: lflops trace show reads it"
 _inclusive_counts, _own_counts = (
     attrgetter(*COUNTS),
-    attrgetter(*(f"own_{count}" for count in COUNTS)),
+    attrgetter(*(f"self_{count}" for count in COUNTS)),
 )
 
 # Quoted content comes from an untrusted file.
@@ -176,7 +176,7 @@ def _check_rows(modules: Mapping[str, ModuleProfile]) -> None:
 def _check_references(profile: Profile) -> None:
     tables: dict[str, Sequence[Any]] = {
         table: getattr(profile, table)
-        for table in ("cells", "uncounted", "communication", "rank_stats")
+        for table in ("op_counts", "unsupported", "communication", "rank_stats")
     }
     if profile.memory:
         tables |= {"memory.alive": profile.memory.alive, "memory.timeline": profile.memory.timeline}
@@ -217,7 +217,7 @@ def _check_sums(phase: str, works: Mapping[str, Work]) -> None:
             path = _spelled(["modules", name, phase, count])
             total = _short.repr(summed) if summed < LARGEST_SHOWN else "more"
             raise ProfileError(
-                f"{path} is {_short.repr(given)}, own_{count} and the rows right below add up to {total}"
+                f"{path} is {_short.repr(given)}, self_{count} and the rows right below add up to {total}"
             )
 
 

@@ -35,7 +35,7 @@ from lflops.profile.records import (
     RankComparison,
     RankStat,
     Seconds,
-    Spread,
+    TimingStats,
     Trace,
 )
 from lflops.profile.series import summed
@@ -56,7 +56,7 @@ Of 80 GB about 0.5 for CUDA's context, 1.6 for NCCL, 4 for fragmentation and 1 t
 the driver keeps.
 """
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "2.0"
 """Of the file.
 
 A reader takes every minor version of its major one: unknown fields are ignored, new ones have a
@@ -65,7 +65,7 @@ default.
 
 
 class Work(Struct, frozen=True, kw_only=True, gc=False):
-    """The work of one phase of one module: inclusive, and `own_`.
+    """The work of one phase of one module: inclusive, and `self_`.
 
     Attributes:
         calls: Operator calls that computed or moved something; views and allocations are none.
@@ -87,23 +87,23 @@ class Work(Struct, frozen=True, kw_only=True, gc=False):
     flops: Count
     bytes_moved: Count
     comm_bytes: Count
-    own_calls: Count
-    own_macs: Count
-    own_executed_macs: Count
-    own_flops: Count
-    own_bytes_moved: Count
-    own_comm_bytes: Count
+    self_calls: Count
+    self_macs: Count
+    self_executed_macs: Count
+    self_flops: Count
+    self_bytes_moved: Count
+    self_comm_bytes: Count
     logical_macs: Count | None = None
-    own_logical_macs: Count | None = None
-    seconds: Spread | None = None
-    own_seconds: Spread | None = None
-    device_seconds: Spread | None = None
+    self_logical_macs: Count | None = None
+    seconds: TimingStats | None = None
+    self_seconds: TimingStats | None = None
+    device_seconds: TimingStats | None = None
 
 
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
-"""The fields of `Work` that are exact, known always, and there as `own_` too."""
-# those that a `Cell` has
-CELL_COUNTS = COUNTS[:-1]
+"""The fields of `Work` that are exact, known always, and there as `self_` too."""
+# those that a `OpCount` has
+OP_COUNT_FIELDS = COUNTS[:-1]
 
 
 class DtypeShare(Struct, frozen=True, kw_only=True, gc=False):
@@ -117,7 +117,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
     """One row of the tree of names.
 
     Attributes:
-        kind: The class's name; `"scope"` for a named part that is no module.
+        class_name: The class's name; `"scope"` for a named part that is no module.
         detail: The module's `extra_repr`, as `in_features=768, out_features=3072, bias=True`.
         calls: How often it was called in forward. A container that only its children's names pass
             through has 0.
@@ -129,7 +129,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
         peak_bytes: The most bytes alive at once while this row or one below it ran.
     """
 
-    kind: str
+    class_name: str
     depth: Count
     calls: Count
     compiled: bool
@@ -138,7 +138,7 @@ class ModuleProfile(Struct, frozen=True, kw_only=True, gc=False):
     trainable_parameters: Count
     parameter_bytes: Count
     trainable_parameter_bytes: Count
-    own_parameters: Count
+    self_parameters: Count
     local_parameters: Count
     local_parameter_bytes: Count
     dtypes: Mapping[str, DtypeShare]
@@ -168,7 +168,7 @@ def with_works(
     }
 
 
-class Cell(Struct, frozen=True, kw_only=True, gc=False):
+class OpCount(Struct, frozen=True, kw_only=True, gc=False):
     """The work of one operator in one phase of one module, in one dtype.
 
     That of a contraction's operands, else of the result.
@@ -185,7 +185,7 @@ class Cell(Struct, frozen=True, kw_only=True, gc=False):
     bytes_moved: Count
 
 
-class Uncounted(Struct, frozen=True, kw_only=True):
+class UnsupportedCall(Struct, frozen=True, kw_only=True):
     """An operator that ran without a formula, in one module and phase; no total includes it."""
 
     module: str
@@ -370,7 +370,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     Attributes:
         waits: The modules and phases in which this rank waits for others: a collective runs there,
             or is awaited.
-        clean_comparison: What the clean steps of all ranks say of each other, which are more than
+        unprofiled_comparison: What the clean steps of all ranks say of each other, which are more than
             the hooked ones of `rank_comparison`.
         timelines: One step in time, of the rank that made the profile, or of the first ranks; empty
             where no step was traced or hooked.
@@ -379,8 +379,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     schema_version: str
     run: Run
     modules: Mapping[str, ModuleProfile]
-    cells: tuple[Cell, ...]
-    uncounted: tuple[Uncounted, ...]
+    op_counts: tuple[OpCount, ...]
+    unsupported: tuple[UnsupportedCall, ...]
     communication: tuple[Communication, ...] = ()
     waits: tuple[ModulePhase, ...] = ()
     steps: tuple[Step, ...] = ()
@@ -389,7 +389,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     ranks: tuple[Rank, ...] = ()
     rank_stats: tuple[RankStat, ...] = ()
     rank_comparison: RankComparison | None = None
-    clean_comparison: RankComparison | None = None
+    unprofiled_comparison: RankComparison | None = None
     notes: tuple[Note, ...] = ()
     timelines: tuple[StepTimeline, ...] = ()
 
@@ -400,9 +400,9 @@ class Profile(Struct, frozen=True, kw_only=True):
             if root
             else ""
         )
-        missing = len({entry.operator for entry in self.uncounted})
+        missing = len({entry.operator for entry in self.unsupported})
         parts = [
-            root.kind if root else "",
+            root.class_name if root else "",
             macs,
             f"modules: {len(self.modules)}",
             f"operators not counted: {missing}",
@@ -496,7 +496,7 @@ class Profile(Struct, frozen=True, kw_only=True):
             name
             for name, module in self.modules.items()
             if name not in called
-            and module.kind != _HOLDS_WEIGHTS
+            and module.class_name != _HOLDS_WEIGHTS
             and scripts.isdisjoint(ancestry(name)[1:])
         )
 
@@ -510,7 +510,7 @@ class Profile(Struct, frozen=True, kw_only=True):
             below: The names directly below each name, where they are already known.
         """
         return patterns(
-            {name: (each.kind, each.parameters) for name, each in self.modules.items()}, below
+            {name: (each.class_name, each.parameters) for name, each in self.modules.items()}, below
         )
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -527,7 +527,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         phases = _phases(phase, metric)
         return (
             (cell.module, cell.operator, value)
-            for cell in self.cells
+            for cell in self.op_counts
             if cell.phase in phases and (value := getattr(cell, metric))
         )
 

@@ -43,7 +43,7 @@ class ModulePhase(NamedTuple):
     "data")`.
     """
 
-    row: str
+    fqn: str
     phase: str
 
 
@@ -51,7 +51,7 @@ Count = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 
 
-class Spread(Struct, frozen=True, kw_only=True, gc=False):
+class TimingStats(Struct, frozen=True, kw_only=True, gc=False):
     """Seconds over several steps: the median and the quartiles."""
 
     median: Seconds
@@ -128,15 +128,15 @@ class TracedOperator(Struct, frozen=True, kw_only=True):
     name: str
     calls: Count
     host_seconds: Seconds
-    own_host_seconds: Seconds
+    self_host_seconds: Seconds
     device_seconds: Seconds
-    own_device_seconds: Seconds
+    self_device_seconds: Seconds
 
 
 class Call(NamedTuple):
     """A module or a user's scope from entry to exit; in backward, consecutive nodes of one row."""
 
-    row: str
+    fqn: str
     phase: Phase
     # nanoseconds since 1970, as `end`
     start: int
@@ -238,7 +238,7 @@ class Trace(Struct, frozen=True, kw_only=True):
         """The operators, sorted by own time."""
         return sorted(
             self.operators,
-            key=lambda each: each.own_device_seconds if on_device else each.own_host_seconds,
+            key=lambda each: each.self_device_seconds if on_device else each.self_host_seconds,
             reverse=True,
         )
 
@@ -263,15 +263,15 @@ class Rank(Struct, frozen=True, kw_only=True, gc=False):
     device: str | None
     coordinates: Mapping[str, Count]
     status: Literal["ok", "late", "missing", "failed"]
-    step: Spread | None = None
-    data: Spread | None = None
-    cpu: Spread | None = None
+    step: TimingStats | None = None
+    data: TimingStats | None = None
+    cpu: TimingStats | None = None
     macs: Count | None = None
     peak_bytes: Count | None = None
     slowest: Count | None = None
 
 
-class RankExcess(Struct, frozen=True, kw_only=True, gc=False):
+class RankDelay(Struct, frozen=True, kw_only=True, gc=False):
     """What one rank took for something beyond the other ranks, step by step.
 
     Attributes:
@@ -387,7 +387,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
     steps: Count
     seconds: Seconds
     lost_seconds: Seconds | None
-    excesses: tuple[RankExcess, ...]
+    excesses: tuple[RankDelay, ...]
     waits: tuple[RankWait, ...]
     jolts: tuple[Count, ...] = ()
     jolted_seconds: Seconds = 0.0

@@ -11,12 +11,12 @@ from msgspec import Struct
 from lflops.profile.records import Count, Seconds
 
 StepKind = Literal[
-    "clean", "counted", "hooked", "traced"
+    "unprofiled", "counting", "module_timing", "traced"
     # what lflops did in a step: nothing but reading the clock, or one of the others
 ]
 
 DISTURBANCES = frozenset(
-    {"cold", "recompiled", "new_shapes", "validation", "checkpoint", "background"}
+    {"warmup", "recompiled", "new_shapes", "validation", "checkpoint", "background"}
 )
 """Marks of steps whose time is not typical.
 
@@ -45,9 +45,9 @@ def is_compared(marks: Collection[str]) -> bool:
     return DISTURBANCES.difference(EVENTS).isdisjoint(marks)
 
 
-def is_clean(kind: StepKind, marks: Collection[str]) -> bool:
+def is_unprofiled(kind: StepKind, marks: Collection[str]) -> bool:
     """Whether a step is a clean step: lflops only read the clock in it, and nothing disturbed it."""
-    return kind == "clean" and not is_disturbed(marks)
+    return kind == "unprofiled" and not is_disturbed(marks)
 
 
 class Step(Struct, frozen=True, kw_only=True, gc=False):
@@ -73,7 +73,7 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
             core to another one.
         fetching_cpu: Seconds of the CPU in that thread until the step's batch was there; of hooked
             steps.
-        own_phases: Seconds of each phase without those in which another thread had this thread's
+        uncontended_phases: Seconds of each phase without those in which another thread had this thread's
             core; of hooked steps on a busy machine. Then the times of modules are without them as
             well.
         marks: Other events in the step: one of the `DISTURBANCES`, or `no_update`.
@@ -91,15 +91,15 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
     thread_cpu: Seconds | None = None
     thread_waited: Seconds | None = None
     fetching_cpu: Seconds | None = None
-    own_phases: Mapping[str, Seconds] = {}
+    uncontended_phases: Mapping[str, Seconds] = {}
     samples: Count | None = None
     tokens: Count | None = None
     marks: tuple[str, ...] = ()
 
     @property
-    def is_clean(self) -> bool:
+    def is_unprofiled(self) -> bool:
         """Whether it is a clean step; a step of kind `clean` is none where it was disturbed."""
-        return is_clean(self.kind, self.marks)
+        return is_unprofiled(self.kind, self.marks)
 
 
 def with_phases(steps: Sequence[Step]) -> tuple[Sequence[Step], float]:

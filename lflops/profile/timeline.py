@@ -48,7 +48,7 @@ class TimedWork(Struct, frozen=True, array_like=True, gc=False):
     lane: Count = 0
 
 
-Source = Literal["traced", "hooked"]
+Source = Literal["traced", "module_timing"]
 
 
 class StepTimeline(Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class StepTimeline(Struct, frozen=True, kw_only=True):
     left_out: tuple[Count, Count, Count] = (0, 0, 0)
 
 
-class OwnTime(NamedTuple):
+class SelfTime(NamedTuple):
     """A stretch in which one row was the innermost one that ran."""
 
     row: str
@@ -79,12 +79,12 @@ class OwnTime(NamedTuple):
     end: int
 
 
-def nested(stretches: Iterable[OwnTime], lane: int = 0) -> Iterator[ModuleSlice]:
+def nested(stretches: Iterable[SelfTime], lane: int = 0) -> Iterator[ModuleSlice]:
     """Slices of modules, each around those of the modules below it, of the stretches of one thread in the order of time."""
     # A slice ends where its module is followed by one that is not below it. So two calls of a
     # module in a row are one slice. In backward, the engine's own time between two nodes ends none.
     # the outermost first
-    open_slices: list[OwnTime] = []
+    open_slices: list[SelfTime] = []
     for stretch in _without_engine(stretches):
         path = ancestry(stretch.row)[::-1]
         goes_on = (
@@ -100,7 +100,7 @@ def nested(stretches: Iterable[OwnTime], lane: int = 0) -> Iterator[ModuleSlice]
         yield _slice(open_slices.pop(), len(open_slices), lane)
 
 
-def _without_engine(stretches: Iterable[OwnTime]) -> Iterator[OwnTime]:
+def _without_engine(stretches: Iterable[SelfTime]) -> Iterator[SelfTime]:
     """The stretches without those of the root in backward that are between two modules."""
     given = list(stretches)
     for before, each, after in zip([None, *given], given, [*given[1:], None], strict=False):
@@ -116,7 +116,7 @@ def _without_engine(stretches: Iterable[OwnTime]) -> Iterator[OwnTime]:
             yield each
 
 
-def _slice(stretch: OwnTime, depth: int, lane: int) -> ModuleSlice:
+def _slice(stretch: SelfTime, depth: int, lane: int) -> ModuleSlice:
     return ModuleSlice(
         stretch.row, stretch.phase, stretch.start, stretch.end - stretch.start, depth, lane
     )

@@ -20,7 +20,7 @@ from lflops.profile.records import (
     PASS_PHASES,
     Rank,
     RankComparison,
-    RankExcess,
+    RankDelay,
     RankWait,
     step_phase,
 )
@@ -70,12 +70,12 @@ class Verdict(Struct, frozen=True, kw_only=True):
     steps: int
 
 
-def costs(excess: RankExcess) -> list[float]:
+def costs(excess: RankDelay) -> list[float]:
     """The part of the excess that makes the rank late, step by step; negative where there is none."""
     return [min(each) for each in zip(excess.excess, excess.late, strict=True)]
 
 
-def judge(excess: RankExcess, compared: RankComparison, ranks: int) -> Verdict | None:
+def judge(excess: RankDelay, compared: RankComparison, ranks: int) -> Verdict | None:
     """The verdict.
 
     `None` where the excess can be noise: the slowest of many `ranks` is slow by chance.
@@ -104,7 +104,7 @@ def judge(excess: RankExcess, compared: RankComparison, ranks: int) -> Verdict |
     )
 
 
-def _is_steady(excess: RankExcess, ranks: int) -> bool:
+def _is_steady(excess: RankDelay, ranks: int) -> bool:
     median = statistics.median(excess.excess)
     if median <= 0 or sum(each >= THERE * median for each in excess.excess) < NEARLY_ALL * len(
         excess.excess
@@ -135,7 +135,7 @@ def _bursts(seconds: Sequence[float], *, least: float) -> Sequence[float]:
 
 
 def _by_chance(
-    excess: RankExcess, bursts: Sequence[float], compared: RankComparison, ranks: int
+    excess: RankDelay, bursts: Sequence[float], compared: RankComparison, ranks: int
 ) -> float:
     """The probability of so many bursts in one place, in proportion to its time, by chance.
 
@@ -261,7 +261,7 @@ class Row(Struct, frozen=True, kw_only=True):
         return self.seconds / self.usual if self.usual and self.pattern == "steady" else None
 
 
-class Imbalance(Struct, frozen=True, kw_only=True):
+class Stragglers(Struct, frozen=True, kw_only=True):
     """What a run loses because its ranks are not equally fast."""
 
     # the culprits, the one that costs most first
@@ -299,14 +299,14 @@ class Imbalance(Struct, frozen=True, kw_only=True):
         )
 
 
-def imbalance(profile: Profile) -> Imbalance:
+def stragglers(profile: Profile) -> Stragglers:
     """Find who makes the ranks of a merged profile wait. Of one rank there are no rows."""
-    hooked, clean = profile.rank_comparison, profile.clean_comparison
+    hooked, clean = profile.rank_comparison, profile.unprofiled_comparison
     ranks = max(len(profile.ranks), 2)
     sees_all = clean is not None and clean.steps >= ENOUGH and not _BLIND & set(clean.awaited)
     shown = clean if sees_all or hooked is None else hooked
     if shown is None:
-        return Imbalance()
+        return Stragglers()
     found = (_with_cause(row, profile) for row in _rows(hooked, clean, ranks))
     is_busy = clean is not None and (clean.waited or 0.0) >= BUSY * clean.seconds
     rows = _once([row for row in found if not _is_chance(row, is_busy=is_busy)])
@@ -332,7 +332,7 @@ def imbalance(profile: Profile) -> Imbalance:
     rows = [] if turns else rows
     is_busy = is_busy and not rows
     is_known = shown.from_quartiles or shown.steps >= ENOUGH or rows
-    return Imbalance(
+    return Stragglers(
         rows=tuple(rows),
         waits=tuple(wait for wait in shown.waits if wait.seconds >= WORTH_SAYING * shown.seconds),
         lost_share=lost,
@@ -548,7 +548,7 @@ def _cause_of(
 
     `ratio`: the rank's time to theirs, if always the same.
     """
-    compared = profile.clean_comparison
+    compared = profile.unprofiled_comparison
     activity = (
         next((each for each in compared.activity if each.rank == rank), None) if compared else None
     )
@@ -599,7 +599,7 @@ def culprits(compared: RankComparison, ranks: int) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: -row.seconds_lost))
 
 
-def _of_rank(excesses: Sequence[RankExcess], compared: RankComparison, ranks: int) -> Iterator[Row]:
+def _of_rank(excesses: Sequence[RankDelay], compared: RankComparison, ranks: int) -> Iterator[Row]:
     left, least = list(excesses), WORTH_SAYING * compared.seconds
     while left:
         judged = [
@@ -625,7 +625,7 @@ def _of_rank(excesses: Sequence[RankExcess], compared: RankComparison, ranks: in
         ]
 
 
-def _stands_out(each: RankExcess, of: RankExcess) -> bool:
+def _stands_out(each: RankDelay, of: RankDelay) -> bool:
     """Whether a single module or phase is twice as slow as the rest of those that it is one of."""
     if each.modules > 1 or each.phase == "all":
         return False
@@ -637,11 +637,11 @@ def _stands_out(each: RankExcess, of: RankExcess) -> bool:
     )
 
 
-def _seconds(judged: tuple[RankExcess, Verdict]) -> float:
+def _seconds(judged: tuple[RankDelay, Verdict]) -> float:
     return judged[1].seconds
 
 
-def _less(each: RankExcess, explained: Sequence[float], found: RankExcess) -> RankExcess:
+def _less(each: RankDelay, explained: Sequence[float], found: RankDelay) -> RankDelay:
     """The excess, of a rank that is late by so much less.
 
     Of several modules without the one that explains it.
@@ -659,7 +659,7 @@ def _less(each: RankExcess, explained: Sequence[float], found: RankExcess) -> Ra
     )
 
 
-def _is_one_of(each: RankExcess, several: RankExcess) -> bool:
+def _is_one_of(each: RankDelay, several: RankDelay) -> bool:
     names, pattern = each.module.split("."), several.module.split(".")
     alike = len(names) == len(pattern) and all(
         part in {name, "*"} for name, part in zip(names, pattern, strict=True)
@@ -667,7 +667,7 @@ def _is_one_of(each: RankExcess, several: RankExcess) -> bool:
     return alike and several.modules > each.modules and each.phase == several.phase
 
 
-def _row(each: RankExcess, verdict: Verdict, compared: RankComparison) -> Row:
+def _row(each: RankDelay, verdict: Verdict, compared: RankComparison) -> Row:
     return Row(
         module=each.module,
         phase=each.phase,
@@ -682,7 +682,7 @@ def _row(each: RankExcess, verdict: Verdict, compared: RankComparison) -> Row:
     )
 
 
-def slowest_first(profile: Profile, found: Imbalance) -> tuple[int, ...]:
+def slowest_first(profile: Profile, found: Stragglers) -> tuple[int, ...]:
     """The ranks by their cost as culprits, then by how long others waited for them, their excess and their step; unreported ones last."""
     cost = summed((row.slow_rank, row.seconds_lost) for row in found.rows)
     waited = summed((wait.for_rank, wait.seconds) for wait in found.waits)

@@ -372,7 +372,7 @@ def _of_run(ledger: Ledger, found: Sequence[Finding], profile: Profile | None) -
     marks = (
         ()
         if profile is None
-        else [step.marks for step in profile.steps if "cold" not in step.marks]
+        else [step.marks for step in profile.steps if "warmup" not in step.marks]
     )
     late = [each for each in ledger.spans if each.steps > ledger.steps / 2][
         1:
@@ -495,8 +495,8 @@ def _measured(analysis: Analysis) -> Iterator[tuple[str, str]]:
     report = report_of(analysis)
     for fact in (*report.subject, *report.speed, *report.model):
         yield fact.name, _short(fact.said)
-    if uncounted := [row.operator for row in analysis.uncounted]:
-        yield "not counted", _short(", ".join(dict.fromkeys(uncounted)))
+    if unsupported := [row.operator for row in analysis.unsupported]:
+        yield "not counted", _short(", ".join(dict.fromkeys(unsupported)))
 
 
 def _figures(

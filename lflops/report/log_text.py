@@ -13,7 +13,7 @@ from lflops.analysis.tree import BusyModules
 from lflops.analysis.utilization import flops_per_second
 from lflops.profile.profile import Profile
 from lflops.report.diff import headline
-from lflops.report.report import Report, report_of, speed_lines, uncounted
+from lflops.report.report import Report, report_of, speed_lines, unsupported
 from lflops.report.text import counted, itself_of, plain, shortened_name
 from lflops.report.verdict import verdict_lines
 
@@ -99,7 +99,7 @@ def _remarks(analysis: Analysis, report: Report) -> Iterator[tuple[str, str]]:
     for label, facts in groupby(report.remarks, key=lambda fact: fact.label):
         lines = [fact.text for fact in facts]
         if label == "not counted":
-            lines = [line for line, is_doubt in uncounted(analysis, _MOST[label] - 1) if is_doubt]
+            lines = [line for line, is_doubt in unsupported(analysis, _MOST[label] - 1) if is_doubt]
         elif label == "note":
             lines = _few(lines, _MOST[label])
         elif label == "allocator's peak":

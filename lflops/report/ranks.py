@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.profile.profile import Profile
-from lflops.profile.records import Rank, RankWait, Spread
+from lflops.profile.records import Rank, RankWait, TimingStats
 from lflops.ranks.communication import Collective
-from lflops.ranks.stragglers import ENOUGH, Imbalance, Row
+from lflops.ranks.stragglers import ENOUGH, Row, Stragglers
 from lflops.report.text import WORDS, counted, plain
 
 _WORST = 3
@@ -44,8 +44,8 @@ def ranks(analysis: Analysis) -> Iterator[tuple[str, str]]:
         yield "all ranks", f"{units.count(sum(macs))} MACs forward and backward{uneven}"
     yield from _imbalance(analysis)
     yield from _communication(analysis)
-    if analysis.imbalance.too_few_steps is None:
-        yield from _labelled("waiting", map(_waiting, analysis.imbalance.waits[:_WORST]))
+    if analysis.stragglers.too_few_steps is None:
+        yield from _labelled("waiting", map(_waiting, analysis.stragglers.waits[:_WORST]))
     yield from _by_rank(
         listed,
         {"data wait by rank": lambda rank: rank.data, "CPU time by rank": lambda rank: rank.cpu},
@@ -71,7 +71,7 @@ def _position(rank: Rank) -> str:
 
 
 def _imbalance(analysis: Analysis) -> Iterator[tuple[str, str]]:
-    found = analysis.imbalance
+    found = analysis.stragglers
     if found.step_seconds is None:
         return
     culprits = [_sentence(row, analysis) for row in found.rows[:_WORST]]
@@ -93,11 +93,11 @@ def slow_ranks(analysis: Analysis) -> dict[Hashable, str]:
     """A sentence about each of the worst culprits, by its rank and what it is slow in."""
     return {
         (row.slow_rank, row.module, row.phase, row.cause): _sentence(row, analysis)
-        for row in analysis.imbalance.rows[:_WORST]
+        for row in analysis.stragglers.rows[:_WORST]
     }
 
 
-def _nobody(found: Imbalance, analysis: Analysis) -> str:
+def _nobody(found: Stragglers, analysis: Analysis) -> str:
     if found.too_few_steps is not None:
         return f"cannot tell: {counted(found.too_few_steps, 'step')} of all ranks to compare, and {ENOUGH} are needed"
     if found.busy_machine:
@@ -138,7 +138,7 @@ def slowest_rank(analysis: Analysis, seconds: float) -> str | None:
 
     `None` if its share is small.
     """
-    found = analysis.imbalance
+    found = analysis.stragglers
     if found.worst_share is None or found.worst_share < _MUCH:
         return None
     worst = found.rows[0]
@@ -243,7 +243,7 @@ def _where(module: str, phase: str) -> str:
 
 
 def _by_rank(
-    each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], Spread | None]]
+    each: Sequence[Rank], lines: Mapping[str, Callable[[Rank], TimingStats | None]]
 ) -> Iterator[tuple[str, str]]:
     """The minimum, and the maximum with its rank."""
     for label, of in lines.items():

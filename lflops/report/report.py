@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
-from lflops.analysis.step_breakdown import IN_MODULES, Budget
+from lflops.analysis.step_breakdown import IN_MODULES, StepBreakdown
 from lflops.analysis.step_times import StepTimes
 from lflops.analysis.utilization import MODEL_PHASES, Utilization
 from lflops.profile.module_names import added_up, fold_repeats
@@ -126,7 +126,7 @@ class Report(Struct, frozen=True, kw_only=True):
     why_no_budget: str
     remarks: tuple[
         Fact, ...
-        # all that is in no figure: the allocator, ranks, uncounted operators, uncalled modules, notes
+        # all that is in no figure: the allocator, ranks, unsupported operators, uncalled modules, notes
     ]
 
     def fact(self, name: str) -> Fact | None:
@@ -185,7 +185,7 @@ def _text(label: str, text: str, *, doubt: bool = False) -> Fact:
 
 
 def _speed(analysis: Analysis) -> Iterator[Fact]:
-    if all(step.seconds is None or step.kind == "counted" for step in analysis.profile.steps):
+    if all(step.seconds is None or step.kind == "counting" for step in analysis.profile.steps):
         return
     run, times = analysis.profile.run, analysis.step_times
     one, several = ("step", "steps") if run.kind == "training" else ("pass", "passes")
@@ -230,7 +230,7 @@ def _rests_on(analysis: Analysis, one: str, several: str) -> str:
         [
             step.index
             for step in analysis.profile.steps
-            if step.is_clean and step.seconds is not None
+            if step.is_unprofiled and step.seconds is not None
         ],
     )
     if times.seconds is None or times.steps == 1:
@@ -369,7 +369,7 @@ def _budget(analysis: Analysis) -> Iterator[Part]:
         )
 
 
-def _modules_of(analysis: Analysis, budget: Budget, part: str) -> list[tuple[str, float]]:
+def _modules_of(analysis: Analysis, budget: StepBreakdown, part: str) -> list[tuple[str, float]]:
     """The modules with the largest shares of the step in a part of the budget.
 
     None where their times are no measure.
@@ -446,10 +446,12 @@ def _root(profile: Profile) -> str:
     """The root's class; where the root is no module, the classes directly below it."""
     kinds = list(
         dict.fromkeys(
-            module.kind for name, module in profile.modules.items() if name and "." not in name
+            module.class_name
+            for name, module in profile.modules.items()
+            if name and "." not in name
         )
     )
-    if kind := profile.modules[""].kind:
+    if kind := profile.modules[""].class_name:
         return kind
     named = [
         *kinds[:_LISTED],
@@ -483,7 +485,7 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
     for label, value in ranks(analysis):
         yield _text(label, value)
     if profile.is_counted:
-        for line, is_doubt in uncounted(analysis):
+        for line, is_doubt in unsupported(analysis):
             yield _text("not counted", line, doubt=is_doubt)
     if analysis.uncalled and profile.is_counted:
         yield _text("never called", _never_called(analysis), doubt=True)
@@ -491,12 +493,12 @@ def _remarks(analysis: Analysis) -> Iterator[Fact]:
         yield Fact(name=note.code, label="note", text=sentence(note), doubt=True)
 
 
-def uncounted(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bool]]:
+def unsupported(analysis: Analysis, most: int = _LISTED) -> Iterable[tuple[str, bool]]:
     """A line for each operator without a formula, and whether it makes the totals less reliable.
 
     The first few, then the others.
     """
-    rows = analysis.uncounted
+    rows = analysis.unsupported
     if not rows:
         yield "nothing: every operator that ran has a formula", False
     longest = max((len(row.operator) for row in rows[:most]), default=0)
@@ -532,7 +534,7 @@ def _never_called(analysis: Analysis) -> str:
             ".",
             # a pattern without a word in it would say nothing
         }
-        kind = analysis.profile.modules[""].kind
+        kind = analysis.profile.modules[""].class_name
         labels += (
             [name or kind or "all of it" for name in names]
             if is_spelled_out

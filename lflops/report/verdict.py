@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
-from lflops.analysis.step_breakdown import Budget
+from lflops.analysis.step_breakdown import StepBreakdown
 from lflops.analysis.step_times import VERY_BUSY, lost_share
 from lflops.findings.causes import Cause, Row, row_of, waits
 from lflops.profile.notes import are_times_far_off, filled, time_factors
@@ -276,7 +276,7 @@ def _in_words(analysis: Analysis, cause: Cause) -> tuple[str, str] | None:
         what = what_it_is(analysis.profile, analysis.budget, cause.kind)
         why = f"{cost} is {'otherwise ' if cause.is_rest else ''}{what}{mostly}."
         return why, advice(analysis.profile, cause.kind, cause.module)
-    itself = itself_of(analysis.profile.modules[""].kind)
+    itself = itself_of(analysis.profile.modules[""].class_name)
     # no tensor has that dtype
     plainly = {"tf32": "float32"} if cause.kind == "dtype" else {}
     value, usual = (
@@ -312,7 +312,7 @@ def _in_bursts(analysis: Analysis, phase: str) -> str:
     known = sorted(
         step.phases.get(phase, 0.0)
         for step in analysis.profile.steps
-        if step.is_clean and step.phases
+        if step.is_unprofiled and step.phases
     )
     long = [seconds for seconds in known if seconds > known[-1] / 2]
     short = known[: len(known) - len(long)]
@@ -335,7 +335,7 @@ def _trust(analysis: Analysis, doubts: int) -> Iterator[str]:
         and analysis.utilization.mfu is None
     ):
         yield "MFU is unknown: no peak is known here"
-    if missing := len({row.operator for row in analysis.uncounted}):
+    if missing := len({row.operator for row in analysis.unsupported}):
         yield f"{counted(missing, 'operator')} not counted"
     if silent := sum(rank.status != "ok" for rank in profile.ranks):
         yield f"{counted(silent, 'rank')} did not report"
@@ -395,12 +395,12 @@ def _row(profile: Profile, name: str) -> Row:
     return row_of("never_called" if name == "other" and "" in profile.uncalled else name)
 
 
-def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
+def what_it_is(profile: Profile, budget: StepBreakdown | None, name: str) -> str:
     """Describe a part of the step: "memory-bound work"."""
     kinds = _kinds(profile, budget, name) if budget is not None and name == "memory_bound" else {}
     most_of_it = [profile.modules[module] for of_kind in kinds.values() for module in of_kind]
     if most_of_it and not any(
-        module.work(phase).own_macs for module in most_of_it for phase in PHASES
+        module.work(phase).self_macs for module in most_of_it for phase in PHASES
     ):
         return "memory-bound pointwise work"
     if name == "idle" and budget is not None and budget.idle:
@@ -420,9 +420,9 @@ def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:
     return ", or ".join([_row(profile, name).what or plain(name), *unseen])
 
 
-def _kinds(profile: Profile, budget: Budget, part: str) -> dict[str, list[str]]:
+def _kinds(profile: Profile, budget: StepBreakdown, part: str) -> dict[str, list[str]]:
     having = (module for module, parts in budget.modules.items() if parts[part])
-    modules = grouped(having, lambda module: profile.modules[module].kind or module)
+    modules = grouped(having, lambda module: profile.modules[module].class_name or module)
     shares = {
         kind: sum(budget.modules[module][part] for module in names)
         for kind, names in modules.items()

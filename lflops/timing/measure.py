@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lflops.attribution.hooks import after_each_call
 from lflops.attribution.module_tracker import ModuleTracker
-from lflops.error_guard import Undo
+from lflops.error_guard import CleanupStack
 from lflops.flop_counter.accumulator import Extent
 from lflops.flop_counter.count import Counting, Ignored, counted
 from lflops.flop_counter.dispatch_mode import CountingMode, OperatorCounter
@@ -138,7 +138,7 @@ def _run(one: Pass, clock: Clock, timer: ModuleTimer | None = None) -> _Timed:
             timer.begin_backward(results)
 
     one.prepare()
-    with Undo() as undo:
+    with CleanupStack() as undo:
         if timer is not None:
             timer.install(undo)
         watch, before = None if timer is None else CpuWatch(), cpu_seconds()
@@ -162,7 +162,7 @@ def _step(index: int, given: _Timed, clock: Clock) -> Step:
     before, after = given.cpu
     return Step(
         index=index,
-        kind="clean" if given.stamps is None else "hooked",
+        kind="unprofiled" if given.stamps is None else "module_timing",
         seconds=sum(phases.values()),
         phases=phases,
         cpu_user=after[0] - before[0],
@@ -530,7 +530,7 @@ def _with_times(profile: Profile, times: PassTimes, overhead: HookOverhead) -> P
     run = replace(profile.run, observer_ratio=with_observer / seconds if seconds else None)
     step = Step(
         index=0,
-        kind="counted",
+        kind="counting",
         seconds=seconds,
         phases=phases,
         samples=run.samples_per_step,

@@ -30,7 +30,7 @@ from torch.autograd import backward
 
 from lflops.attribution.hooks import ModuleListener, install_hooks
 from lflops.attribution.module_tracker import Frame, FrameStack
-from lflops.error_guard import Guard, Undo, unguarded
+from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.inputs.tensors import nodes_of
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.records import ModulePhase, Phase
@@ -52,7 +52,7 @@ from lflops.torch_private.autograd import (
     sequence_number,
 )
 from lflops.torch_private.dispatch_modes import isolated
-from lflops.torch_private.modules import OwnModule
+from lflops.torch_private.modules import InternalModule
 
 MOST_NODES = (
     # autograd nodes that are searched for those of a segment that no crossing tensor leads to
@@ -112,7 +112,7 @@ class ModuleTimer:
         self._handles: list[Any] = []
         self._guard: Guard = unguarded
 
-    def install(self, undo: Undo, guard: Guard = unguarded) -> None:
+    def install(self, undo: CleanupStack, guard: Guard = unguarded) -> None:
         """Install the hooks, on the thread that is the first, until `undo` is closed.
 
         That also removes those on autograd nodes.
@@ -188,7 +188,7 @@ class ModuleTimer:
         self._stamps.append((self._mark(), None, ""))
         stack = self._stack()
         above = stack.frames[-1]
-        row = f"{above.module_phase.row}.{name}" if above.module_phase.row else name
+        row = f"{above.module_phase.fqn}.{name}" if above.module_phase.fqn else name
         self._push(
             stack, _TimedFrame(key, ModulePhase(row, stack.phase), self._module_row(above)), None
         )
@@ -201,7 +201,7 @@ class ModuleTimer:
 
     def _module_row(self, frame: _TimedFrame) -> str:
         return (
-            self.tree.nearest(frame.module_phase.row)
+            self.tree.nearest(frame.module_phase.fqn)
             if frame.module_row is None
             else frame.module_row
         )
@@ -239,7 +239,7 @@ class ModuleTimer:
         end = next_sequence_number()
         if end == stack.segment:
             return
-        row = frame.module_phase.row
+        row = frame.module_phase.fqn
         newest, number = _newest(crossing, stack.segment, end)
         if newest is not None:
             self._hook(newest, row)
@@ -329,7 +329,7 @@ class Chain:
 
     def __init__(self, weight: Tensor | None = None) -> None:
 
-        class Own(OwnModule):
+        class Own(InternalModule):
             pass
 
         class Leaf(Own):

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile, with_works
-from lflops.profile.records import PASS_PHASES, ModulePhase, Spread
+from lflops.profile.records import PASS_PHASES, ModulePhase, TimingStats
 from lflops.profile.series import gathered, summed
 from lflops.profile.steps import WITHIN_FORWARD, Step, is_disturbed, with_phases
 from lflops.timing.clock import Clock
@@ -125,8 +125,8 @@ NONE: Mapping[Any, float] = {}
 class ScaledTimes:
     """Seconds by module and phase, own and inclusive, over the hooked passes."""
 
-    own: Mapping[ModulePhase, Spread]
-    inclusive: Mapping[ModulePhase, Spread]
+    own: Mapping[ModulePhase, TimingStats]
+    inclusive: Mapping[ModulePhase, TimingStats]
     # Of each part, usual seconds of clean passes over those of hooked ones without the overhead: 1
     # is a good division.
     factors: Mapping[str, float]
@@ -194,11 +194,11 @@ def scale_to_clean(
             for key, seconds in of_pass.items():
                 sums[key] += seconds
     kept = [
-        {key: seconds for key, seconds in own.items() if key.row not in ignored} for own in scaled
+        {key: seconds for key, seconds in own.items() if key.fqn not in ignored} for own in scaled
     ]
     left_out = {
         row: statistics.median(
-            sum(took for key, took in own.items() if key.row == row) for own in scaled
+            sum(took for key, took in own.items() if key.fqn == row) for own in scaled
         )
         for row in ignored
     }
@@ -238,11 +238,13 @@ def _times_the_overhead(passes: Sequence[PassTimes], clean: float, overhead: Hoo
     return min(max((hooked - clean) / expected, 0.0), MOST_OVERHEAD) if expected > 0 else 0.0
 
 
-def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, Spread]:
+def spreads_of(passes: Sequence[Mapping[ModulePhase, float]]) -> dict[ModulePhase, TimingStats]:
     """Over the passes: what a module usually takes where it runs, times how often it does, as those of a GAN that take turns."""
     ran = gathered(item for each in passes for item in each.items())
     spreads = {
-        key: spread for key, seconds in ran.items() if (spread := Spread.of(seconds)) is not None
+        key: spread
+        for key, seconds in ran.items()
+        if (spread := TimingStats.of(seconds)) is not None
     }
     for key, spread in spreads.items():
         if (often := spread.n / len(passes)) < 1:
@@ -267,8 +269,8 @@ def attach_module_times(
     # Also the own seconds of the modules in each hooked step, as stamped: ranks are compared by
     # these. Their hooks cost all ranks the same; a factor of each rank's own would be taken for a
     # slow rank.
-    clean, scale = with_phases([step for step in profile.steps if step.is_clean])
-    of_hooks = [step for step in profile.steps if step.kind == "hooked"]
+    clean, scale = with_phases([step for step in profile.steps if step.is_unprofiled])
+    of_hooks = [step for step in profile.steps if step.kind == "module_timing"]
     waits_apart = len(of_hooks) == len(hooked) and all(
         step.waiting is not None for step in (*clean, *of_hooks)
     )
@@ -279,7 +281,7 @@ def attach_module_times(
     means = {part: sum(seconds) * scale / len(clean) for part, seconds in known.items()}
     usual = {part: statistics.median(known[part]) * len(known[part]) / len(clean) for part in means}
     if of_hooks and all(
-        step.own_phases
+        step.uncontended_phases
         for step in of_hooks
         # their modules are timed without what others took
     ):
@@ -322,7 +324,7 @@ def _without_others(seconds: float, part: str, hooked: Sequence[Step]) -> float:
     """What a part of a clean step took, without the share that others had of it in the hooked ones, and no more than these took."""
     own, whole = (
         [phases.get(part, 0.0) for phases in of_all]
-        for of_all in zip(*((each.own_phases, each.phases) for each in hooked), strict=True)
+        for of_all in zip(*((each.uncontended_phases, each.phases) for each in hooked), strict=True)
     )
     return min(seconds * sum(own) / sum(whole), statistics.median(own)) if sum(whole) else seconds
 
@@ -337,12 +339,12 @@ def with_times(profile: Profile, times: ScaledTimes) -> Profile:
     )
     works = {
         key: replace(
-            profile.modules[key.row].work(key.phase),
+            profile.modules[key.fqn].work(key.phase),
             seconds=seconds,
-            own_seconds=times.own.get(key),
+            self_seconds=times.own.get(key),
         )
         for key, seconds in times.inclusive.items()
-        if key.row in profile.modules and key.phase in PASS_PHASES
+        if key.fqn in profile.modules and key.phase in PASS_PHASES
     }
     return replace(profile, modules=with_works(profile.modules, works), notes=tuple(notes))
 

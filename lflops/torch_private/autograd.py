@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.profiler import profile
 
-from lflops.error_guard import Undo, replace_attribute
+from lflops.error_guard import CleanupStack, replace_attribute
 from lflops.torch_private.known_torch import known_torch
 from lflops.torch_private.modules import never_compiled
 
@@ -42,7 +42,7 @@ profiler_is_recording: Callable[[], bool] = (
 )
 
 
-def hear_profilers(undo: Undo, call: Callable[[], None]) -> None:
+def hear_profilers(undo: CleanupStack, call: Callable[[], None]) -> None:
     """Call the function whenever a profiler of torch's is about to get ready, until `undo` is closed."""
     prepare = profile._prepare_trace
 
@@ -54,7 +54,9 @@ def hear_profilers(undo: Undo, call: Callable[[], None]) -> None:
     replace_attribute(undo, profile, "_prepare_trace", after_the_call)
 
 
-def hear_backward(undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any], Any]) -> None:
+def hear_backward(
+    undo: CleanupStack, begins: Callable[[Any], Any], ends: Callable[[Any], Any]
+) -> None:
     """Call a function with the tensors that a backward pass begins with, if it writes gradients, and one after it with what it returned."""
     # The second is not called where the first returned nothing, or after an exception. torch has no
     # hook for that. So the function that calls the engine is replaced by one that goes on to it,

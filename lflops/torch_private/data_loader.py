@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from lflops.error_guard import Undo, replace_attribute
+from lflops.error_guard import CleanupStack, replace_attribute
 from lflops.torch_private.known_torch import known_torch
 
 with known_torch():
@@ -12,7 +12,7 @@ with known_torch():
 
 
 def hear_fetches(
-    undo: Undo, begins: Callable[[Any], Any], ends: Callable[[Any, Any, Any], Any]
+    undo: CleanupStack, begins: Callable[[Any], Any], ends: Callable[[Any, Any, Any], Any]
 ) -> None:
     """Call one function with the iterator of any `DataLoader` before it fetches, and one after it.
 

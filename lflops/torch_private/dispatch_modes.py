@@ -48,7 +48,7 @@ def isolated() -> Iterator[None]:
         yield
 
 
-class OwnMode(TorchDispatchMode):
+class InternalMode(TorchDispatchMode):
     """A dispatch mode of ours."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lflops.error_guard import Undo, replace_attribute
+from lflops.error_guard import CleanupStack, replace_attribute
 from lflops.torch_private.known_torch import known_torch
 
 with known_torch():
@@ -181,7 +181,7 @@ def with_control_flow_compiled() -> Iterator[None]:
         with torch.compiler.set_stance("default"), original() as backend:
             yield backend
 
-    with Undo() as undo:
+    with CleanupStack() as undo:
         replace_attribute(undo, operators_with_code, "setup_compilation_env", setup_compilation_env)
         yield
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lflops.error_guard import Undo, unguarded, wrap
+from lflops.error_guard import CleanupStack, unguarded, wrap
 from lflops.torch_private.known_torch import known_torch
 
 with known_torch():
@@ -45,7 +45,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
-def own_parts(module: nn.Module) -> tuple[list[Any], ...]:
+def self_parts(module: nn.Module) -> tuple[list[Any], ...]:
     """The registered children, and the parameters, by no method of the module's class.
 
     None of a module that is not whole.
@@ -131,7 +131,7 @@ def without_global_hooks(
     return apart
 
 
-class OwnModule(nn.Module):
+class InternalModule(nn.Module):
     """A module of ours for trials in the user's process.
 
     Making and calling it runs no global hook, but those of `hooked`.
@@ -324,7 +324,7 @@ class HiddenHooks:
         self._before.clear()
 
 
-def scripted_without(undo: Undo, is_ours: Callable[[Any], bool]) -> None:
+def scripted_without(undo: CleanupStack, is_ours: Callable[[Any], bool]) -> None:
     """Let TorchScript not see these hooks of modules, which it would compile, until `undo` is closed."""
 
     def stubs(call: Callable[..., Any], module: nn.Module) -> Any:

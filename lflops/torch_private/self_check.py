@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lflops.error_guard import Undo
+from lflops.error_guard import CleanupStack
 from lflops.torch_private import (
     autograd,
     cuda_memory,
@@ -131,10 +131,12 @@ def check_data_loader() -> None:
     from lflops.torch_private.data_loader import hear_fetches
 
     heard: list[object] = []
-    iterator = iter(
-        torch.utils.data.DataLoader(torch.empty(0, device="cpu"), generator=torch.Generator("cpu"))
-    )  # type: ignore[arg-type]
-    with known_torch(), Undo() as undo:
+    loader: torch.utils.data.DataLoader[torch.Tensor] = torch.utils.data.DataLoader(
+        torch.empty(0, device="cpu"),  # type: ignore[arg-type]
+        generator=torch.Generator("cpu"),
+    )
+    iterator = iter(loader)
+    with known_torch(), CleanupStack() as undo:
         hear_fetches(undo, heard.append, lambda *got: heard.append(got[-1]))
         next(iterator, None)
     next(iterator, None)
@@ -241,14 +243,14 @@ def _numbering() -> dict[str, bool]:
     first.register_hook(lambda _: autograd.after_backward(lambda: ended.append(len(ran.products))))
     after = autograd.next_sequence_number()
     outside = autograd.backward_id()
-    with Undo() as undo:
+    with CleanupStack() as undo:
         undo.add(dispatch_modes.end_mode, ran)
         with dispatch_modes.on_stack(ran):
             grad([first, second], [x, w], [torch.zeros_like(first)] * 2)
         dispatch_modes.push_mode(ran)
     dispatch_modes.sweep_modes()
     heard: list[int] = []
-    with Undo() as undo:
+    with CleanupStack() as undo:
         autograd.hear_backward(
             undo, lambda losses: 6 + len(losses), lambda *begun: heard.extend(begun)
         )
@@ -278,7 +280,7 @@ def _are_profilers_seen() -> bool:
     """Without one that gets ready: that would cut off another that records."""
     kind = torch.autograd.profiler.profile
     before = kind._prepare_trace
-    with Undo() as undo:
+    with CleanupStack() as undo:
         autograd.hear_profilers(undo, _no_op)
         within = kind._prepare_trace
     callers = (kind.__enter__, torch.profiler.profile.prepare_trace)
@@ -357,7 +359,7 @@ def _of_tensors() -> dict[str, bool]:
 
 def _hears_compilations() -> bool:
     listener = modules.Compilations(_no_op)
-    with Undo() as undo:
+    with CleanupStack() as undo:
         undo.add(listener.stop)
         listener.listen(lambda function: function)
         was_heard = listener.listens
@@ -382,7 +384,7 @@ def _are_hooks_found(module: nn.Module) -> bool:
     ]
     found = True
     for owner, registers in owners:
-        with Undo() as undo:
+        with CleanupStack() as undo:
             undo.add(modules.remove_hook, _no_op, owner)
             handles = [register(_no_op) for register in registers]
             modules.call_last(_no_op)
@@ -404,7 +406,7 @@ def _hides_hooks(module: nn.Module) -> bool:
     handler: Any = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     before = () if handler is None else tuple(handler.start_callbacks)
     hidden = modules.HiddenHooks((_no_op,))
-    with Undo() as undo:
+    with CleanupStack() as undo:
         undo.add(hidden.stop)
         hidden.start()
         # of a module that is only tried
@@ -419,7 +421,7 @@ def _are_own_hooks_called() -> bool:
     """Whether a module of ours calls its hooks, as torch calls global ones."""
     called: list[tuple[Any, ...]] = []
 
-    class Own(modules.OwnModule):
+    class Own(modules.InternalModule):
         def forward(self, x: int) -> int:
             return x + 1
 
@@ -431,13 +433,13 @@ def _are_own_hooks_called() -> bool:
 
 
 def _of_modules() -> dict[str, bool]:
-    child = modules.OwnModule()
+    child = modules.InternalModule()
     parent = nn.Module()
     modules.without_global_hooks(nn.Module.add_module)(parent, "0", child)
     modules.without_global_hooks(nn.Module.register_buffer)(parent, "buffer", None)
     return {
         "children are registered elsewhere": list(modules.child_modules(parent)) == [("0", child)],
-        "parts are registered elsewhere": modules.own_parts(parent) == ([child], []),
+        "parts are registered elsewhere": modules.self_parts(parent) == ([child], []),
         "buffers are registered elsewhere": modules.buffers_of(parent) == {"buffer": None},
         "a plain module is taken for a compiled one": not (
             modules.is_compiled(parent) or modules.compiles_its_hooks(parent)

@@ -137,9 +137,9 @@ def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[s
     per_call = _work(calls, profile)
     curve: list[tuple[int, float]] = []
     for call in sorted(calls.calls, key=lambda call: (call.start, -call.end)):
-        args: dict[str, Any] = {"module": call.row, "phase": call.phase}
-        if call.row in known:
-            args |= {"kind": known[call.row].kind, "parameters": known[call.row].parameters}
+        args: dict[str, Any] = {"module": call.fqn, "phase": call.phase}
+        if call.fqn in known:
+            args |= {"kind": known[call.fqn].class_name, "parameters": known[call.fqn].parameters}
         macs, rate = per_call(call)
         if macs is not None:
             args["MACs"] = round(macs)
@@ -151,7 +151,7 @@ def _slices(calls: Calls, base: int, profile: Profile | None) -> Iterator[dict[s
         yield {
             "ph": "X",
             "cat": MODULE,
-            "name": call.row or "(model)",
+            "name": call.fqn or "(model)",
             "pid": PROCESS_ID,
             "tid": _track(call.thread, call.phase),
             **times,
@@ -181,20 +181,20 @@ def _work(
     # ask for the work says nothing.
     steps = calls.batches / ((profile.run.accumulation if profile else None) or 1)
     on_device = any(call.device for call in calls.calls)
-    number = Counter((call.row, call.phase) for call in calls.calls)
+    number = Counter((call.fqn, call.phase) for call in calls.calls)
     took = summed(
-        ((call.row, call.phase), call.device if on_device else call.end - call.start)
+        ((call.fqn, call.phase), call.device if on_device else call.end - call.start)
         for call in calls.calls
     )
 
     def of(call: Call) -> tuple[float | None, float | None]:
-        if profile is None or call.row not in profile.modules:
+        if profile is None or call.fqn not in profile.modules:
             return None, None
-        work = profile.modules[call.row].work(call.phase)
+        work = profile.modules[call.fqn].work(call.phase)
         if call.phase == "backward":
-            nanoseconds = took[call.row, call.phase]
-            return None, 2e9 * work.own_macs * steps / nanoseconds if nanoseconds else None
-        macs = work.macs * steps / number[call.row, call.phase]
+            nanoseconds = took[call.fqn, call.phase]
+            return None, 2e9 * work.self_macs * steps / nanoseconds if nanoseconds else None
+        macs = work.macs * steps / number[call.fqn, call.phase]
         nanoseconds = call.device if on_device else call.end - call.start
         return macs, 2e9 * macs / nanoseconds if nanoseconds else None
 

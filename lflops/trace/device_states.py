@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from lflops.intervals import Stretches, joined, length, outside, shares
+from lflops.intervals import Intervals, joined, length, outside, shares
 from lflops.profile.collective_names import is_collective_kernel
 from lflops.profile.series import sums
-from lflops.trace.recorded import DeviceWork
+from lflops.trace.recorded import DeviceEvent
 
 
 class DeviceTimeline(Struct, frozen=True, kw_only=True):
@@ -52,22 +52,22 @@ class Timeline(NamedTuple):
 
     start: int
     end: int
-    computing: Stretches
-    communicating: Stretches
-    copying: Stretches
+    computing: Intervals
+    communicating: Intervals
+    copying: Intervals
 
 
-def communicates(work: DeviceWork) -> bool:
+def communicates(work: DeviceEvent) -> bool:
     return work.kind == "kernel" and (
         work.collective is not None or is_collective_kernel(work.name)
     )
 
 
-def states(work: Sequence[DeviceWork], start: int, end: int) -> Timeline:
+def states(work: Sequence[DeviceEvent], start: int, end: int) -> Timeline:
     """When the work computed, communicated and copied, between two moments."""
-    computing: Stretches = []
-    communicating: Stretches = []
-    copying: Stretches = []
+    computing: Intervals = []
+    communicating: Intervals = []
+    copying: Intervals = []
     for each in work:
         if each.end > start and each.start < end:
             stretch = max(each.start, start), min(each.end, end)
@@ -97,7 +97,7 @@ def timeline(found: Timeline) -> DeviceTimeline:
     )
 
 
-def idle_stretches(found: Timeline) -> Stretches:
+def idle_stretches(found: Timeline) -> Intervals:
     return outside(
         [(found.start, found.end)], joined(found.computing + found.communicating + found.copying)
     )

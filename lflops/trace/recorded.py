@@ -31,7 +31,7 @@ class Collective(Struct, frozen=True, gc=False):
     ranks: str
 
 
-class DeviceWork(Struct, gc=False):
+class DeviceEvent(Struct, gc=False):
     """One kernel, copy or fill."""
 
     kind: Literal["kernel", "copy", "fill"]
@@ -125,7 +125,7 @@ class MemoryPeak(Struct, frozen=True):
 class RecordedTrace(Struct, kw_only=True):
     """One file, or what Kineto has in memory, read."""
 
-    work: list[DeviceWork] = []
+    work: list[DeviceEvent] = []
     runtime: list[RuntimeCall] = []
     operators: list[OperatorCall] = []
     spans: list[Span] = []
@@ -246,9 +246,9 @@ class SliceTimes:
     name: str
     calls: int = 0
     host: int = 0
-    own_host: int = 0
+    self_host: int = 0
     device: int = 0
-    own_device: int = 0
+    self_device: int = 0
 
 
 def outer_first(

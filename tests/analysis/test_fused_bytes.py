@@ -38,7 +38,8 @@ def test_what_the_code_as_written_computes_again_has_its_own_phase() -> None:
     """A checkpointed GELU has bytes of recompute as dispatched too."""
     given = compiled_profile()
     checkpointed = replace(
-        given, cells=(*given.cells, cell("encoder.1", "aten::gelu", "recompute", bytes_moved=512))
+        given,
+        op_counts=(*given.op_counts, cell("encoder.1", "aten::gelu", "recompute", bytes_moved=512)),
     )
     assert [(each.phase, each.fused_bytes) for each in fusion(checkpointed)] == [
         ("forward", 1216),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from lflops.analysis.analysis import Analysis, analyze
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
-from lflops.profile.records import PHASES, Spread
+from lflops.profile.records import PHASES, TimingStats
 from lflops.profile.steps import Step
 from tests.support.profile_builders import clocked, product, profile, run
 
@@ -33,12 +33,12 @@ def said(
             processes.
         facts: Of the run.
     """
-    rows = {name: {"kind": "Block"} for name in ["", "blocks", *BLOCKS]}
-    steps = [Step(index=0, kind="clean", seconds=100 * MS, phases={"forward": 100 * MS})]
+    rows = {name: {"class_name": "Block"} for name in ["", "blocks", *BLOCKS]}
+    steps = [Step(index=0, kind="unprofiled", seconds=100 * MS, phases={"forward": 100 * MS})]
     steps += [
         Step(
             index=index,
-            kind="hooked",
+            kind="module_timing",
             seconds=100 * MS,
             phases={},
             cpu_user=(100 - (lost or 0)) * MS,
@@ -53,8 +53,8 @@ def said(
         {(name, "forward"): (slow if name == SLOW else 10) * MS for name in BLOCKS},
     )
 
-    def spreading(seconds: Spread | None) -> Spread | None:
-        return seconds and Spread(
+    def spreading(seconds: TimingStats | None) -> TimingStats | None:
+        return seconds and TimingStats(
             median=seconds.median,
             low=seconds.median * (1 - spread / 2),
             high=seconds.median * (1 + spread / 2),
@@ -95,8 +95,8 @@ def test_less_than_a_fifth_more_is_nothing(slow: float) -> None:
 
 def test_the_threshold_is_a_share_of_the_step_and_not_of_what_has_a_time() -> None:
     """Nothing but the blocks has a time here. 300 us of a step of 111 ms are 0.3 %, though they are three times what the others take."""
-    rows = {name: {"kind": "Block"} for name in ["", "blocks", *BLOCKS]}
-    step = Step(index=0, kind="clean", seconds=111 * MS, phases={"forward": 111 * MS})
+    rows = {name: {"class_name": "Block"} for name in ["", "blocks", *BLOCKS]}
+    step = Step(index=0, kind="unprofiled", seconds=111 * MS, phases={"forward": 111 * MS})
     own = {(name, "forward"): (0.45 if name == SLOW else 0.15) * MS for name in BLOCKS}
     cells = [product(name, "aten::mm", "forward", macs=1000, bytes_moved=10) for name in BLOCKS]
     assert [] == names(

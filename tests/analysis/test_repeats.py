@@ -106,7 +106,7 @@ def test_layers_at_two_places_of_a_block_are_two_lines() -> None:
         *layers,
     ]
     rows: dict[str, dict[str, Any]] = {
-        name: {"kind": "GELU" if name.endswith("1") and name in layers else "Linear"}
+        name: {"class_name": "GELU" if name.endswith("1") and name in layers else "Linear"}
         for name in names
     }
     cells = [

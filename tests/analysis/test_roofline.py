@@ -25,8 +25,8 @@ CHIP = Hardware("chip", {"fp32": 1000.0, "bf16": 8000.0}, 100.0, None, "a pencil
 """Turns at 10 FLOPs a byte. What moves 400 bytes in a call stays in its cache."""
 
 ROWS: dict[str, dict[str, Any]] = {
-    "": {"kind": "Model"},
-    "block": {"kind": "Block"},
+    "": {"class_name": "Model"},
+    "block": {"class_name": "Block"},
     "block.linear": {},
     "block.norm": {},
 }
@@ -116,7 +116,7 @@ def test_operators_are_placed_without_a_time() -> None:
             point.seconds,
             point.share,
         )
-        for point in found.cells
+        for point in found.op_counts
     ]
     assert [
         ("aten::addmm", "float32", 20.0, "compute", 20.0, None, None),
@@ -132,13 +132,13 @@ def test_an_operator_is_summed_over_the_modules() -> None:
     assert [("aten::addmm", 2, 40_000, 40.0)] == [
         (p.operator, p.calls, p.flops, p.roof_seconds) for p in found.operators
     ]
-    assert ["block.linear", "block"] == [point.module for point in found.cells]
+    assert ["block.linear", "block"] == [point.module for point in found.op_counts]
 
 
 def test_what_a_mask_leaves_out_is_not_done() -> None:
     """4,000 MACs of 10,000: 20,000 - 12,000 FLOPs in 8 s; the bytes take 10."""
     masked = replace(CELLS[0], executed_macs=4_000)
-    point = roofline(profile(ROWS, [masked], run=run(hardware=CHIP))).cells[0]
+    point = roofline(profile(ROWS, [masked], run=run(hardware=CHIP))).op_counts[0]
     assert (8_000, 10.0, "memory") == (point.flops, point.roof_seconds, point.bound)
 
 
@@ -146,7 +146,7 @@ def test_a_dtype_has_its_own_roof() -> None:
     """The same product in bf16: 2.5 s at the peak, so the bytes bound it."""
     point = roofline(
         profile(ROWS, [replace(CELLS[0], dtype="bfloat16")], run=run(hardware=CHIP))
-    ).cells[0]
+    ).op_counts[0]
     assert (10.0, "memory") == (point.roof_seconds, point.bound)
 
 
@@ -171,7 +171,9 @@ def test_without_a_peak_or_a_bandwidth_the_roof_is_unknown(chip: Hardware | None
 def test_what_moves_integers_needs_no_peak() -> None:
     """10 s of bytes."""
     moved = cell("", "aten::copy_", "forward", dtype="int64", bytes_moved=1000)
-    assert 10.0 == roofline(profile(ROWS, [moved], run=run(hardware=CHIP))).cells[0].roof_seconds
+    assert (
+        10.0 == roofline(profile(ROWS, [moved], run=run(hardware=CHIP))).op_counts[0].roof_seconds
+    )
 
 
 CACHED = product("", "aten::mm", "forward", macs=500, bytes_moved=400)
@@ -359,7 +361,7 @@ def test_the_shell_writes_json(file: Path, capsys: pytest.CaptureFixture[str]) -
     """Unknown is null; an other chip judges by its own figures."""
     assert 0 == main(["roofline", str(file), "--json", "--hardware", "NVIDIA H200"])
     shown = json.loads(capsys.readouterr().out)
-    assert ["ceilings", "modules", "operators", "cells", "own"] == list(shown)
+    assert ["ceilings", "modules", "operators", "op_counts", "own"] == list(shown)
     assert shown["operators"][0]["seconds"] is None
     assert "H200" in shown["ceilings"][0]["hardware"]
 
@@ -433,7 +435,7 @@ def test_without_times_the_figure_shows_what_operators_could_reach() -> None:
 def test_an_empty_profile_has_an_empty_figure() -> None:
     """And no roof."""
     empty = profile({"": {}}, [])
-    assert Roofline(ceilings=(), modules=(), operators=(), cells=(), own=()) == roofline(empty)
+    assert Roofline(ceilings=(), modules=(), operators=(), op_counts=(), own=()) == roofline(empty)
     assert 0 == len(roofline_figure(analyze(empty).roofline, {}).axes[0].collections)
 
 
@@ -482,9 +484,9 @@ def test_an_operator_has_its_time_from_a_trace() -> None:
         name="aten::addmm",
         calls=4,
         host_seconds=80.0,
-        own_host_seconds=60.0,
+        self_host_seconds=60.0,
         device_seconds=0.0,
-        own_device_seconds=0.0,
+        self_device_seconds=0.0,
     )
     cells = [
         *CELLS,

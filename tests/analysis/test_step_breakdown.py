@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 import lflops
 from lflops.analysis.analysis import analyze
-from lflops.analysis.step_breakdown import Budget
+from lflops.analysis.step_breakdown import StepBreakdown
 from lflops.analysis.utilization import utilization
 from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
 from lflops.monitoring import session
 from lflops.profile.notes import Note
-from lflops.profile.profile import Cell, Communication, Profile
+from lflops.profile.profile import Communication, OpCount, Profile
 from lflops.profile.records import PHASES, Phase, Trace
 from lflops.profile.steps import Step
 from lflops.report.report import report_of
@@ -35,9 +35,9 @@ CHIP = Hardware("chip", {"fp32": 1000.0}, 100.0)
 """1 FLOP takes a thousandth of a second, 1 byte a hundredth."""
 
 ROWS: dict[str, dict[str, Any]] = {
-    "": {"kind": "Model"},
-    "linear": {"kind": "Linear"},
-    "norm": {"kind": "LayerNorm"},
+    "": {"class_name": "Model"},
+    "linear": {"class_name": "Linear"},
+    "norm": {"class_name": "LayerNorm"},
 }
 
 CELLS = (
@@ -63,25 +63,25 @@ PHASE_SECONDS = {"data": 0.5, "forward": 1.0, "backward": 1.0, "optimizer": 0.75
 
 
 def stepped(
-    cells: Iterable[Cell] = CELLS,
+    cells: Iterable[OpCount] = CELLS,
     phases: Mapping[str, float] = PHASE_SECONDS,
     seconds: float = 4.0,
     **fields: Any,
 ) -> Profile:
     """One clean step of `ROWS`."""
-    step = Step(index=0, kind="clean", seconds=seconds, phases=phases)
+    step = Step(index=0, kind="unprofiled", seconds=seconds, phases=phases)
     facts = {"kind": "training", "hardware": CHIP, "device_type": "cpu"} | fields.pop("facts", {})
     return profile(ROWS, cells, run=run(**facts), steps=(step,), **fields)
 
 
-def budget(given_profile: Profile, hardware: Hardware | None = None) -> Budget:
+def budget(given_profile: Profile, hardware: Hardware | None = None) -> StepBreakdown:
     """It is known."""
     found = utilization(given_profile, hardware).budget
     assert found is not None
     return found
 
 
-def seconds(found: Budget) -> dict[str, float]:
+def seconds(found: StepBreakdown) -> dict[str, float]:
     """Of each part."""
     return {name: share * found.seconds for name, share in found.parts.items()}
 
@@ -205,7 +205,7 @@ def test_a_part_is_a_share_of_the_summed_steps() -> None:
         {"data": 3.0, "forward": 5.0},
     ]
     steps = tuple(
-        Step(index=i, kind="clean", seconds=sum(each.values()), phases=each)
+        Step(index=i, kind="unprofiled", seconds=sum(each.values()), phases=each)
         for i, each in enumerate(phases)
     )
     assert pytest.approx(6 / 16) == budget(replace(stepped(), steps=steps)).parts["data"]
@@ -386,14 +386,14 @@ MADE_OWN = st.dictionaries(
 @settings(max_examples=200, deadline=None)
 @given(MADE_CELLS, MADE_STEPS, MADE_OWN)
 def test_a_budget_adds_up_whatever_was_measured(
-    cells: list[Cell], made: list[tuple[float, dict[str, float]]], own: Any
+    cells: list[OpCount], made: list[tuple[float, dict[str, float]]], own: Any
 ) -> None:
     """To 1 within a thousandth, no part below 0.
 
     And the modules' parts are no more than the step's.
     """
     steps = tuple(
-        Step(index=i, kind="clean", seconds=took, phases=phases)
+        Step(index=i, kind="unprofiled", seconds=took, phases=phases)
         for i, (took, phases) in enumerate(made)
     )
     found = budget(clocked(replace(stepped(cells), steps=steps), own))
@@ -535,14 +535,14 @@ def test_the_verdict_names_the_largest_parts_in_words() -> None:
 def test_pointwise_work_is_named_by_the_kinds_of_its_modules() -> None:
     """Two norms, 0.4 s of each: no product in them."""
     rows: dict[str, dict[str, Any]] = {
-        "": {"kind": "Model"},
-        "a": {"kind": "LayerNorm"},
-        "b": {"kind": "LayerNorm"},
+        "": {"class_name": "Model"},
+        "a": {"class_name": "LayerNorm"},
+        "b": {"class_name": "LayerNorm"},
     }
     cells = [
         cell(name, "aten::native_layer_norm", "forward", bytes_moved=40) for name in ("a", "b")
     ]
-    step = Step(index=0, kind="clean", seconds=1.0, phases={"forward": 1.0})
+    step = Step(index=0, kind="unprofiled", seconds=1.0, phases={"forward": 1.0})
     of_norms = profile(rows, cells, run=run(hardware=CHIP, device_type="cuda"), steps=(step,))
     assert (
         "80.0 % of the pass (800 ms) is memory-bound pointwise work.",

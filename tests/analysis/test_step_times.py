@@ -4,7 +4,7 @@ import pytest
 
 from lflops.analysis.step_times import StepTimes, step_times
 from lflops.profile.profile import Profile
-from lflops.profile.records import Spread
+from lflops.profile.records import TimingStats
 from lflops.profile.steps import Step
 from tests.support.profile_builders import profile, run
 
@@ -16,39 +16,39 @@ def stepped(*steps: Step, **facts: Any) -> Profile:
 
 def step(seconds: float | None, **fields: Any) -> Step:
     """A clean step, unless said otherwise."""
-    return Step(**({"index": 0, "kind": "clean", "seconds": seconds, "phases": {}} | fields))
+    return Step(**({"index": 0, "kind": "unprofiled", "seconds": seconds, "phases": {}} | fields))
 
 
 def test_a_step_is_the_median_of_the_clean_ones_with_their_quartiles() -> None:
     """Of 1, 2, 3, 4, 10 seconds the middle is 3, a quarter of the way is 2, three quarters 4."""
     found = step_times(stepped(*map(step, (10.0, 1.0, 4.0, 2.0, 3.0))))
-    assert (5, Spread(median=3.0, low=2.0, high=4.0, n=5)) == (found.steps, found.seconds)
+    assert (5, TimingStats(median=3.0, low=2.0, high=4.0, n=5)) == (found.steps, found.seconds)
 
 
 def test_quartiles_between_two_steps_are_interpolated() -> None:
     """Of 1, 2, 3, 4 the median is 2.5, the lower quartile 0.75 of the way from 1 to 2."""
     assert (
-        Spread(median=2.5, low=1.75, high=3.25, n=4)
+        TimingStats(median=2.5, low=1.75, high=3.25, n=4)
         == step_times(stepped(*map(step, (1.0, 2.0, 3.0, 4.0)))).seconds
     )
 
 
 def test_one_step_has_no_width() -> None:
     """All three are that step."""
-    assert Spread(median=2.0, low=2.0, high=2.0, n=1) == step_times(stepped(step(2.0))).seconds
+    assert TimingStats(median=2.0, low=2.0, high=2.0, n=1) == step_times(stepped(step(2.0))).seconds
 
 
 @pytest.mark.parametrize(
     "disturbed",
     [
-        {"kind": "hooked"},
+        {"kind": "module_timing"},
         {"kind": "traced"},
         {"kind": "counted"},
         {"seconds": None},
         *(
             {"marks": ("no_update", mark)}
             for mark in (
-                "cold",
+                "warmup",
                 "recompiled",
                 "new_shapes",
                 "validation",
@@ -78,7 +78,7 @@ def test_without_a_clean_step_everything_is_unknown() -> None:
         tokens_per_second=None,
         cpu_seconds=None,
     )
-    assert unknown == step_times(stepped(step(2.0, kind="hooked"), samples_per_step=4))
+    assert unknown == step_times(stepped(step(2.0, kind="module_timing"), samples_per_step=4))
 
 
 def test_each_phase_has_the_median_of_the_steps_that_tell_of_it() -> None:
@@ -146,13 +146,15 @@ def test_cpu_time_is_that_of_user_and_system_together() -> None:
         step(1.0, cpu_user=2.0, cpu_system=0.5),
         step(1.0, cpu_user=9.0),
     )
-    assert Spread(median=2.0, low=1.75, high=2.25, n=2) == step_times(stepped(*steps)).cpu_seconds
+    assert (
+        TimingStats(median=2.0, low=1.75, high=2.25, n=2) == step_times(stepped(*steps)).cpu_seconds
+    )
 
 
 def test_a_clock_that_stood_still_gives_no_rate() -> None:
     """Not an endless one."""
     found = step_times(stepped(step(0.0), samples_per_step=4))
-    assert (Spread(median=0.0, low=0.0, high=0.0, n=1), None) == (
+    assert (TimingStats(median=0.0, low=0.0, high=0.0, n=1), None) == (
         found.seconds,
         found.samples_per_second,
     )

@@ -29,15 +29,15 @@ def stack(blocks: int = 3, *, labels: tuple[str, ...] = ("q", "k", "out")) -> Pr
     each = {label: 3 if label == "out" else 1 for label in labels}
     below = 10 * sum(each.values())
     rows: dict[str, dict[str, Any]] = {
-        "": weights(0, blocks * below) | {"kind": "Model"},
-        "layers": weights(0, blocks * below) | {"kind": "ModuleList", "calls": 0},
+        "": weights(0, blocks * below) | {"class_name": "Model"},
+        "layers": weights(0, blocks * below) | {"class_name": "ModuleList", "calls": 0},
     }
     cells = []
     for block in range(blocks):
-        rows[f"layers.{block}"] = weights(0, below) | {"kind": "Block"}
+        rows[f"layers.{block}"] = weights(0, below) | {"class_name": "Block"}
         for label, times in each.items():
             name = f"layers.{block}.{label}"
-            rows[name] = weights(10 * times) | {"kind": "Linear"}
+            rows[name] = weights(10 * times) | {"class_name": "Linear"}
             cells.append(
                 product(name, "aten::addmm", "forward", macs=100 * times, bytes_moved=1000 * times)
             )
@@ -157,7 +157,7 @@ def test_only_neighbours_share_a_row() -> None:
 @pytest.mark.parametrize(
     "difference",
     [
-        {"kind": "Conv1d"},
+        {"class_name": "Conv1d"},
         {"calls": 2},
         {"compiled": True},
         {"owner": "layers.0.out"},
@@ -324,7 +324,7 @@ def test_depth_cuts_the_tree(depth: int, rows: int) -> None:
 
 def test_what_the_depth_hides_still_keeps_rows_apart() -> None:
     """The blocks differ below the cut."""
-    given = changed(stack(2), "layers.1.out", kind="Conv1d")
+    given = changed(stack(2), "layers.1.out", class_name="Conv1d")
     assert [("0", 1), ("1", 1)] == repeats(layers(given, depth=2))
 
 
@@ -361,7 +361,7 @@ def test_siblings_are_sorted_the_most_first(sort: str, labels: list[str]) -> Non
     Numbers in names count as numbers.
     """
     rows = {
-        "": weights(0, 10) | {"kind": "Model"},
+        "": weights(0, 10) | {"class_name": "Model"},
         "big": {},
         "10": weights(10),
         "busy": {},

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from lflops.analysis.utilization import Utilization, utilization
 from lflops.errors import HardwareError
 from lflops.hardware.chips import Hardware, lookup
-from lflops.profile.profile import Cell, Profile
+from lflops.profile.profile import OpCount, Profile
 from lflops.profile.records import Rank
 from lflops.profile.steps import Step
 from tests.support.profile_builders import cell, product, profile, run
@@ -14,15 +14,15 @@ from tests.support.profile_builders import cell, product, profile, run
 CHIP = Hardware("chip", {"fp32": 1000.0, "tf32": 4000.0, "bf16": 8000.0, "fp64": 500.0})
 
 
-def timed(*cells: Cell, seconds: float | None = 0.5, **facts: Any) -> Profile:
+def timed(*cells: OpCount, seconds: float | None = 0.5, **facts: Any) -> Profile:
     """One clean step of these cells, in half a second, on the chip."""
-    step = Step(index=0, kind="clean", seconds=seconds, phases={})
+    step = Step(index=0, kind="unprofiled", seconds=seconds, phases={})
     return profile(
         {"": {}}, cells, run=run(**({"kind": "measure", "hardware": CHIP} | facts)), steps=(step,)
     )
 
 
-def training() -> tuple[Cell, ...]:
+def training() -> tuple[OpCount, ...]:
     """50 MACs forward, 100 backward, 20 again and 5 in the optimizer; all float32."""
     return (
         product("", "aten::mm", "forward", macs=50, bytes_moved=1),

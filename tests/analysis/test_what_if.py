@@ -15,16 +15,16 @@ from lflops.cli.main import main
 from lflops.hardware.chips import Hardware
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile, with_works
-from lflops.profile.records import ModulePhase, Spread
+from lflops.profile.records import ModulePhase, TimingStats
 from lflops.profile.steps import Step
 
 PHASES = {"data": 20.0, "forward": 20.0, "backward": 40.0, "optimizer": 10.0, "other": 10.0}
 SLOW = Hardware("slow", {"fp32": 1e3}, 1e3)
 
 
-def of(seconds: float) -> Spread:
+def of(seconds: float) -> TimingStats:
     """A time without a spread."""
-    return Spread(median=seconds, low=seconds, high=seconds, n=5)
+    return TimingStats(median=seconds, low=seconds, high=seconds, n=5)
 
 
 def profile(**phases: float) -> Profile:
@@ -33,7 +33,7 @@ def profile(**phases: float) -> Profile:
     found = lflops.count(model, torch.zeros(2, 4), backward=True)
     phases = PHASES | phases
     steps = tuple(
-        Step(index=index, kind="clean", seconds=sum(phases.values()), phases=phases)
+        Step(index=index, kind="unprofiled", seconds=sum(phases.values()), phases=phases)
         for index in range(5)
     )
     timed = {("0", "forward"): 10.0, ("0", "backward"): 20.0, ("", "recompute"): 8.0}
@@ -127,7 +127,9 @@ def test_times_of_a_busy_machine_are_doubted(
 ) -> None:
     """Others had a third of the CPU time that was needed; of a quiet machine nothing is said."""
     given = profile()
-    hooked = Step(index=9, kind="hooked", seconds=100.0, phases={}, cpu_lost=30.0, cpu_user=60.0)
+    hooked = Step(
+        index=9, kind="module_timing", seconds=100.0, phases={}, cpu_lost=30.0, cpu_user=60.0
+    )
     busy = replace(given, steps=(*given.steps, hooked), run=replace(given.run, device_type="cpu"))
     assert what_if(busy, without="data").doubts == ("busy",)
     assert what_if(given, without="data").doubts == ()

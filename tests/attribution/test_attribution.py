@@ -248,8 +248,10 @@ def test_under_autocast_contractions_are_in_its_dtype() -> None:
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         profile = consistent(lflops.count(model, sequence(), backward=True))
-    assert {"bfloat16"} == {cell.dtype for cell in profile.cells if cell.macs}
-    assert {"float32"} == {cell.dtype for cell in profile.cells if "layer_norm" in cell.operator}
+    assert {"bfloat16"} == {cell.dtype for cell in profile.op_counts if cell.macs}
+    assert {"float32"} == {
+        cell.dtype for cell in profile.op_counts if "layer_norm" in cell.operator
+    }
     assert {"1": square, "2": square} == macs(profile, "forward")
     assert {"1": 2 * square, "2": 2 * square} == macs(profile, "backward")
     assert ("bfloat16", "autocast bfloat16") == (profile.run.dtype, profile.run.precision)
@@ -262,7 +264,7 @@ def test_the_fast_path_of_a_transformer_layer_stays_on() -> None:
         profile = consistent(lflops.count(layer, torch.randn(batch, length, 4)))
     assert {"": 1} == calls(profile)
     assert {("", "_transformer_encoder_layer_fwd")} == {
-        (each.module, each.operator) for each in (*profile.cells, *profile.uncounted)
+        (each.module, each.operator) for each in (*profile.op_counts, *profile.unsupported)
     }
 
 

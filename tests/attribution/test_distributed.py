@@ -433,4 +433,4 @@ def test_a_fully_sharded_models_update_is_of_its_shards(two_ranks: Ranks) -> Non
 def test_a_fully_sharded_pass_leaves_nothing_uncounted(two_ranks: Ranks) -> None:
     """What goes in and out of its buffers is copied, which is known to be no arithmetic."""
     for profile in two_ranks.run(pass_of_fully_sharded):
-        assert set() == {each.operator for each in profile.uncounted}
+        assert set() == {each.operator for each in profile.unsupported}

@@ -193,7 +193,7 @@ def test_a_scope_is_a_row_with_its_own_forward_and_backward() -> None:
     assert 2 * outputs == flops(counted.profile, "forward")["loss"]
     assert 3 * outputs == flops(counted.profile, "backward")["loss"]
     assert ("scope", 1, 0) == (
-        counted.profile.modules["loss"].kind,
+        counted.profile.modules["loss"].class_name,
         counted.profile.modules["loss"].depth,
         0,
     )
@@ -368,5 +368,5 @@ def test_what_an_attention_only_keeps_its_weights_in_is_not_told_of() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model.spare = nn.Linear(8, 8)
     profile = lflops.count(model, (torch.randn(1, 4, 8),))
-    assert 4 * 8 * 8 * 4 + 2 * 4 * 4 * 8 == profile.modules["self_attn"].forward.own_macs
+    assert 4 * 8 * 8 * 4 + 2 * 4 * 4 * 8 == profile.modules["self_attn"].forward.self_macs
     assert ("spare",) == profile.uncalled

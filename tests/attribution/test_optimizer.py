@@ -48,7 +48,7 @@ def moved(profile: Profile, operator: str) -> dict[str, int]:
     """The bytes that an operator moved in the optimizer's phase, by row."""
     return {
         cell.module: cell.bytes_moved
-        for cell in profile.cells
+        for cell in profile.op_counts
         if (cell.operator, cell.phase) == (operator, "optimizer")
     }
 
@@ -180,7 +180,9 @@ def test_a_closure_is_not_part_of_the_step() -> None:
         counted.profile, "backward"
     )
     assert {"dot"} == {
-        cell.operator for cell in counted.profile.cells if cell.phase == "optimizer" and cell.macs
+        cell.operator
+        for cell in counted.profile.op_counts
+        if cell.phase == "optimizer" and cell.macs
     }
 
 
@@ -217,7 +219,7 @@ def test_clipping_and_zeroing_are_neither_the_models_nor_the_optimizers() -> Non
     assert {"up": up_elements, "down": down_elements} == flops(counted.profile, "optimizer")
     zeroed = {
         cell.phase: cell.bytes_moved
-        for cell in consistent(counted.profile).cells
+        for cell in consistent(counted.profile).op_counts
         if cell.operator == "zero_"
     }
     assert {"other": 4 * elements} == zeroed

@@ -323,7 +323,7 @@ def _beside_others(seconds: float, lost: float) -> Profile:
     """Five clean steps, and five hooked ones in which other processes took a share of the CPU time."""
     hooked = Step(
         index=9,
-        kind="hooked",
+        kind="module_timing",
         seconds=1.0,
         phases={},
         cpu_user=1 - lost,

@@ -369,7 +369,7 @@ def test_a_model_by_its_configuration(tmp_path: Path, capsys: pytest.CaptureFixt
         each.modules[""].parameter_bytes for each in (plain, halved, mixed)
     ]
     assert [{"float32"}, {"bfloat16"}, {"bfloat16"}] == [
-        {cell.dtype for cell in each.cells if cell.macs} for each in (plain, halved, mixed)
+        {cell.dtype for cell in each.op_counts if cell.macs} for each in (plain, halved, mixed)
     ]
 
 
@@ -419,7 +419,7 @@ def test_a_function_takes_the_options_of_a_configuration(
     ):
         changed = profiled(capsys, *options, *more)
         assert nbytes * parameters == changed.modules[""].parameter_bytes
-        assert {dtype} == {cell.dtype for cell in changed.cells if cell.macs}
+        assert {dtype} == {cell.dtype for cell in changed.op_counts if cell.macs}
     again = {
         policy: profiled(capsys, *options, "--ac", policy).total(phase="recompute")
         for policy in ("none", "selective", "full")

@@ -89,7 +89,7 @@ def test_json_holds_exact_integers_in_rows_within_rows(tmp_path: Path) -> None:
     assert ("all", 8192, [], []) == (
         shown["phase"],
         shown["run"]["tokens_per_step"],
-        shown["uncounted"],
+        shown["unsupported"],
         shown["uncalled"],
     )
 
@@ -280,7 +280,7 @@ def test_what_is_wrong_is_said_in_one_line(
 def test_a_broken_file_is_named_in_one_line(tmp_path: Path) -> None:
     """No traceback, whatever is in it; also where the name itself would break the line."""
     broken = tmp_path / "broken\nfile.json"
-    broken.write_text('{"schema_version": "1.0", "modules": ')
+    broken.write_text('{"schema_version": "2.0", "modules": ')
     shown = shell("show", broken)
     assert (2, "", 1) == (shown.returncode, shown.stdout, len(shown.stderr.splitlines()))
     assert "broken" in shown.stderr

@@ -56,6 +56,6 @@ def test_a_trace_and_a_profile_are_not_compared(
     """One line names the file that is no profile."""
     trace = written(tmp_path / "a.pt.trace.json", 100)
     profile = tmp_path / "profile.json"
-    profile.write_text('{"schema_version": "1.0"}')
+    profile.write_text('{"schema_version": "2.0"}')
     assert 2 == main(["diff", str(trace), str(profile)])
     assert 1 == len(capsys.readouterr().err.splitlines())

@@ -69,7 +69,7 @@ def test_what_is_counted_is_what_the_pencil_says(case: Case) -> None:
     """In every phase, with nothing left over, and so that modules and operators add up to it."""
     profile = consistent(profile_of(case))
     assert expected(case) == counted(profile)
-    assert () == profile.uncounted
+    assert () == profile.unsupported
     assert "formula_failed" not in {note.code for note in profile.notes}
 
 
@@ -192,7 +192,7 @@ def test_a_gpu_counts_the_same_forward(family: str, cuda: torch.device) -> None:
         name: counted(profile)["forward"] for name, profile in profiles.items()
     }
     assert {} == {
-        name: profile.uncounted for name, profile in profiles.items() if profile.uncounted
+        name: profile.unsupported for name, profile in profiles.items() if profile.unsupported
     }
 
 

@@ -183,12 +183,12 @@ def test_weights_of_four_bits_are_half_a_byte_with_their_scales(kind: str, scale
         for each in products
     )
     assert "unpacking quantized weights was not fitted" in (
-        why_not(replace(packed, cells=_in_bf16(packed)), named("H100")) or ""
+        why_not(replace(packed, op_counts=_in_bf16(packed)), named("H100")) or ""
     )
 
 
 def _in_bf16(profile: lflops.Profile) -> tuple[Any, ...]:
-    return tuple(replace(cell, dtype="bfloat16") for cell in profile.cells)
+    return tuple(replace(cell, dtype="bfloat16") for cell in profile.op_counts)
 
 
 def test_a_chunked_loss_computes_the_same_and_recomputes_the_head(tmp_path: Path) -> None:

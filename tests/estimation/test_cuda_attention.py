@@ -458,7 +458,7 @@ def test_attention_is_found_however_it_is_called(way: Callable[[Tensor], Tensor]
         backward=True,
         hardware=A100,
     )
-    found = {cell.operator for cell in profile.cells if "attention" in cell.operator}
+    found = {cell.operator for cell in profile.op_counts if "attention" in cell.operator}
     assert {
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_flash_attention_backward",

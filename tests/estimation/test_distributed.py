@@ -121,7 +121,7 @@ def test_a_module_in_columns_and_rows_may_be_given_as_it_is() -> None:
         lflops.estimate(each, BATCH, backward=True) for each in (model, in_columns_and_rows)
     )
     assert 2 * TOKENS * NARROW * WIDE // RANKS == estimated.total()
-    assert estimated.cells == built.cells
+    assert estimated.op_counts == built.op_counts
     assert estimated.memory is not None
     assert ((2 * NARROW * WIDE + WIDE) // RANKS + NARROW) * FLOAT == estimated.memory.by_category[
         "parameters"

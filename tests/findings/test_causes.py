@@ -16,7 +16,7 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.profile import Communication, Profile
 from lflops.profile.records import Phase, Trace
 from lflops.profile.steps import Step
-from lflops.ranks.stragglers import Imbalance, Row
+from lflops.ranks.stragglers import Row, Stragglers
 from tests.support.profile_builders import clocked, product, profile, run
 
 CHIP = Hardware("chip", {"fp32": 1000.0}, None)
@@ -38,8 +38,11 @@ def waiting(**fields: Any) -> Profile:
         product("linear", "aten::addmm", "forward", macs=50, bytes_moved=0),
         product("linear", "aten::mm", "backward", macs=100, bytes_moved=0),
     ]
-    rows: dict[str, dict[str, Any]] = {"": {"kind": "Model"}, "linear": {"kind": "Linear"}}
-    step = Step(index=0, kind="clean", seconds=4.0, phases=phases, **fields)
+    rows: dict[str, dict[str, Any]] = {
+        "": {"class_name": "Model"},
+        "linear": {"class_name": "Linear"},
+    }
+    step = Step(index=0, kind="unprofiled", seconds=4.0, phases=phases, **fields)
     return clocked(
         profile(
             rows, cells, run=run(kind="training", hardware=CHIP, device_type="cpu"), steps=(step,)
@@ -66,7 +69,7 @@ def told(given: Profile, **lost: Any) -> tuple[Cause, ...]:
         given,
         times,
         budget(given, CHIP, times),
-        imbalance=Imbalance(rows=rows, step_seconds=4.0),
+        stragglers=Stragglers(rows=rows, step_seconds=4.0),
         **named,
     )  # type: ignore[arg-type]
 

@@ -96,9 +96,9 @@ def train(make: Callable[[], nn.Module], counted: int | None) -> tuple[list[Any]
     return end, None if count is None else count.profile
 
 
-def own_macs(profile: Profile, phase: str) -> dict[str, int]:
+def self_macs(profile: Profile, phase: str) -> dict[str, int]:
     """By module, where there are any."""
-    own = {row: module.work(phase).own_macs for row, module in profile.modules.items()}
+    own = {row: module.work(phase).self_macs for row, module in profile.modules.items()}
     return {row: macs for row, macs in own.items() if macs}
 
 
@@ -118,8 +118,8 @@ def test_a_compiled_model_trains_to_the_bit_as_without_a_count(backend: str, cou
     assert profile is not None
     assert plain == end
     assert {"CompiledFunctionBackward"} == set(end[1])
-    assert {"up": UP, "down": UP} == own_macs(profile, "forward")
-    assert {"up": UP, "down": 2 * UP} == own_macs(profile, "backward")
+    assert {"up": UP, "down": UP} == self_macs(profile, "forward")
+    assert {"up": UP, "down": 2 * UP} == self_macs(profile, "backward")
 
 
 CONTROL_FLOW: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], int]] = {
@@ -158,8 +158,8 @@ def test_control_flow_has_its_gradients_and_is_counted(
     end, profile = train(lambda: Flow(run), 2)
     assert profile is not None
     assert plain == end
-    assert {"before": SQUARE, "inner": macs} == own_macs(profile, "forward")
-    assert {"before": SQUARE, "inner": 2 * macs} == own_macs(profile, "backward")
+    assert {"before": SQUARE, "inner": macs} == self_macs(profile, "forward")
+    assert {"before": SQUARE, "inner": 2 * macs} == self_macs(profile, "backward")
 
 
 def test_code_that_was_compiled_before_is_counted_as_far_as_it_is_seen_and_listed() -> None:
@@ -168,7 +168,7 @@ def test_code_that_was_compiled_before_is_counted_as_far_as_it_is_seen_and_liste
     model(x).sum().backward()
     with lflops.counting(model) as count:
         model(x).sum().backward()
-    assert {"torch.compile"} == {each.operator for each in count.profile.uncounted}
-    assert {"": 2 * UP} == own_macs(count.profile, "forward")
-    assert ["compiled_uncounted"] == [note.code for note in count.profile.notes]
+    assert {"torch.compile"} == {each.operator for each in count.profile.unsupported}
+    assert {"": 2 * UP} == self_macs(count.profile, "forward")
+    assert ["compiled_unsupported"] == [note.code for note in count.profile.notes]
     assert count.profile.memory is None

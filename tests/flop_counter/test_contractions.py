@@ -139,7 +139,7 @@ def test_a_product_into_a_tensor_is_counted_too(operator: str) -> None:
     """And none is listed as unknown."""
     function, shapes, expected = IN_PLACE[operator]
     profile = count(function, *(fixed(*shape) for shape in shapes))
-    assert (expected, ()) == (the_cell(profile, operator).macs, profile.uncounted)
+    assert (expected, ()) == (the_cell(profile, operator).macs, profile.unsupported)
 
 
 def test_a_product_with_its_result_given_is_counted_too() -> None:
@@ -188,7 +188,7 @@ def test_products_of_experts_that_transformers_runs_take_each_row_once() -> None
         assert {"forward": tokens * narrow * wide, "backward": 2 * tokens * narrow * wide} == macs(
             profile
         )
-        assert () == profile.uncounted
+        assert () == profile.unsupported
 
 
 MODES: dict[str, Callable[[], Any]] = {
@@ -215,7 +215,7 @@ def test_autocast_is_seen_in_the_dtype_of_each_product() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         profile = count(F.linear, fixed(N, K), fixed(M, K))
     assert [("mm", "bfloat16", N * K * M)] == [
-        (cell.operator, cell.dtype, cell.macs) for cell in profile.cells if cell.macs
+        (cell.operator, cell.dtype, cell.macs) for cell in profile.op_counts if cell.macs
     ]
 
 
@@ -228,7 +228,7 @@ def test_a_product_is_as_many_macs_in_every_dtype(dtype: torch.dtype, each: int)
     """Except that (a + bi)(c + di) takes four."""
     profile = count(torch.mm, torch.ones(N, K, dtype=dtype), torch.ones(K, M, dtype=dtype))
     assert [(str(dtype).removeprefix("torch."), each * N * K * M)] == [
-        (cell.dtype, cell.macs) for cell in profile.cells
+        (cell.dtype, cell.macs) for cell in profile.op_counts
     ]
 
 

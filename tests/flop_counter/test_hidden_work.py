@@ -34,13 +34,13 @@ def test_a_script_rewritten_for_inference_lists_what_it_runs_below_the_dispatche
     rewritten = torch.jit.optimize_for_inference(torch.jit.trace(model, x))
     profile = lflops.count(rewritten, x)
     weights = 4 * ((4 * 3 * 9 + 4) + (4 * 4 * 9 + 4))
-    if not profile.uncounted:
+    if not profile.unsupported:
         assert {"forward": 36 * 4 * 27 + 16 * 4 * 36 + 64 * 5} == macs(
             profile
         )  # this processor's torch leaves them to the dispatcher
         return
     assert [("prim::mkldnn_convolution", 2, weights)] == [
-        (each.operator, each.calls, each.bytes) for each in profile.uncounted
+        (each.operator, each.calls, each.bytes) for each in profile.unsupported
     ]
     assert {"forward": 64 * 5} == macs(profile)
 
@@ -88,8 +88,8 @@ def test_a_factorisation_is_flops_by_the_textbook_and_no_macs(name: str) -> None
     """As torch calls its kernels."""
     a = fixed(6, 6)
     profile = lflops.count(Function(getattr(torch.linalg, name)), (a @ a.T + 6 * torch.eye(6),))
-    found = sum(cell.flops for cell in profile.cells if "linalg" in cell.operator)
-    assert (FACTORISED[name], {}, ()) == (found, macs(profile), profile.uncounted)
+    found = sum(cell.flops for cell in profile.op_counts if "linalg" in cell.operator)
+    assert (FACTORISED[name], {}, ()) == (found, macs(profile), profile.unsupported)
 
 
 def test_solving_is_a_factorisation_and_two_triangles_a_side() -> None:
@@ -121,6 +121,6 @@ def test_alignments_are_counted_by_their_lengths() -> None:
         (log_probs,),
     )
     assert ([13 * (5 * 5 + 7 * 7)], ()) == (
-        [cell.flops for cell in profile.cells if "ctc" in cell.operator],
-        profile.uncounted,
+        [cell.flops for cell in profile.op_counts if "ctc" in cell.operator],
+        profile.unsupported,
     )

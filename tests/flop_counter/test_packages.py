@@ -73,7 +73,7 @@ def argument(known: Any, place: int, case: Case) -> Any:
 def costs(profile: Profile, name: str) -> Cost:
     """What was counted of an operator."""
     sums = {phase: [0, 0, 0] for phase in ("forward", "recompute")}
-    for cell in profile.cells:
+    for cell in profile.op_counts:
         if cell.operator == name:
             sums[cell.phase] = [cell.macs, cell.executed_macs, cell.flops - 2 * cell.macs]
     again = sums["recompute"]
@@ -114,7 +114,7 @@ def test_an_operator_is_counted_under_its_packages_schema(
     assert expected._replace(
         executed_macs=executed, recompute=whole, is_upper_bound=False
     ) == costs(profile, case.operators)
-    assert () == profile.uncounted
+    assert () == profile.unsupported
     assert (["upper_bound"] if expected.is_upper_bound else []) == [
         note.code for note in profile.notes
     ]
@@ -142,7 +142,7 @@ def of(profile: Profile) -> dict[str, tuple[int, int, int]]:
     """MACs, executed MACs and other FLOPs by operator and phase, of those of packages."""
     return {
         f"{cell.operator} {cell.phase}": (cell.macs, cell.executed_macs, cell.flops - 2 * cell.macs)
-        for cell in profile.cells
+        for cell in profile.op_counts
         if "." in cell.operator
     }
 
@@ -186,7 +186,7 @@ def test_a_function_in_c_is_counted_forward_and_backward_in_its_module(
         "selective_scan_cuda.bwd backward": (0, 0, 2 * 8 * scan),
         "selective_scan_cuda.bwd recompute": (0, 0, 6 * scan),
     } == of(profile)
-    assert {"0"} == {cell.module for cell in profile.cells if "scan" in cell.operator}
+    assert {"0"} == {cell.module for cell in profile.op_counts if "scan" in cell.operator}
     assert before == vars(kernels)
 
 
@@ -460,7 +460,7 @@ def test_a_fused_optimizer_is_counted_by_the_module_that_owns_each_parameter(
     profile = step_of(multi_tensor_adam, package)
     name = "apex.multi_tensor_apply.multi_tensor_apply.MultiTensorApply.__call__"
     found: dict[str, int] = {}
-    for cell in profile.cells:
+    for cell in profile.op_counts:
         if cell.operator == name and cell.phase == "optimizer":
             found[cell.module] = found.get(cell.module, 0) + cell.flops
     assert {"0": 11 * (3 * 4 + 4), "1": 11 * 4 * 2} == found
@@ -473,7 +473,7 @@ def test_a_fused_optimizer_without_a_formula_is_in_the_ledger(
     """By the name of what called its kernel."""
     profile = step_of(multi_tensor_unheard_of, package)
     assert {"apex.multi_tensor_apply.multi_tensor_apply.MultiTensorApply.__call__"} == {
-        each.operator for each in profile.uncounted
+        each.operator for each in profile.unsupported
     }
     assert ["formula_failed"] == [note.code for note in profile.notes]
 
@@ -534,7 +534,7 @@ def test_a_launch_of_triton_without_a_formula_is_in_the_ledger(
         (),
     )
     assert [("triton::fused_thing", 1)] == [
-        (each.operator, each.calls) for each in profile.uncounted
+        (each.operator, each.calls) for each in profile.unsupported
     ]
     assert [] == hooks()
 

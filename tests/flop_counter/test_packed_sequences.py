@@ -42,7 +42,7 @@ def packed(lengths: list[int], **options: Any) -> dict[str, dict[str, int]]:
         *tensors,
         backward=True,
     )
-    assert () == profile.uncounted
+    assert () == profile.unsupported
     return {"macs": macs(profile), "executed": executed(profile)}
 
 

@@ -66,7 +66,7 @@ def test_an_operator_without_a_formula_is_counted_by_what_runs_inside(mode: Any,
         profile = profile_of(mine.product)
     assert (({"forward": N * K * M}, {"forward": 2 * N * K * M + N * M}), (), {"product": 1}) == (
         (macs(profile), flops(profile)),
-        profile.uncounted,
+        profile.unsupported,
         inside(profile),
     )
 
@@ -82,7 +82,7 @@ def test_an_operator_that_shows_nothing_is_in_the_ledger(mine: Any) -> None:
     profile = profile_of(mine.unseen)
     work = profile.modules[""].forward
     assert ([f"{MINE}::unseen"], (0, 0, 0)) == (
-        [each.operator for each in profile.uncounted],
+        [each.operator for each in profile.unsupported],
         (work.calls, work.flops, work.bytes_moved),
     )
 
@@ -92,7 +92,7 @@ def test_what_is_seen_in_part_is_counted_and_the_rest_listed(mine: Any) -> None:
     profile = profile_of(mine.both)
     assert ({"forward": N * K * M}, [f"{MINE}::unseen"]) == (
         macs(profile),
-        [each.operator for each in profile.uncounted],
+        [each.operator for each in profile.unsupported],
     )
 
 
@@ -162,4 +162,4 @@ def test_a_chunked_head_is_counted_whole(how: Any) -> None:
         {"forward": 3 * head + 2 * ROWS},
         {"forward": head, "backward": 2 * head + 2 * ROWS, "recompute": head},
     ] == [macs(profile) for profile in profiles]
-    assert [((), ())] * 3 == [(profile.uncounted, profile.notes) for profile in profiles]
+    assert [((), ())] * 3 == [(profile.unsupported, profile.notes) for profile in profiles]

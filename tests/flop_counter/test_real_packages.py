@@ -54,7 +54,7 @@ def test_bitsandbytes_layers_and_optimizers(warm_python: WarmPython) -> None:
         "Lion": 7 * elements,
         "SGD": 3 * elements,
     } == updates
-    assert {} == figures("uncounted", results)
+    assert {} == figures("unsupported", results)
 
 
 def test_a_training_over_weights_of_four_bits_holds_what_is_estimated(
@@ -81,7 +81,7 @@ def test_torchao_layers_however_they_are_quantized(warm_python: WarmPython) -> N
         "floats of 8 bits": {"forward": once, "backward": 2 * once},
         "8 bits on both sides": {"forward": once},
     } == figures("macs", results)
-    assert {} == figures("uncounted", results)
+    assert {} == figures("unsupported", results)
 
 
 def test_fbgemm_jagged_tensors_and_embedding_bags(warm_python: WarmPython) -> None:
@@ -116,7 +116,7 @@ def test_fbgemm_jagged_tensors_and_embedding_bags(warm_python: WarmPython) -> No
     } == figures("others", results)
     # Its backward is the optimizer's step too, of which there are many kinds.
     update = "fbgemm::split_embedding_backward_codegen_sgd_unweighted_pt2_wrapper"
-    assert {"split bags": [update]} == figures("uncounted", results)
+    assert {"split bags": [update]} == figures("unsupported", results)
 
 
 def test_liger_losses_under_tritons_interpreter(warm_python: WarmPython) -> None:
@@ -144,7 +144,7 @@ def test_liger_losses_under_tritons_interpreter(warm_python: WarmPython) -> None
     assert {
         f"{ops}.rope.rope_{way}": 3 * rotated for way in ("forward forward", "backward backward")
     } == others["rotary"]
-    assert {} == figures("uncounted", results)
+    assert {} == figures("unsupported", results)
 
 
 @pytest.mark.parametrize(

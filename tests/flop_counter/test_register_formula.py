@@ -47,7 +47,7 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_an_operator_without_a_formula_is_in_the_ledger(operator: Any) -> None:
     """One call, that read 3 * 4 floats and wrote as many, and is in no total."""
     profile = lflops.count(Calls(operator, []), x)
-    (entry,) = profile.uncounted
+    (entry,) = profile.unsupported
     assert ("tests::blur", "forward", 1, 2 * 4 * 12) == (
         entry.operator,
         entry.phase,
@@ -62,8 +62,8 @@ def test_an_operator_without_a_formula_in_an_ignored_module_is_not_in_the_ledger
 ) -> None:
     """The ledger lists what is missing from the totals; what was to be left out is not missed."""
     model = nn.Sequential(Calls(operator, []))
-    assert ["tests::blur"] == [each.operator for each in lflops.count(model, x).uncounted]
-    assert () == lflops.count(model, x, ignore=["0"]).uncounted
+    assert ["tests::blur"] == [each.operator for each in lflops.count(model, x).unsupported]
+    assert () == lflops.count(model, x, ignore=["0"]).unsupported
 
 
 def test_a_registered_formula_counts_an_operator_of_the_users(operator: Any) -> None:
@@ -77,7 +77,7 @@ def test_a_registered_formula_counts_an_operator_of_the_users(operator: Any) -> 
     lflops.register_formula(operator, formula)
     profile = lflops.count(Calls(operator, [torch.ones(2, 2), torch.ones(3)], width=5), x)
     assert [(((3, 4), [(2, 2), (3,)]), {"width": 5}, (3, 4))] == seen
-    assert () == profile.uncounted
+    assert () == profile.unsupported
     assert {"": {"tests::blur": 7}} == profile.by_module_and_operator()
     assert profile.modules[""].forward.flops == 14
 
@@ -224,7 +224,7 @@ def test_a_formula_that_fails_puts_its_operator_in_the_ledger(
     assert len(warned) == 1
     assert profile.total() == 3 * 4 * 8
     assert [("1", "tests::blur", 1), ("2", "tests::blur", 1)] == [
-        (each.module, each.operator, each.calls) for each in profile.uncounted
+        (each.module, each.operator, each.calls) for each in profile.unsupported
     ]
     (note,) = profile.notes
     assert ("formula_failed", "tests::blur") == (note.code, note.subject)

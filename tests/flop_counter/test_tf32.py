@@ -59,7 +59,7 @@ def counted() -> Profile:
 
 def macs(profile: Profile) -> dict[str, int]:
     """By dtype."""
-    return summed((cell.dtype, cell.macs) for cell in profile.cells if cell.macs)
+    return summed((cell.dtype, cell.macs) for cell in profile.op_counts if cell.macs)
 
 
 @pytest.mark.usefixtures("_on_a_gpu")

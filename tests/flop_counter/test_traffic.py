@@ -96,7 +96,7 @@ FREE: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", FREE)
 def test_views_and_allocations_move_nothing(name: str) -> None:
     """Nor are they calls of anything; only what makes their arguments is."""
-    cells = {cell.operator for cell in count(FREE[name], x()).cells}
+    cells = {cell.operator for cell in count(FREE[name], x()).op_counts}
     assert cells <= {"clone", "sum"}
 
 
@@ -346,7 +346,7 @@ def test_a_sparse_tensor_is_its_places_and_its_values() -> None:
     )
     profile = count(lambda a: a * 2, sparse)
     assert 2 * 3 * (2 * INDEX + FLOAT) == sum(
-        cell.bytes_moved for cell in profile.cells if cell.operator == "mul"
+        cell.bytes_moved for cell in profile.op_counts if cell.operator == "mul"
     )
 
 

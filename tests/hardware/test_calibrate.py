@@ -522,7 +522,7 @@ def state() -> dict[str, object]:
 
 @pytest.fixture
 def torch_as_it_was() -> Iterator[None]:
-    """Undo what a culprit did."""
+    """CleanupStack what a culprit did."""
     threads, numbers = torch.get_num_threads(), torch.get_rng_state()
     yield
     torch.set_num_threads(threads)

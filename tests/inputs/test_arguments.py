@@ -328,19 +328,21 @@ def test_what_is_ignored_is_in_no_total_and_in_the_notes(ignore: Any, rows: set[
     whole, profile = lflops.count(net, **arguments), lflops.count(net, **arguments, ignore=ignore)
     for phase in ("forward", "backward"):
         for figure in ("macs", "executed_macs", "flops", "bytes_moved", "calls"):
-            taken = sum(getattr(whole.modules[row].work(phase), f"own_{figure}") for row in rows)
+            taken = sum(getattr(whole.modules[row].work(phase), f"self_{figure}") for row in rows)
             assert getattr(whole.modules[""].work(phase), figure) - taken == getattr(
                 profile.modules[""].work(phase), figure
             )
     assert (
         whole.total()
-        - sum(cell.macs for cell in whole.cells if cell.module in rows and cell.phase == "forward")
+        - sum(
+            cell.macs for cell in whole.op_counts if cell.module in rows and cell.phase == "forward"
+        )
         == profile.total()
     )
-    assert [] == [cell for cell in profile.cells if cell.module in rows]
+    assert [] == [cell for cell in profile.op_counts if cell.module in rows]
     noted = {note.subject: note.values["macs"] for note in profile.notes if note.code == "ignored"}
     assert {
-        row: sum(whole.modules[row].work(phase).own_macs for phase in ("forward", "backward"))
+        row: sum(whole.modules[row].work(phase).self_macs for phase in ("forward", "backward"))
         for row in rows
     } == noted
 

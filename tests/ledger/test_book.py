@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep
-from lflops.ledger.book import Book, Evidence, StepEnd, StepSpent, _excess
-from lflops.ledger.keeper import Recorder, Tape, TrainPhases
+from lflops.ledger.book import Evidence, StepAccountant, StepEnd, StepSpent, _excess
+from lflops.ledger.keeper import DeferredCalls, Recorder, TrainPhases
 
 MS = 1_000_000
 
@@ -24,9 +24,9 @@ class Training:
         self.now = 0
         self.collections: deque[int] = deque()
         self.faults, self.system, self.retries = 0, 0.0, 0
-        self.recorder = Recorder(Tape(lambda: self.now))
+        self.recorder = Recorder(DeferredCalls(lambda: self.now))
         self.phases = TrainPhases(self.recorder)
-        self.book = Book(0, self.collections, lambda: self.retries)
+        self.book = StepAccountant(0, self.collections, lambda: self.retries)
         self.done = 0
         self.ran, self.waited = 0, 0
         self.spent = 0
@@ -401,7 +401,7 @@ def test_the_system_is_asked_when_the_thread_was_off_its_core() -> None:
         asked.append(now // MS)
         return f"0 {now} 0".encode()
 
-    recorder = Recorder(Tape(lambda: now), schedule)
+    recorder = Recorder(DeferredCalls(lambda: now), schedule)
     read = []
     for step, later in enumerate((0, 1, 0.5, 100, 0)):
         now += int(later * MS)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from lflops.ledger import keeper
-from lflops.ledger.keeper import Keeper
+from lflops.ledger.keeper import LedgerWriter
 
 MS = 1_000_000
 
@@ -25,7 +25,7 @@ def test_a_freeze_is_a_wait_that_ends_late(
     clock = SimpleNamespace(now=0)
     monkeypatch.setattr(keeper.time, "perf_counter_ns", lambda: clock.now)
     clock.now = 10 * MS
-    watched = Keeper(hear=lambda: setattr(clock, "now", clock.now + hearing * MS))
+    watched = LedgerWriter(hear=lambda: setattr(clock, "now", clock.now + hearing * MS))
     waits = iter([100 + late, 100, None])
 
     def wait(seconds: float) -> bool:

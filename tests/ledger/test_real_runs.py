@@ -311,7 +311,7 @@ def test_a_program_that_ends_without_closing_its_run_has_a_ledger(
 
 def test_the_thread_ends_with_the_account(tmp_path: Path) -> None:
     """A process that takes long to exit has no second last row."""
-    ended = keeper.Keeper()
+    ended = keeper.LedgerWriter()
     ended.start(tmp_path)
     ended.end()
     ended._thread.join(60)
@@ -329,7 +329,7 @@ def test_a_file_system_that_hangs_holds_no_program(monkeypatch: pytest.MonkeyPat
     The run ends after the patience, and says why.
     """
     monkeypatch.setattr(keeper, "PATIENCE", 0.01)
-    hanging = keeper.Keeper()
+    hanging = keeper.LedgerWriter()
     hanging.start(None)
     is_held, may_go = threading.Event(), threading.Event()
 

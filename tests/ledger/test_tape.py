@@ -12,9 +12,9 @@ from weakref import ref
 
 import pytest
 
-from lflops.error_guard import Boundary
-from lflops.ledger.book import Book
-from lflops.ledger.keeper import Keeper, Recorder, Tape, TrainPhases
+from lflops.error_guard import ErrorGuard
+from lflops.ledger.book import StepAccountant
+from lflops.ledger.keeper import DeferredCalls, LedgerWriter, Recorder, TrainPhases
 
 MS = 1_000_000
 
@@ -35,7 +35,7 @@ def test_calls_wait_while_it_runs_and_have_their_moments() -> None:
     What is called at once, before and after, sees the clock itself.
     """
     clock = Clock()
-    tape, heard = Tape(clock), list[tuple[str, int]]()
+    tape, heard = DeferredCalls(clock), list[tuple[str, int]]()
 
     def hear(name: str) -> None:
         heard.append((name, tape.now()))
@@ -63,11 +63,11 @@ def test_the_account_of_what_was_noted_is_that_of_what_was_marked() -> None:
     """
     for runs in (False, True):
         clock = Clock()
-        tape = Tape(clock)
+        tape = DeferredCalls(clock)
         tape.runs = runs
         recorder = Recorder(tape)
         phases = TrainPhases(recorder)
-        book = Book(0, deque())
+        book = StepAccountant(0, deque())
         for clock.now, call, given in (
             (10, phases.enter, ("data",)),
             (30, phases.leave, ()),
@@ -84,7 +84,7 @@ def test_the_account_of_what_was_noted_is_that_of_what_was_marked() -> None:
 
 def test_another_thread_plays_in_the_same_order_while_notes_come() -> None:
     """Ten thousand notes, which a thread plays meanwhile."""
-    tape, heard, is_over = Tape(), list[int](), threading.Event()
+    tape, heard, is_over = DeferredCalls(), list[int](), threading.Event()
     tape.runs = True
 
     def play() -> None:
@@ -106,8 +106,8 @@ def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
 
     The training asks for the error.
     """
-    tape, taken_off, heard = Tape(), list[Any](), list[int]()
-    boundary = Boundary(taken_off.append)
+    tape, taken_off, heard = DeferredCalls(), list[Any](), list[int]()
+    boundary = ErrorGuard(taken_off.append)
     boundary.passes = tape.plays_here
 
     def fail() -> None:
@@ -129,7 +129,7 @@ def test_an_error_ends_it_and_goes_to_no_boundary() -> None:
 def test_notes_that_no_one_plays_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many are dropped, as where a file system hangs; and what was played is kept by nothing."""
     monkeypatch.setattr("lflops.ledger.keeper.LONGEST", 9)  # a note of one value takes four places
-    tape, heard = Tape(), list[int]()
+    tape, heard = DeferredCalls(), list[int]()
     tape.runs = True
     for number in range(5):
         tape.note(heard.append, number)
@@ -146,7 +146,7 @@ def test_notes_that_no_one_plays_do_not_fill_the_memory(monkeypatch: pytest.Monk
 
 def test_so_many_are_played_at_once() -> None:
     """By hand: of five notes two, two and one."""
-    tape, heard = Tape(), list[int]()
+    tape, heard = DeferredCalls(), list[int]()
     tape.runs = True
     for number in range(5):
         tape.note(heard.append, number)
@@ -166,7 +166,7 @@ def test_what_is_played_in_parts_is_charged_until_the_next_note_alone(
     """
     clock = Clock()
     monkeypatch.setattr("time.perf_counter_ns", clock)
-    watched = Keeper(tape=(tape := Tape(clock)))
+    watched = LedgerWriter(tape=(tape := DeferredCalls(clock)))
     book, recorder, phases = watched._book, watched.recorder, TrainPhases(watched.recorder)
     tape.runs, usage = True, getrusage(RUSAGE_SELF)
     for step in range(1, 101):

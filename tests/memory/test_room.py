@@ -8,7 +8,7 @@ from lflops.memory.peak import (
     CUBLAS_BYTES,
     HOPPER_CUBLAS_BYTES,
     NCCL_BYTES,
-    Room,
+    MemoryFit,
     room,
     room_for,
 )
@@ -18,7 +18,7 @@ GIB = 2**30
 CHIP = Hardware("a chip", {"bf16": 1.0}, memory_bytes=100 * GIB, usable_bytes=90 * GIB)
 
 
-def of(tensor_bytes: int, chip: Hardware | None = CHIP, **how: int) -> Room:
+def of(tensor_bytes: int, chip: Hardware | None = CHIP, **how: int) -> MemoryFit:
     """The room, which is known."""
     found = room(tensor_bytes, chip, **how)
     assert found is not None

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from lflops.error_guard import unguarded
-from lflops.monitoring.window.step_timer import CPU_ROUND, MAX_PENDING_STEPS, StepClock
+from lflops.monitoring.window.step_timer import CPU_ROUND, MAX_PENDING_STEPS, StepTimer
 from lflops.profile.steps import Step
 from lflops.timing.clock import ThreadSchedule
 from lflops.timing.step_phases import StepPhases
@@ -37,7 +37,7 @@ class Run:
         """Make the cold steps."""
         self.clock = StillClock()
         self.phases = StepPhases(self.clock)
-        self.steps = StepClock(
+        self.steps = StepTimer(
             self.phases, None, None, 0, updating=frozenset(), scaled=False, on_ranks=on_ranks
         )
         self.steps.install(unguarded)

@@ -78,7 +78,7 @@ def phases_of(step_seconds: float, before_optimizer: tuple[float, ...]) -> list[
         phases = {BETWEEN: took, "other": step_seconds - took}
         return Step(
             index=timed.ordinal,
-            kind="clean",
+            kind="unprofiled",
             seconds=step_seconds,
             phases=phases,
             host_phases=phases,

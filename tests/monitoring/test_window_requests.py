@@ -13,7 +13,7 @@ from torch import nn
 import lflops
 from lflops.cli.main import main
 from lflops.ledger import keeper
-from lflops.ledger.book import Book
+from lflops.ledger.book import StepAccountant
 from lflops.ledger.run import REQUEST
 from lflops.schedule import Schedule
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching
@@ -42,7 +42,7 @@ class Asking(lightning.pytorch.Callback):
 def windows(monitor: lflops.FlopsMonitor) -> list[tuple[int | None, list[int]]]:
     """The number of each window, and its steps that were counted or timed by module."""
     return [
-        (each.run.window, [step.index for step in each.steps if step.kind != "clean"])
+        (each.run.window, [step.index for step in each.steps if step.kind != "unprofiled"])
         for each in monitor.profiles
     ]
 
@@ -261,8 +261,8 @@ def test_a_rank_names_the_first_step_that_ends_later(
     That of 1,000 s goes on, that of 30 s ends, and one that is overdue, with those of 10 s that
     follow.
     """
-    monkeypatch.setattr(Book, "usual", usual)
-    watched = keeper.Keeper()
+    monkeypatch.setattr(StepAccountant, "usual", usual)
+    watched = keeper.LedgerWriter()
     assert 0 == watched.step_after(30.0)
     watched.recorder.last_end = time.perf_counter_ns() - ago * 10**9, 7
     assert step == watched.step_after(30.0)
@@ -303,7 +303,7 @@ def test_a_rank_that_hears_too_late_says_so() -> None:
                     monitor._run._requests.due = 5
                 model(torch.ones(4, 8)).sum().backward()
     (profile,) = monitor.profiles
-    assert [11] == [step.index for step in profile.steps if step.kind == "counted"]
+    assert [11] == [step.index for step in profile.steps if step.kind == "counting"]
 
 
 def test_several_ranks_without_a_ledger_are_told_that_no_window_opens() -> None:

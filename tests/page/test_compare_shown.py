@@ -17,7 +17,7 @@ from lflops.analysis.analysis import analyze
 from lflops.analysis.compare.diff import Diff, ModuleDiff
 from lflops.analysis.compare.significance import Verdict
 from lflops.profile.profile import ModuleProfile, Profile, Work, ancestry
-from lflops.profile.records import PHASES, Phase, Spread
+from lflops.profile.records import PHASES, Phase, TimingStats
 from lflops.report.diff import headline, is_news
 from lflops.report.html import page
 from lflops.report.payload.compare import compared_windows
@@ -271,11 +271,11 @@ def by_hand() -> list[Pair]:
         (ran(FIVE), ran(FIVE, macs={"head": 2**53 + 1})),
         *((shared(own, 100), shared(own, 200)) for own in (110e-3, 130e-3)),
         (replace(estimate, run=replace(estimate.run, kind="estimate")), small_profile()),
-        (small_profile(), replace(small_profile(), cells=())),
+        (small_profile(), replace(small_profile(), op_counts=())),
         (
             small_profile(),
             profile(
-                {"": {"kind": "Linear"}},
+                {"": {"class_name": "Linear"}},
                 [product("", "aten::mm", "forward", macs=1, bytes_moved=1)],
             ),
         ),
@@ -330,22 +330,25 @@ def made(chance: random.Random, macs: dict[str, int], kinds: dict[str, str]) -> 
         for phase in phases
     ]
     counted = profile(
-        {name: weights(macs.get(name, 0)) | {"kind": kinds.get(name, "Block")} for name in names},
+        {
+            name: weights(macs.get(name, 0)) | {"class_name": kinds.get(name, "Block")}
+            for name in names
+        },
         cells,
     )
     steps = chance.choice((2, 10, 30))
 
-    def spread(scale: float) -> Spread | None:
+    def spread(scale: float) -> TimingStats | None:
         seconds = [
             scale * 1e-5 * chance.uniform(0.99, 1.01)
             for _ in range(1 if chance.random() < 0.05 else steps)
         ]
-        return Spread.of(seconds) if chance.random() > 0.02 else None
+        return TimingStats.of(seconds) if chance.random() > 0.02 else None
 
     def timed(given: Work) -> Work:
         factor = chance.choice((1.0, 1.0, 1.0, 1.5))
         times = {
-            "own_seconds": spread(given.own_macs * factor) if given.own_calls else None,
+            "self_seconds": spread(given.self_macs * factor) if given.self_calls else None,
             "seconds": spread(given.macs * factor),
         }
         return Work(**fields_of(given) | (times if given.calls else {}))
@@ -437,8 +440,8 @@ def test_what_has_no_comparison_is_refused() -> None:
         {"modules": {"name": ["a"]}},
         {"modules": {"name": ["", ""]}},
     ]
-    wrong += [{"modules": {**json.decode(good)["modules"], "forward.own_macs": ["x"]}}]
-    wrong += [{"modules": {**json.decode(good)["modules"], "forward.own_macs": None}}]
+    wrong += [{"modules": {**json.decode(good)["modules"], "forward.self_macs": ["x"]}}]
+    wrong += [{"modules": {**json.decode(good)["modules"], "forward.self_macs": None}}]
     for changed in ({"lflops": 2}, *(json.decode(good) | each for each in wrong)):
         with pytest.raises(ValueError, match=r"^lack what a comparison needs: "):
             compared_windows(good, json.encode(changed))

@@ -91,7 +91,7 @@ def test_a_name_is_no_formula(page_of: Callable[..., Seen], name: str) -> None:
     """It has an apostrophe before it; so a spreadsheet takes it for text."""
     seen = page_of(
         profile(
-            {"": {}, name: {"kind": '=HYPERLINK("x","y")'}},
+            {"": {}, name: {"class_name": '=HYPERLINK("x","y")'}},
             [product(name, "aten::mm", "forward", macs=7, bytes_moved=1)],
         )
     )
@@ -114,7 +114,7 @@ CELLS = """async (rows) => {
   const cells = (row) => row.map(([text, title]) => element("td", { title }, text));
   const labels = ["operator", "FLOPs"];
   const head = element("tr", {}, ...labels.map((label) => element("th", {}, label)));
-  const table = element("table", {}, head, ...rows.map((row) => element("tr", {}, ...cells(row))));
+  const table = element("table", {}, head, ...rows.map((row) => element("tr", {}, ...op_counts(row))));
   const columns = labels.map((label) => ({ label }));
   return [csvOf(valuesOfTable(table)), csvOf(valuesOfGrid({ columns, rows, cells }))];
 }"""

@@ -21,7 +21,9 @@ def repeated(*blocks: float, odd: int | None = None) -> Profile:
     """Blocks of two layers, whose `fc` takes so many milliseconds; one of them may have other work."""
     names = [f"blocks.{i}.{layer}" for i in range(len(blocks)) for layer in MACS]
     rows = {
-        above: {"kind": "Block"} for name in [*names, "head"] for above in reversed(ancestry(name))
+        above: {"class_name": "Block"}
+        for name in [*names, "head"]
+        for above in reversed(ancestry(name))
     }
     macs = {name: MACS[name.rpartition(".")[2]] for name in names} | {"head": 50}
     if odd is not None:

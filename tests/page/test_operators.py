@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from lflops.profile.profile import Profile, Uncounted
+from lflops.profile.profile import Profile, UnsupportedCall
 from lflops.profile.records import TracedOperator
 from tests.support.browser import ROW, Seen
 from tests.support.compiled_profiles import compiled_profile
@@ -98,7 +98,7 @@ def test_a_phase_can_be_chosen(operators_of: Callable[..., Seen]) -> None:
 
 def test_operators_are_sorted_and_filtered(operators_of: Callable[..., Seen]) -> None:
     """By words and by numbers; the address keeps both."""
-    seen = operators_of(replace(small_profile(), uncounted=()))
+    seen = operators_of(replace(small_profile(), unsupported=()))
     seen.page.get_by_role("button", name="operator", exact=True).click()
     assert sorted(order(seen)) == order(seen)
     seen.page.get_by_label("filter by name or dtype").fill("GELU")
@@ -138,9 +138,9 @@ def test_what_only_the_trace_saw_is_marked(operators_of: Callable[..., Seen]) ->
         name="aten::copy_",
         calls=2,
         host_seconds=2e-4,
-        own_host_seconds=2e-4,
+        self_host_seconds=2e-4,
         device_seconds=0.0,
-        own_device_seconds=0.0,
+        self_device_seconds=0.0,
     )
     seen = operators_of(replace(given, trace=replace(given.trace, operators=(copy,))))
     assert {"calls": "–", "host, traced": "100 µs"}.items() <= cells(seen, "copy_").items()
@@ -159,7 +159,9 @@ def test_names_of_operators_are_text(operators_of: Callable[..., Seen]) -> None:
     """Those without a formula too, and in the list of modules."""
     given = replace(
         hostile_profile(),
-        uncounted=(Uncounted(module=IMAGE, operator=SCRIPT, phase="forward", calls=1, bytes=1),),
+        unsupported=(
+            UnsupportedCall(module=IMAGE, operator=SCRIPT, phase="forward", calls=1, bytes=1),
+        ),
     )
     seen = operators_of(given)
     assert [SCRIPT, IMAGE] == order(seen)

@@ -137,8 +137,8 @@ def timed_blocks(*milliseconds: float) -> Profile:
         (name, "forward"): each * 1e-3 for name, each in seconds.items()
     }
     own |= {(name, "backward"): 2 * each * 1e-3 for name, each in seconds.items()}
-    step = Step(index=0, kind="clean", seconds=0.1, phases={"forward": 0.03, "backward": 0.06})
-    kinds = {name: {"kind": "Linear" if name in leaves else "Block"} for name in names}
+    step = Step(index=0, kind="unprofiled", seconds=0.1, phases={"forward": 0.03, "backward": 0.06})
+    kinds = {name: {"class_name": "Linear" if name in leaves else "Block"} for name in names}
     return clocked(
         profile(kinds, cells, run=run(kind="training", stage="train"), steps=(step,)), own
     )
@@ -344,7 +344,7 @@ def test_a_profile_of_one_module_and_without_times(page_of: Callable[..., Seen])
     seen = page_of(
         untimed(
             profile(
-                {"": {"kind": "Linear"}},
+                {"": {"class_name": "Linear"}},
                 [product("", "aten::mm", "forward", macs=2**60 + 1, bytes_moved=1)],
             )
         )

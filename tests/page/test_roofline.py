@@ -26,7 +26,7 @@ def blocks(**facts: Any) -> Profile:
     rows: dict[str, dict[str, Any]] = {
         "": {},
         "blocks": {},
-        "blocks.0": {"kind": "Block"},
+        "blocks.0": {"class_name": "Block"},
         "blocks.0.fc": {},
         "blocks.1": {},
         "norm": {},
@@ -257,9 +257,9 @@ def test_a_traced_operator_is_a_point_of_its_own_height(roofline_of: Callable[..
         name="mm",
         calls=1,
         host_seconds=40.0,
-        own_host_seconds=40.0,
+        self_host_seconds=40.0,
         device_seconds=0.0,
-        own_device_seconds=0.0,
+        self_device_seconds=0.0,
     )
     seen = roofline_of(replace(blocks(), trace=Trace(files={}, batches=1, operators=(mm,))))
     seen.page.get_by_label("points", exact=True).select_option("operators")

@@ -16,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 from lflops.errors import ProfileError
 from lflops.profile.json_file import load, save
 from lflops.profile.notes import Note
-from lflops.profile.profile import Cell, Profile, Step
+from lflops.profile.profile import OpCount, Profile, Step
 from lflops.profile.records import PHASES
 from tests.support.profile_builders import (
     cell,
@@ -176,11 +176,11 @@ def profiles(draw: st.DrawFn) -> Profile:
     for name in draw(st.lists(names, max_size=6, unique=True)):
         above = draw(st.sampled_from(sorted(rows)))
         rows[f"{above}.{name}".removeprefix(".")] = {
-            "kind": name,
+            "class_name": name,
             "peak_bytes": draw(st.none() | counts),
         }
     cells = st.builds(
-        Cell,
+        OpCount,
         module=st.sampled_from(sorted(rows)),
         operator=names,
         phase=st.sampled_from(PHASES),
@@ -200,7 +200,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     steps = st.builds(
         Step,
         index=counts,
-        kind=st.just("clean"),
+        kind=st.just("unprofiled"),
         seconds=st.none() | finite,
         phases=st.dictionaries(names, finite, max_size=3),
     )
@@ -235,7 +235,7 @@ def with_unknown(value: Any) -> Any:
 
 def test_what_a_later_minor_version_adds_is_ignored(path: Path) -> None:
     """A field more in every struct, whatever it holds."""
-    later = msgspec.structs.replace(small_profile(), schema_version="1.7")
+    later = msgspec.structs.replace(small_profile(), schema_version="2.7")
     path.write_bytes(json.dumps(with_unknown(later)).encode())
     assert later == load(path)
 
@@ -433,14 +433,14 @@ def test_every_missing_count_is_refused_with_its_place(path: Path) -> None:
         (b"[1, 2]", "not an lflops profile: expected `object`, got `array`"),
         (b'{"events": []}', "not an lflops profile: schema_version is missing"),
         (
-            b'{"schema_version": "1.0"}',
+            b'{"schema_version": "2.0"}',
             "not an lflops profile: object missing required field `run`",
         ),
         (b"\x1f\x8b\x08", "is packed by gzip: unpack it first"),
         (gzip.compress(SMALL, mtime=0), "is packed by gzip: unpack it first"),
         (TRACE, "is a trace of torch.profiler: lflops trace show reads it"),
         (gzip.compress(TRACE, mtime=0), "is a trace of torch.profiler: lflops trace show reads it"),
-        (b'\xef\xbb\xbf{"schema_version": "1.0"}', "JSON is malformed: invalid character (byte 0)"),
+        (b'\xef\xbb\xbf{"schema_version": "2.0"}', "JSON is malformed: invalid character (byte 0)"),
         (SMALL + b"}", f"JSON is malformed: trailing characters (byte {len(SMALL) + 1})"),
     ],
 )
@@ -452,9 +452,9 @@ def test_what_is_no_profile_is_called_so(path: Path, text: bytes, said: str) -> 
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (b'"2.0"', 'schema_version is "2.0", this lflops reads 1.x: a later one is needed'),
-        (b'"10.3"', 'schema_version is "10.3", this lflops reads 1.x: a later one is needed'),
-        (b'"0.9"', 'schema_version is "0.9", this lflops reads 1.x: an earlier one is needed'),
+        (b'"3.0"', 'schema_version is "3.0", this lflops reads 2.x: a later one is needed'),
+        (b'"10.3"', 'schema_version is "10.3", this lflops reads 2.x: a later one is needed'),
+        (b'"1.0"', 'schema_version is "1.0", this lflops reads 2.x: an earlier one is needed'),
         (b"null", 'not an lflops profile: schema_version is null, "major.minor" is taken'),
         (b"1.0", 'not an lflops profile: schema_version is 1.0, "major.minor" is taken'),
         (b'"1"', 'not an lflops profile: schema_version is "1", "major.minor" is taken'),
@@ -489,9 +489,9 @@ def test_a_wrong_count_is_shown_with_its_module_and_field(
     path: Path, text: bytes, said: str
 ) -> None:
     """What was given and what is taken; the module's name is what msgspec leaves out."""
-    place = "modules['encoder.0'].forward.own_macs"
+    place = "modules['encoder.0'].forward.self_macs"
     assert place + (said if said[0] == ":" else f" {said}") == refusal(
-        path, spoilt(("modules", "encoder.0", "forward", "own_macs"), text)
+        path, spoilt(("modules", "encoder.0", "forward", "self_macs"), text)
     )
 
 
@@ -515,11 +515,15 @@ def test_a_wrong_count_is_shown_with_its_module_and_field(
             b"-1.5",
             "modules['head'].forward.seconds.low is -1.5: expected `float` >= 0.0",
         ),
-        (("cells", 3, "operator"), b"7", "cells[3].operator is 7: expected `str`, got `int`"),
         (
-            ("cells", 3, "phase"),
+            ("op_counts", 3, "operator"),
+            b"7",
+            "op_counts[3].operator is 7: expected `str`, got `int`",
+        ),
+        (
+            ("op_counts", 3, "phase"),
             b'"sideways"',
-            'cells[3].phase is "sideways": one of forward, backward, recompute, optimizer, other is taken',
+            'op_counts[3].phase is "sideways": one of forward, backward, recompute, optimizer, other is taken',
         ),
         (("memory", "timeline", 2, 3), b"-1", "memory.timeline[2][3] is -1: expected `int` >= 0"),
         (
@@ -566,7 +570,7 @@ def test_what_is_no_json_is_named_with_its_module_and_field(path: Path, literal:
 def test_a_wrong_row_that_is_there_twice_is_refused_with_the_mapping(path: Path) -> None:
     """The second one is right: which row was wrong can no longer be told."""
     assert "modules[...]: 'Expected `object`, got `int`'" == refusal(
-        path, SMALL.replace(b'"head":{"kind"', b'"head":5,"head":{"kind"', 1)
+        path, SMALL.replace(b'"head":{"class_name"', b'"head":5,"head":{"class_name"', 1)
     )
 
 
@@ -588,8 +592,8 @@ def test_the_place_in_a_huge_file_is_not_searched_for(
     ("keys", "place"),
     [
         (("run", "host"), "run.host"),
-        (("modules", "encoder.0", "kind"), "modules['encoder.0'].kind"),
-        (("cells", 2, "operator"), "cells[2].operator"),
+        (("modules", "encoder.0", "class_name"), "modules['encoder.0'].class_name"),
+        (("op_counts", 2, "operator"), "op_counts[2].operator"),
         (("notes", 0, "values", "host"), "notes[0].values.host"),
         (("memory", "timeline", 3, 0), "memory.timeline[3][0]"),
         (("unknown",), "unknown"),
@@ -665,7 +669,7 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
         replaced(("modules", hostile), row),
         replaced(("modules", f"{hostile}.{hostile}"), row),
         replaced(("modules", "head", "owner"), hostile),
-        replaced(("cells", 0, "module"), hostile),
+        replaced(("op_counts", 0, "module"), hostile),
         replaced(("memory", "by_module", hostile), 1),
         replaced(("run", "kind"), hostile),
         replaced(("schema_version",), hostile),
@@ -700,12 +704,12 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
             "modules['head'].owner is 'tail', which is no row of modules",
         ),
         (
-            replaced(("cells", 1, "module"), "encoder.2"),
-            "cells[1].module is 'encoder.2', which is no row of modules",
+            replaced(("op_counts", 1, "module"), "encoder.2"),
+            "op_counts[1].module is 'encoder.2', which is no row of modules",
         ),
         (
-            replaced(("uncounted", 0, "module"), "encoder.2"),
-            "uncounted[0].module is 'encoder.2', which is no row of modules",
+            replaced(("unsupported", 0, "module"), "encoder.2"),
+            "unsupported[0].module is 'encoder.2', which is no row of modules",
         ),
         (
             replaced(("communication", 0, "module"), "dp"),
@@ -733,19 +737,19 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
         ),
         (
             replaced(("modules", "encoder", "forward", "macs"), 511),
-            "modules['encoder'].forward.macs is 511, own_macs and the rows right below add up to 512",
+            "modules['encoder'].forward.macs is 511, self_macs and the rows right below add up to 512",
         ),
         (
-            replaced(("modules", "", "backward", "own_comm_bytes"), 0),
-            "modules[''].backward.comm_bytes is 712, own_comm_bytes and the rows right below add up to 0",
+            replaced(("modules", "", "backward", "self_comm_bytes"), 0),
+            "modules[''].backward.comm_bytes is 712, self_comm_bytes and the rows right below add up to 0",
         ),
         (
-            replaced(("modules", "head", "optimizer", "own_flops"), 10**4300 - 1),
-            "modules['head'].optimizer.flops is 34, own_flops and the rows right below add up to more",
+            replaced(("modules", "head", "optimizer", "self_flops"), 10**4300 - 1),
+            "modules['head'].optimizer.flops is 34, self_flops and the rows right below add up to more",
         ),
         (
-            replaced(("modules", "head", "optimizer", "own_flops"), 10**30),
-            f"modules['head'].optimizer.flops is 34, own_flops and the rows right below add up to 1{'0' * 30}",
+            replaced(("modules", "head", "optimizer", "self_flops"), 10**30),
+            f"modules['head'].optimizer.flops is 34, self_flops and the rows right below add up to 1{'0' * 30}",
         ),
     ],
 )
@@ -855,7 +859,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ),
         (
             msgspec.structs.replace(
-                small_profile(), steps=(Step(index=0, kind="clean", seconds=NAN, phases={}),)
+                small_profile(), steps=(Step(index=0, kind="unprofiled", seconds=NAN, phases={}),)
             ),
             "steps[0].seconds is nan",
         ),
@@ -891,12 +895,14 @@ def test_what_is_no_plain_value_is_refused_with_its_place(path: Path) -> None:
             "modules has no row '', the root",
         ),
         (
-            msgspec.structs.replace(small_profile(), cells=(cell("x", "aten::add", "forward"),)),
-            "cells[0].module is 'x', which is no row of modules",
+            msgspec.structs.replace(
+                small_profile(), op_counts=(cell("x", "aten::add", "forward"),)
+            ),
+            "op_counts[0].module is 'x', which is no row of modules",
         ),
         (
-            msgspec.structs.replace(small_profile(), schema_version="2.0"),
-            'schema_version is "2.0", this lflops reads 1.x: a later one is needed',
+            msgspec.structs.replace(small_profile(), schema_version="3.0"),
+            'schema_version is "3.0", this lflops reads 2.x: a later one is needed',
         ),
     ],
 )
@@ -908,7 +914,7 @@ def test_what_would_not_be_read_is_not_written(path: Path, given: Profile, said:
 
 def test_a_name_that_unicode_cannot_write_is_refused(path: Path) -> None:
     """Half of a surrogate pair."""
-    assert "surrogates not allowed" in unsaved(with_row("head", kind="\ud800"), path)
+    assert "surrogates not allowed" in unsaved(with_row("head", class_name="\ud800"), path)
 
 
 def test_a_value_that_contains_itself_is_refused(path: Path) -> None:

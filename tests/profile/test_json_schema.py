@@ -52,7 +52,7 @@ def test_a_real_profile_is_valid(schema: dict[str, Any], tmp_path: Path) -> None
         (["run", "kind"], "guess"),
         (["modules", "", "forward", "macs"], 1.5),
         (["modules", "", "forward"], None),
-        (["cells", 0, "phase"], "sideways"),
+        (["op_counts", 0, "phase"], "sideways"),
         (["memory", "timeline", 0, 3], "many"),
         (["schema_version"], 1),
     ],

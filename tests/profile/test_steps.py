@@ -4,19 +4,19 @@ from typing import get_args
 
 import pytest
 
-from lflops.profile.steps import Step, StepKind, is_clean
+from lflops.profile.steps import Step, StepKind, is_unprofiled
 
 
 @pytest.mark.parametrize(
     ("kind", "marks", "expected"),
     [
-        ("clean", (), True),
-        ("clean", ("no_update",), True),
-        *[(kind, (), False) for kind in ("counted", "hooked", "traced")],
+        ("unprofiled", (), True),
+        ("unprofiled", ("no_update",), True),
+        *[(kind, (), False) for kind in ("counting", "module_timing", "traced")],
         *[
-            ("clean", ("no_update", mark), False)
+            ("unprofiled", ("no_update", mark), False)
             for mark in (
-                "cold",
+                "warmup",
                 "recompiled",
                 "new_shapes",
                 "validation",
@@ -33,10 +33,10 @@ def test_a_step_is_clean_where_only_the_clock_was_read_and_nothing_disturbed_it(
 
     A step without an update is as long as the others.
     """
-    assert expected is is_clean(kind, marks)
-    assert expected is Step(index=0, kind=kind, seconds=1.0, phases={}, marks=marks).is_clean
+    assert expected is is_unprofiled(kind, marks)
+    assert expected is Step(index=0, kind=kind, seconds=1.0, phases={}, marks=marks).is_unprofiled
 
 
 def test_every_kind_is_tested() -> None:
     """By the list above."""
-    assert {"clean", "counted", "hooked", "traced"} == set(get_args(StepKind))
+    assert {"unprofiled", "counting", "module_timing", "traced"} == set(get_args(StepKind))

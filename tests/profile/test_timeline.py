@@ -4,14 +4,14 @@ from lflops.profile.timeline import (
     MOST_SLICES,
     MOST_WORK,
     ModuleSlice,
-    OwnTime,
+    SelfTime,
     TimedWork,
     longest,
     nested,
 )
 
 
-def slices(*stretches: OwnTime) -> set[tuple[str, str, int, int, int]]:
+def slices(*stretches: SelfTime) -> set[tuple[str, str, int, int, int]]:
     """Row, phase, start, length and depth of each slice."""
     return {
         (each.row, each.phase, each.start, each.length, each.depth) for each in nested(stretches)
@@ -32,7 +32,7 @@ def test_a_slice_is_around_those_of_the_modules_below_it() -> None:
         ("a", 6, 7),
         ("", 7, 9),
     ]
-    found = slices(*(OwnTime(row, "forward", start, end) for row, start, end in stretches))
+    found = slices(*(SelfTime(row, "forward", start, end) for row, start, end in stretches))
     expected = {("", 0, 9, 0), ("a", 1, 6, 1), ("a.x", 2, 2, 2), ("a.x", 5, 1, 2)}
     assert {
         (row, "forward", start, length, depth) for row, start, length, depth in expected
@@ -42,9 +42,9 @@ def test_a_slice_is_around_those_of_the_modules_below_it() -> None:
 def test_another_phase_ends_all_slices() -> None:
     """Recompute within backward is a slice of its own, and backward goes on behind it."""
     found = slices(
-        OwnTime("b", "backward", 0, 2),
-        OwnTime("a", "recompute", 2, 3),
-        OwnTime("a", "backward", 3, 7),
+        SelfTime("b", "backward", 0, 2),
+        SelfTime("a", "recompute", 2, 3),
+        SelfTime("a", "backward", 3, 7),
     )
     backward = {
         ("", "backward", 0, 2, 0),
@@ -61,7 +61,7 @@ def test_the_engine_ends_no_slice_in_backward() -> None:
     `a` is one slice. In forward such time is the root's.
     """
     backward = [
-        OwnTime(row, "backward", start, end)
+        SelfTime(row, "backward", start, end)
         for row, start, end in [("a.y", 0, 3), ("", 3, 4), ("a.x", 4, 9)]
     ]
     assert {("", "backward", 0, 9, 0), ("a", "backward", 0, 9, 1)} < slices(*backward)

@@ -14,9 +14,9 @@ import lflops
 from lflops.analysis.analysis import analyze
 from lflops.findings import causes
 from lflops.profile.profile import Profile
-from lflops.profile.records import ModulePhase, Rank, RankComparison, RankExcess
+from lflops.profile.records import ModulePhase, Rank, RankComparison, RankDelay
 from lflops.profile.steps import DISTURBANCES, Step, is_compared
-from lflops.ranks.merge.steps import MOST_STEPS, CleanSteps
+from lflops.ranks.merge.steps import MOST_STEPS, UnprofiledSteps
 from lflops.ranks.stragglers import Row, _once
 from lflops.report.ranks import ranks as lines
 from tests.support.profile_builders import profile, run, weights
@@ -44,7 +44,7 @@ def shared(
     ranks: int = 2,
     seed: int = 0,
     **beside: Callable[[int, int], Any],
-) -> CleanSteps:
+) -> UnprofiledSteps:
     """The steps of ranks that wait for the last one at the end of backward.
 
     Args:
@@ -54,7 +54,7 @@ def shared(
         seed: Of the jitter.
         beside: Further fields of a step, by rank and step.
     """
-    draw, kept = random.Random(seed), CleanSteps()  # noqa: S311 - nothing is secret
+    draw, kept = random.Random(seed), UnprofiledSteps()  # noqa: S311 - nothing is secret
     of_rank: dict[int, list[Step]] = {rank: [] for rank in range(ranks)}
     for step in range(number):
         took = {
@@ -72,7 +72,7 @@ def shared(
             of_rank[rank].append(
                 Step(
                     index=step + 1,
-                    kind="clean",
+                    kind="unprofiled",
                     seconds=sum(phases.values()),
                     phases=phases,
                     **({"waiting": waiting} | more),
@@ -84,7 +84,7 @@ def shared(
 
 
 def given(
-    clean: CleanSteps,
+    clean: UnprofiledSteps,
     *,
     ranks: int = 2,
     waits: set[ModulePhase] = WAITS,
@@ -107,14 +107,14 @@ def given(
         [],
         run=run(world_size=ranks),
         ranks=each,
-        clean_comparison=clean.compared(waits),
+        unprofiled_comparison=clean.compared(waits),
         rank_comparison=hooked,
     )
 
 
 def first(found: Profile) -> Row:
     """The one culprit."""
-    (row,) = lflops.imbalance(found).rows
+    (row,) = lflops.stragglers(found).rows
     return row
 
 
@@ -157,7 +157,7 @@ def test_on_a_busy_machine_a_few_bursts_are_chance(
     Of many steps it is no chance.
     """
     clean = shared(steps, {(0, "forward"): every(6, 30e-3)}, thread_waited=lambda *_: waited)
-    assert ["burst"] * is_named == [row.pattern for row in lflops.imbalance(given(clean)).rows]
+    assert ["burst"] * is_named == [row.pattern for row in lflops.stragglers(given(clean)).rows]
 
 
 def test_what_begins_late_is_named_with_its_first_step() -> None:
@@ -171,7 +171,7 @@ def test_what_begins_late_is_named_with_its_first_step() -> None:
 def test_nobody_is_accused_of_jitter(ranks: int) -> None:
     """In none of ten runs."""
     assert [()] * 10 == [
-        lflops.imbalance(given(shared(120, {}, ranks=ranks, seed=seed), ranks=ranks)).rows
+        lflops.stragglers(given(shared(120, {}, ranks=ranks, seed=seed), ranks=ranks)).rows
         for seed in range(10)
     ]
 
@@ -195,7 +195,7 @@ def test_ranks_that_take_turns_are_not_accused() -> None:
         (lambda rank, step: 1024 if step % 2 == rank else 512, True),
     ):
         found = given(shared(60, turns, tokens=tokens))
-        result = lflops.imbalance(found)
+        result = lflops.stragglers(found)
         assert ((), True, differ) == (result.rows, result.take_turns, result.lengths_differ)
         assert differ == ("the lengths of their batches differ" in said(found))
         assert pytest.approx(10 / 43.5, rel=0.03) == result.lost_share
@@ -211,14 +211,14 @@ def test_of_several_that_take_turns_none_is_accused(ranks: int) -> None:
     def turn(rank: int) -> Plant:
         return lambda step: 10e-3 * (step % ranks == rank)
 
-    result = lflops.imbalance(
+    result = lflops.stragglers(
         given(
             shared(120, {(rank, "forward"): turn(rank) for rank in range(ranks)}, ranks=ranks),
             ranks=ranks,
         )
     )
     assert ((), True) == (result.rows, result.take_turns)
-    alone = lflops.imbalance(
+    alone = lflops.stragglers(
         given(shared(120, {(1, "forward"): turn(1)}, ranks=ranks), ranks=ranks)
     )
     assert ([(1, "forward")], False) == (
@@ -233,14 +233,14 @@ def test_on_a_busy_machine_nobody_takes_turns() -> None:
         (0, "forward"): every(2),
         (1, "forward"): lambda step: 10e-3 * (step % 2),
     }
-    result = lflops.imbalance(found := given(shared(60, turns, thread_waited=lambda *_: 5e-3)))
+    result = lflops.stragglers(found := given(shared(60, turns, thread_waited=lambda *_: 5e-3)))
     assert ((), False, True) == (result.rows, result.take_turns, result.busy_machine)
     assert said(found).startswith("cannot tell: this machine was busy")
 
 
 def test_hooked_steps_say_which_module_it_is() -> None:
     """Three are enough for that, and none of what they say beyond the clean steps is believed."""
-    excess = RankExcess(
+    excess = RankDelay(
         module="slow",
         phase="forward",
         rank=1,
@@ -263,7 +263,7 @@ def test_where_ranks_wait_within_a_phase_hooked_steps_have_to_be_enough() -> Non
 
     Three hooked ones accuse nobody of 2 of 43 ms.
     """
-    excess = RankExcess(
+    excess = RankDelay(
         module="slow",
         phase="forward",
         rank=1,
@@ -288,7 +288,7 @@ def test_where_ranks_wait_within_a_phase_hooked_steps_have_to_be_enough() -> Non
 def test_few_steps_accuse_nobody() -> None:
     """Five of both ranks, whatever is in them."""
     found = given(shared(5, {(1, "forward"): every(1)}))
-    assert ((), 5) == (lflops.imbalance(found).rows, lflops.imbalance(found).too_few_steps)
+    assert ((), 5) == (lflops.stragglers(found).rows, lflops.stragglers(found).too_few_steps)
     assert "cannot tell: 5 steps of all ranks to compare, and 6 are needed" == said(found)
 
 
@@ -400,7 +400,7 @@ def test_a_rank_on_a_cpu_is_accused_of_all_that_it_does_from_many_steps_on(
         if phase in {each, "all"}
     }
     found = given(shared(steps, plants))
-    of_step = Step(index=1, kind="clean", seconds=sum(USUAL.values()), phases=USUAL)
+    of_step = Step(index=1, kind="unprofiled", seconds=sum(USUAL.values()), phases=USUAL)
     found = replace(
         found, run=replace(found.run, kind="training", device_type=device), steps=(of_step,) * 6
     )
@@ -450,7 +450,7 @@ def test_a_rank_whose_core_is_shared_is_named_though_its_delays_are_neither_stea
         clean = shared(
             96, plants, thread_waited=lambda rank, step, alone=alone: alone.get(rank, nothing)(step)
         )
-        found = lflops.imbalance(given(clean))
+        found = lflops.stragglers(given(clean))
         if not unfair:
             assert ((), True) == (found.rows, found.busy_machine)
             continue
@@ -473,7 +473,7 @@ def test_a_rank_that_takes_longer_between_batches_is_named_with_what_it_does_the
 
     50 ms in 5 of 100 steps.
     """
-    clean, draw = CleanSteps(), random.Random(0)  # noqa: S311 - nothing is secret
+    clean, draw = UnprofiledSteps(), random.Random(0)  # noqa: S311 - nothing is secret
     for rank in range(2):
         steps = []
         for index in range(100):
@@ -486,7 +486,7 @@ def test_a_rank_that_takes_longer_between_batches_is_named_with_what_it_does_the
             steps.append(
                 Step(
                     index=index,
-                    kind="clean",
+                    kind="unprofiled",
                     seconds=sum(phases.values()),
                     phases=phases,
                     waiting=0.5e-3,
@@ -495,7 +495,7 @@ def test_a_rank_that_takes_longer_between_batches_is_named_with_what_it_does_the
             )
         clean.add(rank, steps, ranks=2)
     found = given(clean)
-    (row,) = lflops.imbalance(found).rows
+    (row,) = lflops.stragglers(found).rows
     assert (event, 1, "burst", 5, 100) == (
         row.phase,
         row.slow_rank,
@@ -513,7 +513,7 @@ def test_steps_with_an_event_are_compared_and_other_disturbed_steps_are_not() ->
         mark for mark in sorted(DISTURBANCES) if is_compared((mark, "no_update"))
     ]
     assert is_compared(())
-    assert not is_compared(("validation", "cold"))
+    assert not is_compared(("validation", "warmup"))
 
 
 def test_on_a_busy_machine_it_is_chance_who_waits_longest_for_a_core() -> None:
@@ -526,7 +526,7 @@ def test_on_a_busy_machine_it_is_chance_who_waits_longest_for_a_core() -> None:
     plants: dict[tuple[int, str], Plant] = {
         (rank, "forward"): (lambda step, rank=rank: waits[rank][step]) for rank in range(2)
     }
-    found = lflops.imbalance(
+    found = lflops.stragglers(
         given(shared(96, plants, thread_waited=lambda rank, step: waits[rank][step]))
     )
     assert ((), True) == (found.rows, found.busy_machine)
@@ -544,10 +544,10 @@ def test_the_last_steps_of_a_run_are_kept() -> None:
     compared = clean.compared(WAITS)
     assert compared is not None
     assert (MOST_STEPS, 51, MOST_STEPS + 50) == (compared.steps, compared.at[0], compared.at[-1])
-    many = CleanSteps()
+    many = UnprofiledSteps()
     many.add(
         0,
-        (Step(index=n, kind="clean", seconds=1.0, phases={"data": 1.0}) for n in range(200)),
+        (Step(index=n, kind="unprofiled", seconds=1.0, phases={"data": 1.0}) for n in range(200)),
         ranks=1 << 20,
     )
     assert 16 == many.common
@@ -555,14 +555,14 @@ def test_the_last_steps_of_a_run_are_kept() -> None:
 
 def test_only_steps_that_all_ranks_have_are_compared() -> None:
     """Rank 1 has one of three."""
-    clean = CleanSteps()
+    clean = UnprofiledSteps()
     clean.add(
         0,
-        (Step(index=n, kind="clean", seconds=1.0, phases={"data": 1.0}) for n in (1, 2, 3)),
+        (Step(index=n, kind="unprofiled", seconds=1.0, phases={"data": 1.0}) for n in (1, 2, 3)),
         ranks=2,
     )
     assert clean.compared(WAITS) is None
-    clean.add(1, [Step(index=2, kind="clean", seconds=1.0, phases={"data": 1.0})], ranks=2)
+    clean.add(1, [Step(index=2, kind="unprofiled", seconds=1.0, phases={"data": 1.0})], ranks=2)
     assert 1 == clean.common
 
 

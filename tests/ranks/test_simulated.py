@@ -139,7 +139,7 @@ def test_a_stage_that_was_given_more_layers_is_named_with_its_work() -> None:
             Rank(rank=n, node=None, host=None, device=None, coordinates={}, status="ok", macs=each)
             for n, each in enumerate(macs)
         )
-        return lflops.imbalance(
+        return lflops.stragglers(
             profile(
                 {"": weights(0)},
                 [],

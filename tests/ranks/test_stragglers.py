@@ -13,9 +13,9 @@ from lflops.analysis.analysis import analyze
 from lflops.integrations.deepspeed.text.summary import summary
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.profile import Profile
-from lflops.profile.records import Rank, RankComparison, RankExcess, RankWait
+from lflops.profile.records import Rank, RankComparison, RankDelay, RankWait
 from lflops.profile.steps import Step
-from lflops.ranks.collect.collector import Gather
+from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.stragglers import Row
 from lflops.report.ranks import ranks
@@ -39,7 +39,7 @@ def excess(
     phase: str = "forward",
     rank: int = 5,
     **fields: Any,
-) -> RankExcess:
+) -> RankDelay:
     """Beyond the 10 ms that the others take, step by step; all of it makes the rank late."""
     usual: dict[str, Any] = {
         "seconds": 10e-3 + sorted(longer)[len(longer) // 2],
@@ -47,12 +47,12 @@ def excess(
         "late": longer,
         "intervals": (0,),
     }
-    return RankExcess(
+    return RankDelay(
         **({"module": module, "phase": phase, "rank": rank, "excess": longer} | usual | fields)
     )
 
 
-def comparison(*excesses: RankExcess, **fields: Any) -> RankComparison:
+def comparison(*excesses: RankDelay, **fields: Any) -> RankComparison:
     """Of steps of 100 ms."""
     given: dict[str, Any] = {
         "steps": 6,
@@ -65,14 +65,14 @@ def comparison(*excesses: RankExcess, **fields: Any) -> RankComparison:
     return RankComparison(**(given | fields))
 
 
-def compared(*excesses: RankExcess, **fields: Any) -> Profile:
+def compared(*excesses: RankDelay, **fields: Any) -> Profile:
     """Eight ranks whose clean step takes 100 ms."""
     rows = {name: weights(0) for name in ("", "layers", "layers.0", "layers.1", *LAYERS, "head")}
     each = tuple(
         Rank(rank=n, node=None, host=f"node{n // 4}", device=None, coordinates={}, status="ok")
         for n in range(8)
     )
-    step = Step(index=0, kind="clean", seconds=0.1, phases={})
+    step = Step(index=0, kind="unprofiled", seconds=0.1, phases={})
     given: dict[str, Any] = {
         "run": run(world_size=8),
         "ranks": each,
@@ -82,15 +82,15 @@ def compared(*excesses: RankExcess, **fields: Any) -> Profile:
     return profile(rows, [], **(given | fields))
 
 
-def culprits(*excesses: RankExcess, **fields: Any) -> list[tuple[str, str, int]]:
+def culprits(*excesses: RankDelay, **fields: Any) -> list[tuple[str, str, int]]:
     """Module, phase and rank of each row."""
     given = compared(rank_comparison=comparison(*excesses, **fields))
-    return [(row.module, row.phase, row.slow_rank) for row in lflops.imbalance(given).rows]
+    return [(row.module, row.phase, row.slow_rank) for row in lflops.stragglers(given).rows]
 
 
 def test_the_worst_comes_first() -> None:
     """4 ms forward in the head before 2 ms backward in a layer; 14 ms are 1.4 times 10."""
-    found = lflops.imbalance(
+    found = lflops.stragglers(
         compared(excess(LAYERS[0], (2e-3,) * 6, phase="backward", rank=1), excess("head"))
     ).rows
     assert [("head", "forward", 5), (LAYERS[0], "backward", 1)] == [
@@ -106,7 +106,7 @@ def test_only_what_makes_the_rank_late_is_its_cost() -> None:
 
     0.5 ms would be below a hundredth of the step.
     """
-    (row,) = lflops.imbalance(compared(excess("head", late=(1.5e-3,) * 6))).rows
+    (row,) = lflops.stragglers(compared(excess("head", late=(1.5e-3,) * 6))).rows
     assert pytest.approx(1.5e-3) == row.seconds_lost
     assert [] == culprits(excess("head", late=(0.5e-3,) * 6))
 
@@ -142,7 +142,7 @@ def test_bursts_are_told_from_noise_by_how_often_ranks_are_so_late() -> None:
     Where any place of 10 s in all has 300 such jolts, it is noise.
     """
     given = compared(rank_comparison=comparison(excess("head", THIRD), steps=9))
-    (row,) = lflops.imbalance(given).rows
+    (row,) = lflops.stragglers(given).rows
     assert ("burst", 3, 9, pytest.approx(20e-3 / 3), None) == (
         row.pattern,
         row.slow_steps,
@@ -201,10 +201,10 @@ def test_one_of_several_like_modules_is_named_alone() -> None:
         ("layers.*.mlp", 4, pytest.approx(1.5e-3)),
     ] == [
         (row.module, row.modules, row.seconds_lost)
-        for row in lflops.imbalance(compared(much, one)).rows
+        for row in lflops.stragglers(compared(much, one)).rows
     ]
     each = [excess(f"layers.{n}.mlp", (2e-3,) * 6, late=(8e-3,) * 6) for n in range(4)]
-    (row,) = lflops.imbalance(compared(excess("layers.*.mlp", (8e-3,) * 6, modules=4), *each)).rows
+    (row,) = lflops.stragglers(compared(excess("layers.*.mlp", (8e-3,) * 6, modules=4), *each)).rows
     assert ("layers.*.mlp", 4) == (row.module, row.modules)
 
 
@@ -214,7 +214,7 @@ def test_what_one_culprit_explains_is_not_explained_twice() -> None:
     That the head takes 9 ms longer too costs 1 ms.
     """
     data = excess("", (9e-3,) * 6, phase="data", late=(10e-3,) * 6)
-    found = lflops.imbalance(compared(data, excess("head", (8.9e-3,) * 6, late=(10e-3,) * 6))).rows
+    found = lflops.stragglers(compared(data, excess("head", (8.9e-3,) * 6, late=(10e-3,) * 6))).rows
     assert [("data", pytest.approx(9e-3)), ("forward", pytest.approx(1e-3))] == [
         (row.phase, row.seconds_lost) for row in found
     ]
@@ -223,7 +223,7 @@ def test_what_one_culprit_explains_is_not_explained_twice() -> None:
 
 def test_of_medians_no_steps_are_said() -> None:
     """Quartiles stand for them."""
-    (row,) = lflops.imbalance(
+    (row,) = lflops.stragglers(
         compared(
             rank_comparison=comparison(excess("head", (4e-3,) * 3), steps=3, from_quartiles=True)
         )
@@ -233,7 +233,7 @@ def test_of_medians_no_steps_are_said() -> None:
 
 def test_a_run_that_was_not_compared_accuses_nobody() -> None:
     """One rank, or no times."""
-    found = lflops.imbalance(compared(rank_comparison=None))
+    found = lflops.stragglers(compared(rank_comparison=None))
     assert ((), (), None, None) == (found.rows, found.waits, found.lost_share, found.step_seconds)
 
 
@@ -281,7 +281,7 @@ def test_a_rank_that_costs_much_is_in_the_first_sentences() -> None:
     slow = compared(excess("", (6e-3,) * 6, phase="all", usual=60e-3, seconds=66e-3))
     sentence = "Rank 5 on node1 makes the other ranks wait for 6.0 % of the step (6.00 ms): it is slow in everything."
     assert sentence == report_of(analyze(slow)).verdict.why[0]
-    by_clean_steps = replace(slow, rank_comparison=None, clean_comparison=slow.rank_comparison)
+    by_clean_steps = replace(slow, rank_comparison=None, unprofiled_comparison=slow.rank_comparison)
     assert sentence == report_of(analyze(by_clean_steps)).verdict.why[0]
     assert not any(
         "Rank" in each for each in report_of(analyze(compared(excess("head")))).verdict.why
@@ -337,13 +337,13 @@ def test_who_waits_for_whom_is_said() -> None:
 def test_what_the_run_loses_altogether_is_one_sentence() -> None:
     """4 of 100 ms; where no rank is slower than the others by more than noise, nothing."""
     line = said(compared(rank_comparison=comparison(excess("head"), lost_seconds=4e-3)))[
-        "imbalance"
+        "stragglers"
     ]
     assert "with all ranks as fast as the median one, a step would take 96.0 ms, 4.0 % less" == line
-    assert "imbalance" not in said(
+    assert "stragglers" not in said(
         compared(rank_comparison=comparison(excess("head"), lost_seconds=None))
     )
-    assert "imbalance" not in said(compared(rank_comparison=comparison(lost_seconds=4e-3)))
+    assert "stragglers" not in said(compared(rank_comparison=comparison(lost_seconds=4e-3)))
 
 
 def test_equal_ranks_are_said_to_be_equal() -> None:
@@ -437,10 +437,10 @@ def test_a_planted_delay_is_found_with_its_rank_its_module_and_its_cost() -> Non
         )
     four = Topology(world_size=4, coordinates={}, sizes={})
     for rank in (3, 2, 1, 0):
-        gather = Gather(store, rank, four, timeout=60.0)
+        gather = RankCollector(store, rank, four, timeout=60.0)
         gather.push(*reports[rank])
         found = gather.finish()
-    (row,) = lflops.imbalance(found[0]).rows
+    (row,) = lflops.stragglers(found[0]).rows
     expected = Row(
         module="second",
         phase="forward",

@@ -53,7 +53,7 @@ def trained(
 ) -> Profile:
     """A training of two layers, of which nothing is slow, but for what is given."""
     took = USUAL | phases
-    rows = {name: {"kind": "Linear"} | weights(4) for name in ("a", "b")}
+    rows = {name: {"class_name": "Linear"} | weights(4) for name in ("a", "b")}
     work = [
         product(name, "aten::mm", phase, macs=macs, bytes_moved=8)
         for name in rows
@@ -61,11 +61,11 @@ def trained(
     ]
     adam = cell("", "aten::_foreach_add_", "optimizer", calls=40, bytes_moved=1000)
     clean = [
-        Step(index=n, kind="clean", seconds=sum(took.values()), phases=took, waiting=waiting)
+        Step(index=n, kind="unprofiled", seconds=sum(took.values()), phases=took, waiting=waiting)
         for n in range(steps)
     ]
     made = profile(
-        {"": {"kind": "Net"} | weights(0, 8)} | rows,
+        {"": {"class_name": "Net"} | weights(0, 8)} | rows,
         [*work, adam, *cells],
         run=run(kind="training"),
         steps=tuple(clean),
@@ -276,8 +276,8 @@ def test_a_layer_that_nothing_is_learned_from_is_unused() -> None:
     wasted = product("c", "aten::mm", "forward", macs=4, bytes_moved=8)
 
     def with_third(parameters: int) -> Profile:
-        rows = {name: {"kind": "Linear"} | weights(4) for name in ("a", "b")} | {
-            "c": {"kind": "Linear"} | weights(parameters)
+        rows = {name: {"class_name": "Linear"} | weights(4) for name in ("a", "b")} | {
+            "c": {"class_name": "Linear"} | weights(parameters)
         }
         work = [
             wasted,
@@ -287,9 +287,10 @@ def test_a_layer_that_nothing_is_learned_from_is_unused() -> None:
             product(name, "aten::mm", "backward", macs=8, bytes_moved=8) for name in ("a", "b")
         ]
         steps = tuple(
-            Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6)
+            Step(index=n, kind="unprofiled", seconds=sum(USUAL.values()), phases=USUAL)
+            for n in range(6)
         )
-        root = {"": {"kind": "Net"} | weights(0, 8 + parameters)}
+        root = {"": {"class_name": "Net"} | weights(0, 8 + parameters)}
         own: dict[tuple[str, Phase], float] = {
             ("a", "forward"): 3e-3,
             ("b", "forward"): 3e-3,
@@ -317,11 +318,12 @@ def built(
         for (name, phase), each in macs.items()
     ]
     steps = tuple(
-        Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6)
+        Step(index=n, kind="unprofiled", seconds=sum(USUAL.values()), phases=USUAL)
+        for n in range(6)
     )
     return clocked(
         profile(
-            {"": {"kind": "Net"} | weights(0, 8)} | rows,
+            {"": {"class_name": "Net"} | weights(0, 8)} | rows,
             work,
             **({"run": run(kind="training"), "steps": steps} | facts),
         ),
@@ -335,8 +337,8 @@ def test_time_of_a_module_without_operators_is_python() -> None:
     A list has no time.
     """
     names = ("block", "block.0", "block.1")
-    rows = {name: {"kind": "Linear"} | weights(4) for name in names} | {
-        "block": {"kind": "Sequential"} | weights(0, 8)
+    rows = {name: {"class_name": "Linear"} | weights(4) for name in names} | {
+        "block": {"class_name": "Sequential"} | weights(0, 8)
     }
     macs: dict[tuple[str, Phase], int] = {
         (name, phase): 4 for name in names[1:] for phase in ("forward", "backward")
@@ -378,9 +380,9 @@ def test_frozen_layers_learn_nothing() -> None:
 
     def with_backward(*names: str) -> Profile:
         rows = {
-            "a": {"kind": "Linear"} | frozen,
-            "b": {"kind": "Linear"} | frozen,
-            "c": {"kind": "Linear"} | weights(4),
+            "a": {"class_name": "Linear"} | frozen,
+            "b": {"class_name": "Linear"} | frozen,
+            "c": {"class_name": "Linear"} | weights(4),
         }
         macs: dict[tuple[str, Phase], int] = {
             ("a", "forward"): 4,
@@ -404,8 +406,8 @@ def test_a_step_that_calls_no_model_has_no_frozen_layers() -> None:
     Of no products in forward there is no share.
     """
     rows = {
-        "a": {"kind": "Linear"} | weights(4) | {"trainable_parameters": 0},
-        "b": {"kind": "Linear"} | weights(4),
+        "a": {"class_name": "Linear"} | weights(4) | {"trainable_parameters": 0},
+        "b": {"class_name": "Linear"} | weights(4),
     }
     assert [] == faults(built(rows, {("b", "backward"): 4}, {}))
 
@@ -414,13 +416,13 @@ def on_busy_machine(given: Profile, own: dict[str, float], *, workers: int = 0) 
     """Others had three quarters of the CPU time; `own` is what phases took without them."""
     hooked = Step(
         index=9,
-        kind="hooked",
+        kind="module_timing",
         seconds=134e-3,
         phases={},
         cpu_user=34e-3,
         cpu_system=0.0,
         cpu_lost=102e-3,
-        own_phases=own,
+        uncontended_phases=own,
     )
     return replace(
         given, run=replace(given.run, workers=workers), steps=(*given.steps, hooked, hooked, hooked)
@@ -482,7 +484,7 @@ def test_to_take_a_batch_from_a_worker_is_no_waiting(
     more.
     """
     given = trained(data=6e-3)
-    hooked = Step(index=9, kind="hooked", seconds=39e-3, phases={}, fetching_cpu=on_core)
+    hooked = Step(index=9, kind="module_timing", seconds=39e-3, phases={}, fetching_cpu=on_core)
     found = faults(
         replace(given, run=replace(given.run, workers=workers), steps=(*given.steps, hooked))
     )
@@ -496,7 +498,7 @@ def test_over_the_run_to_take_a_batch_is_no_waiting_either(on_core: float, is_fa
     If the thread computes for 6 of them, 4 % are left; 0.2 % is handing over.
     """
     given = trained()
-    hooked = Step(index=9, kind="hooked", seconds=34e-3, phases={}, fetching_cpu=on_core)
+    hooked = Step(index=9, kind="module_timing", seconds=34e-3, phases={}, fetching_cpu=on_core)
     given = replace(given, run=replace(given.run, workers=1), steps=(*given.steps, hooked))
     found = explanation._explained(given, account(training__data=10.0))
     assert is_fault == any(each.is_fault for each in found.findings if each.cause == "data")
@@ -547,7 +549,7 @@ def test_another_thread_of_python_is_seen_by_its_time_on_a_core(
     """
     hooked = Step(
         index=9,
-        kind="hooked",
+        kind="module_timing",
         seconds=34e-3,
         phases=USUAL,
         cpu_user=20e-3 + others,
@@ -591,8 +593,8 @@ def test_tf32_is_slower_than_bfloat16() -> None:
     Where the peak of bfloat16 is unknown, so is what it would save.
     """
     plain = trained()
-    cells = tuple(replace(each, dtype="tf32") if each.macs else each for each in plain.cells)
-    of_tf32 = replace(plain, run=replace(plain.run, dtype="tf32"), cells=cells)
+    cells = tuple(replace(each, dtype="tf32") if each.macs else each for each in plain.op_counts)
+    of_tf32 = replace(plain, run=replace(plain.run, dtype="tf32"), op_counts=cells)
     for peaks, saved in (({"tf32": 4000.0, "bf16": 16_000.0}, 9e-3), ({"tf32": 4000.0}, None)):
         given = replace(of_tf32, run=replace(of_tf32.run, hardware=Hardware("H100 SXM", peaks)))
         assert saved == dict(faults(given)).get("tensor_cores")
@@ -820,10 +822,12 @@ def test_a_window_whose_steps_are_compiled_for_says_that_it_goes_on(
     for recompiled, is_fault in ((3, True), (2, False)):
         given = trained()
         again = [
-            Step(index=9 + n, kind="clean", seconds=1.0, phases={}, marks=("recompiled",))
+            Step(index=9 + n, kind="unprofiled", seconds=1.0, phases={}, marks=("recompiled",))
             for n in range(recompiled)
         ]
-        cold = Step(index=0, kind="clean", seconds=1.0, phases={}, marks=("cold", "recompiled"))
+        cold = Step(
+            index=0, kind="unprofiled", seconds=1.0, phases={}, marks=("warmup", "recompiled")
+        )
         found = with_ledger(
             replace(given, steps=(cold, *given.steps, *again)),
             account(compilation=9.0),
@@ -839,7 +843,7 @@ def test_steps_that_vary_without_a_cause_leave_it_open() -> None:
     """A quarter of the steps takes twice as long."""
     given = trained(8)
     twice = {name: 2 * seconds for name, seconds in USUAL.items()}
-    slow = Step(index=9, kind="clean", seconds=sum(twice.values()), phases=twice)
+    slow = Step(index=9, kind="unprofiled", seconds=sum(twice.values()), phases=twice)
     varied = [*given.steps[3:], slow, slow, slow]
     assert ("nothing found", "cannot tell") == (
         explain(given).status,
@@ -1017,15 +1021,16 @@ def test_a_folder_has_its_last_training_window(tmp_path: Path) -> None:
 
 def huge() -> Profile:
     """5,000 modules with names of 2,000 letters."""
-    rows: dict[str, dict[str, Any]] = {"": {"kind": "Net"}} | {
-        f"{'x' * 2000}{n}": {"kind": "Kind" * 200} for n in range(5000)
+    rows: dict[str, dict[str, Any]] = {"": {"class_name": "Net"}} | {
+        f"{'x' * 2000}{n}": {"class_name": "Kind" * 200} for n in range(5000)
     }
     cells = [
         product(name, f"my::{'operator' * 50}{n}", "forward", macs=1, bytes_moved=1)
         for n, name in enumerate(rows)
     ]
     steps = tuple(
-        Step(index=n, kind="clean", seconds=sum(USUAL.values()), phases=USUAL) for n in range(6)
+        Step(index=n, kind="unprofiled", seconds=sum(USUAL.values()), phases=USUAL)
+        for n in range(6)
     )
     return profile(rows, cells, run=run(kind="training"), steps=steps)
 

@@ -9,7 +9,7 @@ import lflops
 from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.profile.notes import Note
-from lflops.profile.profile import Uncounted
+from lflops.profile.profile import UnsupportedCall
 from lflops.profile.records import Rank, RankWait
 from lflops.report.diff import headline
 from lflops.report.log_text import log_text
@@ -80,7 +80,7 @@ def test_a_window_with_too_much_of_everything_is_cut() -> None:
     """100 modules, 50 operators without a formula, 30 notes and 64 ranks that wait for each other."""
     names = [f"layer_{number}" for number in range(100)]
     given = clocked(
-        profile({"": {}, **{name: {"kind": "Linear"} for name in names}}, []),
+        profile({"": {}, **{name: {"class_name": "Linear"} for name in names}}, []),
         {(name, "forward"): 1e-3 for name in names},
     )
     phases = dict.fromkeys(
@@ -103,8 +103,8 @@ def test_a_window_with_too_much_of_everything_is_cut() -> None:
         given,
         run=run(kind="training", stage="train", window=0, step=1, world_size=64, hardware=CHIP),
         steps=(replace(step, seconds=3.5, phases=phases, tokens=9),),
-        uncounted=tuple(
-            Uncounted(module="", operator=f"my::op_{n}", phase="forward", calls=1, bytes=1)
+        unsupported=tuple(
+            UnsupportedCall(module="", operator=f"my::op_{n}", phase="forward", calls=1, bytes=1)
             for n in range(50)
         ),
         notes=tuple(Note(code="ended_early", subject=str(n), values={}) for n in range(30)),
@@ -140,7 +140,7 @@ def test_a_window_without_times_has_its_work() -> None:
 def test_names_of_modules_do_not_drive_the_terminal() -> None:
     """They come from the user."""
     given = clocked(
-        profile({"": {}, "\x1b[31m": {"kind": "Linear"}}, []), {("\x1b[31m", "forward"): 1e-3}
+        profile({"": {}, "\x1b[31m": {"class_name": "Linear"}}, []), {("\x1b[31m", "forward"): 1e-3}
     )
     assert "\x1b" not in log_text(analyze(given))
 

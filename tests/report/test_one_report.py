@@ -28,10 +28,12 @@ def by_chance(seed: int) -> Profile:
     chance = random.Random(seed)  # noqa: S311 - to be had again
     blocks = chance.randint(1, 5)
     names = [f"blocks.{block}.{name}" for block in range(blocks) for name in ("fc", "norm")]
-    rows = {"": {"kind": "Net"}, "blocks": {}} | {
-        f"blocks.{block}": {"kind": "Block"} for block in range(blocks)
+    rows = {"": {"class_name": "Net"}, "blocks": {}} | {
+        f"blocks.{block}": {"class_name": "Block"} for block in range(blocks)
     }
-    rows |= {name: {"kind": "Linear" if name.endswith("fc") else "LayerNorm"} for name in names}
+    rows |= {
+        name: {"class_name": "Linear" if name.endswith("fc") else "LayerNorm"} for name in names
+    }
     phases: tuple[Phase, ...] = ("forward", "backward")
     cells = [
         product(
@@ -72,7 +74,7 @@ def _step(chance: random.Random, index: int) -> Step:
     marks = ("validation",) if chance.random() < 0.2 and index else ()
     return Step(
         index=index,
-        kind="clean",
+        kind="unprofiled",
         seconds=seconds,
         phases=phases,
         marks=marks,

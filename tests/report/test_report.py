@@ -39,7 +39,7 @@ def test_ranks_with_different_chips_have_no_common_peak() -> None:
 
     def of(hardware: Hardware | None) -> Report:
         rows = [product("", "mm", "forward", macs=1, bytes_moved=1)]
-        steps = (Step(index=1, kind="clean", seconds=1.0, phases={}),)
+        steps = (Step(index=1, kind="unprofiled", seconds=1.0, phases={}),)
         return report_of(
             analyze(
                 profile(

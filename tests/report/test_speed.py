@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
-from lflops.profile.profile import Cell, Profile
+from lflops.profile.profile import OpCount, Profile
 from lflops.profile.steps import Step
 from lflops.report.report import report_of, speed_lines
 from tests.support.profile_builders import product, profile, run, small_profile, untimed
@@ -19,10 +19,14 @@ BACKWARD = product("", "aten::mm", "backward", macs=8 * 10**12, bytes_moved=1)
 
 def step(seconds: float | None, phases: Mapping[str, float], **fields: Any) -> Step:
     """A clean step, unless said otherwise."""
-    return Step(**({"index": 0, "kind": "clean", "seconds": seconds, "phases": phases} | fields))
+    return Step(
+        **({"index": 0, "kind": "unprofiled", "seconds": seconds, "phases": phases} | fields)
+    )
 
 
-def measured(*steps: Step, cells: tuple[Cell, ...] = (FORWARD, BACKWARD), **facts: Any) -> Profile:
+def measured(
+    *steps: Step, op_counts: tuple[OpCount, ...] = (FORWARD, BACKWARD), **facts: Any
+) -> Profile:
     """4 T MACs forward and 8 T backward in bfloat16, on an A100."""
     of = run(
         **(
@@ -31,7 +35,7 @@ def measured(*steps: Step, cells: tuple[Cell, ...] = (FORWARD, BACKWARD), **fact
         )
     )
     return profile(
-        {"": {}}, [replace(cell, dtype=of.dtype or "") for cell in cells], run=of, steps=steps
+        {"": {}}, [replace(cell, dtype=of.dtype or "") for cell in op_counts], run=of, steps=steps
     )
 
 
@@ -115,16 +119,16 @@ def test_hfu_is_said_where_it_differs() -> None:
     What a mask skips, or where one dtype has no peak, a line of its own says.
     """
     again = product("", "aten::mm", "recompute", macs=4 * 10**12, bytes_moved=1)
-    given = measured(step(0.2, {}), cells=(FORWARD, BACKWARD, again))
+    given = measured(step(0.2, {}), op_counts=(FORWARD, BACKWARD, again))
     assert "51.3 % with recomputed MACs" == lines_about_time(given)["HFU"]
     assert "executed" not in lines_about_time(given)
-    odd = replace(given, cells=(*given.cells, replace(again, dtype="float64")))
+    odd = replace(given, op_counts=(*given.op_counts, replace(again, dtype="float64")))
     assert "51.3 % with recomputed MACs" == lines_about_time(odd)["HFU"]
     assert "– some MACs are in a dtype without a known peak" == lines_about_time(odd)["executed"]
     skipped = replace(
         given,
-        cells=tuple(
-            replace(each, executed_macs=min(each.executed_macs, 10**12)) for each in given.cells
+        op_counts=tuple(
+            replace(each, executed_macs=min(each.executed_macs, 10**12)) for each in given.op_counts
         ),
     )
     assert (
@@ -157,7 +161,7 @@ def test_an_unknown_mfu_is_a_dash_and_says_why(facts: dict[str, Any], why: str) 
 
 def test_without_a_count_there_is_no_rate() -> None:
     """Only times were taken."""
-    shown = lines_about_time(measured(step(0.2, {}), cells=()))
+    shown = lines_about_time(measured(step(0.2, {}), op_counts=()))
     assert ("– nothing was counted", "– of 312 TFLOP/s (A100 SXM, bf16 dense)") == (
         shown["achieved"],
         shown["MFU"],
@@ -189,9 +193,9 @@ def test_the_observers_cost_is_said() -> None:
 def test_without_a_clean_step_the_time_is_a_dash() -> None:
     """Watched ones do not stand in for it."""
     assert {"pass": "– no undisturbed passes"} == lines_about_time(
-        measured(step(0.2, {"forward": 0.1}, kind="hooked"))
+        measured(step(0.2, {"forward": 0.1}, kind="module_timing"))
     )
-    cold = replace(small_profile(), steps=(step(0.2, {}, marks=("cold",)),))
+    cold = replace(small_profile(), steps=(step(0.2, {}, marks=("warmup",)),))
     assert {"step": "– no undisturbed steps"} == lines_about_time(cold)
 
 
@@ -203,7 +207,7 @@ def test_a_profile_without_times_has_no_lines_about_them() -> None:
             (
                 untimed(small_profile()),
                 measured(step(None, {})),
-                measured(step(9.0, {}, kind="counted")),
+                measured(step(9.0, {}, kind="counting")),
             ),
         )
     ]
@@ -221,6 +225,6 @@ def test_what_was_achieved_names_the_phases_that_ran() -> None:
     assert lines_about_time(measured(seconds))["achieved"].endswith(
         "2 × MACs of forward and backward"
     )
-    assert lines_about_time(measured(seconds, cells=(FORWARD,)))["achieved"].endswith(
+    assert lines_about_time(measured(seconds, op_counts=(FORWARD,)))["achieved"].endswith(
         "2 × MACs of forward"
     )

@@ -27,10 +27,12 @@ def blocks(milliseconds: Mapping[str, float], step: Mapping[str, float], **facts
     Forward only, in a step with these phases.
     """
     rows = {
-        name: {"kind": "Block"}
+        name: {"class_name": "Block"}
         for name in ["", "blocks", *(f"blocks.{block}" for block in range(4))]
     }
-    rows |= {name: {"kind": "Linear" if name.endswith("fc") else "LayerNorm"} for name in LAYERS}
+    rows |= {
+        name: {"class_name": "Linear" if name.endswith("fc") else "LayerNorm"} for name in LAYERS
+    }
     cells = [
         product(name, "aten::mm", "forward", macs=1000, bytes_moved=10)
         for name in LAYERS
@@ -45,7 +47,7 @@ def blocks(milliseconds: Mapping[str, float], step: Mapping[str, float], **facts
         (name, "forward"): milliseconds.get(name, 2.0) * 1e-3 for name in LAYERS
     }
     phases = {name: each * 1e-3 for name, each in step.items()}
-    clean = Step(index=0, kind="clean", seconds=sum(phases.values()), phases=phases)
+    clean = Step(index=0, kind="unprofiled", seconds=sum(phases.values()), phases=phases)
     of = run(**({"kind": "training", "stage": "train", "hardware": CHIP} | facts))
     return clocked(profile(rows, cells, run=of, steps=(clean,)), own)
 
@@ -67,8 +69,8 @@ def test_a_wait_for_data_is_named_first() -> None:
 
 def test_a_model_that_is_never_called_is_not_told_to_log_less() -> None:
     """All of 40 ms is in no phase: what lflops watches is not what the loop calls."""
-    clean = Step(index=0, kind="clean", seconds=40e-3, phases={"other": 40e-3})
-    rows = {name: {"kind": "Net", "calls": 0} for name in ("", "fc")}
+    clean = Step(index=0, kind="unprofiled", seconds=40e-3, phases={"other": 40e-3})
+    rows = {name: {"class_name": "Net", "calls": 0} for name in ("", "fc")}
     found = report_of(analyze(profile(rows, [], run=run(kind="training"), steps=(clean,)))).verdict
     assert (
         "100.0 % of the step (40.0 ms) is outside all phases, as the watched model was never called.",
@@ -108,8 +110,8 @@ def test_a_module_with_more_operators_is_named_with_both_numbers() -> None:
     small = replace(
         product("blocks.1.fc", "aten::mm", "forward", macs=1000, bytes_moved=10), calls=100
     )
-    cells = [small if each.module == "blocks.1.fc" else each for each in given.cells]
-    rows = {name: {"kind": module.kind} for name, module in given.modules.items()}
+    cells = [small if each.module == "blocks.1.fc" else each for each in given.op_counts]
+    rows = {name: {"class_name": module.class_name} for name, module in given.modules.items()}
     own: dict[tuple[str, Phase], float] = {
         (name, "forward"): 22e-3 if name == "blocks.1.fc" else 2e-3 for name in LAYERS
     }
@@ -126,14 +128,14 @@ def test_a_layer_in_a_wider_dtype_is_named() -> None:
     given = blocks({"blocks.3.fc": 12.0}, {"forward": 26}, hardware=None)
     wide = replace(
         given,
-        cells=tuple(
+        op_counts=tuple(
             replace(each, dtype="float64") if each.module == "blocks.3.fc" else each
-            for each in given.cells
+            for each in given.op_counts
         ),
     )
     why = "blocks.3.fc multiplies in float64, the 3 others like it in float32: 38.5 % of the step (10.0 ms) more."
     assert why == told(wide)[1][0]
-    rows = {"": {"kind": "Model"}, "head": {"kind": "Linear"}}
+    rows = {"": {"class_name": "Model"}, "head": {"class_name": "Linear"}}
     head = [
         replace(product("head", "aten::mm", "forward", macs=1000, bytes_moved=10), dtype="float64")
     ]
@@ -150,7 +152,7 @@ def test_work_outside_of_the_layers_is_the_models_own() -> None:
     """
     given = blocks({}, {"forward": 30}, hardware=None, strategy="SingleDeviceStrategy")
     model = {
-        name: replace(module, kind="Net") if not name else module
+        name: replace(module, class_name="Net") if not name else module
         for name, module in given.modules.items()
     }
     said, why = told(replace(given, modules=model))
@@ -220,7 +222,7 @@ def test_a_wait_in_some_steps_is_said_as_such(waits: tuple[float, ...], said: st
     steps = [
         Step(
             index=n,
-            kind="clean",
+            kind="unprofiled",
             seconds=(wait + 16.2) * 1e-3,
             phases={"data": wait * 1e-3, "forward": 16.2e-3},
         )
@@ -236,7 +238,7 @@ def test_a_busy_machine_is_in_the_verdict() -> None:
     busy = [
         Step(
             index=9,
-            kind="hooked",
+            kind="module_timing",
             seconds=0.1,
             phases={},
             cpu_user=0.07,
@@ -275,15 +277,15 @@ def test_a_model_whose_layers_have_no_time_is_no_layer_without_products() -> Non
         cell("", "aten::add", "forward"),
         product("fc", "aten::mm", "forward", macs=1000, bytes_moved=10),
     ]
-    clean = Step(index=0, kind="clean", seconds=16e-3, phases={"forward": 16e-3})
-    rows = {"": {"kind": "Net"}, "fc": {"kind": "Linear"}}
+    clean = Step(index=0, kind="unprofiled", seconds=16e-3, phases={"forward": 16e-3})
+    rows = {"": {"class_name": "Net"}, "fc": {"class_name": "Linear"}}
     given = clocked(
         profile(rows, cells, run=run(kind="training"), steps=(clean,)),
         {("", "forward"): 16e-3, ("fc", "forward"): 0.0},
     )
     fc = replace(
         given.modules["fc"],
-        forward=replace(given.modules["fc"].forward, seconds=None, own_seconds=None),
+        forward=replace(given.modules["fc"].forward, seconds=None, self_seconds=None),
     )
     found = report_of(analyze(replace(given, modules={"": given.modules[""], "fc": fc}))).verdict
     assert [] == [each.cause for each in found.findings if each.cause == "no_products"]
@@ -320,7 +322,7 @@ def test_a_model_whose_layers_have_no_times_has_nothing_outside_of_them() -> Non
     """As one that is compiled as a whole: its own time is that of all layers."""
     given = blocks({}, {"forward": 30}, hardware=None)
     modules = {
-        name: replace(each, forward=replace(each.forward, seconds=None, own_seconds=None))
+        name: replace(each, forward=replace(each.forward, seconds=None, self_seconds=None))
         for name, each in given.modules.items()
         if name
     }

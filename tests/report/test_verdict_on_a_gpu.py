@@ -117,7 +117,7 @@ def test_a_little_waiting_for_the_driver_hides_no_idle_device(tmp_path: Path) ->
     assert given.trace is not None
     parts = {"cudaMalloc": 4, "cudaFree": 4}
     rows = [
-        replace(each, own_host_seconds=each.own_host_seconds / parts.get(each.name, 1))
+        replace(each, self_host_seconds=each.self_host_seconds / parts.get(each.name, 1))
         for each in given.trace.operators
     ]
     found = {

@@ -47,8 +47,8 @@ def trained(rank: int, slower: float) -> Any:
                 optimizer.zero_grad()
     found: list[Any] = []
     for profile in monitor.profiles:
-        clean = [step for step in profile.steps if step.kind == "clean" and not step.marks]
-        rows = [(row.slow_rank, row.module, row.phase) for row in lflops.imbalance(profile).rows]
+        clean = [step for step in profile.steps if step.kind == "unprofiled" and not step.marks]
+        rows = [(row.slow_rank, row.module, row.phase) for row in lflops.stragglers(profile).rows]
         found.append(
             {
                 "rows": rows,

@@ -27,7 +27,7 @@ def _clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def clean(trained: Trained) -> list[Step]:
     """The clean steps, without the cold ones."""
-    return [step for step in trained.profile.steps if step.kind == "clean" and not step.marks]
+    return [step for step in trained.profile.steps if step.kind == "unprofiled" and not step.marks]
 
 
 def seconds(trained: Trained, module: str, phase: str) -> float:
@@ -90,7 +90,7 @@ def test_no_step_that_is_clean_waits_for_the_device() -> None:
     waited = {
         step.index: trained.waited[step.index - 1]
         for step in trained.profile.steps
-        if step.kind == "clean"
+        if step.kind == "unprofiled"
     }
     assert 5 <= len(waited)
     assert 1 == trained.waited[9]
@@ -134,7 +134,7 @@ def test_where_events_are_dear_the_phases_of_one_step_in_eight_are_marked() -> N
     for step in steps:
         assert step.seconds == pytest.approx(5 * PRODUCT, rel=0.02)
     assert [True] * 3 == [
-        bool(step.phases) for step in trained.profile.steps if step.kind == "hooked"
+        bool(step.phases) for step in trained.profile.steps if step.kind == "module_timing"
     ]
     times = step_times(trained.profile)
     assert times.mean is not None

@@ -84,7 +84,7 @@ def test_a_trainer_s_window_has_the_planted_times(device: torch.device) -> None:
     clean = median(
         step.seconds
         for step in profile.steps
-        if step.kind == "clean" and not step.marks and step.seconds is not None
+        if step.kind == "unprofiled" and not step.marks and step.seconds is not None
     )
     run = profile.run
     assert ("Simulated Accelerator", "simulated", ()) == (
@@ -110,7 +110,7 @@ def test_a_trace_has_the_kernels_by_module(tmp_path: Path) -> None:
         work = getattr(profile.modules["layers.down"], phase)
         assert work.device_seconds.median == pytest.approx(products * PRODUCT, rel=0.02)
         assert (
-            work.own_seconds.median >= 0.98 * products * PRODUCT
+            work.self_seconds.median >= 0.98 * products * PRODUCT
         )  # hooks make the host slower, and no kernel
     busy = profile.trace.device_compute_seconds
     assert busy is not None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import lflops
-from lflops.profile.profile import Cell, Profile
+from lflops.profile.profile import OpCount, Profile
 from lflops.profile.records import PHASES, Phase
 
 
@@ -56,12 +56,14 @@ def flops(profile: Profile) -> dict[Phase, int]:
 
 def operators(profile: Profile, phase: Phase = "forward") -> set[str]:
     """The names of those that multiply."""
-    return {cell.operator for cell in profile.cells if cell.phase == phase and cell.macs}
+    return {cell.operator for cell in profile.op_counts if cell.phase == phase and cell.macs}
 
 
-def the_cell(profile: Profile, operator: str, phase: Phase = "forward") -> Cell:
+def the_cell(profile: Profile, operator: str, phase: Phase = "forward") -> OpCount:
     """The one cell of an operator."""
-    (cell,) = (cell for cell in profile.cells if cell.operator == operator and cell.phase == phase)
+    (cell,) = (
+        cell for cell in profile.op_counts if cell.operator == operator and cell.phase == phase
+    )
     return cell
 
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import lflops
 from lflops.profile.profile import Profile
 from lflops.ranks.collect import collector as gather_module
-from lflops.ranks.collect.collector import Gather
+from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.store import shared_store
 from lflops.ranks.collect.topology import Topology, topology_of
 from tests.support.small_models import hidden, sequence, wide
@@ -41,7 +41,7 @@ class Wide(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
-def two_meshes(rank: int) -> tuple[Gather, Profile, Topology]:
+def two_meshes(rank: int) -> tuple[RankCollector, Profile, Topology]:
     """Two times two ranks: tensors are spread over one dimension, data and what is left of the tensors over the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = parallelize_module(
@@ -55,7 +55,7 @@ def two_meshes(rank: int) -> tuple[Gather, Profile, Topology]:
     return of_rank(rank, found), profile, found
 
 
-def one_killed(rank: int) -> tuple[Gather, Profile, Topology]:
+def one_killed(rank: int) -> tuple[RankCollector, Profile, Topology]:
     """Stages by hand: an even rank has `up`, an odd one `down`.
 
     One is killed, one is left by an exception, one goes on.
@@ -76,11 +76,11 @@ def one_killed(rank: int) -> tuple[Gather, Profile, Topology]:
     return of_rank(rank, found), counted.profile, found
 
 
-def of_rank(rank: int, found: Topology) -> Gather:
+def of_rank(rank: int, found: Topology) -> RankCollector:
     """That of the group; where rank 0 would wait for the killed one, time is over once the others have told."""
     store = shared_store("lflops", timeout=LONG)
     gather_module.EXIT_SECONDS = LONG
-    gather = Gather(store, rank, found, timeout=LONG)
+    gather = RankCollector(store, rank, found, timeout=LONG)
     if sys.argv[4] == "one_killed":
         moment = [0.0]
 

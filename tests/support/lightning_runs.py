@@ -137,5 +137,5 @@ def steps(monitor: FlopsMonitor, window: int = 0) -> Iterator[Any]:
     return (
         step
         for step in monitor.profiles[window].steps
-        if step.kind == "clean" and "cold" not in step.marks
+        if step.kind == "unprofiled" and "warmup" not in step.marks
     )

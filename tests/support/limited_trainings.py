@@ -74,14 +74,14 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cells, self.head = (
+        self.op_counts, self.head = (
             nn.LSTM(128, 256, num_layers=2, batch_first=True),
             nn.Linear(256, 10),
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """What the last step gives."""
-        out: Tensor = self.head(self.cells(x)[0][:, -1])
+        out: Tensor = self.head(self.op_counts(x)[0][:, -1])
         return out
 
 

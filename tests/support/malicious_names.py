@@ -13,9 +13,9 @@ SCRIPT = "</script><script>alert(2)</script>"
 def hostile_profile() -> Profile:
     """A root whose children, classes and notes are all of them."""
     rows: dict[str, dict[str, Any]] = {
-        "": {"kind": IMAGE},
-        IMAGE: {"kind": SCRIPT},
-        SCRIPT: {"kind": "__proto__"},
+        "": {"class_name": IMAGE},
+        IMAGE: {"class_name": SCRIPT},
+        SCRIPT: {"class_name": "__proto__"},
         "__proto__": {},
     }
     unknown: Any = IMAGE

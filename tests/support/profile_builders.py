@@ -13,15 +13,15 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import (
     SCHEMA_VERSION,
     Allocation,
-    Cell,
     Communication,
     DtypeShare,
     Memory,
     ModuleProfile,
     Moment,
+    OpCount,
     Profile,
     Run,
-    Uncounted,
+    UnsupportedCall,
     Work,
 )
 from lflops.profile.records import (
@@ -31,10 +31,10 @@ from lflops.profile.records import (
     Rank,
     RankActivity,
     RankComparison,
-    RankExcess,
+    RankDelay,
     RankStat,
     RankWait,
-    Spread,
+    TimingStats,
     Trace,
     TracedOperator,
 )
@@ -44,21 +44,21 @@ from lflops.profile.timeline import ModuleSlice, StepTimeline, TimedWork
 COUNTS = ("calls", "macs", "executed_macs", "flops", "bytes_moved", "comm_bytes")
 
 
-def spread(median: float, n: int = 3) -> Spread:
+def spread(median: float, n: int = 3) -> TimingStats:
     """A tenth below and a tenth above."""
-    return Spread(median=median, low=0.9 * median, high=1.1 * median, n=n)
+    return TimingStats(median=median, low=0.9 * median, high=1.1 * median, n=n)
 
 
 def work(**counts: Any) -> Work:
     """Any field of a `Work`; the counts that are not given are 0."""
-    zeros = dict.fromkeys((*COUNTS, *(f"own_{count}" for count in COUNTS)), 0)
+    zeros = dict.fromkeys((*COUNTS, *(f"self_{count}" for count in COUNTS)), 0)
     return Work(**(zeros | counts))
 
 
 def module_profile(**fields: Any) -> ModuleProfile:
     """Any field of a `ModuleProfile`; without any, a root that did nothing and has no parameter."""
     nothing: dict[str, Any] = {
-        "kind": "Module",
+        "class_name": "Module",
         "depth": 0,
         "calls": 1,
         "compiled": False,
@@ -67,7 +67,7 @@ def module_profile(**fields: Any) -> ModuleProfile:
         "trainable_parameters": 0,
         "parameter_bytes": 0,
         "trainable_parameter_bytes": 0,
-        "own_parameters": 0,
+        "self_parameters": 0,
         "local_parameters": 0,
         "local_parameter_bytes": 0,
         "dtypes": {},
@@ -76,8 +76,8 @@ def module_profile(**fields: Any) -> ModuleProfile:
     return ModuleProfile(**(nothing | {phase: work() for phase in PHASES} | fields))
 
 
-def cell(module: str, operator: str, phase: Phase, **counts: Any) -> Cell:
-    """One call in float32 that only moved 1 byte; any other field of a `Cell` that is given."""
+def cell(module: str, operator: str, phase: Phase, **counts: Any) -> OpCount:
+    """One call in float32 that only moved 1 byte; any other field of a `OpCount` that is given."""
     once: dict[str, Any] = {
         "dtype": "float32",
         "calls": 1,
@@ -86,10 +86,10 @@ def cell(module: str, operator: str, phase: Phase, **counts: Any) -> Cell:
         "flops": 0,
         "bytes_moved": 1,
     }
-    return Cell(module=module, operator=operator, phase=phase, **(once | counts))
+    return OpCount(module=module, operator=operator, phase=phase, **(once | counts))
 
 
-def product(module: str, operator: str, phase: Phase, *, macs: int, bytes_moved: int) -> Cell:
+def product(module: str, operator: str, phase: Phase, *, macs: int, bytes_moved: int) -> OpCount:
     """One matrix product in float32."""
     return cell(
         module,
@@ -117,7 +117,7 @@ def run(**fields: Any) -> Run:
 
 
 def works(
-    names: Iterable[str], cells: Iterable[Cell], communication: Iterable[Communication] = ()
+    names: Iterable[str], cells: Iterable[OpCount], communication: Iterable[Communication] = ()
 ) -> dict[str, dict[str, Work]]:
     """The work of each module in each phase.
 
@@ -130,7 +130,7 @@ def works(
     def count(module: str, phase: Phase, added: Mapping[str, int]) -> None:
         for name in ancestry(module):
             for field, number in added.items():
-                for counted in (field, f"own_{field}") if name == module else (field,):
+                for counted in (field, f"self_{field}") if name == module else (field,):
                     counts[name][phase][counted] = counts[name][phase].get(counted, 0) + number
 
     for each in cells:
@@ -147,7 +147,9 @@ def works(
     }
 
 
-def profile(rows: Mapping[str, Mapping[str, Any]], cells: Iterable[Cell], **fields: Any) -> Profile:
+def profile(
+    rows: Mapping[str, Mapping[str, Any]], cells: Iterable[OpCount], **fields: Any
+) -> Profile:
     """Rows given by what is special about each, with the work that the cells and the communication add up to."""
     cells = tuple(cells)
     counted = works(rows, cells, fields.get("communication", ()))
@@ -159,8 +161,8 @@ def profile(rows: Mapping[str, Mapping[str, Any]], cells: Iterable[Cell], **fiel
         "schema_version": SCHEMA_VERSION,
         "run": run(),
         "modules": modules,
-        "cells": cells,
-        "uncounted": (),
+        "op_counts": cells,
+        "unsupported": (),
     }
     return Profile(**(counted_profile | fields))
 
@@ -168,7 +170,7 @@ def profile(rows: Mapping[str, Mapping[str, Any]], cells: Iterable[Cell], **fiel
 def weights(own: int, below: int = 0) -> dict[str, Any]:
     """The fields of a row that has `own` float32 parameters itself and `below` in the rows below it."""
     total = own + below
-    fields = {"parameters": total, "trainable_parameters": total, "own_parameters": own}
+    fields = {"parameters": total, "trainable_parameters": total, "self_parameters": own}
     fields |= {"parameter_bytes": 4 * total, "trainable_parameter_bytes": 4 * total}
     local = {"local_parameters": total, "local_parameter_bytes": 4 * total}
     return (
@@ -215,11 +217,11 @@ def small_profile() -> Profile:
         cell("", "aten::mse_loss", "other", flops=24, bytes_moved=4 * (8 + 8 + 1)),
     )
     rows: dict[str, dict[str, Any]] = {
-        "": weights(0, 178) | {"kind": "Model", "peak_bytes": 3000},
-        "encoder": weights(0, 144) | {"kind": "Sequential", "peak_bytes": 2000},
-        "encoder.0": weights(144) | {"kind": "Linear", "peak_bytes": 1900},
-        "encoder.1": weights(0) | {"kind": "GELU", "peak_bytes": 2000},
-        "head": weights(34) | {"kind": "Linear", "peak_bytes": 3000},
+        "": weights(0, 178) | {"class_name": "Model", "peak_bytes": 3000},
+        "encoder": weights(0, 144) | {"class_name": "Sequential", "peak_bytes": 2000},
+        "encoder.0": weights(144) | {"class_name": "Linear", "peak_bytes": 1900},
+        "encoder.1": weights(0) | {"class_name": "GELU", "peak_bytes": 2000},
+        "head": weights(34) | {"class_name": "Linear", "peak_bytes": 3000},
     }
     reduction = Communication(
         module="",
@@ -245,20 +247,22 @@ def small_profile() -> Profile:
             data_parallel_size=2,
             samples_per_step=4,
         ),
-        uncounted=(
-            Uncounted(module="head", operator="my_ops::scan", phase="forward", calls=2, bytes=64),
+        unsupported=(
+            UnsupportedCall(
+                module="head", operator="my_ops::scan", phase="forward", calls=2, bytes=64
+            ),
         ),
         communication=(reduction,),
         steps=(
             Step(
                 index=7,
-                kind="clean",
+                kind="unprofiled",
                 seconds=3e-3,
                 phases={"data": 2e-4, "forward": 1e-3, "backward": 1.5e-3},
                 samples=4,
             ),
             Step(
-                index=8, kind="counted", seconds=None, phases={}, samples=4, marks=("new_shapes",)
+                index=8, kind="counting", seconds=None, phases={}, samples=4, marks=("new_shapes",)
             ),
         ),
         memory=small_memory(),
@@ -281,7 +285,7 @@ def small_profile() -> Profile:
             RankStat(module="head", phase="forward", low=1e-4, median=2e-4, high=3e-4, high_rank=1),
         ),
         rank_comparison=small_comparison(),
-        clean_comparison=small_clean_comparison(),
+        unprofiled_comparison=small_clean_comparison(),
         notes=(
             Note(
                 code=not_in_the_list,
@@ -295,7 +299,7 @@ def small_profile() -> Profile:
 
 def small_comparison() -> RankComparison:
     """Rank 1 takes 0.2 ms longer in the head, in each of six steps of 3 ms; rank 0 waits for that."""
-    excess = RankExcess(
+    excess = RankDelay(
         module="head",
         phase="forward",
         rank=1,
@@ -398,7 +402,7 @@ def small_timeline() -> tuple[StepTimeline, ...]:
             kernels=kernels,
             left_out=(0, 2, 0),
         ),
-        StepTimeline(rank=1, source="hooked", length=2_900_000, slices=slices[:6]),
+        StepTimeline(rank=1, source="module_timing", length=2_900_000, slices=slices[:6]),
     )
 
 
@@ -408,9 +412,9 @@ def small_trace() -> Trace:
         name="aten::addmm",
         calls=2,
         host_seconds=2e-4,
-        own_host_seconds=1e-4,
+        self_host_seconds=1e-4,
         device_seconds=3e-5,
-        own_device_seconds=3e-5,
+        self_device_seconds=3e-5,
     )
     return Trace(
         files={"0": "node0_0.pt.trace.json.gz"},
@@ -427,9 +431,9 @@ def scan_traced() -> Profile:
         name="my_ops::scan",
         calls=4,
         host_seconds=2e-5,
-        own_host_seconds=2e-5,
+        self_host_seconds=2e-5,
         device_seconds=2e-5,
-        own_device_seconds=2e-5,
+        self_device_seconds=2e-5,
     )
     trace = small_trace()
     return Profile(
@@ -443,7 +447,7 @@ def with_seconds(counted: Profile) -> Profile:
 
     def timed(given: Work) -> dict[str, Any]:
         kernels = {"device_seconds": spread(5e-5 * given.calls)} if given.calls else {}
-        own = {"own_seconds": spread(1e-4 * given.own_calls)} if given.own_calls else {}
+        own = {"self_seconds": spread(1e-4 * given.self_calls)} if given.self_calls else {}
         return {"seconds": spread(1e-4 * given.calls)} | kernels | own if given.calls else {}
 
     def row(given: ModuleProfile) -> ModuleProfile:
@@ -475,7 +479,7 @@ def clocked(counted: Profile, own: Mapping[tuple[str, Phase], float]) -> Profile
         return Work(
             **fields_of(given)
             | fields
-            | ({"own_seconds": spread(own[name, phase])} if (name, phase) in own else {})
+            | ({"self_seconds": spread(own[name, phase])} if (name, phase) in own else {})
         )
 
     def row(name: str, given: ModuleProfile) -> ModuleProfile:
@@ -497,7 +501,7 @@ def untimed(given: Profile) -> Profile:
 
     def row(each: ModuleProfile) -> ModuleProfile:
         fields = {
-            phase: dict.fromkeys(("seconds", "own_seconds", "device_seconds")) for phase in PHASES
+            phase: dict.fromkeys(("seconds", "self_seconds", "device_seconds")) for phase in PHASES
         }
         return ModuleProfile(
             **fields_of(each)
@@ -525,7 +529,7 @@ def profile_of(n_modules: int) -> Profile:
     while len(rows) < n_modules:
         for above in reversed(ancestry(name := next(names))):
             if len(rows) < n_modules:
-                rows.setdefault(above, {"kind": "Linear" if above == name else "ModuleList"})
+                rows.setdefault(above, {"class_name": "Linear" if above == name else "ModuleList"})
     operators: tuple[tuple[str, Phase], ...] = (
         ("aten::addmm", "forward"),
         ("aten::add", "forward"),

@@ -21,7 +21,7 @@ def consistent(profile: Profile) -> Profile:
     Cells to own values, own values to inclusive ones, all of them to the root's.
     """
     cells: Counter[tuple[str, str, str]] = Counter()
-    for cell in profile.cells:
+    for cell in profile.op_counts:
         cells.update(
             {(cell.module, cell.phase, figure): getattr(cell, figure) for figure in FIGURES[:-1]}
         )
@@ -33,7 +33,7 @@ def consistent(profile: Profile) -> Profile:
             }
         )
     own = {
-        (row, phase, figure): getattr(module.work(phase), f"own_{figure}")
+        (row, phase, figure): getattr(module.work(phase), f"self_{figure}")
         for row, module in profile.modules.items()
         for phase in PHASES
         for figure in FIGURES
@@ -90,7 +90,7 @@ def calls(profile: Profile) -> dict[str, int]:
 
 def _own(profile: Profile, phase: Phase, figure: str) -> dict[str, int]:
     own = {
-        row: getattr(module.work(phase), f"own_{figure}")
+        row: getattr(module.work(phase), f"self_{figure}")
         for row, module in consistent(profile).modules.items()
     }
     return {row: value for row, value in own.items() if value}

@@ -5,14 +5,14 @@ from typing import Any
 
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import ModuleProfile, Profile, Work
-from lflops.profile.records import Spread
+from lflops.profile.records import TimingStats
 from lflops.profile.steps import Step
 from tests.support.profile_builders import fields_of, product, profile, run, weights
 
 
-def around(median: float, width: float, n: int) -> Spread:
+def around(median: float, width: float, n: int) -> TimingStats:
     """Quartiles so far, as a share, on either side of the median."""
-    return Spread(median=median, low=median * (1 - width), high=median * (1 + width), n=n)
+    return TimingStats(median=median, low=median * (1 - width), high=median * (1 + width), n=n)
 
 
 def ran(
@@ -21,7 +21,7 @@ def ran(
     macs: Mapping[str, int] | None = None,
     width: float = 0.0,
     n: int = 30,
-    spreads: Mapping[str, Spread] | None = None,
+    spreads: Mapping[str, TimingStats] | None = None,
     steps: Sequence[Step] = (),
     kinds: Mapping[str, str] | None = None,
     **facts: Any,
@@ -38,20 +38,20 @@ def ran(
         if done[name]
     ]
     own = {name: weights(done.get(name, 0)) for name in names}
-    rows = {name: own[name] | {"kind": (kinds or {}).get(name, "Linear")} for name in names}
+    rows = {name: own[name] | {"class_name": (kinds or {}).get(name, "Linear")} for name in names}
     counted = profile(rows, cells, run=run(kind="measure", **facts), steps=tuple(steps))
     given = {name: around(each, width, n) for name, each in seconds.items()} | dict(spreads or {})
 
     def timed(name: str, module: ModuleProfile) -> ModuleProfile:
         inside = [spread for other, spread in given.items() if name in ancestry(other)]
-        below = Spread(
+        below = TimingStats(
             median=sum(each.median for each in inside),
             low=sum(each.low for each in inside),
             high=sum(each.high for each in inside),
             n=n,
         )
         forward = Work(
-            **fields_of(module.forward) | {"seconds": below, "own_seconds": given.get(name)}
+            **fields_of(module.forward) | {"seconds": below, "self_seconds": given.get(name)}
         )
         return ModuleProfile(**fields_of(module) | {"forward": forward})
 
@@ -66,7 +66,7 @@ def clean(*seconds: float, **phases: float) -> list[Step]:
     return [
         Step(
             index=i,
-            kind="clean",
+            kind="unprofiled",
             seconds=each,
             phases={name: share * each for name, share in phases.items()},
         )

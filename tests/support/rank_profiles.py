@@ -74,7 +74,11 @@ def four_ranks() -> Profile:
         ),
     )
     return replace(
-        small_profile(), ranks=ranks, rank_stats=stats, rank_comparison=None, clean_comparison=None
+        small_profile(),
+        ranks=ranks,
+        rank_stats=stats,
+        rank_comparison=None,
+        unprofiled_comparison=None,
     )
 
 
@@ -87,5 +91,5 @@ def so_many(world: int) -> Profile:
         ranks=ranks,
         rank_stats=(stat("head", seconds),),
         rank_comparison=None,
-        clean_comparison=None,
+        unprofiled_comparison=None,
     )

@@ -40,13 +40,13 @@ def answer(profile: Profile) -> dict[str, Any]:
     """MACs by phase, FLOPs that are no MACs by the package's operator and phase, and what is in the ledger."""
     others = {
         f"{cell.operator} {cell.phase}": cell.flops - 2 * cell.macs
-        for cell in profile.cells
+        for cell in profile.op_counts
         if re.search(r"::|\.", cell.operator) and cell.flops > 2 * cell.macs
     }
     return {
         "macs": macs(profile),
         "others": others,
-        "uncounted": sorted(each.operator for each in profile.uncounted),
+        "unsupported": sorted(each.operator for each in profile.unsupported),
     }
 
 

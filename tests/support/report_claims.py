@@ -128,7 +128,7 @@ def wrong_sums(given: Profile) -> list[str]:
     if report.budget and not _equal(sum(part.seconds for part in report.budget), times.mean):
         wrong.append(f"budget: {[part.seconds for part in report.budget]}")
     for phase in PHASES:
-        own = [module.work(phase).own_seconds for module in given.modules.values()]
+        own = [module.work(phase).self_seconds for module in given.modules.values()]
         whole = given.modules[""].work(phase).seconds
         if whole is not None and not _equal(
             sum(each.median for each in own if each is not None), whole.median

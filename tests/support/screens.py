@@ -19,7 +19,7 @@ from lflops.analysis.analysis import analyze
 from lflops.cli.main import main
 from lflops.hardware.chips import lookup
 from lflops.profile.notes import Note
-from lflops.profile.profile import Allocation, Cell, Memory, Moment, Profile
+from lflops.profile.profile import Allocation, Memory, Moment, OpCount, Profile
 from lflops.profile.records import ByCategory, Phase, Rank
 from lflops.profile.steps import Step
 from lflops.report.log_text import log_text
@@ -108,19 +108,19 @@ def gpt_training(*, slow: float = 1.0) -> Profile:
     kinds |= {"mlp.0": "Linear", "mlp.1": "GELU", "mlp.2": "Linear"}
     a_block = sum(layers.values())
     rows: dict[str, dict[str, object]] = {
-        "": weights(0, BLOCKS * a_block + 2 * TOKENS * WIDTH) | {"kind": "GPT"},
-        "tokens": weights(TOKENS * WIDTH) | {"kind": "Embedding"},
-        "blocks": weights(0, BLOCKS * a_block) | {"kind": "Sequential"},
+        "": weights(0, BLOCKS * a_block + 2 * TOKENS * WIDTH) | {"class_name": "GPT"},
+        "tokens": weights(TOKENS * WIDTH) | {"class_name": "Embedding"},
+        "blocks": weights(0, BLOCKS * a_block) | {"class_name": "Sequential"},
     }
-    cells: list[Cell] = []
+    cells: list[OpCount] = []
     own: dict[tuple[str, Phase], float] = {}
     passes: tuple[tuple[Phase, int], ...] = (("forward", 1), ("backward", 2))
     for block in range(BLOCKS):
-        rows[f"blocks.{block}"] = weights(0, a_block) | {"kind": "Block"}
+        rows[f"blocks.{block}"] = weights(0, a_block) | {"class_name": "Block"}
         for name, kind in kinds.items():
             path = f"blocks.{block}.{name}"
             below = layers["mlp.0"] + layers["mlp.2"] if name == "mlp" else 0
-            rows[path] = weights(layers.get(name, 0), below) | {"kind": kind}
+            rows[path] = weights(layers.get(name, 0), below) | {"class_name": kind}
         for name, milliseconds in MILLISECONDS.items():
             path = f"blocks.{block}.{name}"
             for phase, times in passes:
@@ -145,7 +145,7 @@ def gpt_training(*, slow: float = 1.0) -> Profile:
                         )
                     )
                 own[path, phase] = times * 1e-3 * milliseconds * (slow if path == SLOW else 1.0)
-    rows["head"] = weights(TOKENS * WIDTH) | {"kind": "Linear"}
+    rows["head"] = weights(TOKENS * WIDTH) | {"class_name": "Linear"}
     for phase, times in passes:
         cells.append(
             product(
@@ -181,7 +181,7 @@ def _stepped(given: Profile, slow: float) -> Profile:
     steps = tuple(
         Step(
             index=5 + n,
-            kind="clean",
+            kind="unprofiled",
             seconds=sum(phases.values()) * noise,
             phases={k: v * noise for k, v in phases.items()},
             samples=4,
@@ -259,9 +259,9 @@ def deep_model(depth: int = 40) -> Profile:
     """A chain of modules so deep that its indent does not fit into 80 columns, with a second module at each level."""
     names = [".".join(["inner"] * level) for level in range(1, depth + 1)]
     others = [".".join([*(["inner"] * (level - 1)), "outer"]) for level in range(1, depth + 1)]
-    rows: dict[str, dict[str, object]] = {"": {"kind": "Model"}}
+    rows: dict[str, dict[str, object]] = {"": {"class_name": "Model"}}
     kinds = dict.fromkeys(names, "Wrapper") | dict.fromkeys(others, "Linear")
-    rows |= {name: {"kind": kind} for name, kind in kinds.items()}
+    rows |= {name: {"class_name": kind} for name, kind in kinds.items()}
     own: dict[tuple[str, Phase], float] = {(name, "forward"): 1e-3 for name in rows if name}
     cells = [
         product(name, "aten::mm", "forward", macs=10**6 + index, bytes_moved=1)

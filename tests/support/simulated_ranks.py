@@ -96,7 +96,7 @@ def _planted(
         if plant.rank == rank:
             if plant.place == place and step % plant.every == 0:
                 more += plant.seconds
-            if place.row:
+            if place.fqn:
                 more += (plant.factor - 1) * seconds
     return more
 

@@ -26,14 +26,14 @@ def test_how_late_other_ranks_are_says_nothing_about_the_modules(is_known: bool)
     steps = (
         Step(
             index=0,
-            kind="clean",
+            kind="unprofiled",
             seconds=3.0,
             phases={"backward": 3.0},
             waiting=2.0 if is_known else None,
         ),
         Step(
             index=1,
-            kind="hooked",
+            kind="module_timing",
             seconds=2.0,
             phases={"backward": 2.0},
             waiting=1.0 if is_known else None,
@@ -50,7 +50,7 @@ def test_how_late_other_ranks_are_says_nothing_about_the_modules(is_known: bool)
     took = {
         row: spread.median
         for row, module in timed.modules.items()
-        if (spread := module.backward.own_seconds) is not None
+        if (spread := module.backward.self_seconds) is not None
     }
     assert pytest.approx({"": 2.2, "q": 0.8} if is_known else {"": 1.8, "q": 1.2}) == took
     assert ([] if is_known else [{"backward": 1.5}]) == [note.values for note in timed.notes]
@@ -72,13 +72,13 @@ def test_modules_that_are_timed_without_others_are_compared_with_a_step_without_
     What is left is as long as the modules are together.
     """
     steps = (
-        Step(index=0, kind="clean", seconds=2.0, phases={"backward": 2.0}),
+        Step(index=0, kind="unprofiled", seconds=2.0, phases={"backward": 2.0}),
         Step(
             index=1,
-            kind="hooked",
+            kind="module_timing",
             seconds=2.0,
             phases={"backward": 2.0},
-            own_phases={"backward": 1.0} if is_known else {},
+            uncontended_phases={"backward": 1.0} if is_known else {},
         ),
     )
     counted = profile(
@@ -93,7 +93,7 @@ def test_modules_that_are_timed_without_others_are_compared_with_a_step_without_
     took = {
         row: spread.median
         for row, module in timed.modules.items()
-        if (spread := module.backward.own_seconds) is not None
+        if (spread := module.backward.self_seconds) is not None
     }
     assert pytest.approx(own) == took
     assert factors == [note.values for note in timed.notes]

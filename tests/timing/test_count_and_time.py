@@ -94,9 +94,9 @@ def seconds(profile: Profile, phase: str) -> dict[str, float]:
     """Of each row itself; rows whose seconds are unknown are left out."""
     works = {name: module.work(phase) for name, module in profile.modules.items()}
     return {
-        name: work.own_seconds.median
+        name: work.self_seconds.median
         for name, work in works.items()
-        if work.own_seconds is not None
+        if work.self_seconds is not None
     }
 
 
@@ -167,7 +167,9 @@ def all_but_outside(profile: Profile) -> list[Any]:
 
     Another model's, perhaps.
     """
-    return [cell for cell in profile.cells if cell.module or cell.phase not in {"forward", "other"}]
+    return [
+        cell for cell in profile.op_counts if cell.module or cell.phase not in {"forward", "other"}
+    ]
 
 
 def counted(model: nn.Module, action: Callable[[], object]) -> Profile:
@@ -186,7 +188,7 @@ def watched(model: nn.Module, action: Callable[[], object]) -> Profile:
 def test_counts_are_those_of_a_count(
     make: Callable[[], nn.Module], step: Callable[[nn.Module, Tensor], object]
 ) -> None:
-    """Cell by cell, and what is in no cell."""
+    """OpCount by cell, and what is in no cell."""
     profiles = []
     for way in (counted, watched):
         torch.manual_seed(0)
@@ -194,7 +196,7 @@ def test_counts_are_those_of_a_count(
         profiles.append(way(model, lambda model=model, x=x: step(model, x)))
     expected, found = profiles
     assert all_but_outside(expected) == all_but_outside(found)
-    assert expected.uncounted == found.uncounted
+    assert expected.unsupported == found.unsupported
     assert {name: module.calls for name, module in expected.modules.items()} == {
         name: module.calls for name, module in found.modules.items()
     }
@@ -423,7 +425,7 @@ def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
     model = small()
     with lflops.counting(model) as outer, CountAndTime(model):
         model(x)
-    assert {"addmm", "tanh"} == {cell.operator for cell in outer.profile.cells}
+    assert {"addmm", "tanh"} == {cell.operator for cell in outer.profile.op_counts}
 
 
 def test_a_watch_that_is_entered_again_says_so_and_goes_on(clock: StillClock) -> None:

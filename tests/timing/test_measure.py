@@ -20,7 +20,7 @@ from lflops.model.call import Gradients
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
-from lflops.profile.records import PHASES, Spread
+from lflops.profile.records import PHASES, TimingStats
 from lflops.timing.clock import HostClock
 from lflops.timing.module_hooks import _of_timer, hook_overhead
 from lflops.timing.module_times import NO_OVERHEAD
@@ -50,9 +50,9 @@ def own(profile: Profile, phase: str) -> dict[str, float]:
     """The seconds of each row itself; rows whose seconds are unknown are left out."""
     works = {name: module.work(phase) for name, module in profile.modules.items()}
     return {
-        name: work.own_seconds.median
+        name: work.self_seconds.median
         for name, work in works.items()
-        if work.own_seconds is not None
+        if work.self_seconds is not None
     }
 
 
@@ -62,9 +62,9 @@ def inclusive(profile: Profile, phase: str) -> dict[str, float]:
     return {name: work.seconds.median for name, work in works.items() if work.seconds is not None}
 
 
-def once(seconds: float, passes: int = 1) -> Spread:
+def once(seconds: float, passes: int = 1) -> TimingStats:
     """The same in all passes."""
-    return Spread(median=seconds, low=seconds, high=seconds, n=passes)
+    return TimingStats(median=seconds, low=seconds, high=seconds, n=passes)
 
 
 class Block(Itself):
@@ -87,7 +87,9 @@ def test_forward_is_timed_and_nothing_else(clock: StillClock) -> None:
     profile = measure(block(clock), x, repeats=2)
     assert profile.run.kind == "measure"
     assert profile.run.observer_ratio == 1
-    assert ["clean", "hooked", "hooked", "clean"] == [step.kind for step in profile.steps]
+    assert ["unprofiled", "module_timing", "module_timing", "unprofiled"] == [
+        step.kind for step in profile.steps
+    ]
     assert [{"forward": 21}] * 4 == [step.phases for step in profile.steps]
     assert [21] * 4 == [step.seconds for step in profile.steps]
     assert {"": once(21, 2), "first": once(4, 2), "second": once(16, 2), "unused": None} == {
@@ -104,7 +106,7 @@ def test_backward_is_timed_too(clock: StillClock) -> None:
     assert [{"forward": 21, "backward": 42}] * 2 == [step.phases for step in profile.steps]
     assert {"": 2, "first": 8, "second": 32} == own(profile, BACKWARD)
     assert {"": 42, "first": 8, "second": 32} == inclusive(profile, BACKWARD)
-    assert lflops.count(model, x, backward=True).cells == profile.cells
+    assert lflops.count(model, x, backward=True).op_counts == profile.op_counts
 
 
 def test_where_nothing_ran_the_seconds_are_unknown_and_not_zero(clock: StillClock) -> None:
@@ -121,7 +123,7 @@ def test_where_nothing_ran_the_seconds_are_unknown_and_not_zero(clock: StillCloc
     assert [] == [
         place
         for place, work in works.items()
-        if (work.seconds is None) != (work.own_seconds is None)
+        if (work.seconds is None) != (work.self_seconds is None)
     ]
 
 
@@ -166,9 +168,11 @@ def test_the_total_is_that_of_the_clean_passes(clock: StillClock) -> None:
     """
     mean = (2 + 3 + 8) / 3
     profile = measure(nn.Sequential(Watched(clock, 4)), x, backward=True, repeats=3)
-    assert [2, 3, 8] == [step.phases["forward"] for step in profile.steps if step.kind == "clean"]
+    assert [2, 3, 8] == [
+        step.phases["forward"] for step in profile.steps if step.kind == "unprofiled"
+    ]
     assert [16, 20, 24] == [
-        step.phases["forward"] for step in profile.steps if step.kind == "hooked"
+        step.phases["forward"] for step in profile.steps if step.kind == "module_timing"
     ]
     for row in ("", "0"):
         seconds = profile.modules[row].forward.seconds
@@ -340,7 +344,7 @@ def test_as_many_passes_run_as_are_asked_for(clock: StillClock) -> None:
     model = Watched(clock, 1)
     profile = lflops.measure(model, x)
     assert 1 + 3 + 20 + 1 == model.calls
-    assert 10 == sum(step.kind == "clean" for step in profile.steps)
+    assert 10 == sum(step.kind == "unprofiled" for step in profile.steps)
     assert 10 == profile.modules[""].forward.seconds.n
 
 
@@ -599,7 +603,7 @@ def test_a_trial_is_no_work_of_who_counts_around_it() -> None:
     model = nn.Linear(2, 2)
     with lflops.counting(model) as outer:
         measure(model, x)
-    assert {"addmm": 3} == {cell.operator: cell.calls for cell in outer.profile.cells}
+    assert {"addmm": 3} == {cell.operator: cell.calls for cell in outer.profile.op_counts}
 
 
 @pytest.mark.parametrize(
@@ -685,7 +689,7 @@ def test_a_compiled_wrapper_in_a_dict_has_the_time_of_what_it_wraps(clock: Still
     model.forward = MethodType(lambda self, x: self.head(wrappers["inner"](x)), model)  # type: ignore[method-assign]
     profile = measure(model, x)
     assert {"": 5, "inner": 1, "head": 4} == inclusive(profile, FORWARD)
-    assert (profile.modules["inner"].compiled, profile.modules[""].forward.own_macs) == (True, 0)
+    assert (profile.modules["inner"].compiled, profile.modules[""].forward.self_macs) == (True, 0)
 
 
 def test_a_compiled_function_is_the_time_of_who_calls_it(clock: StillClock) -> None:

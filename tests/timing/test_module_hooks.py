@@ -374,10 +374,10 @@ def test_a_module_has_the_time_of_what_it_calls_as_well() -> None:
     laps = pass_of(nested(clock), clock, ones(), loss=summed)
     forward, backward = (inclusive(laps[part].own) for part in ("forward", "backward"))
     assert {"": 5 + 80 + 256, "outer": 80 + 256, "outer.inner": 256} == {
-        place.row: seconds for place, seconds in forward.items()
+        place.fqn: seconds for place, seconds in forward.items()
     }
     assert {"": 10 + 160 + 512, "outer": 160 + 512, "outer.inner": 512} == {
-        place.row: seconds for place, seconds in backward.items()
+        place.fqn: seconds for place, seconds in backward.items()
     }
 
 
@@ -510,7 +510,7 @@ def test_what_a_checkpoint_computes_again_is_told_apart(reentrant: bool) -> None
         "backward": {"": 2, "block": 512, "block.first": 8, "block.second": 32, "last": 128},
     } == own(laps)
     assert {"block": 1, "block.first": 1, "block.second": 1} == {
-        place.row: calls for place, calls in (+laps["backward"].called).items()
+        place.fqn: calls for place, calls in (+laps["backward"].called).items()
     }
 
 
@@ -601,7 +601,7 @@ def test_what_hooks_take_is_left_out_where_it_happened() -> None:
     lap = laps["forward"]
     assert {"": 3 + 2, "0": 16 + 1, "1": 32 + 1} == own(laps)["forward"]
     assert lap.observer == 6
-    assert {"": 1, "0": 1, "1": 1} == {place.row: calls for place, calls in (+lap.called).items()}
+    assert {"": 1, "0": 1, "1": 1} == {place.fqn: calls for place, calls in (+lap.called).items()}
 
 
 def test_hooks_and_graphs_are_as_they_were_when_the_spans_are_left() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from lflops.profile.records import ModulePhase, Spread
+from lflops.profile.records import ModulePhase, TimingStats
 from lflops.timing.module_times import NO_OVERHEAD, HookOverhead, PassTimes, scale_to_clean
 
 ROOT, Q, K = (ModulePhase(row, "forward") for row in ("", "q", "k"))
@@ -24,7 +24,7 @@ def lap(
     return made
 
 
-def medians(spreads: Mapping[ModulePhase, Spread]) -> dict[ModulePhase, float]:
+def medians(spreads: Mapping[ModulePhase, TimingStats]) -> dict[ModulePhase, float]:
     """What a single lap says."""
     return {place: spread.median for place, spread in spreads.items()}
 
@@ -131,7 +131,7 @@ def test_the_median_pass_is_the_one_that_fits() -> None:
         [{"forward": lap({Q: seconds})} for seconds in (8, 10, 12)], {"forward": 5}, NO_OVERHEAD
     )
     assert {"forward": 0.5} == divided.factors
-    assert {Q: Spread(median=5, low=4.5, high=5.5, n=3)} == divided.own
+    assert {Q: TimingStats(median=5, low=4.5, high=5.5, n=3)} == divided.own
 
 
 def test_a_layer_that_runs_in_some_passes_has_its_share() -> None:

@@ -142,7 +142,7 @@ def test_prefill_is_all_up_to_the_end_of_the_first_call(clock: StillClock) -> No
     assert {"": 31, "body": 12, "body.0": 12, "body.1": 0} == {
         name: row.forward.seconds.median for name, row in profile.modules.items()
     }
-    assert profile.modules[""].forward.own_seconds.median == 3 + 16
+    assert profile.modules[""].forward.self_seconds.median == 3 + 16
     assert profile.modules[""].calls == 3
 
 

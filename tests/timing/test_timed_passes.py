@@ -40,7 +40,9 @@ class Model(nn.Module):
         self.passes: list[str] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        self.passes.append("hooked" if module_module._global_forward_pre_hooks else "clean")
+        self.passes.append(
+            "module_timing" if module_module._global_forward_pre_hooks else "unprofiled"
+        )
         return self.part(x)
 
 
@@ -58,9 +60,17 @@ def timed(
 
 
 ORDERS = {
-    1: ["clean", "hooked"],
-    2: ["clean", "hooked", "hooked", "thrown away", "clean"],
-    3: ["clean", "clean", "hooked", "hooked", "hooked", "thrown away", "clean"],
+    1: ["unprofiled", "module_timing"],
+    2: ["unprofiled", "module_timing", "module_timing", "thrown away", "unprofiled"],
+    3: [
+        "unprofiled",
+        "unprofiled",
+        "module_timing",
+        "module_timing",
+        "module_timing",
+        "thrown away",
+        "unprofiled",
+    ],
 }
 
 
@@ -76,12 +86,12 @@ def test_clean_passes_stand_around_the_hooked_ones_and_one_of_them_is_the_first(
     model = Model(Unsettled())
     passes = timed(model, lambda _: model(torch.ones(2)), warmup=warmup, repeats=repeats)
     order = ORDERS[repeats]
-    assert ["clean"] * warmup + [
-        each.replace("thrown away", "clean") for each in order
+    assert ["unprofiled"] * warmup + [
+        each.replace("thrown away", "unprofiled") for each in order
     ] == model.passes
     kept = [each for each in order if each != "thrown away"]
     assert list(enumerate(kept)) == [(step.index, step.kind) for step in passes.steps]
-    assert repeats == len(passes.hooked) == kept.count("clean") == kept.count("hooked")
+    assert repeats == len(passes.hooked) == kept.count("unprofiled") == kept.count("module_timing")
 
 
 def test_passes_to_warm_up_are_in_no_figure() -> None:
@@ -196,6 +206,6 @@ def test_a_pass_that_fails_leaves_no_hook() -> None:
 
     with pytest.raises(ValueError, match="planted"):
         timed(model, run, warmup=1, repeats=1)
-    assert ["clean", "clean", "hooked"] == model.passes
+    assert ["unprofiled", "unprofiled", "module_timing"] == model.passes
     model(torch.ones(2))
-    assert model.passes[-1] == "clean"
+    assert model.passes[-1] == "unprofiled"

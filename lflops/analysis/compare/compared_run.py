@@ -26,7 +26,7 @@ FACTS = (
 """Fields of a profile's `run` that are listed where two runs differ in them."""
 
 Fact = str | int | None
-_OWN_OR_INCLUSIVE = ("", "own_")
+_OWN_OR_INCLUSIVE = ("", "self_")
 _WORK = ("macs", "flops", "bytes_moved")
 
 
@@ -68,10 +68,10 @@ class ComparedRun(NamedTuple):
     names: Sequence[str]
     kinds: Sequence[str]
     # Lists with a value for each module, by the names of the payload's columns: `parameters`,
-    # `own_parameters`, `peak_bytes`, and for each phase `forward.macs` and so on. `PASS_PHASES`
+    # `self_parameters`, `peak_bytes`, and for each phase `forward.macs` and so on. `PASS_PHASES`
     # also have `forward.seconds`, `.error` in seconds, and `.calls`. A time with calls and without
     # seconds is unknown, or of recompute within backward; without both there is none. Own figures
-    # of a phase are `forward.own_macs`.
+    # of a phase are `forward.self_macs`.
     columns: Mapping[str, Sequence[Any]]
 
     @classmethod
@@ -99,7 +99,7 @@ class ComparedRun(NamedTuple):
 
         work = int if figures.counted else int | None
         columns = {"peak_bytes": column("peak_bytes", int | None)}
-        columns |= {name: column(name, int) for name in ("parameters", "own_parameters")}
+        columns |= {name: column(name, int) for name in ("parameters", "self_parameters")}
         columns |= {name: column(name, work) for phase in PHASES for name in _named(phase, _WORK)}
         columns |= {
             name: column(name, int) for phase in PASS_PHASES for name in _named(phase, ["calls"])
@@ -124,7 +124,7 @@ def compared_run(profile: Profile, figures: RunFigures | None = None) -> Compare
     modules = profile.modules.values()
     columns: dict[str, Sequence[Any]] = {
         field: [getattr(module, field) for module in modules]
-        for field in ("parameters", "own_parameters", "peak_bytes")
+        for field in ("parameters", "self_parameters", "peak_bytes")
     }
     for phase in PHASES:
         works = [module.work(phase) for module in modules]
@@ -134,7 +134,7 @@ def compared_run(profile: Profile, figures: RunFigures | None = None) -> Compare
     return ComparedRun(
         figures,
         list(profile.modules),
-        [module.kind for module in modules],
+        [module.class_name for module in modules],
         columns | time_columns(profile),
     )
 
@@ -143,7 +143,7 @@ def run_figures(profile: Profile, times: StepTimes, mfu: float | None) -> RunFig
     lost = profile.cpu_lost_shares
     return RunFigures(
         facts={name: getattr(profile.run, name) for name in FACTS},
-        counted=bool(profile.cells),
+        counted=bool(profile.op_counts),
         phases_ran=tuple(phase for phase in PHASES if profile.modules[""].work(phase).calls),
         step=measured(times.seconds),
         phases={name: each for name, spread in times.spreads.items() if (each := measured(spread))},
@@ -243,7 +243,7 @@ class SharedPhases:
         self.work: dict[str, list[int]] = {}
         self.timed_work: dict[str, list[tuple[int, ...]]] = {}
         self.times: dict[str, list[list[tuple[float | None, float | None]]]] = {}
-        for own in ("", "own_"):
+        for own in ("", "self_"):
             if self.counted:
                 self.work |= {
                     own + field: sums(phases, own + field)
@@ -281,23 +281,23 @@ class ModuleSide(NamedTuple):
     ]
 
     def work(self, field: str) -> int | None:
-        """A count of all phases, as `macs` or `own_macs`."""
+        """A count of all phases, as `macs` or `self_macs`."""
         return (
-            self._sum(self.of.work[field], own=field.startswith("own_"))
+            self._sum(self.of.work[field], own=field.startswith("self_"))
             if self.of.counted
             else None
         )
 
     def timed_work(self, *, own: bool) -> tuple[int, ...]:
         """The MACs and the FLOPs of each phase that has times."""
-        work = self.of.timed_work["own_" if own else ""]
+        work = self.of.timed_work["self_" if own else ""]
         if not own or len(self.rows) == 1:
             return work[self.rows[0]]
         return tuple(sum(each) for each in zip(*(work[row] for row in self.rows), strict=True))
 
     def time(self, *, own: bool) -> Measured | None:
         """Add up the phases that ran."""
-        times = self.of.times["own_" if own else ""]
+        times = self.of.times["self_" if own else ""]
         if not own or len(self.rows) == 1:
             return total(times[self.rows[0]])
         return total([each for row in self.rows for each in times[row]])
@@ -306,7 +306,7 @@ class ModuleSide(NamedTuple):
         """Its `seconds`, or its `macs`, in one phase."""
         if field == "macs" and not self.of.counted:
             return None
-        column = self.of.run.columns[f"{phase}.{'own_' if own else ''}{field}"]
+        column = self.of.run.columns[f"{phase}.{'self_' if own else ''}{field}"]
         return (
             None
             if own and any(column[row] is None for row in self.rows)
@@ -316,7 +316,7 @@ class ModuleSide(NamedTuple):
     def parameters(self, *, own: bool) -> int:
         """Distinct ones."""
         parameters: int = self._sum(
-            self.of.run.columns["own_parameters" if own else "parameters"], own=own
+            self.of.run.columns["self_parameters" if own else "parameters"], own=own
         )
         return parameters
 
@@ -363,7 +363,7 @@ class ModulePair(NamedTuple):
 
     def figures(self, judge: Judge | None, explained: float = 0.0, *, own: bool) -> ModuleFigures:
         """Its work and its time, which is judged where it can be."""
-        prefix = "own_" if own else ""
+        prefix = "self_" if own else ""
         first, second = self.times(own=own)
         if judge and self.same_work(own=own):
             time = judge.timing(first, second, explained)

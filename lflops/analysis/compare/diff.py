@@ -201,7 +201,7 @@ def _shared(one: ModuleNode, other: ModuleNode) -> int:
 
 
 def _number(run: ComparedRun, root: ModuleNode, numbers: dict[Hashable, int]) -> None:
-    parameters, macs = run.columns["own_parameters"], run.columns["forward.own_macs"]
+    parameters, macs = run.columns["self_parameters"], run.columns["forward.self_macs"]
     for node in reversed(list(root.walk())):
         figures = tuple(
             (parameters[row], macs[row] or 0) for row in node.rows if parameters[row] or macs[row]

@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lflops.profile.records import Spread
+from lflops.profile.records import TimingStats
 from lflops.profile.series import sum_known
 
 LEAST_CHANGE = 0.03
@@ -213,7 +213,7 @@ def slowed_by(lost: float) -> float:
     return (1 - lost) ** -LOST_COUNTS if lost < 1 else math.inf
 
 
-def measured(spread: Spread | None) -> Measured | None:
+def measured(spread: TimingStats | None) -> Measured | None:
     """The median over several steps, with its error."""
     return None if spread is None else Measured(spread.median, spread.error)
 

@@ -26,7 +26,7 @@ from lflops.estimation.planning.block_trials import FEMTO, BlockTrials, memory_o
 from lflops.hardware.chips import Hardware
 from lflops.inputs.arguments import check_memory
 from lflops.inputs.tensors import tensors_in
-from lflops.memory.peak import FRAGMENTATION, TIGHT, Room, room_for
+from lflops.memory.peak import FRAGMENTATION, TIGHT, MemoryFit, room_for
 from lflops.profile.profile import Profile
 
 _HEADS = ("recomputed", "peak", "saved", "FLOPs more", "of the step's", "time more")
@@ -70,7 +70,7 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
     # how many estimates were made
     estimates: int
     # what the step needs of the chip, where its memory is the budget
-    room: Room | None = None
+    room: MemoryFit | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -80,7 +80,7 @@ class CheckpointingPlan(Struct, frozen=True, kw_only=True):
     def table(self) -> str:
         """The alternatives and the plan, a line each."""
         plain = self.alternatives[0]
-        total = sum(cell.flops for cell in self.profile.cells) - self.alternatives[-1].flops
+        total = sum(cell.flops for cell in self.profile.op_counts) - self.alternatives[-1].flops
         rows: list[tuple[str, ...]] = [("", *_HEADS)]
         for each in self.alternatives:
             more = (

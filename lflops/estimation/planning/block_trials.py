@@ -27,7 +27,7 @@ from lflops.estimation.planning.block_chain import (
     units_of,
 )
 from lflops.inputs.arguments import check_module
-from lflops.profile.profile import Cell, Memory, Profile
+from lflops.profile.profile import Memory, OpCount, Profile
 from lflops.profile.series import gathered, grouped
 
 # blocks of a run in a folded model: in the middle there are two with neighbours like themselves
@@ -328,7 +328,7 @@ class BlockTrials:
             ) from error
         reading = replace(readings[-1], fixed=max(each.fixed for each in readings))
         cells = self._recomputed(steps[-1])
-        bounds = [lower_bound(replace(steps[-1], cells=some)) for some in cells]
+        bounds = [lower_bound(replace(steps[-1], op_counts=some)) for some in cells]
         known = [round(bound.seconds / FEMTO) for bound in bounds if bound is not None]
         return Trial(
             choices=tuple(choices),
@@ -337,10 +337,10 @@ class BlockTrials:
             reading=reading,
         )
 
-    def _recomputed(self, profile: Profile) -> list[tuple[Cell, ...]]:
+    def _recomputed(self, profile: Profile) -> list[tuple[OpCount, ...]]:
         number_of = unit_numbers(self.units)
         cells = grouped(
-            (cell for cell in profile.cells if cell.phase == "recompute"),
+            (cell for cell in profile.op_counts if cell.phase == "recompute"),
             lambda cell: number_of(cell.module),
         )
         return [tuple(cells.get(number, ())) for number in range(len(self.units))]

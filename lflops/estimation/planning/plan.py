@@ -33,7 +33,7 @@ from lflops.estimation.planning.work_sheets import (
 from lflops.estimation.prediction import DEVICES_PER_HOST, Prediction, predict, why_not
 from lflops.hardware.chips import Hardware, named
 from lflops.inputs.arguments import check_whole, describe
-from lflops.memory.peak import Room, room
+from lflops.memory.peak import MemoryFit, room
 from lflops.profile.profile import Communication, ModuleProfile, Profile
 
 
@@ -65,7 +65,7 @@ def stages_of(
         if kind == "bytes" and key[0][0] == "" and key[-1] == "forward":
             rows[key[0][1:2] == (True,)].add(modules[key[1]].owner or key[1])
     before, after, every = (
-        sum(modules[row].own_parameters for row in some)
+        sum(modules[row].self_parameters for row in some)
         for some in (rows[False], rows[True], rows[False] | rows[True])
     )
     first, second = min(number, micro_batches), min(number - 1, micro_batches)
@@ -154,7 +154,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     # micro batches of a step
     accumulation: int
     # what it needs of the chip's memory, and whether that fits
-    room: Room
+    room: MemoryFit
     # The time of a step with all its micro batches; `None` where nothing was fitted, for which
     # `why_not` has the reason.
     predicted: Prediction | None
@@ -440,7 +440,7 @@ class _Search:
         return found
 
     def _configuration(
-        self, mesh: Mesh, policy: Policy, micro: int, profile: Profile, needs: Room
+        self, mesh: Mesh, policy: Policy, micro: int, profile: Profile, needs: MemoryFit
     ) -> Configuration:
         accumulation, stages = self._batch // _data_ranks(mesh) // micro, mesh.get("pipeline", 1)
         predicted = (
@@ -563,7 +563,7 @@ class _Search:
         stages = stages_of(sheet, self._sheets.template.modules, mesh["pipeline"], micro_batches)
         return max(stage_peak(stage, sheet, one, none, **its) for stage in stages)
 
-    def _room(self, peak: float, reserved: float | None = None) -> Room:
+    def _room(self, peak: float, reserved: float | None = None) -> MemoryFit:
         found = room(
             int(peak),
             self._chip,

@@ -29,7 +29,7 @@ from lflops.estimation.planning.block_trials import (
 )
 from lflops.model.module_tree import blocks_in
 from lflops.profile.module_names import ancestry
-from lflops.profile.profile import CELL_COUNTS, Cell, Communication, Moment, Profile
+from lflops.profile.profile import OP_COUNT_FIELDS, Communication, Moment, OpCount, Profile
 from lflops.profile.series import gathered
 
 # blocks of a run in a folded model; a second one has one less
@@ -201,7 +201,7 @@ class WorkSheets:
             for (*key, field), value in sheet.items()
             if key and key[0] in _WORK_KINDS
         )
-        work: list[Cell] = []
+        work: list[OpCount] = []
         collectives: list[Communication] = []
         for (kind, role, *key), values in cells.items():
             first, number = role
@@ -211,7 +211,7 @@ class WorkSheets:
                 if kind == "cell":
                     _, operator, phase, dtype = key
                     work.append(
-                        Cell(module=module, operator=operator, phase=phase, dtype=dtype, **each)
+                        OpCount(module=module, operator=operator, phase=phase, dtype=dtype, **each)
                     )
                 elif (ranks := mesh.get(dimension_of(key[0]), 1)) > 1:
                     collective, phase = key
@@ -233,7 +233,7 @@ class WorkSheets:
         )
         return replace(
             self.template,
-            cells=tuple(work),
+            op_counts=tuple(work),
             communication=tuple(collectives),
             modules=modules,
             memory=None,
@@ -291,9 +291,9 @@ def _sheet(steps: Sequence[Profile], roles: Mapping[str, Role]) -> Sheet:
     """The work of the last step, and of all of them the most bytes by part of the step."""
     sheet: defaultdict[tuple[Any, ...], float] = defaultdict(float)
 
-    for cell in steps[-1].cells:
+    for cell in steps[-1].op_counts:
         role, below = _place(cell.module, roles)
-        for field in CELL_COUNTS:
+        for field in OP_COUNT_FIELDS:
             sheet["cell", role, below, cell.operator, cell.phase, cell.dtype, field] += getattr(
                 cell, field
             )

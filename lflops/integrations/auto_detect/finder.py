@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lflops.attribution.hooks import hook_models, hook_optimizers
-from lflops.error_guard import Boundary, Undo
+from lflops.error_guard import CleanupStack, ErrorGuard
 from lflops.integrations.auto_detect import entry
 from lflops.integrations.auto_detect.entry import VARIABLE, settings_line
 from lflops.integrations.loops.monitor import Loop, LoopMonitor
@@ -39,11 +39,11 @@ from lflops.monitoring.run import OPEN, MonitoredRun, RunLedger
 from lflops.profile.series import gathered
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id
 from lflops.torch_private.data_loader import hear_fetches
-from lflops.torch_private.modules import call_last, is_called_last, own_parts
+from lflops.torch_private.modules import call_last, is_called_last, self_parts
 from lflops.torch_private.self_check import check_data_loader
 
 
-class FoundLoop(LoopMonitor):
+class AutoDetectedLoop(LoopMonitor):
     """A loop that calls these models, watched from the end of a step on, of which it has made `steps`."""
 
     def __init__(
@@ -58,7 +58,7 @@ class FoundLoop(LoopMonitor):
         for each in models:
             name = type(each).__name__ if len(models) > 1 else ""
             alive[name if name not in alive else f"{name}{len(alive)}"] = each
-        self.phases = FoundPhases(self._validates, self.epoch_ends)
+        self.phases = AutoDetectedPhases(self._validates, self.epoch_ends)
         loop = Loop(
             alive, (), engine=None, loggers=(), accumulation=1, log_every=0, steps=None, log=log
         )
@@ -74,9 +74,9 @@ class FoundLoop(LoopMonitor):
         self._batch_begins(None)
         # those before have no time
         for _ in range(steps):
-            self.mark("cold")
+            self.mark("warmup")
             self._next_step(None)
-        self.mark("cold")
+        self.mark("warmup")
 
     def step_ends(self) -> None:
         """A step is over, and the next one begins.
@@ -97,7 +97,11 @@ class FoundLoop(LoopMonitor):
             if len(self._shapes) < MOST_SHAPES:
                 shapes = self._shapes.setdefault(shapes, shapes)
             phases.tape.note(
-                FoundLoop._passes, self, ledger, shapes, *ledger.recorder.read(self._steps_done)
+                AutoDetectedLoop._passes,
+                self,
+                ledger,
+                shapes,
+                *ledger.recorder.read(self._steps_done),
             )
         else:
             with phases.boundary:
@@ -107,7 +111,7 @@ class FoundLoop(LoopMonitor):
 
     def other_step_ends(self) -> None:
         """An optimizer has made a step that ends none of the loop's."""
-        self.phases.tape.note(FoundPhases.leave_last, self.phases, "optimizer")
+        self.phases.tape.note(AutoDetectedPhases.leave_last, self.phases, "optimizer")
 
     def close(self, error: BaseException | None) -> None:
         self.phases.tape.stop()
@@ -133,7 +137,7 @@ class FoundLoop(LoopMonitor):
                 self._run.belongs(loading, "data", "validation")
 
 
-class FoundPhases(LoopPhases):
+class AutoDetectedPhases(LoopPhases):
     """The phases of a loop that tells nothing itself.
 
     What happens is noted on the tape, with what is known only then.
@@ -177,8 +181,8 @@ class FoundPhases(LoopPhases):
         self,
         models: Iterable[nn.Module],
         optimizers: Iterable[Optimizer],
-        boundary: Boundary,
-        undo: Undo,
+        boundary: ErrorGuard,
+        undo: CleanupStack,
     ) -> None:
         """Hook the models, all optimizers and all data loaders.
 
@@ -188,19 +192,19 @@ class FoundPhases(LoopPhases):
         super().install(models, optimizers, boundary, undo)
         hook_optimizers(
             undo,
-            boundary.guard(lambda *_: self.tape.note(FoundPhases._optimizer_begins, self)),
+            boundary.guard(lambda *_: self.tape.note(AutoDetectedPhases._optimizer_begins, self)),
             None,
         )
         hear_fetches(undo, boundary.guard(self._hear_fetch), boundary.guard(self._hear_batch))
 
     def _model_is_called(self, *given: Any) -> None:
-        self.tape.note(FoundPhases._called, self, is_grad_enabled(), given[0].training)
+        self.tape.note(AutoDetectedPhases._called, self, is_grad_enabled(), given[0].training)
 
     def _hear_fetch(self, iterator: Any) -> int | None:
         if self.is_fetching or get_ident() != self.home:
             return None
         self.is_fetching = True
-        self.tape.note(FoundPhases._fetch_begins, self, is_grad_enabled(), ref(iterator))
+        self.tape.note(AutoDetectedPhases._fetch_begins, self, is_grad_enabled(), ref(iterator))
         return 0
 
     def _hear_batch(self, begun: int | None, iterator: Any, batch: Any) -> None:
@@ -211,7 +215,7 @@ class FoundPhases(LoopPhases):
             self.batch, self.fetches_by = batch, ref(iterator)
         is_gone = failed and self.trains_by is not None and self.trains_by() is None
         self.tape.note(
-            FoundPhases._fetch_ends,
+            AutoDetectedPhases._fetch_ends,
             self,
             None if is_gone else ref(iterator),
             type(batch) if failed else None,
@@ -222,11 +226,11 @@ class FoundPhases(LoopPhases):
             return None
         if self.awaits_others:
             self.hear_wait(*losses)
-        self.tape.note(FoundPhases._learns, self, () if self.tape.runs else (*losses,))
+        self.tape.note(AutoDetectedPhases._learns, self, () if self.tape.runs else (*losses,))
         return 0
 
     def _backward_ends(self, _around: int) -> None:
-        self.tape.note(FoundPhases.leave_last, self, "backward")
+        self.tape.note(AutoDetectedPhases.leave_last, self, "backward")
 
     def end_step(self, *, failed: bool = False) -> None:
         """The loader that has fetched last is the training's."""
@@ -315,8 +319,8 @@ class Finder:
         self._begun = 0
         self._candidates: list[ref[nn.Module]] = []
         self._called: list[ref[nn.Module]] = []
-        self._looking = Undo()
-        # a `FoundLoop`, or the callback of a Trainer
+        self._looking = CleanupStack()
+        # a `AutoDetectedLoop`, or the callback of a Trainer
         self._watched: Any = None
         atexit.register(self.close)
 
@@ -401,7 +405,7 @@ class Finder:
         if not called and children and self._steps < DEEPEST:
             self._expect(children)
             return
-        self._watched = FoundLoop(
+        self._watched = AutoDetectedLoop(
             called or candidates,
             self._steps,
             log=_tell,
@@ -422,9 +426,9 @@ def modules_of(optimizer: Optimizer) -> list[nn.Module]:
     """The outermost modules that hold parameters of an optimizer, of all modules that there are."""
     wanted = {id(each) for group in optimizer.param_groups for each in group["params"]}
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-    above = gathered((id(child), each) for each in modules for child in own_parts(each)[0])
+    above = gathered((id(child), each) for each in modules for child in self_parts(each)[0])
     reached = {
-        id(each): each for each in modules if any(id(own) in wanted for own in own_parts(each)[1])
+        id(each): each for each in modules if any(id(own) in wanted for own in self_parts(each)[1])
     }
     to_climb = [*reached.values()]
     while to_climb:
@@ -445,7 +449,7 @@ def _step_begins(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
 
 def _begin_anew() -> None:
     global current  # noqa: PLW0603 - one process, one finder
-    if isinstance(watched := current._watched, FoundLoop):  # noqa: SLF001 - of the process that this one was forked from
+    if isinstance(watched := current._watched, AutoDetectedLoop):  # noqa: SLF001 - of the process that this one was forked from
         watched.phases.tape.forget()
     current = Finder()
 

@@ -64,7 +64,7 @@ def with_engine_facts(
         steps = (
             Step(
                 index=0,
-                kind="counted",
+                kind="counting",
                 seconds=sum(phases.values()),
                 phases=phases,
                 samples=samples,

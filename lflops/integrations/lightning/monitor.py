@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from lflops.errors import LflopsError
 from lflops.extras import needed
-from lflops.integrations.lightning.phase_hooks import HearsPhases, TrainerPhases, phases_of
+from lflops.integrations.lightning.phase_hooks import PhaseListener, TrainerPhases, phases_of
 from lflops.integrations.lightning.training import (
     Base,
     MisconfigurationException,
@@ -21,7 +21,7 @@ from lflops.monitoring.run import NO_RUN, OPEN, MonitoredRun
 from lflops.profile.profile import Profile
 
 
-class FlopsMonitor(Base, HearsPhases):
+class FlopsMonitor(Base, PhaseListener):
     """Tells where a training step's FLOPs, bytes and milliseconds go, from a few steps of the run.
 
     One batch of a window is counted, operator by operator; the active ones are traced by

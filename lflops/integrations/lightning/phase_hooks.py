@@ -20,7 +20,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from lflops.attribution.hooks import hook_optimizers
-from lflops.error_guard import Boundary, Undo, wrap
+from lflops.error_guard import CleanupStack, ErrorGuard, wrap
 from lflops.monitoring.inputs.phases import RUN, Phases
 from lflops.timing.step_phases import OTHER, SYNC
 
@@ -74,7 +74,7 @@ DEFAULT_HOOKS = (".core.hooks", ".core.module", ".callbacks.callback")
 """Where Lightning keeps the hooks that do nothing unless somebody gives them something to do."""
 
 
-class HearsPhases:
+class PhaseListener:
     """A monitor, whose hooks tell of phases: a mark for its class."""
 
 
@@ -96,12 +96,15 @@ class TrainerPhases(Phases):
         self._contexts: dict[str, AbstractContextManager[str]] = {}
         # of optimizers that run, one within the other
         self._steps = 0
-        self._users: dict[Boundary, Callable[[BaseException | None], None]] = {}
-        self.boundary = Boundary(self._fail)
-        self._undo = Undo()
+        self._users: dict[ErrorGuard, Callable[[BaseException | None], None]] = {}
+        self.boundary = ErrorGuard(self._fail)
+        self._undo = CleanupStack()
 
     def join(
-        self, boundary: Boundary, undo: Undo, close: Callable[[BaseException | None], None]
+        self,
+        boundary: ErrorGuard,
+        undo: CleanupStack,
+        close: Callable[[BaseException | None], None],
     ) -> int:
         """Hear the Trainer for one more monitor, until its `undo` is closed.
 
@@ -116,7 +119,7 @@ class TrainerPhases(Phases):
             self._install(self._trainer())
         return len(self._users)
 
-    def _leave(self, boundary: Boundary) -> None:
+    def _leave(self, boundary: ErrorGuard) -> None:
         self._users.pop(boundary, None)
         if not self._users:
             self._undo.close()
@@ -312,7 +315,7 @@ def _has_hook_before_step(trainer: Any, action: str) -> bool:
 
     In a monitor's the phase of the optimizer begins, so that is no phase itself.
     """
-    others = [each for each in trainer.callbacks if not isinstance(each, HearsPhases)]
+    others = [each for each in trainer.callbacks if not isinstance(each, PhaseListener)]
     is_monitors = any(
         action == f"[Callback]{each.state_key}.{BEFORE_STEP}"
         for each in trainer.callbacks

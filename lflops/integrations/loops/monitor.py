@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from lflops.error_guard import Boundary, ExitBy, Undo
+from lflops.error_guard import CleanupStack, ErrorGuard, ExitBy
 from lflops.errors import CountError
 from lflops.inputs.arguments import describe, is_whole
 from lflops.inputs.tensors import device_of
@@ -282,7 +282,7 @@ class LoopMonitor:
         self._steps_done = step
 
     @property
-    def boundary(self) -> Boundary:
+    def boundary(self) -> ErrorGuard:
         """What code of a driver that builds on this monitor runs in.
 
         Its errors end the watching, and not the training.
@@ -290,7 +290,7 @@ class LoopMonitor:
         return self._phases.boundary
 
     @property
-    def undo(self) -> Undo:
+    def undo(self) -> CleanupStack:
         """Takes off, at the end of the run, what such a driver installs.
 
         There is none before the run begins.

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lflops.attribution.hooks import hook_models, hook_optimizers
-from lflops.error_guard import Boundary, Undo, wrap
+from lflops.error_guard import CleanupStack, ErrorGuard, wrap
 from lflops.monitoring.inputs.phases import RUN, Phases, Within
 from lflops.torch_private.autograd import NO_BACKWARD, backward_id, hear_backward
 
@@ -61,8 +61,8 @@ class LoopPhases(Phases):
         self,
         models: Iterable[nn.Module],
         optimizers: Iterable[Optimizer],
-        boundary: Boundary,
-        undo: Undo,
+        boundary: ErrorGuard,
+        undo: CleanupStack,
     ) -> None:
         """Hook the models, the optimizers and the engine, until `undo` is closed."""
         self.boundary, guard = boundary, boundary.guard

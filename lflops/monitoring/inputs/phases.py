@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from lflops.error_guard import Boundary, Guard, unguarded
-from lflops.ledger.keeper import Tape
+from lflops.error_guard import ErrorGuard, Guard, unguarded
+from lflops.ledger.keeper import DeferredCalls
 from lflops.profile.records import Phase
 from lflops.torch_private.autograd import after_backward
 
@@ -46,11 +46,11 @@ class Phases:
     awaits_others = False
 
     def __init__(self) -> None:
-        self.boundary = Boundary(
+        self.boundary = ErrorGuard(
             lambda _: None
             # the run's; before one begins, nothing is installed
         )
-        self.tape = Tape()
+        self.tape = DeferredCalls()
         self._ears: dict[str, tuple[_Ear, ...]] = {}
         self._running: list[tuple[str, tuple[_Ear, ...]]] = []
         self._goes_on: Callable[[], None] | None = (

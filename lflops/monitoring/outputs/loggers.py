@@ -300,7 +300,7 @@ def module_table(analysis: Analysis) -> list[list[Any]]:
         rows.append(
             [
                 name or "(model)",
-                module.kind,
+                module.class_name,
                 module.calls,
                 module.parameters,
                 *macs,
@@ -423,7 +423,7 @@ def _shown_to(logger: Output) -> str:
     return f"what {logger.name} is shown of a window"
 
 
-class Outlets:
+class Reporters:
     """Where one monitor's results go; all of them on the main process alone."""
 
     def __init__(
@@ -627,13 +627,13 @@ def module_scalars(
         for phase in MODEL_PHASES:
             seconds = [
                 each.median
-                for each in map(attrgetter(f"{phase}.own_seconds"), rows)
+                for each in map(attrgetter(f"{phase}.self_seconds"), rows)
                 if each is not None
             ]
             if seconds:
                 scalars[f"{phase}_ms", label] = sum(seconds) * 1e3
                 total += sum(seconds)
-        macs = sum(sum(map(attrgetter(f"{phase}.own_macs"), rows)) for phase in MODEL_PHASES)
+        macs = sum(sum(map(attrgetter(f"{phase}.self_macs"), rows)) for phase in MODEL_PHASES)
         rate = flops_per_second(macs, total) if profile.is_counted else None
         if rate is not None:
             scalars["tflops", label] = rate / 1e12

@@ -15,7 +15,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from lflops.error_guard import Guard, Undo, call_each
+from lflops.error_guard import CleanupStack, Guard, call_each
 from lflops.errors import CountError
 from lflops.flop_counter.accumulator import Extent
 from lflops.flop_counter.count import Counting, ignored_rows
@@ -93,7 +93,7 @@ class BatchWork:
         macs = root.forward.macs + root.backward.macs
         attention = sum(
             cell.macs
-            for cell in counted.cells
+            for cell in counted.op_counts
             if cell.phase in ("forward", "backward") and _reads_lengths(cell.operator)
         )
         if self.packed is None or attention:
@@ -268,7 +268,7 @@ def _runs(tensor: Tensor, breaks: Any, counted: Tensor | None = None) -> Tensor:
 PADDED = 0.3
 
 
-class CountedSteps:
+class CountingSteps:
     """Counts the batches of a step, which gradients may be accumulated over, one by one.
 
     Wrong settings raise at once.
@@ -301,7 +301,7 @@ class CountedSteps:
         self._padded: float | None = None
         # on this thread, while a batch is counted
         self._counting: Counting | None = None
-        self._listening = Undo()
+        self._listening = CleanupStack()
 
     def begin_step(self, batch: Any, lengths: Lengths) -> Profile | None:
         """Count the step that begins with this batch, unless one like it was counted.
@@ -310,7 +310,7 @@ class CountedSteps:
         """
         if not self._can_count():
             self._step = None
-            return self.uncounted_profile()
+            return self.empty_profile()
         shapes = self._reader.shapes(batch)
         self._key = (shapes, frozenset(lengths.items()))
         known = (
@@ -380,7 +380,7 @@ class CountedSteps:
         ):
             yield Note(code="eval_mode", subject="", values={})
         if self._training.looks_for_unused and all(
-            each.calls for each in counted.modules.values() if each.own_parameters
+            each.calls for each in counted.modules.values() if each.self_parameters
         ):
             yield Note(code="find_unused", subject="", values={})
         if self._padded is not None and self._padded >= PADDED:
@@ -432,7 +432,7 @@ class CountedSteps:
             self._training.is_compiled or ModuleTree({"": self._root}).compiled or compilations()
         )
 
-    def uncounted_profile(self) -> Profile:
+    def empty_profile(self) -> Profile:
         """The profile of a run that was not counted here.
 
         What was counted elsewhere, or nothing at all.

@@ -92,7 +92,7 @@ class LiveMetrics:
     def add(self, step: TimedStep) -> None:
         """Add a step, if it is a clean one."""
         lengths = self._lengths.pop(step.ordinal, [])
-        if step.is_clean and (seconds := self._seconds(step)):
+        if step.is_unprofiled and (seconds := self._seconds(step)):
             tokens = step.tokens if len(step.shapes) == 1 else None
             each = lengths if len(lengths) == len(step.shapes) else [NO_LENGTHS] * len(step.shapes)
             batches = tuple(

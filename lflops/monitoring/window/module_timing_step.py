@@ -3,10 +3,10 @@
 from itertools import pairwise
 from typing import Any
 
-from lflops.error_guard import Guard, Undo, call_each
+from lflops.error_guard import CleanupStack, Guard, call_each
 from lflops.model.module_tree import ModuleTree
 from lflops.monitoring.inputs.training import Stage
-from lflops.profile.timeline import OwnTime, StepTimeline, longest, nested
+from lflops.profile.timeline import SelfTime, StepTimeline, longest, nested
 from lflops.timing.clock import Clock, CpuWatch, HostClock, OwnClock, OwnMark, ThreadSchedule
 from lflops.timing.module_hooks import ModuleTimer
 from lflops.timing.module_times import PassTimes, Stamp
@@ -18,7 +18,7 @@ _WITHOUT_SLICE = frozenset(
 )
 
 
-class HookedStep:
+class ModuleTimingStep:
     """Stamps the modules from its start until it is stopped.
 
     The LightningModule is the root, and training_step its forward.
@@ -44,7 +44,7 @@ class HookedStep:
         # system does not say.
         self.cpu_lost: float | None = None
         self._passes: list[dict[str, list[Stamp]]] = []
-        self._undo = Undo()
+        self._undo = CleanupStack()
 
     def start(self, guard: Guard) -> None:
         self._timer.install(self._undo, guard)
@@ -69,7 +69,7 @@ class HookedStep:
         """
         return (ThreadSchedule.between(begin, self._begun_at) or (None,))[0]
 
-    def own_phases(
+    def uncontended_phases(
         self, step: PhaseMarks, fetching: float, waited: float | None
     ) -> dict[str, float]:
         """Seconds of each phase without what others had of the core, which was `waited` in all.
@@ -115,17 +115,19 @@ class HookedStep:
         for stamps in (stamps for each in self._passes for stamps in each.values()):
             moments = [(at(mark), key) for mark, key, _ in stamps]
             stretches += [
-                OwnTime(*key, start, stop)
+                SelfTime(*key, start, stop)
                 for (start, key), (stop, _) in pairwise(moments)
                 if key is not None
             ]
         between = pairwise([*map(at, marks), at(end)])
         stretches += [
-            OwnTime("", phase, *ends)
+            SelfTime("", phase, *ends)
             for phase, ends in zip(phases, between, strict=True)
             if phase not in _WITHOUT_SLICE
         ]
-        return longest("hooked", at(end), nested(sorted(stretches, key=lambda each: each.start)))
+        return longest(
+            "module_timing", at(end), nested(sorted(stretches, key=lambda each: each.start))
+        )
 
     def enter(self, phase: str, given: tuple[Any, ...] = ()) -> None:
         """Forward begins or goes on; backward begins, from the loss; anything else is set aside."""

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lflops.error_guard import Guard, Undo
+from lflops.error_guard import CleanupStack, Guard
 from lflops.inputs.batch import BatchReader, samples_and_tokens, units_of
-from lflops.monitoring.window.module_timing_step import HookedStep
+from lflops.monitoring.window.module_timing_step import ModuleTimingStep
 from lflops.profile.series import sum_known
-from lflops.profile.steps import Step, StepKind, is_clean
+from lflops.profile.steps import Step, StepKind, is_unprofiled
 from lflops.timing.clock import ThreadSchedule, cpu_usage
 from lflops.timing.step_phases import PhaseMarks, StepPhases
 from lflops.torch_private.modules import Compilations, compilations, remove_hook
@@ -51,7 +51,7 @@ class BatchUnits(NamedTuple):
     tokens: int | None
 
 
-class PlainSteps:
+class FastPathSteps:
     """The plain steps since the last one that was none.
 
     One batch each, of shapes that are known, and no figure is due at their end.
@@ -64,7 +64,7 @@ class PlainSteps:
     def __init__(
         self, mark: Callable[[], Any], marks: Sized, schedule: ThreadSchedule | None = None
     ) -> None:
-        # how many steps may be plain, until they are made out; `StepClock.expect_plain` alone sets
+        # how many steps may be plain, until they are made out; `StepTimer.expect_plain` alone sets
         # it
         self.limit = 0
         # reads the batches
@@ -140,7 +140,7 @@ class TimedStep(NamedTuple):
     )
     # whether it was counted. Such a step is not timed
     counted: bool = False
-    hooked: HookedStep | None = (
+    hooked: ModuleTimingStep | None = (
         # the timestamps of its modules' hooks; `None` in a step without hooks
         None
     )
@@ -153,18 +153,18 @@ class TimedStep(NamedTuple):
     @property
     def kind(self) -> StepKind:
         if self.counted:
-            return "counted"
+            return "counting"
         if self.hooked is not None:
-            return "hooked"
-        return "traced" if self.traced else "clean"
+            return "module_timing"
+        return "traced" if self.traced else "unprofiled"
 
     @property
-    def is_clean(self) -> bool:
+    def is_unprofiled(self) -> bool:
         """Whether it is a clean step that no batch was dropped from."""
-        return self.is_complete and is_clean(self.kind, self.marks)
+        return self.is_complete and is_unprofiled(self.kind, self.marks)
 
 
-class StepClock:
+class StepTimer:
     """Makes a step of the batches that gradients are accumulated over."""
 
     def __init__(
@@ -194,7 +194,7 @@ class StepClock:
         self.batches: list[BatchUnits] = []
         # The plain steps since the last one that was none.
         self._schedule = ThreadSchedule()
-        self.plain = PlainSteps(phases.mark, phases.marks, self._schedule if on_ranks else None)
+        self.plain = FastPathSteps(phases.mark, phases.marks, self._schedule if on_ranks else None)
         # whether the phases are recorded
         self.times_phases = True
         self._new_shapes = 0
@@ -204,7 +204,7 @@ class StepClock:
         self._on_host = on_host
         self._units = units
         self._updating = updating
-        self._marks: dict[str, None] = {"cold": None}
+        self._marks: dict[str, None] = {"warmup": None}
         self._pending: deque[TimedStep] = deque(maxlen=MAX_PENDING_STEPS)
         self._cpu: struct_rusage | None = None
         self._thread: bytes | None = None
@@ -214,7 +214,7 @@ class StepClock:
         self._compilations = Compilations(partial(self.mark, "recompiled"))
         self._compiled = compilations()
         self._is_closed = False
-        self._hooks = Undo()
+        self._hooks = CleanupStack()
         self.resume()
 
     def install(self, guard: Guard) -> None:
@@ -365,7 +365,7 @@ class StepClock:
         logged_step: int,
         *,
         counted: bool,
-        hooked: HookedStep | None = None,
+        hooked: ModuleTimingStep | None = None,
         traced: bool = False,
     ) -> None:
         """The step is over, and the next one begins."""
@@ -392,7 +392,7 @@ class StepClock:
             marks=tuple(marks),
         )
         self._pending.append(step._replace(counted=counted, hooked=hooked, traced=traced))
-        self._marks = {"cold": None} if self._ended < COLD else {}
+        self._marks = {"warmup": None} if self._ended < COLD else {}
         self.batches, self._is_torn, self._updated = [], False, False
         self._compiled = compilations()
         if not self._is_closed:
@@ -443,9 +443,9 @@ class StepClock:
             thread_cpu=on_core,
             thread_waited=waited,
             fetching_cpu=None if step.hooked is None else step.hooked.fetching(step.thread[0]),
-            own_phases={}
+            uncontended_phases={}
             if step.hooked is None
-            else step.hooked.own_phases(step.device_marks, phases.get("data", 0.0), waited),
+            else step.hooked.uncontended_phases(step.device_marks, phases.get("data", 0.0), waited),
             samples=step.samples,
             tokens=step.tokens,
             marks=(*step.marks, "no_update") if idle else step.marks,

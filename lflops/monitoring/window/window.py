@@ -115,7 +115,7 @@ class Window:
         self._last = step.ordinal
         after = self._end is not None and step.ordinal >= self._end
         self._steps_after_end += after
-        wanted = self.hooks(step.ordinal) or (step.is_clean and self._clean < WANTED)
+        wanted = self.hooks(step.ordinal) or (step.is_unprofiled and self._clean < WANTED)
         if (step.is_complete or step.counted) if not after else (step.is_complete and wanted):
             (self._steps if self.opened else self._wait_steps).append(step)
 
@@ -149,7 +149,7 @@ class Window:
         """The window as a value, and the own seconds of modules in each of its hooked steps."""
         steps = _with_clip(tuple(map(of, (*self._wait_steps, *self._steps))))
         usual = next(
-            (each for each in steps if each.kind == "counted"), steps[-1] if steps else None
+            (each for each in steps if each.kind == "counting"), steps[-1] if steps else None
         )
         few = (
             ()
@@ -187,12 +187,12 @@ class Window:
 
     @property
     def _clean(self) -> int:
-        return sum(step.is_clean for step in (*self._wait_steps, *self._steps))
+        return sum(step.is_unprofiled for step in (*self._wait_steps, *self._steps))
 
 
 def _with_clip(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """The steps, in which what is between backward and the optimizer is clip, or other where it is short in half of them or more."""
-    clean = [step for step in steps if step.is_clean and step.phases and step.seconds]
+    clean = [step for step in steps if step.is_unprofiled and step.phases and step.seconds]
     long = sum(
         step.phases.get(BETWEEN, 0.0) >= max(_CLIP * (step.seconds or 0.0), _LEAST_CLIP)
         for step in clean
@@ -208,7 +208,7 @@ def _with_clip(steps: tuple[Step, ...]) -> tuple[Step, ...]:
             step,
             phases=named(step.phases),
             host_phases=named(step.host_phases),
-            own_phases=named(step.own_phases),
+            uncontended_phases=named(step.uncontended_phases),
         )
         for step in steps
     )

@@ -37,7 +37,7 @@ interface Kernels {
   assigned: number | null; fused: number | null;
 }
 interface Operators {
-  table: Columns & { operator: string[]; phase: string[] }; within: Columns & { row: number[]; module: number[] }; uncounted: number;
+  table: Columns & { operator: string[]; phase: string[] }; within: Columns & { row: number[]; module: number[] }; unsupported: number;
   kernels: Kernels | null;
 }
 
@@ -69,7 +69,7 @@ interface Payload {
 }
 
 interface RankTimeline {
-  rank: number; source: "traced" | "hooked"; length: number; names: string[]; slices: Lists; operators: Lists; kernels: Lists;
+  rank: number; source: "traced" | "module_timing"; length: number; names: string[]; slices: Lists; operators: Lists; kernels: Lists;
   left_out: [number, number, number];
 }
 interface Timeline { ranks: RankTimeline[]; memory_at: number[] | null }

@@ -29,7 +29,7 @@ function plain(table, name) {
 
 /** @type {(table: Columns, phase: string, field: string) => Readers} */
 function ofPhase(table, phase, field) {
-  return { total: reader(table, `${phase}.${field}`), own: reader(table, `${phase}.own_${field}`) };
+  return { total: reader(table, `${phase}.${field}`), own: reader(table, `${phase}.self_${field}`) };
 }
 
 // FLOPs without what a mask left out, as the roofline has them.
@@ -57,7 +57,7 @@ function allTime(table) {
       return isKnown ? sum : null;
     };
   };
-  return { total: made(""), own: made("own_") };
+  return { total: made(""), own: made("self_") };
 }
 
 // Why a time is unknown, or what is computed from one: the phases that moved bytes and have no time. `id` is that of a column.
@@ -109,7 +109,7 @@ export function columns(table, rows, { step, peak, highest = null } = { step: nu
     { id: "share", adds: true, label: "share of the step", text: percent, ...changed(time, (seconds) => (step ? seconds / step : null)) },
     { id: "mfu", over: meanRate, label: "MFU", text: ofPeak, ...mfu },
     { id: "calls", adds: true, label: "calls", text: count, ...plain(table, "calls") },
-    { id: "parameters", adds: true, label: "parameters", text: count, total: reader(table, "parameters"), own: reader(table, "own_parameters") },
+    { id: "parameters", adds: true, label: "parameters", text: count, total: reader(table, "parameters"), own: reader(table, "self_parameters") },
     { id: "trainable", adds: true, label: "trainable", text: count, ...ofAll(table, "trainable_parameters") },
     { id: "peak_bytes", over: greatestOf, label: "peak memory", text: size, ...ofAll(table, "peak_bytes") },
     { id: "rank_spread", over: greatestOf, label: "rank spread", text: percent, ...plain(table, "rank_spread") },

@@ -70,7 +70,7 @@ function drawOperators(payload, context) {
   draw();
   return element(
     "section", { class: "operators", "aria-label": "operators" },
-    element("div", { class: "bar-of-controls" }, data.kernels ? tables("", go) : null, field, choice, status), doubt(data.uncounted), rows.node, within,
+    element("div", { class: "bar-of-controls" }, data.kernels ? tables("", go) : null, field, choice, status), doubt(data.unsupported), rows.node, within,
   );
 }
 
@@ -134,7 +134,7 @@ export function nothingCounted() {
   return element("p", { class: "message" }, text);
 }
 
-/** @type {(uncounted: number) => HTMLElement | null} */
+/** @type {(unsupported: number) => HTMLElement | null} */
 function doubt(uncounted) {
   if (!uncounted) return null;
   const ran = uncounted === 1 ? "1 operator ran without a formula: it is" : `${exact(uncounted)} operators ran without a formula: they are`;
@@ -154,8 +154,8 @@ function operatorColumns(table, shown, phase) {
     column("calls", "calls", count), column("macs", "MACs", count), column("flops", "FLOPs", count),
     column("share", shares.length === 1 ? `share of ${shares[0]}` : "share of its phase", percent, true),
     column("bytes_moved", "bytes moved", size), column("intensity", "FLOPs/byte", count),
-    column("own_device_seconds", "own device, traced", duration, true), column("device_seconds", "device, traced", duration),
-    column("own_host_seconds", "own host, traced", duration, true), column("host_seconds", "host, traced", duration),
+    column("self_device_seconds", "own device, traced", duration, true), column("device_seconds", "device, traced", duration),
+    column("self_host_seconds", "own host, traced", duration, true), column("host_seconds", "host, traced", duration),
   ].filter(({ id, read }) => isShown[id] ?? shown.some((row) => Number(read(row) ?? 0) !== 0));
 }
 

@@ -11,7 +11,7 @@ export const timeline = { id: "timeline", label: "Timeline", draw: drawTimeline,
 const UNKNOWN = "Unknown: no step was traced or timed by module. FlopsMonitor records one in each window.";
 const SOURCES = {
   traced: "A step that torch.profiler recorded. Recording makes operators on the host longer: proportions hold better than times.",
-  hooked: "A step timed by module; it has no operators. With trace=True, FlopsMonitor records these too.",
+  module_timing: "A step timed by module; it has no operators. With trace=True, FlopsMonitor records these too.",
 };
 const MEMORY = "Memory was counted in another step. It is placed by the modules that ran in both; between them operators are spaced evenly.";
 const LEVELS = ["2", "3", "4", "6", "8", "12"];

@@ -32,7 +32,7 @@ from lflops.ranks.collect.topology import Topology
 from lflops.ranks.collect.window_reports import RankWindow
 from lflops.ranks.merge.merge import merge
 from lflops.ranks.merge.rank_table import waits_in
-from lflops.ranks.merge.steps import CleanSteps, most_steps
+from lflops.ranks.merge.steps import UnprofiledSteps, most_steps
 
 
 class SharedSteps:
@@ -45,7 +45,7 @@ class SharedSteps:
         self._unsent: dict[str, list[Step]] = {}
         # that a rank has shared steps of a stage
         self._times: dict[tuple[str, int], int] = {}
-        self._steps: dict[str, CleanSteps] = {}
+        self._steps: dict[str, UnprofiledSteps] = {}
         self._waits: dict[str, set[ModulePhase]] = {}
         # On rank 0, by stage, what these steps say of the ranks, as far as that was looked at.
         self.comparisons: dict[str, RankComparison] = {}
@@ -65,7 +65,7 @@ class SharedSteps:
             steps, self._unsent[stage] = self._unsent[stage], []
             number = self._times[stage, self._rank] = self._times.get((stage, self._rank), 0) + 1
             if not self._rank:
-                self._steps.setdefault(stage, CleanSteps()).add(0, steps, ranks=self._ranks)
+                self._steps.setdefault(stage, UnprofiledSteps()).add(0, steps, ranks=self._ranks)
                 self._take(stage)
                 if (
                     not number & number - 1
@@ -90,7 +90,7 @@ class SharedSteps:
 
     def improve(self, profile: Profile) -> Profile:
         """A window of all ranks, with the comparison of the run's clean steps where these are more than its own."""
-        stage, of_window = profile.run.stage or "", profile.clean_comparison
+        stage, of_window = profile.run.stage or "", profile.unprofiled_comparison
         # ranks with different modules
         if of_window is None:
             self._waits.pop(stage, None)
@@ -98,7 +98,7 @@ class SharedSteps:
         self._waits[stage] = waits_in(profile)
         if stage in self._steps and self._steps[stage].common > of_window.steps:
             self._compare(stage)
-            return replace(profile, clean_comparison=self.comparisons.get(stage, of_window))
+            return replace(profile, unprofiled_comparison=self.comparisons.get(stage, of_window))
         return profile
 
     def _take(self, stage: str) -> None:
@@ -147,7 +147,7 @@ LAST_STEPS = 2.0
 LAST_SECONDS = 3.0
 
 
-class Gather:
+class RankCollector:
     """Hands a rank's reports in, and on rank 0 makes profiles of those of all ranks.
 
     One for each monitor and each fit.

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 
 from lflops.profile.profile import (
     SCHEMA_VERSION,
-    Cell,
     Communication,
     Memory,
     ModuleProfile,
+    OpCount,
     Profile,
-    Uncounted,
+    UnsupportedCall,
     Work,
     with_works,
 )
@@ -78,8 +78,8 @@ class Table(PlacesOfTable, frozen=True, kw_only=True):
     """What ranks that did the same have in common: all but times, and the groups' names."""
 
     modules: Mapping[str, ModuleProfile]
-    cells: tuple[Cell, ...]
-    uncounted: tuple[Uncounted, ...]
+    op_counts: tuple[OpCount, ...]
+    unsupported: tuple[UnsupportedCall, ...]
     communication: tuple[Communication, ...]
     # the profile's own `waits`
     counted_waits: tuple[ModulePhase, ...]
@@ -126,7 +126,7 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
     Each hooked step has its times; beyond `most_bytes` of them the rank keeps them.
     """
     profile = report.profile
-    hooked = [step for step in profile.steps if step.kind == "hooked"]
+    hooked = [step for step in profile.steps if step.kind == "module_timing"]
     steps: list[dict[ModulePhase, float]] = []
     for step, own in zip(hooked, report.steps, strict=True) if report.steps else ():
         outside = {
@@ -140,8 +140,8 @@ def pack(report: RankReport, *, ranks: int = 1, most_bytes: int | None = None) -
     groups = tuple(dict.fromkeys(each.group for each in profile.communication))
     table = Table(
         modules=with_works(profile.modules, _timeless(profile.modules)),
-        cells=profile.cells,
-        uncounted=profile.uncounted,
+        op_counts=profile.op_counts,
+        unsupported=profile.unsupported,
         communication=tuple(
             replace(each, group=str(groups.index(each.group)), seconds=None, exposed_seconds=None)
             for each in profile.communication
@@ -210,8 +210,8 @@ def rows_in(table: Table, head: RankHeader, times: Sequence[Sequence[float]]) ->
         schema_version=SCHEMA_VERSION,
         run=head.summary.run,
         modules=table.modules,
-        cells=table.cells,
-        uncounted=table.uncounted,
+        op_counts=table.op_counts,
+        unsupported=table.unsupported,
         communication=tuple(
             replace(
                 each, group=head.groups[int(each.group)], seconds=seconds, exposed_seconds=exposed
@@ -253,11 +253,11 @@ def _scales(
     """The factor of each place: its median without hook overhead over its raw median."""
     scales = dict.fromkeys((place for step in steps for place in step), 1.0)
     for place in scales:
-        module = profile.modules.get(place.row)
+        module = profile.modules.get(place.fqn)
         if (
             module is not None
             and _is_timed_in(place.phase)
-            and (own := module.work(place.phase).own_seconds) is not None
+            and (own := module.work(place.phase).self_seconds) is not None
         ):
             median = statistics.median(step.get(place, 0.0) for step in steps)
             scales[place] = own.median / median if median else 1.0
@@ -266,11 +266,11 @@ def _scales(
 
 def _timeless(modules: Mapping[str, ModuleProfile]) -> dict[ModulePhase, Work]:
     return {
-        ModulePhase(row, phase): replace(work, seconds=None, own_seconds=None, device_seconds=None)
+        ModulePhase(row, phase): replace(work, seconds=None, self_seconds=None, device_seconds=None)
         for row, module in modules.items()
         for phase in PHASES
         if (work := module.work(phase)).seconds is not None
-        or work.own_seconds is not None
+        or work.self_seconds is not None
         or work.device_seconds is not None
     }
 

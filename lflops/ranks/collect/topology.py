@@ -210,11 +210,11 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
     notes = []
     for phase in PASS_PHASES:
         known = {
-            row: module.work(phase).own_logical_macs for row, module in profile.modules.items()
+            row: module.work(phase).self_logical_macs for row, module in profile.modules.items()
         }
         if None not in known.values():
             continue
-        theirs = {row: module.work(phase).own_macs for row, module in whole.modules.items()}
+        theirs = {row: module.work(phase).self_macs for row, module in whole.modules.items()}
         strange = [
             row
             for row, macs in known.items()
@@ -232,7 +232,7 @@ def with_logical(profile: Profile, whole: Profile) -> Profile:
     )
     works = {
         ModulePhase(row, phase): replace(
-            profile.modules[row].work(phase), logical_macs=below[row, phase], own_logical_macs=macs
+            profile.modules[row].work(phase), logical_macs=below[row, phase], self_logical_macs=macs
         )
         for phase, rows in own.items()
         for row, macs in rows.items()

@@ -228,7 +228,7 @@ class _Selection:
             for place, having in self._having.items()
         }
         self._staged = any(
-            place.row and number < len(self._ranks) for place, number in self._number.items()
+            place.fqn and number < len(self._ranks) for place, number in self._number.items()
         )
         self._intervals = few_intervals(intervals_of(self._having, self._waits), times.world)
         if any(group.sums and not self._sums_as(group, times.world) for group in self._groups):

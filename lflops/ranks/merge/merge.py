@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from lflops.errors import ProfileError
 from lflops.profile.notes import Note
 from lflops.profile.profile import (
-    CELL_COUNTS,
     COUNTS,
+    OP_COUNT_FIELDS,
     SCHEMA_VERSION,
     Communication,
     Memory,
@@ -29,14 +29,14 @@ from lflops.profile.records import (
     ModulePhase,
     Rank,
     Seconds,
-    Spread,
+    TimingStats,
     Trace,
     step_phase,
 )
 from lflops.profile.series import dtype_of, gathered, grouped, sums
 from lflops.profile.steps import Step, is_compared, with_phases
 from lflops.profile.timeline import MOST_RANKS, StepTimeline
-from lflops.ranks.merge.rank_comparison import OwnWork, compare_ranks, times_last
+from lflops.ranks.merge.rank_comparison import SelfWork, compare_ranks, times_last
 from lflops.ranks.merge.rank_table import (
     RankTable,
     begins_in,
@@ -48,10 +48,10 @@ from lflops.ranks.merge.rank_table import (
     waits_in,
 )
 from lflops.ranks.merge.steps import (
-    CleanSteps,
     MergedRows,
     MergedSteps,
     RankSteps,
+    UnprofiledSteps,
     ranges,
     waits_at_end,
 )
@@ -112,7 +112,7 @@ def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
       its end, with the marks of all ranks. Samples and tokens are the sum over the ranks, where
       `data_parallel_size` says which of them have a separate batch.
     * `memory` is that of the rank with the largest peak; peaks of rows are the largest of any rank.
-    * `uncounted` has all operators that any rank ran without a formula. A note is taken once. Two
+    * `unsupported` has all operators that any rank ran without a formula. A note is taken once. Two
       are new: which ranks are missing, and that ranks differ in their work.
 
     Args:
@@ -202,7 +202,7 @@ def merged(
 
     A `ProfileError` where the ranks are not of one run.
 
-    `summaries` are in the order of the ranks. `rows_of` has a rank's rows, cells, ledger and
+    `summaries` are in the order of the ranks. `rows_of` has a rank's rows, op_counts, ledger and
     collectives, and is asked once for each distinct table; `memory_of` is asked of the rank with
     the largest peak. `rank_table` makes a table of the ranks' times by place, given each module's
     name with `*` for the numbers of what repeats. `absent` is what is known of ranks that gave
@@ -236,15 +236,15 @@ def merged(
         schema_version=SCHEMA_VERSION,
         run=_run(kept, order[0], world),
         modules=modules if staged else _fitted(modules, of_run, at_end=waits_at_end(waits)),
-        cells=tuple(rows.cells()),
-        uncounted=tuple(rows.ledger.values()),
+        op_counts=tuple(rows.op_counts()),
+        unsupported=tuple(rows.ledger.values()),
         communication=tuple(_with_least_seconds(rows.communication(), kept.values(), collectives)),
         waits=tuple(sorted(rows.waits)),
         steps=of_run,
         memory=None if largest is None else memory_of(largest.rank),
         trace=_trace(kept, order),
         timelines=tuple(each for rank in sorted(kept) for each in kept[rank].timelines),
-        clean_comparison=None if staged else clean.compared(waits),
+        unprofiled_comparison=None if staged else clean.compared(waits),
     )
     times = rank_table(whole.patterns())
     ranks = tuple(_ranks(told, world, None if times is None else times_last(times), absent or {}))
@@ -260,17 +260,17 @@ def merged(
 
 def _with_steps(
     summaries: Iterable[RankSummary], waits: Collection[ModulePhase]
-) -> tuple[dict[int, tuple[RankSummary, RankSteps]], MergedSteps, CleanSteps]:
+) -> tuple[dict[int, tuple[RankSummary, RankSteps]], MergedSteps, UnprofiledSteps]:
     """The summaries without their steps, and these in what keeps of them what is needed."""
     # There are few clean steps in a window, so the hooked ones, in which the hooks cost all ranks
     # the same, are compared with them
-    told, clean = {}, CleanSteps()
+    told, clean = {}, UnprofiledSteps()
     steps = MergedSteps({step_phase(place.phase) for place in waits}, at_end=waits_at_end(waits))
     for summary in summaries:
         compared = (
             step
             for step in summary.steps
-            if step.kind in {"clean", "hooked"} and is_compared(step.marks)
+            if step.kind in {"unprofiled", "module_timing"} and is_compared(step.marks)
         )
         clean.add(summary.rank, compared, ranks=summary.run.world_size)
         told[summary.rank] = (
@@ -286,7 +286,7 @@ def _timed_by(
     """The modules with the times that another rank has, as far as it knows them."""
     works = {
         ModulePhase(row, phase): replace(
-            module.work(phase), seconds=theirs.seconds, own_seconds=theirs.own_seconds
+            module.work(phase), seconds=theirs.seconds, self_seconds=theirs.self_seconds
         )
         for row, module in modules.items()
         for phase in PHASES
@@ -304,7 +304,10 @@ def _fitted(
     """
     # If ranks wait at the end of backward alone (`at_end`), the difference is waiting, which is the
     # root's own
-    (clean, scale), fitted = with_phases([step for step in steps if step.is_clean]), dict(modules)
+    (clean, scale), fitted = (
+        with_phases([step for step in steps if step.is_unprofiled]),
+        dict(modules),
+    )
     for part, phases in PASSES.items():
         known = [step.phases[part] for step in clean if part in step.phases]
         total = sum(
@@ -314,12 +317,14 @@ def _fitted(
         )
         if not known or not total:
             continue
-        run, own, moved = sum(known) * scale / len(clean), modules[""].backward.own_seconds, 0.0
+        run, own, moved = sum(known) * scale / len(clean), modules[""].backward.self_seconds, 0.0
         if at_end and part == "backward" and own is not None:
             moved = max(run - total, -own.median)
         factor = run / (total + moved) if total + moved else 1.0
 
-        def fit(spread: Spread | None, shift: float, factor: float = factor) -> Spread | None:
+        def fit(
+            spread: TimingStats | None, shift: float, factor: float = factor
+        ) -> TimingStats | None:
             return None if spread is None else spread.shifted(shift).times(factor)
 
         for row, module in fitted.items():
@@ -327,7 +332,9 @@ def _fitted(
             for phase in phases:
                 work, shift = module.work(phase), 0.0 if row or phase != "backward" else moved
                 works[phase] = replace(
-                    work, seconds=fit(work.seconds, shift), own_seconds=fit(work.own_seconds, shift)
+                    work,
+                    seconds=fit(work.seconds, shift),
+                    self_seconds=fit(work.self_seconds, shift),
                 )
             fitted[row] = replace(module, **works)
     return fitted
@@ -361,12 +368,12 @@ def _same_on_all_ranks(each: Communication) -> tuple[object, ...]:
     return each.module, each.phase, each.collective, each.group_size, each.calls, each.bytes
 
 
-def _own_work(modules: Mapping[str, ModuleProfile]) -> dict[ModulePhase, OwnWork]:
+def _own_work(modules: Mapping[str, ModuleProfile]) -> dict[ModulePhase, SelfWork]:
     return {
-        ModulePhase(row, phase): OwnWork(work.own_flops, work.own_bytes_moved)
+        ModulePhase(row, phase): SelfWork(work.self_flops, work.self_bytes_moved)
         for row, module in modules.items()
         for phase in PHASES
-        if (work := module.work(phase)).own_calls
+        if (work := module.work(phase)).self_calls
     }
 
 
@@ -532,7 +539,7 @@ def _notes(
         )
 
 
-_LOGICAL = ("logical_macs", "own_logical_macs")
+_LOGICAL = ("logical_macs", "self_logical_macs")
 _TRANSFERS = ("calls", "bytes")
 
 Row = TypeVar("Row", bound=Any)
@@ -549,23 +556,25 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
     rows = {name: None for profile in profiles for name in profile.modules}
     memories = [profile.memory for profile in profiles if profile.memory is not None]
     notes = (note for profile in profiles for note in profile.notes)
-    cells = _sums(
-        (each for p in profiles for each in p.cells), "module operator phase dtype", CELL_COUNTS
+    op_counts = _sums(
+        (each for p in profiles for each in p.op_counts),
+        "module operator phase dtype",
+        OP_COUNT_FIELDS,
     )
     return replace(
         last,
         run=replace(
             last.run,
             partial=any(profile.run.partial for profile in profiles),
-            dtype=dtype_of(cells) or last.run.dtype,
+            dtype=dtype_of(op_counts) or last.run.dtype,
         ),
         modules={
             name: _row([profile.modules[name] for profile in profiles if name in profile.modules])
             for name in rows
         },
-        cells=cells,
-        uncounted=_sums(
-            (each for p in profiles for each in p.uncounted), "module operator phase", _TRANSFERS
+        op_counts=op_counts,
+        unsupported=_sums(
+            (each for p in profiles for each in p.unsupported), "module operator phase", _TRANSFERS
         ),
         communication=_sums(
             (each for p in profiles for each in p.communication),
@@ -594,7 +603,7 @@ def _work(one: Work, other: Work) -> Work:
     counts = {
         name: getattr(one, name) + getattr(other, name)
         for count in COUNTS
-        for name in (count, f"own_{count}")
+        for name in (count, f"self_{count}")
     }
     logical = {
         name: None if None in (a := getattr(one, name), b := getattr(other, name)) else a + b

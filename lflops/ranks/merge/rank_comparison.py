@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from lflops.profile.records import ModulePhase, RankComparison, RankExcess, RankWait
+from lflops.profile.records import ModulePhase, RankComparison, RankDelay, RankWait
 from lflops.profile.series import summed
 from lflops.ranks.merge.rank_table import OUTSIDE, RankTable, Series, added_up, median_of_others
 
@@ -55,7 +55,7 @@ All that a rank does in a step, where ranks have different modules.
 """
 
 
-class OwnWork(NamedTuple):
+class SelfWork(NamedTuple):
     """What a module itself does in a phase."""
 
     flops: int
@@ -85,7 +85,7 @@ class _Excess(NamedTuple):
 
 
 def compare_ranks(
-    table: RankTable, work: Mapping[ModulePhase, OwnWork] | None = None, *, whole: bool = False
+    table: RankTable, work: Mapping[ModulePhase, SelfWork] | None = None, *, whole: bool = False
 ) -> RankComparison | None:
     """The evidence of a table; `None` of fewer than two ranks, and where no step was timed."""
     # `work` is that of places in modules, for modules that one rank alone has. With `whole` a
@@ -200,7 +200,7 @@ class _Lateness:
 
 
 def _usual(
-    table: RankTable, work: Mapping[ModulePhase, OwnWork]
+    table: RankTable, work: Mapping[ModulePhase, SelfWork]
 ) -> tuple[dict[ModulePhase, Series], set[ModulePhase]]:
     """What each rank usually takes in each place, step by step: the median of the other ranks.
 
@@ -210,7 +210,7 @@ def _usual(
     # any; else with its share of the work
     usual: dict[ModulePhase, Series] = {}
     alone: dict[ModulePhase, tuple[int, Sequence[float]]] = {}
-    groups: dict[tuple[str, str, OwnWork | None], list[ModulePhase]] = defaultdict(list)
+    groups: dict[tuple[str, str, SelfWork | None], list[ModulePhase]] = defaultdict(list)
     estimated: set[ModulePhase] = set()
     for place in table.intervals:
         series = table.seconds.get(place, {})
@@ -218,7 +218,7 @@ def _usual(
             usual[place] = median_of_others(series)
         elif series and table.staged:
             alone[place] = next(iter(series.items()))
-            groups[table.patterns.get(place.row, place.row), place.phase, work.get(place)].append(
+            groups[table.patterns.get(place.fqn, place.fqn), place.phase, work.get(place)].append(
                 place
             )
     for group in groups.values():
@@ -280,7 +280,7 @@ def _in_repeated(table: RankTable, late: _Lateness) -> Iterator[_Excess]:
 def _by_work(
     place: ModulePhase,
     alone: Mapping[ModulePhase, tuple[int, Sequence[float]]],
-    work: Mapping[ModulePhase, OwnWork],
+    work: Mapping[ModulePhase, SelfWork],
 ) -> tuple[float, ...] | None:
     """Estimate a place's seconds at the rate of the other modules, by FLOPs or by bytes, whichever takes longer."""
     others = [other for other in alone if other != place and other in work]
@@ -328,7 +328,7 @@ def _everywhere(
 
 def is_on_device(place: ModulePhase) -> bool:
     """Whether it is a module's, or the root's own in a pass."""
-    return bool(place.row) or place.phase not in OUTSIDE
+    return bool(place.fqn) or place.phase not in OUTSIDE
 
 
 def _on_device(table: RankTable, places: Iterable[ModulePhase], *, everywhere: bool) -> Series:
@@ -403,7 +403,7 @@ def _waits(table: RankTable) -> Iterator[RankWait]:
         traced = table.known_waits.get(place)
         if seconds >= WORTH_KEEPING * table.step_seconds:
             yield RankWait(
-                module=place.row,
+                module=place.fqn,
                 phase=place.phase,
                 for_rank=for_rank,
                 ranks=table.having.get(place, len(ranks)) - 1,
@@ -448,9 +448,9 @@ def _beyond(series: Series, usual: Series) -> dict[int, tuple[float, ...]]:
     return {rank: tuple(map(operator.sub, series[rank], usual[rank])) for rank in usual}
 
 
-def _value(each: _Excess, beyond: Series, *, begins: bool) -> RankExcess:
-    return RankExcess(
-        module=each.place.row,
+def _value(each: _Excess, beyond: Series, *, begins: bool) -> RankDelay:
+    return RankDelay(
+        module=each.place.fqn,
         phase=each.place.phase,
         rank=each.rank,
         seconds=statistics.median(each.seconds),

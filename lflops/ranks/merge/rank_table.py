@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec.structs
 
 from lflops.profile.profile import Profile
-from lflops.profile.records import PHASES, ModulePhase, RankStat, Spread
+from lflops.profile.records import PHASES, ModulePhase, RankStat, TimingStats
 from lflops.profile.series import grouped
 from lflops.profile.steps import EVENTS
 
@@ -117,7 +117,7 @@ def repeated_places(
 ) -> dict[ModulePhase, list[ModulePhase]]:
     """The places where no rank waits by the pattern of their names, of those patterns that several modules have."""
     groups = grouped(
-        intervals, lambda place: ModulePhase(patterns.get(place.row, place.row), place.phase)
+        intervals, lambda place: ModulePhase(patterns.get(place.fqn, place.fqn), place.phase)
     )
     return {group: members for group, members in groups.items() if len(members) > 1}
 
@@ -131,8 +131,8 @@ def intervals_of(
     """
     # The last interval goes on in the next step, unless the step ends with a collective
     listed = list(places)
-    outside = {place.phase: place for place in listed if not place.row and place.phase in OUTSIDE}
-    inside = [place for place in listed if place.row or place.phase not in OUTSIDE]
+    outside = {place.phase: place for place in listed if not place.fqn and place.phase in OUTSIDE}
+    inside = [place for place in listed if place.fqn or place.phase not in OUTSIDE]
     ordered = [outside[phase] for phase in BEFORE_MODULES if phase in outside]
     ordered += [place for place in inside if place.phase == "forward"]
     ordered += [place for place in reversed(inside) if place.phase != "forward"]
@@ -200,7 +200,7 @@ def table_of_series(
         intervals=intervals,
         waits=waits,
         step_seconds=median_step([waiting, *busy.values()]),
-        staged=any(len(series) < len(ranks) for place, series in seconds.items() if place.row),
+        staged=any(len(series) < len(ranks) for place, series in seconds.items() if place.fqn),
     )
 
 
@@ -273,7 +273,7 @@ def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
     stats = []
     for place, series in table.seconds.items():
         medians = {rank: statistics.median(seconds) for rank, seconds in series.items()}
-        if len(medians) > 1 and place.row in order:
+        if len(medians) > 1 and place.fqn in order:
             slow = max(medians, key=medians.__getitem__)
             low, median, high = (
                 min(medians.values()),
@@ -283,7 +283,7 @@ def rank_stats(table: RankTable, rows: Iterable[str]) -> list[RankStat]:
             waits = place in table.waits
             stats.append(
                 RankStat(
-                    module=place.row,
+                    module=place.fqn,
                     phase=place.phase,
                     low=low,
                     median=median,
@@ -378,17 +378,17 @@ def known_waits(
 
 def quartiles_in(profile: Profile) -> list[dict[ModulePhase, float]]:
     """The first quartile, the median and the third of each place's seconds, where single steps are unknown."""
-    spreads: dict[ModulePhase, Spread] = {
+    spreads: dict[ModulePhase, TimingStats] = {
         ModulePhase(row, phase): spread
         for row, module in profile.modules.items()
         for phase in PHASES
-        if (spread := module.work(phase).own_seconds) is not None
+        if (spread := module.work(phase).self_seconds) is not None
     }
-    clean = [step.phases for step in profile.steps if step.is_clean]
+    clean = [step.phases for step in profile.steps if step.is_unprofiled]
     for phase in OUTSIDE:
-        if spread := Spread.of(phases[phase] for phases in clean if phase in phases):
+        if spread := TimingStats.of(phases[phase] for phases in clean if phase in phases):
             spreads[ModulePhase("", phase)] = spread
-    if not any(place.row or place.phase not in OUTSIDE for place in spreads):
+    if not any(place.fqn or place.phase not in OUTSIDE for place in spreads):
         return []
     return [
         {place: getattr(spread, name) for place, spread in spreads.items()}

@@ -28,13 +28,13 @@ from msgspec.structs import replace
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import (
     COUNTS,
-    Cell,
     Communication,
     DtypeShare,
     ModuleProfile,
+    OpCount,
     Profile,
     Run,
-    Uncounted,
+    UnsupportedCall,
     Work,
 )
 from lflops.profile.records import (
@@ -42,11 +42,11 @@ from lflops.profile.records import (
     ModulePhase,
     RankActivity,
     RankComparison,
-    Spread,
+    TimingStats,
     step_phase,
 )
 from lflops.profile.series import gathered, grouped, sum_known, sums
-from lflops.profile.steps import EVENTS, WITHIN_FORWARD, Step, is_clean
+from lflops.profile.steps import EVENTS, WITHIN_FORWARD, Step, is_unprofiled
 from lflops.ranks.merge.rank_comparison import compare_ranks
 from lflops.ranks.merge.rank_table import Series, added_up, median_of_others, table_of_series
 
@@ -74,9 +74,9 @@ _Key = tuple[int, str]
 class RankSteps(Struct, frozen=True, kw_only=True):
     """What the clean steps of one rank took: in all, for data, and of CPU time."""
 
-    step: Spread | None
-    data: Spread | None
-    cpu: Spread | None
+    step: TimingStats | None
+    data: TimingStats | None
+    cpu: TimingStats | None
 
 
 class MergedSteps:
@@ -108,11 +108,11 @@ class MergedSteps:
                 self._samples.setdefault(key, []).append(step.samples)
                 self._tokens.setdefault(key, []).append(step.tokens)
             self._take(key, step, rank)
-        clean = [step for step in steps if step.is_clean]
+        clean = [step for step in steps if step.is_unprofiled]
         return RankSteps(
-            step=Spread.of(step.seconds for step in clean if step.seconds is not None),
-            data=Spread.of(step.phases["data"] for step in clean if "data" in step.phases),
-            cpu=Spread.of(
+            step=TimingStats.of(step.seconds for step in clean if step.seconds is not None),
+            data=TimingStats.of(step.phases["data"] for step in clean if "data" in step.phases),
+            cpu=TimingStats.of(
                 each.cpu_user + each.cpu_system
                 for each in clean
                 if each.cpu_user is not None and each.cpu_system is not None
@@ -143,7 +143,7 @@ class MergedSteps:
         """
         ranks = Counter[int]()
         for key, (_, least, rank) in self._least.items():
-            if is_clean(least.kind, tuple(self._marks[key])):
+            if is_unprofiled(least.kind, tuple(self._marks[key])):
                 intervals = range(len(ORDER))
                 owners = [self._last[key, each] for each in intervals if (key, each) in self._last]
                 forward = (
@@ -287,12 +287,12 @@ class MergedRows:
         )
         self._added: list[int] = []
         self._peaks: dict[str, int] = {}
-        self._cells: dict[int, list[Cell]] = {}
+        self._cells: dict[int, list[OpCount]] = {}
         self._communication: dict[int, list[Communication]] = {}
         # where any rank waits for others
         self.waits: set[ModulePhase] = set()
         self.ledger: dict[
-            tuple[str, str, str], Uncounted
+            tuple[str, str, str], UnsupportedCall
             # what any rank ran without a formula
         ] = {}
 
@@ -315,12 +315,14 @@ class MergedRows:
             if module.peak_bytes is not None:
                 self._peaks[row] = max(module.peak_bytes, self._peaks.get(row, 0))
         self.waits.update(profile.waits)
-        self._cells[rank] = [cell for cell in profile.cells if self.sources[cell.module] == rank]
+        self._cells[rank] = [
+            cell for cell in profile.op_counts if self.sources[cell.module] == rank
+        ]
         self._communication[rank] = [
             each for each in profile.communication if self.sources[each.module] == rank
         ]
         for each in (
-            profile.uncounted
+            profile.unsupported
             # a total that leaves something out on one rank only is not whole either
         ):
             self.ledger.setdefault((each.module, each.operator, each.phase), each)
@@ -356,7 +358,7 @@ class MergedRows:
             if having != everybody:
                 yield [rank for index, rank in enumerate(self._added) if having >> index & 1], rows
 
-    def cells(self) -> Iterator[Cell]:
+    def op_counts(self) -> Iterator[OpCount]:
         """Those of each row's source."""
         return (cell for rank in sorted(self._cells) for cell in self._cells[rank])
 
@@ -410,7 +412,7 @@ def _differ(one: Profile, other: Profile) -> bool:
     """Whether two ranks did different work. What one of them did in another order is the same."""
     if one is other:
         return False
-    if one.cells != other.cells and set(one.cells) != set(other.cells):
+    if one.op_counts != other.op_counts and set(one.op_counts) != set(other.op_counts):
         return True
     return _beside_cells(one) != _beside_cells(other)
 
@@ -420,15 +422,17 @@ def _beside_cells(profile: Profile) -> tuple[object, ...]:
 
     Not the groups' names, of which each rank has its own.
     """
-    rows = {row: (module.kind, module.calls) for row, module in profile.modules.items()}
+    rows = {row: (module.class_name, module.calls) for row, module in profile.modules.items()}
     return rows, *(
-        Counter(map(_counts, table)) for table in (profile.uncounted, profile.communication)
+        Counter(map(_counts, table)) for table in (profile.unsupported, profile.communication)
     )
 
 
-def _counts(each: Uncounted | Communication) -> tuple[object, ...]:
+def _counts(each: UnsupportedCall | Communication) -> tuple[object, ...]:
     what = (
-        (each.operator, None) if isinstance(each, Uncounted) else (each.collective, each.group_size)
+        (each.operator, None)
+        if isinstance(each, UnsupportedCall)
+        else (each.collective, each.group_size)
     )
     return each.module, each.phase, *what, each.calls, each.bytes
 
@@ -473,7 +477,7 @@ def most_steps(ranks: int) -> int:
     return max(min(MOST_STEPS, MOST_ROWS // max(ranks, 1)), FEWEST_STEPS)
 
 
-class CleanSteps:
+class UnprofiledSteps:
     """Keeps the last clean steps of each rank, as rows of numbers."""
 
     def __init__(self) -> None:
@@ -615,7 +619,7 @@ def _awaited(waits: Iterable[ModulePhase], *, splits: bool) -> set[ModulePhase]:
 
 def waits_at_end(waits: Iterable[ModulePhase]) -> bool:
     """Whether ranks wait in backward at its end alone, as under DDP."""
-    return not any(place.row and step_phase(place.phase) == "backward" for place in waits)
+    return not any(place.fqn and step_phase(place.phase) == "backward" for place in waits)
 
 
 def _activity(rank: int, beside: Mapping[str, Series], busy: Series) -> RankActivity:

@@ -31,7 +31,7 @@ class RunShown(RunFigures, frozen=True, kw_only=True):
     """What a comparison needs of a window, and what its table of modules has not."""
 
     # Of each module in each phase that has times, in the order of the table of modules: the
-    # operator calls, and the error of the median; of all of it, and `own_`. Four digits of an error
+    # operator calls, and the error of the median; of all of it, and `self_`. Four digits of an error
     # are kept: it is an estimate, and the page stays small.
     times: Columns
 

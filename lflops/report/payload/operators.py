@@ -13,25 +13,24 @@ from lflops.profile.records import PASS_PHASES, PHASES, CompiledCode, Trace, Tra
 from lflops.report.payload.columns import Columns, column
 
 _OF_MODULES = (
-    "kind",
     "calls",
     "compiled",
     "owner",
     "parameters",
-    "own_parameters",
+    "self_parameters",
     "trainable_parameters",
     "peak_bytes",
 )
 _COUNTS = tuple(
     prefix + field
     for field in ("macs", "flops", "bytes_moved", "comm_bytes")
-    for prefix in ("", "own_")
+    for prefix in ("", "self_")
 )
-_TIMES = ("seconds", "own_seconds", "device_seconds")
+_TIMES = ("seconds", "self_seconds", "device_seconds")
 
 
 def modules(analysis: Analysis) -> Columns:
-    """Columns of each module, then of its work in each phase, inclusive and `own_`.
+    """Columns of each module, then of its work in each phase, inclusive and `self_`.
 
     The names are always a list.
     """
@@ -43,7 +42,10 @@ def modules(analysis: Analysis) -> Columns:
             spreads[stat.module] = max(stat.spread / stat.median, spreads.get(stat.module, 0.0))
     profile = analysis.profile
     rows, counted = profile.modules.values(), profile.is_counted
-    columns: Columns = {"name": list(profile.modules)}
+    columns: Columns = {
+        "name": list(profile.modules),
+        "kind": column(module.class_name for module in rows),
+    }
     columns |= {field: column(map(attrgetter(field), rows)) for field in _OF_MODULES}
     columns["rank_spread"] = column(spreads.get(name) for name in profile.modules)
     columns["identical"] = column(analysis.identical_subtrees[name] for name in profile.modules)
@@ -52,13 +54,13 @@ def modules(analysis: Analysis) -> Columns:
         for field in _COUNTS:
             has_any = getattr(
                 whole,
-                field.removeprefix("own_"),
+                field.removeprefix("self_"),
                 # the root has all of it: without any, no module has to be looked at
             )
             columns[f"{phase}.{field}"] = (
                 None if not counted else column(map(attrgetter(field), works)) if has_any else 0
             )
-        for own in ("", "own_"):
+        for own in ("", "self_"):
             masked = map(
                 sub,
                 map(attrgetter(f"{own}macs"), works),
@@ -80,7 +82,7 @@ KERNELS = 1000
 
 _COUNTED = ("macs", "flops")
 _ALWAYS = ("calls", "bytes_moved")
-_TRACED = ("own_device_seconds", "device_seconds", "own_host_seconds", "host_seconds")
+_TRACED = ("self_device_seconds", "device_seconds", "self_host_seconds", "host_seconds")
 _OF_TORCH = "aten::"
 
 
@@ -114,7 +116,7 @@ class Operators(Struct, frozen=True, kw_only=True):
     # modules
     within: Columns
     # how many operators ran without a formula
-    uncounted: int
+    unsupported: int
     # of compiled code; `None` where none was looked into
     kernels: Kernels | None
 
@@ -144,7 +146,7 @@ def operators(analysis: Analysis) -> Operators | None:
     return Operators(
         table=_table(analysis, rows, traced_only, traced),
         within=_within(profile, rows),
-        uncounted=len({entry.operator for entry in profile.uncounted}),
+        unsupported=len({entry.operator for entry in profile.unsupported}),
         kernels=kernels,
     )
 

@@ -132,7 +132,10 @@ def _made(analysis: Analysis) -> Payload:
         lflops=VERSION,
         head=_head(analysis),
         title=", ".join(
-            [profile.modules[""].kind or "a script", profile.run.stage or profile.run.kind]
+            [
+                profile.modules[""].class_name or "a script",
+                profile.run.stage or profile.run.kind,
+            ]
         ),
         partial=profile.run.partial,
         has_timeline=bool(profile.timelines),
@@ -215,7 +218,7 @@ def _ranks(analysis: Analysis) -> RanksShown | None:
     return RanksShown(
         said=list(ranks(analysis)),
         ranks=table | {"place": [position or None for position in positions]},
-        slowest_first=slowest_first(profile, analysis.imbalance),
+        slowest_first=slowest_first(profile, analysis.stragglers),
         compared=bool(profile.rank_stats),
         places=lists(known, ("module", "phase", "median", "spread", "waits")),
         seconds=[[(stat.by_rank or {}).get(rank.rank) for rank in profile.ranks] for stat in known],

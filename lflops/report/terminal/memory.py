@@ -11,7 +11,7 @@ from rich.text import Text
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
-from lflops.memory.peak import FRAGMENTATION, Checkpointed, Room, Sharded, Verdict, room_for
+from lflops.memory.peak import FRAGMENTATION, Checkpointed, MemoryFit, Sharded, Verdict, room_for
 from lflops.profile.profile import Memory, Reserved
 from lflops.report.terminal.tables import margin, prose, text
 from lflops.report.text import savings
@@ -83,7 +83,7 @@ def _reserved(reserved: Reserved) -> str:
     )
 
 
-def room_lines(room: Room) -> Iterable[str]:
+def room_lines(room: MemoryFit) -> Iterable[str]:
     """The verdict, and what it is made of."""
     yield (
         f"{room.verdict}: {units.size(room.needed_bytes)} of the {units.size(room.usable_bytes)} that a process has on {room.chip} "

@@ -271,8 +271,10 @@ def _traced(trace: Trace) -> FittedTable:
     """
     on_device = any(each.device_seconds for each in trace.operators)
     rows = trace.by_own_time(on_device=on_device)
-    figures = {"device, own": "own_device_seconds", "device": "device_seconds"} if on_device else {}
-    figures |= {"host, own": "own_host_seconds", "host": "host_seconds"}
+    figures = (
+        {"device, own": "self_device_seconds", "device": "device_seconds"} if on_device else {}
+    )
+    figures |= {"host, own": "self_host_seconds", "host": "host_seconds"}
     columns = {
         heading: [units.duration(trace.per_batch(getattr(row, name))) for row in rows]
         for heading, name in figures.items()

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from lflops.trace.device_states import communicates
-from lflops.trace.recorded import DeviceWork
+from lflops.trace.recorded import DeviceEvent
 
 _Computing = Literal[
     "gemm",
@@ -73,7 +73,7 @@ def category_of_operator(name: str) -> Category:
     )
 
 
-def category_of_kernel(work: DeviceWork, operator: str | None) -> Category:
+def category_of_kernel(work: DeviceEvent, operator: str | None) -> Category:
     """The kind of work of a kernel, by the operator that launched it or else by its own name."""
     if communicates(work):
         return "communication"

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from lflops.intervals import Stretches, joined, length, outside
+from lflops.intervals import Intervals, joined, length, outside
 from lflops.profile.collective_names import bus_factor, collective_kind
 from lflops.profile.series import grouped, sum_known
 from lflops.trace.analysis.event_stream import Header
@@ -37,7 +37,7 @@ from lflops.trace.analysis.read_trace import read_trace
 from lflops.trace.annotate import about
 from lflops.trace.device_states import communicates
 from lflops.trace.files import read, traces_in, written_whole
-from lflops.trace.recorded import ZERO, Collective, DeviceWork, RecordedTrace, microseconds, span
+from lflops.trace.recorded import ZERO, Collective, DeviceEvent, RecordedTrace, microseconds, span
 
 _OF_RESULT = frozenset({"all_gather", "gather"})
 
@@ -79,7 +79,7 @@ class CollectiveTimes(Struct, frozen=True, kw_only=True):
 
 
 def occurrences(
-    work: Iterable[DeviceWork], walk: HostWalk, trace: RecordedTrace
+    work: Iterable[DeviceEvent], walk: HostWalk, trace: RecordedTrace
 ) -> tuple[Occurrence, ...]:
     """Every collective, in the order of their beginnings."""
     steps = sorted((span.start, span.end, span.name) for span in trace.spans if span.kind == "step")
@@ -89,7 +89,7 @@ def occurrences(
 
 
 def _occurrence(
-    work: DeviceWork, walk: HostWalk, steps: Sequence[tuple[int, int, str]], of_all: int | None
+    work: DeviceEvent, walk: HostWalk, steps: Sequence[tuple[int, int, str]], of_all: int | None
 ) -> Occurrence:
     launch = walk.launch(work)
     about, call = work.collective or launch.collective, launch.call
@@ -119,7 +119,7 @@ def _bytes(kind: str, about: Collective | None) -> int | None:
     return max(known) * size
 
 
-def collectives(found: Sequence[Occurrence], computing: Stretches) -> tuple[CollectiveTimes, ...]:
+def collectives(found: Sequence[Occurrence], computing: Intervals) -> tuple[CollectiveTimes, ...]:
     """Sum the collectives by kind and group, the most time first."""
     groups: dict[tuple[str, str, int | None], list[Occurrence]] = grouped(
         found, attrgetter("kind", "group", "group_size")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from lflops.analysis.compare.diff import Limit
-from lflops.profile.records import Spread
+from lflops.profile.records import TimingStats
 from lflops.profile.series import summed
 from lflops.trace.analysis.summary import TraceSummary
 from lflops.trace.device_states import DeviceTimeline, total
@@ -36,7 +36,7 @@ class TraceDiff(Struct, frozen=True, kw_only=True):
     # of a step, or of the whole window
     window: TimeChange
     step: tuple[
-        Spread | None, Spread | None
+        TimingStats | None, TimingStats | None
         # median and quartiles before and after, in seconds; `None` without steps
     ]
     is_beyond_noise: (
@@ -102,7 +102,7 @@ def compare(before: TraceSummary, after: TraceSummary) -> TraceDiff:
         operators=changes(
             *(
                 (
-                    (row.name, row.own_device if each.device else row.own_host)
+                    (row.name, row.self_device if each.device else row.self_host)
                     for row in each.operators
                 )
                 for each in pair

@@ -21,7 +21,7 @@ from lflops.trace.annotate import threads_of_tracks
 from lflops.trace.recorded import (
     NODE,
     Collective,
-    DeviceWork,
+    DeviceEvent,
     HostItem,
     Inputs,
     OperatorCall,
@@ -47,7 +47,7 @@ class OperatorSums(SliceTimes):
     # the device's time of these, inclusive
     counted_device: int = 0
     # its own device time in no operator that is counted
-    uncounted_device: int = 0
+    unsupported_device: int = 0
     # whether it called another operator
     has_operators: bool = False
     # whether a kernel of its counted calls is named after TF32, which inputs of fp32 do not tell
@@ -90,13 +90,13 @@ class HostWalk:
     # Of work whose launch was not recorded, by the number that its operator has too
     by_external: dict[int, Launch] = field(default_factory=dict)
 
-    def launch(self, work: DeviceWork) -> Launch:
+    def launch(self, work: DeviceEvent) -> Launch:
         """Find what launched a piece of work; `NOT_RECORDED` where the trace does not tell."""
         return self.launches.get(work.correlation) or self.by_external.get(
             work.external, NOT_RECORDED
         )
 
-    def call(self, work: DeviceWork) -> RuntimeCall | None:
+    def call(self, work: DeviceEvent) -> RuntimeCall | None:
         return self.launch(work).call
 
 
@@ -125,7 +125,7 @@ class _Open:
 
 
 def walk(
-    trace: RecordedTrace, work: Iterable[DeviceWork], is_counted: Callable[[OperatorCall], bool]
+    trace: RecordedTrace, work: Iterable[DeviceEvent], is_counted: Callable[[OperatorCall], bool]
 ) -> HostWalk:
     """Go through what each thread did, for some work of the device."""
     # `is_counted` tells whether an operator has a cost. Operators within one that has are its
@@ -237,12 +237,12 @@ class _Walker:
                 for number in later
             )
 
-    def unlaunched(self, work: DeviceWork, call: OperatorCall) -> None:
+    def unlaunched(self, work: DeviceEvent, call: OperatorCall) -> None:
         """Add work whose launch was not recorded to the operator that it names."""
         sums = self._sums(call)
         sums.device += work.end - work.start
-        sums.own_device += work.end - work.start
-        sums.uncounted_device += work.end - work.start
+        sums.self_device += work.end - work.start
+        sums.unsupported_device += work.end - work.start
         self.found.by_external[work.external] = Launch(operator=sums)
 
     def _sums(self, call: OperatorCall) -> OperatorSums:
@@ -260,14 +260,14 @@ class _Walker:
     def _operator(self, call: OperatorCall, inside: _Open, opened: Sequence[_Open]) -> None:
         sums, took = self._sums(call), call.end - call.start
         sums.calls += 1
-        sums.own_host += took
+        sums.self_host += took
         if inside.operator is None or not any(
             each.operator is not None and each.operator.name == call.name for each in opened
         ):
             sums.host += took
         if inside.operator is not None:
             inside.operator.has_operators = True
-            inside.operator.own_host -= min(call.end, inside.operator_end) - call.start
+            inside.operator.self_host -= min(call.end, inside.operator_end) - call.start
         inside.operator, inside.operator_end = sums, call.end
         is_node = call.name.startswith(NODE)
         self._find_node(call, inside, is_node=is_node)
@@ -326,7 +326,7 @@ class _Walker:
                 each.operator.device += took
                 if innermost is None:
                     innermost = each.operator
-                    innermost.own_device += took
+                    innermost.self_device += took
             if each.is_counted and each.operator is not None:
                 counted = each.operator
                 counted.counted_device += took
@@ -335,9 +335,9 @@ class _Walker:
                 each.span.device += took
                 if each.span.kind not in inner_spans:
                     inner_spans.add(each.span.kind)
-                    each.span.own_device += took
+                    each.span.self_device += took
         if innermost is not None and counted is None:
-            innermost.uncounted_device += took
+            innermost.unsupported_device += took
         about = [each.collective for each in stack if each.collective is not None]
         collective = min(about, key=lambda each: each.group_size is None, default=None)
         self.found.launches[call.correlation] = Launch(call, innermost, counted, collective)

@@ -19,8 +19,8 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from lflops.intervals import Stretches, joined, shares
-from lflops.trace.recorded import DeviceWork, RecordedTrace, RuntimeCall
+from lflops.intervals import Intervals, joined, shares
+from lflops.trace.recorded import DeviceEvent, RecordedTrace, RuntimeCall
 
 Cause = Literal[
     # the thread was inside the data loader
@@ -104,17 +104,17 @@ class QueueDepth(Struct, frozen=True, kw_only=True):
     empty: int
 
 
-_Launch = Callable[[DeviceWork], RuntimeCall | None]
+_Launch = Callable[[DeviceEvent], RuntimeCall | None]
 
 
 def idle_by_cause(
-    idle: Stretches, work: Sequence[DeviceWork], launch_of: _Launch, trace: RecordedTrace
+    idle: Intervals, work: Sequence[DeviceEvent], launch_of: _Launch, trace: RecordedTrace
 ) -> dict[Cause, int]:
     """Nanoseconds of one device's idle stretches by cause; together they are all of the idle time."""
     # `work` is of the same device, and sorted by start as the stretches are; `launch_of` has the
     # call that launched a piece of it.
     causes: Counter[Cause] = Counter()
-    pieces: defaultdict[int, Stretches] = defaultdict(list)
+    pieces: defaultdict[int, Intervals] = defaultdict(list)
     starts = [each.start for each in work]
     for start, end in idle:
         place = bisect_left(starts, end)
@@ -134,10 +134,10 @@ def idle_by_cause(
     return {cause: causes[cause] for cause in CAUSES if causes[cause]}
 
 
-def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, list[Stretches]]:
+def _activities(trace: RecordedTrace, threads: Iterable[int]) -> Mapping[int, list[Intervals]]:
     """When each thread was at what, in the order of `_AT`; `python` is all other time."""
     wanted = set(threads)
-    found: dict[Cause, defaultdict[int, Stretches]] = {cause: defaultdict(list) for cause in CAUSES}
+    found: dict[Cause, defaultdict[int, Intervals]] = {cause: defaultdict(list) for cause in CAUSES}
     for call in trace.runtime:
         if call.thread in wanted:
             found[_cause(call.name)][call.thread].append((call.start, call.end))
@@ -158,12 +158,12 @@ def _cause(call: str) -> Cause:
     return "allocating" if any(part in call for part in _ALLOCATING) else "launching"
 
 
-def launch_delays(work: Iterable[DeviceWork], launch_of: _Launch) -> LaunchDelays | None:
+def launch_delays(work: Iterable[DeviceEvent], launch_of: _Launch) -> LaunchDelays | None:
     """How long launches took.
 
     `None` where none was recorded. A graph is launched once, so only its first work counts.
     """
-    first: dict[int, tuple[RuntimeCall, DeviceWork]] = {}
+    first: dict[int, tuple[RuntimeCall, DeviceEvent]] = {}
     for each in work:
         launch = launch_of(each)
         if launch is not None and (
@@ -192,7 +192,7 @@ def launch_delays(work: Iterable[DeviceWork], launch_of: _Launch) -> LaunchDelay
 
 
 def queue_depth(
-    work: Iterable[DeviceWork], launch_of: _Launch, start: int, end: int
+    work: Iterable[DeviceEvent], launch_of: _Launch, start: int, end: int
 ) -> QueueDepth | None:
     """How much work waited between two moments; `None` where no launch was recorded."""
     changes: list[tuple[int, int]] = []

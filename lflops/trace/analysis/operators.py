@@ -31,9 +31,9 @@ class OperatorTimes(Struct, frozen=True, kw_only=True):
     category: Category
     calls: int
     host: int
-    own_host: int
+    self_host: int
     device: int
-    own_device: int
+    self_device: int
 
 
 class ShapeTimes(Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class ShapeTimes(Struct, frozen=True, kw_only=True):
     )
 
 
-class Uncounted(Struct, frozen=True, kw_only=True):
+class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
     """An operator that multiplies and whose inputs do not tell how much, or were not recorded.
 
     Nanoseconds of self time.
@@ -80,7 +80,7 @@ class Uncounted(Struct, frozen=True, kw_only=True):
 
     name: str
     calls: int
-    own_device: int
+    self_device: int
 
 
 def operators(walk: HostWalk) -> tuple[OperatorTimes, ...]:
@@ -88,12 +88,12 @@ def operators(walk: HostWalk) -> tuple[OperatorTimes, ...]:
 
     The device's, or the host's where no device worked.
     """
-    times = "calls", "host", "own_host", "device", "own_device"
+    times = "calls", "host", "self_host", "device", "self_device"
     rows = [
         OperatorTimes(name=name, category=category_of_operator(name), **sums(found, *times))
         for name, found in grouped(walk.operators.values(), attrgetter("name")).items()
     ]
-    return tuple(sorted(rows, key=lambda row: (-row.own_device, -row.own_host, row.name)))
+    return tuple(sorted(rows, key=lambda row: (-row.self_device, -row.self_host, row.name)))
 
 
 def shapes(walk: HostWalk, chip: Hardware | None) -> tuple[ShapeTimes, ...]:
@@ -155,7 +155,7 @@ def _roof(
     return compute, None if moved is None or bandwidth is None else moved / bandwidth
 
 
-def uncounted(walk: HostWalk) -> tuple[Uncounted, ...]:
+def unsupported(walk: HostWalk) -> tuple[UnsupportedTraceOperator, ...]:
     """Operators that multiply and are in no total, the most time first."""
     has_device = any(each.device for each in walk.operators.values())
 
@@ -163,7 +163,7 @@ def uncounted(walk: HostWalk) -> tuple[Uncounted, ...]:
         if category_of_operator(operator.name) not in MULTIPLYING:
             return False
         if has_device:
-            return operator.uncounted_device > 0
+            return operator.unsupported_device > 0
         return (
             not operator.has_operators
             and not operator.counted_calls
@@ -172,14 +172,14 @@ def uncounted(walk: HostWalk) -> tuple[Uncounted, ...]:
 
     rows = grouped(filter(is_missing, walk.operators.values()), attrgetter("name"))
     found = (
-        Uncounted(
+        UnsupportedTraceOperator(
             name=name,
             calls=sum(each.calls for each in group),
-            own_device=sum(each.uncounted_device for each in group),
+            self_device=sum(each.unsupported_device for each in group),
         )
         for name, group in rows.items()
     )
-    return tuple(sorted(found, key=lambda row: (-row.own_device, row.name)))
+    return tuple(sorted(found, key=lambda row: (-row.self_device, row.name)))
 
 
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+")
@@ -199,7 +199,7 @@ class SpanTimes(Struct, frozen=True, kw_only=True):
     # of the kernels that were launched inside, with all below it
     device: int
     # the same without what is below it
-    own_device: int
+    self_device: int
     # inclusive
     host: int
 
@@ -213,7 +213,7 @@ def span_times(walk: HostWalk, kind: Literal["module", "scope"]) -> tuple[SpanTi
             name=pattern if len(found) > 1 else found[0].name,
             phase=phase,
             instances=len(found),
-            **sums(found, "calls", "device", "own_device", "host"),
+            **sums(found, "calls", "device", "self_device", "host"),
         )
         for (pattern, phase), found in grouped(
             spans, lambda each: (_NUMBER.sub("*", each.name), each.phase)

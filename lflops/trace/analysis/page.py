@@ -115,7 +115,7 @@ def _work(summary: TraceSummary) -> str:
     title = f"its {nanoseconds(sum(parts.values()))} of kernels and copies, by category"
     if summary.device is None:
         parts = summed(
-            (operator.category, operator.own_host // steps) for operator in summary.operators
+            (operator.category, operator.self_host // steps) for operator in summary.operators
         )
         title = (
             f"where the {nanoseconds(recorded // steps)} of a step go on the host"

@@ -20,7 +20,7 @@ from lflops.trace.files import as_trace
 from lflops.trace.recorded import (
     STEP,
     Collective,
-    DeviceWork,
+    DeviceEvent,
     Inputs,
     MemoryPeak,
     OperatorCall,
@@ -213,7 +213,7 @@ class _Reader:
             # events of which only the begin has been read, by thread
         ] = {}
         self._unsorted: dict[
-            int | str | None, list[DeviceWork]
+            int | str | None, list[DeviceEvent]
             # slices without a category, by process
         ] = {}
         # slices without a category that are no work of an Ascend device
@@ -305,7 +305,7 @@ class _Reader:
             "copy" if "MEMCPY" in args.task or "SDMA" in args.task else "kernel"
         )
         self._unsorted.setdefault(event.pid, []).append(
-            DeviceWork(kind, self._name(event), 0, stream, start, end, 0, 0, None)
+            DeviceEvent(kind, self._name(event), 0, stream, start, end, 0, 0, None)
         )
 
     def _name(self, event: _Event) -> str:
@@ -341,7 +341,7 @@ class _Reader:
             else 0
         )
         self._trace.work.append(
-            DeviceWork(
+            DeviceEvent(
                 kind,
                 self._name(event),
                 device,

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from lflops import units
-from lflops.profile.records import Spread
+from lflops.profile.records import TimingStats
 from lflops.report.text import counted, kernel_name, plain, shortened
 from lflops.trace.analysis.collectives import Clock, CollectiveTimes, RankSkew
 from lflops.trace.analysis.idle import Cause
@@ -115,7 +115,7 @@ def _states(summary: TraceSummary, device: DeviceTimeline) -> str:
     return f"{', '.join(parts)}, and {'are' if several else 'is'} idle {share(device.idle, device.window)}{where}."
 
 
-def _step(summary: TraceSummary, step: Spread) -> str:
+def _step(summary: TraceSummary, step: TimingStats) -> str:
     known = [each.device for each in summary.steps if each.device is not None]
     computing = share(sum(each.computing for each in known), sum(each.window for each in known))
     if step.n == 1:
@@ -225,8 +225,8 @@ def remarks(summary: TraceSummary) -> Iterator[tuple[str, str]]:
             "left out",
             f"{counted(summary.left_out.calls, 'kernel')} of {nanoseconds(summary.left_out.device)}, launched before the recording began",
         )
-    for each in summary.uncounted:
-        time = f", {nanoseconds(each.own_device)} of the device" if each.own_device else ""
+    for each in summary.unsupported:
+        time = f", {nanoseconds(each.self_device)} of the device" if each.self_device else ""
         yield (
             "not counted",
             f"{plain(each.name)}, {counted(each.calls, 'call')}{time}: shapes were not recorded, or do not tell",
@@ -428,13 +428,13 @@ def _operators(summary: TraceSummary, top: int) -> TraceTable:
     rows = summary.operators[:top]
     columns: dict[str, list[str]] = {}
     if summary.device is not None:
-        whole = sum(row.own_device for row in summary.operators)
-        columns["device, own"] = [nanoseconds(row.own_device) for row in rows]
-        columns["share"] = [share(row.own_device, whole) for row in rows]
+        whole = sum(row.self_device for row in summary.operators)
+        columns["device, own"] = [nanoseconds(row.self_device) for row in rows]
+        columns["share"] = [share(row.self_device, whole) for row in rows]
         columns["device"] = [nanoseconds(row.device) for row in rows]
     columns |= {
         "calls": [units.count(row.calls) for row in rows],
-        "host, own": [nanoseconds(row.own_host) for row in rows],
+        "host, own": [nanoseconds(row.self_host) for row in rows],
         "host": [nanoseconds(row.host) for row in rows],
         "category": [row.category for row in rows],
     }
@@ -468,7 +468,7 @@ def _spans(heading: str, found: Sequence[SpanTimes], top: int, *, has_device: bo
     columns: dict[str, list[str]] = {}
     if has_device:
         columns["device"] = [nanoseconds(row.device) for row in rows]
-        columns["device, own"] = [nanoseconds(row.own_device) for row in rows]
+        columns["device, own"] = [nanoseconds(row.self_device) for row in rows]
     columns["calls"] = [units.count(row.calls) for row in rows]
     if any(row.phase != "forward" for row in found):
         columns["phase"] = [row.phase for row in rows]

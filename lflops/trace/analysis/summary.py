@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from lflops.analysis.utilization import flops_per_second, of_peak
 from lflops.hardware.chips import Hardware, lookup, named
 from lflops.intervals import joined, shares
-from lflops.profile.records import Spread
+from lflops.profile.records import TimingStats
 from lflops.profile.series import grouped, sum_known, summed
 from lflops.trace.analysis.categories import (
     CATEGORIES,
@@ -43,12 +43,12 @@ from lflops.trace.analysis.operators import (
     OperatorTimes,
     ShapeTimes,
     SpanTimes,
-    Uncounted,
+    UnsupportedTraceOperator,
     operators,
     precision,
     shapes,
     span_times,
-    uncounted,
+    unsupported,
 )
 from lflops.trace.device_states import (
     DeviceTimeline,
@@ -58,7 +58,7 @@ from lflops.trace.device_states import (
     timeline,
     total,
 )
-from lflops.trace.recorded import DeviceWork, MemoryPeak, RecordedTrace
+from lflops.trace.recorded import DeviceEvent, MemoryPeak, RecordedTrace
 
 
 class StreamTimes(Struct, frozen=True, kw_only=True):
@@ -74,10 +74,10 @@ class StreamTimes(Struct, frozen=True, kw_only=True):
     copies: int
 
 
-def streams(work: Iterable[DeviceWork], start: int, end: int) -> tuple[StreamTimes, ...]:
+def streams(work: Iterable[DeviceEvent], start: int, end: int) -> tuple[StreamTimes, ...]:
     """Sum what ran on each stream between two moments, the busiest first."""
     inside = (each for each in work if each.end > start and each.start < end)
-    by_stream: dict[tuple[int, int], list[DeviceWork]] = grouped(
+    by_stream: dict[tuple[int, int], list[DeviceEvent]] = grouped(
         inside, attrgetter("device", "stream")
     )
     rows = (
@@ -144,7 +144,7 @@ def steps(trace: RecordedTrace, walk: HostWalk) -> tuple[StepTimes, ...]:
     else:
         end = max([last.end, *launched])
     ends = [*(span.start for span in spans[1:]), end]
-    by_device: dict[int, list[DeviceWork]] = grouped(trace.work, attrgetter("device"))
+    by_device: dict[int, list[DeviceEvent]] = grouped(trace.work, attrgetter("device"))
     return tuple(
         StepTimes(
             name=span.name,
@@ -197,16 +197,16 @@ class PrecisionTimes(Struct, frozen=True, kw_only=True):
     tensor_cores: int
 
 
-def _operator(walk: HostWalk, work: DeviceWork) -> str | None:
+def _operator(walk: HostWalk, work: DeviceEvent) -> str | None:
     operator = walk.launch(work).operator
     return operator.name if operator is not None else None
 
 
-def _category(walk: HostWalk, work: DeviceWork) -> Category:
+def _category(walk: HostWalk, work: DeviceEvent) -> Category:
     return category_of_kernel(work, _operator(walk, work))
 
 
-def _precision(walk: HostWalk, work: DeviceWork) -> str | None:
+def _precision(walk: HostWalk, work: DeviceEvent) -> str | None:
     """Take the precision from the kernel's name for TF32, which the inputs do not tell, else by the operator's inputs, else by the name."""
     by_name, operator = precision_by_name(work.name), walk.launch(work).operator
     by_inputs = precision_of(operator.inputs) if operator is not None else None
@@ -215,13 +215,13 @@ def _precision(walk: HostWalk, work: DeviceWork) -> str | None:
     )
 
 
-def kernels(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[KernelTimes, ...]:
+def kernels(work: Iterable[DeviceEvent], walk: HostWalk) -> tuple[KernelTimes, ...]:
     """The kernels by name, those with the most time first."""
     rows = [_kernel(name, found, walk) for name, found in grouped(work, attrgetter("name")).items()]
     return tuple(sorted(rows, key=lambda row: (-row.device, row.name)))
 
 
-def _kernel(name: str, found: Sequence[DeviceWork], walk: HostWalk) -> KernelTimes:
+def _kernel(name: str, found: Sequence[DeviceEvent], walk: HostWalk) -> KernelTimes:
     times = [each.end - each.start for each in found]
     timed = list(zip(found, times, strict=True))
     by_operator = summed(
@@ -245,7 +245,7 @@ def _kernel(name: str, found: Sequence[DeviceWork], walk: HostWalk) -> KernelTim
     )
 
 
-def by_category(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[CategoryTimes, ...]:
+def by_category(work: Iterable[DeviceEvent], walk: HostWalk) -> tuple[CategoryTimes, ...]:
     """The work by category, the most time first."""
     rows = (
         CategoryTimes(
@@ -256,7 +256,7 @@ def by_category(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[CategoryTim
     return tuple(sorted(rows, key=lambda row: (-row.device, CATEGORIES.index(row.category))))
 
 
-def by_precision(work: Iterable[DeviceWork], walk: HostWalk) -> tuple[PrecisionTimes, ...]:
+def by_precision(work: Iterable[DeviceEvent], walk: HostWalk) -> tuple[PrecisionTimes, ...]:
     """The kernels by precision, the most time first; copies, fills and communication are left out."""
     computing = (
         each for each in work if each.kind == "kernel" and _category(walk, each) != "communication"
@@ -326,7 +326,7 @@ class TraceUtilization(Struct, frozen=True, kw_only=True):
 class TraceSummary(Struct, frozen=True, kw_only=True):
     """What a trace says.
 
-    All times are whole nanoseconds, unless they are a `Spread`, which is seconds.
+    All times are whole nanoseconds, unless they are a `TimingStats`, which is seconds.
     """
 
     file: str
@@ -350,7 +350,7 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
     streams: tuple[StreamTimes, ...]
     steps: tuple[StepTimes, ...]
     # median and quartiles of the steps; `None` without a step
-    step: Spread | None
+    step: TimingStats | None
     categories: tuple[CategoryTimes, ...]
     precisions: tuple[PrecisionTimes, ...]
     kernels: tuple[KernelTimes, ...]
@@ -359,7 +359,7 @@ class TraceSummary(Struct, frozen=True, kw_only=True):
         ShapeTimes, ...
         # the operators whose inputs tell what they computed, by these inputs
     ]
-    uncounted: tuple[Uncounted, ...]
+    unsupported: tuple[UnsupportedTraceOperator, ...]
     utilization: TraceUtilization | None
     # the chip that they are judged by
     hardware: Hardware | None
@@ -389,8 +389,8 @@ class _Window(NamedTuple):
 
     start: int
     end: int
-    by_device: Mapping[int, Sequence[DeviceWork]]
-    work: Sequence[DeviceWork]
+    by_device: Mapping[int, Sequence[DeviceEvent]]
+    work: Sequence[DeviceEvent]
     left_out: LeftOut
 
 
@@ -455,13 +455,13 @@ def _analysed(
         devices=rows,
         streams=streams(window.work, window.start, window.end),
         steps=step_times,
-        step=Spread.of(step.seconds for step in step_times),
+        step=TimingStats.of(step.seconds for step in step_times),
         categories=by_category(window.work, found),
         precisions=by_precision(window.work, found),
         kernels=kernels(window.work, found),
         operators=operators(found),
         shapes=shapes(found, chip),
-        uncounted=uncounted(found),
+        unsupported=unsupported(found),
         utilization=_utilization(found, step_times, span, len(rows), chip),
         hardware=chip,
         collectives=collectives(found_collectives, computing),

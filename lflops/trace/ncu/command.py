@@ -467,12 +467,12 @@ def render_ncu(measured: Measured, *, top: int) -> RenderableType:
     more: list[RenderableType] = (
         [text(f"{left} more kernels; --top N lists more, --json all", "dim")] if left > 0 else []
     )
-    if uncounted := [
+    if unsupported := [
         dtype for dtype, flops in measured.total.flops_by_dtype.items() if flops is None
     ]:
         more.append(
             prose(
-                f"FLOPs unknown: no count (n/a) of {', '.join(uncounted)}; --ncu-command asks for all that is read",
+                f"FLOPs unknown: no count (n/a) of {', '.join(unsupported)}; --ncu-command asks for all that is read",
                 "dim",
             )
         )

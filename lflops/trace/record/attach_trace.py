@@ -12,7 +12,7 @@ from lflops.profile.collective_names import collective_kind
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
 from lflops.profile.profile import Communication, ModuleProfile, Profile, Work, with_works
-from lflops.profile.records import PHASES, ModulePhase, Spread
+from lflops.profile.records import PHASES, ModulePhase, TimingStats
 from lflops.trace.record.compiled_time import CompiledTimes
 from lflops.trace.record.tracer import Recording
 
@@ -32,10 +32,10 @@ def with_trace(profile: Profile, recording: Recording, files: Mapping[str, str])
     known = {
         key: spread
         for key, spread in seconds.items()
-        if key.row in profile.modules and key.phase in PHASES
+        if key.fqn in profile.modules and key.phase in PHASES
     }
     works = {
-        key: replace(profile.modules[key.row].work(key.phase), device_seconds=spread)
+        key: replace(profile.modules[key.fqn].work(key.phase), device_seconds=spread)
         for key, spread in known.items()
     }
     communication = _timed(profile.communication, recording.communication)
@@ -107,12 +107,12 @@ def with_compiled(
         inside = {
             key: took
             for key, took in by_module.items()
-            if key.row != running.row and running.row in ancestry(key.row)
+            if key.fqn != running.fqn and running.fqn in ancestry(key.fqn)
         }
         again = sum(
             took
             for key, took in by_module.items()
-            if key.row == running.row and key.phase == "recompute"
+            if key.fqn == running.fqn and key.phase == "recompute"
         )
         rows.open(
             running,
@@ -178,43 +178,43 @@ class _Rows:
 
         Of its `whole` traced nanoseconds, `again` are recomputed self time.
         """
-        own = self._work(running).own_seconds if running.row in self._modules else None
+        own = self._work(running).self_seconds if running.fqn in self._modules else None
         if own is None or not whole or running.phase not in {"forward", "backward", "recompute"}:
             return
         recomputed = again / whole if running.phase == "backward" else 0.0
         for key, took in inside.items():
-            if key.row not in self._modules:
+            if key.fqn not in self._modules:
                 continue
             part = took / whole
-            self._add(key, own, part, below=running.row)
+            self._add(key, own, part, below=running.fqn)
             self._give_own(running, own, -part)
             recomputed += part if key.phase != running.phase else 0.0
         if recomputed:
             self._give_own(running, own, -again / whole)
-            self._give_own(ModulePhase(running.row, "recompute"), own, again / whole)
-            for row in ancestry(running.row):
+            self._give_own(ModulePhase(running.fqn, "recompute"), own, again / whole)
+            for row in ancestry(running.fqn):
                 self._move(row, own, recomputed)
 
     def _work(self, key: ModulePhase) -> Work:
-        return self.works.get(key) or self._modules[key.row].work(key.phase)
+        return self.works.get(key) or self._modules[key.fqn].work(key.phase)
 
-    def _set(self, key: ModulePhase, **times: Spread | None) -> None:
+    def _set(self, key: ModulePhase, **times: TimingStats | None) -> None:
         self.works[key] = replace(self._work(key), **times)
 
-    def _add(self, key: ModulePhase, own: Spread, part: float, *, below: str) -> None:
+    def _add(self, key: ModulePhase, own: TimingStats, part: float, *, below: str) -> None:
         """Add to a row's own time, and to the time of every row between it and the compiled one."""
         self._give_own(key, own, part)
-        for row in ancestry(key.row):
+        for row in ancestry(key.fqn):
             if row == below:
                 return
             above = ModulePhase(row, key.phase)
             if row in self._modules:
                 self._set(above, seconds=_plus(self._work(above).seconds, own, part))
 
-    def _give_own(self, key: ModulePhase, own: Spread, part: float) -> None:
-        self._set(key, own_seconds=_plus(self._work(key).own_seconds, own, part))
+    def _give_own(self, key: ModulePhase, own: TimingStats, part: float) -> None:
+        self._set(key, self_seconds=_plus(self._work(key).self_seconds, own, part))
 
-    def _move(self, row: str, own: Spread, part: float) -> None:
+    def _move(self, row: str, own: TimingStats, part: float) -> None:
         """Move what is recomputed inside of a row from its backward to its recompute."""
         backward, recompute = ModulePhase(row, "backward"), ModulePhase(row, "recompute")
         if self._work(backward).seconds is not None:
@@ -222,14 +222,14 @@ class _Rows:
             self._set(recompute, seconds=_plus(self._work(recompute).seconds, own, part))
 
 
-def _plus(spread: Spread | None, other: Spread, part: float) -> Spread:
+def _plus(spread: TimingStats | None, other: TimingStats, part: float) -> TimingStats:
     """A spread with a part of another added.
 
     Both are of the same steps, and a part of a median is as sure as the median.
     """
     if spread is None:
         return other.times(part)
-    return Spread(
+    return TimingStats(
         median=max(spread.median + other.median * part, 0.0),
         low=max(spread.low + other.low * part, 0.0),
         high=max(spread.high + other.high * part, 0.0),

@@ -289,7 +289,7 @@ def times_of(
     for region in regions:
         keys.add(region.key)
         graph = graphs.get(region.key, UNKNOWN)
-        sums.add(region, graph, rows(graph, region.running.row))
+        sums.add(region, graph, rows(graph, region.running.fqn))
     return sums.times(len(keys), sum(key not in graphs for key in keys), device=device)
 
 
@@ -427,7 +427,7 @@ def _owners(
         return {(None, running.phase): 1.0}
     owners: defaultdict[tuple[str | None, str], float] = defaultdict(float)
     for module, is_of_forward, share in call.shares:
-        row = running.row if module < 0 else rows[module]
+        row = running.fqn if module < 0 else rows[module]
         phase = "recompute" if running.phase == "backward" and is_of_forward else running.phase
         owners[row, phase] += share
     return owners

@@ -29,7 +29,7 @@ from lflops.trace.record.module_log import THREAD, LogEntry, Replay
 from lflops.trace.recorded import (
     NODE,
     STEP,
-    DeviceWork,
+    DeviceEvent,
     HostItem,
     OperatorCall,
     RecordedTrace,
@@ -131,7 +131,7 @@ def recorded(
         if is_on_device:
             if not is_named:
                 trace.work.append(
-                    DeviceWork(
+                    DeviceEvent(
                         _WORK.get(name[:6], "kernel"), name, 0, thread, start, end, key, link
                     )
                 )
@@ -178,7 +178,7 @@ class _Open(RegionEvent):
 
 
 @dataclass(kw_only=True)
-class Joined:
+class AttributedTrace:
     """Kineto's events, joined with the log of modules."""
 
     # Nanoseconds of the device, by step, and by module and phase of the operator that launched it;
@@ -209,7 +209,7 @@ def join(
     communicated: Mapping[int, Sequence[Communicated]] | None = None,
     *,
     on_host: Mapping[int, Communicated] | None = None,
-) -> Joined:
+) -> AttributedTrace:
     """Tie each event to the module that ran.
 
     `home` is the thread that trains; `on_host` are collectives by the start of their launch.
@@ -292,7 +292,7 @@ class _Walk:
     def __init__(
         self,
         steps: _StepIntervals,
-        kernels: Mapping[int, Sequence[DeviceWork]],
+        kernels: Mapping[int, Sequence[DeviceEvent]],
         communicated: Mapping[int, Sequence[Communicated]],
         on_host: Mapping[int, Communicated],
     ) -> None:
@@ -303,7 +303,7 @@ class _Walk:
         self.communicated, self.on_host = communicated, on_host
         self.times: dict[str, SliceTimes] = {}
         self.named: dict[str, SliceTimes] = {}
-        self.found = Joined(device=[{} for _ in range(steps.number)], batch_at=steps.index)
+        self.found = AttributedTrace(device=[{} for _ in range(steps.number)], batch_at=steps.index)
         self._kernels = kernels
         self._doubles: list[
             tuple[_Open, _Open]
@@ -337,7 +337,7 @@ class _Walk:
                 self.on_device(step, running, self.asked[key])
                 self._communicate(running, self.communicated.get(key, ()))
                 replay.on_device(self.asked[key])
-                times.own_device += self.asked[key]
+                times.self_device += self.asked[key]
                 for event in opened:
                     event.times.device += self.asked[key]
                     event.device += self.asked[key]
@@ -356,12 +356,12 @@ class _Walk:
     def _begin(
         self, event: _Open, key: int, opened: list[_Open], step: int, running: ModulePhase
     ) -> None:
-        event.times.own_host += event.end - event.start
+        event.times.self_host += event.end - event.start
         if event.start in self.on_host and event.name.startswith(LAUNCHES):
             self._communicate(running, [self.on_host[event.start]])
         if opened:
             parent = opened[-1]
-            parent.times.own_host -= event.end - event.start
+            parent.times.self_host -= event.end - event.start
             parent.children += 1
             if event.times is parent.times:
                 self._doubles.append((parent, event))
@@ -381,7 +381,7 @@ class _Walk:
             self.found.regions.append(event.region)
         opened.append(event)
 
-    def joined(self) -> Joined:
+    def joined(self) -> AttributedTrace:
         """Join what all threads did.
 
         An operator that only calls another of its name is one with it, as in torch's own table.
@@ -400,18 +400,18 @@ def _table(times: Iterable[SliceTimes]) -> tuple[TracedOperator, ...]:
     """Those with the most self time, on the device and on the host."""
     operators = [each for each in times if each.calls]
     on_device = sorted(
-        (each for each in operators if each.own_device), key=lambda each: -each.own_device
+        (each for each in operators if each.self_device), key=lambda each: -each.self_device
     )[:MAX_TABLE_ROWS]
-    on_host = sorted(operators, key=lambda each: -each.own_host)[:MAX_TABLE_ROWS]
+    on_host = sorted(operators, key=lambda each: -each.self_host)[:MAX_TABLE_ROWS]
     chosen = {each.name: each for each in (*on_device, *on_host)}
     return tuple(
         TracedOperator(
             name=each.name,
             calls=each.calls,
             host_seconds=each.host / 1e9,
-            own_host_seconds=max(each.own_host, 0) / 1e9,
+            self_host_seconds=max(each.self_host, 0) / 1e9,
             device_seconds=each.device / 1e9,
-            own_device_seconds=each.own_device / 1e9,
+            self_device_seconds=each.self_device / 1e9,
         )
         for each in chosen.values()
     )

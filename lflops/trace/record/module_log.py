@@ -23,7 +23,7 @@ from torch.profiler import record_function
 
 from lflops.attribution.hooks import install_hooks
 from lflops.attribution.module_tracker import AutogradSegments, Frame, FrameStack
-from lflops.error_guard import Guard, Undo, unguarded
+from lflops.error_guard import CleanupStack, Guard, unguarded
 from lflops.model.compile_guard import unremark_hooks
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.records import PHASES, Call, ModulePhase, Phase
@@ -51,7 +51,7 @@ class ModuleLog:
         # the entries by Python's number of the thread
         self.threads: dict[int, list[LogEntry]] = {}
 
-    def install(self, undo: Undo, guard: Guard = unguarded) -> None:
+    def install(self, undo: CleanupStack, guard: Guard = unguarded) -> None:
         """Install the hooks, on the thread that trains, until `undo` is closed."""
         self.home = threading.get_ident()
         self.threads = {self.home: []}
@@ -257,11 +257,11 @@ class Replay:
         else:
             self._enter(moment, key, what)
         top = self._frames[-1].module_phase if self._frames else None
-        self._own.mark(number, "" if top is None else top.row)
+        self._own.mark(number, "" if top is None else top.fqn)
 
     def _enter(self, moment: int, key: int, what: str | nn.Module) -> None:
         top = self._frames[-1] if self._frames else None
-        above = "" if top is None or top.module_phase is None else top.module_phase.row
+        above = "" if top is None or top.module_phase is None else top.module_phase.fqn
         if isinstance(what, str):
             name = what.removeprefix(SCOPE)
             row = f"{above}.{name}" if above else name
@@ -272,7 +272,7 @@ class Replay:
         else:
             top.innermost = False
             top.is_call = (
-                top.is_call and top.module_phase.row != row
+                top.is_call and top.module_phase.fqn != row
                 # a call of a wrapper is one of what it wraps
             )
         again = any(frame.run is not None for frame in self._frames)

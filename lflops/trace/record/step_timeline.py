@@ -10,16 +10,16 @@ from operator import attrgetter
 
 from msgspec.structs import asdict
 
-from lflops.intervals import Stretches, joined, length, outside, shares
+from lflops.intervals import Intervals, joined, length, outside, shares
 from lflops.profile.collective_names import collective_kind
 from lflops.profile.records import Call
 from lflops.profile.series import gathered
-from lflops.profile.timeline import OwnTime, StepTimeline, TimedWork, longest, nested
+from lflops.profile.timeline import SelfTime, StepTimeline, TimedWork, longest, nested
 from lflops.trace.device_states import Timeline, communicates, states, timeline
 from lflops.trace.record.events import LAUNCHES, Communicated, steps_of
 from lflops.trace.recorded import (
     NODE,
-    DeviceWork,
+    DeviceEvent,
     HostItem,
     OperatorCall,
     RecordedTrace,
@@ -48,16 +48,16 @@ def timeline_of(
     if not steps:
         return None
     begin, end, trainer = steps[(len(steps) - 1) // 2]
-    by_thread: defaultdict[int, list[OwnTime]] = defaultdict(list, {0: []})
+    by_thread: defaultdict[int, list[SelfTime]] = defaultdict(list, {0: []})
     for call in calls:
         if begin <= call.start < end:
             by_thread[call.thread].append(
-                OwnTime(call.row, call.phase, call.start - begin, min(call.end, end) - begin)
+                SelfTime(call.fqn, call.phase, call.start - begin, min(call.end, end) - begin)
             )
     lanes = _lanes(by_thread)
     for (start, phase), (stop, _) in pairwise([*marks, (end, "")]):
         if phase not in _NO_PHASE and begin < stop and start < end:
-            lanes[0].append(OwnTime("", phase, max(start, begin) - begin, min(stop, end) - begin))
+            lanes[0].append(SelfTime("", phase, max(start, begin) - begin, min(stop, end) - begin))
     slices = (
         each for lane, running in enumerate(lanes) for each in nested(_own_times(running), lane)
     )
@@ -70,7 +70,7 @@ def timeline_of(
 
 
 def _works(
-    found: Iterable[tuple[int, OperatorCall | DeviceWork]], begin: int, lanes: dict[int, int]
+    found: Iterable[tuple[int, OperatorCall | DeviceEvent]], begin: int, lanes: dict[int, int]
 ) -> Iterator[TimedWork]:
     """What was found on threads or streams, with a lane for each of these."""
     for place, each in found:
@@ -82,12 +82,12 @@ def _works(
         )
 
 
-def _lanes(by_thread: Mapping[int, Sequence[OwnTime]]) -> list[list[OwnTime]]:
+def _lanes(by_thread: Mapping[int, Sequence[SelfTime]]) -> list[list[SelfTime]]:
     """The calls in as few lanes as it takes.
 
     Threads that never run at the same time share one, as those of forward and of backward.
     """
-    lanes: list[list[OwnTime]] = []
+    lanes: list[list[SelfTime]] = []
     for _, called in sorted(by_thread.items()):
         lane = next((lane for lane in lanes if not shares(_when(lane), _when(called))[0]), None)
         if lane is None:
@@ -97,7 +97,7 @@ def _lanes(by_thread: Mapping[int, Sequence[OwnTime]]) -> list[list[OwnTime]]:
     return lanes
 
 
-def _when(calls: Iterable[OwnTime]) -> Stretches:
+def _when(calls: Iterable[SelfTime]) -> Intervals:
     return joined((call.start, call.end) for call in calls)
 
 
@@ -111,12 +111,12 @@ def _steps(trace: RecordedTrace, ends: Sequence[bool]) -> Iterator[tuple[int, in
             begin = None
 
 
-def _own_times(calls: Iterable[OwnTime]) -> list[OwnTime]:
+def _own_times(calls: Iterable[SelfTime]) -> list[SelfTime]:
     """When each of nested calls was the innermost one."""
-    running: list[OwnTime] = []
+    running: list[SelfTime] = []
     # of each that runs, when another one was inside of it
-    inside: list[Stretches] = []
-    found: list[tuple[OwnTime, Stretches]] = []
+    inside: list[Intervals] = []
+    found: list[tuple[SelfTime, Intervals]] = []
     for call in outer_first(calls, running):
         del inside[len(running) :]
         # of all: a run of backward may end after the one around it
@@ -159,7 +159,7 @@ AUTOGRAD = frozenset(
 )
 
 
-def _states(work: Sequence[DeviceWork]) -> Timeline | None:
+def _states(work: Sequence[DeviceEvent]) -> Timeline | None:
     """From the first to the last work; `None` where there was no device."""
     return (
         states(work, min(each.start for each in work), max(each.end for each in work))
@@ -168,7 +168,7 @@ def _states(work: Sequence[DeviceWork]) -> Timeline | None:
     )
 
 
-def device_seconds(work: Sequence[DeviceWork]) -> dict[str, float]:
+def device_seconds(work: Sequence[DeviceEvent]) -> dict[str, float]:
     """The fields of `DeviceTimeline` in seconds, from the first to the last work of the device.
 
     Empty where there was no device.
@@ -181,7 +181,7 @@ def device_seconds(work: Sequence[DeviceWork]) -> dict[str, float]:
     )
 
 
-def communication(work: Sequence[DeviceWork]) -> dict[int, list[Communicated]]:
+def communication(work: Sequence[DeviceEvent]) -> dict[int, list[Communicated]]:
     """The kernels of collectives by the key of what launched them."""
     device = _states(work)
     computing = device.computing if device else []

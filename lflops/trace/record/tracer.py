@@ -22,18 +22,18 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from lflops.error_guard import Guard, Undo, call_each, unguarded
+from lflops.error_guard import CleanupStack, Guard, call_each, unguarded
 from lflops.garbage import SearchTimeout, alive, gc_paused
 from lflops.inputs.devices import profiler_activity
 from lflops.model.module_tree import ModuleTree, rows_of
-from lflops.profile.records import Call, ModulePhase, Phase, Spread, Trace
+from lflops.profile.records import Call, ModulePhase, Phase, TimingStats, Trace
 from lflops.profile.series import grouped, summed
 from lflops.profile.timeline import StepTimeline
 from lflops.timing.module_times import inclusive, spreads_of
 from lflops.torch_private.autograd import hear_profilers, profiler_is_recording
 from lflops.torch_private.dispatch_modes import without_modes
 from lflops.trace.record.compiled_time import CompiledTimes, recorded_graphs, times_of
-from lflops.trace.record.events import Joined, join, read
+from lflops.trace.record.events import AttributedTrace, join, read
 from lflops.trace.record.module_log import ModuleLog
 from lflops.trace.record.step_timeline import (
     PhaseMark,
@@ -74,7 +74,7 @@ class Recording:
     trace: Trace
     # The device's time for each row and those below it, over whole steps; `None` where no device
     # was recorded.
-    device_seconds: Mapping[ModulePhase, Spread] | None
+    device_seconds: Mapping[ModulePhase, TimingStats] | None
     # Own seconds of kernels a step, without collectives, which wait for other ranks; empty where
     # the recording ends within a step.
     kernels: Mapping[ModulePhase, float]
@@ -130,7 +130,7 @@ class Tracer:
         self._ends: list[bool] = []
         self._phases: list[PhaseMark] = []
         self._guard = guard
-        self._hooks = Undo()
+        self._hooks = CleanupStack()
         # Why there is no recording, or no file of it; `None` while nothing is against one.
         self.refusal: Refusal | None = None if self._activities else "no_activity"
         self.error: str | None = (
@@ -343,7 +343,7 @@ class Tracer:
             timeline=timeline_of(recorded, joined.calls, self._ends, self._phases),
         )
 
-    def _compiled(self, joined: Joined) -> CompiledTimes:
+    def _compiled(self, joined: AttributedTrace) -> CompiledTimes:
         """Divide compiled regions over modules, and with them the device's time in `joined`."""
         graphs = recorded_graphs(region.key for region in joined.regions)
         times = times_of(
@@ -426,7 +426,7 @@ def _export(recorder: profile, into: Path) -> str | None:
 
 def _spreads(
     batches: Iterable[Mapping[ModulePhase, float]], ends: Sequence[bool]
-) -> dict[ModulePhase, Spread]:
+) -> dict[ModulePhase, TimingStats]:
     """Seconds of each row and those below it, step by step.
 
     Batches that no step ends with are left out.
@@ -454,9 +454,9 @@ def call_times(
         opened: list[Call] = []
         for call in outer_first(of_thread, opened):
             in_batch = own[batch_at(call.start)]
-            in_batch[ModulePhase(call.row, call.phase)] += call.end - call.start
+            in_batch[ModulePhase(call.fqn, call.phase)] += call.end - call.start
             if opened:
-                in_batch[ModulePhase(opened[-1].row, opened[-1].phase)] -= call.end - call.start
+                in_batch[ModulePhase(opened[-1].fqn, opened[-1].phase)] -= call.end - call.start
             opened.append(call)
     return tuple(map(dict, own))
 

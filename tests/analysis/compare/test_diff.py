@@ -10,7 +10,7 @@ from msgspec.structs import replace
 import lflops
 from lflops.analysis.compare.diff import Diff, diff
 from lflops.profile.profile import Profile
-from lflops.profile.records import Spread
+from lflops.profile.records import TimingStats
 from tests.support.profile_builders import (
     fields_of,
     module_profile,
@@ -315,7 +315,7 @@ def test_recomputing_is_work_that_changed() -> None:
 def test_what_was_not_counted_is_no_equal_work() -> None:
     """Times alone: that they belong to the same work is not known, so no module is judged."""
     before, after = (
-        replace(ran(seconds), cells=()) for seconds in (MODULES, slowed(MODULES, 2.0, "head"))
+        replace(ran(seconds), op_counts=()) for seconds in (MODULES, slowed(MODULES, 2.0, "head"))
     )
     found = diff(before, after)
     assert (None, None) == (found.modules[0].own.macs.before, found.modules[0].own.macs.after)
@@ -335,7 +335,7 @@ def test_rates_and_peaks_are_compared() -> None:
         )
         for step, peak in ((0.1, 1000), (0.08, 1500))
     )
-    found = diff(replace(before, cells=()), replace(after, cells=()))
+    found = diff(replace(before, op_counts=()), replace(after, op_counts=()))
     assert (40.0, 50.0) == (found.samples_per_second.before, found.samples_per_second.after)
     assert (1000, 1500, True) == (
         found.peak_bytes.before,
@@ -349,7 +349,9 @@ def sampled(
 ) -> Profile:
     """A run whose steps vary by chance."""
     spreads = {
-        name: Spread.of(each * math.exp(noise * random_numbers.gauss(0, 1)) for _ in range(steps))
+        name: TimingStats.of(
+            each * math.exp(noise * random_numbers.gauss(0, 1)) for _ in range(steps)
+        )
         for name, each in seconds.items()
     }
     return ran(

@@ -557,7 +557,7 @@ if sys.argv[2] == "meanwhile":
     keeper.LOOK = 0.005
 def fail(*_):
     raise RuntimeError("planted")
-finder.FoundPhases._fetch_begins = fail
+finder.AutoDetectedPhases._fetch_begins = fail
 loader = DataLoader(torch.randn(320, 64), batch_size=32)
 steps = 0
 while (steps < 10 or model._forward_pre_hooks) if sys.argv[2] == "meanwhile" else steps < 40:

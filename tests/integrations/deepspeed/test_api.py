@@ -579,10 +579,10 @@ def timed(*, backward: int = 0, **given: Any) -> Profile:
     if backward:
         cells.append(product("", "aten::mm", "backward", macs=backward, bytes_moved=1))
         phases["backward"] = 3e-3
-    step = Step(index=0, kind="counted", seconds=sum(phases.values()), phases=phases, samples=1)
+    step = Step(index=0, kind="counting", seconds=sum(phases.values()), phases=phases, samples=1)
     told_by = engine(wall_clock_breakdown=lambda: True, timers=timers(**given))
     return with_engine_facts(
-        profile({"": {"kind": "Net"}}, cells, steps=(step,)), nn.Linear(1, 1), told_by, 0.5
+        profile({"": {"class_name": "Net"}}, cells, steps=(step,)), nn.Linear(1, 1), told_by, 0.5
     )
 
 

@@ -33,24 +33,24 @@ def blocks(**fields: Any) -> Profile:
     200 a block, 500 together.
     """
     rows: dict[str, dict[str, Any]] = {
-        "": weights(0, 322) | {"kind": "Net"},
-        "layers": weights(0, 288) | {"kind": "ModuleList", "calls": 0},
+        "": weights(0, 322) | {"class_name": "Net"},
+        "layers": weights(0, 288) | {"class_name": "ModuleList", "calls": 0},
     }
     cells = []
     for block in range(2):
         name = f"layers.{block}"
-        rows[name] = weights(0, 144) | {"kind": "Block"}
+        rows[name] = weights(0, 144) | {"class_name": "Block"}
         rows[f"{name}.up"] = weights(144) | {
-            "kind": "Linear",
+            "class_name": "Linear",
             "detail": "in_features=8, out_features=16, bias=True",
         }
-        rows[f"{name}.act"] = weights(0) | {"kind": "GELU", "detail": "approximate='none'"}
+        rows[f"{name}.act"] = weights(0) | {"class_name": "GELU", "detail": "approximate='none'"}
         cells += [
             product(f"{name}.up", "aten::addmm", "forward", macs=512, bytes_moved=1),
             cell(f"{name}.act", "aten::gelu", "forward", flops=64),
         ]
     rows["head"] = weights(34) | {
-        "kind": "Linear",
+        "class_name": "Linear",
         "detail": "in_features=16, out_features=2, bias=True",
     }
     cells.append(product("head", "aten::addmm", "forward", macs=128, bytes_moved=1))
@@ -86,7 +86,7 @@ def detailed(given: Profile) -> list[str]:
     )
 
 
-CLEAN = Step(index=0, kind="clean", seconds=1e-3, phases={"forward": 1e-3})
+CLEAN = Step(index=0, kind="unprofiled", seconds=1e-3, phases={"forward": 1e-3})
 
 
 def test_the_parts_stand_in_deepspeeds_order_under_its_headings() -> None:
@@ -162,10 +162,12 @@ def test_recomputed_work_is_work_of_backward() -> None:
     3200 of them in 1.5 ms, 4544 in 2.5.
     """
     cells = [
-        *small_profile().cells,
+        *small_profile().op_counts,
         product("", "aten::addmm", "recompute", macs=800, bytes_moved=1),
     ]
-    rows = {name: {"kind": module.kind} for name, module in small_profile().modules.items()}
+    rows = {
+        name: {"class_name": module.class_name} for name, module in small_profile().modules.items()
+    }
     figures = labelled(profile(rows, cells, steps=small_profile().steps))
     assert "2.13 MFLOPS" == figures["bwd FLOPS per GPU = bwd+recompute flops / bwd latency"]
     assert (
@@ -182,7 +184,7 @@ def test_a_backward_that_nobody_counted_has_deepspeeds_factor_and_says_so() -> N
     """2.5 forwards of 2432 flops in 2 ms; with the forward's own, 3.5 of them in 3 ms."""
     step = Step(
         index=0,
-        kind="clean",
+        kind="unprofiled",
         seconds=4e-3,
         phases={"forward": 1e-3, "backward": 2e-3, "optimizer": 1e-3},
     )
@@ -205,7 +207,7 @@ def test_a_backward_that_nobody_counted_has_deepspeeds_factor_and_says_so() -> N
 def test_an_unknown_latency_is_a_dash_and_so_is_what_it_would_divide() -> None:
     """A count has no time."""
     counted = profile(
-        {"": {"kind": "Net"}}, [product("", "aten::mm", "forward", macs=1, bytes_moved=1)]
+        {"": {"class_name": "Net"}}, [product("", "aten::mm", "forward", macs=1, bytes_moved=1)]
     )
     figures = labelled(counted)
     assert ("–", "–") == (
@@ -219,7 +221,7 @@ def test_an_unknown_latency_is_a_dash_and_so_is_what_it_would_divide() -> None:
 def test_where_no_step_is_clean_the_latency_is_the_roots_own() -> None:
     """5 operators of 100 µs, which were 3 times as long with the counting."""
     figures = labelled(
-        counted_alone := blocks(steps=(Step(index=0, kind="counted", seconds=5e-4, phases={}),))
+        counted_alone := blocks(steps=(Step(index=0, kind="counting", seconds=5e-4, phases={}),))
     )
     assert ("500 us", "the counted pass alone") == (
         figures["fwd latency"],
@@ -230,7 +232,7 @@ def test_where_no_step_is_clean_the_latency_is_the_roots_own() -> None:
     assert said == slow["observer's cost: counting made the pass"]
 
 
-SHARDED = {"parameters": 322, "local_parameters": 161, "kind": "Net"}
+SHARDED = {"parameters": 322, "local_parameters": 161, "class_name": "Net"}
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,7 @@ def test_stages_are_one_model_and_no_gpus_work() -> None:
 
     160 of the model, in a step of which no GPU did as much.
     """
-    step = Step(index=0, kind="clean", seconds=0.2, phases={"forward": 0.1})
+    step = Step(index=0, kind="unprofiled", seconds=0.2, phases={"forward": 0.1})
     first = profile(
         {"": weights(0, 144), "up": weights(144)},
         [product("up", "aten::mm", "forward", macs=128, bytes_moved=1)],
@@ -399,7 +401,7 @@ def test_a_trace_is_named_with_the_operators_that_took_most() -> None:
     (addmm,) = traced.trace.operators if traced.trace else ()
     on_host = replace(
         traced.trace,
-        operators=(replace(addmm, own_device_seconds=0.0),),
+        operators=(replace(addmm, self_device_seconds=0.0),),
         files={"0": "a", "1": "b"},
     )
     figures = labelled(replace(traced, trace=on_host))
@@ -448,7 +450,7 @@ def test_a_generation_has_its_two_parts_apart() -> None:
         "decode_flops": 400,
     }
     phases = {"forward": 3e-3, "prefill": 1e-3, "decode": 2e-3}
-    step = Step(index=0, kind="clean", seconds=3e-3, phases=phases, tokens=15)
+    step = Step(index=0, kind="unprofiled", seconds=3e-3, phases=phases, tokens=15)
     figures = labelled(
         blocks(steps=(step,), notes=(Note(code="generated", subject="", values=values),))
     )
@@ -471,7 +473,7 @@ def test_a_generation_has_its_two_parts_apart() -> None:
 def test_several_steps_have_quartiles() -> None:
     """Of 1, 2, 3, 4 and 5 ms the quartiles are 2 and 4."""
     steps = tuple(
-        Step(index=i, kind="clean", seconds=i * 1e-3, phases={"forward": i * 1e-3})
+        Step(index=i, kind="unprofiled", seconds=i * 1e-3, phases={"forward": i * 1e-3})
         for i in range(1, 6)
     )
     figures = labelled(blocks(steps=steps))
@@ -585,9 +587,9 @@ def test_what_is_special_about_a_module_is_said_behind_its_figures() -> None:
     A name that would drive the terminal is made harmless.
     """
     rows = {
-        "": {"kind": "Net"},
-        "a": {"kind": "Linear", "owner": "", "compiled": True},
-        "b": {"kind": "Li\x1bnear", "calls": 0, "detail": "p=0.1"},
+        "": {"class_name": "Net"},
+        "a": {"class_name": "Linear", "owner": "", "compiled": True},
+        "b": {"class_name": "Li\x1bnear", "calls": 0, "detail": "p=0.1"},
     }
     lines = detailed(profile(rows, []))
     assert lines[2].endswith("shares the model itself, compiled)")

@@ -35,10 +35,10 @@ The body's input needs no gradient, so its backward is once that; the head's is 
 PARAMETERS = {"body.0": WIDTH * WIDTH + WIDTH, "head": WIDTH * CLASSES + CLASSES}
 
 
-def own_macs(profile: Profile, phase: Phase) -> dict[str, int]:
+def self_macs(profile: Profile, phase: Phase) -> dict[str, int]:
     """The MACs of every row's own that has any."""
     own = {
-        name: module.work(phase).own_macs for name, module in consistent(profile).modules.items()
+        name: module.work(phase).self_macs for name, module in consistent(profile).modules.items()
     }
     return {name: macs for name, macs in own.items() if macs}
 
@@ -58,9 +58,9 @@ def test_a_step_is_counted_to_the_last_product(options: dict[str, Any]) -> None:
     monitor = watching()
     fit(Classifier(), monitor, **options)
     (profile,) = monitor.profiles
-    assert {"body.0": BODY, "head": HEAD} == own_macs(profile, "forward")
-    assert {"body.0": BODY, "head": 2 * HEAD} == own_macs(profile, "backward")
-    assert [6] == [step.index for step in profile.steps if step.kind == "counted"]
+    assert {"body.0": BODY, "head": HEAD} == self_macs(profile, "forward")
+    assert {"body.0": BODY, "head": 2 * HEAD} == self_macs(profile, "backward")
+    assert [6] == [step.index for step in profile.steps if step.kind == "counting"]
     assert {"": 0, "body": 1, "body.0": 1, "body.1": 1, "body.2": 1, "head": 1} == {
         name: module.calls for name, module in profile.modules.items()
     }
@@ -68,7 +68,7 @@ def test_a_step_is_counted_to_the_last_product(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_it_is_what_count_counts(autocast: bool) -> None:
-    """Cell by cell, the model's and the loss's.
+    """OpCount by cell, the model's and the loss's.
 
     Beside them Lightning divides the loss by the batches accumulated, and begins backward.
     """
@@ -81,7 +81,7 @@ def test_it_is_what_count_counts(autocast: bool) -> None:
         )
 
     def forward_and_backward(profile: Profile) -> set[Any]:
-        return {cell for cell in profile.cells if cell.phase in {"forward", "backward"}}
+        return {cell for cell in profile.op_counts if cell.phase in {"forward", "backward"}}
 
     monitors, counts = forward_and_backward(monitor.profiles[0]), forward_and_backward(profile)
     beside = {("", "div", "forward"), ("", "div", "backward"), ("", "ones_like", "forward")}
@@ -93,19 +93,19 @@ def test_gradients_accumulated_over_three_batches_are_counted_as_one_step() -> N
     monitor = watching()
     fit(Classifier(), monitor, batches=60, accumulate_grad_batches=3)
     (profile,) = monitor.profiles
-    assert {"body.0": 3 * BODY, "head": 3 * HEAD} == own_macs(profile, "forward")
-    assert {"body.0": 3 * BODY, "head": 6 * HEAD} == own_macs(profile, "backward")
+    assert {"body.0": 3 * BODY, "head": 3 * HEAD} == self_macs(profile, "forward")
+    assert {"body.0": 3 * BODY, "head": 6 * HEAD} == self_macs(profile, "backward")
     once = watching()
     fit(Classifier(), once)
-    assert own_flops(once.profiles[0], "optimizer") == own_flops(profile, "optimizer")
+    assert self_flops(once.profiles[0], "optimizer") == self_flops(profile, "optimizer")
     assert 3 * once.profiles[0].modules["body.0"].calls == profile.modules["body.0"].calls
     assert (3, 3 * ROWS) == (profile.run.accumulation, profile.run.samples_per_step)
     assert {3 * ROWS} == {step.samples for step in profile.steps}
 
 
-def own_flops(profile: Profile, phase: Phase) -> dict[str, int]:
+def self_flops(profile: Profile, phase: Phase) -> dict[str, int]:
     """The FLOPs of every row's own that has any."""
-    own = {name: module.work(phase).own_flops for name, module in profile.modules.items()}
+    own = {name: module.work(phase).self_flops for name, module in profile.modules.items()}
     return {name: flops for name, flops in own.items() if flops}
 
 
@@ -118,7 +118,7 @@ def test_the_optimizers_work_is_that_of_the_parameters_owners() -> None:
 
     monitor = watching()
     fit(Descending(), monitor)
-    assert own_flops(monitor.profiles[0], "optimizer") == PARAMETERS
+    assert self_flops(monitor.profiles[0], "optimizer") == PARAMETERS
 
 
 def test_clipping_is_other() -> None:
@@ -126,8 +126,8 @@ def test_clipping_is_other() -> None:
     plain, clipped = watching(), watching()
     fit(Classifier(), plain)
     fit(Classifier(), clipped, gradient_clip_val=0.1)
-    assert {} == own_flops(plain.profiles[0], "other")
-    assert {""} == own_flops(clipped.profiles[0], "other").keys()
+    assert {} == self_flops(plain.profiles[0], "other")
+    assert {""} == self_flops(clipped.profiles[0], "other").keys()
 
 
 def test_the_loss_and_what_prepares_the_batch_are_the_models_own() -> None:
@@ -143,10 +143,10 @@ def test_the_loss_and_what_prepares_the_batch_are_the_models_own() -> None:
 
     monitor = watching()
     fit(Prepared(), monitor)
-    assert {"": BODY + ROWS * WIDTH, "body.0": BODY, "head": HEAD} == own_macs(
+    assert {"": BODY + ROWS * WIDTH, "body.0": BODY, "head": HEAD} == self_macs(
         monitor.profiles[0], "forward"
     )
-    assert {} == own_macs(monitor.profiles[0], "other")
+    assert {} == self_macs(monitor.profiles[0], "other")
 
 
 def test_what_other_hooks_compute_is_other() -> None:
@@ -158,7 +158,7 @@ def test_what_other_hooks_compute_is_other() -> None:
 
     monitor = watching()
     fit(Averaging(), monitor)
-    assert {"": 2 * 3 * 5} == own_macs(monitor.profiles[0], "other")
+    assert {"": 2 * 3 * 5} == self_macs(monitor.profiles[0], "other")
 
 
 def test_clipping_by_hand_is_other() -> None:
@@ -181,7 +181,7 @@ def test_clipping_by_hand_is_other() -> None:
     fit(Classifier(), clipped, gradient_clip_val=0.1)
     phases: tuple[Phase, ...] = ("optimizer", "other")
     for phase in phases:
-        assert own_flops(clipped.profiles[0], phase) == own_flops(monitor.profiles[0], phase)
+        assert self_flops(clipped.profiles[0], phase) == self_flops(monitor.profiles[0], phase)
 
 
 def test_what_activation_checkpointing_computes_again_is_recompute() -> None:
@@ -196,7 +196,7 @@ def test_what_activation_checkpointing_computes_again_is_recompute() -> None:
 
     monitor = watching()
     fit(Checkpointed(), monitor)
-    assert {"body.0": BODY} == own_macs(monitor.profiles[0], "recompute")
+    assert {"body.0": BODY} == self_macs(monitor.profiles[0], "recompute")
 
 
 def test_the_memory_of_the_step_is_there() -> None:
@@ -215,7 +215,7 @@ def test_modules_that_are_ignored_are_in_no_total() -> None:
     """By their names, as `count` takes them."""
     monitor = watching(ignore_modules=["head"])
     fit(Classifier(), monitor)
-    assert {"body.0": BODY} == own_macs(monitor.profiles[0], "forward")
+    assert {"body.0": BODY} == self_macs(monitor.profiles[0], "forward")
 
 
 class Growing(torch.utils.data.IterableDataset[Any]):
@@ -237,8 +237,8 @@ def batches(sizes: list[int]) -> Any:
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ([4] * 9, ["counted", "clean", "clean"]),
-        ([4, 4, 4, 4, 2, 2, 4, 4, 4], ["counted", "counted", "clean"]),
+        ([4] * 9, ["counted", "unprofiled", "unprofiled"]),
+        ([4, 4, 4, 4, 2, 2, 4, 4, 4], ["counted", "counted", "unprofiled"]),
     ],
 )
 def test_a_window_counts_again_where_shapes_are_new(sizes: list[int], expected: list[str]) -> None:
@@ -262,8 +262,8 @@ def test_a_profile_that_was_counted_elsewhere_is_taken() -> None:
     monitor = watching(count=counted)
     fit(Classifier(), monitor)
     (profile,) = monitor.profiles
-    assert counted.cells == profile.cells
-    assert {"clean", "hooked"} == {step.kind for step in profile.steps}
+    assert counted.op_counts == profile.op_counts
+    assert {"unprofiled", "module_timing"} == {step.kind for step in profile.steps}
     assert ("training", "train", "32-true") == (
         profile.run.kind,
         profile.run.stage,
@@ -292,7 +292,7 @@ def test_without_counting_there_are_times_and_no_work() -> None:
     )
     # How far the hooked steps were off the clean ones is this machine's affair.
     assert ["not_counted"] == [note.code for note in profile.notes if note.code != "time_scaled"]
-    assert {"clean", "hooked"} == {step.kind for step in profile.steps}
+    assert {"unprofiled", "module_timing"} == {step.kind for step in profile.steps}
 
 
 DTYPES: dict[str, tuple[dict[str, Any], str]] = {
@@ -333,7 +333,7 @@ def test_a_compiled_model_is_counted_as_it_is_written(
     compile_(model)
     fit(model, monitor)
     (profile,) = monitor.profiles
-    assert {"body.0": BODY, "head": HEAD} == own_macs(profile, "forward")
-    assert {"body.0": BODY, "head": 2 * HEAD} == own_macs(profile, "backward")
+    assert {"body.0": BODY, "head": HEAD} == self_macs(profile, "forward")
+    assert {"body.0": BODY, "head": 2 * HEAD} == self_macs(profile, "backward")
     assert [] == [note.code for note in profile.notes if note.code.startswith("compiled")]
     torch.compiler.reset()

@@ -282,7 +282,7 @@ def test_an_epoch_that_is_left_early_does_not_end_the_window(
     fit(leave(batch)(), around, monitor, max_epochs=2, accumulate_grad_batches=accumulation)
     assert [] == around.left()
     (profile,) = monitor.profiles
-    assert 1 == sum(step.kind == "counted" for step in profile.steps)
+    assert 1 == sum(step.kind == "counting" for step in profile.steps)
     once = watching()
     fit(Classifier(), once, accumulate_grad_batches=accumulation)
     assert once.profiles[0].total() == profile.total()

@@ -17,7 +17,7 @@ import lflops
 from lflops.analysis.analysis import analyze
 from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.monitoring import session
-from lflops.monitoring.window.module_timing_step import HookedStep
+from lflops.monitoring.window.module_timing_step import ModuleTimingStep
 from lflops.profile.profile import Profile
 from lflops.schedule import Schedule
 from lflops.timing import clock as module_clock
@@ -281,7 +281,7 @@ def own(profile: Profile) -> Times:
     found: dict[str, dict[str, float]] = {}
     for name, module in profile.modules.items():
         for phase in ("forward", "backward", "recompute"):
-            spread = module.work(phase).own_seconds  # type: ignore[arg-type]
+            spread = module.work(phase).self_seconds  # type: ignore[arg-type]
             if spread is not None and spread.median:
                 found.setdefault(phase, {})[name] = spread.median
     return found
@@ -317,7 +317,7 @@ def test_every_second_is_in_the_row_and_the_phase_that_it_was_spent_in(
     (phases,) = {
         tuple(step.phases.get(name, 0.0) for name in ("forward", "backward"))
         for step in profile.steps
-        if step.is_clean
+        if step.is_unprofiled
     }
     assert (sum(expected["forward"].values()), sum(going_back)) == phases
     assert 1 == profile.run.observer_ratio
@@ -351,7 +351,7 @@ def test_hooked_steps_say_only_how_the_clean_ones_divide(clock: Changing) -> Non
     assert [{"forward": 0.5}] == [
         note.values for note in profile.notes if note.code == "time_scaled"
     ]
-    assert {("clean", 63.0), ("hooked", 84.0), ("counted", None)} == {
+    assert {("unprofiled", 63.0), ("module_timing", 84.0), ("counted", None)} == {
         (step.kind, step.seconds) for step in profile.steps
     }
 
@@ -388,7 +388,9 @@ def test_a_validation_between_the_batches_of_a_step_is_in_no_row(clock: Changing
     No step is clean, so nothing scales away what does not belong here.
     """
     profile = fitted(Validated(clock), val_check_interval=1, accumulate_grad_batches=2)
-    assert {("validation",)} == {step.marks for step in profile.steps if step.kind == "hooked"}
+    assert {("validation",)} == {
+        step.marks for step in profile.steps if step.kind == "module_timing"
+    }
     assert times(ONCE, 2) == own(profile)
 
 
@@ -398,7 +400,7 @@ def test_a_hooked_step_that_was_disturbed_is_in_no_ratio(clock: Changing) -> Non
         Validated(clock), watching(schedule=Schedule(wait=6, active=2)), val_check_interval=9
     )
     assert [(8, 63.0), (9, 63.0 + 104)] == [
-        (step.index, step.seconds) for step in profile.steps if step.kind == "hooked"
+        (step.index, step.seconds) for step in profile.steps if step.kind == "module_timing"
     ]
     assert 1 == profile.run.observer_ratio
     assert own(profile) == ONCE
@@ -465,7 +467,9 @@ class Stack(Looking):
         self.encoder = nn.Sequential(*blocks)  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(("third", "hooked", "accused"), [(1.0, 3, []), (3.0, 8, ["encoder.2"])])
+@pytest.mark.parametrize(
+    ("third", "module_timing", "accused"), [(1.0, 3, []), (3.0, 8, ["encoder.2"])]
+)
 def test_more_steps_are_hooked_where_a_module_seems_slow(
     clock: Changing, monkeypatch: pytest.MonkeyPatch, third: float, hooked: int, accused: list[str]
 ) -> None:
@@ -475,7 +479,7 @@ def test_more_steps_are_hooked_where_a_module_seems_slow(
     fit(model, monitor)
     (made,) = monitor.profiles
     analysis = analyze(made)
-    assert hooked == sum(step.kind == "hooked" for step in made.steps)
+    assert hooked == sum(step.kind == "module_timing" for step in made.steps)
     assert (accused, None) == (
         [each.module for each in analysis.outliers.found],
         analysis.outliers.doubt,
@@ -485,13 +489,13 @@ def test_more_steps_are_hooked_where_a_module_seems_slow(
 
 def test_hooks_that_stay_on_are_seen(clock: Changing, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above can fail: here the first step that is hooked does not end."""
-    stop = HookedStep.stop
-    kept: list[HookedStep] = []
+    stop = ModuleTimingStep.stop
+    kept: list[ModuleTimingStep] = []
 
-    def stay(hooked: HookedStep) -> None:
+    def stay(hooked: ModuleTimingStep) -> None:
         kept.append(hooked)
 
-    monkeypatch.setattr(HookedStep, "stop", stay)
+    monkeypatch.setattr(ModuleTimingStep, "stop", stay)
     model = Looking(clock)
     fit(model, watching(**TIMES_ALONE))
     for each in reversed(kept):

@@ -214,7 +214,7 @@ def test_it_can_be_copied_and_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in (copy.deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):  # noqa: S301 - our own
         assert isinstance(each, InjectedMonitor)
         fit(Classifier(), each)
-        assert 4 == sum(step.kind == "hooked" for step in each.profiles[0].steps)
+        assert 4 == sum(step.kind == "module_timing" for step in each.profiles[0].steps)
 
 
 ON_REQUEST: dict[str, Any] = {"stages": ()}
@@ -306,7 +306,7 @@ def test_an_installed_lflops_watches_a_script_that_does_not_know_of_it(
     profile = lflops.load(path)
     assert (32 * 2, 32 * 2) == (profile.total(), profile.total(phase="backward"))
     kinds = [step.kind for step in profile.steps[:9]]
-    assert ["clean"] * 3 + ["counted"] + ["traced"] * 5 == kinds
+    assert ["unprofiled"] * 3 + ["counted"] + ["traced"] * 5 == kinds
 
 
 def test_an_installed_lflops_that_was_not_asked_stays_away(

@@ -240,7 +240,7 @@ def test_disturbed_steps_are_in_no_point(clock: StillClock) -> None:
         if "lflops·train·step_ms" in given
     }
     marks = {
-        step.index: set(step.marks) - {"cold", "new_shapes"} for step in monitor.profiles[0].steps
+        step.index: set(step.marks) - {"warmup", "new_shapes"} for step in monitor.profiles[0].steps
     }
     assert {3, 6, 9} == {index for index, each in marks.items() if "validation" in each}
     assert {"validation", "checkpoint"} >= set().union(*marks.values())
@@ -318,7 +318,9 @@ def test_a_trial_run_writes_nothing(tmp_path: Path) -> None:
     monitor = watching()
     fit(Classifier(), monitor, fast_dev_run=3, default_root_dir=tmp_path)
     assert [] == list(tmp_path.rglob("*"))
-    assert ["clean", "counted", "hooked"] == [step.kind for step in monitor.profiles[0].steps]
+    assert ["unprofiled", "counted", "module_timing"] == [
+        step.kind for step in monitor.profiles[0].steps
+    ]
 
 
 def drawn_by_layout(events: EventAccumulator) -> Counter[str]:

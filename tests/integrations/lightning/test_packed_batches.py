@@ -15,7 +15,7 @@ import lflops
 from lflops import Hardware
 from lflops.inputs.batch import BatchReader
 from lflops.monitoring import session
-from lflops.monitoring.window.counting_step import CountedSteps, HostBatch, lengths_of
+from lflops.monitoring.window.counting_step import CountingSteps, HostBatch, lengths_of
 from lflops.schedule import Schedule
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.support.cpu_stand_ins import packed_attention_kernels
@@ -149,13 +149,13 @@ def test_each_point_has_its_own_batchs_work(
     batch.
     """
     counted: list[Any] = []
-    begin = CountedSteps.begin_batch
+    begin = CountingSteps.begin_batch
 
-    def noted(self: CountedSteps, batch: Batch) -> None:
+    def noted(self: CountingSteps, batch: Batch) -> None:
         begin(self, batch)
         counted.extend([batch] * (self._counting is not None))
 
-    monkeypatch.setattr(CountedSteps, "begin_batch", noted)
+    monkeypatch.setattr(CountingSteps, "begin_batch", noted)
     lengths = packings(full=full)
     batches = [batch_of(each, key) for each in lengths]
     logger = Recorder()

@@ -375,8 +375,8 @@ def test_marks_that_come_late_are_waited_for_and_never_forced(
     (profile,) = monitor.profiles
     # The clean ones among the first ten are four without the cold ones: an eleventh is taken, where
     # there is one.
-    timed = [step for step in profile.steps if step.kind != "counted"]
-    assert [*["clean"] * 6, *["hooked"] * 3, *["clean"] * (batches == 40)] == [
+    timed = [step for step in profile.steps if step.kind != "counting"]
+    assert [*["unprofiled"] * 6, *["module_timing"] * 3, *["unprofiled"] * (batches == 40)] == [
         step.kind for step in timed
     ]
     assert {sum(ONCE.values())} == {step.seconds for step in timed}

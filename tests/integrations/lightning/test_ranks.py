@@ -29,7 +29,7 @@ from tests.support.trainer_ranks import (
     STRATEGIES,
     WIDE,
     Ranks,
-    Spread,
+    TimingStats,
     Trained,
     ended,
     mixed,
@@ -200,8 +200,8 @@ def test_a_count_in_one_piece_tells_what_ranks_do_not(
     """Two products of the columns that a rank has, which are half of them."""
     (profile,), _ = two.run(functools.partial(mixed, told=told))
     root = profile.modules[""].forward
-    assert ROWS * ROWS * WIDE == root.own_macs
-    assert expected == (root.own_logical_macs, root.logical_macs)
+    assert ROWS * ROWS * WIDE == root.self_macs
+    assert expected == (root.self_logical_macs, root.logical_macs)
 
 
 @pytest.mark.gpu
@@ -228,7 +228,7 @@ def test_strategies_that_are_for_gpus_alone(strategy: str, needs: str) -> None:
 def test_ranks_that_lightning_starts_in_this_process(strategy: str, tmp_path: Path) -> None:
     """Nothing of theirs comes back but the file."""
     monitor = watching(schedule=SOON, dirpath=tmp_path)
-    fit(Spread(), monitor, batches=2 * BATCHES, strategy=strategy, devices=2)
+    fit(TimingStats(), monitor, batches=2 * BATCHES, strategy=strategy, devices=2)
     (path,) = tmp_path.iterdir()
     profile = lflops.load(path)
     assert of_all(profile, 2)

@@ -102,17 +102,17 @@ MODES: dict[str, tuple[bool, Callable[[], AbstractContextManager[Any]]]] = {
 def test_a_step_is_counted_as_count_does(
     stage: str, inference_mode: bool, mode: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Cell by cell; the products of two layers, and no backward."""
+    """OpCount by cell; the products of two layers, and no backward."""
     model, monitor = Staged(), watching(stages=(stage,))
     ask(stage, model, monitor, inference_mode=inference_mode)
     (profile,) = monitor.profiles
     with mode():
         counted = lflops.count(model.eval(), torch.zeros(ROWS, WIDTH))
-    assert counted.cells == profile.cells
+    assert counted.op_counts == profile.op_counts
     own = {
-        name: module.forward.own_macs
+        name: module.forward.self_macs
         for name, module in profile.modules.items()
-        if module.forward.own_macs
+        if module.forward.self_macs
     }
     assert {"body.0": BODY, "head": HEAD} == own
     assert {0} == {
@@ -131,7 +131,9 @@ def test_a_stage_alone_is_one_window_with_files_of_its_name(stage: str, tmp_path
     ask(stage, Staged(), monitor)
     (profile,) = monitor.profiles
     assert "cl" * 6 + "co" + "ho" * 3 + "cl" == kinds(profile)
-    assert [("cold", "new_shapes"), ("cold",), *[()] * 9] == [step.marks for step in profile.steps]
+    assert [("warmup", "new_shapes"), ("warmup",), *[()] * 9] == [
+        step.marks for step in profile.steps
+    ]
     assert ("training", stage, 0, 0, False) == (
         profile.run.kind,
         profile.run.stage,
@@ -187,7 +189,7 @@ def test_the_schedule_goes_on_from_one_validation_to_the_next() -> None:
     assert "cl" * 6 + "co" + "ho" * 3 + "cl" == kinds(profile)
     assert [4, 4, 9, 9, 14, 14, 19, 19, 24, 24, 29] == [step.index for step in profile.steps]
     assert [True, True, *[True, False] * 4, False] == [
-        "cold" in step.marks for step in profile.steps
+        "warmup" in step.marks for step in profile.steps
     ]
     assert ("validate", 24, False) == (profile.run.stage, profile.run.step, profile.run.partial)
 
@@ -202,8 +204,8 @@ def test_each_stage_has_its_own_schedule() -> None:
         for stage in ("train", "validate")
     }
     windows = [
-        ["clean", "counted", "hooked"],
-        ["clean", "clean", "hooked"],
+        ["unprofiled", "counted", "module_timing"],
+        ["unprofiled", "unprofiled", "module_timing"],
     ]  # what the second would count is known
     assert {"train": windows, "validate": windows} == opened
 
@@ -235,7 +237,7 @@ def test_several_loaders_are_one_stage() -> None:
     (profile,) = monitor.profiles
     assert "cl" * 3 + "co" + "ho" * 2 + "cl" * 4 == kinds(profile)
     assert [True, True, False, False, False, True, False, False, False, False] == [
-        "cold" in step.marks for step in profile.steps
+        "warmup" in step.marks for step in profile.steps
     ]
 
 
@@ -317,10 +319,10 @@ def test_each_stages_time_is_its_own(clock: StillClock) -> None:
         val_check_interval=5,
     )
     (train,), (validate,) = of_stage(monitor, "train"), of_stage(monitor, "validate")
-    clean = [step for step in train.steps if step.is_clean]
+    clean = [step for step in train.steps if step.is_unprofiled]
     assert (5, 15.0) == (len(clean), clean[0].seconds)
     assert all(TRAINING == {name: step.phases[name] for name in TRAINING} for step in clean)
-    timed = [step for step in validate.steps if step.kind != "counted"]
+    timed = [step for step in validate.steps if step.kind != "counting"]
     assert 10 == len(timed)
     assert all((VALIDATION, 700.0) == (step.phases, step.seconds) for step in timed)
 
@@ -359,7 +361,7 @@ def test_without_listening_to_a_stage_alone_times_would_be_mixed(
     mixed = [
         step.seconds
         for step in monitor.profiles[0].steps
-        if step.kind != "counted" and step.seconds != 700
+        if step.kind != "counting" and step.seconds != 700
     ]
     assert {700 + 5 * 15} == set(mixed)
 

@@ -310,9 +310,12 @@ def test_what_tracing_takes_is_in_no_time(clock: Changing, tmp_path: Path) -> No
     fit(Late(clock), monitor)
     (profile,) = monitor.profiles
     assert ONCE == own(profile)
-    assert {("clean", 63.0), ("traced", 189.0), ("hooked", 63.0), ("counted", None)} == {
-        (step.kind, step.seconds) for step in profile.steps
-    }
+    assert {
+        ("unprofiled", 63.0),
+        ("traced", 189.0),
+        ("module_timing", 63.0),
+        ("counted", None),
+    } == {(step.kind, step.seconds) for step in profile.steps}
 
 
 def test_a_run_that_is_stopped_in_a_traced_step_has_the_trace_until_then(tmp_path: Path) -> None:
@@ -419,10 +422,10 @@ def test_steps_beside_an_annotation_are_marked_and_are_no_measure(
     monitor = tracing_into(tmp_path, schedule=Schedule(wait=7, warmup=1, active=1, repeat=2))
     fit(Classifier(), monitor)
     first, second = monitor.profiles
-    assert {()} == {step.marks for step in first.steps if "cold" not in step.marks}
+    assert {()} == {step.marks for step in first.steps if "warmup" not in step.marks}
     marked = [step.index for step in second.steps if "background" in step.marks]
     assert [10, 11, 12, 13] == marked
-    assert [14, 15, 16, 17, 20] == [step.index for step in second.steps if step.is_clean]
+    assert [14, 15, 16, 17, 20] == [step.index for step in second.steps if step.is_unprofiled]
 
 
 def test_an_annotation_that_fails_is_warned_of_once(

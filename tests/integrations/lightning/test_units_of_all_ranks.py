@@ -14,7 +14,7 @@ from tests.support.profile_builders import profile, run
 def window(samples: int, *, partial: bool = False) -> Profile:
     """A rank's, of two steps."""
     steps = tuple(
-        Step(index=n, kind="clean", seconds=0.5, phases={"forward": 0.5}, samples=samples)
+        Step(index=n, kind="unprofiled", seconds=0.5, phases={"forward": 0.5}, samples=samples)
         for n in range(2)
     )
     return profile(

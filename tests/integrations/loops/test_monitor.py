@@ -386,18 +386,25 @@ def test_beside_busy_programs_the_phases_of_hooked_steps_are_without_what_others
     If others had the core all of the time, nothing is left.
     """
     monkeypatch.setattr(OwnClock, "is_needed", True)
-    hooked = [step for step in train(model(), each=each).profiles[0].steps if step.kind == "hooked"]
+    hooked = [
+        step for step in train(model(), each=each).profiles[0].steps if step.kind == "module_timing"
+    ]
     assert hooked
     assert all(
-        {"data", "forward", "backward", "optimizer", "other"} <= step.own_phases.keys()
+        {"data", "forward", "backward", "optimizer", "other"} <= step.uncontended_phases.keys()
         for step in hooked
     )
-    assert all(sum(step.own_phases.values()) <= (step.seconds or 0.0) for step in hooked)
+    assert all(sum(step.uncontended_phases.values()) <= (step.seconds or 0.0) for step in hooked)
     monkeypatch.setattr(ThreadSchedule, "read", lambda _: f"0 {time.perf_counter_ns()} 1".encode())
-    hooked = [step for step in train(model(), each=each).profiles[0].steps if step.kind == "hooked"]
+    hooked = [
+        step for step in train(model(), each=each).profiles[0].steps if step.kind == "module_timing"
+    ]
     # That of data begins at the step's own mark, which is made a moment before the system is asked.
     assert {0.0} == {
-        seconds for step in hooked for name, seconds in step.own_phases.items() if name != "data"
+        seconds
+        for step in hooked
+        for name, seconds in step.uncontended_phases.items()
+        if name != "data"
     }
 
 
@@ -406,7 +413,7 @@ def test_the_phases_of_a_quiet_machine_are_what_the_clock_says(
 ) -> None:
     """Nothing is read at each module where others took nothing."""
     monkeypatch.setattr(OwnClock, "is_needed", False)
-    assert all(not step.own_phases for step in train(model()).profiles[0].steps)
+    assert all(not step.uncontended_phases for step in train(model()).profiles[0].steps)
 
 
 def test_processes_that_a_loader_has_started_are_known() -> None:
@@ -424,6 +431,6 @@ def test_processes_that_a_loader_has_started_are_known() -> None:
                 optimizer.zero_grad()
     assert 1 == monitor.profiles[0].run.workers
     assert 0 == train(model()).profiles[0].run.workers
-    hooked = [step for step in monitor.profiles[0].steps if step.kind == "hooked"]
+    hooked = [step for step in monitor.profiles[0].steps if step.kind == "module_timing"]
     assert hooked
     assert all(step.fetching_cpu is not None for step in hooked)

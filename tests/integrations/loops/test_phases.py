@@ -17,7 +17,7 @@ from torch.autograd import Variable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lflops.error_guard import Boundary, Undo, unguarded
+from lflops.error_guard import CleanupStack, ErrorGuard, unguarded
 from lflops.integrations.loops.phases import LoopPhases
 from lflops.torch_private.autograd import after_backward
 from tests.support.compilers import Backend
@@ -61,9 +61,9 @@ class Loop:
 
     def watch(self, *, awaits_others: bool = False) -> None:
         """Install the hooks, and listen."""
-        self.phases, self.undo = LoopPhases(), Undo()
+        self.phases, self.undo = LoopPhases(), CleanupStack()
         self.phases.awaits_others = awaits_others
-        self.phases.install([self.model], [self.optimizer], Boundary(raising), self.undo)
+        self.phases.install([self.model], [self.optimizer], ErrorGuard(raising), self.undo)
         self.undo.add(self.phases.listen("train", self.events, unguarded))
 
     def watch_waits(self, *, awaits_others: bool) -> None:
@@ -476,8 +476,8 @@ def test_a_saved_model_is_as_without() -> None:
 
     Afterwards the class is pickled as before.
     """
-    model, phases, undo = Saved(nn.Linear(4, 4)), LoopPhases(), Undo()
-    phases.install([model], [], Boundary(raising), undo)
+    model, phases, undo = Saved(nn.Linear(4, 4)), LoopPhases(), CleanupStack()
+    phases.install([model], [], ErrorGuard(raising), undo)
     saved, file = pickle.dumps(model), io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -504,8 +504,8 @@ def test_a_compiled_model_is_compiled_once(in_place: bool) -> None:
     model(torch.ones(2, 4)).sum().backward()
     before = backend.compilations
     events = Events()
-    phases, undo = LoopPhases(), Undo()
-    phases.install([model], [], Boundary(raising), undo)
+    phases, undo = LoopPhases(), CleanupStack()
+    phases.install([model], [], ErrorGuard(raising), undo)
     undo.add(phases.listen("train", events, unguarded))
     phases.begin_step()
     model(torch.ones(2, 4)).sum().backward()

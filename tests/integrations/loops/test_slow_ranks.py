@@ -56,7 +56,7 @@ def trained(slow_from: float) -> Any:
                 optimizer.step()
                 optimizer.zero_grad()
     rows: list[Any] = [
-        row for profile in monitor.profiles[-1:] for row in lflops.imbalance(profile).rows
+        row for profile in monitor.profiles[-1:] for row in lflops.stragglers(profile).rows
     ]
     wrong = [
         claim

@@ -143,9 +143,9 @@ def trained(
         return None
     profile = monitor.profiles[-1]
     speed = analyze(profile).step_times
-    step = next(each for each in profile.steps if each.is_clean)
+    step = next(each for each in profile.steps if each.is_unprofiled)
     seconds = (speed.samples_per_second, speed.tokens_per_second)
-    slow_ranks = [row.slow_rank for row in lflops.imbalance(profile).rows]
+    slow_ranks = [row.slow_rank for row in lflops.stragglers(profile).rows]
     return step.samples, step.tokens, seconds, [each.macs for each in profile.ranks], slow_ranks
 
 

@@ -279,17 +279,17 @@ PLANTED: dict[str, tuple[Callable[[], Recorder], CauseCode, str]] = {
     "outputs in a list": (
         list_of_outputs,
         "kept_results",
-        "Results of 8 earlier passes are kept, 7.03 GiB",
+        "WindowPublisher of 8 earlier passes are kept, 7.03 GiB",
     ),
     "a hook, and a limit": (
         kept_by_a_hook,
         "process_limit",
-        "This process reached a limit of its own: the device had 70.00 GiB free. Results",
+        "This process reached a limit of its own: the device had 70.00 GiB free. WindowPublisher",
     ),
     "a hook": (
         lambda: kept_by_a_hook(room=0),
         "kept_results",
-        "Results of 8 earlier passes are kept, 2.00 GiB, 256.00 MiB more in each (train.py:30 keep)",
+        "WindowPublisher of 8 earlier passes are kept, 2.00 GiB, 256.00 MiB more in each (train.py:30 keep)",
     ),
     "losses with their graphs": (
         sum_of_losses,

@@ -18,7 +18,13 @@ from lflops.profile.profile import Communication, Profile
 from lflops.profile.records import ModulePhase, RankWait
 from lflops.profile.steps import Step
 from lflops.ranks.collect import collector as gather_module, store as rank_store, window_reports
-from lflops.ranks.collect.collector import EXIT_SECONDS, GOODBYE, PATIENCE, WHILE_TRAINING, Gather
+from lflops.ranks.collect.collector import (
+    EXIT_SECONDS,
+    GOODBYE,
+    PATIENCE,
+    WHILE_TRAINING,
+    RankCollector,
+)
 from lflops.ranks.collect.store import RankStore, shared_store
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.merge.merge import merge
@@ -53,10 +59,10 @@ def counted(batch: int = 1, **fields: Any) -> Profile:
 def timed(given: Profile, laps: Laps) -> Profile:
     """The profile with a hooked step for each lap, and a clean one before them."""
     clean = Step(
-        index=0, kind="clean", seconds=2.0, phases={"data": 0.5}, cpu_user=1.0, cpu_system=0.5
+        index=0, kind="unprofiled", seconds=2.0, phases={"data": 0.5}, cpu_user=1.0, cpu_system=0.5
     )
     hooked = tuple(
-        Step(index=number, kind="hooked", seconds=3.0, phases={})
+        Step(index=number, kind="module_timing", seconds=3.0, phases={})
         for number, _ in enumerate(laps, 1)
     )
     return replace(with_times(given, ScaledTimes.of_steps(laps)), steps=(clean, *hooked))
@@ -76,9 +82,9 @@ class Pausing:
     def __init__(self) -> None:
         self.clock = StillClock()
 
-    def of(self, store: Any, rank: int, topology: Topology) -> Gather:
+    def of(self, store: Any, rank: int, topology: Topology) -> RankCollector:
         """A gather by this clock."""
-        return Gather(
+        return RankCollector(
             store, rank, topology, timeout=TIMEOUT, clock=self.clock.mark, pause=self.clock.advance
         )
 
@@ -275,7 +281,7 @@ def test_of_a_large_model_the_places_that_tell_who_is_slow_are_kept(
     assert (100.0, 1.0) == (whole.rank_comparison.seconds, whole.rank_comparison.lost_seconds)
     assert [("m150", "forward", 1, 1.0)] == [
         (row.module, row.phase, row.slow_rank, row.seconds_lost)
-        for row in lflops.imbalance(whole).rows
+        for row in lflops.stragglers(whole).rows
     ]
     assert len(whole.rank_stats) <= 64
 
@@ -350,7 +356,7 @@ def test_a_rank_that_says_nothing_is_missing_when_the_time_is_over() -> None:
 def test_while_the_training_goes_on_a_report_may_take_its_time() -> None:
     """The second rank closes its window a hundred seconds after the first, which has waited for nothing meanwhile: both are fine."""
     store, two, clock = HashStore(), topology(2), StillClock()
-    second = Gather(store, 1, two, timeout=TIMEOUT)
+    second = RankCollector(store, 1, two, timeout=TIMEOUT)
 
     def pause(_: float) -> None:
         clock.advance(50.0)
@@ -358,7 +364,7 @@ def test_while_the_training_goes_on_a_report_may_take_its_time() -> None:
             second.push(counted())
             second.finish()
 
-    first = Gather(store, 0, two, timeout=TIMEOUT, clock=clock.mark, pause=pause)
+    first = RankCollector(store, 0, two, timeout=TIMEOUT, clock=clock.mark, pause=pause)
     first.push(counted())
     first._jobs[0].wait(60)
     assert [["ok", "ok"]] == [[rank.status for rank in whole.ranks] for whole in first.ready()]
@@ -367,7 +373,7 @@ def test_while_the_training_goes_on_a_report_may_take_its_time() -> None:
 def test_one_that_never_comes_is_given_up_while_the_training_goes_on() -> None:
     """Twenty timeouts later."""
     clock = StillClock()
-    first = Gather(
+    first = RankCollector(
         HashStore(),
         0,
         topology(2),
@@ -508,10 +514,10 @@ def test_a_window_is_told_of_once_it_is_ready(monkeypatch: pytest.MonkeyPatch) -
     A rank other than the first has nothing to tell.
     """
     store, two, arrived = HashStore(), topology(2), threading.Event()
-    first = Gather(
+    first = RankCollector(
         store, 0, two, timeout=TIMEOUT, clock=lambda: 0.0, pause=lambda _: arrived.wait(60)
     )
-    second = Gather(store, 1, two, timeout=TIMEOUT)
+    second = RankCollector(store, 1, two, timeout=TIMEOUT)
     first.push(counted())
     assert ([], True, False) == (first.ready(), first.pending, first.busy)
     second.push(counted())
@@ -542,9 +548,9 @@ def test_a_store_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monkey
         def __getattr__(self, name: str) -> Any:
             return lambda *_: forever.wait(60)
 
-    waiting: list[Gather] = []
+    waiting: list[RankCollector] = []
     for rank, expected in ((0, ["ok", "missing"]), (1, [])):
-        one = Gather(Silent(), rank, topology(2), timeout=TIMEOUT)
+        one = RankCollector(Silent(), rank, topology(2), timeout=TIMEOUT)
         one.push(counted())
         assert expected == [
             status.status for whole in one.finish(failed=True) for status in whole.ranks
@@ -565,7 +571,7 @@ def test_what_could_not_be_handed_in_is_given_back() -> None:
         def __getattr__(self, name: str) -> Any:
             raise ConnectionError("the store is gone")
 
-    second = Gather(Gone(), 1, topology(2), timeout=TIMEOUT)
+    second = RankCollector(Gone(), 1, topology(2), timeout=TIMEOUT)
     second.push(counted())
     second._jobs[0].wait(60)
     (kept,) = second.ready()
@@ -592,7 +598,7 @@ def test_nobody_is_held_up_longer_than_the_timeout(
     def wait(_: object, seconds: float) -> None:
         clock.advance(max(seconds, 0.0))
 
-    stuck = Gather(Silent(), rank, topology(2), timeout=TIMEOUT, clock=clock.mark)
+    stuck = RankCollector(Silent(), rank, topology(2), timeout=TIMEOUT, clock=clock.mark)
     for window in range(3):
         stuck.push(counted(run=run(kind="training", stage="train", window=window)))
     jobs = stuck._jobs
@@ -623,15 +629,15 @@ def test_nothing_is_left_when_all_is_told() -> None:
     settle()
     before = process()
     gathered({0: (counted(), ()), 1: (counted(), ())})
-    Gather(HashStore(), 1, topology(2), timeout=TIMEOUT).finish()
+    RankCollector(HashStore(), 1, topology(2), timeout=TIMEOUT).finish()
     assert [] == differences(before, process())
 
 
 ENDS_EARLY = """
 from torch.distributed import TCPStore
-from tests.ranks.collect.test_collector import Gather, counted, topology
+from tests.ranks.collect.test_collector import RankCollector, counted, topology
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-gather = Gather(store.clone(), 0, topology(64), timeout=600.0)
+gather = RankCollector(store.clone(), 0, topology(64), timeout=600.0)
 gather.push(counted())
 """
 
@@ -692,7 +698,7 @@ def test_a_collector_that_is_starved_takes_what_lies_in_the_store(
 ) -> None:
     """It gets on slowly: time is over long before it is done, and yet both reports are there."""
     store, two, clock = HashStore(), topology(2), StillClock()
-    second = Gather(store, 1, two, timeout=TIMEOUT)
+    second = RankCollector(store, 1, two, timeout=TIMEOUT)
     second.push(counted())
     second.finish()
 
@@ -713,7 +719,7 @@ def test_a_collector_that_is_starved_takes_what_lies_in_the_store(
         clock.advance(max(seconds, 0.0))
 
     monkeypatch.setattr(gather_module._Job, "wait", wait)
-    first = Gather(Slow(), 0, two, timeout=TIMEOUT, clock=clock.mark, pause=clock.advance)
+    first = RankCollector(Slow(), 0, two, timeout=TIMEOUT, clock=clock.mark, pause=clock.advance)
     first.push(counted())
     (whole,) = first.finish()
     assert (["ok", "ok"], []) == (

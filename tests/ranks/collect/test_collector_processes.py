@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import lflops
 from lflops import Profile
-from lflops.ranks.collect.collector import Gather
+from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.store import shared_store
 from lflops.ranks.collect.topology import topology_of
 from tests.support.ports import free_port
@@ -126,7 +126,7 @@ def handed_in() -> Profile:
     rank = distributed.get_rank()
     model = DistributedDataParallel(between_linears(Block()))
     profile = lflops.count(model, torch.randn(1 + rank, length, hidden), backward=True)
-    gather = Gather(
+    gather = RankCollector(
         shared_store("lflops", timeout=LONG),
         rank,
         topology_of(2, rank, sampler={"num_replicas": 2, "rank": rank}),

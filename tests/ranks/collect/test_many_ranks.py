@@ -17,7 +17,7 @@ from lflops.profile.profile import Communication, Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step
 from lflops.ranks.collect import window_reports
-from lflops.ranks.collect.collector import Gather
+from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.merge import rank_comparison
 from lflops.timing.module_times import ScaledTimes, with_times
@@ -71,7 +71,8 @@ def report_of(laps: Laps, names: Sequence[str] = PLACES) -> Profile:
         communication=tuple(waits),
     )
     hooked = tuple(
-        Step(index=number, kind="hooked", seconds=9.0, phases={}) for number, _ in enumerate(laps)
+        Step(index=number, kind="module_timing", seconds=9.0, phases={})
+        for number, _ in enumerate(laps)
     )
     return replace(with_times(counted, ScaledTimes.of_steps(laps)), steps=hooked)
 
@@ -96,13 +97,13 @@ def gathered(
     """What rank 0 makes of the reports, which come in any order, and the ranks whose times reached it."""
     store, topology = Store(), Topology(world_size=WORLD, coordinates={}, sizes={"data": WORLD})
     order = random.Random(seed).sample(sorted(set(reports) - {0}), len(reports) - 1)  # noqa: S311 - nothing is secret
-    gathers = {rank: Gather(store, rank, topology, timeout=60.0) for rank in (*order, 0)}
+    gathers = {rank: RankCollector(store, rank, topology, timeout=60.0) for rank in (*order, 0)}
     for rank, one in gathers.items():
         one.push(*reports[rank])
         if rank in leaving:
             one.finish()
     for rank in set(range(WORLD)) - set(reports):  # lost, and so not waited for
-        Gather(store, rank, topology, timeout=60.0).finish(failed=True)
+        RankCollector(store, rank, topology, timeout=60.0).finish(failed=True)
     gathers[0]._jobs[0].wait(60)
     found = [whole for one in (gathers.pop(0), *gathers.values()) for whole in one.finish()]
     return found[0], store.times
@@ -201,7 +202,7 @@ def test_the_module_of_a_late_rank_is_named_from_the_times_it_is_asked_for(
     """8 s in the second module. All ranks wait for it there, which is said of all of them."""
     whole, _ = gathered(ranks_of(7))
     assert [("second", "forward", SLOW)] == [
-        (row.module, row.phase, row.slow_rank) for row in lflops.imbalance(whole).rows
+        (row.module, row.phase, row.slow_rank) for row in lflops.stragglers(whole).rows
     ]
     assert whole.rank_comparison is not None
     assert {("reduce", SLOW, WORLD - 1)} == {
@@ -217,7 +218,7 @@ def test_a_lost_host_is_named_and_nothing_else_is_lost(few_places: None) -> None
     assert ["ok"] * 4 + ["failed"] * 4 + ["ok"] * 16 == [rank.status for rank in whole.ranks]
     assert ["4-7"] == [note.subject for note in whole.notes if note.code == "ranks_missing"]
     assert [("second", SLOW)] == [
-        (row.module, row.slow_rank) for row in lflops.imbalance(whole).rows
+        (row.module, row.slow_rank) for row in lflops.stragglers(whole).rows
     ]
 
 
@@ -229,7 +230,7 @@ def test_a_late_rank_that_has_left_is_not_waited_for(few_places: None) -> None:
     whole, sent = gathered(ranks_of(2), leaving=[SLOW])
     assert SLOW not in sent
     assert (6, "ok") == (whole.ranks[SLOW].slowest, whole.ranks[SLOW].status)
-    assert whole.modules["second"].forward.own_seconds is not None
+    assert whole.modules["second"].forward.self_seconds is not None
 
 
 def test_ranks_that_wait_elsewhere_are_compared_in_one_interval(few_places: None) -> None:

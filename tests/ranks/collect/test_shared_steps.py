@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 
 from lflops.profile.profile import Profile
 from lflops.profile.steps import Step
-from lflops.ranks.collect.collector import Gather, SharedSteps
+from lflops.ranks.collect.collector import RankCollector, SharedSteps
 from lflops.ranks.collect.store import RankStore
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.merge.steps import MOST_STEPS
@@ -22,7 +22,7 @@ WINDOW: Profile = profile(
     {"": weights(0)},
     [],
     run=run(kind="training", stage="train", window=0, world_size=2, strategy="DDPStrategy"),
-    clean_comparison=small_clean_comparison(),
+    unprofiled_comparison=small_clean_comparison(),
 )
 
 
@@ -30,7 +30,7 @@ def steps(first: int, number: int, slow: float = 0.0) -> list[Step]:
     """Of 3 s; the slow rank takes longer for its data, and waits less."""
     phases = {"data": 1.0 + slow, "backward": 2.0 + 0.5 - slow}
     return [
-        Step(index=n, kind="clean", seconds=3.5, phases=phases, waiting=0.5 - slow)
+        Step(index=n, kind="unprofiled", seconds=3.5, phases=phases, waiting=0.5 - slow)
         for n in range(first, first + number)
     ]
 
@@ -62,7 +62,7 @@ def test_the_steps_of_all_ranks_are_compared_all_through_the_run() -> None:
         for rank, slow in ((second, 0.25), (first, 0.0)):
             rank.add("train", steps(begin, 10, slow))
             rank.send()
-    assert 20 == (first.improve(WINDOW).clean_comparison or small_clean_comparison()).steps
+    assert 20 == (first.improve(WINDOW).unprofiled_comparison or small_clean_comparison()).steps
     (excess, *_) = first.comparisons["train"].excesses
     assert (1, {0.25}) == (excess.rank, set(excess.excess))
 
@@ -100,7 +100,7 @@ def test_steps_that_are_not_sent_are_bounded() -> None:
     second.send()
     first.add("train", steps(1, MOST_STEPS + 7))
     first.send()
-    compared = first.improve(WINDOW).clean_comparison
+    compared = first.improve(WINDOW).unprofiled_comparison
     assert compared is not None
     assert (MOST_STEPS, 8) == (compared.steps, compared.at[0])
     RankStore(store).put("left/0", b"ended")
@@ -116,7 +116,7 @@ def test_ranks_with_different_modules_are_not_compared() -> None:
     for rank in (second, first):
         rank.add("train", steps(1, 10))
         rank.send()
-    staged = replace(WINDOW, clean_comparison=None)
+    staged = replace(WINDOW, unprofiled_comparison=None)
     assert staged == first.improve(staged)
     first.compare()
     assert {} == first.comparisons
@@ -125,11 +125,11 @@ def test_ranks_with_different_modules_are_not_compared() -> None:
 def test_at_the_end_the_last_steps_are_there() -> None:
     """Of both ranks, though neither had sent them: 12 more, behind the window."""
     store, both = HashStore(), Topology(world_size=2, coordinates={}, sizes={})
-    gathers = {rank: Gather(store, rank, both, timeout=60.0) for rank in (1, 0)}
+    gathers = {rank: RankCollector(store, rank, both, timeout=60.0) for rank in (1, 0)}
     for rank, gather in gathers.items():
-        hooked = Step(index=0, kind="counted", seconds=None, phases={})
+        hooked = Step(index=0, kind="counting", seconds=None, phases={})
         gather.push(
-            replace(WINDOW, clean_comparison=None, steps=(*steps(1, 8, 0.25 * rank), hooked))
+            replace(WINDOW, unprofiled_comparison=None, steps=(*steps(1, 8, 0.25 * rank), hooked))
         )
         gather.share("train", steps(20, 6, 0.25 * rank))
         gather.share("train", steps(26, 6, 0.25 * rank))

@@ -43,16 +43,16 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 def local(profile: Profile, phase: Phase) -> dict[str, int]:
     """MACs of each row itself on this rank."""
     return {
-        row: work.own_macs
+        row: work.self_macs
         for row, module in profile.modules.items()
-        if (work := module.work(phase)).own_macs
+        if (work := module.work(phase)).self_macs
     }
 
 
 def logical(profile: Profile, phase: Phase) -> dict[str, int | None]:
     """The same of the whole model, and at the root all of it."""
     rows = {
-        row: module.work(phase).own_logical_macs for row, module in profile.modules.items() if row
+        row: module.work(phase).self_logical_macs for row, module in profile.modules.items() if row
     }
     return {row: macs for row, macs in rows.items() if macs != 0} | {
         "": profile.modules[""].work(phase).logical_macs
@@ -166,10 +166,10 @@ def test_uneven_and_empty_parts_are_told_as_the_whole(uneven: list[Profile]) -> 
     """Two, two, one and none of five columns."""
     a_column, whole, profiles = tokens * hidden, tokens * hidden * 5, uneven
     assert [2 * a_column, 2 * a_column, a_column, 0] == [
-        profile.modules["up"].forward.own_macs for profile in profiles
+        profile.modules["up"].forward.self_macs for profile in profiles
     ]
     assert [4 * a_column, 4 * a_column, 2 * a_column, 0] == [
-        profile.modules["up"].backward.own_macs for profile in profiles
+        profile.modules["up"].backward.self_macs for profile in profiles
     ]
     for profile in profiles:
         assert {"up": whole, "down": whole, "head": head, "": 2 * whole + head} == logical(
@@ -315,7 +315,7 @@ def test_of_what_is_done_on_parts_that_do_not_say_so_nobody_knows_the_whole(two:
     """
     layer = tokens * hidden * 4 * wide
     for profile in two.run(spread_attention):
-        assert 0 < profile.modules["0"].forward.own_macs
+        assert 0 < profile.modules["0"].forward.self_macs
         known = {f"0.{name}": layer for name in ("q", "k", "v", "out")} | {
             "1.up": up,
             "1.down": up,
@@ -357,7 +357,7 @@ def test_a_count_in_one_piece_tells_what_the_parts_do_not(two: Ranks) -> None:
         "1.head": head,
     }
     for profile in two.run(spread_attention_told):
-        assert once == profile.modules["0"].forward.own_macs
+        assert once == profile.modules["0"].forward.self_macs
         assert {"0": 2 * once, **rows, "": 2 * once + sum(rows.values())} == logical(
             profile, "forward"
         )
@@ -415,8 +415,8 @@ def test_if_parts_were_not_followed_a_wrong_number_would_be_told(
     with Ranks(world, tmp_path_factory.mktemp("unfollowed")) as ranks:
         for profile in ranks.run(spread_attention_unfollowed):
             assert (
-                profile.modules["0"].forward.own_macs
-                == profile.modules["0"].forward.own_logical_macs
+                profile.modules["0"].forward.self_macs
+                == profile.modules["0"].forward.self_logical_macs
             )
 
 
@@ -442,6 +442,6 @@ def own_part() -> Profile:
 def test_a_ranks_own_part_of_a_weight_says_nothing_of_the_whole(two: Ranks) -> None:
     """Also once it is another dtype; of what has all of its weight it is known."""
     for profile in two.run(own_part):
-        assert tokens * hidden * wide // 2 == profile.modules[""].forward.own_macs
+        assert tokens * hidden * wide // 2 == profile.modules[""].forward.self_macs
         assert {"whole": head, "": None} == logical(profile, "forward")
         assert {"whole": 2 * head, "": None} == logical(profile, "backward")

@@ -18,8 +18,8 @@ from lflops.hardware.chips import Hardware
 from lflops.profile.json_file import _checked
 from lflops.profile.module_names import ancestry
 from lflops.profile.notes import Note
-from lflops.profile.profile import Communication, DtypeShare, Profile, Uncounted
-from lflops.profile.records import ModulePhase, Phase, Rank, RankStat, Spread, Trace
+from lflops.profile.profile import Communication, DtypeShare, Profile, UnsupportedCall
+from lflops.profile.records import ModulePhase, Phase, Rank, RankStat, TimingStats, Trace
 from lflops.profile.steps import Step
 from lflops.ranks.merge.merge import _fitted, merge, sum_of_batches
 from lflops.ranks.merge.rank_table import known_waits, rank_stats, table_of, waiting_in
@@ -92,7 +92,7 @@ def test_ranks_that_agree_have_one_ranks_counts() -> None:
     What one does, and nothing to note.
     """
     whole = merged(*(replica() for _ in range(4)))
-    assert (replica().modules, replica().cells) == (whole.modules, whole.cells)
+    assert (replica().modules, replica().op_counts) == (whole.modules, whole.op_counts)
     assert (160, 4, False, ()) == (
         whole.total(),
         whole.run.world_size,
@@ -106,12 +106,12 @@ def test_ranks_that_agree_have_one_ranks_counts() -> None:
 
 def test_one_rank_is_a_run_of_one() -> None:
     """Its counts, its steps; there is nobody to compare it with."""
-    steps = (Step(index=0, kind="clean", seconds=2.0, phases={}),)
+    steps = (Step(index=0, kind="unprofiled", seconds=2.0, phases={}),)
     alone = replica(steps=steps)
     whole = merged(alone)
-    assert (alone.modules, alone.cells, alone.steps, alone.run) == (
+    assert (alone.modules, alone.op_counts, alone.steps, alone.run) == (
         whole.modules,
-        whole.cells,
+        whole.op_counts,
         whole.steps,
         whole.run,
     )
@@ -168,9 +168,11 @@ def test_where_some_steps_have_phases_modules_add_up_to_their_share_of_all() -> 
     The mean step has 15.625 ms, so forward 7.8125.
     """
     marked = Step(
-        index=0, kind="clean", seconds=20e-3, phases={"forward": 10e-3, "backward": 10e-3}
+        index=0, kind="unprofiled", seconds=20e-3, phases={"forward": 10e-3, "backward": 10e-3}
     )
-    others = [Step(index=number, kind="clean", seconds=15e-3, phases={}) for number in range(1, 8)]
+    others = [
+        Step(index=number, kind="unprofiled", seconds=15e-3, phases={}) for number in range(1, 8)
+    ]
     timed = clocked(replica(), {("body", "forward"): 3e-3, ("head", "forward"): 1e-3})
     seconds = _fitted(timed.modules, [marked, *others], at_end=False)[""].forward.seconds
     assert seconds is not None
@@ -215,7 +217,7 @@ def test_the_same_total_in_other_modules_is_a_difference() -> None:
     ]
 
 
-@pytest.mark.parametrize("fields", [{"calls": 2}, {"kind": "Identity"}])
+@pytest.mark.parametrize("fields", [{"calls": 2}, {"class_name": "Identity"}])
 def test_another_module_of_the_same_name_is_a_difference(fields: dict[str, Any]) -> None:
     """Nor need it have done anything."""
     given = replica()
@@ -237,7 +239,7 @@ def test_what_a_rank_computes_again_is_not_in_its_macs() -> None:
 def test_the_same_work_in_another_order_is_no_difference() -> None:
     """Threads may come to an end in any order."""
     ordered = replica()
-    assert () == merged(ordered, replace(ordered, cells=ordered.cells[::-1])).notes
+    assert () == merged(ordered, replace(ordered, op_counts=ordered.op_counts[::-1])).notes
 
 
 def first_stage() -> Profile:
@@ -363,12 +365,12 @@ def test_parameters_of_one_dtype_add_up_over_the_stages() -> None:
     ].dtypes
 
 
-def rows_of(own_macs: Mapping[str, int]) -> Profile:
+def rows_of(self_macs: Mapping[str, int]) -> Profile:
     """Rows by their own MACs forward, with all rows above them."""
-    names = sorted({above for row in own_macs for above in ancestry(row)})
+    names = sorted({above for row in self_macs for above in ancestry(row)})
     cells = [
         product(row, "aten::mm", "forward", macs=n_macs, bytes_moved=1)
-        for row, n_macs in own_macs.items()
+        for row, n_macs in self_macs.items()
     ]
     return profile({name: {} for name in names}, cells)
 
@@ -388,17 +390,17 @@ layouts = st.dictionaries(
 
 
 @given(st.lists(layouts, min_size=1, max_size=4))
-def test_whatever_rows_the_ranks_have_the_whole_adds_up(own_macs: list[dict[str, int]]) -> None:
+def test_whatever_rows_the_ranks_have_the_whole_adds_up(self_macs: list[dict[str, int]]) -> None:
     """All rows are there; each has the own work of a rank that has it.
 
     Ranks with the same rows give the counts of one of them.
     """
-    ranks = [rows_of(each) for each in own_macs]
+    ranks = [rows_of(each) for each in self_macs]
     whole = merged(*ranks)
     assert {row for rank in ranks for row in rank.modules} == set(whole.modules)
     for row, module in whole.modules.items():
-        assert module.forward.own_macs in {
-            rank.modules[row].forward.own_macs for rank in ranks if row in rank.modules
+        assert module.forward.self_macs in {
+            rank.modules[row].forward.self_macs for rank in ranks if row in rank.modules
         }
     if all(rank.modules.keys() == ranks[0].modules.keys() for rank in ranks):
         assert max(ranks, key=Profile.total).modules == whole.modules
@@ -410,7 +412,7 @@ def timed(given: Profile, medians: Mapping[str, float], phase: Phase = "forward"
     for row, median in medians.items():
         work = replace(
             given.modules[row].work(phase),
-            **dict.fromkeys(("seconds", "own_seconds", "device_seconds"), spread(median)),
+            **dict.fromkeys(("seconds", "self_seconds", "device_seconds"), spread(median)),
         )
         rows[row] = replace(given.modules[row], **{phase: work})
     return replace(given, modules={**given.modules, **rows})
@@ -444,7 +446,7 @@ def test_where_ranks_wait_each_rank_s_time_is_kept_last() -> None:
         rank: [dict.fromkeys(places[1:], 1.0 + rank) | {places[0]: 1.0 + 9 * rank}]
         for rank in range(2)
     }
-    stats = rank_stats(table_of(times, {places[0]}), [place.row for place in places])
+    stats = rank_stats(table_of(times, {places[0]}), [place.fqn for place in places])
     assert [(True, True)] == [
         (stat.waits, stat.by_rank is None) for stat in stats if stat.waits or stat.by_rank is None
     ]
@@ -537,7 +539,7 @@ def test_of_profiles_the_quartiles_are_compared() -> None:
     rows = {rank: replica().modules["head"].forward for rank in range(2)}
 
     def one(rank: int) -> Profile:
-        own = Spread(
+        own = TimingStats(
             median=(2 + 2 * rank) * 1e-3,
             low=(1.9 + 2 * rank) * 1e-3,
             high=(2.1 + 2 * rank) * 1e-3,
@@ -549,12 +551,12 @@ def test_of_profiles_the_quartiles_are_compared() -> None:
             modules={
                 **given.modules,
                 "head": replace(
-                    given.modules["head"], forward=replace(rows[rank], own_seconds=own)
+                    given.modules["head"], forward=replace(rows[rank], self_seconds=own)
                 ),
             },
         )
 
-    (row,) = lflops.imbalance(merged(one(0), one(1))).rows
+    (row,) = lflops.stragglers(merged(one(0), one(1))).rows
     assert ("head", "forward", 1, None, pytest.approx(2e-3)) == (
         row.module,
         row.phase,
@@ -588,7 +590,7 @@ def test_stages_that_no_clock_saw_together_have_no_time_together() -> None:
         whole.modules["layers.1"].forward.device_seconds,
     )
     assert (spread(3e-3), spread(1e-3)) == (
-        whole.modules[""].forward.own_seconds,
+        whole.modules[""].forward.self_seconds,
         whole.modules[""].other.seconds,
     )
     assert [("", 0.002, 0.003, 1), ("layers", 0.002, 0.003, 1)] == [
@@ -621,7 +623,9 @@ def test_logical_work_is_known_where_every_stage_knows_its_own(
 
 def step(index: int, seconds: float | None, **fields: Any) -> Step:
     """A clean step, unless said otherwise."""
-    return Step(**({"index": index, "kind": "clean", "seconds": seconds, "phases": {}} | fields))
+    return Step(
+        **({"index": index, "kind": "unprofiled", "seconds": seconds, "phases": {}} | fields)
+    )
 
 
 def stepped(*steps: Step) -> Profile:
@@ -638,10 +642,10 @@ def test_without_collectives_a_step_lasts_as_long_as_its_slowest_rank() -> None:
     first = stepped(
         step(0, 2.0, phases={"data": 0.5, "forward": 1.5}),
         step(1, 7.0),
-        step(1, 6.0, kind="hooked"),
+        step(1, 6.0, kind="module_timing"),
     )
-    second = stepped(slow, step(1, 3.0), step(1, 8.0, kind="hooked"))
-    assert (slow, step(1, 7.0), step(1, 8.0, kind="hooked")) == merged(first, second).steps
+    second = stepped(slow, step(1, 3.0), step(1, 8.0, kind="module_timing"))
+    assert (slow, step(1, 7.0), step(1, 8.0, kind="module_timing")) == merged(first, second).steps
 
 
 def test_the_modules_times_add_up_to_the_run_s_steps() -> None:
@@ -680,7 +684,7 @@ def test_the_modules_times_add_up_to_the_run_s_steps() -> None:
     assert [(2.5, 1.5), (1.2, 1.0)] == [
         (each.phases["forward"], each.phases["backward"]) for each in whole.steps
     ]
-    times = {(row, phase): whole.modules[row].work(phase).own_seconds for row, phase in own}
+    times = {(row, phase): whole.modules[row].work(phase).self_seconds for row, phase in own}
     expected = {key: seconds * 1.85 / 1.1 for key, seconds in own.items() if key[1] == "forward"}
     expected |= {("", "backward"): 0.3, ("head", "backward"): 0.95}
     assert pytest.approx(expected) == {
@@ -724,18 +728,18 @@ def test_each_rank_has_the_spread_of_its_clean_steps() -> None:
         step(1, 1.0, cpu_user=0.5, cpu_system=0.25),
         step(2, 3.0, phases={"data": 0.2}),
         step(3, 2.0, cpu_user=4.0),
-        step(4, 40.0, kind="hooked"),
+        step(4, 40.0, kind="module_timing"),
     )
     first, second = merged(told, stepped()).ranks
-    assert Spread(median=2.0, low=1.5, high=2.5, n=3) == first.step
-    assert Spread(median=0.2, low=0.2, high=0.2, n=1) == first.data
-    assert Spread(median=0.75, low=0.75, high=0.75, n=1) == first.cpu
+    assert TimingStats(median=2.0, low=1.5, high=2.5, n=3) == first.step
+    assert TimingStats(median=0.2, low=0.2, high=0.2, n=1) == first.data
+    assert TimingStats(median=0.75, low=0.75, high=0.75, n=1) == first.cpu
     assert (None, None, None) == (second.step, second.data, second.cpu)
 
 
 def test_a_rank_has_the_pace_that_its_own_profile_has() -> None:
     """Which steps are no measure of the others is told in two places, which have to agree."""
-    for mark in ("cold", "recompiled", "new_shapes", "validation", "checkpoint", "no_update"):
+    for mark in ("warmup", "recompiled", "new_shapes", "validation", "checkpoint", "no_update"):
         alone = stepped(step(0, 2.0), step(1, 8.0, marks=(mark,)))
         assert step_times.step_times(alone).seconds == merged(alone).ranks[0].step
 
@@ -769,9 +773,11 @@ def test_without_a_memory_a_rank_has_its_roots_peak() -> None:
     assert (None, 40) == (merged(given).memory, merged(given).ranks[0].peak_bytes)
 
 
-def scan(module: str, calls: int, phase: Phase = "forward") -> Uncounted:
+def scan(module: str, calls: int, phase: Phase = "forward") -> UnsupportedCall:
     """An operator without a formula."""
-    return Uncounted(module=module, operator="my_ops::scan", phase=phase, calls=calls, bytes=64)
+    return UnsupportedCall(
+        module=module, operator="my_ops::scan", phase=phase, calls=calls, bytes=64
+    )
 
 
 def test_the_ledger_is_that_of_all_ranks() -> None:
@@ -779,19 +785,19 @@ def test_the_ledger_is_that_of_all_ranks() -> None:
 
     In the body the first alone did, and backward too.
     """
-    first = replica(1, uncounted=(scan("head", 2), scan("body", 5), scan("head", 1, "backward")))
-    second = replica(2, uncounted=(scan("head", 3),))
-    third = replica(1, uncounted=(scan("head", 4),))
+    first = replica(1, unsupported=(scan("head", 2), scan("body", 5), scan("head", 1, "backward")))
+    second = replica(2, unsupported=(scan("head", 3),))
+    third = replica(1, unsupported=(scan("head", 4),))
     assert {scan("head", 3), scan("body", 5), scan("head", 1, "backward")} == set(
-        merged(first, second, third).uncounted
+        merged(first, second, third).unsupported
     )
 
 
 def test_a_ledger_that_differs_is_a_difference() -> None:
     """The same calls are none, another number of calls is one."""
-    first = replica(uncounted=(scan("head", 2),))
-    assert () == merged(first, replica(uncounted=(scan("head", 2),))).notes
-    assert 1 == len(noted(merged(first, replica(uncounted=(scan("head", 3),))), "ranks_differ"))
+    first = replica(unsupported=(scan("head", 2),))
+    assert () == merged(first, replica(unsupported=(scan("head", 2),))).notes
+    assert 1 == len(noted(merged(first, replica(unsupported=(scan("head", 3),))), "ranks_differ"))
 
 
 def test_collectives_are_those_of_the_rank_that_the_row_is_of() -> None:
@@ -910,7 +916,7 @@ def test_the_parallel_sizes_are_those_that_the_ranks_tell() -> None:
 
 def test_a_profile_of_a_later_version_becomes_one_of_this() -> None:
     """Its further fields were left out when it was read."""
-    assert "1.0" == merged(replace(replica(), schema_version="1.7"), replica()).schema_version
+    assert "2.0" == merged(replace(replica(), schema_version="2.7"), replica()).schema_version
 
 
 def the_same_twice() -> list[Profile]:
@@ -1144,7 +1150,9 @@ def test_two_processes_that_measure(two_ranks: Ranks, tmp_path: Path) -> None:
     in_pairs = list(zip(*(rank.steps for rank in ranks), strict=True))
     late = [min(pair, key=lambda step: step.phases.get("backward", 0.0)) for pair in in_pairs]
     assert [step.phases for step in late] == [step.phases for step in whole.steps]
-    assert ["clean", "hooked", "hooked", "clean"] == [step.kind for step in whole.steps]
+    assert ["unprofiled", "module_timing", "module_timing", "unprofiled"] == [
+        step.kind for step in whole.steps
+    ]
     assert [2, 2] == [rank.step.n for rank in whole.ranks if rank.step]
     assert {"module.0", "module.1.up", "module.1.down", "module.2"} <= {
         each.module for each in whole.rank_stats if each.phase == "backward"

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from lflops.profile.records import ModulePhase, RankComparison, RankExcess
-from lflops.ranks.merge.rank_comparison import OwnWork, compare_ranks, times_last
+from lflops.profile.records import ModulePhase, RankComparison, RankDelay
+from lflops.ranks.merge.rank_comparison import SelfWork, compare_ranks, times_last
 from lflops.ranks.merge.rank_table import intervals_of, median_of_others, table_of
 
 DATA, OPTIMIZER, SYNC = (
@@ -24,7 +24,7 @@ PATTERNS = {f"layers.{n}{part}": f"layers.*{part}" for n in range(8) for part in
 
 def compared(
     times: Mapping[int, Sequence[Mapping[ModulePhase, float]]],
-    **options: Mapping[ModulePhase, OwnWork],
+    **options: Mapping[ModulePhase, SelfWork],
 ) -> RankComparison:
     """The evidence."""
     found = compare_ranks(table_of(times, WAITS, patterns=PATTERNS), **options)
@@ -45,7 +45,7 @@ def step(**seconds: float) -> dict[ModulePhase, float]:
     return dict(zip((DATA, BODY, HEAD, END, OPTIMIZER, SYNC), usual.values(), strict=True))
 
 
-def of(found: RankComparison, rank: int) -> dict[tuple[str, str], RankExcess]:
+def of(found: RankComparison, rank: int) -> dict[tuple[str, str], RankDelay]:
     """A rank's excesses by place."""
     return {
         (each.module, each.phase): each
@@ -210,7 +210,7 @@ def test_a_module_that_one_rank_alone_has_is_compared_with_those_like_it() -> No
     The second takes 6 s where the first takes 2, and the first waits for all of that.
     """
     times = {0: [stage(0, seconds=2, waiting=6)] * 3, 1: [stage(1, seconds=6, waiting=2)] * 3}
-    work = {ModulePhase(f"layers.{n}", "forward"): OwnWork(100, 10) for n in range(2)}
+    work = {ModulePhase(f"layers.{n}", "forward"): SelfWork(100, 10) for n in range(2)}
     found = compare_ranks(table_of(times, {ModulePhase("", "forward")}, patterns=PATTERNS), work)
     assert found is not None
     rows = [(each.module, each.phase, each.rank, each.excess, each.late) for each in found.excesses]
@@ -228,8 +228,8 @@ def test_a_module_like_no_other_is_held_against_its_share_of_the_work() -> None:
         1: [{ModulePhase("down", "forward"): 6.0, ModulePhase("", "forward"): 2.0}] * 3,
     }
     work = {
-        ModulePhase("up", "forward"): OwnWork(100, 10),
-        ModulePhase("down", "forward"): OwnWork(50, 5),
+        ModulePhase("up", "forward"): SelfWork(100, 10),
+        ModulePhase("down", "forward"): SelfWork(50, 5),
     }
     found = compare_ranks(table_of(times, {ModulePhase("", "forward")}), work)
     assert found is not None

@@ -23,7 +23,7 @@ def step(
     """A clean step."""
     return Step(
         index=index,
-        kind="clean",
+        kind="unprofiled",
         seconds=sum(phases.values()),
         phases=phases,
         samples=samples,
@@ -157,8 +157,10 @@ def test_ranks_that_never_wait_last_as_long_as_the_slowest() -> None:
 
 def test_the_marks_of_all_ranks_disturb_the_step() -> None:
     """A checkpoint of rank 0 holds up all."""
-    (whole,) = merged([step(forward=1, marks=("checkpoint",))], [step(forward=2, marks=("cold",))])
-    assert ("checkpoint", "cold") == whole.marks
+    (whole,) = merged(
+        [step(forward=1, marks=("checkpoint",))], [step(forward=2, marks=("warmup",))]
+    )
+    assert ("checkpoint", "warmup") == whole.marks
 
 
 def test_samples_are_those_of_all_batches() -> None:

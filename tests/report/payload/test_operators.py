@@ -89,7 +89,7 @@ def test_what_has_no_formula_comes_first_and_has_no_count() -> None:
         first[name] for name in ("operator", "phase", "kind", "calls", "bytes_moved")
     )
     assert (None, None, None) == tuple(first[name] for name in ("macs", "flops", "share"))
-    assert 1 == found["uncounted"]
+    assert 1 == found["unsupported"]
 
 
 def test_the_trace_tells_the_mean_batch_of_all_phases() -> None:
@@ -99,7 +99,7 @@ def test_the_trace_tells_the_mean_batch_of_all_phases() -> None:
     """
     found = shown(small_profile())
     whole = row(found, "aten::addmm", "all")
-    times = ("own_device_seconds", "device_seconds", "own_host_seconds", "host_seconds")
+    times = ("self_device_seconds", "device_seconds", "self_host_seconds", "host_seconds")
     assert (1.5e-5, 1.5e-5, 5e-5, 1e-4) == tuple(whole[name] for name in times)
     assert (None,) * 4 == tuple(row(found, "aten::addmm", "forward")[name] for name in times)
 

@@ -40,7 +40,7 @@ def test_counts_are_columns_in_the_order_of_the_modules() -> None:
     columns = as_read(small_profile())["modules"]
     assert MODULES == columns["name"]
     assert [640, 512, 512, 0, 128] == columns["forward.macs"]
-    assert [0, 0, 512, 0, 128] == columns["forward.own_macs"]
+    assert [0, 0, 512, 0, 128] == columns["forward.self_macs"]
     assert [768, 512, 512, 0, 256] == columns["backward.macs"]
     assert [178, 144, 144, 0, 34] == columns["parameters"]
     assert ["Model", "Sequential", "Linear", "GELU", "Linear"] == columns["kind"]
@@ -55,7 +55,7 @@ def test_a_time_is_the_median_and_null_where_it_is_unknown() -> None:
     columns = as_read(small_profile())["modules"]
     assert pytest.approx([3e-4, 2e-4, 1e-4, 1e-4, 1e-4]) == columns["forward.seconds"]
     assert [None, None, pytest.approx(1e-4), pytest.approx(1e-4), pytest.approx(1e-4)] == columns[
-        "forward.own_seconds"
+        "forward.self_seconds"
     ]
     assert columns["recompute.seconds"] is None
 
@@ -102,10 +102,10 @@ def test_the_spread_of_ranks_is_the_module_s_worst() -> None:
 def timed() -> Payload:
     """One product of 1000 MACs on a chip of 10 kFLOP/s, in a clean step of 1 s, half of which is forward."""
     step = Step(
-        index=0, kind="clean", seconds=1.0, phases={"data": 0.25, "forward": 0.5}, samples=4
+        index=0, kind="unprofiled", seconds=1.0, phases={"data": 0.25, "forward": 0.5}, samples=4
     )
     counted = profile(
-        {"": {"kind": "Linear"}},
+        {"": {"class_name": "Linear"}},
         [product("", "aten::mm", "forward", macs=1000, bytes_moved=1)],
         run=run(
             kind="training",
@@ -175,7 +175,7 @@ def test_a_side_of_a_comparison_says_how_sure_its_times_are() -> None:
     One clean step has no error.
     """
     side = as_read(small_profile())["compare"]
-    assert [None, None, 1.611e-5, 1.611e-5, 1.611e-5] == side["times"]["forward.own_error"]
+    assert [None, None, 1.611e-5, 1.611e-5, 1.611e-5] == side["times"]["forward.self_error"]
     assert [3, 2, 1, 1, 1] == side["times"]["forward.calls"]
     assert (
         [3e-3, None],

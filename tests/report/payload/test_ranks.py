@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from lflops.analysis.analysis import analyze
 from lflops.profile.profile import Profile
-from lflops.ranks.stragglers import imbalance, slowest_first
+from lflops.ranks.stragglers import slowest_first, stragglers
 from lflops.report.payload.payload import payload
 from tests.support.profile_builders import small_profile
 from tests.support.rank_profiles import answered, four_ranks, stat
@@ -45,7 +45,7 @@ def test_places_are_those_that_lose_the_most() -> None:
 
 def order(given: Profile) -> tuple[int, ...]:
     """The ranks, the slowest first."""
-    return slowest_first(given, imbalance(given))
+    return slowest_first(given, stragglers(given))
 
 
 def test_ranks_are_ordered_by_what_they_take_longer() -> None:
@@ -66,7 +66,7 @@ def test_a_culprit_comes_first_and_who_waits_does_not() -> None:
             ranks=ranks,
             rank_stats=(waited,),
             rank_comparison=None,
-            clean_comparison=None,
+            unprofiled_comparison=None,
         )
     )
 

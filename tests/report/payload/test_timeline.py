@@ -36,7 +36,7 @@ def test_a_name_is_there_once() -> None:
     assert ([0, 1, 2, 3, 4, 0, 4, 1, 0], [5, 5], [6, 6, 7]) == tuple(
         first[kind]["name"] for kind in ("slices", "operators", "kernels")
     )
-    assert ("traced", 3_000_000, [0, 2, 0], "hooked") == (
+    assert ("traced", 3_000_000, [0, 2, 0], "module_timing") == (
         first["source"],
         first["length"],
         first["left_out"],

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from lflops.hardware.chips import Hardware
 from lflops.profile.notes import Note, sentence
-from lflops.profile.profile import DtypeShare, Profile, Uncounted
+from lflops.profile.profile import DtypeShare, Profile, UnsupportedCall
 from lflops.profile.records import Phase
 from tests.support.profile_builders import (
     clocked,
@@ -35,15 +35,15 @@ def gpt(blocks: int = 12) -> Profile:
     """
     inside = {"attn": 4 * D * D, "mlp": 8 * D * D, "": 12 * D * D}
     rows: dict[str, dict[str, Any]] = {
-        name: weights(0, blocks * inside[""]) | {"kind": "GPT2Model"} for name in ("", "h")
+        name: weights(0, blocks * inside[""]) | {"class_name": "GPT2Model"} for name in ("", "h")
     }
-    rows["h"] |= {"kind": "ModuleList", "calls": 0}
+    rows["h"] |= {"class_name": "ModuleList", "calls": 0}
     cells = []
     for block in range(blocks):
         for part, kind in KINDS.items():
-            rows[f"h.{block}.{part}".rstrip(".")] = weights(0, inside[part]) | {"kind": kind}
+            rows[f"h.{block}.{part}".rstrip(".")] = weights(0, inside[part]) | {"class_name": kind}
         for name, own in NAMES.items():
-            rows[f"h.{block}.{name}"] = weights(own) | {"kind": "Conv1D"}
+            rows[f"h.{block}.{name}"] = weights(own) | {"class_name": "Conv1D"}
             cells.append(
                 product(
                     f"h.{block}.{name}", "aten::addmm", "forward", macs=8192 * own, bytes_moved=own
@@ -122,7 +122,7 @@ def test_a_long_name_keeps_its_two_ends() -> None:
     name = "the_first_of_all_the_projections_of_the_last_layer"
     lines = drawn(
         profile(
-            {"": {}, name: {"kind": "Linear"}},
+            {"": {}, name: {"class_name": "Linear"}},
             [product(name, "aten::mm", "forward", macs=4, bytes_moved=1)],
         ),
         60,
@@ -263,7 +263,7 @@ def test_the_flat_list_has_the_time_of_each_module_itself() -> None:
     assert line_of("h.0.mlp.c_fc", lines).startswith(
         "h.0.mlp.c_fc Conv1D 16.0 ms 3.6 % 8.00 ms 8.00 ms 57.98 G 2.36 M 2.8 % 7.25 T"
     )
-    kept = replace(timed_gpt(), modules={"": replace(timed_gpt().modules[""], own_parameters=1)})
+    kept = replace(timed_gpt(), modules={"": replace(timed_gpt().modules[""], self_parameters=1)})
     assert line_of("GPT2Model", drawn(kept, 140, own=True)).startswith(
         "GPT2Model 6.00 ms 1.3 % 6.00 ms – 0 1 0 % 0 0"
     )
@@ -304,7 +304,7 @@ def test_a_time_that_is_unknown_is_a_dash() -> None:
 def test_passes_that_are_added_up_are_numbered() -> None:
     """A model that was called once needs no number, one whose forward was not called has none."""
     said = [
-        line_of("profiled", drawn(profile({"": {"kind": "Model", "calls": calls}}, [])))
+        line_of("profiled", drawn(profile({"": {"class_name": "Model", "calls": calls}}, [])))
         for calls in (1, 3, 0)
     ]
     assert ["counted on one pass", "counted, 3 forward passes added up", "counted"] == [
@@ -315,11 +315,11 @@ def test_passes_that_are_added_up_are_numbered() -> None:
 def test_several_models_are_named_by_their_kinds() -> None:
     """Each kind once; the row that they are added up in is all of it."""
     rows = {
-        "": {"kind": "", "calls": 0},
-        "a": {"kind": "Linear"},
-        "b": {"kind": "Sequential"},
-        "b.0": {"kind": "GELU"},
-        "c": {"kind": "Linear"},
+        "": {"class_name": "", "calls": 0},
+        "a": {"class_name": "Linear"},
+        "b": {"class_name": "Sequential"},
+        "b.0": {"class_name": "GELU"},
+        "c": {"class_name": "Linear"},
     }
     lines = drawn(profile(rows, []))
     assert "profiled Linear and Sequential, counted" == line_of("profiled", lines)
@@ -404,10 +404,10 @@ def test_what_was_not_counted_is_listed() -> None:
 
     Or that there was none.
     """
-    more = Uncounted(
+    more = UnsupportedCall(
         module="encoder", operator="my_ops::scan", phase="backward", calls=1, bytes=960
     )
-    given = replace(small_profile(), uncounted=(*small_profile().uncounted, more))
+    given = replace(small_profile(), unsupported=(*small_profile().unsupported, more))
     assert "not counted my_ops::scan 2 calls in head, 64 B, 10.0 µs" == line_of(
         "not counted", drawn(scan_traced())
     )
@@ -422,17 +422,17 @@ def test_what_was_not_counted_is_listed() -> None:
 def test_a_long_ledger_ends_in_the_sum_of_the_rest() -> None:
     """12 operators are listed, 3 more have 2 calls and 10 bytes each."""
     entries = tuple(
-        Uncounted(module="", operator=f"my::op{n}", phase="forward", calls=2, bytes=10)
+        UnsupportedCall(module="", operator=f"my::op{n}", phase="forward", calls=2, bytes=10)
         for n in range(15)
     )
     assert "and 3 more operators 6 calls, 30 B" == line_of(
-        "and 3", drawn(replace(gpt(), uncounted=entries))
+        "and 3", drawn(replace(gpt(), unsupported=entries))
     )
 
 
 def test_modules_that_were_never_called_are_named_by_the_uppermost() -> None:
     """`pooler` has one module below it, `probe` none."""
-    idle = {"kind": "Linear", "calls": 0}
+    idle = {"class_name": "Linear", "calls": 0}
     given = profile({"": {}, "pooler": idle, "pooler.dense": idle, "probe": idle}, [])
     assert "never called pooler, probe and 1 below them" == line_of("never called", drawn(given))
     assert not [line for line in drawn(gpt()) if line.startswith("never called")]
@@ -440,7 +440,7 @@ def test_modules_that_were_never_called_are_named_by_the_uppermost() -> None:
 
 def test_numbers_that_were_never_called_are_named() -> None:
     """A pattern without a word would say nothing."""
-    idle = {"kind": "Linear", "calls": 0}
+    idle = {"class_name": "Linear", "calls": 0}
     assert "never called 0, 1" == line_of(
         "never called", drawn(profile({"": {}, "0": idle, "1": idle}, []))
     )
@@ -448,7 +448,7 @@ def test_numbers_that_were_never_called_are_named() -> None:
 
 def test_modules_that_were_never_called_in_every_block_are_one() -> None:
     """Names that differ in their numbers alone; after 12 others the rest is a number."""
-    idle = {"kind": "Dropout", "calls": 0}
+    idle = {"class_name": "Dropout", "calls": 0}
     blocks = {
         name: {} if name.isdecimal() else idle
         for block in range(12)

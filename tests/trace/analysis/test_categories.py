@@ -12,7 +12,7 @@ from lflops.trace.analysis.categories import (
     tensor_cores_by_name,
 )
 from lflops.trace.analysis.summary import summarise
-from lflops.trace.recorded import DeviceWork
+from lflops.trace.recorded import DeviceEvent
 from tests.support.traces_by_hand import TraceByHand
 
 KERNELS = [
@@ -122,7 +122,7 @@ def test_a_kernel_without_an_operator_is_known_by_its_name(
     name: str, category: str, precision: str | None, tensor_cores: object
 ) -> None:
     """What the name does not tell is unknown."""
-    work = DeviceWork("kernel", name, 0, 7, 0, 1, 1, 0)
+    work = DeviceEvent("kernel", name, 0, 7, 0, 1, 1, 0)
     assert (category, precision, tensor_cores) == (
         category_of_kernel(work, None),
         precision_by_name(name),

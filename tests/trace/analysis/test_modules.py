@@ -20,7 +20,7 @@ from tests.support.traces_by_hand import BACKWARD, TraceByHand
 def figures(rows: tuple[SpanTimes, ...]) -> dict[tuple[str, str], tuple[int, ...]]:
     """Instances, calls, and the device's time with and without what is below, by name and phase."""
     return {
-        (row.name, row.phase): (row.instances, row.calls, row.device, row.own_device)
+        (row.name, row.phase): (row.instances, row.calls, row.device, row.self_device)
         for row in rows
     }
 

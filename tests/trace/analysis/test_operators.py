@@ -59,8 +59,8 @@ def test_times_are_inclusive_and_its_own(tmp_path: Path) -> None:
     """
     rows = {row.name: row for row in summarise(nested().read(tmp_path)).operators}
     linear, addmm = rows["aten::linear"], rows["aten::addmm"]
-    assert (100, 20, 200, 0) == (linear.host, linear.own_host, linear.device, linear.own_device)
-    assert (80, 70, 200, 200) == (addmm.host, addmm.own_host, addmm.device, addmm.own_device)
+    assert (100, 20, 200, 0) == (linear.host, linear.self_host, linear.device, linear.self_device)
+    assert (80, 70, 200, 200) == (addmm.host, addmm.self_host, addmm.device, addmm.self_device)
 
 
 def test_an_operator_that_calls_itself_is_inclusive_once(tmp_path: Path) -> None:
@@ -70,7 +70,13 @@ def test_an_operator_that_calls_itself_is_inclusive_once(tmp_path: Path) -> None
     trace.operator("aten::arange", 10, 60, shapes=[[], [], [5]])
     trace.kernel("elementwise", 200, 230, launch=(20, 30))
     (row,) = summarise(trace.read(tmp_path)).operators
-    assert (2, 100, 100, 30, 30) == (row.calls, row.host, row.own_host, row.device, row.own_device)
+    assert (2, 100, 100, 30, 30) == (
+        row.calls,
+        row.host,
+        row.self_host,
+        row.device,
+        row.self_device,
+    )
 
 
 def test_the_roof_is_the_longer_of_two_times(tmp_path: Path) -> None:
@@ -132,7 +138,7 @@ def test_a_part_of_a_counted_operator_is_not_counted_again(tmp_path: Path) -> No
         row.device,
         row.precision,
     )
-    assert () == found.uncounted
+    assert () == found.unsupported
     assert found.utilization is not None
     assert (49 * 6 * 4 * 9, "tf32", 50e9) == (
         found.utilization.macs,
@@ -151,7 +157,7 @@ def test_what_multiplies_without_shapes_is_listed(tmp_path: Path) -> None:
     trace.kernel("elementwise", 350, 360, launch=(105, 110))
     found = summarise(trace.read(tmp_path))
     assert [("aten::mm", 1, 150)] == [
-        (row.name, row.calls, row.own_device) for row in found.uncounted
+        (row.name, row.calls, row.self_device) for row in found.unsupported
     ]
     assert found.utilization is None
 
@@ -315,16 +321,16 @@ def test_a_recorded_step_has_the_macs_that_are_counted(
     """Forward and backward of a convolution, attention and linear layers, by a real trace and by the dispatch mode."""
     found, counted = recorded
     root = counted.modules[""]
-    assert () == found.uncounted
+    assert () == found.unsupported
     assert found.utilization is not None
     assert root.forward.macs + root.backward.macs == found.utilization.macs
     assert root.forward.macs + root.backward.macs == sum(row.macs for row in found.shapes)
 
 
 def test_a_recorded_step_has_the_hosts_times(recorded: tuple[TraceSummary, lflops.Profile]) -> None:
-    """Own times are parts of inclusive ones, and nothing is uncounted or unread."""
+    """Own times are parts of inclusive ones, and nothing is unsupported or unread."""
     found, _ = recorded
-    assert all(0 <= row.own_host <= row.host for row in found.operators)
+    assert all(0 <= row.self_host <= row.host for row in found.operators)
     assert {} == dict(found.unread)
     assert {"aten::convolution_backward", "aten::addmm", "aten::mm"} <= {
         row.name for row in found.operators

@@ -106,7 +106,7 @@ def test_operators_agree(name: str) -> None:
     ours = {row.name: row for row in summary(name).operators}
     for row in answers(name, "ops_summary.csv"):
         found = ours[row["name"]]
-        assert found.own_device / 1e6 == pytest.approx(
+        assert found.self_device / 1e6 == pytest.approx(
             float(row["total_direct_kernel_time_ms"]), rel=1e-3
         )
         assert found.device / 1e6 == pytest.approx(

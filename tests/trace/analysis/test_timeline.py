@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from lflops.intervals import joined, length, outside, shares
 from lflops.trace.analysis.summary import states, summarise, timeline
 from lflops.trace.device_states import DeviceTimeline
-from lflops.trace.recorded import DeviceWork
+from lflops.trace.recorded import DeviceEvent
 from tests.support.traces_by_hand import BACKWARD, TraceByHand, small_gpu_trace
 
 
@@ -47,10 +47,10 @@ WORK = st.lists(
 )
 
 
-def work_of(rows: list[tuple[str, int, int, int]]) -> list[DeviceWork]:
+def work_of(rows: list[tuple[str, int, int, int]]) -> list[DeviceEvent]:
     """Rows of kind, start, length and stream as work."""
     return [
-        DeviceWork(
+        DeviceEvent(
             "copy" if name == "copy" else "kernel", name, 0, stream, start, start + took, index, 0
         )
         for index, (name, start, took, stream) in enumerate(rows)
@@ -94,7 +94,7 @@ SPANS = st.lists(
 def test_stretches_are_sets_of_moments(
     first: list[tuple[int, int]], second: list[tuple[int, int]]
 ) -> None:
-    """Joined, shares and outside are union, the sizes of intersection and difference, and difference."""
+    """AttributedTrace, shares and outside are union, the sizes of intersection and difference, and difference."""
     ours, others = (
         {moment for start, end in spans for moment in range(start, end)}
         for spans in (first, second)

@@ -7,7 +7,7 @@ from torch import nn
 
 from lflops.model.module_tree import ModuleTree, rows_of
 from lflops.profile.profile import SCHEMA_VERSION, Profile
-from lflops.profile.records import Call, ModulePhase, Spread
+from lflops.profile.records import Call, ModulePhase, TimingStats
 from lflops.trace.record.attach_trace import with_compiled
 from lflops.trace.record.compiled_time import (
     CompiledTimes,
@@ -349,9 +349,9 @@ def test_a_module_s_own_time_in_a_batch_is_without_the_calls_inside() -> None:
     )
 
 
-def spread(median: float) -> Spread:
+def spread(median: float) -> TimingStats:
     """Three steps."""
-    return Spread(median=median, low=median - 1, high=median + 1, n=3)
+    return TimingStats(median=median, low=median - 1, high=median + 1, n=3)
 
 
 def measured() -> Profile:
@@ -360,17 +360,17 @@ def measured() -> Profile:
     Nothing is known of `net.a`.
     """
     whole = {
-        "forward": work(seconds=spread(100.0), own_seconds=spread(20.0)),
-        "backward": work(seconds=spread(200.0), own_seconds=spread(40.0)),
+        "forward": work(seconds=spread(100.0), self_seconds=spread(20.0)),
+        "backward": work(seconds=spread(200.0), self_seconds=spread(40.0)),
     }
     compiled = {
-        "forward": work(seconds=spread(80.0), own_seconds=spread(80.0)),
-        "backward": work(seconds=spread(160.0), own_seconds=spread(160.0)),
+        "forward": work(seconds=spread(80.0), self_seconds=spread(80.0)),
+        "backward": work(seconds=spread(160.0), self_seconds=spread(160.0)),
     }
     rows = {"": whole, "net": {"compiled": True, **compiled}, "net.a": {}, "net.b": {}}
     modules = {name: module_profile(**fields) for name, fields in rows.items()}
     return Profile(
-        schema_version=SCHEMA_VERSION, run=run(), modules=modules, cells=(), uncounted=()
+        schema_version=SCHEMA_VERSION, run=run(), modules=modules, op_counts=(), unsupported=()
     )
 
 
@@ -388,10 +388,10 @@ def medians(found: Profile, phase: str) -> dict[str, tuple[float | None, float |
     """Inclusive and own seconds."""
     works = {name: getattr(each, phase) for name, each in found.modules.items()}
 
-    def median(spread: Spread | None) -> float | None:
+    def median(spread: TimingStats | None) -> float | None:
         return None if spread is None else round(spread.median, 9)
 
-    return {name: (median(each.seconds), median(each.own_seconds)) for name, each in works.items()}
+    return {name: (median(each.seconds), median(each.self_seconds)) for name, each in works.items()}
 
 
 A, B = ModulePhase("net.a", "forward"), ModulePhase("net.b", "forward")

@@ -10,7 +10,7 @@ from torch import nn
 
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.records import ModulePhase
-from lflops.trace.record.events import Joined, join, recorded
+from lflops.trace.record.events import AttributedTrace, join, recorded
 from lflops.trace.record.module_log import CLOSURE, LEAVE, OPTIMIZER, STEP, THREAD, LogEntry
 from lflops.trace.record.step_timeline import device_seconds
 from tests.support.kineto_events import Event
@@ -59,7 +59,9 @@ FORWARD: list[LogEntry] = [
 FORWARD_EVENTS = [operator("aten::addmm", 12, 18, key=1), operator("aten::addmm", 32, 38, key=2)]
 
 
-def joined(events: Sequence[Event], boundaries: dict[int, list[LogEntry]] | None = None) -> Joined:
+def joined(
+    events: Sequence[Event], boundaries: dict[int, list[LogEntry]] | None = None
+) -> AttributedTrace:
     """With the boundaries of a forward."""
     return join(recorded(events), boundaries or {HOME: FORWARD}, HOME, TREE)
 
@@ -89,7 +91,7 @@ def test_the_engine_s_thread_runs_what_the_trainer_s_built() -> None:
     found = joined([step(0, 100), *FORWARD_EVENTS, *backward, *kernels])
     assert [{ModulePhase("1", "backward"): 107, ModulePhase("0", "backward"): 30}] == found.device
     runs = [
-        (call.row, call.start, call.end, call.device, call.thread)
+        (call.fqn, call.start, call.end, call.device, call.thread)
         for call in found.calls
         if call.phase == "backward"
     ]
@@ -160,11 +162,11 @@ def test_an_operator_has_its_own_kernels_and_those_of_whom_it_calls() -> None:
     ]
     table = {each.name: each for each in joined([step(0, 100), *events]).operators}
     linear, addmm, launch = table["aten::linear"], table["aten::addmm"], table["cudaLaunchKernel"]
-    assert (20e-9, 12e-9) == (linear.host_seconds, linear.own_host_seconds)
-    assert (8e-9, 5e-9) == (addmm.host_seconds, addmm.own_host_seconds)
-    assert (3e-9, 3e-9) == (launch.host_seconds, launch.own_host_seconds)
-    assert (100e-9, 0) == (linear.device_seconds, linear.own_device_seconds)
-    assert (100e-9, 100e-9) == (addmm.device_seconds, addmm.own_device_seconds)
+    assert (20e-9, 12e-9) == (linear.host_seconds, linear.self_host_seconds)
+    assert (8e-9, 5e-9) == (addmm.host_seconds, addmm.self_host_seconds)
+    assert (3e-9, 3e-9) == (launch.host_seconds, launch.self_host_seconds)
+    assert (100e-9, 0) == (linear.device_seconds, linear.self_device_seconds)
+    assert (100e-9, 100e-9) == (addmm.device_seconds, addmm.self_device_seconds)
 
 
 def test_an_operator_that_only_calls_its_like_is_one_with_it() -> None:
@@ -173,7 +175,7 @@ def test_an_operator_that_only_calls_its_like_is_one_with_it() -> None:
         [step(0, 100), operator("aten::to", 10, 30, key=1), operator("aten::to", 12, 20, key=2)]
     ).operators
     assert [("aten::to", 1, 20e-9, 20e-9)] == [
-        (each.name, each.calls, each.host_seconds, each.own_host_seconds) for each in table
+        (each.name, each.calls, each.host_seconds, each.self_host_seconds) for each in table
     ]
 
 
@@ -219,14 +221,14 @@ def test_a_frame_that_was_left_unsaid_ends_with_its_step() -> None:
     events = [step(0, 100), step(100, 200, 1), operator("aten::mul", 110, 120, key=1), kernel(5, 1)]
     found = joined(events, {HOME: told})
     assert [{}, {ModulePhase("", "other"): 5}] == found.device
-    assert [("0", 10, 100)] == [(call.row, call.start, call.end) for call in found.calls]
+    assert [("0", 10, 100)] == [(call.fqn, call.start, call.end) for call in found.calls]
 
 
 def test_modules_on_threads_that_kineto_does_not_follow_are_calls_all_the_same() -> None:
     """Torch records the threads that train and go backward."""
     other: list[LogEntry] = [(10, 0, SECOND, TWO), (20, 0, SECOND, LEAVE)]
     calls = joined([step(0, 100), *FORWARD_EVENTS], {HOME: FORWARD, 99: other}).calls
-    assert [("0", 0), ("1", 0), ("1", 1)] == [(call.row, call.thread) for call in calls]
+    assert [("0", 0), ("1", 0), ("1", 1)] == [(call.fqn, call.thread) for call in calls]
 
 
 def test_work_within_calls_is_that_of_all_of_them() -> None:
@@ -248,7 +250,7 @@ def test_work_within_calls_is_that_of_all_of_them() -> None:
     ]
     calls = join(recorded(events), {HOME: told}, HOME, ModuleTree({"": block})).calls
     assert [("up", 50, True), ("", 54, False)] == [
-        (call.row, call.device, call.innermost) for call in calls
+        (call.fqn, call.device, call.innermost) for call in calls
     ]
 
 

@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.model.module_tree import ModuleTree
 from lflops.torch_private.modules import compilations
-from lflops.trace.record.events import Joined, join, read
+from lflops.trace.record.events import AttributedTrace, join, read
 from lflops.trace.record.module_log import ModuleLog
 from lflops.trace.record.tracer import Tracer, recorded_events
-from lflops.trace.recorded import DeviceWork, RecordedTrace
+from lflops.trace.recorded import DeviceEvent, RecordedTrace
 from tests.support.installed import installed
 from tests.support.process_state import differences, global_hooks, settings, settle
 from tests.support.small_models import Block, Projections, hidden, sequence
@@ -35,7 +35,7 @@ PRODUCTS = {"aten::mm", "aten::addmm"}
 def with_kernels(trace: RecordedTrace) -> RecordedTrace:
     """The trace, with a kernel for each matrix product."""
     kernels = [
-        DeviceWork(
+        DeviceEvent(
             "kernel",
             "gemm",
             0,
@@ -51,7 +51,7 @@ def with_kernels(trace: RecordedTrace) -> RecordedTrace:
     return replace(trace, work=tuple(kernels))
 
 
-def traced(model: nn.Module, *steps: Callable[[], Any]) -> Joined:
+def traced(model: nn.Module, *steps: Callable[[], Any]) -> AttributedTrace:
     """Run the steps under Kineto, and join what it recorded."""
     tree = ModuleTree({"": model})
     boundaries = ModuleLog(tree)
@@ -64,7 +64,7 @@ def traced(model: nn.Module, *steps: Callable[[], Any]) -> Joined:
     return join(trace, boundaries.threads, boundaries.home, tree)
 
 
-def products(joined: Joined, step: int = 0) -> dict[str, dict[str, int]]:
+def products(joined: AttributedTrace, step: int = 0) -> dict[str, dict[str, int]]:
     """How many matrix products each row itself had the device do, by phase."""
     found: dict[str, dict[str, int]] = {}
     for (row, phase), nanoseconds in joined.device[step].items():
@@ -124,7 +124,7 @@ def test_backward_is_forward_reversed() -> None:
     model = Projections()
     joined = traced(model, partial(train, model, sequence()))
     assert ["", "v", "", "k", "q", "stem"] == [
-        call.row for call in joined.calls if call.phase == "backward"
+        call.fqn for call in joined.calls if call.phase == "backward"
     ]
 
 
@@ -243,7 +243,7 @@ def test_a_compiled_module_stays_compiled_and_has_its_work() -> None:
     step()
     assert before == compilations()
     assert {"forward": {"0": 1, "1": 1}, "backward": {"0": 1, "1": 2}} == products(joined)
-    assert ["0", "1"] == [call.row for call in joined.calls if call.phase == "forward"]
+    assert ["0", "1"] == [call.fqn for call in joined.calls if call.phase == "forward"]
 
 
 def test_inference_mode_is_no_obstacle() -> None:
@@ -297,13 +297,13 @@ def test_the_table_is_that_of_key_averages(stack: bool) -> None:
         expected = theirs[ours.name]
         assert expected.count == ours.calls
         assert expected.cpu_time_total / 1e6 == pytest.approx(ours.host_seconds)
-        assert expected.self_cpu_time_total / 1e6 == pytest.approx(ours.own_host_seconds)
+        assert expected.self_cpu_time_total / 1e6 == pytest.approx(ours.self_host_seconds)
     most = sorted(
         (each.self_cpu_time_total for each in theirs.values() if ".py(" not in each.key),
         reverse=True,
     )[:20]
     assert stack or most == pytest.approx(
-        [each.own_host_seconds * 1e6 for each in joined.operators]
+        [each.self_host_seconds * 1e6 for each in joined.operators]
     )
 
 
@@ -320,7 +320,7 @@ def test_modules_enclose_their_operators_in_the_same_clock() -> None:
         model(sequence())
     trace = read(recorded_events(recorder), device=False, stack=False)
     calls = {
-        call.row: call for call in join(trace, boundaries.threads, boundaries.home, tree).calls
+        call.fqn: call for call in join(trace, boundaries.threads, boundaries.home, tree).calls
     }
     products = [event for event in trace.operators if event.name == "aten::linear"]
     for row, event in zip(["0", "1"], products, strict=True):
@@ -348,7 +348,7 @@ def test_a_tracer_records_batches_and_steps(tmp_path: Path) -> None:
     assert recording.trace.device_idle_seconds is None
     assert recording.trace.exposed_comm_seconds is None
     assert Counter({"q": 4, "k": 4, "v": 4, "stem": 4, "": 4}) == Counter(
-        call.row for call in recording.calls if call.phase == "forward"
+        call.fqn for call in recording.calls if call.phase == "forward"
     )
     assert [recording.raw] == list((tmp_path / "window").iterdir())
     assert f"{recording.path.name}.raw" == recording.raw.name

@@ -59,7 +59,7 @@ def by_depth(profile: Profile, depth: int = -1) -> tuple[tuple[Kind, ...], ...]:
         (module for module in profile.modules.values() if depth == -1 or module.depth <= depth),
         attrgetter("depth"),
     )
-    kinds = (grouped(levels[level], attrgetter("kind")) for level in sorted(levels))
+    kinds = (grouped(levels[level], attrgetter("class_name")) for level in sorted(levels))
     return tuple(
         tuple(_kind(kind, modules) for kind, modules in by_kind.items()) for by_kind in kinds
     )
@@ -245,7 +245,9 @@ def _latencies(analysis: Analysis) -> StepTimes:
     if analysis.step_times.steps:
         return analysis.step_times
     counted = (
-        replace(step, kind="clean") for step in analysis.profile.steps if step.kind == "counted"
+        replace(step, kind="unprofiled")
+        for step in analysis.profile.steps
+        if step.kind == "counting"
     )
     return step_times(replace(analysis.profile, steps=tuple(counted)))
 
@@ -437,9 +439,9 @@ def _traced(trace: Trace) -> _Lines:
     """The traces' files, and the operators with the most own time."""
     for rank, file in trace.files.items():
         yield "trace" if len(trace.files) == 1 else f"trace of rank {rank}", plain(file)
-    on_device = any(each.own_device_seconds for each in trace.operators)
+    on_device = any(each.self_device_seconds for each in trace.operators)
     for index, each in enumerate(trace.by_own_time(on_device=on_device)[:_LISTED]):
-        own = each.own_device_seconds if on_device else each.own_host_seconds
+        own = each.self_device_seconds if on_device else each.self_host_seconds
         label = (
             ""
             if index
