@@ -31,6 +31,7 @@ from lflops.profile.records import Phase
 from lflops.ranks.collect.topology import check_logical, with_logical
 from lflops.torch_private.dispatch_modes import end_mode, passes_dynamo, push_mode
 from lflops.torch_private.self_check import check
+from lflops.torch_private.tensor_constructors import construct_without_modes
 from lflops.torch_private.tensors import only_shapes_run, without_overrides
 
 Ignored = Iterable[str | type[nn.Module]]
@@ -178,6 +179,8 @@ class Counting:
         self._prepare_compiled(undo)
         undo.add(unwatch, self)
         watch(self)
+        if not self._counter.fake:
+            construct_without_modes(undo)
         self._hold()
         undo.add(self._scopes.stop)
         self._scopes.start(self._guard)

@@ -23,8 +23,21 @@ from lflops.torch_private.dispatch_modes import (
     route_higher_order_operators,
 )
 from lflops.torch_private.modules import never_compiled
-from lflops.torch_private.operators import decompose, nested_kernel, python_kernel, run_kernel
-from lflops.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
+from lflops.torch_private.operators import (
+    call_without_overrides,
+    decompose,
+    nested_kernel,
+    python_kernel,
+    run_kernel,
+)
+from lflops.torch_private.tensors import (
+    NEEDS_VALUES,
+    PLAIN,
+    FakeTensor,
+    has_torch_function,
+    is_overridden,
+    without_overrides,
+)
 
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
@@ -33,6 +46,8 @@ DECIDES = frozenset(
     {"cond", "while_loop", "while_loop_stack_output"}
     # those of which values decide what they call, and how often
 )
+# the operator by which a tensor's constructor gets memory
+CONSTRUCTS = "empty"
 # the operator by which autograd adds up the gradients of a tensor that is used more than once
 ADD = "add"
 
@@ -87,7 +102,7 @@ class CountingMode(InternalMode):
         """Let torch.compile compile and run under the mode as without it."""
         return True
 
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # noqa: PLR0911
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -117,6 +132,8 @@ class CountingMode(InternalMode):
         if operator.runs_as_it_is and not (
             operator.has_nested_kernel and nested_kernel(function, args)
         ):
+            if has_torch_function(args) or (operator.takes_lists and is_overridden(args)):
+                return self._run_overridden(operator, function, args, kwargs)
             return self._run(operator, operator.run, args, kwargs)
         return self._run_otherwise(operator, function, args, kwargs)
 
@@ -133,7 +150,10 @@ class CountingMode(InternalMode):
         ):
             with on_stack(self):
                 return decompose(function, args, kwargs)
-        kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
+        with without_overrides():
+            kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
+        if kernel is None and is_overridden(args):
+            return self._run_overridden(operator, function, args, kwargs)
         return self._run(operator, function, args, kwargs, kernel)
 
     def see_function(
@@ -144,6 +164,22 @@ class CountingMode(InternalMode):
         if phase == "backward" and again_in_backward:
             phase = "recompute"
         self._counter.record(operator, row, phase, (args, kwargs, out))
+
+    def see_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
+        """Report the memory of a tensor that a subclass's constructor made.
+
+        An alias of another tensor has no new memory.
+        """
+        memory = self._memory
+        if memory is None or self.is_off or any(isinstance(each, Tensor) for each in args):
+            return
+        try:
+            with without_overrides():
+                row, phase = self._scopes.current()
+                memory.before(CONSTRUCTS, row, phase)
+                memory.after(CONSTRUCTS, row, phase, tensor)
+        except BaseException as error:  # noqa: BLE001
+            self._fail(error)
 
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on sharded tensors.
@@ -190,6 +226,15 @@ class CountingMode(InternalMode):
         ):
             regions.decided(row, place, calls[1])
         return out
+
+    def _run_overridden(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator whose arguments have a `__torch_function__`.
+
+        Without a count, it is not called for operators.
+        """
+        call = call_without_overrides(function)
+        with without_overrides():
+            return self._run(operator, call, args, kwargs)
 
     def _run(  # noqa: C901
         self, operator: Operator, function: Any, args: Any, kwargs: Any, kernel: Any = None

@@ -30,6 +30,7 @@ from lflops.torch_private.operators import (
     decompose,
     decomposes,
     direct_call,
+    has_list_argument,
     has_nested_kernel,
     makes_storage,
     qualified_name,
@@ -174,6 +175,10 @@ class Operator:
             self.kind is Kind.FREE and not self.makes_storage
             # whether it neither computes nor makes memory
         )
+        self.takes_lists = isinstance(function, OpOverload) and has_list_argument(
+            function
+            # whether an argument is a list of tensors
+        )
         self.is_on_lists = self.name.startswith(
             (FOREACH, FUSED)
             # whether an optimizer calls it with a list of its parameters
@@ -198,7 +203,7 @@ class Operator:
         made.has_nested_kernel = made.is_control_flow = made.is_pure = made.fills = made.waits = (
             made.is_view
         ) = False
-        made.is_on_lists = made.is_by_size = False
+        made.is_on_lists = made.takes_lists = made.is_by_size = False
         made.kind = Kind.UNCOUNTED if cost is None else Kind.COUNTED
         made.cost = cost or _nothing
         return made

@@ -27,6 +27,7 @@ from lflops.torch_private import (
     distributed,
     modules,
     operators,
+    tensor_constructors,
     tensors,
 )
 from lflops.torch_private.known_torch import differs, known_torch
@@ -302,6 +303,8 @@ def _of_operators() -> dict[str, bool]:
         and not operators.makes_storage(add_),
         "an operator calls nothing else": operators.direct_call(matmul)(x, x.t()).item() == 2
         and operators.direct_call(len) is len,
+        "lists of tensors are not marked": operators.has_list_argument(aten.cat.default)
+        and not operators.has_list_argument(matmul),
         "arguments have other names": [name for name, _ in operators.argument_names(matmul)]
         == ["self", "mat2"],
         "an operator's overloads are not listed": matmul in operators.overloads_of(aten.mm)
@@ -314,6 +317,10 @@ def _of_operators() -> dict[str, bool]:
             matmul, (x, x), {}
         )
         is None,
+        "an operator is not called without overrides": operators.call_without_overrides(matmul)(
+            x, x.t()
+        ).item()
+        == 2,
         "a kernel cannot be run at once": operators.run_kernel(
             matmul, torch._C.DispatchKey.CPU, (x, x.t()), {}
         ).item()
@@ -346,15 +353,37 @@ def _of_tensors() -> dict[str, bool]:
         )
         == (2, 3, 3, 3),
         "a tensor's own attributes are not read": given == ((2, 2), False, True, None, None),
+        "a plain tensor has overrides": not (
+            tensors.is_overridden(([x], x, 1)) or tensors.has_torch_function((x,))
+        ),
+        "overrides cannot be kept": tensors.with_overrides(len)([x]) == 1,
         "a plain tensor has a local part": tensors.local_part(x) is x,
         "modes cannot be listed": not tensors.only_shapes_run([x]),
         "writes to a tensor are not numbered": tensors.version_of(
             torch.zeros(1, device="cpu").add_(1)
         )
         == 1,
+        "a subclass is not constructed under a mode": _constructs_under_a_mode(x),
         "tracing is seen where there is none": not dispatch_modes.is_tracing()
         and dispatch_modes.passes_dynamo() in (True, False),
     }
+
+
+class _Subclass(torch.Tensor):
+    """A class of tensors that is constructed from another tensor."""
+
+
+def _constructs_under_a_mode(x: torch.Tensor) -> bool:
+    """Whether the constructor finds no mode of lflops on the stack, and leaves the stack as it was."""
+    mode = dispatch_modes.InternalMode()
+    with CleanupStack() as undo, dispatch_modes.on_stack(mode):
+        tensor_constructors.construct_without_modes(undo)
+        with dispatch_modes.without_own_modes() as taken_off:
+            within = dispatch_modes.open_modes()
+        constructed = _Subclass(x)
+        after = dispatch_modes.open_modes()
+    is_stack_right = taken_off == [mode] and mode not in within and after[-1:] == [mode]
+    return type(constructed) is _Subclass and is_stack_right
 
 
 def _hears_compilations() -> bool:

@@ -403,6 +403,7 @@ SUBJECTS = (
     "inductor",
     "modules",
     "operators",
+    "tensor_constructors",
     "tensors",
 )
 
