@@ -26,6 +26,7 @@ from lflops.collect.model.module_tree import ModuleTree
 from lflops.collect.ranks.topology import check_logical, with_logical
 from lflops.collect.torch_private.dispatch_modes import end_mode, passes_dynamo, push_mode
 from lflops.collect.torch_private.self_check import check
+from lflops.collect.torch_private.tensor_constructors import construct_without_modes
 from lflops.collect.torch_private.tensors import only_shapes_run, without_overrides
 from lflops.errors import CountError
 from lflops.garbage import gc_paused
@@ -159,6 +160,8 @@ class Counting:
         self._prepare_compiled(undo)
         undo.add(unwatch, self)
         watch(self)
+        if not self._counter.fake:
+            construct_without_modes(undo)
         self._hold()
         undo.add(self._scopes.stop)
         self._scopes.start(self._guard)

@@ -15,14 +15,15 @@ from lflops.collect.counting.operators import Kind, Operator, is_sharded, known_
 from lflops.collect.counting.traffic import tensors_of
 from lflops.collect.torch_private.dispatch_modes import OwnMode, end_mode, is_tracing, on_stack, push_mode, route_higher_order_operators
 from lflops.collect.torch_private.modules import never_compiled
-from lflops.collect.torch_private.operators import decompose, nested_kernel, python_kernel, run_kernel
-from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor
+from lflops.collect.torch_private.operators import call_without_overrides, decompose, nested_kernel, python_kernel, run_kernel
+from lflops.collect.torch_private.tensors import NEEDS_VALUES, PLAIN, FakeTensor, has_torch_function, is_overridden, without_overrides
 from lflops.profile.records import Phase
 
 FREE, DECOMPOSED, UNCOUNTED = Kind.FREE, Kind.DECOMPOSED, Kind.UNCOUNTED
 """Aliases, because looking a member up on an enumeration is slow, and every operator asks."""
 
 DECIDES = frozenset({"cond", "while_loop", "while_loop_stack_output"})  # those of which values decide what they call, and how often
+CONSTRUCTS = "empty"  # the operator by which a tensor's constructor gets memory
 ADD = "add"  # the operator by which autograd adds up the gradients of a tensor that is used more than once
 
 
@@ -69,7 +70,7 @@ class CountingMode(OwnMode):
         """Let torch.compile compile and run under the mode as without it."""
         return True
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: PLR0911 - a call costs
         kwargs = kwargs or {}
         if self.is_off:
             return function(*args, **kwargs)
@@ -87,6 +88,8 @@ class CountingMode(OwnMode):
         known = self._operators.get(id(function))  # its own hash is written in Python
         operator = known[1] if known is not None else self._new_operator(function)
         if operator.runs_as_it_is and not (operator.has_nested_kernel and nested_kernel(function, args)):
+            if has_torch_function(args) or (operator.takes_lists and is_overridden(args)):
+                return self._run_overridden(operator, function, args, kwargs)
             return self._run(operator, operator.run, args, kwargs)
         return self._run_otherwise(operator, function, args, kwargs)
 
@@ -101,7 +104,10 @@ class CountingMode(OwnMode):
         if operator.kind is DECOMPOSED or (operator.has_nested_kernel and nested_kernel(function, args)):
             with on_stack(self):
                 return decompose(function, args, kwargs)
-        kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
+        with without_overrides():
+            kernel = python_kernel(function, args, kwargs) if operator.kind is UNCOUNTED else None
+        if kernel is None and is_overridden(args):
+            return self._run_overridden(operator, function, args, kwargs)
         return self._run(operator, function, args, kwargs, kernel)
 
     def see_function(self, operator: Operator, args: Any, kwargs: Any, out: Any, *, again_in_backward: bool) -> None:
@@ -110,6 +116,19 @@ class CountingMode(OwnMode):
         if phase == "backward" and again_in_backward:
             phase = "recompute"
         self._counter.record(operator, row, phase, (args, kwargs, out))
+
+    def see_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
+        """Report the memory of a tensor that a subclass's constructor made. An alias of another tensor has no new memory."""
+        memory = self._memory
+        if memory is None or self.is_off or any(isinstance(each, Tensor) for each in args):
+            return
+        try:
+            with without_overrides():
+                row, phase = self._scopes.current()
+                memory.before(CONSTRUCTS, row, phase)
+                memory.after(CONSTRUCTS, row, phase, tensor)
+        except BaseException as error:  # noqa: BLE001 - the guard raises it, or has ended the count
+            self._fail(error)
 
     def _run_sharded(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on sharded tensors. It arrives a second time, and is then left to DTensor."""
@@ -143,6 +162,12 @@ class CountingMode(OwnMode):
         if regions is not None:  # of a condition and two branches the second is the one for yes; of a loop it is the body
             regions.decided(row, place, calls[1])
         return out
+
+    def _run_overridden(self, operator: Operator, function: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator whose arguments have a `__torch_function__`: without a count, it is not called for operators."""
+        call = call_without_overrides(function)
+        with without_overrides():
+            return self._run(operator, call, args, kwargs)
 
     def _run(self, operator: Operator, function: Any, args: Any, kwargs: Any, kernel: Any = None) -> Any:  # noqa: C901 - a call costs
         """Run an operator and report it. A small model's step is thousands of these, so that each call in here is seen in its time."""

@@ -25,6 +25,7 @@ from lflops.collect.torch_private.operators import (
     decompose,
     decomposes,
     direct_call,
+    has_list_argument,
     has_nested_kernel,
     makes_storage,
     qualified_name,
@@ -116,6 +117,7 @@ class Operator:
         # Whether it runs as one kernel, which calls no other operator
         self.runs_as_it_is = not (self.is_control_flow or self.kind in (Kind.DECOMPOSED, Kind.UNCOUNTED))
         self.is_view = self.kind is Kind.FREE and not self.makes_storage  # whether it neither computes nor makes memory
+        self.takes_lists = isinstance(function, OpOverload) and has_list_argument(function)  # whether an argument is a list of tensors
         self.is_on_lists = self.name.startswith((FOREACH, FUSED))  # whether an optimizer calls it with a list of its parameters
         # Whether the bytes of tensors without gaps determine its cost, so that calls with other shapes and numbers cost the same
         self.is_by_size = formula is None and self.kind is Kind.COUNTED and self.known_as not in UNREAD
@@ -129,7 +131,7 @@ class Operator:
         made.name = made.known_as = name
         made.written, made.costs, made.makes_storage = {}, {}, True
         made.has_nested_kernel = made.is_control_flow = made.is_pure = made.fills = made.waits = made.is_view = False
-        made.is_on_lists = made.is_by_size = False
+        made.is_on_lists = made.takes_lists = made.is_by_size = False
         made.kind = Kind.UNCOUNTED if cost is None else Kind.COUNTED
         made.cost = cost or _nothing
         return made

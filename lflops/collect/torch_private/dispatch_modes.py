@@ -38,6 +38,9 @@ class OwnMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
+    def see_constructed(self, args: tuple[Any, ...], tensor: Any) -> None:
+        """A tensor of a subclass was made on this thread, while the mode was off its stack."""
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Do not wrap the mode in a frame that dynamo skips: it loads dynamo and doubles the cost of each operator."""
@@ -80,6 +83,26 @@ def on_stack(mode: TorchDispatchMode) -> Iterator[None]:
         yield
     finally:
         _pop_mode(mode)
+
+
+@contextlib.contextmanager
+def without_own_modes() -> Iterator[list[OwnMode]]:
+    """Take the modes of lflops off this thread's stack, leave all others on it, and return those that were taken off."""
+    before = open_modes()
+    own = [mode for mode in before if isinstance(mode, OwnMode)]
+    if not own:
+        yield own
+        return
+    for mode in own:
+        _pop_mode(mode)
+    try:
+        yield own
+    finally:
+        lowest = before.index(own[0])
+        for _ in range(lowest, len(open_modes())):
+            _python_dispatch._pop_mode()
+        for mode in before[lowest:]:
+            _python_dispatch._push_mode(mode)
 
 
 def end_mode(mode: Any) -> None:

@@ -1,14 +1,16 @@
 """Operators: their schemas, the dispatcher's kernels, and the kernels of attention."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lflops.collect.torch_private.known_torch import known_torch
-from lflops.collect.torch_private.tensors import PLAIN
+from lflops.collect.torch_private.tensors import PLAIN, is_overridden, with_overrides
 
 with known_torch():
+    from torch._C import DisableTorchFunction
     from torch._ops import HigherOrderOperator as HigherOrderOperator, OpOverload as OpOverload, OpOverloadPacket as OpOverloadPacket
 
     _KEY = torch._C.DispatchKey
@@ -17,6 +19,7 @@ with known_torch():
     """The product of tokens with the weights of their experts."""
 
 COMPOSITE = _KEY.CompositeImplicitAutograd  # the dispatch key of operators that are written in terms of others
+WRITTEN_IN_CPP = frozenset({"aten", "prims", "quantized", "_c10d_functional", "c10d", "prim"})  # namespaces of which no kernel is in Python
 DEVICES = (_KEY.CPU, _KEY.CUDA)
 NESTED = {"cpu": (_KEY.NestedTensorCPU, _ANY_DEVICE), "cuda": (_KEY.NestedTensorCUDA, _ANY_DEVICE)}
 """The dispatch keys of kernels for nested tensors, by device."""
@@ -45,7 +48,8 @@ def decomposes(operator: Any) -> bool:
 
 def decompose(operator: OpOverload, args: Any, kwargs: Any) -> Any:
     """Run the operator as the operators that it is written in, or that its kernel for nested tensors calls."""
-    return operator._op_dk(nested_kernel(operator, args) or COMPOSITE, *args, **kwargs)
+    with DisableTorchFunction():  # without a count, no `__torch_function__` sees this call
+        return operator._op_dk(nested_kernel(operator, args) or COMPOSITE, *args, **kwargs)
 
 
 def nested_kernel(operator: OpOverload, args: Any) -> Any:
@@ -70,12 +74,24 @@ def python_kernel(operator: Any, args: Any, kwargs: Any) -> Any:
 
 def run_kernel(operator: OpOverload, key: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator's kernel at once, without asking the dispatch modes about the operator itself."""
+    if is_overridden(args):
+        return operator._handle.redispatch_boxed(torch._C.DispatchKeySet(key), *args, **kwargs)
     return operator._op_dk(key, *args, **kwargs)
 
 
 def direct_call(operator: Any) -> Any:
     """What a call of the operator calls, without the frame in between; any other function itself."""
     return operator._op if type(operator) is OpOverload else operator
+
+
+def call_without_overrides(operator: Any) -> Any:
+    """A function that calls the operator while overrides are off, as the dispatcher does: no `__torch_function__` sees the call."""
+    if type(operator) is not OpOverload:
+        return with_overrides(operator)
+    if operator.namespace in WRITTEN_IN_CPP:
+        return operator._op
+    # A kernel in Python is called as ever, and so are the overrides within it.
+    return with_overrides(partial(torch._C._dispatch_call_boxed, operator._handle))
 
 
 def has_nested_kernel(operator: OpOverload) -> bool:
@@ -91,6 +107,11 @@ def written_arguments(operator: OpOverload) -> tuple[tuple[str, int], ...]:
     """Names and positions of the arguments that the operator writes to."""
     arguments = operator._schema.arguments
     return tuple((one.name, at) for at, one in enumerate(arguments) if one.alias_info is not None and one.alias_info.is_write)
+
+
+def has_list_argument(operator: OpOverload) -> bool:
+    """Whether an argument is a list of tensors."""
+    return any("Tensor" in str(each.type) and "List[" in str(each.type) for each in operator._schema.arguments)
 
 
 def argument_names(operator: OpOverload) -> tuple[tuple[str, Any], ...]:

@@ -14,7 +14,16 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lflops.boundary import Undo
-from lflops.collect.torch_private import autograd, cuda_memory, dispatch_modes, distributed, modules, operators, tensors
+from lflops.collect.torch_private import (
+    autograd,
+    cuda_memory,
+    dispatch_modes,
+    distributed,
+    modules,
+    operators,
+    tensor_constructors,
+    tensors,
+)
 from lflops.collect.torch_private.known_torch import differs, known_torch
 
 aten = torch.ops.aten
@@ -234,11 +243,13 @@ def _of_operators() -> dict[str, bool]:
         "written arguments are not marked": operators.written_arguments(add_) == (("self", 0),),
         "fresh results are not marked": operators.makes_storage(matmul) and not operators.makes_storage(add_),
         "an operator calls nothing else": operators.direct_call(matmul)(x, x.t()).item() == 2 and operators.direct_call(len) is len,
+        "lists of tensors are not marked": operators.has_list_argument(aten.cat.default) and not operators.has_list_argument(matmul),
         "arguments have other names": [name for name, _ in operators.argument_names(matmul)] == ["self", "mat2"],
         "an operator's overloads are not listed": matmul in operators.overloads_of(aten.mm) and operators.overloads_of("mm") == [],
         "kernels for nested tensors are not marked": operators.has_nested_kernel(aten.matmul.default),
         "a plain tensor is taken for a nested one": operators.nested_kernel(matmul, (x, x)) is None,
         "a kernel of torch's is taken for one in Python": operators.python_kernel(matmul, (x, x), {}) is None,
+        "an operator is not called without overrides": operators.call_without_overrides(matmul)(x, x.t()).item() == 2,
         "a kernel cannot be run at once": operators.run_kernel(matmul, torch._C.DispatchKey.CPU, (x, x.t()), {}).item() == 2,
         "attention's kernels are not listed": operators.attention_kernels().keys()
         <= {"attention_math", "flash_attention", "efficient_attention", "cudnn_attention"},
@@ -256,11 +267,31 @@ def _of_tensors() -> dict[str, bool]:
         "a storage has no key": key == tensors.storage_key(x.view(4))[1] and storage.nbytes() == x.nbytes,
         "a sparse tensor has other parts": (*indices.shape, *values.shape, tensors.stored_elements(sparse)) == (2, 3, 3, 3),
         "a tensor's own attributes are not read": given == ((2, 2), False, True, None, None),
+        "a plain tensor has overrides": not (tensors.is_overridden(([x], x, 1)) or tensors.has_torch_function((x,))),
+        "overrides cannot be kept": tensors.with_overrides(len)([x]) == 1,
         "a plain tensor has a local part": tensors.local_part(x) is x,
         "modes cannot be listed": not tensors.only_shapes_run([x]),
         "writes to a tensor are not numbered": tensors.version_of(torch.zeros(1, device="cpu").add_(1)) == 1,
+        "a subclass is not constructed under a mode": _constructs_under_a_mode(x),
         "tracing is seen where there is none": not dispatch_modes.is_tracing() and dispatch_modes.passes_dynamo() in (True, False),
     }
+
+
+class _Subclass(torch.Tensor):
+    """A class of tensors that is constructed from another tensor."""
+
+
+def _constructs_under_a_mode(x: torch.Tensor) -> bool:
+    """Whether the constructor finds no mode of lflops on the stack, and leaves the stack as it was."""
+    mode = dispatch_modes.OwnMode()
+    with Undo() as undo, dispatch_modes.on_stack(mode):
+        tensor_constructors.construct_without_modes(undo)
+        with dispatch_modes.without_own_modes() as taken_off:
+            within = dispatch_modes.open_modes()
+        constructed = _Subclass(x)
+        after = dispatch_modes.open_modes()
+    is_stack_right = taken_off == [mode] and mode not in within and after[-1:] == [mode]
+    return type(constructed) is _Subclass and is_stack_right
 
 
 def _hears_compilations() -> bool:

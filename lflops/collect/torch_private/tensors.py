@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lflops.collect.torch_private.known_torch import known_torch
 
 with known_torch():
-    from torch._C import DisableTorchFunction
+    from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass, _EnableTorchFunction, _has_torch_function
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -30,6 +30,10 @@ NO_FAKE_KERNEL = UnsupportedOperatorException
 """Error of fake tensors at an operator without a fake kernel: the shape of its result is unknown."""
 
 
+has_torch_function: Callable[[Any], bool] = _has_torch_function
+"""Whether one of these arguments has a class with a `__torch_function__`, or a mode has one. It does not look into lists."""
+
+
 def version_of(tensor: Tensor) -> int:
     """How often a tensor was written to."""
     return tensor._version
@@ -37,6 +41,25 @@ def version_of(tensor: Tensor) -> int:
 
 without_overrides: Callable[[], contextlib.AbstractContextManager[Any]] = DisableTorchFunction
 """A context in which no `__torch_function__` runs, neither of a tensor's class nor of a mode; `torch.set_default_device` is such a mode."""
+
+
+def is_overridden(args: Any) -> bool:
+    """Whether an operator's arguments, also in lists, have a class with a `__torch_function__`, or a mode has one."""
+    if has_torch_function(args):
+        return True
+    return any(type(each) is list and has_torch_function(each) for each in args)
+
+
+def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that runs with the overrides that are on now, also where they are off when it is called."""
+    subclasses_are_on = torch._C._is_torch_function_enabled()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _EnableTorchFunction(), contextlib.nullcontext() if subclasses_are_on else DisableTorchFunctionSubclass():
+            return function(*args, **kwargs)
+
+    return run
+
 
 _INTEGERS = {torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64}
 
@@ -73,13 +96,23 @@ def nested_offsets(tensor: Tensor) -> Tensor | None:
 
 def storage_key(tensor: Tensor) -> tuple[Any, int]:
     """A tensor's storage, which takes weak references, and its key. Two storages that are alive never share a key."""
-    storage = tensor.untyped_storage()
+    if type(tensor) in PLAIN:
+        storage = tensor.untyped_storage()
+    else:
+        with DisableTorchFunction():
+            storage = tensor.untyped_storage()
     return storage, storage._cdata
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor; any other tensor itself."""
-    return tensor if type(tensor) in PLAIN else getattr(tensor, "_local_tensor", tensor)
+    if type(tensor) in PLAIN:
+        return tensor
+    try:
+        local: Tensor = object.__getattribute__(tensor, "_local_tensor")  # calls no `__getattr__` of a user's class
+    except AttributeError:
+        return tensor
+    return local
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:

@@ -260,7 +260,14 @@ def _row(profile: Profile, name: str) -> Row:
         return row_of(f"{name}_of_loop")
     if name == "idle" and waits(profile):
         return row_of("idle_in_waits")
-    return row_of("never_called" if name == "other" and "" in profile.uncalled else name)
+    return row_of("never_called" if name == "other" and _was_never_called(profile) else name)
+
+
+def _was_never_called(profile: Profile) -> bool:
+    """Whether nothing of the model ran in any step. A profile without counts has no calls, but its steps have a forward."""
+    has_forward = any(step.phases.get("forward") for step in profile.steps)
+    has_work = any(cell.phase in {"forward", "backward", "recompute"} for cell in profile.cells)
+    return "" in profile.uncalled and not has_forward and not has_work
 
 
 def what_it_is(profile: Profile, budget: Budget | None, name: str) -> str:

@@ -230,7 +230,17 @@ def test_a_torch_without_a_private_name_is_named(name: str, monkeypatch: pytest.
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-SUBJECTS = ("autograd", "cuda_memory", "dispatch_modes", "distributed", "inductor", "modules", "operators", "tensors")
+SUBJECTS = (
+    "autograd",
+    "cuda_memory",
+    "dispatch_modes",
+    "distributed",
+    "inductor",
+    "modules",
+    "operators",
+    "tensor_constructors",
+    "tensors",
+)
 
 
 def offered(subject: str) -> list[str]:

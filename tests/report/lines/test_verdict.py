@@ -55,6 +55,16 @@ def test_a_model_that_is_never_called_is_not_told_to_log_less() -> None:
     assert ("Give lflops the model that the loop calls.",) == found.next
 
 
+def test_a_model_whose_methods_are_called_directly_is_not_said_to_be_never_called() -> None:
+    """Without a count, no module has a call: 10 of 40 ms are forward, so the model did run. The other 30 ms are in no phase."""
+    clean = Step(index=0, kind="clean", seconds=40e-3, phases={"forward": 10e-3, "other": 30e-3})
+    rows = {name: {"kind": "Net", "calls": 0} for name in ("", "fc")}
+    not_counted = Note(code="not_counted", subject="", values={})
+    given = profile(rows, [], run=run(kind="training"), steps=(clean,), notes=(not_counted,))
+    why = report_of(analyze(given)).verdict.why
+    assert ["75.0 % of the step (30.0 ms) is outside all phases"] == [each.partition(":")[0] for each in why]
+
+
 def test_more_than_the_peak_is_no_achievement() -> None:
     """8 ms of products at the peak in 4 ms: a peak that was measured beside other programs. Steps that cannot tell say so too."""
     found = report_of(analyze(blocks({}, {"forward": 4}))).verdict

@@ -1,0 +1,94 @@
+"""Constructors of tensor subclasses, which fail while a dispatch mode is on the stack.
+
+A call of the class makes an alias of `x` by an operator, and then makes a Python object of that class for it. Under a dispatch mode the
+alias already has a Python object, because the mode has returned one, and torch raises.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from lflops.boundary import Undo, unguarded
+from lflops.collect.torch_private.dispatch_modes import without_own_modes
+from lflops.collect.torch_private.modules import Compilations, never_compiled
+
+_ABSENT = object()
+
+
+class _HiddenConstructor:
+    """The `__new__` of `torch.Tensor` while a count is running. It takes the modes of lflops off the stack for each call."""
+
+    def __init__(self, constructor: Callable[..., Any]) -> None:
+        def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            if kind is Tensor:  # the object that the mode has returned is of the right class
+                return constructor(kind, *args, **kwargs)
+            with without_own_modes() as modes:
+                made = constructor(kind, *args, **kwargs)
+            for mode in modes:
+                mode.see_constructed(args, made)
+            return made
+
+        never_compiled(new, within=False)
+        self._constructor = constructor
+        self._new = new
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Return the wrapper, but the constructor itself to dynamo, which knows it by identity."""
+        reader = sys._getframe(1).f_globals.get("__name__", "")
+        return self._constructor if reader.startswith("torch._dynamo.") else self._new
+
+
+class _Installation:
+    """The wrapper on `torch.Tensor`. Counts that overlap share it, and it is off while torch.compile compiles."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._users: list[object] = []
+        self._before: Any = _ABSENT
+        self._hidden: _HiddenConstructor | None = None
+        self._compilations = Compilations(self._remove, self._install)
+
+    def add(self, user: object) -> None:
+        with self._lock:
+            self._users.append(user)
+            if len(self._users) == 1:
+                self._compilations.listen(unguarded)
+                self._install()
+
+    def remove(self, user: object) -> None:
+        with self._lock:
+            self._users[:] = [each for each in self._users if each is not user]
+            if not self._users:
+                self._compilations.stop()
+                self._remove()
+
+    def _install(self) -> None:
+        with self._lock:
+            if not self._users or self._hidden is not None:
+                return
+            self._before = vars(Tensor).get("__new__", _ABSENT)
+            self._hidden = _HiddenConstructor(Tensor.__new__)
+            Tensor.__new__ = self._hidden  # type: ignore[method-assign,assignment]
+
+    def _remove(self) -> None:
+        with self._lock:
+            hidden, self._hidden = self._hidden, None
+            if hidden is None or vars(Tensor).get("__new__") is not hidden:
+                return  # somebody has replaced it since: below theirs the wrapper does nothing without a mode
+            if self._before is _ABSENT:
+                del Tensor.__new__
+            else:
+                Tensor.__new__ = self._before  # type: ignore[method-assign]
+
+
+_INSTALLATION = _Installation()
+
+
+def construct_without_modes(undo: Undo) -> None:
+    """Let subclasses of `torch.Tensor` be constructed as if no mode of lflops were on the stack, until `undo` is closed."""
+    user = object()
+    undo.add(_INSTALLATION.remove, user)
+    _INSTALLATION.add(user)

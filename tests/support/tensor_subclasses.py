@@ -1,0 +1,153 @@
+"""Tensor subclasses that are built as packages build theirs, and losses that are computed with them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_map
+
+WIDTH = 4
+
+
+class LabelTensor(Tensor):
+    """As in pina: columns have names, and `__new__` makes an alias."""
+
+    @staticmethod
+    def __new__(cls, x: Tensor, *_args: Any) -> "LabelTensor":  # noqa: ANN001, PYI034 - as the package has it
+        return super().__new__(cls, x)
+
+    def __init__(self, _x: Tensor, labels: Iterable[str]) -> None:
+        self.labels = list(labels)
+
+
+class Plain(Tensor):
+    """A class without any method: torch's constructor makes it."""
+
+
+class Alias(Tensor):
+    """A class whose `__new__` does what torch's does."""
+
+    @staticmethod
+    def __new__(cls, x: Tensor) -> "Alias":  # noqa: ANN001, PYI034 - as users write it
+        return super().__new__(cls, x)
+
+
+class OverriddenTensor(Tensor):
+    """As in MONAI and fastai: `__torch_function__` keeps what the tensor knows. It notes its calls, and each missing attribute."""
+
+    seen: list[str] = []  # noqa: RUF012 - one list for the class
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+    def __getattr__(self, name: str) -> Any:
+        self.seen.append(f"no {name}")
+        raise AttributeError(name)
+
+
+class RefusingTensor(Tensor):
+    """A class that knows the functions of its users, and raises for each operator."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, torch._ops.OpOverload):
+            raise TypeError(f"{func} is no function that users call")
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+class WrapperTensor(Tensor):
+    """As in torchao: the values are in another tensor, and `__torch_dispatch__` has the operators."""
+
+    values_inside: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "WrapperTensor":  # noqa: ANN001, PYI034 - as the packages have it
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.values_inside = inner
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        def unwrapped(value: Any) -> Any:
+            return value.values_inside if isinstance(value, WrapperTensor) else value
+
+        return func(*tree_map(unwrapped, args), **tree_map(unwrapped, kwargs or {}))
+
+
+def _square(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).as_subclass(Tensor).square().mean()
+
+
+def _physics(model: nn.Module, x: Tensor) -> Tensor:
+    """The loss of `u' = u`, as in a physics-informed solver: the derivative is differentiated again."""
+    points = LabelTensor(x, "abcd").requires_grad_()
+    u = model(points)
+    (slope,) = torch.autograd.grad(u.sum(), points, create_graph=True)
+    return (slope - u).as_subclass(Tensor).square().mean()
+
+
+def _hessian(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.func.vmap(torch.func.hessian(lambda row: model(row).sum()))(x).square().mean() + model(x).mean()
+
+
+def _through_functional_call(model: nn.Module, x: Tensor) -> Tensor:
+    weights = dict(model.named_parameters())
+    per_sample = torch.func.vmap(torch.func.grad(lambda w, row: torch.func.functional_call(model, w, (row,)).sum()), in_dims=(None, 0))
+    return sum((each.square().mean() for each in per_sample(weights, x).values()), model(x).mean())
+
+
+def _jvp(model: nn.Module, x: Tensor) -> Tensor:
+    value, slope = torch.func.jvp(model, (x,), (torch.ones_like(x),))  # type: ignore[misc]
+    return (value.square() + slope.square()).mean()
+
+
+def _nested(model: nn.Module, x: Tensor) -> Tensor:
+    parts = torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged)
+    return model(parts).values().square().mean()
+
+
+def _sparse(model: nn.Module, x: Tensor) -> Tensor:
+    return model(torch.sparse.mm(torch.eye(len(x)).to_sparse(), x)).square().mean()
+
+
+def _quantized(model: nn.Module, x: Tensor) -> Tensor:
+    return model(torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()).square().mean()
+
+
+def _inference(model: nn.Module, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        target = model(OverriddenTensor(x)).as_subclass(Tensor)
+    return F.mse_loss(model(x), target.clone() + 1)
+
+
+def _made_of_numbers(model: nn.Module, x: Tensor) -> Tensor:
+    weights = Plain([1.0, 2.0, 3.0, 4.0])
+    return (model(x) * weights.as_subclass(Tensor)).square().mean() + 0 * Plain(2, 3).zero_().sum().as_subclass(Tensor)
+
+
+LOSSES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "super().__new__(cls, x)": lambda model, x: _square(model, LabelTensor(x, "abcd")),
+    "torch.Tensor.__new__(cls, x)": lambda model, x: _square(model, Tensor.__new__(Plain, x)),
+    "cls(x)": lambda model, x: _square(model, Plain(x)),
+    "cls(numbers), cls(sizes)": _made_of_numbers,
+    "as_subclass": lambda model, x: _square(model, x.as_subclass(OverriddenTensor)),
+    "_make_subclass": lambda model, x: _square(model, Tensor._make_subclass(OverriddenTensor, x)),
+    "a subclass that refuses operators": lambda model, x: _square(model, x.as_subclass(RefusingTensor)),
+    "_make_wrapper_subclass": lambda model, x: model(x * WrapperTensor(torch.full_like(x, 2.0))).square().mean(),
+    "double backward": _physics,
+    "hessian under vmap": _hessian,
+    "gradients of each sample": _through_functional_call,
+    "jvp": _jvp,
+    "inference mode": _inference,
+    "nested tensor": _nested,
+    "sparse tensor": _sparse,
+    "quantized tensor": _quantized,
+}
+"""Loss functions of a model and a batch, by what they try."""
