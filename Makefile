@@ -4,10 +4,8 @@ PEERS := .venv-peers/bin
 PEERS_READY := .venv-peers/ready
 PACKAGES := .venv-packages/bin
 PACKAGES_READY := .venv-packages/ready
-FOREIGN := .venv-foreign/bin
-FOREIGN_READY := .venv-foreign/ready
 
-.PHONY: demo pictures test lint lint-page docs coverage bench harmless foreign packages gpu clean
+.PHONY: demo pictures test lint lint-page docs coverage bench harmless packages gpu clean
 
 # Kineto's lines about itself are silenced: 6 is above all its levels.
 demo: $(READY)
@@ -50,38 +48,24 @@ bench: $(READY) $(PEERS_READY)
 	@$(BIN)/python benchmarks/profile_file.py
 	@$(BIN)/python benchmarks/calibrate.py
 	@$(BIN)/python benchmarks/attribution.py
-	@$(BIN)/python benchmarks/phases.py
 	@$(BIN)/python benchmarks/traces.py
 	@$(BIN)/python benchmarks/trace_reader.py
-	@$(BIN)/python benchmarks/mutated.py
 	@$(BIN)/python benchmarks/diff.py
-	@$(BIN)/python benchmarks/accusations.py
 	@$(BIN)/python benchmarks/gather.py
 	@$(BIN)/python benchmarks/ranks.py
-	@$(BIN)/python benchmarks/budget.py
-	@$(BIN)/python benchmarks/first_screen.py
-	@$(BIN)/python benchmarks/one_report.py
 	@$(BIN)/python benchmarks/roofline.py
 	@$(BIN)/python benchmarks/estimate.py
-	@$(BIN)/python benchmarks/memory_ranks.py
 	@$(BIN)/python benchmarks/memory.py
 	@$(BIN)/python benchmarks/checkpointing.py
 	@$(BIN)/python benchmarks/page.py
 	@$(PEERS)/python benchmarks/accuracy.py
 	@$(PEERS)/python benchmarks/latency.py
-	@$(BIN)/python benchmarks/own_time.py
-	@$(BIN)/python benchmarks/batch_look.py
 	@$(BIN)/python benchmarks/drivers.py
 	@$(PEERS)/python benchmarks/callback.py
 
 # Several hundred trainings, each with and without the monitor: a quarter of an hour on two cores.
 harmless: $(READY)
 	@$(BIN)/python benchmarks/harmless.py
-
-# Other people's tests with and without the monitor: hours. What is in no package comes from checkouts of the versions in .venv-foreign:
-# make foreign LIGHTNING=/path/of/pytorch-lightning TRANSFORMERS=/path/of/transformers
-foreign: $(FOREIGN_READY)
-	@$(FOREIGN)/python benchmarks/foreign.py $(if $(LIGHTNING),--lightning "$(LIGHTNING)") $(if $(TRANSFORMERS),--transformers "$(TRANSFORMERS)")
 
 # Other packages' kernels, really installed, where a CPU runs them.
 packages: $(PACKAGES_READY)
@@ -93,7 +77,7 @@ gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	@PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/gpu.py
 
 clean:
-	@rm -rf .venv .venv-peers .venv-packages .venv-foreign .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist site runs gpt gpt.profile.json
+	@rm -rf .venv .venv-peers .venv-packages .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage node_modules dist site runs gpt gpt.profile.json
 	@find lflops tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 node_modules/.ready: package.json package-lock.json
@@ -120,14 +104,6 @@ $(PEERS_READY): pyproject.toml constraints.txt benchmarks/peers.txt
 	@python3 -m venv .venv-peers
 	@$(PEERS)/pip install -qq -c constraints.txt -c benchmarks/peers.txt torch hatchling editables setuptools wheel
 	@DS_BUILD_OPS=0 $(PEERS)/pip install -qq -c constraints.txt --no-build-isolation -r benchmarks/peers.txt -e .
-	@touch $@
-
-$(FOREIGN_READY): pyproject.toml constraints.txt benchmarks/foreign.txt
-	@echo "Setting up .venv-foreign"
-	@python3 -m venv .venv-foreign
-	@$(FOREIGN)/pip install -qq -c constraints.txt hatchling editables
-	@$(FOREIGN)/pip install -qq -c constraints.txt --no-build-isolation -e '.[dev]'
-	@$(FOREIGN)/pip install -qq -r benchmarks/foreign.txt
 	@touch $@
 
 $(PACKAGES_READY): pyproject.toml constraints.txt tests/packages.txt

@@ -1,19 +1,28 @@
-"""The judge of damaged files, by which `benchmarks/mutated.py` finds tracebacks and silent wrong numbers, sees planted ones."""
+"""Damaged files end in one line or in right numbers, and the judge of that sees planted errors.
 
-import importlib
+`DAMAGED_FILES=4000 pytest tests/test_damaged_files.py` reads more of them.
+"""
+
+import os
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from tests.support.damaged_files import KINDS, Outcome, judge, outcomes
+
+FILES = int(os.environ.get("DAMAGED_FILES", "150"))
 WHOLE = "window 1.50 µs\nidle 500 ns 33.3 %"
 
 
-@pytest.fixture
-def mutated(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The program."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    return importlib.import_module("mutated")
+@pytest.mark.parametrize("name", KINDS)
+def test_a_damaged_file_ends_in_no_traceback_and_no_silent_error(name: str, tmp_path: Path) -> None:
+    """Whatever is damaged, a command refuses the file, says what is missing, or prints its numbers."""
+    wrong = [
+        f"file {each.number}: {each.status}: {each.why}"
+        for each in outcomes(name, FILES, seed=38, folder=tmp_path)
+        if each.why
+    ]
+    assert [] == wrong
 
 
 CASES: dict[str, tuple[tuple[int | None, str, str, str], str, str]] = {
@@ -41,7 +50,7 @@ CASES: dict[str, tuple[tuple[int | None, str, str, str], str, str]] = {
 
 @pytest.mark.parametrize(("outcome", "damage", "expected"), CASES.values(), ids=CASES)
 def test_what_came_of_a_file_is_judged(
-    mutated: ModuleType, outcome: tuple[int | None, str, str, str], damage: str, expected: str
+    outcome: tuple[int | None, str, str, str], damage: str, expected: str
 ) -> None:
     """Each by what a command printed, and by what was damaged."""
-    assert expected == mutated.judge(mutated.Outcome(*outcome), WHOLE, damage, Path("/no/file"))[0]
+    assert expected == judge(Outcome(*outcome), WHOLE, damage, Path("/no/file"))[0]

@@ -1,6 +1,4 @@
-"""4,000 damaged files, by a seed: traces, snapshots, profiles, tables of chips, configurations.
-
-None ends in a traceback or a silent error.
+"""Damaged files, by a seed: traces, snapshots, profiles, tables of chips, configurations.
 
 A file is damaged in its bytes, or in one value of what it holds. Each is read as a user would: by a
 command. What may come of it:
@@ -17,7 +15,6 @@ is missing. So is a number that can be none, as a negative size, or a part that 
 whole.
 """
 
-import argparse
 import contextlib
 import copy
 import functools
@@ -32,14 +29,12 @@ import tempfile
 import tomllib
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from results import record
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
@@ -424,9 +419,9 @@ def run_one(arguments: list[str]) -> Outcome:
 def deepspeed(path: str) -> int:
     """`FlopsMonitor.from_deepspeed` reads it."""
     try:
-        print({key: value for key, value in arguments_of(path)[0].items() if key != "schedule"})
+        print({key: value for key, value in arguments_of(path)[0].items() if key != "schedule"})  # noqa: T201
     except LflopsError as error:
-        print(f"lflops: {error}", file=sys.stderr)
+        print(f"lflops: {error}", file=sys.stderr)  # noqa: T201
         return 2
     return 0
 
@@ -492,73 +487,37 @@ def judge(outcome: Outcome, original: str, damage: str, path: Path) -> tuple[str
     return ("silent", wrong or damage) if wrong or damage else ("other", "")
 
 
-def main() -> None:
-    """Damage, read, count, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", type=int, default=3000)
-    parser.add_argument("--seed", type=int, default=38)
-    parser.add_argument("--kind", choices=list(KINDS))
-    parser.add_argument(
-        "--dry", action="store_true", help="Print what is wrong, and write no section."
-    )
-    given = parser.parse_args()
-    table: dict[str, Counter[str]] = {}
-    wrong: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in [given.kind] if given.kind else KINDS:
-            kind = KINDS[name]()
-            chance = random.Random(f"{given.seed} {name}")  # noqa: S311 - to be the same each time
-            table[name] = Counter()
-            path = Path(folder, name, f"damaged{kind.suffix}")
-            path.parent.mkdir()
-            bases = []
-            for text in kind.originals:
-                path.write_bytes(text)
-                whole = run(kind.commands(path))
-                if whole.status != 0:
-                    raise SystemExit(f"the whole {name} is not read: {whole}")
-                bases.append((text, kind.values(text), figures(whole.out, path)))
-            for number in range(round(given.files * kind.share)):
-                text, value, original = chance.choice(bases)
-                if chance.random() < 0.4:
-                    content, damage = damaged_bytes(text, chance), ""
-                else:
-                    changed, damage = damaged_value(value, chance)
-                    if damage.startswith("without") and (
-                        kind.may_lack or damage.endswith("Concrete Inputs")
-                    ):
-                        damage = ""
-                    content = kind.text(changed)
-                path.write_bytes(content)
-                status, why = judge(run(kind.commands(path)), original, damage, path)
-                table[name][status] += 1
-                if why:
-                    wrong.append(f"{name} {number}: {status}: {why}")
-                    if given.dry:
-                        Path(
-                            tempfile.gettempdir(),
-                            f"mutated_{name.split()[0]}_{number}{kind.suffix}",
-                        ).write_bytes(content)
-                        print(wrong[-1], flush=True)
-    columns = ("refused", "remarked", "same", "less", "other", "traceback", "silent")
-    lines = [
-        f"Seed {given.seed}. *Refused*: one line and exit status 2. *Remarked*: read, and the output says what is left out or unknown.",
-        "*Less*: some of the whole file's figures. *Other*: the numbers that the file now says. *Silent*: a value of another type,",
-        "or a missing one, that changes a figure without a word; or a number that can be none.",
-        "",
-        f"| files | number | {' | '.join(columns)} |",
-        f"|---|--:|{'--:|' * len(columns)}",
-        *(
-            f"| {name} | {sum(row.values())} | {' | '.join(str(row[each]) for each in columns)} |"
-            for name, row in table.items()
-        ),
-    ]
-    if given.dry:
-        print("\n".join(lines))
-    else:
-        record("mutated.py", "Damaged files", [*lines, "", *(f"- {each}" for each in wrong[:20])])
-    sys.exit(bool(wrong))
+class Damaged(NamedTuple):
+    """One damaged file and what a command made of it."""
+
+    number: int
+    status: str
+    why: str
+    content: bytes
 
 
-if __name__ == "__main__":
-    main()
+def outcomes(name: str, files: int, seed: int, folder: Path) -> Iterator[Damaged]:
+    """Damage this kind's share of so many files, read each with its command, and judge what came of it."""
+    kind = KINDS[name]()
+    chance = random.Random(f"{seed} {name}")  # noqa: S311 - to be the same each time
+    path = folder / f"damaged{kind.suffix}"
+    bases = []
+    for text in kind.originals:
+        path.write_bytes(text)
+        whole = run(kind.commands(path))
+        if whole.status != 0:
+            raise ValueError(f"the undamaged {name} cannot be read: {whole}")
+        bases.append((text, kind.values(text), figures(whole.out, path)))
+    for number in range(round(files * kind.share)):
+        text, value, original = chance.choice(bases)
+        if chance.random() < 0.4:
+            content, damage = damaged_bytes(text, chance), ""
+        else:
+            changed, damage = damaged_value(value, chance)
+            is_missing = damage.startswith("without")
+            if is_missing and (kind.may_lack or damage.endswith("Concrete Inputs")):
+                damage = ""
+            content = kind.text(changed)
+        path.write_bytes(content)
+        status, why = judge(run(kind.commands(path)), original, damage, path)
+        yield Damaged(number, status, why, content)
