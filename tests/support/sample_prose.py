@@ -1,0 +1,174 @@
+"""Prints random docstrings, comments, messages and sentences of the documentation, for readers.
+
+`python -m tests.support.sample_prose docstrings 100 --seed 7` prints a hundred docstrings. A reader
+marks those that need a second reading; at most five of a hundred may. The seed makes the sample
+repeatable, and another seed gives another sample.
+"""
+
+import argparse
+import ast
+import io
+import random
+import re
+import tokenize
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.support.repository import ROOT
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
+WORDS_OF_A_MESSAGE = 4
+
+
+class Text(NamedTuple):
+    """A piece of prose and the place where it stands."""
+
+    path: Path
+    line: int
+    text: str
+
+
+def docstrings() -> Iterator[Text]:
+    """Every docstring of the package, and every string that documents a constant."""
+    for path, tree in _modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and _is_string(node.value):
+                yield Text(path, node.lineno, ast.literal_eval(node.value))
+
+
+def comments() -> Iterator[Text]:
+    """Every comment of the package; consecutive comment lines are one comment."""
+    for path in _files("lflops/**/*.py"):
+        lines: list[str] = []
+        last = 0
+        source = (ROOT / path).read_text("utf-8")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type != tokenize.COMMENT:
+                continue
+            row = token.start[0]
+            if lines and row != last + 1:
+                yield Text(path, last, " ".join(lines))
+                lines = []
+            lines.append(token.string.lstrip("# "))
+            last = row
+        if lines:
+            yield Text(path, last, " ".join(lines))
+
+
+def messages() -> Iterator[Text]:
+    """Every string of the package that reads as words: errors, warnings, help, notes, findings."""
+    for path, tree in _modules():
+        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        inside_f_strings = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.JoinedStr)
+            for part in node.values
+        }
+        for node in ast.walk(tree):
+            if id(node) in documented or id(node) in inside_f_strings:
+                continue
+            text = _text_of(node)
+            if text is not None and _is_message(text):
+                yield Text(path, getattr(node, "lineno", 0), text)
+    for path in _files("lflops/**/*.toml"):
+        for text in _strings_in(tomllib.loads((ROOT / path).read_text("utf-8"))):
+            if _is_message(text):
+                yield Text(path, 1, text)
+
+
+def sentences() -> Iterator[Text]:
+    """Every sentence of the documentation outside code, headings and tables."""
+    for pattern in DOCUMENTS:
+        for path in _files(pattern):
+            source = (ROOT / path).read_text("utf-8")
+            prose = re.sub(
+                r"<!--.*?-->|^ *```.*?^ *```", _blank, source, flags=re.DOTALL | re.MULTILINE
+            )
+            line = 1
+            for paragraph in re.split(r"(\n\s*\n)", prose):
+                if paragraph.strip() and not paragraph.lstrip().startswith(("#", "|", "<", ":::")):
+                    flat = " ".join(paragraph.split())
+                    for sentence in re.split(r"(?<=[.!?])\s+", flat):
+                        yield Text(path, line, sentence)
+                line += paragraph.count("\n")
+
+
+KINDS: dict[str, Callable[[], Iterator[Text]]] = {
+    "docstrings": docstrings,
+    "comments": comments,
+    "messages": messages,
+    "sentences": sentences,
+}
+
+
+def sample(kind: str, number: int, seed: int) -> list[Text]:
+    """A random sample of one kind, the same for the same seed and the same sources."""
+    everything = sorted(KINDS[kind]())
+    return random.Random(seed).sample(everything, min(number, len(everything)))  # noqa: S311
+
+
+def _files(pattern: str) -> list[Path]:
+    return sorted(path.relative_to(ROOT) for path in ROOT.glob(pattern))
+
+
+def _modules() -> Iterator[tuple[Path, ast.Module]]:
+    for path in _files("lflops/**/*.py"):
+        yield path, ast.parse((ROOT / path).read_text("utf-8"))
+
+
+def _is_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _text_of(node: ast.AST) -> str | None:
+    """The text of a string or an f-string, with `{…}` for each value; `None` for other nodes."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if not isinstance(node, ast.JoinedStr):
+        return None
+    parts = []
+    for part in node.values:
+        parts.append(str(part.value) if isinstance(part, ast.Constant) else "{…}")
+    return "".join(parts)
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    """All strings of a table in TOML."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings_in(item)
+
+
+def _is_message(text: str) -> bool:
+    """Whether a string is words for people: no pattern, no list of names, no code."""
+    words = re.findall(r"(?<![\w.<])[A-Za-z]{2,}(?![\w=(])", text)
+    is_code = re.search(r"[<>\\]|\(\?|::|://", text) is not None
+    return len(words) >= WORDS_OF_A_MESSAGE and not is_code
+
+
+def _blank(match: re.Match[str]) -> str:
+    """The newlines of a match alone, so that line numbers stay right."""
+    return "\n" * match[0].count("\n")
+
+
+def main() -> None:
+    """Print the sample."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("number", type=int)
+    parser.add_argument("--seed", type=int, required=True)
+    given = parser.parse_args()
+    for number, each in enumerate(sample(given.kind, given.number, given.seed), start=1):
+        print(f"--- {number}. {each.path}:{each.line}\n{each.text.strip()}\n")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
