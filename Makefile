@@ -18,7 +18,7 @@ demo: $(READY)
 pictures: demo
 	@$(BIN)/python benchmarks/pictures.py
 
-# Some hundred processes load the package: what one of them has compiled is kept for the next, also where the environment says otherwise.
+# Hundreds of processes load the package, so compiled files are kept even if the environment turns them off.
 test: lint
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 
@@ -26,6 +26,7 @@ lint: $(READY) lint-page
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.support.density
 
 # The page itself needs no package; its checks need npm.
 lint-page:
