@@ -17,7 +17,7 @@ from msgspec import Raw
 from lflops.errors import ProfileError
 from lflops.profile.records import Call
 from lflops.trace import recorded as times
-from lflops.trace.analysis.collectives import MERGED, merge
+from lflops.trace.analysis.merge import MERGED, merge
 from lflops.trace.annotate import Calls, annotate
 from lflops.trace.convert import compat
 from tests.support.quarters import DAY, MOMENTS, exact, span, write

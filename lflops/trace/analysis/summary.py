@@ -107,8 +107,12 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     device: DeviceTimeline | None
 
     @property
+    def duration(self) -> int:
+        return self.end - self.start
+
+    @property
     def seconds(self) -> float:
-        return (self.end - self.start) / 1e9
+        return self.duration / 1e9
 
 
 def steps(trace: RecordedTrace, walk: HostWalk) -> tuple[StepTimes, ...]:

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity
 
 from lflops.cli.main import main
 from lflops.errors import ProfileError
-from lflops.trace.analysis.collectives import MERGED, merge
+from lflops.trace.analysis.merge import MERGED, merge
 from lflops.trace.analysis.read_trace import read_trace
 from lflops.trace.analysis.summary import summarise
 from tests.support.process_state import settle
@@ -243,7 +243,7 @@ def test_ranks_are_aligned_by_their_collectives_and_have_an_mfu(
         gpu_rank(late).write(tmp_path / f"a_{rank}.1.pt.trace.json")
     assert 0 == main(["trace", "merge", str(tmp_path)])
     assert (
-        "rank 1 is moved by 3.50 µs: so 2 collectives in common end together"
+        "rank 1 is shifted by 3.50 µs, which aligns the ends of 2 shared collectives"
         in capsys.readouterr().out.splitlines()
     )
     found = [
@@ -330,7 +330,7 @@ def test_the_shell_says_what_was_written(
         written(tmp_path, f"a_{rank}.1.pt.trace.json", [product()])
     into = tmp_path / "all.json.gz"
     assert 0 == main(["trace", "merge", str(tmp_path), "--into", str(into)])
-    alone = "rank 1 is on its own clock: it has no collective in common with the ranks before it"
+    alone = "rank 1 keeps its own clock: it shares no collective with the ranks before it"
     assert f"{into}: 2 traces, 6 events\n{alone}\n" == capsys.readouterr().out
     assert 0 == main(["trace", "merge", str(tmp_path), "--json"])
     expected = {"file": str(tmp_path / MERGED), "ranks": [0, 1], "events": 6, "damaged": 0}
