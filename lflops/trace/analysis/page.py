@@ -25,7 +25,8 @@ from lflops.trace.analysis.sentences import (
     tables,
     verdict,
 )
-from lflops.trace.analysis.summary import StepTimes, TraceSummaries, TraceSummary
+from lflops.trace.analysis.steps import StepTimes
+from lflops.trace.analysis.summary import TraceSummaries, TraceSummary
 from lflops.trace.device_states import DeviceTimeline
 
 _LISTED = 200

@@ -14,7 +14,8 @@ from lflops.trace.analysis.collectives import CollectiveTimes, RankSkew
 from lflops.trace.analysis.idle import Cause
 from lflops.trace.analysis.merge import Clock
 from lflops.trace.analysis.operators import ShapeTimes, SpanTimes
-from lflops.trace.analysis.summary import DeviceSummary, TraceSummary, TraceUtilization
+from lflops.trace.analysis.summary import DeviceSummary, TraceSummary
+from lflops.trace.analysis.utilization import TraceUtilization
 from lflops.trace.device_states import DeviceTimeline
 
 
