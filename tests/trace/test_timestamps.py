@@ -190,6 +190,6 @@ def test_what_is_no_time_is_refused(ts: str, tmp_path: Path) -> None:
         (tmp_path / f"a_{rank}.1.pt.trace.json").write_text(text)
     assert 1 == merge(tmp_path).damaged
     with pytest.raises(
-        ProfileError, match=r"a_0\.1\.pt\.trace\.json: is no trace as torch.profiler writes them"
+        ProfileError, match=r"a_0\.1\.pt\.trace\.json: is not a torch.profiler trace"
     ):
         compat(tmp_path / "a_0.1.pt.trace.json")

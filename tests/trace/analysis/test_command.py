@@ -177,7 +177,7 @@ def test_what_is_no_trace_is_refused_in_one_line(
     path = tmp_path / "bad.json"
     path.write_bytes(BAD[kind])
     said = refused(capsys, path)
-    assert said.startswith(f"lflops: {path}: is no trace as torch.profiler writes them: ")
+    assert said.startswith(f"lflops: {path}: is not a torch.profiler trace: ")
     assert "b'" not in said, "Python's bytes are not for people"
 
 

@@ -317,7 +317,9 @@ def test_an_event_without_names_is_left_out(tmp_path: Path, changes: dict[str, A
 def test_what_is_no_trace_is_named(content: bytes, tmp_path: Path) -> None:
     """Nothing is left of what was begun."""
     (tmp_path / "a_0.1.pt.trace.json").write_bytes(content)
-    with pytest.raises(ProfileError, match=r"a_0\.1\.pt\.trace\.json: is no trace"):
+    with pytest.raises(
+        ProfileError, match=r"a_0\.1\.pt\.trace\.json: is not a torch.profiler trace"
+    ):
         merge(tmp_path)
     assert ["a_0.1.pt.trace.json"] == [path.name for path in tmp_path.iterdir()]
 
@@ -340,7 +342,7 @@ def test_the_shell_says_what_was_written(
 
 
 @pytest.mark.parametrize(
-    ("given", "problem"), [([], "has no trace"), (["nowhere"], "is no folder")]
+    ("given", "problem"), [([], "contains no trace"), (["nowhere"], "is not a folder")]
 )
 def test_a_folder_without_traces_is_wrong_usage(
     given: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
